@@ -417,8 +417,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 //
 // A token to which no expert contributes gets zeros.
 //
-// @param handle            the routing; LL: after a dispatch on it (a captured one counts once its
-//                          graph was launched)
+// @param handle            the routing; LL: after a dispatch on it. A captured dispatch must have been
+//                          replayed before
 // @param inputs            tensors that are read
 // @param num_inputs        their number
 // @param outputs           tensors that are written

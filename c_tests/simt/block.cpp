@@ -18,8 +18,8 @@ constexpr useconds_t kLingerMicroseconds = 100;
 // A block sleeps after so many polls for each thread that can go on: more would take the cores from those that it
 // waits for.
 constexpr uint32_t kPollsOfEach = 4;
-// For how long. It never yields instead: Linux 6.18 lets a thread that often does wait for seconds while others
-// have work, and the deadlines of waits pass.
+// For how long. No sched_yield instead: under load Linux 6.18 may not run a thread that yields again for seconds,
+// and the deadlines of waits pass.
 constexpr useconds_t kPollMicroseconds = 10;
 
 uint32_t Count(uint32_t lanes) { return static_cast<uint32_t>(__builtin_popcount(lanes)); }

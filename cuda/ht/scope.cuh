@@ -1,7 +1,7 @@
-// Which rows an operation's launch has: all of them, in a group on one node, or those of a pass.
+// Which rows a launch has: all of the operation on one node, or those of one pass (pipeline stage) over several.
 //
-// The kernels are templates over the two; what differs is where a row's place in a sequence begins, and its
-// row of the output. On several nodes a token's experts are numbered by local rank and local expert.
+// The kernels are templates over the two, which differ in where sequences begin and in a row's place in the
+// output. Over several nodes a token's experts are numbered by local rank and local expert.
 #pragma once
 
 #include "entries.cuh"
@@ -46,7 +46,7 @@ struct AllRows {
                 has_ring ? common.handle.departures[peer] : 0};
     }
     __device__ void settle(const HtCommon&, bool, HtPairs&) const {}
-    // Whether what came from other nodes belongs to this operation. All threads call it.
+    // Whether the messages from other nodes belong to this operation. All threads call it.
     __device__ bool heads_fit(const HtCommon&, const HtPairs&) const { return true; }
     // The row of the output, or of combine's input, of row `index` from `peer`.
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
@@ -58,12 +58,12 @@ struct AllRows {
     }
 };
 
-// A pass of an operation over several nodes. The indices of its entries count the rows of the passes before,
-// too; those by which the scheduler deals rows do not.
+// A pass of an operation over several nodes. Entry indices are handle-global: they count the rows of earlier
+// passes, too. Scheduler indices are pass-local.
 struct RowsOfPass {
     const HtPass& pass;
 
-    // A message, and the token's number in it; own tokens are as in a message of their own.
+    // A message, and the token's index in it; own tokens form a message of their own.
     struct Place {
         uint32_t message;
         uint32_t index;
@@ -101,14 +101,14 @@ struct RowsOfPass {
     }
     __device__ uint32_t total(const HtCommon&) const { return *pass.total; }
     __device__ PairRows rows(const HtCommon& common, uint32_t peer, bool has_ring) const {
-        // From this rank itself the entries' indices count, from others those of the scheduler.
+        // Self: handle-global index, of entries. Peers: pass-local index, of the scheduler.
         const uint32_t before = peer != common.peers.rank ? pass.arrivals[peer] : 0;
         const uint32_t begin = pass.begins != nullptr ? pass.begins[peer] + before : before;
         return {begin, has_ring ? pass.arrivals_end[peer] - pass.arrivals[peer] : 0,
                 has_ring ? pass.departures_end[peer] - pass.departures[peer] : 0};
     }
-    // Moves the side that goes by entries back, by the rows of the passes before. All threads call it, each for
-    // the peers that it has filled in.
+    // Rebases the sequences that entries index to this pass. All threads call it, each for the peers that it has
+    // filled in.
     __device__ void settle(const HtCommon& common, bool is_combine, HtPairs& pairs) const {
         for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
             uint32_t* base = is_combine ? pairs.received : pairs.sent;
@@ -159,7 +159,7 @@ struct RowsOfPass {
         }
         return false;
     }
-    // Row number `at` of all that `peer` carries for others lies in the last piece that begins there or before.
+    // Row `at` of all that `peer` forwards for others lies in the last piece (segment) that begins at or before it.
     __device__ uint32_t row_of_piece(uint32_t peer, uint32_t at) const {
         const uint32_t* starts = pass.piece_starts + peer * (pass.pieces + 1);
         uint32_t low = 0;

@@ -87,19 +87,19 @@ class Staging {
         sync_warp();
     }
 
-    // Begins to copy the chunk out, as one of the stores of the next commit.
+    // Starts to copy the chunk out, in the bulk group that the next commit closes.
     template <typename To>
     __device__ __forceinline__ void store(To to, uint32_t bytes) {
         store_from(chunk_, to, bytes);
     }
 
-    // Begins to copy any of the block's shared memory out.
+    // The same for any of the block's shared memory.
     template <typename To>
     __device__ __forceinline__ void store_shared(const uint8_t* from, To to, uint32_t bytes) {
         store_from(from, to, bytes);
     }
 
-    // Waits for stores wait for those that were committed.
+    // Closes a bulk group (cp.async.bulk.commit_group): waits for stores are for committed groups.
     __device__ __forceinline__ void commit() {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {

@@ -27,8 +27,8 @@
 
 namespace nccl_ep::ll_combine_impl {
 
-// Which turn of the block's units a warp takes first. With one token for a block, the first warp has
-// its weights to tell, so the second begins with the rows.
+// Loop index at which this warp starts. The first warp starts last: with one token for a block it is busy
+// telling the token's weights, so the second sends the rows.
 __device__ __forceinline__ uint32_t first_send_turn() {
     return (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
 }

@@ -295,7 +295,7 @@ struct HtPass {
     uint32_t is_own;
     /// `HtNodesMemory::total`.
     const uint32_t *total;
-    /// `[local ranks]`: as the group numbers them, every `locals_step`-th word.
+    /// `[local ranks]`: group rank of each local rank, `locals_step` words apart.
     const uint32_t *locals;
     /// See `locals`.
     uint32_t locals_step;
@@ -361,7 +361,7 @@ struct HtCombineNodesParams {
     HtCombineParams of_node;
     /// Which rows they have.
     HtPass pass;
-    /// For the own tokens, what is added to the sums of this node; without nodes for remote tokens.
+    /// Partial sums from other nodes, for the own tokens; `others == 0` for remote tokens.
     HtPartials partials;
 };
 

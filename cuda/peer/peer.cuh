@@ -1,14 +1,15 @@
 // The memory of other ranks: how it is addressed, and the only functions that store to it.
 //
-// Every rank has a window that all others map. Remote<T> is an address in some rank's window. Kernels can
-// move it and give it to a store of this file, but they cannot dereference it: a transport that maps
-// nothing has to replace this file alone. What this rank reads lies in its own window, where an address
-// is a plain pointer, Own<T>; code that describes where things lie is a template over the two.
+// Every rank has a window that all others map. Remote<T> is an address in some rank's window: kernels offset
+// it and pass it to a store of this file, but cannot dereference it. What this rank reads lies in its own
+// window, where an address is a plain pointer, Own<T>; code that describes where things lie is a template
+// over the two. A fabric without mapped windows needs its own put and its own arrival rule: receivers here
+// poll the words that are stored.
 //
-//   put         data without order: a receiver polls the words themselves, or a signal follows
-//   put_value   one indivisible word without order: a packet that is its own flag, or a word behind a fence
-//   put_bulk    bytes of shared memory by the copy engine; the caller commits and waits
-//   signal      one word behind all that this thread did or observed before
+//   put         unordered data: a receiver polls the words themselves, or a signal follows
+//   put_value   one atomic word, unordered: a packet that is its own flag, or a word behind a fence
+//   put_bulk    bytes of shared memory by the bulk copy engine; the caller commits and waits
+//   signal      one word, released after all that this thread did or observed before
 #pragma once
 
 #include "../base/warp.cuh"

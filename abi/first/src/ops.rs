@@ -216,8 +216,8 @@ pub unsafe extern "C" fn ncclEpDispatch(
 ///
 /// A token to which no expert contributes gets zeros.
 ///
-/// @param handle            the routing; LL: after a dispatch on it (a captured one counts once its
-///                          graph was launched)
+/// @param handle            the routing; LL: after a dispatch on it. A captured dispatch must have been
+///                          replayed before
 /// @param inputs            tensors that are read
 /// @param num_inputs        their number
 /// @param outputs           tensors that are written

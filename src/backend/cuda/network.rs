@@ -1,9 +1,10 @@
-//! The network between the nodes of a group: who sends for whom, and what a failure of the network does to the
-//! group.
+//! The network between the nodes of a group: who forwards for whom, and what a failure of the network does to
+//! the group.
 //!
-//! On each node every rank of the group has a *carrier*: itself on its own node, elsewhere its gateway. A
-//! carrier does on its node what the rank itself does on its own: it sends the rank's rows to the ranks there,
-//! and collects what they return. The ranks that a rank carries are its *sources*, itself first.
+//! On each node every rank of the group has a *carrier* (forwarder): itself on its own node, elsewhere its
+//! gateway (rail peer). A carrier does on its node what the rank itself does on its own: it sends the rank's
+//! rows to the ranks there, and collects what they return. The ranks that a rank carries are its *sources*,
+//! itself first.
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults;
@@ -24,8 +25,8 @@ use std::sync::Arc;
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
-/// Multiprocessors that kernels which wait for other ranks leave to other kernels that do: to the network's, and
-/// to the caller's own collectives on other streams.
+/// Multiprocessors that kernels which wait for other ranks leave free: for the network's kernels, and for the
+/// caller's own collectives on other streams, which wait for other ranks, too.
 const RESERVED: u32 = NETWORK_BLOCKS + 32;
 /// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
 pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
@@ -113,15 +114,15 @@ impl Network {
         }
     }
 
-    /// Ends the network's operations, for whose end nobody waits any more.
+    /// Aborts the network's operations: nothing waits for their end any more.
     pub fn give_up(&self) {
         if let Ok(transport) = self.transport() {
             transport.abort();
         }
     }
 
-    /// No operation of this group runs any more. Once the peers hear of it, their windows may have new owners: a
-    /// failure that is noticed from now on is not theirs.
+    /// No operation of this group runs any more, and no later failure is told to the peers: once they hear of the
+    /// end, their windows may have new owners.
     pub fn forget_peers(&self) {
         // The first is this rank's own.
         self.failure.marks.forget_all_but(1);

@@ -1,8 +1,7 @@
 //! Streams of the library's own that follow callers' streams.
 //!
-//! A stream that has followed a captured one belongs to that capture until it ends, even where it was joined again.
-//! So each capture that is open has a stream of its own here, and what is outside of graphs has one that no capture
-//! ever gets.
+//! Joining a capture makes a stream part of it until EndCapture, even if it was joined back before. So each open
+//! capture has a stream of its own here, and work outside of graphs has one that no capture ever gets.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;

@@ -1,14 +1,14 @@
 //! The end of a transport's communicator, at a quiescent moment of the device, in a call that begins or ends a group.
 //!
-//! NCCL frees memory there, which waits for all that runs on the device and holds up every launch meanwhile. So the
-//! device is kept quiescent until NCCL has done so. NCCL's own threads free some of it, which ends any capture in the global
-//! mode (`bench/end_beside_capture.cu`). So no thread of this library chooses the moment. While a graph has the
-//! communicator it does not end: NCCL would wait for the graph, and then free memory at whatever moment.
+//! `ncclCommDestroy` frees device memory, some of it on NCCL's threads. That synchronizes the device, holds up every
+//! launch meanwhile, and invalidates captures in the global mode (`bench/end_beside_capture.cu`). So the device stays
+//! quiescent until NCCL is done, and a call of the program chooses the moment, never a thread of this library. A
+//! communicator that a graph uses is not destroyed: NCCL would wait for the graph, and free memory at any time after.
 //!
-//! One that has failed is another matter. Its operations end at once, and a thread frees it at the next quiescent moment,
-//! as other nodes may notice only then (`bench/abort_calls.cu`).
+//! A failed communicator is aborted at once. A thread frees it at the next quiescent moment, as other nodes may notice
+//! only then (`bench/abort_calls.cu`).
 //!
-//! One whose ranks on this node end it much later ends inside NCCL at a moment of NCCL's.
+//! If ranks of this node destroy it at different times, NCCL picks the moment.
 #![forbid(unsafe_code)]
 
 use crate::backend::detached;

@@ -1,9 +1,9 @@
 //! From a failure to the end of the network's operations.
 //!
-//! First the host and the device learn of it, as what the operations received is undefined once they end. Telling the
-//! device is a call of the driver, which may wait for what ends only with the network. So a thread does it, and ends
-//! the operations then; if it takes too long, the watchdog ends them. Nobody waits meanwhile: other groups may have
-//! failed, too.
+//! Host and device learn of it first, as what aborted operations received is undefined. Telling the device is a call
+//! of the driver, which may block on the very operations to be aborted. So a thread does it, and aborts them after
+//! that; if it takes too long, the watchdog aborts them. Nothing else waits meanwhile: other groups may have failed,
+//! too.
 #![forbid(unsafe_code)]
 
 use crate::backend::detached;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a failure waits until the device knows of it. Then the network ends in any case.
+/// Grace for the copy of the failure marks to the device before the communicator is aborted.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What one transport does about its failure.

@@ -1,8 +1,8 @@
 //! Messages between ranks on different nodes.
 //!
 //! [`Transport`] stands between what a group wants to send and what carries it. NCCL's host API is its
-//! first implementation (`open`). A sender needs no word that the receiver is ready: nothing is received before
-//! the receiver's own call, behind what its stream did before.
+//! first implementation (`open`). There is no ready-to-receive message: NCCL buffers or blocks a send until the
+//! matching receive is enqueued, and that runs after all earlier work of the receiver's stream.
 #![forbid(unsafe_code)]
 
 mod ending;

@@ -1,10 +1,10 @@
 //! Operations that were enqueued and have not run yet, and how long the first of them has run.
 //!
-//! Operations of a transport run one after the other. So time counts for the first alone: since its stream has come
-//! to it, and since the one before it was over.
+//! Operations of a transport run one after the other. So the clock runs for the first alone: since its stream has
+//! reached it and the one before it was over.
 //!
-//! Marks are recorded outside of the lock: a stream that takes no more holds up who enqueues, and the watchdog, which
-//! must end what the stream waits for, needs the lock.
+//! Never hold the lock while recording a mark: an event record may block on a full stream, and the watchdog needs the
+//! lock to end what that stream waits for.
 #![forbid(unsafe_code)]
 
 use crate::backend::device::{Marks, StreamMark};
@@ -19,16 +19,16 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How many operations are under way before a call looks whether some of them are over. The watchdog looks at other times.
+/// With so many operations under way, a call that enqueues one looks which are over; otherwise the watchdog does.
 const MANY: usize = 64;
 
 /// What was enqueued, in its order.
 #[derive(Default)]
 pub struct Outstanding {
-    /// Held by who frees memory at a quiescent moment, too.
+    /// Whoever frees memory at a quiescent moment holds it, too.
     state: Mutex<State>,
-    /// Those that were captured into graphs. Their deadline holds beside a free that waits for them, so they have a
-    /// lock that nobody holds for long.
+    /// Captured operations. Their deadline holds beside a free that waits for them, so nobody holds their lock for
+    /// long.
     replays: Mutex<Replays>,
 }
 

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a wait for a routing keeps its processor: most take less.
+/// How long a wait for a routing spins: most take less.
 const AWAKE: Duration = Duration::from_micros(500);
-/// And how long it sleeps between two looks then.
+/// How long it sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(20);
 
 /// The kernels through whose shared memory rows pass.
@@ -108,11 +108,11 @@ impl HtShared {
         self.sequences.data().0 as *mut HtSequences
     }
 
-    /// Waits for what is `found` of a handle's routing, which a kernel or the network writes; they have deadlines
-    /// of their own, which come first if they run at all.
+    /// Polls for what `found` reads of a handle's routing, which a kernel or the network writes. Their own deadlines
+    /// come first if they run at all.
     ///
-    /// That is soon, so at first it looks all the time, and then it sleeps in between. It never yields: Linux lets a
-    /// thread that often does wait for seconds where other threads have work.
+    /// The answer comes soon, so this spins at first, then sleeps between polls. No `sched_yield`: under load the
+    /// scheduler may not run a thread that yields again for seconds.
     pub fn wait_for_routing<T>(&self, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let faults = &self.context.faults;
         let start = Instant::now();

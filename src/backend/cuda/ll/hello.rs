@@ -1,10 +1,10 @@
-//! What ranks tell each other of a new handle over the network: both sides of a message must know its size.
+//! The handshake of a new LL handle between nodes: both sides of a message must know its size.
 //!
-//! Ranks tell when they make the handle, which is why all must make their handles in one order. The first
-//! operation waits on the host if the others' words are not there yet; later ones know them.
+//! It is sent when a handle is made, which is why all ranks must make their handles in one order. The first operation
+//! waits on the host if the others' *hellos* are not there yet; later ones have them.
 //!
-//! Every message of an operation begins with such a word, its *head*: nothing else would tell rows of one type from
-//! those of another.
+//! Every message of an operation begins with the same struct, its header (*head*): nothing else would tell rows of one
+//! type from those of another.
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults;
@@ -30,14 +30,14 @@ use std::time::{Duration, Instant};
 
 /// Of a word.
 const BYTES: usize = size_of::<LlHello>();
-/// How long the host looks all the time: on a fast network the words come within that, and the shortest sleep takes as
-/// long as they do.
+/// How long the host polls without sleeping: on a fast network the hellos come within that, and the shortest sleep
+/// takes as long as they do.
 const AWAKE: Duration = Duration::from_micros(100);
-/// How long it sleeps then before it looks again.
+/// How long it sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(20);
 
-/// A handle's memory for the words: this rank's hello, then the hellos of its sources from 1 on. The network reads
-/// and writes them on the host: a copy behind an exchange might hold up copies of other streams.
+/// A handle's memory for the handshake: this rank's hello, then those of its sources from 1 on. The network reads and
+/// writes host memory: a copy behind an exchange might hold up copies of other streams.
 pub struct HelloMemory {
     page: HostPage<LlHello>,
     arrived: Mutex<Box<dyn StreamMark>>,
@@ -70,7 +70,7 @@ impl HelloMemory {
         DevPtr(self.page.device() as usize + index * BYTES)
     }
 
-    /// Enqueues the exchange of what ranks say about handle `handle`.
+    /// Enqueues the handshake of handle `handle`.
     pub fn send(
         &self,
         (context, network): (&GroupContext, &LlNetwork),
@@ -115,11 +115,11 @@ impl HelloMemory {
         Ok(())
     }
 
-    /// Waits until the sources' words about handle `handle` are here.
+    /// Waits until the sources' hellos of handle `handle` are here.
     ///
-    /// They are an operation of the network, whose deadline comes first if it runs at all. It runs behind all that the
-    /// group has enqueued there before, and so perhaps behind a stream that does not come to its part. Then no time
-    /// counts there, and the limit here ends the network.
+    /// The handshake is a network operation, and the watchdog's deadline comes first once it runs. It is stream-ordered
+    /// after the group's earlier network operations, and so perhaps after a stream that never reaches its part: then
+    /// the watchdog's clock has not started, so this limit applies and ends the network.
     fn wait_until_arrived(
         &self,
         (context, network): (&GroupContext, &LlNetwork),
@@ -146,7 +146,7 @@ impl HelloMemory {
         transport.health().map_or(Ok(()), Err)
     }
 
-    /// Waits for what the sources say about handle `handle`, and checks it.
+    /// Waits for the sources' hellos of handle `handle`, and checks them.
     pub fn wait(
         &self,
         (context, network): (&GroupContext, &LlNetwork),
@@ -169,7 +169,7 @@ impl HelloMemory {
     }
 }
 
-/// What the exchange of what ranks say about handle `handle` is for.
+/// How texts of failures name the handshake of handle `handle`.
 fn label(handle: u32) -> Label {
     Label {
         what: "LL handle",
@@ -177,7 +177,7 @@ fn label(handle: u32) -> Label {
     }
 }
 
-/// The tokens of `rank`, if what it says fits what this rank has.
+/// The tokens of `rank`, if its hello fits this rank's handle.
 fn check(
     said: LlHello,
     rank: usize,

@@ -1,7 +1,7 @@
-//! Where the messages of LL operations between nodes lie: what this rank sends, and what comes.
+//! Buffers for the messages of LL operations between nodes, sent and received.
 //!
-//! What is received lies in plain memory of this rank, one set for each channel. It needs no acknowledgement: a
-//! message is received no earlier than in its turn on this rank, behind everything that read the one before.
+//! Messages are received into plain device memory, one buffer per channel. That suffices without acknowledgements:
+//! a receive is enqueued after all readers of the previous message.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};

@@ -124,8 +124,8 @@ impl InGroup {
         self.handle.context.module.enter(stream)
     }
 
-    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream. Returns
-    /// whether later work of `at` then runs after all receive phases of that memory.
+    /// Makes `at` wait for a receive phase that uses the handle's memory on another stream. True if
+    /// `at` is now ordered after every receive on this memory.
     fn follow_receiver(&self, at: &StreamScope) -> Result<bool> {
         match self.handle.memory.receiver() {
             None => Ok(false),

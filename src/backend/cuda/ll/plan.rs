@@ -23,9 +23,9 @@ use crate::tuning::{Choice, Operation, Tuning};
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// A rank with few tokens gets at least half of its full grid, to serve the tokens of other ranks.
-/// With the full grid, small even batches would take longer; with half, uneven ones do, but still
-/// less than even batches with the most tokens (docs/performance.md).
+/// Lower bound of the grid, as a share of the full one: an idle rank still receives for the others.
+/// The full grid would make small even batches slower. Half of it makes uneven ones slower, but they
+/// still take less time than even batches with the most tokens (docs/performance.md).
 const SERVING_SHARE: u32 = 2;
 /// Blocks that a caller's channel stands for, as in HT.
 const BLOCKS_PER_CHANNEL: usize = 2;

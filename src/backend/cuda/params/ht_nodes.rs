@@ -312,7 +312,7 @@ pub struct HtPass {
     pub is_own: u32,
     /// `HtNodesMemory::total`.
     pub total: *const u32,
-    /// `[local ranks]`: as the group numbers them, every `locals_step`-th word.
+    /// `[local ranks]`: group rank of each local rank, `locals_step` words apart.
     pub locals: *const u32,
     /// See `locals`.
     pub locals_step: u32,
@@ -386,6 +386,6 @@ pub struct HtCombineNodesParams {
     pub of_node: HtCombineParams,
     /// Which rows they have.
     pub pass: HtPass,
-    /// For the own tokens, what is added to the sums of this node; without nodes for remote tokens.
+    /// Partial sums from other nodes, for the own tokens; `others == 0` for remote tokens.
     pub partials: HtPartials,
 }

@@ -164,8 +164,8 @@ impl Dispatch<'_> {
         at.exchange(pass)
     }
 
-    /// Whether the rows of a message are one of their own, sent from where they lie: sender and receiver decide alike.
-    /// Rows with scales lie nowhere as they travel.
+    /// Whether rows travel as a second message, in place from the caller's tensor: sender and receiver decide alike.
+    /// Rows with scales never do, because the packed form exists only in the message.
     fn are_apart(&self, all_travel: bool, tokens: usize) -> bool {
         let may_be = all_travel && self.op.scaled.is_none();
         may_be && tokens * self.bytes().row > self.handle.plan().packed_bytes

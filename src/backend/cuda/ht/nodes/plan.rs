@@ -18,16 +18,16 @@ const REGION_ALIGN: usize = 256;
 /// Most bytes that travel beside a row: an id and a weight for each expert.
 const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
-/// An operation is divided into about so many passes, but no pass sends less than the least or more than the most
-/// bytes to the other nodes together (docs/development/high-throughput.md).
+/// An operation has about so many passes; each sends at least and at most so many bytes to the other nodes together
+/// (docs/development/high-throughput.md).
 struct Division {
     passes: usize,
     least_bytes: usize,
     most_bytes: usize,
 }
 
-/// A pass costs about as much as NCCL takes to begin another message; what it gains is that only the last one's way
-/// through the node is not hidden behind the network. That way is short where a node has one rank of the group.
+/// More passes hide more of the intra-node copy behind the network: all but the last pass's. Each costs one more
+/// NCCL launch. Where a node has one rank of the group, that copy is short.
 const ALONE: Division = Division {
     passes: 2,
     least_bytes: 16 << 20,
@@ -39,9 +39,9 @@ const WITH_OTHERS: Division = Division {
     most_bytes: 16 << 20,
 };
 
-/// Where all tokens of a rank travel, their rows need no packing: they can be sent from where they lie, but then as
-/// a message of their own, behind what is packed. Copying so many bytes takes less time than another message, of
-/// which each takes NCCL 20 us and more over sockets. Where passes are small, it is a quarter of one.
+/// Up to so many bytes of rows are always packed. If all tokens of a rank travel, more rows than that are sent in
+/// place, as a second message behind the packed rest: over sockets a message costs NCCL 20 us and more, which copying
+/// so few bytes does not. Where passes are small, the limit is a quarter of a pass.
 const MOST_PACKED_BYTES: usize = 1 << 20;
 
 /// The plan of one group.

@@ -34,21 +34,20 @@ pub struct Rails {
     gateway_ranks: DevPtr,
     pub work: Buffer,
     pub own_counts: usize,
-    /// This rank's words about a new handle, then those of its other sources.
+    /// This rank's header of a new handle, then those of its other sources.
     pub headers: HostPage<HtTold>,
     pub pool: Pool<NodesMemory>,
     /// For a rank that refuses its part of a handle.
     pub spare: Arc<NodesMemory>,
     row_bytes: usize,
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
-    /// The last are those for new handles. Earlier ones stay, as operations that use them may run when their handles
-    /// are gone.
+    /// The last serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
-    /// When the words of other ranks about a new handle are in `headers`.
+    /// Over when the other ranks' headers of a new handle are in `headers`.
     pub headers_arrived: Mutex<Box<dyn StreamMark>>,
     /// For what an operation does on the network.
     pub side: SideStreams,
-    /// Locked by who enqueues an operation.
+    /// Locked while an operation is enqueued.
     pub turn: Mutex<Turn>,
     operations: AtomicU64,
 }
@@ -156,8 +155,7 @@ impl Rails {
         self.network.sources().get(1..).unwrap_or_default()
     }
 
-    /// Banks with room for so many tokens of a source in a pass. Larger ones than there are have twice the room at least, so that all together
-    /// take no more than twice the last.
+    /// Banks with room for so many tokens of a source in a pass. Grows geometrically: total <= 2 * largest.
     pub fn banks_for(&self, room: usize) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
         let present = banks.last();

@@ -1,8 +1,8 @@
 //! Unit tests of the cast: all inputs against a slow reference that only compares numbers.
 
 use super::*;
+use crate::backend::host::float16::bf16_to_f32;
 use crate::model::tensor::DType;
-use half::bf16;
 
 /// The value of an e4m3, from its fields; NaN for 0x7f and 0xff.
 fn decode(byte: u8) -> f64 {
@@ -32,7 +32,7 @@ fn nearest(value: f32) -> u8 {
 }
 
 fn all_bf16() -> impl Iterator<Item = f32> {
-    (0..=u16::MAX).map(|bits| bf16::from_bits(bits).to_f32())
+    (0..=u16::MAX).map(bf16_to_f32)
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod device;
 mod e4m3;
 mod exchange;
+mod float16;
 mod group;
 mod group_state;
 mod ht;

@@ -71,11 +71,11 @@ impl<'a> NodeSums<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::float16::bf16_to_f32;
     use super::*;
     use crate::model::group::NodeSums as Mode;
     use crate::model::tensor::DType;
     use crate::model::topology::NodeId;
-    use half::bf16;
 
     fn sum(home: usize, parts: &[(usize, f32)]) -> f32 {
         sum_as(Mode::HomeFirst, home, parts)
@@ -97,7 +97,7 @@ mod tests {
         NodeSums::new(&topology, home, row)
             .store(&mut parts, |part| part.0, add, &mut out)
             .unwrap();
-        bf16::from_ne_bytes(out).to_f32()
+        bf16_to_f32(u16::from_ne_bytes(out))
     }
 
     #[test]

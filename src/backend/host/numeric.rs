@@ -1,9 +1,9 @@
 //! Arithmetic on rows: fp32 accumulation of bf16, f16 and f32 elements, one rounding at the end.
 #![forbid(unsafe_code)]
 
+use super::float16::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;
-use half::{bf16, f16};
 
 /// `sums[i] += row[i]`.
 pub fn add(sums: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
@@ -27,12 +27,12 @@ pub fn store(row: &mut [u8], sums: &[f32], dtype: DType) -> Result<()> {
     match dtype {
         DType::Bfloat16 => {
             for (to, sum) in row.chunks_exact_mut(2).zip(sums) {
-                to.copy_from_slice(&bf16::from_f32(*sum).to_ne_bytes());
+                to.copy_from_slice(&f32_to_bf16(*sum).to_ne_bytes());
             }
         }
         DType::Float16 => {
             for (to, sum) in row.chunks_exact_mut(2).zip(sums) {
-                to.copy_from_slice(&f16::from_f32(*sum).to_ne_bytes());
+                to.copy_from_slice(&f32_to_f16(*sum).to_ne_bytes());
             }
         }
         DType::Float32 => {
@@ -54,12 +54,12 @@ fn for_each(
     match dtype {
         DType::Bfloat16 => {
             for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
-                update(sum, bf16::from_ne_bytes(*bytes).to_f32());
+                update(sum, bf16_to_f32(u16::from_ne_bytes(*bytes)));
             }
         }
         DType::Float16 => {
             for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
-                update(sum, f16::from_ne_bytes(*bytes).to_f32());
+                update(sum, f16_to_f32(u16::from_ne_bytes(*bytes)));
             }
         }
         DType::Float32 => {
@@ -113,14 +113,14 @@ mod tests {
     #[test]
     fn sums_are_rounded_once() {
         // 256 + 1 + 1 is 258 in fp32, but 256 if bf16 were rounded after each step.
-        let rows = [256.0, 1.0, 1.0].map(|x| bf16::from_f32(x).to_ne_bytes());
+        let rows = [256.0, 1.0, 1.0].map(|x| f32_to_bf16(x).to_ne_bytes());
         let mut sums = [0.0];
         for row in &rows {
             add(&mut sums, row, DType::Bfloat16).unwrap();
         }
         let mut out = [0; 2];
         store(&mut out, &sums, DType::Bfloat16).unwrap();
-        assert_eq!(bf16::from_ne_bytes(out).to_f32(), 258.0);
+        assert_eq!(bf16_to_f32(u16::from_ne_bytes(out)), 258.0);
     }
 
     #[test]

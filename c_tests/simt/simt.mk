@@ -7,7 +7,7 @@
 #   $(OUT)/simt/host_path                           what calls cost the host, from host_path/
 simt_lib      := $(OUT)/simt/lib
 simt_programs := $(addprefix $(OUT)/simt/,$(programs))
-simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) $(warnings) -Isimt \
+simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) -g1 $(warnings) -Isimt \
                  -isystem $(CUDA_HOME)/include -MMD -MP
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(filter-out %/kernel_list.o,$(call simt_object,simt/*.cpp))
@@ -60,8 +60,9 @@ $(simt_lib)/libncclep_simt_plain.so: $(simt_lib)/kernels.o
 simt-compiler:
 	@echo $(simt_kernel_compiler)
 
-# Kernels of programs.
+# Kernels of programs, which have the shim's CUDA.
 $(foreach name,$(programs),$(call object,$(SIMT_$(name)))): private common += -Wno-unknown-pragmas
+$(foreach name,$(programs),$(call object,$(SIMT_$(name)))): private system :=
 
 link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
             -L$(simt_lib) -lncclep_simt $(call rpath,$(OUT)/simt,$(simt_lib)) $(link_common)

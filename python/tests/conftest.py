@@ -89,6 +89,14 @@ def world() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
+@pytest.fixture
+def alone(world: tuple[int, int]) -> None:
+    """For a test to which other ranks mean nothing, and which takes seconds: PyTorch starts once more, or
+    loads half of itself."""
+    if world[1] != 1:
+        pytest.skip("the run with one rank does this")
+
+
 @pytest.fixture(scope="session")
 def nodes(world, pytestconfig) -> list[str]:
     """The node of each rank: its NCCL_HOSTID, or nothing."""

@@ -16,6 +16,8 @@ import nccl_ep
 from documents import ROOT
 from nccl_ep.tuning.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """A Python as a job of one rank; torch.distributed is not in use there."""
@@ -25,12 +27,6 @@ def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run((sys.executable, *words), timeout=120, text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           env={**environment, "RANK": "0", "WORLD_SIZE": "1", **settings})
-
-
-@pytest.fixture(autouse=True)
-def _once(world):
-    if world[1] != 1:
-        pytest.skip("the run with one rank does this")
 
 
 def test_groups_that_are_left_at_the_end_of_the_interpreter():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from testing import abi_checks, counts, programs, python_steps, simt
+from testing import abi_checks, architectures, counts, programs, python_steps, simt
 from testing.step import ROOT, WITHOUT_KERNELS, Places, Step
 
 
@@ -26,6 +26,7 @@ def all_steps(places: Places) -> list[Step]:
         Step("documents/links", ("python3", "scripts/testing/links.py"), counts.closing_line),
         Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
         *_builds(places),
+        *architectures.steps(places),
         *_rust(),
         *abi_checks.steps(places),
         *_packages(places),

@@ -177,8 +177,14 @@ def host_steps(places: Places) -> list[Step]:
                     environment=environment + run.environment, short_deadlines=run.forks)
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
-    return [everything, *map(step, all_runs(RANKS)), *nodes.host_steps(places),
+    runs = (run for run in all_runs(RANKS) if not _runs_sanitized(run))
+    return [everything, *map(step, runs), *nodes.host_steps(places),
             *_fake_nccl_steps(places, needs, environment)]
+
+
+def _runs_sanitized(run: Run) -> bool:
+    """Whether the same run, with the sanitizers, is among sanitizer_steps: it shows what this one would."""
+    return run.name in {f"{test}/{_SANITIZED_RANKS}" for test in TESTS}
 
 
 def _fake_nccl_steps(places: Places, needs: tuple[str, ...],

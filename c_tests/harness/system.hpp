@@ -1,0 +1,14 @@
+// The headers of the system that most C++ units include, to be parsed once for all of them.
+#ifndef C_TESTS_HARNESS_SYSTEM_HPP_
+#define C_TESTS_HARNESS_SYSTEM_HPP_
+
+#include <algorithm>
+#include <cuda_runtime.h>
+#include <functional>
+#include <mpi.h>
+#include <nccl.h>
+#include <optional>
+#include <string>
+#include <vector>
+
+#endif  // C_TESTS_HARNESS_SYSTEM_HPP_

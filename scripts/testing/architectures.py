@@ -1,0 +1,47 @@
+"""Whether the kernels compile for the architectures that the build of the library leaves out.
+
+Continuous integration, whose machines have no GPU, makes machine code for one architecture
+(NCCL_EP_ARCHS). For the others of build.rs every rule of the compiler and the assembler is asked here,
+without optimising, in a seventh of the time.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import tempfile
+from collections.abc import Mapping
+
+from testing import command, counts
+from testing.step import ROOT, Counts, Places, Step
+
+_DEFAULT = re.compile(r'DEFAULT_ARCHS: &str = "(.*)"')
+
+
+def steps(places: Places) -> list[Step]:
+    """The step; none if the build leaves nothing out."""
+    environment = places.environment
+    if environment.get("NCCL_EP_CUDA") == "off" or not {"NVCC", "NCCL_EP_ARCHS"} <= environment.keys():
+        return []
+    return [Step("build/other-architectures", lambda: _compile(environment))]
+
+
+def _named(text: str) -> set[str]:
+    return set(re.findall(r"\d+[a-z]?", text))
+
+
+def _compile(environment: Mapping[str, str]) -> tuple[Counts, str]:
+    [default] = _DEFAULT.findall((ROOT / "build.rs").read_text())
+    nvcc = environment["NVCC"]
+    known = command.run((nvcc, "--list-gpu-arch"), environment, 60).output
+    left_out = (_named(default) - _named(environment["NCCL_EP_ARCHS"])) & _named(known)
+    if not left_out:
+        return Counts(0, 0, skipped="the library has all that this nvcc knows"), ""
+    generate = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in sorted(left_out)]
+    with tempfile.TemporaryDirectory() as folder:
+        # One unit, since each would parse CUDA's headers again.
+        unit = pathlib.Path(folder) / "kernels.cu"
+        unit.write_text("".join(f'#include "{file}"\n' for file in sorted((ROOT / "cuda").rglob("*.cu"))))
+        words = (nvcc, "-std=c++17", "-G", "--fatbin", *generate, "-o", f"{unit}.fatbin", str(unit))
+        finished = command.run(words, environment, None)
+    return counts.exit_status(finished), finished.output

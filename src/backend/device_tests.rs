@@ -190,7 +190,7 @@ impl Device for TestDevice {
         Arc::<Quiescence<()>>::default().begin()
     }
     fn watch_works(&self, _works: Weak<dyn Works>) {}
-    fn mark_hung(&self, _mark: Box<dyn StreamMark>) {}
+    fn mark_hung(&self, _mark: Option<Box<dyn StreamMark>>) {}
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
         if attempt == Attempt::Done {

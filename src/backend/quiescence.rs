@@ -157,9 +157,10 @@ impl<K> Quiescence<K> {
     /// Does `work` if the device is quiescent. Whoever asks for something here waits meanwhile, and so does whoever begins
     /// an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
-        match self.while_quiescent(Graphs::Count, |_| work()) {
-            true => Attempt::Done,
-            false => Attempt::Busy,
+        if self.while_quiescent(Graphs::Count, |_| work()) {
+            Attempt::Done
+        } else {
+            Attempt::Busy
         }
     }
 

@@ -107,9 +107,10 @@ fn common_id(
 /// The id of the communicator whose first member this rank is; otherwise nothing.
 fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     let network = network.as_ref().map_err(Error::clone)?;
-    match members.ranks.first() == Some(&members.rank) {
-        true => Ok(network.new_id()?.to_vec()),
-        false => Ok(vec![0; ID_BYTES]),
+    if members.ranks.first() == Some(&members.rank) {
+        Ok(network.new_id()?.to_vec())
+    } else {
+        Ok(vec![0; ID_BYTES])
     }
 }
 

@@ -54,9 +54,10 @@ pub struct Mark {
 impl Mark {
     /// Captures it from `stream`.
     pub fn capture(&self, stream: Stream) -> Result<()> {
-        match self.begins {
-            true => self.marks.begin(self.place, stream),
-            false => self.marks.end(self.place, stream),
+        if self.begins {
+            self.marks.begin(self.place, stream)
+        } else {
+            self.marks.end(self.place, stream)
         }
     }
 }

@@ -35,9 +35,10 @@ pub fn run(
     device.upload(own, &words)?;
     exchange(transport, rank, (own, WORD), stream)?;
     // For the other way of large messages NCCL connects the ranks anew, with tens of MiB that others do not need.
-    let unread_bytes = match by_broadcasts(members.ranks.len(), most_bytes) {
-        true => (1 + sources.len()) * BROADCAST_BYTES,
-        false => 0,
+    let unread_bytes = if by_broadcasts(members.ranks.len(), most_bytes) {
+        (1 + sources.len()) * BROADCAST_BYTES
+    } else {
+        0
     };
     let unread = device.alloc_own(unread_bytes)?;
     if unread_bytes > 0 {

@@ -45,9 +45,10 @@ impl Header {
     }
 
     fn id_bytes(self) -> usize {
-        match self.takes_part() {
-            true => self.tokens * self.verdict as usize * ID_BYTES,
-            false => 0,
+        if self.takes_part() {
+            self.tokens * self.verdict as usize * ID_BYTES
+        } else {
+            0
         }
     }
 }

@@ -80,9 +80,10 @@ impl Parcel {
     /// Bytes in front of the rows. The head keeps its place where only tails are wanted.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
-        match tails > 0 || self.has_head {
-            true => tails + HEAD_BYTES,
-            false => 0,
+        if tails > 0 || self.has_head {
+            tails + HEAD_BYTES
+        } else {
+            0
         }
     }
 

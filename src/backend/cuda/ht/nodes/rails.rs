@@ -145,9 +145,10 @@ impl Rails {
     pub fn head_ranks(&self, from_gateways: bool) -> *const u32 {
         let own = self.network.topology().local_index(self.network.rank());
         let sources = own * (1 + self.plan.width) + 1;
-        match from_gateways {
-            true => self.gateway_ranks.0 as *const u32,
-            false => (self.carried.0 + sources * size_of::<u32>()) as *const u32,
+        if from_gateways {
+            self.gateway_ranks.0 as *const u32
+        } else {
+            (self.carried.0 + sources * size_of::<u32>()) as *const u32
         }
     }
 

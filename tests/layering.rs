@@ -52,7 +52,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "backend::transport",
+        "backend::net",
         &[
             "backend::bootstrap",
             "backend::detached",
@@ -69,7 +69,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend",
             "backend::bootstrap",
             "backend::device",
-            "backend::transport::replays",
+            "backend::net::two_sided::replays",
             "error::*",
             "model::*",
         ],
@@ -106,7 +106,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend::dylib",
             "backend::own_stream",
             "backend::quiescence",
-            "backend::transport::*",
+            "backend::net::*",
             "error::*",
             "log",
             "model::*",

@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::backend::net::two_sided::outstanding::Outstanding;
+use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::quiescence::Quiescence;
-use crate::backend::transport::outstanding::Outstanding;
-use crate::backend::transport::replays::ReplayMarks;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -21,7 +21,7 @@ use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
 };
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::transport::{Label, Message};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::refusal::{AmongRanks, InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{IdWidth, Routing, Stream};

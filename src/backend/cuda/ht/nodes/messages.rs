@@ -4,7 +4,7 @@
 
 use crate::backend::cuda::params::ht_nodes::{HtHead, HtMessages};
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::transport::Message;
+use crate::backend::net::two_sided::Message;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
 use crate::model::scales::WireRow;

@@ -16,7 +16,7 @@ use crate::backend::cuda::params::ht_nodes::{
     HtHeadParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
 };
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::transport::{Label, Transport};
+use crate::backend::net::two_sided::{Label, Transport};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use std::ops::{Deref, Range};

@@ -13,7 +13,7 @@ use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::regions::{own_place, to_u32};
 use crate::backend::cuda::side_streams::SideStreams;
 use crate::backend::device::{Marks as _, StreamMark};
-use crate::backend::transport::{Label, Message};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;

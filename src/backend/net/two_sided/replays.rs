@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::nccl::own::InGraphs;
-use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
+use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Replays {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::transport::Label;
+    use crate::backend::net::two_sided::Label;
     use parking_lot::Mutex;
 
     const SECOND: Duration = Duration::from_secs(1);

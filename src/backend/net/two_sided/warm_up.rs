@@ -3,8 +3,8 @@
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::{BROADCAST_BYTES, by_broadcasts};
-use crate::backend::transport::members::Members;
-use crate::backend::transport::{Label, Message, Transport};
+use crate::backend::net::two_sided::members::Members;
+use crate::backend::net::two_sided::{Label, Message, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;

@@ -3,10 +3,10 @@
 
 use crate::backend::Faults;
 use crate::backend::host::exchange::Exchange;
-use crate::backend::host::fingerprint::Call;
 use crate::backend::host::order::Order;
 use crate::backend::host::pending::Pending;
 use crate::backend::host::runtime::HostRuntime;
+use crate::error::refusal::Operation;
 use crate::error::{Code, Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
@@ -54,7 +54,7 @@ impl GroupState {
     /// `work` gets its epoch, which is also the result.
     pub fn enqueue_operation(
         self: &Arc<Self>,
-        call: Call,
+        call: Operation,
         stream: Stream,
         follow: impl FnOnce() + Send + 'static,
         work: impl FnOnce(u64) -> Result<()> + Send + 'static,
@@ -75,7 +75,7 @@ impl GroupState {
     /// it fails.
     pub fn enqueue(
         self: &Arc<Self>,
-        call: Call,
+        call: Operation,
         stream: Stream,
         work: impl FnOnce() -> Result<()> + Send + 'static,
         end: impl FnOnce() + Send + 'static,
@@ -114,14 +114,14 @@ impl GroupState {
 
     /// Runs `work`. Its failure or panic becomes the group's fault. After a fault nothing runs any
     /// more, as the other ranks have stopped too.
-    fn run(&self, call: Call, work: impl FnOnce() -> Result<()>) {
+    fn run(&self, call: Operation, work: impl FnOnce() -> Result<()>) {
         if self.exchange.fault().is_some() {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            let context = Context::Running(call.operation());
+            let context = Context::Running(call);
             self.exchange.fail(error.during(context));
         }
     }

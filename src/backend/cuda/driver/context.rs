@@ -193,7 +193,7 @@ impl Context {
     /// Calls `then` inside the context if the device is quiescent, and says whether it did.
     pub fn if_quiescent(&self, then: impl FnOnce()) -> bool {
         self.enter()
-            .is_ok_and(|_entered| self.quiescence.try_now(then))
+            .is_ok_and(|_entered| self.quiescence.attempt(then) == Attempt::Done)
     }
 
     fn is_poisoned(&self) -> bool {

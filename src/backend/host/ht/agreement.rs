@@ -7,12 +7,12 @@
 
 use crate::backend::HtRouting;
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::fingerprint::Call;
+use crate::backend::host::fingerprint::{announce, read_as};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::rows::copy_row;
-use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{Routing, Stream};
@@ -43,7 +43,7 @@ pub fn exchange(
         let _ = sender.send(agreed);
         outcome
     };
-    shared.enqueue_operation(Call::HtHandle, stream, || (), work)?;
+    shared.enqueue_operation(Operation::HtHandle, stream, || (), work)?;
     if let Some(refused) = refused {
         return Err(refused);
     }
@@ -75,7 +75,7 @@ fn gather_announcements(
 ) -> Result<Vec<Announced>> {
     let refusal;
     let mut message = Message::default();
-    Call::HtHandle.announce(&mut message);
+    announce(Operation::HtHandle, &mut message);
     match wanted {
         Ok(HtRouting { routing, .. }) => {
             let Routing {
@@ -99,7 +99,13 @@ fn gather_announcements(
     let messages = shared.exchange.receive_all(epoch)?;
     let messages = messages.iter().enumerate();
     messages
-        .map(|(source, message)| read(Call::HtHandle.read(message, source)?, source, &shared.facts))
+        .map(|(source, message)| {
+            read(
+                read_as(Operation::HtHandle, message, source)?,
+                source,
+                &shared.facts,
+            )
+        })
         .collect()
 }
 

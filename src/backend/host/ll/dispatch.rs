@@ -164,7 +164,7 @@ impl<'a> SentTokens<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::host::fingerprint::Call;
+    use crate::error::refusal::Operation;
     use crate::model::ops::RowType;
     use crate::model::scales::WireRow;
     use crate::model::tensor::DType;
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn tokens_that_are_not_in_the_message_are_refused() {
         let fingerprint = Fingerprint {
-            call: Call::LlDispatch,
+            call: Operation::LlDispatch,
             staged: false,
             handle: None,
             top_k: 8,

@@ -51,14 +51,14 @@ pub fn exchange(
     // than one deadline, and other work on the stream has none.
     match receiver.recv_timeout(timeout + timeout / 4) {
         Ok(agreed) => agreed,
-        Err(RecvTimeoutError::Disconnected) => Err(match shared.exchange.fault() {
+        Err(RecvTimeoutError::Disconnected) => Err(match shared.mailboxes.fault() {
             Some(fault) => fault.during(Context::GroupFailed),
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
             let text = "the handle's routing was not exchanged in time";
             let error = Error::new(Code::RemoteError, text);
-            shared.exchange.fail(error.clone());
+            shared.mailboxes.fail(error.clone());
             Err(error)
         }
     }
@@ -95,8 +95,8 @@ fn gather_announcements(
             message.bytes(refusal.as_bytes());
         }
     }
-    shared.exchange.post(epoch, &message)?;
-    let messages = shared.exchange.receive_all(epoch)?;
+    shared.mailboxes.post(epoch, &message)?;
+    let messages = shared.mailboxes.receive_all(epoch)?;
     let messages = messages.iter().enumerate();
     messages
         .map(|(source, message)| {

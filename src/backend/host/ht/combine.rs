@@ -29,11 +29,11 @@ impl HostHt {
             // SAFETY: as above, `[n, K]` of f32.
             message.bytes(unsafe { bytes(input, rows * top_k * 4) });
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
-        let messages = self.shared.exchange.receive_all(epoch)?;
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let fingerprint = self.fingerprint(Operation::HtCombine, op.row.into());
         let results: Vec<Results<'_>> = messages

@@ -34,11 +34,11 @@ impl HostHt {
             // SAFETY: as above, `[T, K]` of f32.
             message.bytes(unsafe { bytes(weights, tokens * top_k * 4) });
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     pub(super) fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
-        let messages = self.shared.exchange.receive_all(epoch)?;
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
         let fingerprint = self.fingerprint(Operation::HtDispatch, op.wire());
         let sent: Vec<SentTokens<'_>> = messages
             .iter()

@@ -35,7 +35,7 @@ impl HostLl {
             message.bytes(bytes(self.routing.ids, tokens * top_k * 8));
             rows.append(&mut message)?;
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     pub(super) fn receive_tokens(
@@ -50,7 +50,7 @@ impl HostLl {
         // All messages, this rank's own as well, must be there before the first write. Until the
         // send phase has run, perhaps on another stream, earlier work of the caller may still use
         // the output.
-        let messages = self.shared.exchange.receive_all(epoch)?;
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, experts.len() * capacity * op.row.bytes()) };
         let sent: Vec<SentTokens<'_>> = messages

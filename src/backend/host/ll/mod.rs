@@ -156,6 +156,6 @@ impl LlBackend for HostLl {
 
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
         let epoch = self.staged(slot).load(Ordering::Relaxed);
-        self.shared.exchange.abandon(epoch);
+        self.shared.mailboxes.abandon(epoch);
     }
 }

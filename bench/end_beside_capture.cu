@@ -1,6 +1,6 @@
 // What a communicator of NCCL does to a capture in the global mode, which calls of any thread may end, while a thread
 // that is apart from captures (cudaThreadExchangeStreamCaptureMode) uses the communicator and ends it: threads of
-// NCCL's own are not apart. src/backend/transport/ending.rs relies on that.
+// NCCL's own are not apart. src/backend/net/two_sided/ending.rs relies on that.
 //
 //     nvcc -std=c++17 -arch=native -o end_beside_capture end_beside_capture.cu -lcuda -lnccl && ./end_beside_capture
 //

@@ -32,8 +32,9 @@ pub fn is_child() -> bool {
 
 /// Refuses such a child.
 pub fn check() -> Result<()> {
-    match is_child() {
-        true => Err(Error::usage(Subject::Process, InSequence::NotForked)),
-        false => Ok(()),
+    if is_child() {
+        Err(Error::usage(Subject::Process, InSequence::NotForked))
+    } else {
+        Ok(())
     }
 }

@@ -55,7 +55,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "backend::transport",
+        "backend::net",
         &[
             "backend::bootstrap",
             "backend::detached",
@@ -72,7 +72,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend",
             "backend::bootstrap",
             "backend::device",
-            "backend::transport::replays",
+            "backend::net::two_sided::replays",
             "error::*",
             "model::*",
         ],
@@ -109,7 +109,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "backend::dylib",
             "backend::own_stream",
             "backend::quiescence",
-            "backend::transport::*",
+            "backend::net::*",
             "error::*",
             "log",
             "model::*",

@@ -166,7 +166,8 @@ impl Bootstrap {
             comm.all_gather(own, gathered, bytes, stream)?;
             let mut exchange = Exchange {
                 device: Arc::clone(&device),
-                mark: Some(Box::new(Unmarked)),
+                mark: None,
+                is_over: false,
                 _under_way: under_way,
             };
             if mark.record(stream)? {
@@ -304,36 +305,24 @@ impl Bootstrap {
 /// the thread that has enqueued it.
 struct Exchange {
     device: Arc<dyn Device>,
-    /// Behind it.
+    /// Behind it; without one its end is not known.
     mark: Option<Box<dyn StreamMark>>,
+    is_over: bool,
     /// Dropped after that: in between the device would seem quiescent.
     _under_way: UnderWay,
-}
-
-/// Stands for a mark where none could be recorded: then the end is not known.
-struct Unmarked;
-
-impl StreamMark for Unmarked {
-    fn record(&mut self, _stream: Stream) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn is_over(&self) -> Result<bool> {
-        Ok(false)
-    }
 }
 
 impl Exchange {
     /// It has run.
     fn end(mut self) {
-        self.mark = None;
+        self.is_over = true;
     }
 }
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if let Some(mark) = self.mark.take() {
-            self.device.mark_hung(mark);
+        if !self.is_over {
+            self.device.mark_hung(self.mark.take());
         }
     }
 }

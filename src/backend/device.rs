@@ -40,6 +40,11 @@ pub trait StreamMark: Send {
     fn is_over(&self) -> Result<bool>;
 }
 
+/// Whether what is before `mark` may still be on the device.
+pub fn may_run(mark: &Option<Box<dyn StreamMark>>) -> bool {
+    mark.as_ref().is_none_or(|mark| mark.is_over() == Ok(false))
+}
+
 /// A device as this process uses it: its streams, what waits on it for other ranks, and captures into graphs. A device
 /// without graphs has no captures.
 pub trait Device: Memory + Marks {
@@ -56,9 +61,9 @@ pub trait Device: Memory + Marks {
     fn begin(&self) -> UnderWay;
     /// Counts `works` among what waits for other ranks.
     fn watch_works(&self, works: Weak<dyn Works>);
-    /// Reports an exchange that was given up and may never end; `mark` is behind it. Freeing memory would
-    /// wait for it, so everything stays allocated until it has ended.
-    fn mark_hung(&self, mark: Box<dyn StreamMark>);
+    /// Reports an exchange that was given up and may never end; `mark`, if there is any, is behind it. Freeing
+    /// memory would wait for it, so everything stays allocated until it has ended.
+    fn mark_hung(&self, mark: Option<Box<dyn StreamMark>>);
     /// Does `work`, which may wait for the whole device, if the device is quiescent and no graph has operations.
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt;
     /// The failure of a device that was reset: nothing on it is left, and nothing can be freed there. `None` for any

@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::backend::net::two_sided::outstanding::Outstanding;
+use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::quiescence::Quiescence;
-use crate::backend::transport::outstanding::Outstanding;
-use crate::backend::transport::replays::ReplayMarks;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -190,7 +190,7 @@ impl Device for TestDevice {
         Arc::<Quiescence<()>>::default().begin()
     }
     fn watch_works(&self, _works: Weak<dyn Works>) {}
-    fn mark_hung(&self, _mark: Box<dyn StreamMark>) {}
+    fn mark_hung(&self, _mark: Option<Box<dyn StreamMark>>) {}
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {
         let attempt = self.attempt.lock().unwrap_or(Attempt::Done);
         if attempt == Attempt::Done {

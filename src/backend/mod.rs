@@ -11,11 +11,11 @@ pub mod device;
 mod dylib;
 pub mod host;
 pub mod nccl;
+pub mod net;
 pub mod own_stream;
 pub mod platform;
 pub mod quiescence;
 pub mod select;
-pub mod transport;
 
 use crate::backend::device::Device;
 use crate::error::{Error, Result};

@@ -4,7 +4,7 @@
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
-use crate::backend::transport::replays::ReplayMarks;
+use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::error::Result;
 use crate::model::group::{GroupFacts, RankChoices};
 use crate::model::ops::Stream;

@@ -149,17 +149,13 @@ impl<K> Quiescence<K> {
         hung
     }
 
-    /// Calls `then` if the device is quiescent, and says whether it did.
-    pub fn try_now(&self, then: impl FnOnce()) -> bool {
-        self.while_quiescent(Graphs::Count, |_| then())
-    }
-
     /// Does `work` if the device is quiescent. Whoever asks for something here waits meanwhile, and so does whoever begins
     /// an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
-        match self.while_quiescent(Graphs::Count, |_| work()) {
-            true => Attempt::Done,
-            false => Attempt::Busy,
+        if self.while_quiescent(Graphs::Count, |_| work()) {
+            Attempt::Done
+        } else {
+            Attempt::Busy
         }
     }
 

@@ -78,14 +78,14 @@ fn operations_on_the_device_make_it_wait() {
     let works: Weak<dyn Works> = Arc::downgrade(&busy) as Weak<dyn Works>;
     quiescence.watch(works);
     quiescence.later(None, 7, free(&freed));
-    assert!(!quiescence.try_now(|| panic!("the device is not quiescent")));
-    assert_eq!(quiescence.attempt(|| panic!("nor for this")), Attempt::Busy);
+    let attempt = quiescence.attempt(|| panic!("the device is not quiescent"));
+    assert_eq!(attempt, Attempt::Busy);
     busy.0.store(true, Ordering::Relaxed);
     drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 7);
     busy.0.store(false, Ordering::Relaxed);
     drop(busy);
-    assert!(quiescence.try_now(|| ()));
+    assert_eq!(quiescence.attempt(|| ()), Attempt::Done);
 }
 
 #[test]

@@ -9,65 +9,39 @@ use crate::model::scales::{RowBytes, WireRow};
 use crate::model::tensor::DType;
 use std::fmt;
 
-/// The call that a message belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-#[allow(missing_docs)] // As they are called.
-pub enum Call {
-    LlDispatch,
-    LlCombine,
-    HtDispatch,
-    HtCombine,
-    HtHandle,
+/// By the number that stands for it in a message.
+const OPERATIONS: [Operation; 5] = [
+    Operation::LlDispatch,
+    Operation::LlCombine,
+    Operation::HtDispatch,
+    Operation::HtCombine,
+    Operation::HtHandle,
+];
+
+/// Begins a message of `call`.
+pub fn announce(call: Operation, message: &mut Message<'_>) {
+    message.number(call as usize);
 }
 
-impl Call {
-    const ALL: [Self; 5] = [
-        Self::LlDispatch,
-        Self::LlCombine,
-        Self::HtDispatch,
-        Self::HtCombine,
-        Self::HtHandle,
-    ];
-
-    /// The operation that a refusal names for this call.
-    pub fn operation(self) -> Operation {
-        match self {
-            Self::LlDispatch => Operation::LlDispatch,
-            Self::LlCombine => Operation::LlCombine,
-            Self::HtDispatch => Operation::HtDispatch,
-            Self::HtCombine => Operation::HtCombine,
-            Self::HtHandle => Operation::HtHandle,
-        }
+/// The rest of the message of `source`, if it belongs to `call`.
+pub fn read_as(call: Operation, message: &[u8], source: usize) -> Result<Reader<'_>> {
+    let mut reader = Reader::new(message);
+    let number = reader.number()?;
+    if number == call as usize {
+        return Ok(reader);
     }
-}
-
-impl Call {
-    /// Begins a message of this call.
-    pub fn announce(self, message: &mut Message<'_>) {
-        message.number(self as usize);
-    }
-
-    /// The rest of the message of `source`, if it belongs to this call.
-    pub fn read(self, message: &[u8], source: usize) -> Result<Reader<'_>> {
-        let mut reader = Reader::new(message);
-        let call = reader.number()?;
-        if call == self as usize {
-            return Ok(reader);
-        }
-        let theirs = match Self::ALL.get(call) {
-            Some(theirs) => Value::Operation(theirs.operation()),
-            None => Value::Text("unknown".to_owned()),
-        };
-        Err(differs(Subject::Operation, source).found(Value::Operation(self.operation()), theirs))
-    }
+    let theirs = match OPERATIONS.get(number) {
+        Some(theirs) => Value::Operation(*theirs),
+        None => Value::Text("unknown".to_owned()),
+    };
+    Err(differs(Subject::Operation, source).found(Value::Operation(call), theirs))
 }
 
 /// What one rank says an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// The call.
-    pub call: Call,
+    pub call: Operation,
     /// Whether the receive phase waits for a completion.
     pub staged: bool,
     /// In HT the number of the operation that created the handle, the same on all ranks of the
@@ -83,7 +57,7 @@ impl Fingerprint {
     /// A message that begins with it.
     pub fn message<'a>(&self) -> Message<'a> {
         let mut message = Message::default();
-        self.call.announce(&mut message);
+        announce(self.call, &mut message);
         message.number(usize::from(self.staged));
         message.number(self.handle_number());
         message.number(self.top_k);
@@ -96,7 +70,7 @@ impl Fingerprint {
 
     /// The rest of the message of `source`, if its fingerprint is the same.
     pub fn read<'a>(&self, message: &'a [u8], source: usize) -> Result<Reader<'a>> {
-        let mut reader = self.call.read(message, source)?;
+        let mut reader = read_as(self.call, message, source)?;
         if reader.number()? != usize::from(self.staged) {
             return Err(differs(Subject::Staging, source));
         }
@@ -170,7 +144,7 @@ mod tests {
     use crate::model::tensor::RowType;
 
     const MINE: Fingerprint = Fingerprint {
-        call: Call::LlDispatch,
+        call: Operation::LlDispatch,
         staged: false,
         handle: Some(5),
         top_k: 8,
@@ -213,7 +187,7 @@ mod tests {
     fn what_differs_is_named() {
         let rule = "AmongRanks(Same { rank: 3 })";
         assert_eq!(
-            refusal(|theirs| theirs.call = Call::LlCombine),
+            refusal(|theirs| theirs.call = Operation::LlCombine),
             format!("Operation: {rule} (got LlDispatch, expected LlCombine)")
         );
         assert_eq!(

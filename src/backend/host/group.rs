@@ -3,10 +3,10 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
-use crate::backend::host::exchange::Exchange;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
+use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::window::{Address, Window};
 use crate::backend::platform::Platform;
@@ -48,11 +48,11 @@ impl Platform for HostPlatform {
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
         let timeout = choices.timeout;
-        let exchange = Exchange::new(facts.rank, windows, timeout);
+        let mailboxes = Mailboxes::new(facts.rank, windows, timeout);
         let shared = Arc::new(GroupState::new(
             facts,
             topology,
-            exchange,
+            mailboxes,
             bootstrap.formatter(),
             self.runtime,
         ));

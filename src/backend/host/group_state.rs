@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults;
-use crate::backend::host::exchange::Exchange;
-use crate::backend::host::fingerprint::Call;
+use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::order::Order;
 use crate::backend::host::pending::Pending;
 use crate::backend::host::runtime::HostRuntime;
+use crate::error::refusal::Operation;
 use crate::error::{Code, Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::Stream;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 pub struct GroupState {
     pub facts: GroupFacts,
     pub topology: Topology,
-    pub exchange: Exchange,
+    pub mailboxes: Mailboxes,
     /// Phrases refusals for the other ranks.
     pub formatter: Formatter,
     order: Order,
@@ -33,7 +33,7 @@ impl GroupState {
     pub fn new(
         facts: GroupFacts,
         topology: Topology,
-        exchange: Exchange,
+        mailboxes: Mailboxes,
         formatter: Formatter,
         runtime: HostRuntime,
     ) -> Self {
@@ -42,7 +42,7 @@ impl GroupState {
         Self {
             facts,
             topology,
-            exchange,
+            mailboxes,
             formatter,
             order: Order::default(),
             pending,
@@ -54,15 +54,15 @@ impl GroupState {
     /// `work` gets its epoch, which is also the result.
     pub fn enqueue_operation(
         self: &Arc<Self>,
-        call: Call,
+        call: Operation,
         stream: Stream,
         follow: impl FnOnce() + Send + 'static,
         work: impl FnOnce(u64) -> Result<()> + Send + 'static,
     ) -> Result<u64> {
-        self.exchange.begin(|epoch| {
+        self.mailboxes.begin(|epoch| {
             let shared = Arc::clone(self);
             let guarded = move || {
-                shared.order.follow(Exchange::previous(epoch));
+                shared.order.follow(Mailboxes::previous(epoch));
                 follow();
                 shared.run(call, move || work(epoch));
                 shared.order.end(epoch);
@@ -75,7 +75,7 @@ impl GroupState {
     /// it fails.
     pub fn enqueue(
         self: &Arc<Self>,
-        call: Call,
+        call: Operation,
         stream: Stream,
         work: impl FnOnce() -> Result<()> + Send + 'static,
         end: impl FnOnce() + Send + 'static,
@@ -114,21 +114,21 @@ impl GroupState {
 
     /// Runs `work`. Its failure or panic becomes the group's fault. After a fault nothing runs any
     /// more, as the other ranks have stopped too.
-    fn run(&self, call: Call, work: impl FnOnce() -> Result<()>) {
-        if self.exchange.fault().is_some() {
+    fn run(&self, call: Operation, work: impl FnOnce() -> Result<()>) {
+        if self.mailboxes.fault().is_some() {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            let context = Context::Running(call.operation());
-            self.exchange.fail(error.during(context));
+            let context = Context::Running(call);
+            self.mailboxes.fail(error.during(context));
         }
     }
 }
 
 impl Faults for GroupState {
     fn first(&self) -> Option<Error> {
-        self.exchange.fault()
+        self.mailboxes.fault()
     }
 }

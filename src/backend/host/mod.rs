@@ -1,19 +1,19 @@
 //! The host backend: the operations in plain Rust, ranks being processes or threads of one machine.
 //!
 //! Written for reading: this is the executable definition of the semantics and the oracle for the
-//! kernels. Every operation is one exchange (`exchange`): each rank posts a message in its own
+//! kernels. Every operation is one exchange (`mailboxes`): each rank posts a message in its own
 //! window, reads all ranks' messages, and releases them. It runs on the caller's stream as a host
 //! function of the CPU stand-ins, so missing synchronisation shows as it would on a GPU.
 
 mod device;
 mod e4m3;
-mod exchange;
 mod fingerprint;
 mod futex;
 mod group;
 mod group_state;
 mod ht;
 mod ll;
+mod mailboxes;
 mod message;
 mod node_sums;
 mod numeric;

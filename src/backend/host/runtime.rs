@@ -5,7 +5,7 @@
 //! tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
-use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};
+use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
 use crate::backend::dylib::{Library, function_table};
 use crate::backend::quiescence::{Allocation, Attempt, Quiescence, UnderWay, Works};
 use crate::error::{Code, Error, Result};
@@ -370,8 +370,8 @@ impl Device for HostRuntime {
         QUIESCENCE.watch(works);
     }
 
-    fn mark_hung(&self, mark: Box<dyn StreamMark>) {
-        QUIESCENCE.mark_hung(Box::new(move || mark.is_over() == Ok(false)));
+    fn mark_hung(&self, mark: Option<Box<dyn StreamMark>>) {
+        QUIESCENCE.mark_hung(Box::new(move || may_run(&mark)));
     }
 
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {

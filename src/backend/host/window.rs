@@ -277,7 +277,7 @@ impl Bank<'_> {
                 format_args!("at most {most}"),
             ));
         }
-        // SAFETY: by the protocol of `exchange` no rank reads the bank now.
+        // SAFETY: by the protocol of `mailboxes` no rank reads the bank now.
         unsafe { self.options(bytes).map_mut(&self.window.file) }
             .map_err(|cause| Error::system("mapping a message to write", &cause))
     }
@@ -300,7 +300,7 @@ impl Bank<'_> {
                     .min(file.blocks().saturating_mul(BLOCK_BYTES))
         });
         let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
-        // SAFETY: by the protocol of `exchange` no rank writes to the bank now.
+        // SAFETY: by the protocol of `mailboxes` no rank writes to the bank now.
         unsafe { self.options(bytes).map(&self.window.file) }
             .map_err(|cause| Error::system("mapping a message to read", &cause))
     }

@@ -190,15 +190,16 @@ fn file(functions: &Functions) -> String {
 fn among_copies(error: Error, functions: &Functions) -> Error {
     let used = file(functions);
     let others = Vec::from_iter(other_files_with(c"ncclCommCuDevice", &used)).join(", ");
-    match others.is_empty() {
-        true => error,
-        false => error.and(Error::new(
+    if others.is_empty() {
+        error
+    } else {
+        error.and(Error::new(
             Code::InvalidUsage,
             format!(
                 "of several NCCLs in this process {used} is used, and a communicator of {others} is \
                  invalid there: NCCL_EP_NCCL_LIBRARY chooses"
             ),
-        )),
+        ))
     }
 }
 

@@ -139,9 +139,12 @@ impl OwnCommunicator {
         // Both ranks know all messages, so they choose the same.
         let sizes = sends.iter().chain(receives).map(|part| part.bytes);
         let largest = sizes.max().unwrap_or(0);
-        self.grouped(|| match by_broadcasts(self.ranks, largest) {
-            true => self.broadcast(sends, receives, stream),
-            false => self.send_and_receive(sends, receives, stream),
+        self.grouped(|| {
+            if by_broadcasts(self.ranks, largest) {
+                self.broadcast(sends, receives, stream)
+            } else {
+                self.send_and_receive(sends, receives, stream)
+            }
         })
     }
 
@@ -265,9 +268,10 @@ impl OwnCommunicator {
     fn enter(&self) -> Result<Inside<'_>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let inside = Inside(self);
-        match self.ended.load(Ordering::SeqCst) {
-            true => Err(Error::internal("the network's communicator has ended")),
-            false => Ok(inside),
+        if self.ended.load(Ordering::SeqCst) {
+            Err(Error::internal("the network's communicator has ended"))
+        } else {
+            Ok(inside)
         }
     }
 

@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::context_handle::{
 };
 use crate::backend::cuda::driver::context_resources::ContextResources;
 use crate::backend::cuda::driver::pinned;
-use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Taken, UnderWay, Works};
+use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -106,25 +106,14 @@ impl Context {
         self.resources.get_or_try_init(resources)
     }
 
-    /// Begins work on the device that waits for other ranks; it ends when the result is dropped.
-    pub fn begin(&self) -> UnderWay {
-        self.quiescence.begin()
+    /// When its device is quiescent.
+    pub fn quiescence(&self) -> &Arc<Quiescence<Key>> {
+        &self.quiescence
     }
 
-    /// Registers an exchange that was given up and may never end. Nothing can be freed while
-    /// `is_stuck`; everything else continues.
-    pub fn mark_hung(&self, is_stuck: impl Fn() -> bool + Send + 'static) {
-        self.quiescence.mark_hung(Box::new(is_stuck));
-    }
-
-    /// Whether such an exchange is on the device at this moment.
+    /// Whether an exchange that was given up is on the device at this moment.
     pub fn is_hung(&self) -> bool {
         self.quiescence.is_hung()
-    }
-
-    /// Takes something left by another group that serves for `key`.
-    pub fn take(&self, key: &Key) -> Option<Taken> {
-        self.quiescence.take(key)
     }
 
     /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may
@@ -204,16 +193,11 @@ impl Context {
     /// Calls `then` inside the context if the device is quiescent, and says whether it did.
     pub fn if_quiescent(&self, then: impl FnOnce()) -> bool {
         self.enter()
-            .is_ok_and(|_entered| self.quiescence.try_now(then))
+            .is_ok_and(|_entered| self.quiescence.attempt(then) == Attempt::Done)
     }
 
     fn is_poisoned(&self) -> bool {
         self.poisoned.load(Ordering::Relaxed)
-    }
-
-    /// Counts `works` among what waits for other ranks on the device.
-    pub fn watch_works(&self, works: Weak<dyn Works>) {
-        self.quiescence.watch(works);
     }
 
     /// Registers `enqueued` as operations of the group.

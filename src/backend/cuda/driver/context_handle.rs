@@ -79,9 +79,10 @@ impl Held {
     /// then, and its handle may belong to another.
     pub fn enter_alive(&self) -> Result<Entered> {
         let entered = self.enter()?;
-        match current_context_id()? == self.number {
-            true => Ok(entered),
-            false => Err(was_reset()),
+        if current_context_id()? == self.number {
+            Ok(entered)
+        } else {
+            Err(was_reset())
         }
     }
 

@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::context_handle::{Key, was_reset};
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::stream;
-use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark};
+use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
 use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -39,7 +39,7 @@ impl Memory for CudaMemory {
     }
 
     fn alloc_own(&self, bytes: usize) -> Result<DevPtr> {
-        let left = self.context().take(&Key::Memory(bytes));
+        let left = self.context().quiescence().take(&Key::Memory(bytes));
         left.map_or_else(|| self.alloc(bytes), |it| Ok(DevPtr(it.address)))
     }
 
@@ -102,16 +102,16 @@ impl Device for CudaMemory {
     }
 
     fn begin(&self) -> UnderWay {
-        self.context().begin()
+        self.context().quiescence().begin()
     }
 
     fn watch_works(&self, works: Weak<dyn Works>) {
-        self.context().watch_works(works);
+        self.context().quiescence().watch(works);
     }
 
-    fn mark_hung(&self, mark: Box<dyn StreamMark>) {
-        self.context()
-            .mark_hung(move || mark.is_over() == Ok(false));
+    fn mark_hung(&self, mark: Option<Box<dyn StreamMark>>) {
+        let is_hung = Box::new(move || may_run(&mark));
+        self.context().quiescence().mark_hung(is_hung);
     }
 
     fn attempt(&self, work: &mut dyn FnMut()) -> Attempt {

@@ -12,7 +12,7 @@ use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
-use crate::backend::transport::replays::ReplayMarks;
+use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use std::sync::Arc;

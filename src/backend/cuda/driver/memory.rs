@@ -167,7 +167,7 @@ impl<T: Record> HostPage<T> {
     pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         let bytes = count * size_of::<T>();
         let _entered = context.enter()?;
-        let left = context.take(&Key::Pinned(bytes));
+        let left = context.quiescence().take(&Key::Pinned(bytes));
         let left = left.and_then(|it| NonNull::new(it.address as *mut c_void));
         let memory = left.map_or_else(|| pinned::allocate(bytes), Ok)?;
         let mut page = Self {

@@ -128,9 +128,10 @@ impl HtShared {
                 let text = "the handle's routing was not exchanged in time";
                 return Err(Error::new(Code::RemoteError, text));
             }
-            match waited < AWAKE {
-                true => std::hint::spin_loop(),
-                false => std::thread::sleep(NAP),
+            if waited < AWAKE {
+                std::hint::spin_loop()
+            } else {
+                std::thread::sleep(NAP)
             }
         }
     }

@@ -5,7 +5,7 @@
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ll::messages::{ChannelMemory, HEAD_BYTES, Leg};
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::transport::{Label, Message};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
 use crate::model::ops::{LlDispatch, Routing, RowType};
 use crate::model::tensor::DevPtr;

@@ -18,7 +18,7 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::device::{Marks as _, StreamMark};
-use crate::backend::transport::{Label, Message};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Routing;

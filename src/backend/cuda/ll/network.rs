@@ -11,7 +11,7 @@ use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlNodes, LlRankOnNode};
 use crate::backend::cuda::regions::{own_place, to_u32};
 use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::transport::{Label, Message, Transport};
+use crate::backend::net::two_sided::{Label, Message, Transport};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Stream};

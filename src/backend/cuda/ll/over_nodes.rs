@@ -26,7 +26,7 @@ use crate::backend::cuda::params::ll::{
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
-use crate::backend::transport::Label;
+use crate::backend::net::two_sided::Label;
 use crate::error::Result;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
 use crate::model::tensor::DevPtr;

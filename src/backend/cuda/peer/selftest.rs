@@ -57,7 +57,7 @@ impl Selftest {
             threads: SELFTEST_THREADS,
             shared_bytes: 0,
         };
-        let _under_way = module.context().begin();
+        let _under_way = module.context().quiescence().begin();
         let at = module.enter(stream)?;
         module.launch(kernels::peer_selftest(), shape, &params, &at)?;
         driver::synchronize_stream(stream)?;

@@ -171,9 +171,10 @@ impl<W: Words> Teardown<W> {
     /// After [`Teardown::leave_together`]: says whether this rank `unmapped` the others' windows, and waits, with the
     /// deadline, for what they say. Whoever has heard all knows that nobody writes a word any more.
     pub fn part(&self, unmapped: bool) -> Result<Parting> {
-        let word = match unmapped {
-            true => Word::Unmapped,
-            false => Word::StillMapped,
+        let word = if unmapped {
+            Word::Unmapped
+        } else {
+            Word::StillMapped
         };
         self.words.announce(word as u32)?;
         let start = Instant::now();
@@ -183,9 +184,10 @@ impl<W: Words> Teardown<W> {
             let is_last =
                 |word: &Option<Word>| matches!(word, Some(Word::Unmapped | Word::StillMapped));
             if received.iter().all(is_last) {
-                return Ok(match received.contains(&Some(Word::StillMapped)) {
-                    true => Parting::SomeMapped,
-                    false => Parting::AllUnmapped,
+                return Ok(if received.contains(&Some(Word::StillMapped)) {
+                    Parting::SomeMapped
+                } else {
+                    Parting::AllUnmapped
                 });
             }
             if start.elapsed() >= self.timeout.max(LEAST_PATIENCE) {

@@ -41,7 +41,7 @@ impl Window {
     /// A window of `bytes`, perhaps reused from another group.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let context = Arc::clone(memory.context());
-        let left = context.take(&Key::Window(bytes));
+        let left = context.quiescence().take(&Key::Window(bytes));
         let base = match left {
             Some(left) => DevPtr(left.address),
             None => memory.alloc(bytes)?,
@@ -175,12 +175,13 @@ impl WindowRecord {
         if self.process != ProcessId::this()? {
             return Ok(None);
         }
-        match LIVE.lock().contains(&self.allocation) {
-            true => Ok(Some(self.allocation)),
-            false => Err(Error::new(
+        if LIVE.lock().contains(&self.allocation) {
+            Ok(Some(self.allocation))
+        } else {
+            Err(Error::new(
                 Code::RemoteError,
                 "this process has no such window any more",
-            )),
+            ))
         }
     }
 }
@@ -213,7 +214,7 @@ impl PeerMapping {
                 }
                 DevPtr(allocation.base as usize)
             }
-            None => match context.take(&Key::Import(record.ipc)) {
+            None => match context.quiescence().take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
                 None => ipc::import(record.ipc).map_err(rank_is_gone)?,
             },

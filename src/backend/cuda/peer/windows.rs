@@ -71,14 +71,16 @@ impl PeerWindows {
     /// here for an exchange of this rank.
     pub fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let Self { mappings, window } = self;
-        let mine = match PeerMapping::unmap(mappings) {
-            true => UNMAPPED,
-            false => STILL_MAPPED,
+        let mine = if PeerMapping::unmap(mappings) {
+            UNMAPPED
+        } else {
+            STILL_MAPPED
         };
         let reports = bootstrap.all_gather(&[mine], stream)?;
-        match reports.iter().all(|it| *it == [UNMAPPED]) {
-            true => window.free(),
-            false => window.keep(),
+        if reports.iter().all(|it| *it == [UNMAPPED]) {
+            window.free()
+        } else {
+            window.keep()
         }
         Ok(())
     }

@@ -7,12 +7,12 @@
 
 use crate::backend::HtRouting;
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::fingerprint::Call;
+use crate::backend::host::fingerprint::{announce, read_as};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::rows::copy_row;
-use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{Routing, Stream};
@@ -43,7 +43,7 @@ pub fn exchange(
         let _ = sender.send(agreed);
         outcome
     };
-    shared.enqueue_operation(Call::HtHandle, stream, || (), work)?;
+    shared.enqueue_operation(Operation::HtHandle, stream, || (), work)?;
     if let Some(refused) = refused {
         return Err(refused);
     }
@@ -51,14 +51,14 @@ pub fn exchange(
     // than one deadline, and other work on the stream has none.
     match receiver.recv_timeout(timeout + timeout / 4) {
         Ok(agreed) => agreed,
-        Err(RecvTimeoutError::Disconnected) => Err(match shared.exchange.fault() {
+        Err(RecvTimeoutError::Disconnected) => Err(match shared.mailboxes.fault() {
             Some(fault) => fault.during(Context::GroupFailed),
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
             let text = "the handle's routing was not exchanged in time";
             let error = Error::new(Code::RemoteError, text);
-            shared.exchange.fail(error.clone());
+            shared.mailboxes.fail(error.clone());
             Err(error)
         }
     }
@@ -75,7 +75,7 @@ fn gather_announcements(
 ) -> Result<Vec<Announced>> {
     let refusal;
     let mut message = Message::default();
-    Call::HtHandle.announce(&mut message);
+    announce(Operation::HtHandle, &mut message);
     match wanted {
         Ok(HtRouting { routing, .. }) => {
             let Routing {
@@ -95,11 +95,17 @@ fn gather_announcements(
             message.bytes(refusal.as_bytes());
         }
     }
-    shared.exchange.post(epoch, &message)?;
-    let messages = shared.exchange.receive_all(epoch)?;
+    shared.mailboxes.post(epoch, &message)?;
+    let messages = shared.mailboxes.receive_all(epoch)?;
     let messages = messages.iter().enumerate();
     messages
-        .map(|(source, message)| read(Call::HtHandle.read(message, source)?, source, &shared.facts))
+        .map(|(source, message)| {
+            read(
+                read_as(Operation::HtHandle, message, source)?,
+                source,
+                &shared.facts,
+            )
+        })
         .collect()
 }
 

@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::fingerprint::{Call, Fingerprint};
+use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ht::route::Departure;
 use crate::backend::host::ht::{HostHt, source};
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
-use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, WeightGradients};
 
@@ -17,7 +17,9 @@ impl HostHt {
     pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
         let rows = self.map.arrivals.len();
-        let mut message = self.fingerprint(Call::HtCombine, op.row.into()).message();
+        let mut message = self
+            .fingerprint(Operation::HtCombine, op.row.into())
+            .message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
@@ -27,13 +29,13 @@ impl HostHt {
             // SAFETY: as above, `[n, K]` of f32.
             message.bytes(unsafe { bytes(input, rows * top_k * 4) });
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
-        let messages = self.shared.exchange.receive_all(epoch)?;
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
-        let fingerprint = self.fingerprint(Call::HtCombine, op.row.into());
+        let fingerprint = self.fingerprint(Operation::HtCombine, op.row.into());
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()

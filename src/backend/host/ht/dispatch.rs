@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::fingerprint::{Call, Fingerprint};
+use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ht::{HostHt, source};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
-use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::layout::RowOf;
 use crate::model::ops::{HtDispatch, IdsAndWeights, Routing, Rows};
@@ -18,7 +18,7 @@ use crate::model::tensor::DevPtr;
 impl HostHt {
     pub(super) fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
-        let mut message = self.fingerprint(Call::HtDispatch, op.wire()).message();
+        let mut message = self.fingerprint(Operation::HtDispatch, op.wire()).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
         let rows = Outgoing {
@@ -35,12 +35,12 @@ impl HostHt {
             // SAFETY: as above, `[T, K]` of f32.
             message.bytes(unsafe { bytes(weights, tokens * top_k * 4) });
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     pub(super) fn receive_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
-        let messages = self.shared.exchange.receive_all(epoch)?;
-        let fingerprint = self.fingerprint(Call::HtDispatch, op.wire());
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
+        let fingerprint = self.fingerprint(Operation::HtDispatch, op.wire());
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()

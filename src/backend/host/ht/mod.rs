@@ -5,11 +5,11 @@ mod combine;
 mod dispatch;
 mod route;
 
-use crate::backend::host::fingerprint::{Call, Fingerprint};
+use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
 use crate::backend::{HtBackend, HtRouting};
-use crate::error::refusal::{OfTensor, Role, Subject};
+use crate::error::refusal::{OfTensor, Operation, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::scales::WireRow;
@@ -44,7 +44,7 @@ impl HostHt {
     }
 
     /// The fingerprint of a call. Ranks may differ in `staged`, which has no effect in HT.
-    fn fingerprint(&self, call: Call, row: WireRow) -> Fingerprint {
+    fn fingerprint(&self, call: Operation, row: WireRow) -> Fingerprint {
         Fingerprint {
             call,
             staged: false,
@@ -72,7 +72,7 @@ impl HtBackend for HostHt {
         let (handle, op) = (self.clone(), *op);
         self.shared
             .enqueue_operation(
-                Call::HtDispatch,
+                Operation::HtDispatch,
                 stream,
                 || (),
                 move |epoch| {
@@ -87,7 +87,7 @@ impl HtBackend for HostHt {
         let (handle, op) = (self.clone(), *op);
         self.shared
             .enqueue_operation(
-                Call::HtCombine,
+                Operation::HtCombine,
                 stream,
                 || (),
                 move |epoch| {

@@ -16,10 +16,10 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
-use crate::backend::host::exchange::Exchange;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::gates::{Gates, Wanted};
 use crate::backend::host::ll::{HostLl, Placed};
+use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::message::Reader;
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
@@ -84,7 +84,7 @@ impl HostLl {
                 }
             }
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     /// Posts this rank's gates and returns copies of those of all ranks. Copies release the banks,
@@ -97,9 +97,9 @@ impl HostLl {
     ) -> Result<Vec<Gates>> {
         let mut message = fingerprint.message();
         self.gates(op).write(&mut message);
-        let epoch = Exchange::before(epoch);
-        self.shared.exchange.post(epoch, &message)?;
-        let received = self.shared.exchange.receive_all(epoch)?;
+        let epoch = Mailboxes::before(epoch);
+        self.shared.mailboxes.post(epoch, &message)?;
+        let received = self.shared.mailboxes.receive_all(epoch)?;
         received
             .iter()
             .enumerate()
@@ -131,7 +131,7 @@ impl HostLl {
         epoch: u64,
     ) -> Result<()> {
         let tokens = self.routing.tokens;
-        let messages = self.shared.exchange.receive_all(epoch)?;
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
         let gates = self.gates(op);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {

@@ -36,7 +36,7 @@ impl HostLl {
             message.bytes(bytes(self.routing.ids, tokens * top_k * 8));
             rows.append(&mut message)?;
         }
-        self.shared.exchange.post(epoch, &message)
+        self.shared.mailboxes.post(epoch, &message)
     }
 
     pub(super) fn receive_tokens(
@@ -52,7 +52,7 @@ impl HostLl {
         // All messages, this rank's own as well, must be there before the first write. Until the
         // send phase has run, perhaps on another stream, earlier work of the caller may still use
         // the output.
-        let messages = self.shared.exchange.receive_all(epoch)?;
+        let messages = self.shared.mailboxes.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
         let sent: Vec<SentTokens<'_>> = messages
@@ -172,7 +172,7 @@ impl<'a> SentTokens<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::host::fingerprint::Call;
+    use crate::error::refusal::Operation;
     use crate::model::ops::RowType;
     use crate::model::scales::WireRow;
     use crate::model::tensor::DType;
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn tokens_that_are_not_in_the_message_are_refused() {
         let fingerprint = Fingerprint {
-            call: Call::LlDispatch,
+            call: Operation::LlDispatch,
             staged: false,
             handle: None,
             top_k: 8,

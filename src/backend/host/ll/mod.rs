@@ -5,10 +5,11 @@ mod dispatch;
 mod gates;
 
 use crate::backend::LlBackend;
-use crate::backend::host::fingerprint::{Call, Fingerprint};
+use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::order::Order;
 use crate::error::Result;
+use crate::error::refusal::Operation;
 use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
 use parking_lot::Mutex;
@@ -98,8 +99,8 @@ impl HostLl {
 
     fn fingerprint(&self, op: &LlOp, staged: bool) -> Fingerprint {
         let (call, row) = match op {
-            LlOp::Dispatch(op) => (Call::LlDispatch, op.wire()),
-            LlOp::Combine(op) => (Call::LlCombine, op.row.into()),
+            LlOp::Dispatch(op) => (Operation::LlDispatch, op.wire()),
+            LlOp::Combine(op) => (Operation::LlCombine, op.row.into()),
         };
         Fingerprint {
             call,
@@ -155,6 +156,6 @@ impl LlBackend for HostLl {
 
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
         let epoch = self.staged(slot).load(Ordering::Relaxed);
-        self.shared.exchange.abandon(epoch);
+        self.shared.mailboxes.abandon(epoch);
     }
 }

@@ -21,7 +21,7 @@ use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
 };
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::transport::{Label, Message};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::refusal::{AmongRanks, InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{IdWidth, Routing, Stream};
@@ -45,9 +45,10 @@ impl Header {
     }
 
     fn id_bytes(self) -> usize {
-        match self.takes_part() {
-            true => self.tokens * self.verdict as usize * ID_BYTES,
-            false => 0,
+        if self.takes_part() {
+            self.tokens * self.verdict as usize * ID_BYTES
+        } else {
+            0
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::backend::cuda::params::ht_nodes::{HtHead, HtMessages};
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::transport::Message;
+use crate::backend::net::two_sided::Message;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
 use crate::model::scales::WireRow;
@@ -80,9 +80,10 @@ impl Parcel {
     /// Bytes in front of the rows. The head keeps its place where only tails are wanted.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
-        match tails > 0 || self.has_head {
-            true => tails + HEAD_BYTES,
-            false => 0,
+        if tails > 0 || self.has_head {
+            tails + HEAD_BYTES
+        } else {
+            0
         }
     }
 

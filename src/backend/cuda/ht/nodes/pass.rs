@@ -17,7 +17,7 @@ use crate::backend::cuda::params::ht_nodes::{
     HtHeadParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
 };
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::transport::{Label, Transport};
+use crate::backend::net::two_sided::{Label, Transport};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use std::ops::{Deref, Range};
@@ -59,9 +59,10 @@ pub struct Heads {
 
 impl Heads {
     fn count(self, plan: &NodesPlan) -> usize {
-        match self.from_gateways {
-            true => plan.others,
-            false => plan.sources - 1,
+        if self.from_gateways {
+            plan.others
+        } else {
+            plan.sources - 1
         }
     }
 }
@@ -140,9 +141,10 @@ impl<'a> Handle<'a> {
         let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
         // With one message, its tokens are in order.
         let is_in_order = is_own || plan.sources <= 2;
-        let (departures, arrivals) = match is_own {
-            true => (memory.source_rows, memory.own_arrivals),
-            false => (memory.departures, memory.arrivals),
+        let (departures, arrivals) = if is_own {
+            (memory.source_rows, memory.own_arrivals)
+        } else {
+            (memory.departures, memory.arrivals)
         };
         let row = |table: *mut u32, chunk: usize| word(table, chunk * plan.locals);
         let nodes = self.rails.nodes()?;
@@ -164,9 +166,10 @@ impl<'a> Handle<'a> {
             locals: nodes.carried,
             locals_step: to_u32(1 + plan.width)?,
             messages: messages(remote)?,
-            origins: match is_in_order {
-                true => null(),
-                false => self.origins(self.remote_tokens(chunks).first),
+            origins: if is_in_order {
+                null()
+            } else {
+                self.origins(self.remote_tokens(chunks).first)
             },
             starts: word(memory.starts, plan.chunks + 1 + chunks.start),
             chunk_ends: to_u32(plan.chunks + 1)?,

@@ -91,9 +91,10 @@ pub struct Tables {
 impl Division {
     /// The same on all ranks of a group.
     fn of(topology: &Topology) -> Self {
-        match topology.ranks() == topology.nodes() {
-            true => ALONE,
-            false => WITH_OTHERS,
+        if topology.ranks() == topology.nodes() {
+            ALONE
+        } else {
+            WITH_OTHERS
         }
     }
 

@@ -13,7 +13,7 @@ use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::regions::{own_place, to_u32};
 use crate::backend::cuda::side_streams::SideStreams;
 use crate::backend::device::{Marks as _, StreamMark};
-use crate::backend::transport::{Label, Message};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
@@ -144,9 +144,10 @@ impl Rails {
     pub fn head_ranks(&self, from_gateways: bool) -> *const u32 {
         let own = self.network.topology().local_index(self.network.rank());
         let sources = own * (1 + self.plan.width) + 1;
-        match from_gateways {
-            true => self.gateway_ranks.0 as *const u32,
-            false => (self.carried.0 + sources * size_of::<u32>()) as *const u32,
+        if from_gateways {
+            self.gateway_ranks.0 as *const u32
+        } else {
+            (self.carried.0 + sources * size_of::<u32>()) as *const u32
         }
     }
 

@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const EPOCHS_PER_OPERATION: u64 = 2;
 
 /// All ranks' windows, and this rank's place in the sequence of operations.
-pub struct Exchange {
+pub struct Mailboxes {
     rank: usize,
     windows: Vec<Window>,
     timeout: Duration,
@@ -35,8 +35,8 @@ pub struct Exchange {
     fault: OnceCell<Error>,
 }
 
-impl Exchange {
-    /// The exchange of rank `rank`; `windows` has those of all ranks, in rank order.
+impl Mailboxes {
+    /// Of rank `rank`; `windows` has those of all ranks, in rank order.
     pub fn new(rank: usize, windows: Vec<Window>, timeout: Duration) -> Self {
         Self {
             rank,
@@ -246,45 +246,45 @@ impl Drop for Received<'_> {
 mod tests {
     use super::*;
 
-    fn begin(exchange: &Exchange) -> u64 {
-        exchange.begin(|_| Ok(())).unwrap()
+    fn begin(mailboxes: &Mailboxes) -> u64 {
+        mailboxes.begin(|_| Ok(())).unwrap()
     }
 
-    /// Exchanges of `ranks` ranks within this process.
-    fn ranks(ranks: usize, timeout: Duration) -> Vec<Exchange> {
+    /// Those of `ranks` ranks within this process.
+    fn ranks(ranks: usize, timeout: Duration) -> Vec<Mailboxes> {
         let made: Vec<Window> = (0..ranks).map(|_| Window::create(ranks).unwrap()).collect();
         let open = |rank| {
             let windows = made
                 .iter()
                 .map(|w| Window::open(w.address(), ranks).unwrap())
                 .collect();
-            Exchange::new(rank, windows, timeout)
+            Mailboxes::new(rank, windows, timeout)
         };
         (0..ranks).map(open).collect()
     }
 
-    fn post(exchange: &Exchange, epoch: u64, text: &[u8]) -> Result<()> {
+    fn post(mailboxes: &Mailboxes, epoch: u64, text: &[u8]) -> Result<()> {
         let mut message = Message::default();
         message.bytes(text);
-        exchange.post(epoch, &message)
+        mailboxes.post(epoch, &message)
     }
 
     #[test]
     fn everybody_reads_everybody() {
         let all = ranks(3, Duration::from_secs(20));
         std::thread::scope(|scope| {
-            for exchange in &all {
+            for mailboxes in &all {
                 scope.spawn(move || {
                     for _ in 0..200 {
-                        let epoch = begin(exchange);
+                        let epoch = begin(mailboxes);
                         post(
-                            exchange,
+                            mailboxes,
                             epoch,
-                            format!("{} {epoch}", exchange.rank).as_bytes(),
+                            format!("{} {epoch}", mailboxes.rank).as_bytes(),
                         )
                         .unwrap();
-                        for source in 0..exchange.ranks() {
-                            let received = exchange.receive(epoch, source).unwrap();
+                        for source in 0..mailboxes.ranks() {
+                            let received = mailboxes.receive(epoch, source).unwrap();
                             assert_eq!(&received[..], format!("{source} {epoch}").as_bytes());
                         }
                     }
@@ -296,18 +296,18 @@ mod tests {
     #[test]
     fn operations_that_stay_unread_do_not_stop_later_ones() {
         let all = ranks(1, Duration::from_secs(20));
-        let exchange = &all[0];
-        let staged = [begin(exchange), begin(exchange)];
+        let mailboxes = &all[0];
+        let staged = [begin(mailboxes), begin(mailboxes)];
         for epoch in staged {
-            post(exchange, epoch, b"staged").unwrap();
+            post(mailboxes, epoch, b"staged").unwrap();
         }
         for _ in 0..20 {
-            let epoch = begin(exchange);
-            post(exchange, epoch, b"whole").unwrap();
-            drop(exchange.receive(epoch, 0).unwrap());
+            let epoch = begin(mailboxes);
+            post(mailboxes, epoch, b"whole").unwrap();
+            drop(mailboxes.receive(epoch, 0).unwrap());
         }
         for epoch in staged {
-            assert_eq!(&exchange.receive(epoch, 0).unwrap()[..], b"staged");
+            assert_eq!(&mailboxes.receive(epoch, 0).unwrap()[..], b"staged");
         }
     }
 
@@ -357,7 +357,7 @@ mod tests {
                 .contains("operation 1 of rank 1, whose last one is 0"),
             "{error}"
         );
-        post(&all[1], Exchange::before(epoch), b"half of it").unwrap();
+        post(&all[1], Mailboxes::before(epoch), b"half of it").unwrap();
         let error = all[0].receive(epoch, 1).err().unwrap();
         assert!(error.text().ends_with("whose last one is 0"), "{error}");
     }
@@ -367,7 +367,7 @@ mod tests {
         let all = ranks(2, Duration::from_secs(60));
         let epoch = begin(&all[0]);
         post(&all[1], epoch, b"another call").unwrap();
-        let instead = all[0].receive(Exchange::before(epoch), 1).unwrap();
+        let instead = all[0].receive(Mailboxes::before(epoch), 1).unwrap();
         assert_eq!(&instead[..], b"another call");
         drop(instead);
         assert_eq!(&all[0].receive(epoch, 1).unwrap()[..], b"another call");

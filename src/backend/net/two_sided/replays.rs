@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::nccl::own::InGraphs;
-use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
+use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use std::sync::Arc;
@@ -54,9 +54,10 @@ pub struct Mark {
 impl Mark {
     /// Captures it from `stream`.
     pub fn capture(&self, stream: Stream) -> Result<()> {
-        match self.begins {
-            true => self.marks.begin(self.place, stream),
-            false => self.marks.end(self.place, stream),
+        if self.begins {
+            self.marks.begin(self.place, stream)
+        } else {
+            self.marks.end(self.place, stream)
         }
     }
 }
@@ -171,7 +172,7 @@ impl Replays {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::transport::Label;
+    use crate::backend::net::two_sided::Label;
     use parking_lot::Mutex;
 
     const SECOND: Duration = Duration::from_secs(1);

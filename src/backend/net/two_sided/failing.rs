@@ -7,8 +7,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::detached;
-use crate::backend::transport::OnFault;
-use crate::backend::transport::ending::Ending;
+use crate::backend::net::two_sided::OnFault;
+use crate::backend::net::two_sided::ending::Ending;
 use crate::error::Error;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;

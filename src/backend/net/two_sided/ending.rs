@@ -14,8 +14,8 @@
 use crate::backend::detached;
 use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
+use crate::backend::net::two_sided::outstanding::Outstanding;
 use crate::backend::quiescence::Attempt;
-use crate::backend::transport::outstanding::Outstanding;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::backend::device::tests::TestDevice;
     use crate::backend::nccl::own::tests::third_of_three;
-    use crate::backend::transport::replays::ReplayMarks;
+    use crate::backend::net::two_sided::replays::ReplayMarks;
     use crate::model::ops::Stream;
 
     const MINUTE: Duration = Duration::from_secs(60);

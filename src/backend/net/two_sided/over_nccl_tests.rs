@@ -5,7 +5,7 @@ use super::*;
 use crate::allocations;
 use crate::backend::device::tests::{CAPTURED, TestDevice};
 use crate::backend::nccl::own;
-use crate::backend::transport::spare::Offer;
+use crate::backend::net::two_sided::spare::Offer;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::{NodeId, Topology};
 

@@ -4,8 +4,8 @@
 use super::*;
 use crate::backend::device::tests::TestDevice;
 use crate::backend::nccl::own::tests::{tagged, third_of_three};
+use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::quiescence::Attempt;
-use crate::backend::transport::replays::ReplayMarks;
 
 const PLACE: (usize, usize) = (3, 2);
 

@@ -7,13 +7,13 @@ use crate::backend::detached;
 use crate::backend::nccl::ID_BYTES;
 use crate::backend::nccl::network::Network;
 use crate::backend::nccl::own::OwnCommunicator;
-use crate::backend::transport::ending::Untaken;
-use crate::backend::transport::members::Members;
-use crate::backend::transport::outstanding::Outstanding;
-use crate::backend::transport::over_nccl::NcclTransport;
-use crate::backend::transport::replays::NewReplayMarks;
-use crate::backend::transport::spare::{OFFER_BYTES, Offer, in_common};
-use crate::backend::transport::{OnFault, Transport};
+use crate::backend::net::two_sided::ending::Untaken;
+use crate::backend::net::two_sided::members::Members;
+use crate::backend::net::two_sided::outstanding::Outstanding;
+use crate::backend::net::two_sided::over_nccl::NcclTransport;
+use crate::backend::net::two_sided::replays::NewReplayMarks;
+use crate::backend::net::two_sided::spare::{OFFER_BYTES, Offer, in_common};
+use crate::backend::net::two_sided::{OnFault, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::topology::Topology;
@@ -107,9 +107,10 @@ fn common_id(
 /// The id of the communicator whose first member this rank is; otherwise nothing.
 fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     let network = network.as_ref().map_err(Error::clone)?;
-    match members.ranks.first() == Some(&members.rank) {
-        true => Ok(network.new_id()?.to_vec()),
-        false => Ok(vec![0; ID_BYTES]),
+    if members.ranks.first() == Some(&members.rank) {
+        Ok(network.new_id()?.to_vec())
+    } else {
+        Ok(vec![0; ID_BYTES])
     }
 }
 

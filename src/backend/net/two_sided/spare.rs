@@ -10,7 +10,7 @@
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
-use crate::backend::transport::ending::Ending;
+use crate::backend::net::two_sided::ending::Ending;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -24,9 +24,10 @@ impl Members {
     /// On equal nodes a communicator has one rank of each node, otherwise all ranks.
     pub fn new(topology: &Topology, rank: usize) -> Self {
         let sources = topology.sources(rank);
-        let ranks = match topology.has_equal_nodes() {
-            true => sources.clone(),
-            false => (0..topology.ranks()).collect(),
+        let ranks = if topology.has_equal_nodes() {
+            sources.clone()
+        } else {
+            (0..topology.ranks()).collect()
         };
         let mut comm_ranks = vec![None; topology.ranks()];
         for (comm_rank, &rank) in ranks.iter().enumerate() {
@@ -66,9 +67,10 @@ impl Members {
         let others = ranks.iter().filter(|&&rank| rank != self.rank);
         let name = |&rank: &usize| {
             let node = self.topology.node_of(rank);
-            match self.gateways.contains(&rank) {
-                true => format!("rank {rank} (gateway on node {node})"),
-                false => format!("rank {rank} (node {node})"),
+            if self.gateways.contains(&rank) {
+                format!("rank {rank} (gateway on node {node})")
+            } else {
+                format!("rank {rank} (node {node})")
             }
         };
         others.map(name).collect::<Vec<_>>().join(", ")

@@ -3,8 +3,8 @@
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::{BROADCAST_BYTES, by_broadcasts};
-use crate::backend::transport::members::Members;
-use crate::backend::transport::{Label, Message, Transport};
+use crate::backend::net::two_sided::members::Members;
+use crate::backend::net::two_sided::{Label, Message, Transport};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -35,9 +35,10 @@ pub fn run(
     device.upload(own, &words)?;
     exchange(transport, rank, (own, WORD), stream)?;
     // For the other way of large messages NCCL connects the ranks anew, with tens of MiB that others do not need.
-    let unread_bytes = match by_broadcasts(members.ranks.len(), most_bytes) {
-        true => (1 + sources.len()) * BROADCAST_BYTES,
-        false => 0,
+    let unread_bytes = if by_broadcasts(members.ranks.len(), most_bytes) {
+        (1 + sources.len()) * BROADCAST_BYTES
+    } else {
+        0
     };
     let unread = device.alloc_own(unread_bytes)?;
     if unread_bytes > 0 {

@@ -1,7 +1,7 @@
 //! Operations, as texts of failures name them.
 #![forbid(unsafe_code)]
 
-use crate::backend::transport::Label;
+use crate::backend::net::two_sided::Label;
 use std::fmt;
 use std::time::Duration;
 

@@ -9,10 +9,10 @@
 
 use crate::backend::device::{Marks, StreamMark};
 use crate::backend::nccl::own::InGraphs;
+use crate::backend::net::two_sided::Label;
+use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};
+use crate::backend::net::two_sided::replays::{NewReplayMarks, Replays};
 use crate::backend::quiescence::{Graphs, Works};
-use crate::backend::transport::Label;
-use crate::backend::transport::operation::{Late, Operation, Recent, distinct};
-use crate::backend::transport::replays::{NewReplayMarks, Replays};
 use crate::error::Result;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;

@@ -1,0 +1,22 @@
+//! Networks between nodes.
+//!
+//! There is one, [`two_sided`]: NCCL's grouped sends and receives, which the hosts enqueue. Much exists for its sake
+//! alone, and lives there. Both hosts must know the bytes of each message. NCCL's kernels wait without a deadline, so
+//! operations are marked, in graphs too, and a thread watches the marks, reports what is late, and aborts the
+//! communicator. Ending one waits for the device, so it outlives its group until the device is quiescent. Its bindings
+//! are beside the others that need `unsafe`: `nccl::own`, `nccl::network`, and `graph_marks` and `graph_count` of
+//! CUDA's driver.
+//!
+//! A one-sided network, in which kernels put messages into windows of other nodes and signal them, would stand beside
+//! it, and has to give what groups and operations ask for:
+//!
+//! - when a group opens: the ranks that this one sends to and hears of, connected, with memory that they can reach;
+//! - a way to send what is packed, and a word with each message that says which operation it is of, so that kernels can
+//!   wait for it with the group's deadline and say who is missing;
+//! - room that is not written again before its reader has let go of it;
+//! - the failure that has ended it, for the host, and an end after which no other node writes to this one.
+//!
+//! It needs no watchdog, no marks and no aborts: its waits are those of the group's own kernels.
+#![forbid(unsafe_code)]
+
+pub mod two_sided;

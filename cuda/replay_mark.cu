@@ -4,7 +4,7 @@
 // or behind the operation.
 
 #include "base/entry.cuh"
-#include "base/ptx.cuh"
+#include "base/primitive.cuh"
 
 namespace nccl_ep {
 

@@ -123,6 +123,25 @@ fn only_one_file_knows_how_many_lanes_a_warp_has() {
     assert!(!names_a_warps_size("uint32_t{x} >> 32 | 320 + kOf32"));
 }
 
+/// The kernels' CPU build is one switch, so neither kernels nor the programs that run on it name it.
+#[test]
+fn the_cpu_build_is_named_by_nobody_that_it_builds() {
+    let endings = [
+        ".rs", ".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".py", ".md",
+    ];
+    let parts = ["suites", "programs", "reference", "harness", "forked"];
+    let tests = parts.map(|part| format!("c_tests/{part}"));
+    let product = ["src", "abi", "cuda", "hostsim", "python/nccl_ep"].map(str::to_owned);
+    for file in product
+        .iter()
+        .chain(&tests)
+        .flat_map(|it| sources::files(it, &endings))
+    {
+        let names = sources::read(&file).to_lowercase().contains("simt");
+        assert!(!names || file == "c_tests/harness/harness.c", "{file}");
+    }
+}
+
 #[test]
 fn an_include_names_a_folder() {
     let folder_of = |line| included_folder("ll", line);

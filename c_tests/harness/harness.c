@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -113,8 +114,7 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases) {
 }
 
 bool ep_on_hostsim(void) {
-    return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL ||
-           dlsym(RTLD_DEFAULT, "ncclEpSimt") != NULL;
+    return ep_on_host_backend() || ep_on_cpu_build();
 }
 
 bool ep_on_fake_nccl(void) {
@@ -122,6 +122,8 @@ bool ep_on_fake_nccl(void) {
 }
 
 bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
+
+bool ep_on_cpu_build(void) { return dlsym(RTLD_DEFAULT, "ncclEpSimt") != NULL; }
 
 bool ep_hold_block(unsigned block) {
     void (*hold)(unsigned) = NULL;
@@ -134,6 +136,15 @@ void ep_release_block(void) {
     void (*release)(void) = NULL;
     memcpy(&release, &(void*){dlsym(RTLD_DEFAULT, "ncclEpSimtRelease")}, sizeof(release));
     if (release != NULL) release();
+}
+
+void ep_set_mishap(EpMishap mishap, bool happens) {
+    static const char* const kNames[] = {
+        [kEpNoImport] = "NCCLEP_SIMT_NO_IMPORT",
+        [kEpNoMemory] = "NCCLEP_SIMT_NO_MEMORY",
+        [kEpStopAtLaunch] = "NCCLEP_SIMT_STOP_AT_LAUNCH",
+    };
+    EP_REQUIRE(setenv(kNames[mishap], happens ? "1" : "0", 1) == 0);
 }
 
 void ep_sync(const EpEnv* env) { EP_CHECK_CUDA(cudaStreamSynchronize(env->stream)); }

@@ -60,7 +60,7 @@ typedef struct {
 int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
 
 // True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
-// libraries, with or without the kernels (simt/).
+// libraries, with or without the kernels.
 bool ep_on_hostsim(void);
 
 // True with fake_nccl/: unlike NCCL it has one node, and a waiting all-gather blocks those of the
@@ -71,10 +71,16 @@ bool ep_on_fake_nccl(void);
 // differences that the documentation states.
 bool ep_on_host_backend(void);
 
-// On the SIMT shim (simt/): holds this block of the next kernel until it is released. Elsewhere
-// does nothing and returns false.
+// True in the CPU build of the kernels. What only its driver can do is below; elsewhere that does nothing.
+bool ep_on_cpu_build(void);
+
+// Holds this block of the next kernel until it is released; false elsewhere.
 bool ep_hold_block(unsigned block);
 void ep_release_block(void);
+
+// What the driver does to this process from now on, until it is set to false.
+typedef enum { kEpNoImport, kEpNoMemory, kEpStopAtLaunch } EpMishap;
+void ep_set_mishap(EpMishap mishap, bool happens);
 
 // Whether this backend has high throughput. The first call is collective and its answer is kept. A
 // refusal for another reason than a missing mode is a failed check.

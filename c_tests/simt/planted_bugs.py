@@ -73,7 +73,8 @@ class Workshop:
         said = run("make", "-s", "--no-print-directory", "simt-compiler").stdout
         compiler, *options = said.split()
         self._compiler = (compiler, f"-I{work}", *options, "-O0", "-w", "-fno-sanitize=all")
-        self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ptx_cpu.h.gch"))
+        self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ready.h.gch"))
+        self._compiler += ("-include", "ready.h")
         files = sorted(KERNELS.rglob("*.cu"))
         self._objects = {file: work / f"{i}.o" for i, file in enumerate(files)}
         self._list = work / "list.o"

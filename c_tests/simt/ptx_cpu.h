@@ -1,7 +1,7 @@
-// CPU bodies for the functions of cuda/base/ptx.cuh, under the same names. Included before any
-// kernel, it takes that header's place: both have one include guard.
-#ifndef NCCL_EP_PTX_CUH
-#define NCCL_EP_PTX_CUH
+// CPU bodies for the functions of cuda/base/ptx.cuh, under the same names: the header that cuda/base/primitive.cuh
+// includes in its place.
+#ifndef C_TESTS_SIMT_PTX_CPU_H_
+#define C_TESTS_SIMT_PTX_CPU_H_
 
 #include <chrono>
 
@@ -242,4 +242,4 @@ inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
 }  // namespace nccl_ep
 
-#endif  // NCCL_EP_PTX_CUH
+#endif  // C_TESTS_SIMT_PTX_CPU_H_

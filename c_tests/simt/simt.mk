@@ -12,8 +12,10 @@ simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) -g1 $(warnings) 
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(filter-out %/kernel_list.o,$(call simt_object,simt/*.cpp))
 simt_tests    := $(call simt_object,simt/selftest/*.cpp)
+# The one switch that compiles what is in cuda/ for a CPU.
+cpu_build      = -DNCCL_EP_PRIMITIVE='"ptx_cpu.h"'
 # Some test what the kernels include.
-$(simt_tests): private simt_flags += -Wno-unknown-pragmas
+$(simt_tests): private simt_flags += -Wno-unknown-pragmas $(cpu_build)
 host_path     := $(call object,$(sort $(wildcard simt/host_path/*.c)))
 
 .PHONY: simt simt-compiler
@@ -44,7 +46,7 @@ $(simt_lib)/kernels.cpp: FORCE
 # nvcc does not mind comparing what CUDA's functions return, an int, with an unsigned number. What
 # C++ leaves undefined (shifts, overflows, misaligned accesses) ends the program.
 simt_kernel_compiler = $(CXX) $(simt_flags) -Wno-unknown-pragmas -Wno-sign-compare \
-                       -fsanitize=undefined -fno-sanitize-recover=all -include ptx_cpu.h
+                       -fsanitize=undefined -fno-sanitize-recover=all $(cpu_build)
 simt_kernel_link     = -shared -fsanitize=undefined -L$(simt_lib) -lncclep_simt \
                        '-Wl,-rpath,$$ORIGIN' -Wl,-z,defs
 $(simt_lib)/kernels.o: $(simt_lib)/kernels.cpp $(OUT)/flags simt/simt.mk
@@ -60,13 +62,13 @@ $(simt_lib)/libncclep_simt_plain.so: $(simt_lib)/kernels.o
 simt-compiler:
 	@echo $(simt_kernel_compiler)
 
-# Kernels of programs, which have the shim's CUDA.
-$(foreach name,$(programs),$(call object,$(SIMT_$(name)))): private common += -Wno-unknown-pragmas
-$(foreach name,$(programs),$(call object,$(SIMT_$(name)))): private system :=
+# Kernels of programs, which have the CPU build's CUDA.
+$(foreach name,$(programs),$(call object,$(CPU_$(name)))): private common += -Wno-unknown-pragmas -Isimt
+$(foreach name,$(programs),$(call object,$(CPU_$(name)))): private system :=
 
 link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
             -L$(simt_lib) -lncclep_simt $(call rpath,$(OUT)/simt,$(simt_lib)) $(link_common)
-$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(SIMT_$$*)) $(harness) $(OUT)/flags \
+$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(CPU_$$*)) $(harness) $(OUT)/flags \
                   $(simt_lib)/libncclep_simt.so
 	@mkdir -p $(@D)
 	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(LINK_$*) $(link_simt)

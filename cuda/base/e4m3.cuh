@@ -4,7 +4,7 @@
 // becomes 0x7f. Chips before sm_89 have no instruction for it; integers give the same bits.
 #pragma once
 
-#include "ptx.cuh"
+#include "primitive.cuh"
 
 namespace nccl_ep {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../params/kernels.h"
+#include "primitive.cuh"
 
 namespace nccl_ep::listed {
 
@@ -17,6 +18,6 @@ NCCL_EP_KERNELS(NCCL_EP_LISTED)
 
 }  // namespace nccl_ep::listed
 
-#define ENTRY(kernel)                                                     \
+#define ENTRY(kernel)                                                                               \
     extern "C" __global__ void __launch_bounds__(listed::kernel::kThreads, listed::kernel::kBlocks) \
         kernel(const __grid_constant__ listed::kernel::Params params)

@@ -1,7 +1,7 @@
 // Which expert an id names.
 #pragma once
 
-#include "ptx.cuh"
+#include "primitive.cuh"
 
 namespace nccl_ep {
 

@@ -4,7 +4,7 @@
 // Sums are in fp32 whatever the rows are made of; "rounded" is to nearest, ties to even.
 #pragma once
 
-#include "ptx.cuh"
+#include "primitive.cuh"
 
 namespace nccl_ep {
 

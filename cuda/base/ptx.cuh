@@ -1,10 +1,8 @@
 // Every asm statement of the project, under a name that says order and scope.
 //
-// Kernels contain none, so that what a kernel relies on can be read here in one place, and so that
-// a CPU stand-in needs to replace this header only. "sys" reaches other GPUs and the host, "gpu"
-// this GPU alone, "cta" this block. Nothing here knows what the bytes mean.
-#ifndef NCCL_EP_PTX_CUH  // by name, as the stand-in (c_tests/simt/ptx_cpu.h) defines it too
-#define NCCL_EP_PTX_CUH
+// Kernels contain none, so that what a kernel relies on can be read here in one place. "sys" reaches other GPUs and
+// the host, "gpu" this GPU alone, "cta" this block. Nothing here knows what the bytes mean.
+#pragma once
 
 #include <cstdint>
 
@@ -328,5 +326,3 @@ __device__ __forceinline__ void spin_hint() {}
 __device__ __forceinline__ void shared_spin_hint() {}
 
 }  // namespace nccl_ep
-
-#endif  // NCCL_EP_PTX_CUH

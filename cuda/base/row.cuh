@@ -3,7 +3,7 @@
 // ht/rows.cuh).
 #pragma once
 
-#include "ptx.cuh"
+#include "primitive.cuh"
 
 namespace nccl_ep {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../params/common.h"
-#include "ptx.cuh"
+#include "primitive.cuh"
 
 namespace nccl_ep {
 

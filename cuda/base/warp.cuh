@@ -5,7 +5,7 @@
 // no word of lanes by themselves.
 #pragma once
 
-#include "ptx.cuh"
+#include "primitive.cuh"
 
 namespace nccl_ep {
 

@@ -2,7 +2,7 @@
 // cleared between operations, and no second word says that the data has come.
 #pragma once
 
-#include "../base/ptx.cuh"
+#include "../base/primitive.cuh"
 
 namespace nccl_ep {
 

@@ -2,8 +2,7 @@
 
 Nothing is measured, and neither a GPU nor the library is needed: the first comes from the layouts of the
 library's windows, buffers and handles (src/backend/cuda/ll/plan.rs, ht/plan.rs, and on several nodes
-ll/network.rs, ht/nodes/), the second from the shapes in the header. A test runs the library and compares
-(c_tests/simt/memory_check.py).
+ll/network.rs, ht/nodes/), the second from the shapes in the header. A test runs the library and compares.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The sizes of groups and tensors, and the command that prints them. What the library really allocates is
-compared elsewhere (c_tests/simt/memory_check.py)."""
+compared elsewhere."""
 
 from __future__ import annotations
 

@@ -77,16 +77,16 @@ static void start_to_free(Freed* freed, cudaStream_t stream) {
 }
 
 // The victim stops once all ranks have mapped its window, and so misses the self test. That test
-// fails at the deadline, and what follows must not wait for a second one. Only the driver without a
-// GPU can stop a rank at this point.
+// fails at the deadline, and what follows must not wait for a second one. Only the CPU build
+// can stop a rank at this point.
 void stops_in_creation(DeathRank* self) {
     connect_ranks(self, self->env.comm, self->env.stream);
-    const bool stops = ep_on_hostsim() && !ep_on_host_backend();
+    const bool stops = ep_on_cpu_build();
     if (stops) take_a_long_deadline(self);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) {
         if (!stops) die(self);
-        EP_REQUIRE(setenv("NCCLEP_SIMT_STOP_AT_LAUNCH", "1", 1) == 0);
+        ep_set_mishap(kEpStopAtLaunch, true);
     }
     Freed freed;
     start_to_free(&freed, self->env.stream);

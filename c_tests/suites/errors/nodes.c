@@ -191,9 +191,9 @@ void ht_different_calls_over_nodes(EpEnv* env) {
 }
 
 // A rank finds no memory for its part of a handle when the others know already that it takes part. They learn that
-// the group has ended. Only the driver without a GPU can have no memory on demand.
+// the group has ended. Only the CPU build can have no memory on demand.
 void ht_handle_without_memory_over_nodes(EpEnv* env) {
-    if (ep_num_nodes() == 1 || !ep_on_hostsim() || ep_on_host_backend()) return;
+    if (ep_num_nodes() == 1 || !ep_on_cpu_build()) return;
     Session session;
     set_timeout_ms(10 * kTimeoutMs);
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -201,13 +201,13 @@ void ht_handle_without_memory_over_nodes(EpEnv* env) {
     // The memory of the first handle is in use.
     const ncclEpHandle_t first = session.handle;
     session.handle = NULL;
-    if (is_odd(env)) EP_REQUIRE(setenv("NCCLEP_SIMT_NO_MEMORY", "1", 1) == 0);
+    if (is_odd(env)) ep_set_mishap(kEpNoMemory, true);
     const double start = seconds();
     EP_CHECK(open_handle(&session) != ncclSuccess);
     EP_CHECK(seconds() - start < 0.005 * kTimeoutMs);  // long before the deadline
     EP_CHECK(session.handle == NULL);
     EP_CHECK_STR_CONTAINS(ep_last_error(), is_odd(env) ? "out of memory" : "rank ");
-    EP_REQUIRE(unsetenv("NCCLEP_SIMT_NO_MEMORY") == 0);
+    ep_set_mishap(kEpNoMemory, false);
     session.handle = first;
     EP_CHECK(wait_for_failure(&session, 0.005 * kTimeoutMs) != ncclSuccess);
     EP_CHECK(make_valid_call(&session, kDispatch, 0) != ncclSuccess);

@@ -139,7 +139,7 @@ static void many_tokens(EpEnv* env) {
 }
 
 // Every rank sends the most it may to every expert. No more rows can come, even if a rank announces
-// more (c_tests/simt/bugs.py).
+// more, as a planted bug makes one do.
 static void most_rows(EpEnv* env) {
     const unsigned experts = 2 * (unsigned)env->size;
     const HtShape shape = {experts, 12, experts, ncclBfloat16, 32};
@@ -155,7 +155,7 @@ static void most_rows(EpEnv* env) {
 }
 
 // Callers index by the ids that come with rows: each must name an expert of this rank or none,
-// whatever its sender sent (c_tests/simt/bugs.py).
+// whatever its sender sent: a planted bug sends others.
 static void ids_in_range(EpEnv* env) {
     const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};

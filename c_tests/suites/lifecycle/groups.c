@@ -89,22 +89,22 @@ static int first_mapped(const EpEnv* env, int rank) {
     return rank;
 }
 
-// Only the driver without a GPU can refuse a mapping on demand; elsewhere the group is created.
+// Only the CPU build can refuse a mapping on demand; elsewhere the group is created.
 // That driver also ends a process that frees its memory before the others have unmapped it.
 void group_that_one_rank_cannot_map(EpEnv* env) {
     const int last = env->size - 1;
     const bool is_last = env->rank == last;
     const int mapped = first_mapped(env, last);
-    const bool refuses = mapped != last && ep_on_hostsim() && !ep_on_host_backend();
+    const bool refuses = mapped != last && ep_on_cpu_build();
     char text[64];
     snprintf(text, sizeof(text), "cannot map rank %d's window", mapped);
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, kTokens, 64);
     ncclEpGroup_t group = NULL;
-    if (is_last) EP_REQUIRE(setenv("NCCLEP_SIMT_NO_IMPORT", "1", 1) == 0);
+    if (is_last) ep_set_mishap(kEpNoImport, true);
     const ncclResult_t result =
         ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
-    EP_REQUIRE(unsetenv("NCCLEP_SIMT_NO_IMPORT") == 0);
+    ep_set_mishap(kEpNoImport, false);
     if (refuses) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
         EP_CHECK_STR_CONTAINS(ep_last_error(), text);

@@ -114,7 +114,7 @@ static void fail_in_a_staged_combine(EpEnv* env) {
 static bool can_hold_blocks(const EpEnv* env) {
     const bool can = env->size > 1 && ep_hold_block(kLateBlock);
     ep_release_block();
-    if (!can) ep_skip("only the SIMT shim can hold up a block, and only another rank waits for it");
+    if (!can) ep_skip("only the CPU build can hold up a block, and only another rank waits for it");
     return can;
 }
 

@@ -1,6 +1,6 @@
 // The cast of --cast outside: this program rounds bfloat16 rows to e4m3 itself, as an inference engine does
 // whose library casts nothing, and then forwards rows and scales (docs/formats.md has the formula).
-// A program is linked with one of on_gpu.cu and on_simt.cpp, which run kernel.cuh, and on_host.cpp.
+// A program is linked with one of on_gpu.cu and on_cpu.cpp, which run kernel.cuh, and on_host.cpp.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_CAST_CAST_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_CAST_CAST_H_
 

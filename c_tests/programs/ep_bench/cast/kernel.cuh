@@ -1,5 +1,5 @@
 // The cast as a kernel: what an inference engine launches before a dispatch that only forwards.
-// on_gpu.cu launches it, on_simt.cpp runs it on the CPU.
+// on_gpu.cu launches it, on_cpu.cpp runs it in the CPU build.
 //
 // Memory decides its speed: each row is read once and written once, in accesses of 16 and 8 bytes next to each
 // other. A warp has 512 elements of a row; 16 neighbouring lanes, or 4, find the maximum of a block. Multiplications

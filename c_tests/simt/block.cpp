@@ -155,7 +155,8 @@ const WarpValues& Block::MeetWarp(const char* operation, uint32_t mask, uint64_t
     }
     values.of[lane] = value;
     values.not_zero |= value != 0 ? 1u << lane : 0;
-    EndRoundOrWait(meeting, Count(mask & warp.live));
+    const uint32_t all = mask & warp.live;
+    EndRoundOrWait(meeting, all == kAllLanes ? kLanes : Count(all));
     return values;
 }
 

@@ -34,8 +34,6 @@ simt_switch:
 .size simt_switch, .-simt_switch
 )");
 
-extern "C" void simt_switch(void** save, void* load);
-
 namespace simt {
 namespace {
 
@@ -62,11 +60,6 @@ uint8_t* MapStacks() {
     return static_cast<uint8_t*>(memory) + kFirstStack;
 }
 
-[[noreturn]] void FailForStack() {
-    Fail("the thread has used more than the " + std::to_string(kStackBytes) +
-         " bytes of its stack");
-}
-
 }  // namespace
 
 Fiber::Fiber(uint8_t* stack) : canary_(reinterpret_cast<uint64_t*>(stack)) {
@@ -83,11 +76,9 @@ void Fiber::Prepare(void (*body)()) {
     fiber_top_ = top - kSavedRegisters;
 }
 
-void Fiber::Enter() {
-    simt_switch(&caller_top_, fiber_top_);
-    if (fiber_top_ < static_cast<void*>(canary_)) {
-        FailForStack();
-    }
+void Fiber::FailForStack() {
+    Fail("the thread has used more than the " + std::to_string(kStackBytes) +
+         " bytes of its stack");
 }
 
 void Fiber::CheckCanary() const {
@@ -97,8 +88,6 @@ void Fiber::CheckCanary() const {
         }
     }
 }
-
-void Fiber::Leave() { simt_switch(&fiber_top_, caller_top_); }
 
 void Fibers::Reserve(std::size_t count) {
     while (fibers_.size() < count) {

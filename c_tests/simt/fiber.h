@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <vector>
 
+// simt_switch(save, load): see fiber.cpp.
+extern "C" void simt_switch(void** save, void* load);
+
 namespace simt {
 
 // A stack, and where it was left.
@@ -19,13 +22,20 @@ class Fiber {
     void Prepare(void (*body)());
     // Runs the fiber until it leaves; called outside of fibers, always on the same OS thread.
     // Refuses one that leaves from below its stack.
-    void Enter();
+    void Enter() {
+        simt_switch(&caller_top_, fiber_top_);
+        if (fiber_top_ < static_cast<void*>(canary_)) {
+            FailForStack();
+        }
+    }
     // Goes back to the caller of Enter; called inside the fiber.
-    void Leave();
+    void Leave() { simt_switch(&fiber_top_, caller_top_); }
     // Refuses one that has been below its stack. Not part of Enter, which it would slow by a tenth.
     void CheckCanary() const;
 
    private:
+    [[noreturn]] static void FailForStack();
+
     uint64_t* canary_;
     void* fiber_top_ = nullptr;
     void* caller_top_ = nullptr;

@@ -11,7 +11,6 @@
 namespace simt {
 namespace {
 
-constexpr uint32_t kLanes = 32;
 // Of the stores that wait, up to one in so many lands at a time, and a few more.
 constexpr uint64_t kOneInAtOnce = 4;
 constexpr uint64_t kMoreAtOnce = 8;
@@ -78,8 +77,6 @@ void Stores::LandAt(const void* address) {
         entries_.erase(found);
     }
 }
-
-void Stores::MeetWarp(uint32_t thread) { Move(of_thread_[thread], of_warp_[thread / kLanes]); }
 
 void Stores::MeetBlock(uint32_t thread) {
     Move(of_thread_[thread], of_block_);
@@ -164,11 +161,6 @@ void Stores::LandNamed(Names& names) {
         }
     }
     names.clear();
-}
-
-void Stores::Move(Names& from, Names& to) {
-    to.insert(to.end(), from.begin(), from.end());
-    from.clear();
 }
 
 }  // namespace simt

@@ -36,7 +36,7 @@ class Stores {
     void LandAt(const void* address);
 
     // `thread` arrives at a warp operation, or at a barrier of the block.
-    void MeetWarp(uint32_t thread);
+    void MeetWarp(uint32_t thread) { Move(of_thread_[thread], of_warp_[thread / kLanes]); }
     void MeetBlock(uint32_t thread);
     // Makes visible what happened before this point of `thread`.
     void Release(uint32_t thread);
@@ -48,6 +48,7 @@ class Stores {
 
    private:
     static constexpr std::size_t kUnit = 16;
+    static constexpr uint32_t kLanes = 32;
     struct Entry {
         uint8_t bytes[kUnit];
         uint32_t held;   // a bit per byte
@@ -63,7 +64,12 @@ class Stores {
 
     void Land(uintptr_t unit, Entry& entry, uint32_t which) const;
     void LandNamed(Names& names);
-    static void Move(Names& from, Names& to);
+    static void Move(Names& from, Names& to) {
+        if (!from.empty()) {  // as mostly
+            to.insert(to.end(), from.begin(), from.end());
+            from.clear();
+        }
+    }
 
     Random& random_;
     const uint64_t one_in_steps_;

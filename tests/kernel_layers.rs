@@ -6,11 +6,12 @@
 mod sources;
 
 /// Each folder of `cuda/`, and the folders whose headers its files may include.
-const FLOORS: [(&str, &[&str]); 6] = [
+const FLOORS: [(&str, &[&str]); 7] = [
     ("params", &["params"]),
     ("base", &["base", "params"]),
+    ("layout", &["base", "params"]),
     ("peer", &["peer", "base", "params"]),
-    ("ll", &["ll", "peer", "base", "params"]),
+    ("ll", &["ll", "layout", "peer", "base", "params"]),
     ("ht", &["ht", "peer", "base", "params"]),
     ("", &["peer", "base", "params"]),
 ];

@@ -219,7 +219,7 @@ __device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start&
 
 template <typename Type, typename Nodes>
 __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes) {
-    using Op = Operation<Nodes>;
+    using Op = CombineOperation<Nodes>;
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
     Op op(params.common, nodes);

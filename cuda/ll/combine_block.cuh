@@ -1,6 +1,7 @@
 // What a block of a combine sees: the operation, and the tokens of this rank's sources (nodes.cuh).
 #pragma once
 
+#include "../layout/expert_major.cuh"
 #include "gates.cuh"
 #include "scheduler.cuh"
 #include "slots.cuh"
@@ -13,6 +14,13 @@ struct SharedStorage {
     uint32_t next_receive;
 };
 
+// A combine of rows that lie as a dispatch of one layout left them.
+template <typename Nodes, typename LayoutOfRows = ExpertMajor>
+struct CombineOperation : Operation<Nodes> {
+    using Layout = LayoutOfRows;
+    using Operation<Nodes>::Operation;
+};
+
 template <typename Op>
 struct Block {
     const LlCombineParams& params;
@@ -23,7 +31,7 @@ struct Block {
 
     const LlShape& shape = params.common.shape;
     BankSlots bank_slots = {shape, params.common.peers.ranks};
-    OutputSlots output = {shape, op.ranks()};
+    typename Op::Layout output = {shape, op.ranks()};
     Share senders = senders_of(params.common);
     Share receivers = receivers_of(params.common);
 };

@@ -1,6 +1,7 @@
 // What all functions of a dispatch see: the operation, and the sources (nodes.cuh) whose rows it sends.
 #pragma once
 
+#include "../layout/expert_major.cuh"
 #include "dispatch_rows.cuh"
 #include "scheduler.cuh"
 #include "slots.cuh"
@@ -23,10 +24,11 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) + 4 * MAX_PEERS <= LL_STATIC_SHARED_BYTES, "launches leave no more room");
 
-// A dispatch of rows of one kind (dispatch_rows.cuh).
-template <typename Nodes, typename RowsOfKind>
+// A dispatch of rows of one kind (dispatch_rows.cuh) to an output of one layout.
+template <typename Nodes, typename RowsOfKind, typename LayoutOfOutput = ExpertMajor>
 struct DispatchOperation : Operation<Nodes> {
     using Rows = RowsOfKind;
+    using Layout = LayoutOfOutput;
     using Operation<Nodes>::Operation;
 };
 
@@ -45,7 +47,7 @@ struct Block {
 
     const LlShape& shape = params.common.shape;
     BankSlots bank_slots = {shape, params.common.peers.ranks};
-    OutputSlots output = {shape, op.ranks()};
+    typename Op::Layout output = {shape, op.ranks()};
     Share senders = senders_of(params.common);
     Share receivers = receivers_of(params.common);
     Share notifiers = {receivers.first, params.notify_blocks};

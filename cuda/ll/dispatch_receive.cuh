@@ -46,7 +46,8 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
         take(op, from, chunk, source, data);
     }
     wait_for_routers(&block.shared.begins_known);
-    const int32_t out_row = block.output.row(block.per_expert, source, entry);
+    const int32_t out_row =
+        entry.is_here() ? block.output.row(block.per_expert, source, entry.expert(), entry.index()) : kNowhere;
     if (chunk_idx == 0 && lane_idx() < block.shape.top_k) {
         op.rows_of(source, token)[lane_idx()] = out_row;
     }

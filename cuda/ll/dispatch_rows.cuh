@@ -40,8 +40,8 @@ struct PlainRows {
             return {shuffle(row, lane)};
         }
     };
-    __device__ __forceinline__ Target target(const LlDispatchParams&, const OutputSlots&, EntryWord,
-                                             int32_t row) const {
+    template <typename Layout>
+    __device__ __forceinline__ Target target(const LlDispatchParams&, const Layout&, EntryWord, int32_t row) const {
         return {row};
     }
     __device__ __forceinline__ void store(const LlDispatchParams& params, const LlShape& shape,
@@ -77,13 +77,13 @@ struct ScaledKind {
             return {shuffle(payload, lane), shuffle(scales, lane)};
         }
     };
-    __device__ __forceinline__ Target target(const LlDispatchParams& params,
-                                             const OutputSlots& output, EntryWord entry,
+    template <typename Layout>
+    __device__ __forceinline__ Target target(const LlDispatchParams& params, const Layout& output, EntryWord entry,
                                              int32_t row) const {
         if (row < 0) {
             return {nullptr, nullptr};
         }
-        const uint32_t slot = row - entry.expert() * output.rows_of_expert();
+        const uint32_t slot = output.ordinal(row, entry.expert());
         return {params.out + uint64_t(row) * rows.payload_bytes,
                 scales_of_row(rows, rows.out, entry.expert(), slot)};
     }

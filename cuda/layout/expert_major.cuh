@@ -1,0 +1,68 @@
+// The layout of rows by expert. Kernels are templates over their operation's `Layout`; its twin on the host is in
+// src/model/layout.rs.
+#pragma once
+
+#include "../base/expert.cuh"
+
+namespace nccl_ep {
+
+// Instead of a row: the entry found no free one, and the group fails.
+constexpr int32_t kDropped = -2;
+
+// The output `[local_experts][ranks * max_tokens]`: the rows of an expert together, by source rank
+// ascending, then token, then k.
+struct ExpertMajor {
+    const LlShape& shape;
+    uint32_t ranks;
+
+    __device__ uint32_t rows_of_expert() const { return ranks * shape.max_tokens; }
+    __device__ uint32_t rows() const { return shape.local_experts * ranks * shape.max_tokens; }
+
+    // Where the table of counts and begins holds (source, expert).
+    __device__ uint32_t cell(uint32_t source, uint32_t expert) const {
+        return source * shape.local_experts + expert;
+    }
+    // In `table`, turns what each source sends to `expert` into where its rows begin; returns their sum.
+    __device__ uint32_t find_begins(uint32_t* table, uint32_t expert) const {
+        uint32_t total = 0;
+        for (uint32_t source = 0; source < ranks; ++source) {
+            const uint32_t count = table[cell(source, expert)];
+            table[cell(source, expert)] = total;
+            total += count;
+        }
+        return total;
+    }
+    // How many of `total` rows that came for an expert there is room for.
+    __device__ uint32_t kept(uint32_t total) const {
+        const uint32_t most = rows_of_expert();
+        return total < most ? total : most;
+    }
+    // After find_begins, which has given `total`, more than there is room for: the first source that sends an
+    // expert more rows than its share. There is one, and its ids repeat the expert, as it has no more tokens.
+    struct Surplus {
+        uint32_t source;
+        uint32_t rows;
+    };
+    __device__ Surplus find_surplus(const uint32_t* table, uint32_t expert, uint32_t total) const {
+        Surplus found = {0, 0};
+#pragma unroll 1  // seldom done
+        for (uint32_t source = ranks; source-- > 0;) {
+            const uint32_t begin = table[cell(source, expert)];
+            if (total - begin > shape.max_tokens) {
+                found = {source, total - begin};
+            }
+            total = begin;
+        }
+        return found;
+    }
+    // The row that is number `index` of those that `source` sends to `expert`, or kDropped.
+    __device__ int32_t row(const uint32_t* begins, uint32_t source, uint32_t expert, uint32_t index) const {
+        const uint32_t most = rows_of_expert();
+        const uint32_t slot = begins[cell(source, expert)] + index;
+        return slot < most ? static_cast<int32_t>(expert * most + slot) : kDropped;
+    }
+    // Which of the rows of its `expert` a row is.
+    __device__ uint32_t ordinal(int32_t row, uint32_t expert) const { return row - expert * rows_of_expert(); }
+};
+
+}  // namespace nccl_ep

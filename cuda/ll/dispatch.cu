@@ -1,5 +1,5 @@
 // Low-latency dispatch: every row goes once to each rank that hosts one of its token's experts, and is
-// copied there to the rows of the output that the token takes (slots.cuh).
+// copied there to the rows of the output that the token takes (../layout).
 //
 // Grid: any number of blocks that fit on the GPU at once. Sending blocks do nothing but send rows. In the
 // others, the receivers, the first warps are routers. Those of the first receiving blocks, the notifiers,

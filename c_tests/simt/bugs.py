@@ -187,7 +187,7 @@ BUGS = (
         "            gate.order = lane_idx();\n", "2 NCCL_EP_LL_COMBINE=exact test_ll permuted",
         slow=True),
     Bug("ends before all peers have begun", "ll/combine_sums.cuh",
-        "            check_signature(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
+        "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
         "op.nodes.returned_message(op.nodes.place_of(nearest))",
@@ -204,7 +204,7 @@ BUGS = (
         "4 NODES=0123 NCCL_EP_NODE_SUMS=invariant test_ht bits_from_any_home", slow=True),
     Bug("chunks without the rows before them", "ht/place.cu",
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES, slow=True),
-    Bug("rows of another operation", "ht/scope.cuh", "if (head.shape_word != shape_word || ",
+    Bug("rows of another operation", "ht/scope.cuh", "if (head.fingerprint != fingerprint || ",
         "if (false && ", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
     Bug("the mask asked for no rank", "ht/route.cu", "expert >= 0 && is_active(", "is_active(",
         "2 test_ht routing_styles", slow=True, beside=(

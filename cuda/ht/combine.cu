@@ -202,7 +202,7 @@ __device__ __forceinline__ bool wait_for_parts(const Block& block, const TokenEn
         const Arrival arrival = wait_for_row(
             block.common, at, part.sequence,
             {WAIT_STREAMED_ROW, rank, block.shared.pairs.operation});
-        ok = arrival.ok && arrival.data == block.common.shape.shape_word;
+        ok = arrival.ok && arrival.data == block.common.shape.fingerprint;
         if (arrival.ok && !ok) {
             fail_for_scales(block.common, rank, arrival.data, {0, 0});
         }

@@ -47,7 +47,7 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
     if (!is_or_follows(packet_epoch(packet), sequence + 1)) {
         return false;
     }
-    const bool fits = packet_data(packet) == block.common.shape.shape_word;
+    const bool fits = packet_data(packet) == block.common.shape.fingerprint;
     // Rows of another shape may take whole slots: it is those at the beginning of a slot that tell.
     if (!fits && sequence % kSlotUnits == 0) {
         fail_for_shape(block.common, source, sequence, packet_data(packet),

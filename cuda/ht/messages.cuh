@@ -34,7 +34,7 @@ __device__ __forceinline__ uint8_t* tail_of(const HtMessages& messages, uint32_t
 // that it should have made are not what it sends.
 __device__ __forceinline__ void write_heads(const HtHeadParams& params) {
     for (uint32_t i = threadIdx.x; i < params.count; i += blockDim.x) {
-        *head_of(params.messages, i) = {params.shape_word, params.handle,
+        *head_of(params.messages, i) = {params.fingerprint, params.handle,
                                         known_failure(params.wait), params.scales_word};
     }
 }

@@ -234,7 +234,7 @@ __device__ __forceinline__ void notify_row(const HtCommon& common, const Units& 
                                            const HtPairs& pairs, uint32_t peer,
                                            uint32_t sequence) {
     const Remote<uint64_t> arrival = rings_at(common, peer).arrival(common.peers.rank, sequence);
-    const uint32_t word = common.shape.shape_word;
+    const uint32_t word = common.shape.fingerprint;
     if (units.take_slot(sequence, pairs.sent_end[peer])) {
         put_values(arrival, make_packet(sequence + 1, word), make_packet(sequence + 2, word));
     } else {
@@ -273,19 +273,19 @@ struct ScalesWords {
 };
 
 // One thread: `peer` sends rows of another shape, or with other scales. Nothing sensible can follow.
-__device__ inline void fail_for_scales(const HtCommon& common, uint32_t peer, uint32_t shape_word,
+__device__ inline void fail_for_scales(const HtCommon& common, uint32_t peer, uint32_t fingerprint,
                                        const ScalesWords& scales) {
     report_failure(common.wait, FAULT_SHAPE_DIFFERS, {WAIT_STREAMED_ROW, peer, 0},
-                   common.shape.shape_word, shape_word, 0, scales.own, scales.peer);
+                   common.shape.fingerprint, fingerprint, 0, scales.own, scales.peer);
     broadcast_failure(common.peers, common.wait);
 }
 
 // The scales word of the row of `peer` at unit `sequence`, the first of its slot; 0 if it has none.
 __device__ inline uint32_t scales_word_of(const HtCommon& common, uint32_t peer, uint32_t sequence,
-                                          uint32_t shape_word) {
-    constexpr uint32_t kPayload = (1u << HT_SHAPE_PAYLOAD_BITS) - 1;
-    const uint64_t stamp_at = (shape_word & kPayload) * sizeof(Vec16);
-    if ((shape_word & HT_SHAPE_COMBINE) != 0 || (shape_word & HT_SHAPE_SCALED) == 0 ||
+                                          uint32_t fingerprint) {
+    constexpr uint32_t kPayload = (1u << HT_FINGERPRINT_PAYLOAD_BITS) - 1;
+    const uint64_t stamp_at = (fingerprint & kPayload) * sizeof(Vec16);
+    if ((fingerprint & HT_FINGERPRINT_COMBINE) != 0 || (fingerprint & HT_FINGERPRINT_SCALED) == 0 ||
         stamp_at + HT_STAMP_BYTES > kSlotUnits * common.layout.unit_bytes) {
         return 0;
     }
@@ -296,9 +296,9 @@ __device__ inline uint32_t scales_word_of(const HtCommon& common, uint32_t peer,
 // One thread: `peer` runs an operation of another shape, as the row at unit `sequence`, the first of its slot,
 // says. `own_scales` is the word of this rank's rows.
 __device__ inline void fail_for_shape(const HtCommon& common, uint32_t peer, uint32_t sequence,
-                                      uint32_t shape_word, uint32_t own_scales) {
-    fail_for_scales(common, peer, shape_word,
-                    {own_scales, scales_word_of(common, peer, sequence, shape_word)});
+                                      uint32_t fingerprint, uint32_t own_scales) {
+    fail_for_scales(common, peer, fingerprint,
+                    {own_scales, scales_word_of(common, peer, sequence, fingerprint)});
 }
 
 }  // namespace nccl_ep

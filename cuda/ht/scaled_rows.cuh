@@ -2,8 +2,8 @@
 //
 //   image      payload | stamp | scales, filled up with zeros to a multiple of 16 bytes
 //
-// The shape word that arrives with a row has no room for the scales, so the stamp has their word. Ranks whose
-// shape words agree look for it at the same place.
+// The fingerprint that arrives with a row has no room for the scales, so the stamp has their word. Ranks whose
+// fingerprints agree look for it at the same place.
 #pragma once
 
 #include "../base/cast.cuh"
@@ -70,7 +70,7 @@ struct ScaledImage {
             return true;
         }
         if (lane_idx() == 0) {
-            fail_for_scales(block.common, source, block.common.shape.shape_word,
+            fail_for_scales(block.common, source, block.common.shape.fingerprint,
                             {scaled.word, word});
         }
         return false;

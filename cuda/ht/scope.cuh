@@ -141,11 +141,11 @@ struct RowsOfPass {
     __device__ bool head_fits(const HtCommon& common, const HtHead& head, uint32_t rank,
                               uint32_t operation) const {
         const Awaited awaited = {WAIT_STREAMED_ROW, HT_RANK_OF_GROUP | rank, operation};
-        const uint32_t shape_word = common.shape.shape_word;
+        const uint32_t fingerprint = common.shape.fingerprint;
         bool first = false;
-        if (head.shape_word != shape_word || head.scales_word != pass.scales_word) {
-            first = report_failure(common.wait, FAULT_SHAPE_DIFFERS, awaited, shape_word,
-                                   head.shape_word, 0, pass.scales_word, head.scales_word);
+        if (head.fingerprint != fingerprint || head.scales_word != pass.scales_word) {
+            first = report_failure(common.wait, FAULT_SHAPE_DIFFERS, awaited, fingerprint,
+                                   head.fingerprint, 0, pass.scales_word, head.scales_word);
         } else if (head.handle != pass.handle) {
             first = report_failure(common.wait, FAULT_HANDLE_DIFFERS, awaited, pass.handle,
                                    head.handle);

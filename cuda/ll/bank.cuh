@@ -28,12 +28,12 @@ struct Bank {
         return {base + uint64_t{slot} * common.shape.slot_bytes,
                 as<uint64_t>(base + common.layout.flags) + uint64_t{slot} * common.shape.chunks};
     }
-    // Rows of `source` per local expert, then its tokens, its signature, and its scales word if it has one.
+    // Rows of `source` per local expert, then its tokens, its fingerprint, and its scales word if it has one.
     __device__ Address<uint64_t> counts(uint32_t source) const {
         return as<uint64_t>(base + common.layout.counts) +
                source * (common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS);
     }
-    __device__ Address<uint64_t> signature(uint32_t source) const {
+    __device__ Address<uint64_t> fingerprint(uint32_t source) const {
         return counts(source) + common.shape.local_experts + 1;
     }
     __device__ Address<uint64_t> scales_word(uint32_t source) const {

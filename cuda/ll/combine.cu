@@ -33,20 +33,20 @@ __device__ __forceinline__ uint32_t first_send_turn() {
     return (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
 }
 
-// Everyone signs to everyone, so that an operation never ends before all peers have begun it.
+// Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it.
 template <typename Op>
-__device__ void sign(const Block<Op>& block) {
+__device__ void send_fingerprint(const Block<Op>& block) {
     const Op& op = block.op;
     for (uint32_t peer = lane_idx(); peer < op.peers(); peer += kWarpSize) {
         if (!is_active(op.common.peers, peer)) {
             continue;
         }
-        put_value(op.at(peer).signature(op.rank()), op.packet(op.common.signature));
+        put_value(op.at(peer).fingerprint(op.rank()), op.packet(op.common.fingerprint));
         if constexpr (Op::kSeveral) {
             const LlNodes& nodes = op.nodes.nodes;
             for (uint32_t number = 1; number < nodes.sources; ++number) {
-                put_value(op.at(peer).signature(nodes.rank_of_source[number]),
-                          op.packet(op.common.signature));
+                put_value(op.at(peer).fingerprint(nodes.rank_of_source[number]),
+                          op.packet(op.common.fingerprint));
             }
         }
     }
@@ -57,8 +57,8 @@ __device__ void sign(const Block<Op>& block) {
 template <typename Op>
 __device__ void send_weights(const Block<Op>& block, const GateWords& early) {
     const Op& op = block.op;
-    if (is_signing_warp(block)) {
-        sign(block);
+    if (is_fingerprint_warp(block)) {
+        send_fingerprint(block);
     }
     const uint32_t tokens = tokens_of_sources(block);
     for (uint32_t turn = warp_idx(); block.receivers.unit(turn) < tokens; turn += num_warps()) {

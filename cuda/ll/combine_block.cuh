@@ -84,9 +84,9 @@ __device__ __forceinline__ Gate gate_of(const Block<Op>& block, const SourceToke
     return make_gate(block.op, words);
 }
 
-// One warp of the grid signs for this rank and checks the others' signatures.
+// One warp of the grid sends the fingerprint of this rank and checks the others' fingerprints.
 template <typename Op>
-__device__ __forceinline__ bool is_signing_warp(const Block<Op>& block) {
+__device__ __forceinline__ bool is_fingerprint_warp(const Block<Op>& block) {
     return block.receivers.index() == 0 && warp_idx() == num_warps() / 2;
 }
 

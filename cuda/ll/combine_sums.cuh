@@ -153,10 +153,10 @@ __device__ void receive_chunk(const Block<Op>& block, const SourceToken& at, uin
 }
 
 template <typename Op>
-__device__ void check_signatures(const Block<Op>& block) {
+__device__ void check_fingerprints(const Block<Op>& block) {
     for (uint32_t rank = lane_idx(); rank < block.op.ranks(); rank += kWarpSize) {
         if (is_active(block.op.common.peers, block.op.nodes.carrier_of(rank))) {
-            check_signature(block.op, rank);
+            check_fingerprint(block.op, rank);
         }
     }
     sync_warp();
@@ -166,8 +166,8 @@ template <typename Type, typename Op>
 __device__ void receive_rows(const Block<Op>& block) {
     const uint32_t chunks = block.shape.chunks;
     const uint32_t units = block.shape.tokens * chunks;
-    if (is_signing_warp(block)) {
-        check_signatures(block);
+    if (is_fingerprint_warp(block)) {
+        check_fingerprints(block);
     }
     for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
          unit = block.receivers.next_unit(&block.shared.next_receive)) {

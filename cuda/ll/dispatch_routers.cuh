@@ -98,7 +98,7 @@ __device__ void notify_counts(const Block<Op>& block, const typename Op::Source&
             if constexpr (Op::Rows::kScaled) {
                 put_value(bank.scales_word(source.rank()), op.packet(op.common.scales_word));
             }
-            put_value(bank.signature(source.rank()), op.packet(op.common.signature));
+            put_value(bank.fingerprint(source.rank()), op.packet(op.common.fingerprint));
         }
     }
 }
@@ -111,7 +111,7 @@ __device__ uint32_t wait_for_tokens(const Block<Op>& block, uint32_t source) {
         return 0;
     }
     if (block.receivers.index() == 0) {
-        check_signature(op, source);
+        check_fingerprint(op, source);
     }
     const uint32_t claimed =
         wait_for_packet(op.common, op.here().counts(source) + block.shape.local_experts,

@@ -13,7 +13,7 @@ ENTRY(ll_gates) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         *reinterpret_cast<LlHello*>(params.message) = {params.combine.nodes.handle,
                                                        common.shape.tokens,
-                                                       common.signature,
+                                                       common.fingerprint,
                                                        common.channel,
                                                        0,
                                                        next_epoch(*common.channel_state),

@@ -4,7 +4,7 @@
 // Why a bank is never written while somebody still reads it
 //
 // Whole operations (channel 0) alternate between banks 0 and 1. In every operation each rank sends each
-// peer at least one packet (its signature), and an operation ends on a rank only after the packets of all
+// peer at least one packet (its fingerprint), and an operation ends on a rank only after the packets of all
 // peers came. So when a rank starts whole operation n + 2, its operation n + 1 has ended, so every peer
 // has begun n + 1, so every peer's operation n had ended before: nobody reads the bank of n any more.
 // Staged operations in between do not change this: whole operations are counted on their own.
@@ -23,7 +23,7 @@
 // It also needs operations that end because everything came. One that ends because a wait was given up
 // says nothing about the peers, so operations that begin after it send nothing (`Start::failed`). A rank
 // that does not know of the failure yet cannot get past the next operation: it waits for the failed rank's
-// signature.
+// fingerprint.
 //
 // Epochs live in device memory, one per channel, so that replaying a captured graph advances them. Packets
 // are not cleared, except flags of chunks: a packet is valid only with the epoch of the operation, which
@@ -54,7 +54,7 @@ struct Start {
     uint32_t epoch;
     uint32_t received;
     // Whether an operation of this rank has failed. Failures of peers need no check: this rank waits for
-    // their signatures, or has their acknowledgement that the bank is free.
+    // their fingerprints, or has their acknowledgement that the bank is free.
     uint32_t failed;
 
     __device__ void load(const LlCommon& common) {
@@ -164,15 +164,15 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
         const uint32_t next = next_epoch(states[channel]);
         const Bank<Own> bank = {op.common, own_window(op.common.peers) +
                                                op.bank_of_channel(channel, next)};
-        const uint64_t signature = ld_acquire_sys(bank.signature(rank));
-        has_begun |= channel != op.common.channel && packet_epoch(signature) == next;
+        const uint64_t fingerprint = ld_acquire_sys(bank.fingerprint(rank));
+        has_begun |= channel != op.common.channel && packet_epoch(fingerprint) == next;
     }
     return has_begun &&
-           packet_epoch(ld_relaxed_sys(op.here().signature(rank))) != op.epoch;
+           packet_epoch(ld_relaxed_sys(op.here().fingerprint(rank))) != op.epoch;
 }
 
 // Reports what differs on a peer, and tells all peers: blocks of this rank that begin later send nothing,
-// not even the signature from which a peer would learn it.
+// not even the fingerprint from which a peer would learn it.
 template <typename Op>
 __device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
                                          uint32_t ours, uint32_t theirs, uint32_t their_scales = 0) {
@@ -199,7 +199,7 @@ __device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at
 }
 
 // The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before its
-// signature, but nothing orders the two.
+// fingerprint, but nothing orders the two.
 template <typename Op>
 __device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
     constexpr uint64_t kLongNs = 20000000;
@@ -214,23 +214,23 @@ __device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
 
 // Waits until `rank` has begun the operation, and reports it if it runs another one than we do.
 template <typename Op>
-__device__ inline void check_signature(const Op& op, uint32_t rank) {
+__device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
     const Awaited awaited = op.from(rank, WAIT_BEGIN);
-    const Arrival theirs = wait_for_first_packet(op, op.here().signature(rank), awaited);
-    if (theirs.ok && theirs.data != op.common.signature) {
-        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, theirs.data,
+    const Arrival theirs = wait_for_first_packet(op, op.here().fingerprint(rank), awaited);
+    if (theirs.ok && theirs.data != op.common.fingerprint) {
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.fingerprint, theirs.data,
                           scales_word_of(op, rank));
     }
 }
 
-// Waits until `rank`, whose signature is ours, has said which scales its rows have, and reports others.
+// Waits until `rank`, whose fingerprint is ours, has said which scales its rows have, and reports others.
 template <typename Op>
 __device__ inline void check_scales(const Op& op, uint32_t rank) {
     const Awaited awaited = op.from(rank, WAIT_BEGIN);
     const Arrival theirs = wait_for_packet(op.common, op.here().scales_word(rank), awaited);
     if (theirs.ok && theirs.data != op.common.scales_word) {
-        const uint32_t signature = op.common.signature;
-        report_difference(op, FAULT_DIFFERS, awaited, signature, signature, theirs.data);
+        const uint32_t fingerprint = op.common.fingerprint;
+        report_difference(op, FAULT_DIFFERS, awaited, fingerprint, fingerprint, theirs.data);
     }
 }
 
@@ -246,8 +246,9 @@ __device__ inline bool head_fits(const Op& op, uint32_t number, const LlHello& h
         report_difference(op, FAULT_GATEWAY_FAILED, awaited, op.epoch, awaited.peer);
     } else if (head.handle != nodes.handle) {
         report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
-    } else if (head.signature != op.common.signature || head.scales_word != op.common.scales_word) {
-        report_difference(op, FAULT_DIFFERS, awaited, op.common.signature, head.signature,
+    } else if (head.fingerprint != op.common.fingerprint ||
+               head.scales_word != op.common.scales_word) {
+        report_difference(op, FAULT_DIFFERS, awaited, op.common.fingerprint, head.fingerprint,
                           head.scales_word);
     } else {
         return true;

@@ -73,7 +73,7 @@ enum Fault : uint32_t {
     FAULT_TIMEOUT = 1,
     /// A rank runs another operation than this one. All other fields are valid.
     FAULT_DIFFERS = 2,
-    /// As `Differs`, but in HT, with `HtCommon::shape_word` as signatures.
+    /// As `Differs`, but in HT.
     FAULT_SHAPE_DIFFERS = 3,
     /// A wait ended because a rank, named by `got`, reported its own failure.
     FAULT_PEER_FAILED = 4,
@@ -132,9 +132,9 @@ struct FaultReport {
     uint32_t what;
     /// The rank that was waited for.
     uint32_t peer;
-    /// The epoch that should have arrived; `Differs`: our signature.
+    /// The epoch that should have arrived; `Differs`: our fingerprint.
     uint32_t expected;
-    /// The epoch that had arrived; `Differs`: the peer's signature.
+    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
     uint32_t got;
     /// How long the wait had lasted then.
     uint32_t waited_ms;

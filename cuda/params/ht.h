@@ -36,14 +36,14 @@ constexpr static const uint32_t HT_ZERO_BYTES = 4096;
 /// Bytes between a row that travels and its scales: their word, then zeros.
 constexpr static const uint32_t HT_STAMP_BYTES = 16;
 
-/// Lowest bits of a shape word: a row without its scales, in 16 bytes.
-constexpr static const uint32_t HT_SHAPE_PAYLOAD_BITS = 17;
+/// Lowest bits of a fingerprint: a row without its scales, in 16 bytes.
+constexpr static const uint32_t HT_FINGERPRINT_PAYLOAD_BITS = 17;
 
-/// Bit of a shape word of a dispatch: rows have scales.
-constexpr static const uint32_t HT_SHAPE_SCALED = 67108864;
+/// Bit of a dispatch's fingerprint: rows have scales.
+constexpr static const uint32_t HT_FINGERPRINT_SCALED = 67108864;
 
-/// Bit of a shape word: it is a combine's.
-constexpr static const uint32_t HT_SHAPE_COMBINE = 2147483648;
+/// Bit of a fingerprint: it is a combine's.
+constexpr static const uint32_t HT_FINGERPRINT_COMBINE = 2147483648;
 
 /// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
@@ -177,8 +177,8 @@ struct HtSequences {
 
 /// How rows travel in an operation, and which part of the grid does what.
 struct HtShape {
-    /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
-    uint32_t shape_word;
+    /// What the ranks must agree on (`ht/fingerprint.rs`); it travels with every row.
+    uint32_t fingerprint;
     /// Bytes of a row as it travels, with its scales.
     uint32_t row_bytes;
     /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.

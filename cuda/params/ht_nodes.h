@@ -201,8 +201,8 @@ struct HtPlaceParams {
 
 /// In front of a message's rows: to which operation they belong.
 struct HtHead {
-    /// `HtShape::shape_word`.
-    uint32_t shape_word;
+    /// `HtShape::fingerprint`.
+    uint32_t fingerprint;
     /// The handle's number.
     uint32_t handle;
     /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
@@ -235,8 +235,8 @@ struct HtHeadParams {
     HtMessages messages;
     /// How many messages.
     uint32_t count;
-    /// `HtShape::shape_word`.
-    uint32_t shape_word;
+    /// `HtShape::fingerprint`.
+    uint32_t fingerprint;
     /// `HtHead::scales_word`.
     uint32_t scales_word;
     /// The handle's number.

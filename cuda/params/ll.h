@@ -151,7 +151,7 @@ struct LlCommon {
     /// Which phases.
     LlPhase phases;
     /// What all ranks must agree on in an operation; opaque to the kernels.
-    uint32_t signature;
+    uint32_t fingerprint;
     /// The scales of the rows, as opaque; 0 without.
     uint32_t scales_word;
     /// The first `send_blocks` of the grid send rows ...
@@ -210,8 +210,8 @@ struct LlHello {
     uint32_t handle;
     /// Tokens of the rank.
     uint32_t tokens;
-    /// As `LlCommon::signature`; when the handle is made, of no operation.
-    uint32_t signature;
+    /// As `LlCommon::fingerprint`; when the handle is made, of no operation.
+    uint32_t fingerprint;
     /// The operation's channel.
     uint32_t channel;
     /// As `LlCommon::scales_word`.

@@ -3,12 +3,12 @@
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::ht::agreement::disagreement;
-use crate::backend::cuda::ht::shape_word::ShapeWord;
+use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
 use crate::error::Error;
 use crate::error::refusal::{AmongRanks, Role, Subject};
 
-/// The failure of a report with shape words, or with the verdict on a handle; none of any other.
+/// The failure of a report with fingerprints, or with the verdict on a handle; none of any other.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     match Fault::from_raw(report.state)? {
         Fault::ShapeDiffers => Some(other_shape(report)),
@@ -20,11 +20,11 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
     }
 }
 
-/// What two ranks do not agree on, from the shape words of this rank and of another.
+/// What two ranks do not agree on, from the fingerprints of this rank and of another.
 fn other_shape(report: &FaultReport) -> Error {
-    let (mine, theirs) = (ShapeWord(report.expected), ShapeWord(report.got));
+    let (mine, theirs) = (HtFingerprint(report.expected), HtFingerprint(report.got));
     let differs = |subject| differs(report, subject);
-    let op = |word: ShapeWord| match word.is_combine() {
+    let op = |word: HtFingerprint| match word.is_combine() {
         false => KernelOp::HtDispatch as u32,
         true => KernelOp::HtCombine as u32,
     };

@@ -3,24 +3,24 @@
 
 mod agreement;
 pub mod fault;
+mod fingerprint;
 mod grid;
 mod memory;
 mod nodes;
 pub mod plan;
 mod rows;
 mod scaled;
-mod shape_word;
 mod shared;
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
+use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
-use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::Network;
@@ -245,7 +245,9 @@ impl CudaHt {
     #[inline]
     fn common(&self, op: KernelOp, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
         let group = &self.group.shared;
-        let shape_word = ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0;
+        let fingerprint = HtFingerprint(launch.shape.fingerprint)
+            .of_handle(self.epoch)
+            .0;
         HtCommon {
             peers: group.context.peers(),
             wait: group.context.wait(op),
@@ -253,7 +255,7 @@ impl CudaHt {
             handle,
             sequences: group.sequences(),
             shape: HtShape {
-                shape_word,
+                fingerprint,
                 ..launch.shape
             },
         }

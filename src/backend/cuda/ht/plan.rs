@@ -3,10 +3,10 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
-use crate::backend::cuda::ht::shape_word::{MOST_ROW_BYTES, ShapeWord};
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
     HtEntry, HtLayout, HtShape,
@@ -61,7 +61,7 @@ pub struct HtPlan {
     bytes: usize,
 }
 
-/// How an operation is launched; the handle's number is not yet in the shape word.
+/// How an operation is launched; the handle's number is not yet in the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtLaunch {
     pub launch: LaunchShape,
@@ -267,7 +267,7 @@ impl HtPlan {
                 shared_bytes: zero_bytes + copy_warps * warp_bytes,
             },
             shape: HtShape {
-                shape_word: ShapeWord::new(kind, row.wire)?.0,
+                fingerprint: HtFingerprint::new(kind, row.wire)?.0,
                 row_bytes: to_u32(row_bytes)?,
                 row_units: self.row_units(kind, row_bytes + tail_bytes),
                 chunk_bytes: to_u32(staging.chunk_bytes)?,

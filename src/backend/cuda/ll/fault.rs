@@ -2,20 +2,20 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
-use crate::backend::cuda::ll::signature::Signature;
+use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::params::common::{Fault, FaultReport};
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
 use crate::model::tensor::DType;
 
-/// The failure of a report with signatures; none of any other.
+/// The failure of a report with fingerprints; none of any other.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     (report.state == Fault::Differs as u32).then(|| difference(report))
 }
 
-/// What two ranks do not agree on, from their signatures.
+/// What two ranks do not agree on, from their fingerprints.
 fn difference(report: &FaultReport) -> Error {
-    let [mine, theirs] = [report.expected, report.got].map(Signature::from_word);
+    let [mine, theirs] = [report.expected, report.got].map(LlFingerprint::from_word);
     let differs = |subject| differs(report, subject);
     if mine.op != theirs.op {
         differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
@@ -39,7 +39,7 @@ mod tests {
     use crate::backend::cuda::scaled_rows::ScalesWord;
     use crate::model::scales::ScaleType;
 
-    const OURS: Signature = Signature {
+    const OURS: LlFingerprint = LlFingerprint {
         op: KernelOp::LlDispatch as u32,
         scaled: false,
         dtype: DType::Bfloat16 as u32,
@@ -47,7 +47,7 @@ mod tests {
         row_bytes: 14_336,
     };
 
-    fn text(theirs: Signature, [expected_scales, got_scales]: [u32; 2]) -> String {
+    fn text(theirs: LlFingerprint, [expected_scales, got_scales]: [u32; 2]) -> String {
         let report = FaultReport {
             state: Fault::Differs as u32,
             op: KernelOp::LlDispatch as u32,
@@ -68,21 +68,21 @@ mod tests {
         let rule = "AmongRanks(Same { rank: 3 })";
         let row_bytes = 16;
         assert_eq!(
-            text(Signature { row_bytes, ..OURS }),
+            text(LlFingerprint { row_bytes, ..OURS }),
             format!("RowBytes: {rule} (got 14336, expected 16)")
         );
         let top_k = 32;
         assert_eq!(
-            text(Signature { top_k, ..OURS }),
+            text(LlFingerprint { top_k, ..OURS }),
             format!("Size(Ids, 1): {rule} (got 8, expected 32)")
         );
         let dtype = DType::Float16 as u32;
         assert_eq!(
-            text(Signature { dtype, ..OURS }),
+            text(LlFingerprint { dtype, ..OURS }),
             format!("RowType: {rule} (got bfloat16, expected float16)")
         );
         let op = KernelOp::LlCombine as u32;
-        assert!(text(Signature { op, ..OURS }).starts_with("Operation: AmongRanks"));
+        assert!(text(LlFingerprint { op, ..OURS }).starts_with("Operation: AmongRanks"));
     }
 
     #[test]

@@ -5,11 +5,11 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels;
+use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::hello::{HelloMemory, SourceTokens};
 use crate::backend::cuda::ll::launch::{Chunks, DispatchGrid, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
-use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlScaledDispatchParams,
@@ -138,17 +138,17 @@ impl Handle {
             channel_state: self.context.channel_state(part.channel),
             channel: part.channel,
             phases: part.phases,
-            signature: self.signature(op, row).to_word(),
+            fingerprint: self.fingerprint(op, row).to_word(),
             scales_word: ScalesWord::of(row).0,
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }
     }
 
-    /// The signature of operation `op` on rows that travel as `row`, for the other ranks.
+    /// The fingerprint of operation `op` on rows that travel as `row`, for the other ranks.
     // The group has checked that both sizes fit.
-    pub fn signature(&self, op: KernelOp, row: WireRow) -> Signature {
-        Signature {
+    pub fn fingerprint(&self, op: KernelOp, row: WireRow) -> LlFingerprint {
+        LlFingerprint {
             op: op as u32,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,

@@ -12,8 +12,8 @@ use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::signature::Signature;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlHello;
 use crate::backend::cuda::regions::to_u32;
@@ -81,7 +81,7 @@ impl HelloMemory {
         let hello = LlHello {
             handle,
             tokens: to_u32(routing.tokens)?,
-            signature: Signature::of_no_operation(to_u32(routing.top_k)?).to_word(),
+            fingerprint: LlFingerprint::of_no_operation(to_u32(routing.top_k)?).to_word(),
             channel: 0,
             scales_word: 0,
             epoch: 0,
@@ -186,13 +186,13 @@ fn check(
     max_tokens: usize,
 ) -> Result<usize> {
     let same = AmongRanks::Same { rank };
-    let signature = Signature::from_word(said.signature);
+    let fingerprint = LlFingerprint::from_word(said.fingerprint);
     // It may also have an operation on an earlier handle, where this rank has a new one.
     let of_operation = [KernelOp::LlDispatch, KernelOp::LlCombine].map(|it| it as u32);
-    if said.handle != handle || of_operation.contains(&signature.op) {
+    if said.handle != handle || of_operation.contains(&fingerprint.op) {
         return Err(Error::usage(Subject::Handle, same).got(handle, said.handle));
     }
-    let top_k = signature.top_k as usize;
+    let top_k = fingerprint.top_k as usize;
     if top_k != routing.top_k {
         return Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(routing.top_k, top_k));
     }
@@ -220,7 +220,7 @@ mod tests {
             let hello = LlHello {
                 handle,
                 tokens,
-                signature: Signature::of_no_operation(top_k).to_word(),
+                fingerprint: LlFingerprint::of_no_operation(top_k).to_word(),
                 channel: 0,
                 scales_word: 0,
                 epoch: 0,

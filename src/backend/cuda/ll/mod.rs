@@ -3,6 +3,7 @@
 
 mod exchanges;
 pub mod fault;
+mod fingerprint;
 mod handle;
 mod hello;
 mod launch;
@@ -10,7 +11,6 @@ mod messages;
 mod network;
 mod over_nodes;
 pub mod plan;
-mod signature;
 mod staged;
 
 use crate::backend::LlBackend;

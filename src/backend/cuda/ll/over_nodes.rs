@@ -251,7 +251,7 @@ impl<'a> OverNodes<'a> {
             head: LlHello {
                 handle: handle.number,
                 tokens: to_u32(tokens)?,
-                signature: handle.signature(KernelOp::LlDispatch, row).to_word(),
+                fingerprint: handle.fingerprint(KernelOp::LlDispatch, row).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(row).0,
                 epoch: 0,

@@ -3,11 +3,11 @@
 //! Pure functions of the group's facts and of an operation's shape.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{
     DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
 };
 use crate::backend::cuda::ll::messages::most_message_bytes;
-use crate::backend::cuda::ll::signature;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
     LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_STATIC_SHARED_BYTES, LlLayout, LlShape,
@@ -332,7 +332,7 @@ fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<(
     let experts =
         ((MAX_SHARED_BYTES - of_ranks) / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
     let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
-    let row_bytes = signature::MOST_ROW_BYTES;
+    let row_bytes = fingerprint::MOST_ROW_BYTES;
     let limits = [
         (Setting::Experts, facts.experts, experts),
         (Setting::RowBytes, facts.row_bytes, row_bytes),

@@ -56,7 +56,7 @@ pub enum Fault {
     Timeout = 1,
     /// A rank runs another operation than this one. All other fields are valid.
     Differs = 2,
-    /// As `Differs`, but in HT, with `HtCommon::shape_word` as signatures.
+    /// As `Differs`, but in HT.
     ShapeDiffers = 3,
     /// A wait ended because a rank, named by `got`, reported its own failure.
     PeerFailed = 4,
@@ -137,9 +137,9 @@ pub struct FaultReport {
     pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
-    /// The epoch that should have arrived; `Differs`: our signature.
+    /// The epoch that should have arrived; `Differs`: our fingerprint.
     pub expected: u32,
-    /// The epoch that had arrived; `Differs`: the peer's signature.
+    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
     pub got: u32,
     /// How long the wait had lasted then.
     pub waited_ms: u32,

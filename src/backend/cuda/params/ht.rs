@@ -21,12 +21,12 @@ pub const HT_STATIC_SHARED_BYTES: u32 = 3584;
 pub const HT_ZERO_BYTES: u32 = 4096;
 /// Bytes between a row that travels and its scales: their word, then zeros.
 pub const HT_STAMP_BYTES: u32 = 16;
-/// Lowest bits of a shape word: a row without its scales, in 16 bytes.
-pub const HT_SHAPE_PAYLOAD_BITS: u32 = 17;
-/// Bit of a shape word of a dispatch: rows have scales.
-pub const HT_SHAPE_SCALED: u32 = 0x0400_0000;
-/// Bit of a shape word: it is a combine's.
-pub const HT_SHAPE_COMBINE: u32 = 0x8000_0000;
+/// Lowest bits of a fingerprint: a row without its scales, in 16 bytes.
+pub const HT_FINGERPRINT_PAYLOAD_BITS: u32 = 17;
+/// Bit of a dispatch's fingerprint: rows have scales.
+pub const HT_FINGERPRINT_SCALED: u32 = 0x0400_0000;
+/// Bit of a fingerprint: it is a combine's.
+pub const HT_FINGERPRINT_COMBINE: u32 = 0x8000_0000;
 
 /// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
 /// expert: how many rows it sends, then `HtRouteParams::verdict`.
@@ -159,8 +159,8 @@ pub struct HtSequences {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtShape {
-    /// What the ranks must agree on (`ht/shape_word.rs`); it travels with every row.
-    pub shape_word: u32,
+    /// What the ranks must agree on (`ht/fingerprint.rs`); it travels with every row.
+    pub fingerprint: u32,
     /// Bytes of a row as it travels, with its scales.
     pub row_bytes: u32,
     /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.

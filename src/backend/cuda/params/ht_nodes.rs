@@ -208,8 +208,8 @@ pub struct HtPlaceParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtHead {
-    /// `HtShape::shape_word`.
-    pub shape_word: u32,
+    /// `HtShape::fingerprint`.
+    pub fingerprint: u32,
     /// The handle's number.
     pub handle: u32,
     /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
@@ -246,8 +246,8 @@ pub struct HtHeadParams {
     pub messages: HtMessages,
     /// How many messages.
     pub count: u32,
-    /// `HtShape::shape_word`.
-    pub shape_word: u32,
+    /// `HtShape::fingerprint`.
+    pub fingerprint: u32,
     /// `HtHead::scales_word`.
     pub scales_word: u32,
     /// The handle's number.

@@ -143,7 +143,7 @@ pub struct LlCommon {
     /// Which phases.
     pub phases: LlPhase,
     /// What all ranks must agree on in an operation; opaque to the kernels.
-    pub signature: u32,
+    pub fingerprint: u32,
     /// The scales of the rows, as opaque; 0 without.
     pub scales_word: u32,
     /// The first `send_blocks` of the grid send rows ...
@@ -174,8 +174,8 @@ pub struct LlHello {
     pub handle: u32,
     /// Tokens of the rank.
     pub tokens: u32,
-    /// As `LlCommon::signature`; when the handle is made, of no operation.
-    pub signature: u32,
+    /// As `LlCommon::fingerprint`; when the handle is made, of no operation.
+    pub fingerprint: u32,
     /// The operation's channel.
     pub channel: u32,
     /// As `LlCommon::scales_word`.

@@ -3,12 +3,12 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::Bank;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::nodes::rails::{Rails, Turn};
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::shape_word::ShapeWord;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::common::KernelOp;
@@ -197,7 +197,9 @@ impl<'a> Handle<'a> {
             messages: bank.messages()?,
             count: to_u32(count)?,
             scales_word: launch.scales_word,
-            shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
+            fingerprint: HtFingerprint(launch.shape.fingerprint)
+                .of_handle(self.epoch)
+                .0,
             handle: self.epoch,
         })
     }
@@ -224,7 +226,9 @@ impl<'a> Handle<'a> {
             },
             sequences: group.sequences(),
             shape: HtShape {
-                shape_word: ShapeWord(launch.shape.shape_word).of_handle(self.epoch).0,
+                fingerprint: HtFingerprint(launch.shape.fingerprint)
+                    .of_handle(self.epoch)
+                    .0,
                 ..launch.shape
             },
         })

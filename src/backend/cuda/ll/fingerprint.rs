@@ -1,4 +1,4 @@
-//! The signature: what all ranks must agree on in an LL operation. Ranks exchange it first, in one
+//! The fingerprint: what all ranks must agree on in an LL operation. Ranks exchange it first, in one
 //! word.
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ const ROW_UNIT: u32 = 16;
 /// In the field of the operation: a dispatch of rows with scales. No LL operation has that number.
 const SCALED_DISPATCH: u32 = KernelOp::PeerSelftest as u32;
 
-/// The longest row that a signature can express.
+/// The longest row that a fingerprint can express.
 pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
 
 // An operation, type or number of ids that does not fit must not be read as another.
@@ -27,7 +27,7 @@ const _: () = assert!(LL_MAX_TOP_K < 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
 
 /// An operation as its peers must run it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signature {
+pub struct LlFingerprint {
     /// Number of the operation, 0 for none.
     pub op: u32,
     /// Whether its rows have scales; the scales word says which.
@@ -40,7 +40,7 @@ pub struct Signature {
     pub row_bytes: u32,
 }
 
-impl Signature {
+impl LlFingerprint {
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
         let op = if self.scaled {
@@ -65,7 +65,7 @@ impl Signature {
         }
     }
 
-    /// The signature in a peer's word.
+    /// The fingerprint in a peer's word.
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
         let (op, scaled) = match field(OP_SHIFT, 32) {
@@ -95,14 +95,14 @@ mod tests {
             (KernelOp::LlCombine, false, DType::LAST),
         ] {
             for (top_k, row_bytes) in [(1, 16), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32)] {
-                let signature = Signature {
+                let fingerprint = LlFingerprint {
                     op: op as u32,
                     scaled,
                     dtype: dtype as u32,
                     top_k,
                     row_bytes,
                 };
-                assert_eq!(Signature::from_word(signature.to_word()), signature);
+                assert_eq!(LlFingerprint::from_word(fingerprint.to_word()), fingerprint);
             }
         }
     }

@@ -1,11 +1,11 @@
-//! The shape word: what ranks must agree on in an HT operation. It travels with every row.
+//! The fingerprint: what ranks must agree on in an HT operation. It travels with every row.
 //!
 //! The kernels only compare it and need not know its fields.
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::params::ht::{
-    HT_MAX_TOP_K, HT_SHAPE_COMBINE, HT_SHAPE_PAYLOAD_BITS, HT_SHAPE_SCALED,
+    HT_FINGERPRINT_COMBINE, HT_FINGERPRINT_PAYLOAD_BITS, HT_FINGERPRINT_SCALED, HT_MAX_TOP_K,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::model::tensor::DType;
 /// each operation; whether it is a combine. A combine has its columns of gradients per row in that
 /// field, and rows of three types, for which the low bits are enough. In a dispatch it says whether
 /// ids and weights travel, whether scales do, and the rest of the type.
-const UNITS_BITS: u32 = HT_SHAPE_PAYLOAD_BITS;
+const UNITS_BITS: u32 = HT_FINGERPRINT_PAYLOAD_BITS;
 const HANDLE_SHIFT: u32 = UNITS_BITS;
 const HANDLE_BITS: u32 = 5;
 const TYPE_SHIFT: u32 = HANDLE_SHIFT + HANDLE_BITS;
@@ -31,8 +31,8 @@ const FORWARD: u32 = 1;
 const SCALED: u32 = 2;
 const HIGH_TYPE_SHIFT: u32 = 2;
 
-const _: () = assert!(1 << COMBINE_SHIFT == HT_SHAPE_COMBINE);
-const _: () = assert!(SCALED << COLUMNS_SHIFT == HT_SHAPE_SCALED);
+const _: () = assert!(1 << COMBINE_SHIFT == HT_FINGERPRINT_COMBINE);
+const _: () = assert!(SCALED << COLUMNS_SHIFT == HT_FINGERPRINT_SCALED);
 const _: () = assert!((DType::LAST as u32) < 1 << (TYPE_BITS + COLUMNS_BITS - HIGH_TYPE_SHIFT));
 const _: () = assert!(HT_MAX_TOP_K < 1 << COLUMNS_BITS);
 
@@ -41,9 +41,9 @@ pub const MOST_ROW_BYTES: usize = ((1 << UNITS_BITS) - 1) * ROW_ALIGN;
 
 /// The word of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShapeWord(pub u32);
+pub struct HtFingerprint(pub u32);
 
-impl ShapeWord {
+impl HtFingerprint {
     /// The word of an operation of `kind` on rows `row`, at most `MOST_ROW_BYTES` long, without a
     /// handle.
     pub fn new(kind: HtKind, row: WireRow) -> Result<Self> {
@@ -62,7 +62,7 @@ impl ShapeWord {
         };
         if units >> UNITS_BITS != 0 || field >> COLUMNS_BITS != 0 || !fits {
             return Err(Error::internal(format!(
-                "{kind:?} on {row:?} does not fit a shape word"
+                "{kind:?} on {row:?} does not fit a fingerprint"
             )));
         }
         Ok(Self(
@@ -136,9 +136,9 @@ mod tests {
         HtKind::Combine { columns: 32 },
     ];
 
-    fn word(kind: HtKind, dtype: DType, bytes: usize) -> Result<ShapeWord> {
+    fn word(kind: HtKind, dtype: DType, bytes: usize) -> Result<HtFingerprint> {
         let hidden = bytes / dtype.size();
-        ShapeWord::new(kind, RowType { dtype, hidden }.into())
+        HtFingerprint::new(kind, RowType { dtype, hidden }.into())
     }
 
     #[test]
@@ -179,8 +179,8 @@ mod tests {
         assert!(word(combine, DType::Int64, 16).is_err());
         let columns = 1 << COLUMNS_BITS;
         assert!(word(HtKind::Combine { columns }, DType::Bfloat16, 16).is_err());
-        assert_eq!(ShapeWord(u32::MAX >> 1).type_name(), "type 127");
-        assert_eq!(ShapeWord(u32::MAX).type_name(), "float32");
+        assert_eq!(HtFingerprint(u32::MAX >> 1).type_name(), "type 127");
+        assert_eq!(HtFingerprint(u32::MAX).type_name(), "float32");
     }
 
     #[test]
@@ -194,9 +194,9 @@ mod tests {
             count: 56,
         });
         let dispatch = HtKind::Dispatch { forward: true };
-        let plain = ShapeWord::new(dispatch, payload.into()).unwrap();
-        let scaled = ShapeWord::new(dispatch, WireRow { payload, scales }).unwrap();
-        assert_eq!(scaled.0, plain.0 | HT_SHAPE_SCALED);
+        let plain = HtFingerprint::new(dispatch, payload.into()).unwrap();
+        let scaled = HtFingerprint::new(dispatch, WireRow { payload, scales }).unwrap();
+        assert_eq!(scaled.0, plain.0 | HT_FINGERPRINT_SCALED);
         assert_eq!(scaled.row_bytes(), plain.row_bytes());
         assert_eq!(scaled.type_name(), "float8e4m3");
     }

@@ -11,7 +11,7 @@ from tables_run import name_of
 
 _RANKS = (2, 4, 8)
 _GRAPH = ("graph_dispatch", "graph_combine")
-# Blocks that send in dispatch and combine, as the library has them: by ranks and SMs.
+# Blocks that sent in dispatch and combine in the rows of set `newest`, near the library's own: by ranks and SMs.
 _SENDERS = {("2", "8"): (3, 3), ("2", "16"): (6, 6), ("2", USUAL_SMS): (9, 9),
             ("2", ALL_SMS): (50, 50), ("4", USUAL_SMS): (8, 9), ("4", ALL_SMS): (40, 60)}
 

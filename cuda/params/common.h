@@ -132,9 +132,9 @@ struct FaultReport {
     uint32_t what;
     /// The rank that was waited for.
     uint32_t peer;
-    /// The epoch that should have arrived; `Differs`: our fingerprint.
+    /// The epoch that should have arrived; `Differs` and `ShapeDiffers`: our fingerprint.
     uint32_t expected;
-    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
+    /// The epoch that had arrived; `Differs` and `ShapeDiffers`: the peer's fingerprint.
     uint32_t got;
     /// How long the wait had lasted then.
     uint32_t waited_ms;

@@ -19,7 +19,7 @@ pub enum Layout {
 /// A row, by what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowOf {
-    /// The local expert; none in a layout whose rows are for all experts of the rank.
+    /// The local expert; ignored in a layout whose rows are for all experts of the rank.
     pub expert: usize,
     /// How many rows come before it: for the same expert, or in all.
     pub ordinal: usize,

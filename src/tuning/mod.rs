@@ -136,14 +136,14 @@ pub struct TuningFile {
 
 impl TuningFile {
     /// What it says now; nothing if it is not for this GPU and group.
-    pub fn read(&self) -> Tuning {
+    pub fn read(&self) -> Option<Tuning> {
         source::read(&self.path)
             .and_then(|text| Tuning::parse(&text, &self.gpu, self.ranks, self.multiprocessors))
-            .unwrap_or_else(|reason| {
+            .inspect_err(|reason| {
                 let path = shown(&self.path);
                 log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
-                Tuning::default()
             })
+            .ok()
     }
 }
 

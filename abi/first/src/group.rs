@@ -116,13 +116,13 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
 unsafe fn first_generation(config: *const ncclEpGroupConfig_t) -> Result<()> {
     // SAFETY: this function's contract; the second field has four bytes, whatever they mean.
     let second = unsafe { config.as_ref() }.map(|raw| unsafe { number_of(raw.algorithm) });
-    match second == Some(LATER_MAGIC) {
-        false => Ok(()),
-        true => Err(refuse::argument(
+    if second == Some(LATER_MAGIC) {
+        return Err(refuse::argument(
             "config",
             "must be of this library's generation, but this program was built for NCCL EP 0.1.0 or newer",
-        )),
+        ));
     }
+    Ok(())
 }
 
 /// The number that a caller has written where an enumerator belongs.

@@ -44,6 +44,8 @@ pub(super) struct GroupContext {
 pub(super) struct Launches {
     /// As [`GroupContext::multiprocessors`].
     pub(super) multiprocessors: u32,
+    pub(super) tuning: Tuning,
+    /// Where they are from.
     pub(super) tuning_file: Option<TuningFile>,
 }
 
@@ -72,11 +74,7 @@ impl GroupContext {
             module,
             faults,
             multiprocessors: launches.multiprocessors,
-            tuning: RwLock::new(
-                (launches.tuning_file.as_ref())
-                    .map(TuningFile::read)
-                    .unwrap_or_default(),
-            ),
+            tuning: RwLock::new(launches.tuning),
             tuning_file: launches.tuning_file,
             state,
             peer_failed,
@@ -86,12 +84,14 @@ impl GroupContext {
         })
     }
 
-    /// Reads the launch shapes again for a new handle, if their file asks for that.
+    /// Reads the launch shapes again for a new handle, if those in use ask for that. They stay if their file cannot be
+    /// read.
     pub(super) fn renew_tuning(&self) {
         if let Some(file) = &self.tuning_file
             && self.tuning.read().live
+            && let Some(tuning) = file.read()
         {
-            *self.tuning.write() = file.read();
+            *self.tuning.write() = tuning;
         }
     }
 

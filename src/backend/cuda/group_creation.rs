@@ -159,6 +159,7 @@ impl Prepared {
                 multiprocessors: all,
             })
         };
+        let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
         let has_words = topology.nodes() > 1 && ranks.count() > 1;
         let windows = GroupWindows::new(memory, layout.bytes, has_words)?;
         plan.initialise(memory, windows.operations.base().0 + layout.operations)?;
@@ -175,7 +176,8 @@ impl Prepared {
                     1 => all,
                     _ => blocks_beside_network(all),
                 },
-                tuning_file: choices.tuning_file.as_ref().map(tuning_file).transpose()?,
+                tuning: (file.as_ref().and_then(TuningFile::read)).unwrap_or_default(),
+                tuning_file: file,
             },
             faults: Arc::new(FaultPage::new(
                 context,

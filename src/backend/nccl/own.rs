@@ -47,7 +47,7 @@ pub struct OwnCommunicator {
     ranks: usize,
     rank: usize,
     raw: *mut c_void,
-    /// Entered around calls that end it: NCCL gives a thread back the device that it found there, and for one that had
+    /// Entered around calls that begin or end it: NCCL gives a thread back the device that it found there, and for one that had
     /// none yet, that would be a context on the first device.
     device: Arc<dyn Device>,
     /// The same number on all ranks, and no other communicator's.

@@ -24,9 +24,12 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
 fn other_shape(report: &FaultReport) -> Error {
     let (mine, theirs) = (HtFingerprint(report.expected), HtFingerprint(report.got));
     let differs = |subject| differs(report, subject);
-    let op = |word: HtFingerprint| match word.is_combine() {
-        false => KernelOp::HtDispatch as u32,
-        true => KernelOp::HtCombine as u32,
+    let op = |word: HtFingerprint| {
+        if word.is_combine() {
+            KernelOp::HtCombine as u32
+        } else {
+            KernelOp::HtDispatch as u32
+        }
     };
     if op(mine) != op(theirs) {
         return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));

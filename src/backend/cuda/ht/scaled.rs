@@ -7,7 +7,7 @@ use crate::backend::cuda::params::common::{ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{HtCast, HtScaledRows};
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::{DType, RowType};
 
@@ -25,7 +25,8 @@ pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<H
         cast_from: match scaled.cast().map(|cast| cast.from) {
             Some(DType::Float16) => HtCast::F16,
             Some(DType::Float32) => HtCast::F32,
-            _ => HtCast::Bf16,
+            Some(DType::Bfloat16) | None => HtCast::Bf16,
+            Some(other) => return Err(Error::internal(format!("no cast of rows of {other}"))),
         },
     })
 }

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_survives_its_word() {
+    fn a_fingerprint_survives_its_word() {
         for (op, scaled, dtype) in [
             (KernelOp::LlDispatch, false, DType::Bfloat16),
             (KernelOp::LlDispatch, true, DType::Float8E4M3),

@@ -120,9 +120,10 @@ impl Grid {
         let grown = self.with_receivers(blocks);
         Self {
             send_blocks: self.send_blocks + grown.blocks - self.blocks,
-            receive_blocks: match does_both {
-                true => grown.receive_blocks,
-                false => self.receive_blocks,
+            receive_blocks: if does_both {
+                grown.receive_blocks
+            } else {
+                self.receive_blocks
             },
             ..grown
         }

@@ -79,13 +79,14 @@ impl LlGroup {
     /// A handle with the ids `routing`.
     pub fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
         self.context.renew_tuning();
+        let tuning = *self.context.tuning.read();
         let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
         let sources = self.network.as_ref().map(|network| network.sources().len());
         let make = || HandleMemory::new(&self.memory, &self.plan, (routing.top_k, sources));
         let handle = Handle {
             plan: self
                 .plan
-                .tuned(*self.context.tuning.read())
+                .tuned(tuning)
                 .of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,

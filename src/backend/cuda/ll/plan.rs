@@ -23,7 +23,7 @@ use crate::tuning::{Choice, Operation, Tuning};
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// Lower bound of the grid, as a share of the full one: an idle rank still receives for the others.
+/// Lower bound of the grid, as a share of the full one: an idle rank still serves the tokens of others.
 /// The full grid would make small even batches slower. Half of it makes uneven ones slower, but they
 /// still take less time than even batches with the most tokens (docs/performance.md).
 const SERVING_SHARE: u32 = 2;
@@ -142,9 +142,10 @@ impl LlPlan {
 
     /// This plan with other grids than the library's own.
     pub fn tuned(self, tuning: Tuning) -> Self {
-        match self.takes_shapes() {
-            true => Self { tuning, ..self },
-            false => self,
+        if self.takes_shapes() {
+            Self { tuning, ..self }
+        } else {
+            self
         }
     }
 

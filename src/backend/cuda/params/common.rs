@@ -137,9 +137,9 @@ pub struct FaultReport {
     pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
-    /// The epoch that should have arrived; `Differs`: our fingerprint.
+    /// The epoch that should have arrived; `Differs` and `ShapeDiffers`: our fingerprint.
     pub expected: u32,
-    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
+    /// The epoch that had arrived; `Differs` and `ShapeDiffers`: the peer's fingerprint.
     pub got: u32,
     /// How long the wait had lasted then.
     pub waited_ms: u32,

@@ -92,18 +92,13 @@ impl PeerWindows {
         self.window.keep();
     }
 
-    /// Gives up the peers' windows. The own one stays allocated, as kernels of a peer may write to
-    /// it.
-    pub fn leave(self) {
-        drop(self);
-    }
-
     /// Ends an opening that failed with `error` on all ranks, and returns that error.
     fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         match bootstrap.lost() {
             // The error is what matters; a window that cannot be freed stays.
             None => drop(self.release(bootstrap, stream)),
-            Some(_) => self.leave(),
+            // The own one stays allocated, as kernels of a peer may write to it.
+            Some(_) => drop(self),
         }
         error
     }
@@ -124,9 +119,10 @@ impl GroupWindows {
 
     /// This rank's own, for operations with so many `bytes`.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize, has_words: bool) -> Result<Self> {
+        let operations = PeerWindows::new(memory, bytes)?;
         let words = has_words.then(|| PeerWindows::new(memory, WORDS_BYTES));
         Ok(Self {
-            operations: PeerWindows::new(memory, bytes)?,
+            operations,
             words: words.transpose()?,
         })
     }

@@ -224,6 +224,13 @@ impl Shared {
         };
         error.within(context)
     }
+
+    /// The device was reset: nothing on it can be ended.
+    fn lose(&self, error: Error) {
+        self.comm.abandon();
+        let _ = self.fault.set(error.clone());
+        self.failing.lose(&error);
+    }
 }
 
 impl Watched for Shared {
@@ -232,9 +239,7 @@ impl Watched for Shared {
             return self.failing.look();
         }
         if let Some(error) = self.device.lost() {
-            self.comm.abandon();
-            let _ = self.fault.set(error.clone());
-            return self.failing.lose(&error);
+            return self.lose(error);
         }
         if self.failing.has_group_failed() {
             // Other nodes wait for this rank, and streams of this rank for them.
@@ -246,6 +251,10 @@ impl Watched for Shared {
         };
         let error = error.or_else(|| Some(self.reported(self.comm.asynchronous_error()?)));
         if let Some(error) = error {
+            // It may be what the driver says of marks on a device that was reset meanwhile.
+            if let Some(lost) = self.device.lost() {
+                return self.lose(lost);
+            }
             self.fail(error);
         }
     }

@@ -159,11 +159,10 @@ unpack_pytest() { run_pip install --target "$1" -r "$2"; }
 unpack_mypy() { run_pip install --target "$1" -r "$2"; }
 
 # The wheel is for GPUs; without them only its CPU half is used. Of its thousands of modules the tests
-# load some hundreds: Python compiles those, pip would compile all.
+# load some hundreds, which they compile themselves (scripts/testing/python_steps.py).
 unpack_torch() {
     run_pip install --no-compile --target "$1" -r "$2"
     python3 "$here/cuda_placeholders.py" "$1"
-    PYTHONPATH="$1" python3 -W ignore -c 'import torch.distributed, torch._subclasses.fake_tensor'
     rm -rf "$1/torch/include" "$1/torch/lib/libtorch_cuda_linalg.so"
 }
 

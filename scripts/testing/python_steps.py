@@ -151,7 +151,9 @@ def _environment(places: Places) -> dict[str, str]:
         "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so"),
         "NCCLEP_HOSTSIM_WITH_GPU": "1",
         "PYTHONPATH": os.pathsep.join(map(str, path)),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        # What a rank loads is compiled once, beside the other things that are made.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(places.target / "pycache"),
         # PyTorch warns that NumPy is missing; nothing here needs it.
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",
         "GLOO_SOCKET_IFNAME": "lo",

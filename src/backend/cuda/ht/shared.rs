@@ -25,21 +25,11 @@ const AWAKE: Duration = Duration::from_micros(500);
 /// How long it sleeps between polls after that.
 const NAP: Duration = Duration::from_micros(20);
 
-/// The kernels through whose shared memory rows pass.
-const WITH_STAGING: [Entry; 12] = [
-    Entry::ht_dispatch,
-    Entry::ht_dispatch_scaled,
-    Entry::ht_dispatch_cast,
-    Entry::ht_dispatch_nodes,
-    Entry::ht_dispatch_nodes_scaled,
-    Entry::ht_dispatch_nodes_cast,
-    Entry::ht_combine_bf16,
-    Entry::ht_combine_f16,
-    Entry::ht_combine_f32,
-    Entry::ht_combine_nodes_bf16,
-    Entry::ht_combine_nodes_f16,
-    Entry::ht_combine_nodes_f32,
-];
+/// Whether rows pass through the shared memory of a kernel.
+fn has_staging(entry: Entry) -> bool {
+    let name = entry.definition().name;
+    name.starts_with("ht_dispatch") || name.starts_with("ht_combine")
+}
 
 /// What operations need of their group.
 pub struct HtShared {
@@ -69,7 +59,7 @@ impl HtShared {
             multiprocessors: context.multiprocessors,
             shared_bytes: driver::most_shared_bytes()?,
         };
-        for entry in WITH_STAGING {
+        for &entry in Entry::ALL.iter().filter(|entry| has_staging(**entry)) {
             function::allow_shared_bytes(
                 context.module.function(entry)?,
                 device.dynamic_shared_bytes(),

@@ -29,13 +29,17 @@ pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
 /// The value of an enum for a number that a kernel or a peer has written, if there is one.
 macro_rules! from_raw {
     ($($name:ident: $($value:ident)+;)+) => {
-        $(impl $name {
-            /// The one with this number.
-            pub fn from_raw(number: u32) -> Option<Self> {
-                let mut all = [$(Self::$value),+].into_iter();
-                all.find(|it| *it as u32 == number)
+        $(
+            impl $name {
+                /// The one with this number.
+                pub fn from_raw(number: u32) -> Option<Self> {
+                    let mut all = [$(Self::$value),+].into_iter();
+                    all.find(|it| *it as u32 == number)
+                }
             }
-        })+
+            // A list that lacks one does not compile.
+            const _: fn($name) = |it| match it { $($name::$value => ()),+ };
+        )+
     };
 }
 

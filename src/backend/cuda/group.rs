@@ -38,8 +38,6 @@ pub(super) struct CudaGroup {
     pub(super) network: Option<Arc<Network>>,
     pub(super) teardown: Teardown,
     pub(super) profile: Profile,
-    /// Whether operations take launch shapes that somebody sets.
-    pub(super) takes_shapes: bool,
     pub(super) mode: Mode,
 }
 
@@ -111,8 +109,12 @@ impl GroupBackend for CudaGroup {
     }
 
     fn profile(&self) -> Profile {
+        let takes_shapes = match &self.mode {
+            ByMode::Ll(group) => group.takes_shapes(),
+            ByMode::Ht(_) => true,
+        };
         Profile {
-            tuned: self.takes_shapes && !self.group.tuning.read().is_empty(),
+            tuned: takes_shapes && !self.group.tuning.read().is_empty(),
             ..self.profile
         }
     }

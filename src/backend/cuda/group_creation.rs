@@ -60,7 +60,7 @@ impl Plan {
         }
     }
 
-    /// Of a group with windows of so many bytes.
+    /// Of a new group with windows of so many bytes; its launch shapes are looked at when it is asked for.
     fn profile(&self, window_bytes: usize) -> Profile {
         Profile {
             backend: "cuda",
@@ -70,14 +70,6 @@ impl Plan {
                 Self::Ll(_) => None,
                 Self::Ht(plan) => plan.nodes().map(|nodes| nodes.pass_bytes),
             },
-        }
-    }
-
-    /// Whether operations take launch shapes that somebody sets.
-    fn takes_shapes(&self) -> bool {
-        match self {
-            Self::Ll(plan) => plan.takes_shapes(),
-            Self::Ht(_) => true,
         }
     }
 
@@ -219,7 +211,7 @@ pub(super) fn open(
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let start = own.layout.operations;
-    let (profile, takes_shapes) = (own.plan.profile(own.layout.bytes), own.plan.takes_shapes());
+    let profile = own.plan.profile(own.layout.bytes);
     let mapped = Mapped {
         bases: windows.operations.bases(own.ranks.own_index()),
         layout: own.layout,
@@ -258,7 +250,6 @@ pub(super) fn open(
         windows: Mutex::new(Some(windows)),
         network,
         profile,
-        takes_shapes,
         mode,
     };
     Ok(group.opened())

@@ -76,6 +76,11 @@ impl LlGroup {
         })
     }
 
+    /// Whether operations take launch shapes that somebody sets.
+    pub fn takes_shapes(&self) -> bool {
+        self.plan.takes_shapes()
+    }
+
     /// A handle with the ids `routing`.
     pub fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
         self.context.renew_tuning();

@@ -24,7 +24,7 @@ static int local_rank_of_world(void) {
 
 void ep_init_mpi(EpEnv* env, int* argc, char*** argv) {
     memset(env, 0, sizeof(*env));
-    MPI_Init(argc, argv);
+    ep_init_unwatched(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &env->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &env->size);
     env->local_rank = local_rank_of_world();

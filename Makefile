@@ -73,7 +73,9 @@ run: setup-demo ## Run an MoE layer and a short benchmark, on GPUs if there are 
 	@scripts/demo.sh $(ARGS)
 
 check: setup-lib ## Formatting, lints and documentation of the Rust code
-	@scripts/run_tests.py --only rust/fmt --only rust/clippy --only rust/doc
+	@$(env) export NVCC="$$PWD/scripts/testing/nvcc_stub.sh" RUSTDOCFLAGS="-D warnings"; cargo fmt --all --check; \
+	    cargo clippy --locked --workspace --all-targets -- -D warnings; \
+	    cargo doc --locked --workspace --no-deps --document-private-items
 
 test: setup ## Run every test that needs no GPU; ARGS="--list" shows them
 	@scripts/run_tests.py $(ARGS)

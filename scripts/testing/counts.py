@@ -43,6 +43,13 @@ def exit_status(finished: Finished) -> Counts:
     return _judge(finished, 1 if finished.status == 0 and not finished.timed_out else 0, 0, "")
 
 
+def no_warning(finished: Finished) -> Counts:
+    """The command is one check: it also says no line that begins with `warning`."""
+    if re.search(r"^warning\b", finished.output, re.MULTILINE):
+        return _judge(finished, 0, 0, "warnings")
+    return exit_status(finished)
+
+
 def build(finished: Finished) -> Counts:
     """A step that prepares others: no checks, but its failure counts."""
     return _judge(finished, 0, 0, "")

@@ -66,6 +66,12 @@ class Readers(unittest.TestCase):
         self.assertEqual(read(Finished(0, "")).failed, 1)
         self.assertEqual(read(Finished(101, "error: could not compile")).failed, 1)
 
+    def test_no_warning(self):
+        read = counts.no_warning
+        self.assertEqual(read(Finished(0, "   Compiling a\n    Finished\n")), Counts(1, 0))
+        self.assertFalse(read(Finished(0, "warning: unused variable: `a`\n")).ok)
+        self.assertFalse(read(Finished(101, "error: could not compile")).ok)
+
     def test_says(self):
         read = counts.says(r"^done$", 2)
         self.assertTrue(read(Finished(0, "done\ndone\n")).ok)

@@ -21,6 +21,8 @@ def main() -> int:
     arguments = _parse_arguments()
     environment = command.build_environment()
     target = pathlib.Path(environment["NCCL_EP_TARGET"])
+    # What Python programs load is compiled once, beside the other things that are made.
+    environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(target / "pycache")}
     places = Places(environment, target, target / "c" / "host")
     steps = report.select(catalogue.all_steps(places), arguments.only)
     if not steps:

@@ -69,8 +69,7 @@ def measure(target: pathlib.Path, shape: Shape) -> tuple[int | None, str]:
     """What the rank that needs most has less after it has made a group and a handle, and all output."""
     libraries, shim = target / "release", target / "c" / "simt" / "lib" / "libncclep_simt.so"
     environment = {**os.environ, "NCCL_EP_LIBRARY": str(libraries / "libnccl_ep.so"),
-                   "NCCL_EP_NCCL_LIBRARY": str(shim), "NCCLEP_HOSTSIM_WITH_GPU": "1",
-                   "PYTHONDONTWRITEBYTECODE": "1"}
+                   "NCCL_EP_NCCL_LIBRARY": str(shim), "NCCLEP_HOSTSIM_WITH_GPU": "1"}
     nodes = [str(node) for node, ranks in enumerate(shape.ranks_of_nodes) for _ in range(ranks)]
     words = ["mpirun", "-np", str(shape.ranks), "-x", f"LD_PRELOAD={shim}",
              str(ROOT / "scripts" / "on_nodes.sh"), ",".join(nodes), sys.executable, __file__,

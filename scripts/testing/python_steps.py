@@ -10,11 +10,11 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from testing import command, counts, python_types
 from testing.gpu_machine import Machine
-from testing.step import ROOT, Counts, Places, Step, fetched
+from testing.step import ROOT, Counts, Finished, Places, Step, fetched
 
 RANKS = (1, 2, 4)
 # Without GPUs two ranks on a node would show nothing that four do not.
@@ -25,6 +25,8 @@ _EXAMPLE_RANKS = 2
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
+# Makes one step of several programs, most of whose time goes into loading PyTorch.
+_ONE_BY_ONE = str(ROOT / "scripts" / "testing" / "one_by_one.py")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 # setup.sh fetches what only these steps need beside the builds.
 _FETCHED = "setup/python"
@@ -47,9 +49,14 @@ def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
             f"--rootdir={tests}", str(tests), *options)
 
 
-def example_counts():
+def example_counts(programs: int = 1):
     """An example checks itself, and rank 0 prints the result."""
-    return counts.says(r"^PASSED: ", 1)
+    return counts.says(r"^PASSED: ", programs)
+
+
+def _all_examples() -> tuple[Sequence[str], Callable[[Finished], Counts]]:
+    programs = [str(path) for path in examples()]
+    return ("python3", _ONE_BY_ONE, *programs), example_counts(len(programs))
 
 
 def host_steps(places: Places) -> list[Step]:
@@ -64,8 +71,7 @@ def host_steps(places: Places) -> list[Step]:
     steps = [step("tests", ranks, pytest_words(ROOT / "python" / "tests"), counts.closing_line)
              for ranks in _HOST_RANKS]
     steps += list(_node_steps(environment))
-    steps += [step(path.stem, _EXAMPLE_RANKS, ("python3", str(path)), example_counts())
-              for path in examples()]
+    steps.append(step("examples", _EXAMPLE_RANKS, *_all_examples()))
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
                       ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
@@ -78,10 +84,9 @@ def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
     """The examples, some tests and all tests, each with ranks on nodes of another kind."""
     some = ("-k", "test_nodes or test_layer or test_autograd")
     tests = ROOT / "python" / "tests"
-    runs = [(_SPLITS[0], path.stem, ("python3", str(path)), example_counts())
-            for path in examples()]
-    runs += [(_SPLITS[1], "tests", pytest_words(tests, *some), counts.closing_line),
-             (_SPLITS[2], "tests", pytest_words(tests), counts.closing_line)]
+    runs = [(_SPLITS[0], "examples", *_all_examples()),
+            (_SPLITS[1], "tests", pytest_words(tests, *some), counts.closing_line),
+            (_SPLITS[2], "tests", pytest_words(tests), counts.closing_line)]
     for split, name, words, read in runs:
         launch = ("mpirun", "-np", *_on_nodes(split, words))
         yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read, _NEEDS,
@@ -151,9 +156,6 @@ def _environment(places: Places) -> dict[str, str]:
         "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so"),
         "NCCLEP_HOSTSIM_WITH_GPU": "1",
         "PYTHONPATH": os.pathsep.join(map(str, path)),
-        # What a rank loads is compiled once, beside the other things that are made.
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(places.target / "pycache"),
         # PyTorch warns that NumPy is missing; nothing here needs it.
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -176,7 +178,7 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
             for name in names:
                 (library / name).symlink_to(stand_ins)
             environment = {**places.environment, "NCCL_HOME": home, "NCCLEP_HOSTSIM_WITH_GPU": "1",
-                           "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+                           "PYTHONPATH": str(ROOT / "python")}
             settings = ("-x", f"LD_PRELOAD={stand_ins}") if preload else ()
             finished = command.run(("mpirun", "-np", str(ranks), *settings, "python3",
                                     _FIRST_RELEASE), environment, 120)

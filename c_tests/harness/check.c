@@ -124,9 +124,9 @@ bool ep_check_near(EpSite site, double actual, double expected, double tolerance
 bool ep_check_eq_bytes(EpSite site, const void* actual, const void* expected, size_t bytes) {
     const unsigned char* left = (const unsigned char*)actual;
     const unsigned char* right = (const unsigned char*)expected;
+    if (bytes == 0 || memcmp(left, right, bytes) == 0) return count(site, true, "%s", "");
     size_t first = 0;
-    while (first < bytes && left[first] == right[first]) ++first;
-    if (first == bytes) return count(site, true, "%s", "");
+    while (left[first] == right[first]) ++first;
     size_t different = 0;
     for (size_t i = first; i < bytes; ++i) different += left[i] != right[i];
     return count(site, false, "%zu of %zu bytes differ, first at %zu: got 0x%02x, expected 0x%02x",

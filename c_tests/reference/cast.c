@@ -11,7 +11,7 @@ enum { kMostCode = 0x7e, kNanCode = 0x7f, kMaxBlock = 128, kKinds = 9 };
 static double number_of(unsigned code) {
     const unsigned field = code >> 3;
     const double mantissa = (code & 7u) / 8.0;
-    return field == 0 ? ldexp(mantissa, -6) : ldexp(1.0 + mantissa, (int)field - 7);
+    return field == 0 ? mantissa / 64 : (1.0 + mantissa) * (1u << field) / 128;  // exact
 }
 
 uint8_t ref_e4m3(float value) {

@@ -53,12 +53,12 @@ static size_t bytes_of(size_t from, size_t to, unsigned op) {
     return kSizes[ep_mix(from, to, op) % 6];
 }
 
-static unsigned char value(size_t from, size_t to, unsigned op, size_t index) {
-    return (unsigned char)(ep_mix(from * 64 + to, op, index / 8) >> (8 * (index % 8)));
-}
-
+// Whole words: a number for each byte would take most of a program's time.
 static void fill(unsigned char* data, size_t from, size_t to, unsigned op, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) data[i] = value(from, to, op, i);
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+        const uint64_t word = ep_mix(from * 64 + to, op, i / sizeof(word));
+        memcpy(data + i, &word, bytes - i < sizeof(word) ? bytes - i : sizeof(word));
+    }
 }
 
 int open_way(Way* way, const DeathRank* self, const EpEnv* env) {

@@ -50,7 +50,7 @@ bool locates(const DeathRank* self, const char* text) {
     char partner[48];
     snprintf(waiter, sizeof(waiter), "rank %d of node %u", self->env.rank,
              ep_node_of((unsigned)self->env.rank));
-    snprintf(gateway, sizeof(gateway), "rank %d (gateway on node %u)", self->victim, there);
+    snprintf(gateway, sizeof(gateway), "rank %d (rail peer on node %u)", self->victim, there);
     snprintf(partner, sizeof(partner), "rank %d (node %u)", self->victim, there);
     const char* at = strstr(text, "network operation ");
     unsigned number = 0;

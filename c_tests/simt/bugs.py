@@ -204,8 +204,8 @@ BUGS = (
         "4 NODES=0123 NCCL_EP_NODE_SUMS=invariant test_ht bits_from_any_home", slow=True),
     Bug("chunks without the rows before them", "ht/place.cu",
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES, slow=True),
-    Bug("rows of another operation", "ht/scope.cuh", "if (head.fingerprint != fingerprint || ",
-        "if (false && ", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
+    Bug("rows of another operation", "ht/scope.cuh", "if (header.fingerprint != ours.fingerprint ||",
+        "if (false &&", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
     Bug("the mask asked for no rank", "ht/route.cu", "expert >= 0 && is_active(", "is_active(",
         "2 test_ht routing_styles", slow=True, beside=(
             Setting("peer/mask.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",

@@ -173,6 +173,8 @@ struct HtSequences {
     uint32_t operations;
     /// Blocks that have read all this.
     uint32_t blocks_started;
+    /// Of the last operation that was sent to other nodes.
+    uint32_t epoch;
 };
 
 /// How rows travel in an operation, and which part of the grid does what.
@@ -284,7 +286,7 @@ static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
 static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
-static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
+static_assert(sizeof(nccl_ep::HtSequences) == 588, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtShape) == 32, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");

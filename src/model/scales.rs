@@ -178,9 +178,12 @@ impl RowBytes {
     /// The rows of two ranks in words: both parts if either row has scales.
     pub fn in_words(mine: Self, theirs: Self) -> [String; 2] {
         let scaled = mine.scales + theirs.scales > 0;
-        [mine, theirs].map(|row| match scaled {
-            true => format!("{} + {}", row.payload, row.scales),
-            false => row.payload.to_string(),
+        [mine, theirs].map(|row| {
+            if scaled {
+                format!("{} + {}", row.payload, row.scales)
+            } else {
+                row.payload.to_string()
+            }
         })
     }
 }

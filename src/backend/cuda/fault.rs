@@ -9,6 +9,7 @@ use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
+use crate::model::ids::{GroupRank, LocalRank};
 use crate::model::scales::RowBytes;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
@@ -77,23 +78,21 @@ impl FaultPage {
     }
 
     /// The rank that a kernel waited for. Those of HT number this node's ranks by their local index.
-    fn peer(&self, report: &FaultReport) -> u32 {
+    fn peer(&self, report: &FaultReport) -> GroupRank {
         match KernelOp::from_raw(report.op) {
-            Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine) => {
-                let local = || self.ranks.rank(report.peer as usize);
-                match report.peer & HT_RANK_OF_GROUP {
-                    0 => u32::try_from(local()).unwrap_or(report.peer),
-                    _ => report.peer & !HT_RANK_OF_GROUP,
-                }
+            Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine)
+                if report.peer & HT_RANK_OF_GROUP == 0 =>
+            {
+                self.ranks.rank(LocalRank::from(report.peer))
             }
-            _ => report.peer,
+            _ => GroupRank::from(report.peer & !HT_RANK_OF_GROUP),
         }
     }
 
     fn lateness(&self, report: &FaultReport) -> Error {
         let failed = match Fault::from_raw(report.state) {
-            Some(Fault::PeerFailed) => Some(self.ranks.rank(report.got as usize)),
-            Some(Fault::GatewayFailed) => Some(report.got as usize),
+            Some(Fault::PeerFailed) => Some(self.ranks.rank(LocalRank::from(report.got))),
+            Some(Fault::RailPeerFailed) => Some(GroupRank::from(report.got)),
             _ => None,
         };
         let why = failed.map_or("deadline passed".to_owned(), |rank| {
@@ -135,7 +134,7 @@ impl Faults for FaultPage {
         }
         let report = self.report()?;
         let report = FaultReport {
-            peer: self.peer(&report),
+            peer: self.peer(&report).word(),
             ..report
         };
         let error = match Fault::from_raw(report.state) {
@@ -171,7 +170,7 @@ fn too_few_rows(role: Role, report: &FaultReport) -> Error {
 /// The repeated ids of a rank take slots of an expert that others need.
 fn repeated_ids(report: &FaultReport) -> Error {
     let rule = AmongRanks::RoomForRepeated {
-        rank: report.peer as usize,
+        rank: GroupRank::from(report.peer),
         expert: report.what as usize,
     };
     Error::usage(Subject::Tensor(Role::Ids), rule)
@@ -198,7 +197,7 @@ pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Er
 
 /// `subject` is another here than on the rank of the report.
 pub fn differs(report: &FaultReport, subject: Subject) -> Error {
-    let rank = report.peer as usize;
+    let rank = GroupRank::from(report.peer);
     Error::usage(subject, AmongRanks::Same { rank })
 }
 

@@ -16,6 +16,7 @@ use super::peer::window::Window;
 use crate::backend::Faults;
 use crate::backend::device::{Device, Memory};
 use crate::error::{Code, Result};
+use crate::model::ids::LocalRank;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
@@ -84,7 +85,13 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT, |_| None).unwrap()
+        FaultPage::new(
+            &self.context,
+            LocalRanks::all(2, LocalRank::new(rank)),
+            TIMEOUT,
+            |_| None,
+        )
+        .unwrap()
     }
 
     /// Rank `rank`'s part of the self test, on its stream.
@@ -104,7 +111,7 @@ impl Bench {
             self.failed[rank].data(),
             peer_failed,
         );
-        let (ranks, stream) = (LocalRanks::all(2, rank), self.streams[rank]);
+        let (ranks, stream) = (LocalRanks::all(2, LocalRank::new(rank)), self.streams[rank]);
         self.selftests[rank].run(&self.module, &peers, &ranks, &self.layout, wait, stream)
     }
 }

@@ -150,6 +150,7 @@ impl Grid {
 mod tests {
     use super::*;
     use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::ids::GroupRank;
 
     const H200: DeviceLimits = DeviceLimits {
         multiprocessors: 132,
@@ -162,7 +163,7 @@ mod tests {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks,
-            rank: 0,
+            rank: GroupRank::new(0),
             experts: 32 * ranks,
             max_tokens: Some(4096),
             max_recv_rows: Some(4096 * ranks),

@@ -20,7 +20,7 @@ use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::nodes::Rails;
-use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
+use crate::backend::cuda::ht::plan::{HandleGrids, HandleLayout, HtLaunch, HtPlan};
 use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::Network;
@@ -143,6 +143,7 @@ impl HtGroup {
             group: Arc::clone(self),
             memory: self.pool.take(waste, make)?,
             layout,
+            grids: self.shared.grids(&wanted.routing),
             routing: wanted.routing,
             top_k: to_u32(top_k)?,
             counter: wanted.counter,
@@ -198,6 +199,7 @@ pub struct CudaHt {
     group: Arc<HtGroup>,
     memory: Arc<HandleMemory>,
     layout: HandleLayout,
+    grids: HandleGrids,
     routing: Routing,
     /// Ids per token, in the kernels' integer type.
     top_k: u32,
@@ -229,11 +231,6 @@ impl CudaHt {
             Some(error) => Err(error),
             None => Ok(Some(seen.rows)),
         }
-    }
-
-    /// Number of tokens, and of ids per token.
-    fn sizes(&self) -> (usize, usize) {
-        (self.routing.tokens, self.routing.top_k)
     }
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
@@ -295,7 +292,7 @@ impl HtBackend for CudaHt {
         let kind = HtKind::Dispatch {
             forward: op.routing_in.is_some(),
         };
-        let launch = group.launch(kind, &op.into(), self.sizes())?;
+        let launch = group.plan.launch(kind, &op.into(), &self.grids)?;
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
         let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
         let memory = self.handle_memory()?;
@@ -328,7 +325,7 @@ impl HtBackend for CudaHt {
         let group = &self.group.shared;
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let kind = HtKind::Combine { columns };
-        let launch = group.launch(kind, &op.row.into(), self.sizes())?;
+        let launch = group.plan.launch(kind, &op.row.into(), &self.grids)?;
         let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;

@@ -7,14 +7,13 @@ use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
-use crate::backend::cuda::ht::plan::{HtLaunch, HtPlan};
-use crate::backend::cuda::ht::rows::MovedRow;
+use crate::backend::cuda::ht::grid::DeviceLimits;
+use crate::backend::cuda::ht::plan::{HandleGrids, HtPlan};
 use crate::backend::cuda::kernels::Entry;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ht::{HtLayout, HtSequences};
 use crate::error::{Code, Error, Result};
-use crate::model::ops::Stream;
+use crate::model::ops::{Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,10 +76,11 @@ impl HtShared {
         })
     }
 
-    /// How an operation on rows `row` is launched; this rank has so many tokens, with so many ids each.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, sizes: (usize, usize)) -> Result<HtLaunch> {
-        let on = (self.device, &*self.context.tuning.read());
-        self.plan.launch(kind, row, sizes, on)
+    /// What a new handle with this routing fixes of its launches.
+    pub fn grids(&self, routing: &Routing) -> HandleGrids {
+        let Routing { tokens, top_k, .. } = *routing;
+        let tuning = self.context.tuning.read();
+        self.plan.grids(tokens, top_k, self.device, &tuning)
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.

@@ -5,7 +5,8 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::params::ll::{LL_MAX_TOP_K, LlHello};
+use crate::backend::cuda::params::common::MessageHeader;
+use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
 use crate::backend::cuda::regions::Regions;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
@@ -14,27 +15,27 @@ use std::sync::Arc;
 
 const REGION_ALIGN: usize = 256;
 /// In front of each message.
-pub const HEAD_BYTES: usize = size_of::<LlHello>();
+pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
 /// With whom a rank exchanges messages.
 pub struct Partners {
-    /// The sources from 1 on, whose messages come here.
-    pub sources: usize,
-    /// The nodes with a gateway of this rank, which send sums home.
+    /// The remote ranks that it forwards for, whose messages come here.
+    pub remote: usize,
+    /// The nodes with a rail peer of this rank, which send sums home.
     pub other_nodes: usize,
 }
 
 /// A channel's memory for what crosses the network.
 pub struct ChannelMemory {
     _buffer: Buffer,
-    /// Messages with a row for each token. In a dispatch this rank sends one to all gateways, and receives one from
+    /// Messages with a row for each token. In a dispatch this rank sends one to all rail peers, and receives one from
     /// each source. On the way back, in a combine, one goes to each source, and one comes from each other node.
     pub rows: Leg,
     /// Messages with a weight for each entry, which have the same way there and no way back.
     pub weights: Leg,
 }
 
-/// The messages of one exchange. Each begins with a head.
+/// The messages of one exchange. Each begins with a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leg {
     /// The first that this rank sends.
@@ -51,7 +52,7 @@ impl ChannelMemory {
         let entries = facts.max_tokens.unwrap_or(0) * LL_MAX_TOP_K as usize;
         let weights = entries * size_of::<f32>();
         let ([rows, weights], bytes) = legs(partners, most_rows_bytes(facts), weights);
-        // What is there must be the head of no operation.
+        // What is there must be the header of no operation.
         let buffer = Buffer::zeroed(memory, bytes)?;
         Ok(Self {
             rows: rows.moved(buffer.data()),
@@ -63,7 +64,7 @@ impl ChannelMemory {
 
 /// Most bytes of a message of a group with the bounds of `facts`.
 pub fn most_message_bytes(facts: &GroupFacts) -> usize {
-    HEAD_BYTES + most_rows_bytes(facts)
+    HEADER_BYTES + most_rows_bytes(facts)
 }
 
 /// Of a row and ids for each token.
@@ -72,15 +73,15 @@ fn most_rows_bytes(facts: &GroupFacts) -> usize {
     facts.max_tokens.unwrap_or(0) * of_token
 }
 
-/// The legs of rows and weights, which have so many bytes behind their heads, as offsets; and their size.
+/// The legs of rows and weights, which have so many bytes behind their headers, as offsets; and their size.
 fn legs(partners: &Partners, rows: usize, weights: usize) -> ([Leg; 2], usize) {
     let mut regions = Regions::new(REGION_ALIGN);
     let mut leg = |sends: usize, bytes: usize| {
-        let stride = (HEAD_BYTES + bytes).next_multiple_of(REGION_ALIGN);
+        let stride = (HEADER_BYTES + bytes).next_multiple_of(REGION_ALIGN);
         let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
         Leg {
             sends: take(sends),
-            receives: take(partners.sources),
+            receives: take(partners.remote),
             stride,
         }
     };

@@ -153,6 +153,8 @@ pub struct HtSequences {
     pub operations: u32,
     /// Blocks that have read all this.
     pub blocks_started: u32,
+    /// Of the last operation that was sent to other nodes.
+    pub epoch: u32,
 }
 
 /// How rows travel in an operation, and which part of the grid does what.

@@ -14,6 +14,7 @@ use crate::backend::cuda::params::common::{
 };
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::error::{Code, Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use crate::model::topology::LocalRanks;
 use std::sync::Arc;
@@ -61,14 +62,14 @@ impl Selftest {
         let at = module.enter(stream)?;
         module.launch(kernels::peer_selftest(), shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
-        let results = ranks.ranks().iter().enumerate();
-        let mut results = results.map(|(index, &peer)| (peer, self.results.read(index)));
-        results.try_for_each(|(peer, result)| judge(ranks.own_rank(), peer, result))
+        let mut results = ranks.ranks().iter().enumerate();
+        results
+            .try_for_each(|(index, &peer)| judge(ranks.own_rank(), peer, self.results.read(index)))
     }
 }
 
 /// The verdict of `rank` on `peer`.
-fn judge(rank: usize, peer: usize, result: Option<SelftestResult>) -> Result<()> {
+fn judge(rank: GroupRank, peer: GroupRank, result: Option<SelftestResult>) -> Result<()> {
     let fail = |code, what| {
         Err(Error::new(
             code,
@@ -97,8 +98,8 @@ mod tests {
 
     fn verdict(outcome: u32) -> Result<()> {
         judge(
-            2,
-            5,
+            GroupRank::new(2),
+            GroupRank::new(5),
             Some(SelftestResult {
                 outcome,
                 wrong_threads: 3,
@@ -112,7 +113,7 @@ mod tests {
         for outcome in [SELFTEST_MISSING, SELFTEST_MISMATCH, SELFTEST_TIMEOUT, 17] {
             assert!(verdict(outcome).is_err());
         }
-        assert!(judge(0, 0, None).is_err());
+        assert!(judge(GroupRank::new(0), GroupRank::new(0), None).is_err());
     }
 
     #[test]

@@ -56,7 +56,11 @@ impl Words for Script {
 }
 
 fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-    Teardown::new(words, (LocalRanks::all(ranks, rank), ranks), timeout)
+    Teardown::new(
+        words,
+        (LocalRanks::all(ranks, LocalRank::new(rank)), ranks),
+        timeout,
+    )
 }
 
 const NO_TIME: Duration = Duration::ZERO;

@@ -6,6 +6,7 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::error::{Error, Result};
+use crate::model::ids::{GroupRank, LocalRank};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::LocalRanks;
@@ -43,7 +44,7 @@ impl PeerWindows {
     /// rest.
     fn map_peers(&mut self, ranks: &LocalRanks, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = ranks.own_rank();
-        let others = records.iter().enumerate();
+        let others = GroupRank::all(records.len()).zip(records);
         let others = others.filter(|&(peer, _)| peer != rank && ranks.ranks().contains(&peer));
         for (peer, record) in others {
             let mapping = WindowRecord::from_bytes(record)
@@ -57,9 +58,9 @@ impl PeerWindows {
     }
 
     /// The windows of this node's ranks, once all are mapped; `own` is this rank's local index.
-    pub fn bases(&self, own: usize) -> Vec<DevPtr> {
+    pub fn bases(&self, own: LocalRank) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
-        bases.insert(own, self.window.base());
+        bases.insert(own.index(), self.window.base());
         bases
     }
 

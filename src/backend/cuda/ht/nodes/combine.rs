@@ -10,19 +10,19 @@ use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{
-    AHEAD, Enqueueing, Handle, Heads, NO_MESSAGES, Tokens, behind, word,
+    AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word,
 };
-use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{addresses, saturated};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
 use crate::backend::cuda::params::ht::HtCombineParams;
 use crate::backend::cuda::params::ht_nodes::{
-    HT_HEAD_THREADS, HtCombineNodesParams, HtPartials, HtPass,
+    HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtPass,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
+use crate::model::ids::SourceIx;
 use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
 use std::ptr::null;
@@ -40,11 +40,10 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let group = &handle.group;
     let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
     let kind = HtKind::Combine { columns };
-    let sizes = (handle.routing.tokens, handle.routing.top_k);
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
-        launch: group.launch(kind, &op.row.into(), sizes)?,
+        launch: group.plan.launch(kind, &op.row.into(), &handle.grids)?,
         kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
@@ -77,12 +76,12 @@ impl Combine<'_> {
         TokenBytes::new(self.op.row, self.columns * size_of::<f32>())
     }
 
-    /// The sums of this node, to the sources.
+    /// The sums of this node, to the remote ranks.
     fn departing(&self, pass: usize) -> Bank {
-        self.handle.banks.of_sources(pass, self.bytes())
+        self.handle.banks.of_remote(pass, self.bytes())
     }
 
-    /// Those of other nodes, from the gateways.
+    /// Those of other nodes, from the rail peers.
     fn arriving(&self, pass: usize) -> Bank {
         self.handle.banks.own(pass, self.bytes())
     }
@@ -100,39 +99,36 @@ impl Combine<'_> {
         let rows = self.handle.pass(chunks, Some(bank), None)?;
         self.launch(at, rows, &tokens, (bank.rows, 0), self.no_partials()?)?;
         at.fork()?;
-        self.launch_heads(at, bank)?;
-        at.clear();
-        let Turn {
-            sends, receives, ..
-        } = &mut *at.turn;
-        for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
-            let tokens = counts.coming_in(1 + index, chunks);
-            sends.push(bank.parcel(index, tokens, true).with_rows(peer));
-        }
+        self.launch_headers(at, pass, bank)?;
+        let view = &at.rails.network.view;
+        let home = view.remote().iter().enumerate().map(|(index, &peer)| {
+            let tokens = counts.coming_in(SourceIx::new(1 + index), chunks);
+            bank.parcel(index, tokens, true).with_rows(peer)
+        });
         let bank = self.arriving(pass);
-        for (other, &peer) in at.rails.gateways.iter().enumerate() {
+        let come = view.rail_peers.iter().enumerate().map(|(other, &peer)| {
             let tokens = counts.departing_in(other, chunks);
-            receives.push(bank.parcel(other, tokens, true).with_rows(peer));
-        }
-        at.exchange(pass)
+            bank.parcel(other, tokens, true).with_rows(peer)
+        });
+        at.exchange(pass, home, come)
     }
 
-    /// The side stream writes the heads, which say whether the sums are sums.
-    fn launch_heads(&self, at: &Enqueueing<'_>, bank: Bank) -> Result<()> {
-        let messages = (bank, self.handle.plan().sources - 1);
-        if messages.1 == 0 {
+    /// The side stream writes the headers, which say whether the sums are sums. The first pass begins the epoch, also on
+    /// a rank that sends none.
+    fn launch_headers(&self, at: &Enqueueing<'_>, pass: usize, bank: Bank) -> Result<()> {
+        let (handle, count) = (&self.handle, self.handle.plan().forwarded - 1);
+        if count == 0 && pass > 0 {
             return Ok(());
         }
-        let params = self
-            .handle
-            .heads((KernelOp::HtCombine, &self.launch), messages)?;
+        let header = handle.header(&self.launch, pass)?;
+        let params = handle.headers(KernelOp::HtCombine, header, bank, count)?;
         let shape = LaunchShape {
             blocks: 1,
-            threads: HT_HEAD_THREADS,
+            threads: HT_HEADER_THREADS,
             shared_bytes: 0,
         };
         let module = &self.handle.group.context.module;
-        module.launch_on(kernels::ht_head(), shape, &params, at.side)
+        module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
 
     /// Sums a pass of this rank's own tokens.
@@ -149,7 +145,7 @@ impl Combine<'_> {
             tokens: device.tokens,
             chunk_ends: to_u32(plan.chunks + 1)?,
             others: to_u32(plan.others)?,
-            own_place: handle.rails.own_place()?,
+            own_place: handle.rails.network.own_place(),
         };
         let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
         let (_, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
@@ -157,12 +153,12 @@ impl Combine<'_> {
             behind(op.out.0, tokens.first * row),
             behind(out_gradients, tokens.first * gradients),
         );
-        let heads = Heads {
+        let headers = Headers {
             of: bank,
-            from_gateways: true,
-            scales_word: 0,
+            from_rail_peers: true,
+            expected: handle.header(&self.launch, pass)?,
         };
-        let rows = handle.pass(chunks, None, Some(heads))?;
+        let rows = handle.pass(chunks, None, Some(headers))?;
         self.launch(at, rows, &tokens, out, partials)
     }
 

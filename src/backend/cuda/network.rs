@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::params::common::{OWN_NODE_FIRST, RankOnNode};
+use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::backend::cuda::params::ht_nodes::HT_NONE;
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::side_streams::SideStreams;
@@ -55,12 +55,16 @@ pub struct Network {
 /// What the device has for the network: the ranks on their nodes, as kernels read them, and streams.
 pub struct OnDevice {
     _tables: Buffer,
-    of_rank: DevPtr,
-    /// By local index: the rank, and `[1 + width]` whom it forwards for, itself first, then `HT_NONE`.
-    local_ranks: DevPtr,
-    forwarded: DevPtr,
-    own_forwarded: DevPtr,
-    rail_peers: DevPtr,
+    /// `[ranks]`: a `RankOnNode` of each.
+    pub of_rank: DevPtr,
+    /// `[local ranks]`.
+    pub local_ranks: DevPtr,
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, then `HT_NONE`.
+    pub forwarded_by: DevPtr,
+    /// Whom this rank forwards for, itself first.
+    pub forwarded: DevPtr,
+    /// In the order of sums.
+    pub rail_peers: DevPtr,
     /// For what operations do behind the caller's streams.
     pub side: SideStreams,
 }
@@ -75,56 +79,31 @@ impl OnDevice {
             of_rank.extend([seen.source.word(), to_u32(seen.distance)?]);
         }
         let row = 1 + view.width();
-        let mut forwarded = Vec::new();
+        let mut forwarded_by = Vec::new();
         for ranks in view.forwarded_by_all() {
-            let end = forwarded.len() + row;
-            forwarded.extend(words(ranks));
-            forwarded.resize(end, HT_NONE);
+            let end = forwarded_by.len() + row;
+            forwarded_by.extend(words(ranks));
+            forwarded_by.resize(end, HT_NONE);
         }
         let tables = [
             of_rank,
             words(view.local.ranks()),
-            forwarded,
+            forwarded_by,
             words(&view.rail_peers),
         ];
         let tables = tables.each_ref().map(Vec::as_slice);
-        let (_tables, [of_rank, local_ranks, forwarded, rail_peers]) =
+        let (_tables, [of_rank, local_ranks, forwarded_by, rail_peers]) =
             Buffer::of_tables(memory, tables)?;
         let own = view.local.own_index().index() * row * size_of::<u32>();
         Ok(Self {
             _tables,
             of_rank,
             local_ranks,
-            forwarded,
-            own_forwarded: DevPtr(forwarded.0 + own),
+            forwarded: DevPtr(forwarded_by.0 + own),
+            forwarded_by,
             rail_peers,
             side: SideStreams::new(memory)?,
         })
-    }
-
-    /// `[ranks]`.
-    pub fn of_rank(&self) -> *const RankOnNode {
-        self.of_rank.0 as *const RankOnNode
-    }
-
-    /// `[local ranks]`: the rank with each local index.
-    pub fn local_ranks(&self) -> *const u32 {
-        self.local_ranks.0 as *const u32
-    }
-
-    /// `[local ranks][1 + width]`.
-    pub fn forwarded_by_all(&self) -> *const u32 {
-        self.forwarded.0 as *const u32
-    }
-
-    /// Whom this rank forwards for, itself first.
-    pub fn forwarded(&self) -> *const u32 {
-        self.own_forwarded.0 as *const u32
-    }
-
-    /// In the order of sums.
-    pub fn rail_peers(&self) -> *const u32 {
-        self.rail_peers.0 as *const u32
     }
 }
 

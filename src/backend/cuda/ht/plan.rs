@@ -200,9 +200,14 @@ impl HtPlan {
         nodes.as_ref().map_or(0, of)
     }
 
-    /// Most bytes of a row, and the bound of tokens per rank if the group has one.
-    pub fn row_sizes(&self) -> (usize, Option<usize>) {
-        (self.facts.row_bytes, self.facts.max_tokens)
+    /// Most bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.facts.row_bytes
+    }
+
+    /// The bound of tokens per rank, if the group has one.
+    pub fn bound(&self) -> Option<usize> {
+        self.facts.max_tokens
     }
 
     /// The blocks that the caller grants to a kernel, if he does.
@@ -217,11 +222,7 @@ impl HtPlan {
         let most = ROUTE_BLOCKS.min(all - 1);
         let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
-        let shape = LaunchShape {
-            blocks: to_u32(blocks + 1)?,
-            threads: HT_ROUTE_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(to_u32(blocks + 1)?, HT_ROUTE_THREADS);
         Ok((shape, to_u32(block_tokens)?))
     }
 

@@ -10,20 +10,13 @@ use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
 use crate::backend::cuda::regions::Regions;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
+use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
 const REGION_ALIGN: usize = 256;
 /// In front of each message.
 pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
-
-/// With whom a rank exchanges messages.
-pub struct Partners {
-    /// The remote ranks that it forwards for, whose messages come here.
-    pub remote: usize,
-    /// The nodes with a rail peer of this rank, which send sums home.
-    pub other_nodes: usize,
-}
 
 /// A channel's memory for what crosses the network.
 pub struct ChannelMemory {
@@ -48,12 +41,22 @@ pub struct Leg {
 
 impl ChannelMemory {
     /// Memory for a rank of a group with the bounds of `facts`.
-    pub fn new(memory: &Arc<CudaMemory>, partners: &Partners, facts: &GroupFacts) -> Result<Self> {
+    pub fn new(memory: &Arc<CudaMemory>, view: &NodeView, facts: &GroupFacts) -> Result<Self> {
         let entries = facts.max_tokens.unwrap_or(0) * LL_MAX_TOP_K as usize;
-        let weights = entries * size_of::<f32>();
-        let ([rows, weights], bytes) = legs(partners, most_rows_bytes(facts), weights);
+        let mut regions = Regions::new(REGION_ALIGN);
+        let mut leg = |sends: usize, bytes: usize| {
+            let stride = (HEADER_BYTES + bytes).next_multiple_of(REGION_ALIGN);
+            let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
+            Leg {
+                sends: take(sends),
+                receives: take(view.remote().len()),
+                stride,
+            }
+        };
+        let rows = leg(view.others(), most_rows_bytes(facts));
+        let weights = leg(1, entries * size_of::<f32>());
         // What is there must be the header of no operation.
-        let buffer = Buffer::zeroed(memory, bytes)?;
+        let buffer = Buffer::zeroed(memory, regions.bytes())?;
         Ok(Self {
             rows: rows.moved(buffer.data()),
             weights: weights.moved(buffer.data()),
@@ -71,22 +74,6 @@ pub fn most_message_bytes(facts: &GroupFacts) -> usize {
 fn most_rows_bytes(facts: &GroupFacts) -> usize {
     let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * size_of::<i64>();
     facts.max_tokens.unwrap_or(0) * of_token
-}
-
-/// The legs of rows and weights, which have so many bytes behind their headers, as offsets; and their size.
-fn legs(partners: &Partners, rows: usize, weights: usize) -> ([Leg; 2], usize) {
-    let mut regions = Regions::new(REGION_ALIGN);
-    let mut leg = |sends: usize, bytes: usize| {
-        let stride = (HEADER_BYTES + bytes).next_multiple_of(REGION_ALIGN);
-        let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
-        Leg {
-            sends: take(sends),
-            receives: take(partners.remote),
-            stride,
-        }
-    };
-    let legs = [leg(partners.other_nodes, rows), leg(1, weights)];
-    (legs, regions.bytes())
 }
 
 impl Leg {

@@ -5,9 +5,10 @@
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::ll::messages::{ChannelMemory, Partners};
+use crate::backend::cuda::ll::messages::ChannelMemory;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::common::RankOnNode;
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlNodes};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::{Error, Result};
@@ -44,11 +45,7 @@ impl LlNetwork {
         facts: &GroupFacts,
     ) -> Result<Self> {
         let context = memory.context();
-        let partners = Partners {
-            remote: network.view.remote().len(),
-            other_nodes: network.view.others(),
-        };
-        let channel = |_| ChannelMemory::new(memory, &partners, facts);
+        let channel = |_| ChannelMemory::new(memory, &network.view, facts);
         Ok(Self {
             channels: (0..LL_CHANNELS).map(channel).collect::<Result<_>>()?,
             max_tokens: facts.max_tokens.unwrap_or(0),
@@ -74,10 +71,10 @@ impl LlNetwork {
         let (view, tables) = (&self.view, &self.on_device);
         let (sums, weights) = (memory.rows.back(), memory.weights);
         Ok(LlNodes {
-            of_rank: tables.of_rank(),
-            rank_of_peer: tables.local_ranks(),
-            rank_of_source: tables.forwarded(),
-            rail_peers: tables.rail_peers(),
+            of_rank: tables.of_rank.0 as *const RankOnNode,
+            rank_of_peer: tables.local_ranks.0 as *const u32,
+            rank_of_source: tables.forwarded.0 as *const u32,
+            rail_peers: tables.rail_peers.0 as *const u32,
             rows: sums.sends.0 as *mut u8,
             weights: weights.receives.0 as *const u8,
             returned: sums.receives.0 as *const u8,

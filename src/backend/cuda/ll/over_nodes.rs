@@ -238,11 +238,10 @@ impl<'a> OverNodes<'a> {
             combine: self.combine_params(op, &self.handle.plan.combine, self.part)?,
             message: self.memory.weights.sends.0 as *mut u8,
         };
-        let shape = LaunchShape {
-            blocks: blocks(self.handle.routing.tokens, LL_GATES_THREADS / WARP)?,
-            threads: LL_GATES_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(
+            blocks(self.handle.routing.tokens, LL_GATES_THREADS / WARP)?,
+            LL_GATES_THREADS,
+        );
         let module = &self.handle.context.module;
         module.launch(kernels::ll_gates(), shape, &params, at)
     }
@@ -267,12 +266,11 @@ impl<'a> OverNodes<'a> {
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,
         };
-        let shape = LaunchShape {
-            blocks: blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
+        let shape = LaunchShape::new(
+            blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
                 .min(handle.context.multiprocessors),
-            threads: LL_PACK_THREADS,
-            shared_bytes: 0,
-        };
+            LL_PACK_THREADS,
+        );
         let module = &handle.context.module;
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);

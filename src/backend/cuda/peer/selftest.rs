@@ -53,11 +53,7 @@ impl Selftest {
             results: self.results.device(),
             epoch: EPOCH,
         };
-        let shape = LaunchShape {
-            blocks: peers.ranks,
-            threads: SELFTEST_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(peers.ranks, SELFTEST_THREADS);
         let _under_way = module.context().quiescence().begin();
         let at = module.enter(stream)?;
         module.launch(kernels::peer_selftest(), shape, &params, &at)?;

@@ -6,17 +6,15 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{
     AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word,
 };
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::shared::{addresses, saturated};
+use crate::backend::cuda::ht::shared::{Outputs, combine_params};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
-use crate::backend::cuda::params::ht::HtCombineParams;
 use crate::backend::cuda::params::ht_nodes::{
     HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtPass,
 };
@@ -39,11 +37,12 @@ struct Combine<'a> {
 pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let group = &handle.group;
     let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
-    let kind = HtKind::Combine { columns };
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
-        launch: group.plan.launch(kind, &op.row.into(), &handle.grids)?,
+        launch: group
+            .plan
+            .launch(op.into(), &op.row.into(), &handle.grids)?,
         kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
@@ -97,7 +96,11 @@ impl Combine<'_> {
         let tokens = self.handle.remote_tokens(chunks);
         let bank = self.departing(pass);
         let rows = self.handle.pass(chunks, Some(bank), None)?;
-        self.launch(at, rows, &tokens, (bank.rows, 0), self.no_partials()?)?;
+        let out = Outputs {
+            rows: bank.rows,
+            gradients: 0,
+        };
+        self.launch(at, rows, &tokens, out, self.no_partials()?)?;
         at.fork()?;
         self.launch_headers(at, pass, bank)?;
         let view = &at.rails.network.view;
@@ -122,11 +125,7 @@ impl Combine<'_> {
         }
         let header = handle.header(&self.launch, pass)?;
         let params = handle.headers(KernelOp::HtCombine, header, bank, count)?;
-        let shape = LaunchShape {
-            blocks: 1,
-            threads: HT_HEADER_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(1, HT_HEADER_THREADS);
         let module = &self.handle.group.context.module;
         module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
@@ -148,11 +147,11 @@ impl Combine<'_> {
             own_place: handle.rails.network.own_place(),
         };
         let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
-        let (_, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
-        let out = (
-            behind(op.out.0, tokens.first * row),
-            behind(out_gradients, tokens.first * gradients),
-        );
+        let all = Outputs::of(op);
+        let out = Outputs {
+            rows: behind(all.rows, tokens.first * row),
+            gradients: behind(all.gradients, tokens.first * gradients),
+        };
         let headers = Headers {
             of: bank,
             from_rail_peers: true,
@@ -181,21 +180,13 @@ impl Combine<'_> {
         at: &Enqueueing<'_>,
         pass: HtPass,
         tokens: &Tokens,
-        out: (usize, usize),
+        out: Outputs,
         partials: HtPartials,
     ) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
-        let (gradients, _) = addresses(op.gradients.map(|it| (it.input, it.output)));
+        let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
         let params = HtCombineNodesParams {
-            of_node: HtCombineParams {
-                common: handle.common(KernelOp::HtCombine, &self.launch, tokens)?,
-                rows: op.expert_rows.data.0 as *const u8,
-                gradients: gradients as *const f32,
-                out: out.0 as *mut u8,
-                out_gradients: out.1 as *mut f32,
-                in_rows: saturated(op.expert_rows.rows),
-                columns: saturated(self.columns),
-            },
+            of_node: combine_params(op, common, &out),
             pass,
             partials,
         };

@@ -193,7 +193,7 @@ impl Creation<'_> {
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
         let room = |own, remote| HandleSize { own, remote, top_k };
-        let room = match self.group.plan.row_sizes().1 {
+        let room = match self.group.plan.bound() {
             Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
@@ -275,11 +275,10 @@ impl Creation<'_> {
             bank: group.next_bank(),
             verdict: part.verdict,
         };
-        let shape = LaunchShape {
-            blocks: to_u32(rails.plan.forwarded + rails.plan.others + 1)?,
-            threads: HT_ROUTE_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(
+            to_u32(rails.plan.forwarded + rails.plan.others + 1)?,
+            HT_ROUTE_THREADS,
+        );
         let module = &group.context.module;
         module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
     }
@@ -306,11 +305,7 @@ impl Creation<'_> {
             piece_blocks: to_u32(piece_blocks)?,
             ..params
         };
-        let shape = LaunchShape {
-            blocks: to_u32(piece_blocks + home_blocks)?,
-            threads: HT_PLACE_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
         let module = &self.group.context.module;
         module.launch(kernels::ht_place(), shape, &params, self.at)
     }

@@ -12,10 +12,10 @@ use crate::backend::cuda::ht::nodes::pass::{AHEAD, Enqueueing, Handle, Headers, 
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::scaled;
-use crate::backend::cuda::ht::shared::{addresses, saturated};
+use crate::backend::cuda::ht::shared::{Inputs, dispatch_params};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HtDispatchParams, HtScaledDispatchParams, HtScaledRows};
+use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
     HtScaledPackParams,
@@ -41,39 +41,24 @@ struct Dispatch<'a> {
     /// For own tokens, and for those that came as they travel.
     launch: HtLaunch,
     remote_launch: HtLaunch,
-    /// Ids and weights, as the caller gives them.
-    ids: usize,
-    weights: usize,
-}
-
-/// Addresses of what a launch reads, and of the counter that it fills; zero for none.
-#[derive(Default)]
-struct Inputs {
-    rows: usize,
-    ids: usize,
-    weights: usize,
-    counter: usize,
+    own: Inputs,
 }
 
 pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let group = &handle.group;
-    let kind = HtKind::Dispatch {
-        forward: op.routing_in.is_some(),
-    };
+    let kind = HtKind::from(op);
     let row = MovedRow::from(op);
     let launch = group.plan.launch(kind, &row, &handle.grids)?;
     let remote_launch = match row.cast {
         None => launch,
         Some(_) => group.plan.launch(kind, &row.wire.into(), &handle.grids)?,
     };
-    let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
     let dispatch = Dispatch {
         handle: Handle::new(handle)?,
         op,
         launch,
         remote_launch,
-        ids,
-        weights,
+        own: Inputs::of(op),
     };
     let at = &group.enter(stream)?;
     let order = group.order.begin(at)?;
@@ -182,8 +167,8 @@ impl Dispatch<'_> {
             headers: handle.headers(KernelOp::HtDispatch, header, bank, plan.others)?,
             handle: handle.device,
             tokens: op.tokens.0 as *const u8,
-            topk_idx: self.ids as *const i64,
-            weights: self.weights as *const f32,
+            topk_idx: self.own.ids as *const i64,
+            weights: self.own.weights as *const f32,
             packed_bytes: match &op.scaled {
                 None => plan.packed_bytes as u64,
                 Some(_) => u64::MAX,
@@ -192,11 +177,10 @@ impl Dispatch<'_> {
             first_chunk: to_u32(chunks.start)?,
             end_chunk: to_u32(chunks.end)?,
         };
-        let shape = LaunchShape {
-            blocks: PACK_BLOCKS.min(handle.group.device.multiprocessors),
-            threads: HT_PACK_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(
+            PACK_BLOCKS.min(handle.group.device.multiprocessors),
+            HT_PACK_THREADS,
+        );
         let module = &handle.group.context.module;
         match &op.scaled {
             None => module.launch_on(kernels::ht_pack(), shape, &params, at.side),
@@ -218,14 +202,8 @@ impl Dispatch<'_> {
         let op = self.op;
         let chunks = 0..self.handle.plan().chunks;
         let tokens = self.handle.own_tokens(&chunks);
-        let inputs = Inputs {
-            rows: op.tokens.0,
-            ids: self.ids,
-            weights: self.weights,
-            counter: op.counter.unwrap_or_default().0,
-        };
         let pass = self.handle.pass(&chunks, None, None)?;
-        let params = self.params(&self.launch, pass, &tokens, &inputs)?;
+        let params = self.params(&self.launch, pass, &tokens, &self.own)?;
         match &op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
@@ -268,21 +246,9 @@ impl Dispatch<'_> {
         tokens: &Tokens,
         inputs: &Inputs,
     ) -> Result<HtDispatchNodesParams> {
-        let (handle, op) = (&self.handle, self.op);
-        let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
+        let common = self.handle.common(KernelOp::HtDispatch, launch, tokens)?;
         Ok(HtDispatchNodesParams {
-            of_node: HtDispatchParams {
-                common: handle.common(KernelOp::HtDispatch, launch, tokens)?,
-                tokens: inputs.rows as *const u8,
-                topk_idx: inputs.ids as *const i64,
-                weights: inputs.weights as *const f32,
-                out: op.out.map_or(0, |out| out.data.0) as *mut u8,
-                out_idx: out_ids as *mut i64,
-                out_weights: out_weights as *mut f32,
-                counter: inputs.counter as *mut i32,
-                out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
-                routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
-            },
+            of_node: dispatch_params(self.op, common, inputs),
             pass,
         })
     }

@@ -3,7 +3,6 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::Bank;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
@@ -13,7 +12,7 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
-use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
+use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory};
 use crate::backend::cuda::params::ht_nodes::{
     HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
 };
@@ -69,9 +68,9 @@ impl Headers {
     /// Whom they are from.
     fn ranks(self, network: &Network) -> *const u32 {
         if self.from_rail_peers {
-            network.on_device.rail_peers()
+            network.on_device.rail_peers.0 as *const u32
         } else {
-            word(network.on_device.forwarded(), 1)
+            word(network.on_device.forwarded.0 as *const u32, 1)
         }
     }
 }
@@ -172,7 +171,7 @@ impl<'a> Handle<'a> {
             pieces: to_u32(plan.chunks * plan.width)?,
             is_own: u32::from(is_own),
             total: memory.total,
-            locals: self.rails.network.on_device.local_ranks(),
+            locals: self.rails.network.on_device.local_ranks.0 as *const u32,
             messages: messages(remote)?,
             origins: if is_in_order {
                 null()
@@ -197,16 +196,11 @@ impl<'a> Handle<'a> {
     pub(super) fn header(&self, launch: &HtLaunch, pass: usize) -> Result<MessageHeader> {
         Ok(MessageHeader {
             handle: self.epoch,
-            fingerprint: self.fingerprint(launch),
+            fingerprint: HtShared::fingerprint(launch, self.epoch),
             scales_word: launch.scales_word,
             pass: to_u32(pass)?,
             ..Default::default()
         })
-    }
-
-    fn fingerprint(&self, launch: &HtLaunch) -> u32 {
-        let fingerprint = HtFingerprint(launch.shape.fingerprint);
-        fingerprint.of_handle(self.epoch).0
     }
 
     /// What is needed to write `header` to the first `count` messages of `bank`, by `op`.
@@ -233,25 +227,15 @@ impl<'a> Handle<'a> {
         launch: &HtLaunch,
         tokens: &Tokens,
     ) -> Result<HtCommon> {
-        let group = &self.group;
-        Ok(HtCommon {
-            peers: group.context.peers(),
-            wait: group.context.wait(op),
-            layout: group.layout,
-            handle: HtHandleMemory {
-                entries: tokens.entries,
-                begins: null_mut(),
-                departures: null_mut(),
-                counts: self.device.counts,
-                tokens: to_u32(tokens.count)?,
-                top_k: self.device.top_k,
-            },
-            sequences: group.sequences(),
-            shape: HtShape {
-                fingerprint: self.fingerprint(launch),
-                ..launch.shape
-            },
-        })
+        let memory = HtHandleMemory {
+            entries: tokens.entries,
+            begins: null_mut(),
+            departures: null_mut(),
+            counts: self.device.counts,
+            tokens: to_u32(tokens.count)?,
+            top_k: self.device.top_k,
+        };
+        Ok(self.group.common(op, launch, self.epoch, memory))
     }
 }
 

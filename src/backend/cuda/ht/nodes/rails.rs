@@ -9,6 +9,7 @@ use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
+use crate::backend::cuda::params::common::RankOnNode;
 use crate::backend::cuda::params::ht_nodes::HtNodes;
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::regions::to_u32;
@@ -43,13 +44,12 @@ pub struct Turn {
 }
 
 impl Rails {
-    /// The rails of a group whose rows have at most `row_bytes`; `max_tokens` is the bound of tokens per rank, if any.
+    /// The rails of a group with the plan `plan`.
     pub fn new(
         shared: &HtShared,
         network: Arc<Network>,
         memory: &Arc<CudaMemory>,
         plan: NodesPlan,
-        (row_bytes, max_tokens): (usize, Option<usize>),
     ) -> Result<Self> {
         let on: &Arc<Context> = shared.context.module.context();
         let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>())
@@ -68,12 +68,12 @@ impl Rails {
             handshake: Handshake::new(memory, plan.forwarded)?,
             pool: Pool::default(),
             spare: Arc::new(spare),
-            row_bytes,
+            row_bytes: shared.plan.row_bytes(),
             ids: Mutex::default(),
             banks: Mutex::default(),
             turn: Mutex::new(turn),
         };
-        if let Some(tokens) = max_tokens {
+        if let Some(tokens) = shared.plan.bound() {
             rails.banks_for(rails.plan.room(tokens))?;
         }
         Ok(rails)
@@ -83,8 +83,8 @@ impl Rails {
     pub fn nodes(&self) -> Result<HtNodes> {
         let plan = &self.plan;
         Ok(HtNodes {
-            of_rank: self.network.on_device.of_rank(),
-            forwarded_by: self.network.on_device.forwarded_by_all(),
+            of_rank: self.network.on_device.of_rank.0 as *const RankOnNode,
+            forwarded_by: self.network.on_device.forwarded_by.0 as *const u32,
             ranks: to_u32(plan.ranks)?,
             others: to_u32(plan.others)?,
             width: to_u32(plan.width)?,

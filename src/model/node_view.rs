@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::model::ids::{GroupRank, LocalRank, SourceIx};
-use crate::model::topology::{LocalRanks, Topology};
+use crate::model::topology::Topology;
 
 /// The nodes as one rank sees them.
 #[derive(Clone, Debug)]
@@ -15,8 +15,10 @@ pub struct NodeView {
     pub topology: Topology,
     /// This rank.
     pub rank: GroupRank,
-    /// The ranks of its node.
-    pub local: LocalRanks,
+    /// Its number among those of its node.
+    pub own: LocalRank,
+    /// The ranks of its node, ascending: they map each other's memory.
+    pub locals: Vec<GroupRank>,
     /// One on each other node, that of the node before this one first: the order in which sums add the nodes.
     pub rail_peers: Vec<GroupRank>,
     /// Whom each rank of this node forwards for: itself first, then others in the order of nodes, then ranks.
@@ -41,9 +43,8 @@ pub struct SeenRank {
 impl NodeView {
     /// The nodes of `topology` as `rank` sees them.
     pub fn new(topology: Topology, rank: GroupRank) -> Self {
-        let local = topology.local_ranks(rank);
-        let forwarded = local.ranks().iter();
-        let forwarded: Vec<_> = forwarded.map(|&it| topology.forwarded_by(it)).collect();
+        let locals = topology.ranks_of(topology.node_of(rank)).to_vec();
+        let forwarded: Vec<_> = locals.iter().map(|&it| topology.forwarded_by(it)).collect();
         let mut of_rank = vec![SeenRank::default(); topology.ranks()];
         // Each rank of the group has one forwarder here.
         for (forwarder, ranks) in LocalRank::all(forwarded.len()).zip(&forwarded) {
@@ -60,12 +61,19 @@ impl NodeView {
         }
         Self {
             rail_peers: topology.rail_peers(rank),
-            local,
+            own: topology.local_index(rank),
+            locals,
             forwarded,
             of_rank,
             rank,
             topology,
         }
+    }
+
+    /// The rank of this node with the number `local`; that number itself if there is none.
+    pub fn rank_of(&self, local: LocalRank) -> GroupRank {
+        let known = self.locals.get(local.index()).copied();
+        known.unwrap_or(GroupRank::from(local.word()))
     }
 
     /// The number of other nodes.
@@ -75,8 +83,9 @@ impl NodeView {
 
     /// The ranks that this one forwards for, itself first.
     pub fn forwarded(&self) -> &[GroupRank] {
-        let own = self.local.own_index().index();
-        self.forwarded.get(own).map_or(&[], Vec::as_slice)
+        self.forwarded
+            .get(self.own.index())
+            .map_or(&[], Vec::as_slice)
     }
 
     /// Those on other nodes, which are number 1 and so on.
@@ -114,8 +123,9 @@ pub(crate) mod tests {
                 let view = view(names, rank.index());
                 assert_eq!(view.forwarded().first(), Some(&rank), "{names}");
                 assert_eq!(view.others(), topology.nodes() - 1);
+                assert_eq!(view.rank_of(view.own), rank, "{names}");
                 for (other, seen) in GroupRank::all(topology.ranks()).zip(&view.of_rank) {
-                    let forwarder = view.local.rank(seen.forwarder);
+                    let forwarder = view.rank_of(seen.forwarder);
                     assert_eq!(forwarder, topology.forwarder(other, topology.node_of(rank)));
                     let forwarded = &view.forwarded_by_all()[seen.forwarder.index()];
                     assert_eq!(forwarded[seen.source.index()], other, "{names}");

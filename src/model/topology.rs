@@ -34,50 +34,6 @@ impl NodeId {
     }
 }
 
-/// The ranks of one node as one of them sees them: they map each other's memory. A rank's place in their
-/// ascending order is its *local index*.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LocalRanks {
-    ranks: Vec<GroupRank>,
-    own: LocalRank,
-}
-
-impl LocalRanks {
-    /// All ranks of a group on one node, of which `own` is this one.
-    pub fn all(ranks: usize, own: LocalRank) -> Self {
-        Self {
-            ranks: GroupRank::all(ranks).collect(),
-            own,
-        }
-    }
-
-    /// How many they are.
-    pub fn count(&self) -> usize {
-        self.ranks.len()
-    }
-
-    /// This rank's local index.
-    pub fn own_index(&self) -> LocalRank {
-        self.own
-    }
-
-    /// This rank.
-    pub fn own_rank(&self) -> GroupRank {
-        self.rank(self.own)
-    }
-
-    /// The rank with the local index `index`; the same number if there is none.
-    pub fn rank(&self, index: LocalRank) -> GroupRank {
-        let known = self.ranks.get(index.index()).copied();
-        known.unwrap_or(GroupRank::from(index.word()))
-    }
-
-    /// The ranks, ascending.
-    pub fn ranks(&self) -> &[GroupRank] {
-        &self.ranks
-    }
-}
-
 /// The nodes of a group, numbered by their lowest rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
@@ -151,7 +107,7 @@ impl Topology {
         self.place(rank).node
     }
 
-    /// How many ranks of its node come before `rank`.
+    /// The *local index* of `rank`: how many ranks of its node come before it. Those map each other's memory.
     pub fn local_index(&self, rank: GroupRank) -> LocalRank {
         self.place(rank).local
     }
@@ -166,14 +122,6 @@ impl Topology {
     /// The ranks of `node`, ascending.
     pub fn ranks_of(&self, node: Node) -> &[GroupRank] {
         self.nodes.get(node.index()).map_or(&[], Vec::as_slice)
-    }
-
-    /// The ranks of `rank`'s node.
-    pub fn local_ranks(&self, rank: GroupRank) -> LocalRanks {
-        LocalRanks {
-            ranks: self.ranks_of(self.node_of(rank)).to_vec(),
-            own: self.local_index(rank),
-        }
     }
 
     /// Whether all nodes have as many ranks. Then the ranks with one local index are a *rail*: each is the
@@ -244,12 +192,6 @@ pub(crate) mod tests {
         assert_eq!((topology.ranks(), topology.nodes()), (4, 2));
         assert_eq!(topology.ranks_of(Node::new(0)), ranks([0, 3]));
         assert_eq!(topology.ranks_of(Node::new(1)), ranks([1, 2]));
-        let local = topology.local_ranks(rank(3));
-        assert_eq!(
-            (local.count(), local.own_index(), local.own_rank()),
-            (2, LocalRank::new(1), rank(3))
-        );
-        assert_eq!(local.rank(LocalRank::new(0)), rank(0));
         assert!(topology.has_equal_nodes());
         assert!(!on_nodes("abb").has_equal_nodes());
         assert!(on_nodes("a").has_equal_nodes());

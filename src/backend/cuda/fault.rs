@@ -10,9 +10,9 @@ use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::ids::{GroupRank, LocalRank};
+use crate::model::node_view::NodeView;
 use crate::model::scales::RowBytes;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::LocalRanks;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +24,8 @@ pub type OfMode = fn(&FaultReport) -> Option<Error>;
 #[derive(Debug)]
 pub struct FaultPage {
     page: HostPage<FaultReport>,
-    /// The ranks that kernels number by their local index.
-    ranks: LocalRanks,
+    /// Kernels number the ranks of this node by their local index.
+    view: Arc<NodeView>,
     timeout: Duration,
     of_mode: OfMode,
     /// The failure of the network between nodes.
@@ -33,16 +33,16 @@ pub struct FaultPage {
 }
 
 impl FaultPage {
-    /// An empty report of one of `ranks`, the ranks of its node.
+    /// An empty report of the rank that sees `view`.
     pub fn new(
         context: &Arc<Context>,
-        ranks: LocalRanks,
+        view: Arc<NodeView>,
         timeout: Duration,
         of_mode: OfMode,
     ) -> Result<Self> {
         Ok(Self {
             page: HostPage::new(context, 1)?,
-            ranks,
+            view,
             timeout,
             of_mode,
             network: OnceCell::new(),
@@ -83,7 +83,7 @@ impl FaultPage {
             Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine)
                 if report.peer & HT_RANK_OF_GROUP == 0 =>
             {
-                self.ranks.rank(LocalRank::from(report.peer))
+                self.view.rank_of(LocalRank::from(report.peer))
             }
             _ => GroupRank::from(report.peer & !HT_RANK_OF_GROUP),
         }
@@ -91,7 +91,7 @@ impl FaultPage {
 
     fn lateness(&self, report: &FaultReport) -> Error {
         let failed = match Fault::from_raw(report.state) {
-            Some(Fault::PeerFailed) => Some(self.ranks.rank(LocalRank::from(report.got))),
+            Some(Fault::PeerFailed) => Some(self.view.rank_of(LocalRank::from(report.got))),
             Some(Fault::RailPeerFailed) => Some(GroupRank::from(report.got)),
             _ => None,
         };
@@ -120,8 +120,7 @@ impl FaultPage {
         };
         let text = format!(
             "{why}: rank {} waited {} ms for {awaited}",
-            self.ranks.own_rank(),
-            report.waited_ms
+            self.view.rank, report.waited_ms
         );
         Error::new(Code::RemoteError, text)
     }

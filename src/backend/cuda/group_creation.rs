@@ -30,7 +30,7 @@ use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::{LocalRanks, Topology};
+use crate::model::topology::Topology;
 use crate::tuning::TuningFile;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -125,13 +125,13 @@ impl Prepared {
     fn new(
         memory: &Arc<CudaMemory>,
         facts: &GroupFacts,
-        view: &NodeView,
+        view: &Arc<NodeView>,
         choices: &RankChoices,
     ) -> Result<Self> {
-        let ranks = &view.local;
-        if ranks.count() > MAX_PEERS {
+        let ranks = view.locals.len();
+        if ranks > MAX_PEERS {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
-                .got(ranks.count(), format_args!("at most {MAX_PEERS}")));
+                .got(ranks, format_args!("at most {MAX_PEERS}")));
         }
         let context = memory.context();
         let _entered = context.enter()?;
@@ -140,7 +140,7 @@ impl Prepared {
             Plan::Ll(_) => ll::fault::of_report,
             Plan::Ht(_) => ht::fault::of_report,
         };
-        let layout = WindowLayout::new(ranks.count(), plan.bytes());
+        let layout = WindowLayout::new(ranks, plan.bytes());
         let all = driver::multiprocessors()?;
         let tuning_file = |path: &String| -> Result<TuningFile> {
             Ok(TuningFile {
@@ -151,7 +151,7 @@ impl Prepared {
             })
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
-        let has_words = view.others() > 0 && ranks.count() > 1;
+        let has_words = view.others() > 0 && ranks > 1;
         let windows = GroupWindows::new(memory, layout.bytes, has_words)?;
         plan.initialise(memory, windows.operations.base().0 + layout.operations)?;
         Ok(Self {
@@ -160,7 +160,7 @@ impl Prepared {
             layout,
             record: windows.record()?,
             windows,
-            selftest: Selftest::new(context, ranks.count())?,
+            selftest: Selftest::new(context, ranks)?,
             state: GroupContext::new_state(memory)?,
             launches: Launches {
                 multiprocessors: match view.others() {
@@ -172,7 +172,7 @@ impl Prepared {
             },
             faults: Arc::new(FaultPage::new(
                 context,
-                ranks.clone(),
+                Arc::clone(view),
                 choices.timeout,
                 of_mode,
             )?),
@@ -205,16 +205,16 @@ pub(super) fn open(
     let records = records?;
 
     let mut windows = own.windows;
-    let outcome = windows.map_peers(&view.local, &records, own.layout.bytes);
+    let outcome = windows.map_peers(view, &records, own.layout.bytes);
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let start = own.layout.operations;
     let profile = own.plan.profile(own.layout.bytes);
     let mapped = Mapped {
-        bases: windows.operations.bases(view.local.own_index()),
+        bases: windows.operations.bases(view.own),
         layout: own.layout,
-        ranks: view.local.clone(),
+        view: Arc::clone(view),
     };
     let group = Arc::new(GroupContext::new(
         own.module,
@@ -223,7 +223,7 @@ pub(super) fn open(
         own.state,
         DevPtr(windows.operations.base().0 + own.layout.peer_failed),
         &mapped.bases,
-        view.local.own_index(),
+        view.own,
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
     let most_bytes = own.plan.most_message_bytes();
@@ -239,7 +239,7 @@ pub(super) fn open(
     }
     let (mode, network) = (mode?, network?);
     let group = CudaGroup {
-        teardown: mapped.teardown(windows.words.as_ref(), &on, facts.ranks, choices.timeout),
+        teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
         bootstrap,
         timeout: choices.timeout,
@@ -277,7 +277,7 @@ fn connect(
 struct Mapped {
     bases: Vec<DevPtr>,
     layout: WindowLayout,
-    ranks: LocalRanks,
+    view: Arc<NodeView>,
 }
 
 impl Mapped {
@@ -294,27 +294,26 @@ impl Mapped {
                 group.peers(),
                 group.wait_at_most(left, KernelOp::PeerSelftest),
             );
-            let (module, ranks) = (&group.module, &self.ranks);
-            test.run(module, &peers, ranks, &self.layout, wait, stream)
+            let (module, view) = (&group.module, &self.view);
+            test.run(module, &peers, view, &self.layout, wait, stream)
         })
     }
 
-    /// Through the windows for `words`, or else those of operations. `of_group` is the number of ranks on all nodes.
+    /// Through the windows for `words`, or else those of operations.
     fn teardown(
         self,
         words: Option<&PeerWindows>,
         memory: &Arc<CudaMemory>,
-        of_group: usize,
         timeout: Duration,
     ) -> Teardown {
-        let own = self.ranks.own_index();
+        let own = self.view.own;
         let (bases, offset) = match words {
             Some(words) => (words.bases(own), 0),
             None => (self.bases, self.layout.teardown),
         };
         let places = bases.iter().map(|base| DevPtr(base.0 + offset));
         let words = Windows::new(memory, places.collect(), own);
-        Teardown::new(words, (self.ranks, of_group), timeout)
+        Teardown::new(words, self.view, timeout)
     }
 }
 

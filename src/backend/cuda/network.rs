@@ -87,14 +87,14 @@ impl OnDevice {
         }
         let tables = [
             of_rank,
-            words(view.local.ranks()),
+            words(&view.locals),
             forwarded_by,
             words(&view.rail_peers),
         ];
         let tables = tables.each_ref().map(Vec::as_slice);
         let (_tables, [of_rank, local_ranks, forwarded_by, rail_peers]) =
             Buffer::of_tables(memory, tables)?;
-        let own = view.local.own_index().index() * row * size_of::<u32>();
+        let own = view.own.index() * row * size_of::<u32>();
         Ok(Self {
             _tables,
             of_rank,

@@ -105,7 +105,7 @@ impl HtPlan {
         check_limits(facts)?;
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
         let nodes = (view.others() > 0).then(|| NodesPlan::new(facts, view));
-        let ranks = view.local.count();
+        let ranks = view.locals.len();
         let facts = &GroupFacts {
             ranks,
             experts: ranks * facts.local_experts(),

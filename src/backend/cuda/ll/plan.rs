@@ -92,7 +92,7 @@ impl LlPlan {
             .ok_or_else(|| Error::internal("an LL group without a bound"))?;
         check_limits(facts, max_tokens, view.topology.nodes())?;
         let forwarders = Forwarders {
-            peers: view.local.count(),
+            peers: view.locals.len(),
             sources: 1 + view.width(),
             nodes: view.topology.nodes(),
         };

@@ -15,8 +15,8 @@ use crate::backend::cuda::params::common::{
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::error::{Code, Error, Result};
 use crate::model::ids::GroupRank;
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
-use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 
 /// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
@@ -40,7 +40,7 @@ impl Selftest {
         &self,
         module: &Module,
         peers: &PeerTable,
-        ranks: &LocalRanks,
+        view: &NodeView,
         layout: &WindowLayout,
         wait: WaitParams,
         stream: Stream,
@@ -58,9 +58,8 @@ impl Selftest {
         let at = module.enter(stream)?;
         module.launch(kernels::peer_selftest(), shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
-        let mut results = ranks.ranks().iter().enumerate();
-        results
-            .try_for_each(|(index, &peer)| judge(ranks.own_rank(), peer, self.results.read(index)))
+        let mut results = view.locals.iter().enumerate();
+        results.try_for_each(|(index, &peer)| judge(view.rank, peer, self.results.read(index)))
     }
 }
 

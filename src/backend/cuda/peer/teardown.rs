@@ -18,8 +18,8 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::ids::LocalRank;
+use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -91,8 +91,7 @@ pub enum Parting {
 /// One rank's words in the windows of all ranks.
 pub struct Teardown<W = Windows> {
     words: W,
-    ranks: LocalRanks,
-    of_group: usize,
+    view: Arc<NodeView>,
     timeout: Duration,
 }
 
@@ -107,12 +106,11 @@ pub trait Words {
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of one of `ranks`, which map each other's windows; `of_group` is the number of ranks on all nodes.
-    pub fn new(words: W, (ranks, of_group): (LocalRanks, usize), timeout: Duration) -> Self {
+    /// The words of a rank among those of its node, which map each other's windows.
+    pub fn new(words: W, view: Arc<NodeView>, timeout: Duration) -> Self {
         Self {
             words,
-            ranks,
-            of_group,
+            view,
             timeout,
         }
     }
@@ -207,8 +205,8 @@ impl<W: Words> Teardown<W> {
     }
 
     fn missed(&self, missing: LocalRank) -> Error {
-        let (own, other) = (self.ranks.own_rank(), self.ranks.rank(missing));
-        let (all, waited) = (self.of_group, self.timeout.as_millis());
+        let (own, other) = (self.view.rank, self.view.rank_of(missing));
+        let (all, waited) = (self.view.topology.ranks(), self.timeout.as_millis());
         Error::new(
             Code::RemoteError,
             format!("rank {own} of {all} waited {waited} ms for rank {other} to destroy the group"),

@@ -90,8 +90,7 @@ struct Part {
     routing: Routing,
     counter: Option<DevPtr>,
     verdict: u32,
-    /// Tokens of the remote ranks that it forwards for.
-    remote: usize,
+    size: HandleSize,
 }
 
 impl Part {
@@ -106,14 +105,12 @@ impl Part {
             },
             counter: None,
             verdict: verdict_refusing(error),
-            remote: 0,
+            size: HandleSize::default(),
         }
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
-        let size = HandleSize { own, remote, top_k };
-        self.memory.memory(plan, size)
+        self.memory.memory(plan, self.size)
     }
 }
 
@@ -151,7 +148,7 @@ impl Creation<'_> {
         }
         let passes = rails.plan.passes(counts.most_tokens());
         Ok(Ok(NodesHt {
-            remote: part.remote,
+            size: part.size,
             group: Arc::clone(self.group),
             rails: Arc::clone(rails),
             memory: part.memory,
@@ -203,7 +200,7 @@ impl Creation<'_> {
             routing,
             counter: wanted.counter,
             verdict,
-            remote,
+            size,
         })
     }
 

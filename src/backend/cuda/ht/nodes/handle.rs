@@ -18,8 +18,7 @@ pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     pub memory: Arc<NodesMemory>,
-    /// Tokens of the remote ranks that this one forwards for.
-    pub remote: usize,
+    pub size: HandleSize,
     pub routing: Routing,
     pub grids: HandleGrids,
     pub epoch: u32,
@@ -82,8 +81,6 @@ impl Counts {
 impl NodesHt {
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
-        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
-        let size = HandleSize { own, remote, top_k };
-        self.memory.memory(&self.rails.plan, size)
+        self.memory.memory(&self.rails.plan, self.size)
     }
 }

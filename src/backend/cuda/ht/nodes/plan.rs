@@ -127,7 +127,7 @@ impl NodesPlan {
         });
         Self {
             ranks: facts.ranks,
-            locals: view.local.count(),
+            locals: view.locals.len(),
             others,
             forwarded: view.forwarded().len(),
             width: view.width(),

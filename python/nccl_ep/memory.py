@@ -81,14 +81,14 @@ class _Place:
 
     locals: int  # ranks of the node
     others: int  # other nodes
-    sources: int  # ranks that it carries, itself included
+    sources: int  # ranks that it forwards for, itself included
 
     @classmethod
     def of(cls, sizes: tuple[int, ...], node: int) -> _Place:
         size = sizes[node]
-        # A rank's gateway has its local index, modulo the ranks there.
-        carried = sum(-(-other // size) for number, other in enumerate(sizes) if number != node)
-        return cls(size, len(sizes) - 1, 1 + carried)
+        # A rank's rail peer has its local index, modulo the ranks there.
+        others = sum(-(-other // size) for number, other in enumerate(sizes) if number != node)
+        return cls(size, len(sizes) - 1, 1 + others)
 
 
 def library(shape: Shape) -> list[Item]:

@@ -108,11 +108,6 @@ impl Cast {
     }
 }
 
-/// Whether some cast stores scales of type `dtype`.
-pub fn is_cast_scale(dtype: DType) -> bool {
-    cast_counts(dtype, 1).is_some()
-}
-
 /// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and
 /// of 32.
 pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {

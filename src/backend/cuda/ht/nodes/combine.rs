@@ -25,6 +25,18 @@ use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
 use std::ptr::null;
 
+/// Of remote tokens, whose sums travel on.
+const NO_PARTIALS: HtPartials = HtPartials {
+    messages: NO_MESSAGES,
+    spots: null(),
+    departing: null(),
+    homes: null(),
+    tokens: 0,
+    chunk_ends: 0,
+    others: 0,
+    own_place: OWN_NODE_FIRST,
+};
+
 /// A combine and how its kernels are launched.
 struct Combine<'a> {
     handle: Handle<'a>,
@@ -100,7 +112,7 @@ impl Combine<'_> {
             rows: bank.rows,
             gradients: 0,
         };
-        self.launch(at, rows, &tokens, out, self.no_partials()?)?;
+        self.launch(at, rows, &tokens, out, NO_PARTIALS)?;
         at.fork()?;
         self.launch_headers(at, pass, bank)?;
         let view = &at.rails.network.view;
@@ -159,19 +171,6 @@ impl Combine<'_> {
         };
         let rows = handle.pass(chunks, None, Some(headers))?;
         self.launch(at, rows, &tokens, out, partials)
-    }
-
-    fn no_partials(&self) -> Result<HtPartials> {
-        Ok(HtPartials {
-            messages: NO_MESSAGES,
-            spots: null(),
-            departing: null(),
-            homes: null(),
-            tokens: 0,
-            chunk_ends: to_u32(self.handle.plan().chunks + 1)?,
-            others: 0,
-            own_place: OWN_NODE_FIRST,
-        })
     }
 
     /// Launches the kernel for tokens whose sums and gradients go to `out`.

@@ -83,7 +83,7 @@ const PAIRS: [Pair; 4] = [
             HtLayout,
             HtEntry,
             HtHandleMemory,
-            HtReceived,
+            HtCount,
             HtRouteParams,
             HtSequences,
             HtCommon,
@@ -101,7 +101,6 @@ const PAIRS: [Pair; 4] = [
         sizes: sizes![
             HtNodes,
             HtForwarded,
-            HtAnnounced,
             HtOrigin,
             HtNodesMemory,
             HtRouteNodesParams,

@@ -196,7 +196,6 @@ __device__ inline void store_counts(const Block& block) {
 
 // The last block: receives what the ranks of this node forward to this one.
 __device__ inline void receive(const Block& block) {
-    const HtRouteNodesParams& params = block.params;
     receive_rows(block);
     if (threadIdx.x == 0) {
         store_begins(block);
@@ -208,10 +207,10 @@ __device__ inline void receive(const Block& block) {
     store_counts(block);
     __syncthreads();
     if (threadIdx.x == 0 && block.shared.conclusion != HT_VERDICT_MISSING) {
-        block.announce((block.nodes().others + block.nodes().forwarded) * block.chunk_ends(),
-                   block.shared.most_tokens);
-        st_release_sys(reinterpret_cast<uint64_t*>(params.received),
-                       make_packet(params.epoch, *params.handle.total));
+        const uint32_t last =
+            (block.nodes().others + block.nodes().forwarded) * block.chunk_ends();
+        block.announce(last, block.shared.most_tokens);
+        block.announce(last + 1, *block.params.handle.total);
     }
 }
 

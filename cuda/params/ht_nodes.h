@@ -71,14 +71,6 @@ struct HtForwarded {
     uint32_t verdict;
 };
 
-/// A count for the host, in host memory that the device maps.
-struct HtAnnounced {
-    /// The count.
-    uint32_t value;
-    /// The handle's epoch, once `value` is valid.
-    uint32_t epoch;
-};
-
 /// Whose a token is that came from another node.
 struct HtOrigin {
     /// The remote rank among those, from 0 on.
@@ -157,12 +149,11 @@ struct HtRouteNodesParams {
     HtNodesMemory handle;
     /// `[forwarded]`.
     const HtForwarded *forwarded;
-    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank.
-    HtAnnounced *announced;
+    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank, and
+    /// the rows that this rank receives, or `HT_DISAGREED` and why.
+    HtCount *announced;
     /// `[local_experts]`, or NULL.
     int32_t *counter;
-    /// For the host.
-    HtReceived *received;
     /// `[forwarded][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
     uint32_t *tally;
     /// From this rank to itself, like the counts. Not in the window, where peers could change it.
@@ -345,10 +336,9 @@ struct HtCombineNodesParams {
 
 static_assert(sizeof(nccl_ep::HtNodes) == 40, "HtNodes as in Rust");
 static_assert(sizeof(nccl_ep::HtForwarded) == 24, "HtForwarded as in Rust");
-static_assert(sizeof(nccl_ep::HtAnnounced) == 8, "HtAnnounced as in Rust");
 static_assert(sizeof(nccl_ep::HtOrigin) == 8, "HtOrigin as in Rust");
 static_assert(sizeof(nccl_ep::HtNodesMemory) == 184, "HtNodesMemory as in Rust");
-static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 960, "HtRouteNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 952, "HtRouteNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPlaceParams) == 248, "HtPlaceParams as in Rust");
 static_assert(sizeof(nccl_ep::HtMessages) == 24, "HtMessages as in Rust");
 static_assert(sizeof(nccl_ep::HtHeaderParams) == 112, "HtHeaderParams as in Rust");

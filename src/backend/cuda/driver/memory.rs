@@ -9,8 +9,8 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Key;
 use crate::backend::cuda::driver::pinned;
 use crate::backend::cuda::params::common::{FaultReport, MessageHeader, SelftestResult};
-use crate::backend::cuda::params::ht::HtReceived;
-use crate::backend::cuda::params::ht_nodes::{HtAnnounced, HtForwarded};
+use crate::backend::cuda::params::ht::HtCount;
+use crate::backend::cuda::params::ht_nodes::HtForwarded;
 use crate::backend::cuda::regions::Regions;
 use crate::backend::device::Memory;
 use crate::error::{Error, Result};
@@ -136,9 +136,7 @@ unsafe impl Record for FaultReport {}
 // SAFETY: numbers only; SELFTEST_MISSING is 0.
 unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
-unsafe impl Record for HtReceived {}
-// SAFETY: numbers only; epochs begin at 1.
-unsafe impl Record for HtAnnounced {}
+unsafe impl Record for HtCount {}
 // SAFETY: numbers and an address of the device, which the host does not follow.
 unsafe impl Record for HtForwarded {}
 // SAFETY: a number.

@@ -221,9 +221,9 @@ impl CudaHt {
         let Some(seen) = page.complete(0, |it| it.epoch == self.epoch) else {
             return Ok(None);
         };
-        match disagreement(seen.rows, self.top_k) {
+        match disagreement(seen.value, self.top_k) {
             Some(error) => Err(error),
-            None => Ok(Some(seen.rows)),
+            None => Ok(Some(seen.value)),
         }
     }
 

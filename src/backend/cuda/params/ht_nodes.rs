@@ -9,7 +9,7 @@ use crate::backend::cuda::params::common::{
     MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,
 };
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtDispatchParams, HtEntry, HtLayout, HtReceived, HtScaledDispatchParams,
+    HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams,
     HtSequences,
 };
 
@@ -68,16 +68,6 @@ pub struct HtForwarded {
     pub rank: u32,
     /// Its verdict, as in `HtRouteParams::verdict`.
     pub verdict: u32,
-}
-
-/// A count for the host, in host memory that the device maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtAnnounced {
-    /// The count.
-    pub value: u32,
-    /// The handle's epoch, once `value` is valid.
-    pub epoch: u32,
 }
 
 /// Whose a token is that came from another node.
@@ -164,12 +154,11 @@ pub struct HtRouteNodesParams {
     pub handle: HtNodesMemory,
     /// `[forwarded]`.
     pub forwarded: *const HtForwarded,
-    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank.
-    pub announced: *mut HtAnnounced,
+    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank, and
+    /// the rows that this rank receives, or `HT_DISAGREED` and why.
+    pub announced: *mut HtCount,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// For the host.
-    pub received: *mut HtReceived,
     /// `[forwarded][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
     pub tally: *mut u32,
     /// From this rank to itself, like the counts. Not in the window, where peers could change it.

@@ -264,7 +264,6 @@ impl Creation<'_> {
             forwarded: part.memory.forwarded.device(),
             announced: part.memory.announced.device(),
             counter: part.counter.unwrap_or_default().0 as *mut i32,
-            received: part.memory.received.device(),
             tally: work as *mut u32,
             own_counts: (work + rails.own_counts) as *mut u64,
             max_tokens: u32::try_from(group.plan.max_tokens()).unwrap_or(u32::MAX),
@@ -309,21 +308,14 @@ impl Creation<'_> {
 
     /// Waits for the number of rows, or why there is none, and for what travels of the `tokens` of forwarded ranks.
     fn wait_for_counts(&self, memory: &NodesMemory, tokens: Vec<usize>) -> Result<(u32, Counts)> {
-        let received = || Ok(memory.received.complete(0, |it| it.epoch == self.epoch));
-        let rows = self.group.wait_for_routing(received)?.rows;
         let plan = &self.rails.plan;
-        let words: Vec<usize> = (0..plan.announced())
-            .map(|index| {
-                let announced = || {
-                    Ok(memory
-                        .announced
-                        .complete(index, |it| it.epoch == self.epoch))
-                };
-                Ok(self.group.wait_for_routing(announced)?.value as usize)
-            })
-            .collect::<Result<_>>()?;
+        let read = |index| (memory.announced).complete(index, |it| it.epoch == self.epoch);
+        let wait = |index| self.group.wait_for_routing(|| Ok(read(index)));
+        let last = plan.announced() - 1;
+        let rows = wait(last)?.value;
+        let words = (0..last).map(|index| Ok(wait(index)?.value as usize));
         let counts = Counts {
-            words,
+            words: words.collect::<Result<_>>()?,
             tokens,
             ends: plan.chunks + 1,
             others: plan.others,

@@ -5,8 +5,8 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
-use crate::backend::cuda::params::ht::HtReceived;
-use crate::backend::cuda::params::ht_nodes::{HtAnnounced, HtForwarded, HtNodesMemory};
+use crate::backend::cuda::params::ht::HtCount;
+use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodesMemory};
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -14,10 +14,8 @@ use std::sync::Arc;
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// Rows that this rank receives.
-    pub received: HostPage<HtReceived>,
-    /// Tokens that travel, and the most that a rank has.
-    pub announced: HostPage<HtAnnounced>,
+    /// Tokens that travel, the most that a rank has, and the rows that this one receives.
+    pub announced: HostPage<HtCount>,
     /// The forwarded ranks, for `ht_route_nodes` alone.
     pub forwarded: HostPage<HtForwarded>,
 }
@@ -34,7 +32,6 @@ impl NodesMemory {
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             bytes,
-            received: HostPage::new(context, 1)?,
             announced: HostPage::new(context, plan.announced())?,
             forwarded: HostPage::new(context, plan.forwarded)?,
         })

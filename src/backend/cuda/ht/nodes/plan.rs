@@ -147,7 +147,7 @@ impl NodesPlan {
 
     /// How many counts the device announces to the host.
     pub fn announced(&self) -> usize {
-        (self.others + self.forwarded) * (self.chunks + 1) + 1
+        (self.others + self.forwarded) * (self.chunks + 1) + 2
     }
 
     /// The passes of a handle where a rank has at most `most_tokens`.

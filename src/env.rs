@@ -219,9 +219,9 @@ impl<'a> Reader<'a> {
 /// The one of `names` that `name` may mean: one begins with the other, or few letters differ.
 fn most_alike(name: &str, names: &[&'static str]) -> Option<&'static str> {
     const FEW: usize = 2;
-    let distance_to = |other: &str| match other.starts_with(name) || name.starts_with(other) {
-        true => 0,
-        false => distance(name, other),
+    let distance_to = |other: &str| {
+        let is_same = other.starts_with(name) || name.starts_with(other);
+        if is_same { 0 } else { distance(name, other) }
     };
     let own = names.iter().filter(|other| other.starts_with(PREFIX));
     let nearest = own.map(|other| (distance_to(other), *other)).min()?;

@@ -14,7 +14,7 @@ use sources::modules::{all_uses, is_below, module_files, module_of};
 /// module or one item. The longest matching name decides; each module may use itself and everything
 /// below itself.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("error", &[]),
+    ("error", &["model::ids"]),
     ("env", &["model::*"]),
     ("fork", &["error::*"]),
     ("log", &["env"]),

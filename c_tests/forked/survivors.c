@@ -46,11 +46,11 @@ bool names(const char* text, int rank) {
 bool locates(const DeathRank* self, const char* text) {
     const unsigned there = ep_node_of((unsigned)self->victim);
     char waiter[48];
-    char gateway[48];
+    char rail_peer[48];
     char partner[48];
     snprintf(waiter, sizeof(waiter), "rank %d of node %u", self->env.rank,
              ep_node_of((unsigned)self->env.rank));
-    snprintf(gateway, sizeof(gateway), "rank %d (gateway on node %u)", self->victim, there);
+    snprintf(rail_peer, sizeof(rail_peer), "rank %d (rail peer on node %u)", self->victim, there);
     snprintf(partner, sizeof(partner), "rank %d (node %u)", self->victim, there);
     const char* at = strstr(text, "network operation ");
     unsigned number = 0;
@@ -63,7 +63,7 @@ bool locates(const DeathRank* self, const char* text) {
         (strcmp(mode, "LL") == 0 || strcmp(mode, "HT") == 0) &&
         (strcmp(kind, "dispatch") == 0 || strcmp(kind, "combine") == 0 || strcmp(kind, "handle") == 0);
     return has_operation && strstr(text, waiter) != NULL &&
-           (strstr(text, gateway) != NULL || strstr(text, partner) != NULL);
+           (strstr(text, rail_peer) != NULL || strstr(text, partner) != NULL);
 }
 
 void note_text(const DeathRank* self, const char* text) {

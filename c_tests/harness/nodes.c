@@ -75,11 +75,11 @@ static unsigned ranks_of(unsigned node, unsigned below) {
     return count;
 }
 
-unsigned ep_gateway(unsigned rank, unsigned node) {
+unsigned ep_rail_peer(unsigned rank, unsigned node) {
     unsigned index = ranks_of(g_node_of[rank], rank) % ranks_of(node, g_num_ranks);
-    unsigned gateway = 0;
-    while (g_node_of[gateway] != node || index-- > 0) ++gateway;
-    return gateway;
+    unsigned peer = 0;
+    while (g_node_of[peer] != node || index-- > 0) ++peer;
+    return peer;
 }
 
 unsigned ep_node_distance(unsigned rank, unsigned other) {

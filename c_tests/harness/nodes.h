@@ -29,7 +29,7 @@ unsigned ep_node_of(unsigned rank);
 
 // The rank of `node` that takes what `rank` sends there: the one with its local index, modulo the
 // number of ranks there.
-unsigned ep_gateway(unsigned rank, unsigned node);
+unsigned ep_rail_peer(unsigned rank, unsigned node);
 
 // How many nodes before that of `rank` the one of `other` comes, around the ring of nodes in the
 // order of their lowest ranks; 0 for the same node.

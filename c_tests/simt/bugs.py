@@ -22,7 +22,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 # With so many blocks some begin after another one of their rank has failed.
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
-# Several passes, several remote sources for a rank, interleaved ranks.
+# Several passes, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.
@@ -204,8 +204,10 @@ BUGS = (
         "4 NODES=0123 NCCL_EP_NODE_SUMS=invariant test_ht bits_from_any_home", slow=True),
     Bug("chunks without the rows before them", "ht/place.cu",
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES, slow=True),
-    Bug("rows of another operation", "ht/scope.cuh", "if (head.fingerprint != fingerprint || ",
-        "if (false && ", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
+    Bug("rows of another operation", "ht/scope.cuh", "if (header.fingerprint != ours.fingerprint ||",
+        "if (false &&", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
+    Bug("an epoch for each pass", "ht/messages.cuh", "if (header.pass == 0) {", "if (true) {",
+        HT_NODES_BACKWARD, slow=True),
     Bug("the mask asked for no rank", "ht/route.cu", "expert >= 0 && is_active(", "is_active(",
         "2 test_ht routing_styles", slow=True, beside=(
             Setting("peer/mask.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",

@@ -315,7 +315,7 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
     }
     clear_queues(shared.notify_state);
     if (!begin_operation(common, scope, true, shared.pairs) ||
-        !scope.heads_fit(common, shared.pairs)) {
+        !scope.headers_fit(common, shared.pairs)) {
         return;
     }
     if (params.in_rows < shared.pairs.total) {

@@ -66,7 +66,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     const Block<Scope, Rows> block = {params, scope, rows, shared, zeros};
     clear_shared(shared, zeros);
     if (!begin_operation(common, scope, false, shared.pairs) ||
-        !scope.heads_fit(common, shared.pairs) || !check_outputs(block)) {
+        !scope.headers_fit(common, shared.pairs) || !check_outputs(block)) {
         return;
     }
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {

@@ -1,7 +1,7 @@
-// The messages that operations over several nodes exchange: where their parts lie, and their heads.
+// The messages that operations over several nodes exchange: where their parts lie, and their headers.
 //
-// A message has tails, a head and rows, in this order. Tails descend and rows ascend from the head, so that their
-// places follow from their numbers alone.
+// A message has tails, a header and rows, in this order. Tails descend and rows ascend from the header, so that
+// their places follow from their numbers alone.
 #pragma once
 
 #include "../params/ht_nodes.h"
@@ -18,24 +18,35 @@ __device__ __forceinline__ uint8_t* row_of(const HtMessages& messages, uint32_t 
     return first_row_of(messages, number) + uint64_t{index} * messages.row_bytes;
 }
 
-__device__ __forceinline__ HtHead* head_of(const HtMessages& messages, uint32_t number) {
-    return reinterpret_cast<HtHead*>(first_row_of(messages, number)) - 1;
+__device__ __forceinline__ MessageHeader* header_of(const HtMessages& messages, uint32_t number) {
+    return reinterpret_cast<MessageHeader*>(first_row_of(messages, number)) - 1;
 }
 
 // What travels beside a row.
 __device__ __forceinline__ uint8_t* tail_of(const HtMessages& messages, uint32_t number,
                                             uint32_t index) {
-    return reinterpret_cast<uint8_t*>(head_of(messages, number)) -
+    return reinterpret_cast<uint8_t*>(header_of(messages, number)) -
            (uint64_t{index} + 1) * messages.tail_bytes;
 }
 
-// The threads of a block write the heads of what this rank sends. A head says which operation the rows belong to,
-// since messages of different ones may have the same sizes, and whether this rank knows of a failure: then sums
-// that it should have made are not what it sends.
-__device__ __forceinline__ void write_heads(const HtHeadParams& params) {
+// All threads of a block write the headers of what this rank sends. The first pass of an operation begins its epoch:
+// no kernel of this group that reads headers runs meanwhile, as those of the operation before have ended and its own
+// follow the exchange. A header also says whether this rank knows of a failure: then sums that it should have made are
+// not what it sends.
+__device__ __forceinline__ void write_headers(const HtHeaderParams& params) {
+    const uint32_t before = ld_relaxed_gpu(&params.sequences->epoch);
+    MessageHeader header = params.header;
+    header.epoch = before;
+    header.failed = known_failure(params.wait);
+    __syncthreads();  // all have read the last epoch
+    if (header.pass == 0) {
+        header.epoch = before == 0xffffffffu ? 1 : before + 1;
+        if (threadIdx.x == 0) {
+            st_relaxed_gpu(&params.sequences->epoch, header.epoch);
+        }
+    }
     for (uint32_t i = threadIdx.x; i < params.count; i += blockDim.x) {
-        *head_of(params.messages, i) = {params.fingerprint, params.handle,
-                                        known_failure(params.wait), params.scales_word};
+        *header_of(params.messages, i) = header;
     }
 }
 

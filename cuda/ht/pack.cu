@@ -1,5 +1,5 @@
 // High-throughput dispatch over several nodes: the messages of a pass. Each other node gets the rows that travel
-// there, with their ids and weights, behind a head, as one message, since each message costs the network its
+// there, with their ids and weights, behind a header, as one message, since each message costs the network its
 // latency. Where all tokens of this rank travel, and rows are so many that copying them would cost more than a
 // message, these are sent from where they lie; then only the rest is packed. Rows with scales are always packed, as
 // they travel: the payload, then the scales. So a cast for other nodes is made here.
@@ -17,7 +17,7 @@ namespace nccl_ep::ht_pack_impl {
 struct PlainRows {
     __device__ __forceinline__ void pack(const HtPackParams& params, uint32_t token,
                                          uint8_t* to) const {
-        copy(params, token, to, params.heads.messages.row_bytes);
+        copy(params, token, to, params.headers.messages.row_bytes);
     }
     __device__ __forceinline__ static void copy(const HtPackParams& params, uint32_t token,
                                                 uint8_t* to, uint32_t row_bytes) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void pack_tail(const HtPackParams& params, uint32_t t
 
 template <typename Rows>
 __device__ void pack_message(const HtPackParams& params, const Rows& rows, uint32_t other) {
-    const HtMessages& messages = params.heads.messages;
+    const HtMessages& messages = params.headers.messages;
     const uint32_t tokens = params.handle.tokens;
     const uint32_t* departing = params.handle.departing + other * (params.chunks + 1);
     const uint32_t first = departing[params.first_chunk];
@@ -125,9 +125,9 @@ __device__ void pack_message(const HtPackParams& params, const Rows& rows, uint3
 template <typename Rows>
 __device__ void run(const HtPackParams& params, const Rows& rows) {
     if (blockIdx.x == 0) {
-        write_heads(params.heads);
+        write_headers(params.headers);
     }
-    for (uint32_t other = 0; other < params.heads.count; ++other) {
+    for (uint32_t other = 0; other < params.headers.count; ++other) {
         pack_message(params, rows, other);
     }
 }

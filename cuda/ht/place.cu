@@ -1,7 +1,7 @@
 // Creation of a high-throughput handle over several nodes, second part: the order in which this rank sends the
-// rows that it carries for remote ranks.
+// rows that it forwards.
 //
-// It goes through their tokens by chunk, then by source, so that a chunk's rows follow each other in the
+// It goes through their tokens by chunk, then by rank, so that a chunk's rows follow each other in the
 // sequences between ranks. route_nodes.cu has numbered each source by itself. Here a block takes pieces, each a
 // chunk of a source: it moves its entries to their place and adds the rows before the piece to their
 // indices, and notes whose each token is. Other blocks note for each expert of an own token on which node it is, and its place among the
@@ -24,7 +24,7 @@ struct Block {
     SharedStorage& shared;
 
     __device__ uint32_t chunks() const { return params.nodes.chunks; }
-    __device__ uint32_t sources() const { return params.nodes.sources; }
+    __device__ uint32_t sources() const { return params.nodes.forwarded; }
     __device__ uint32_t pieces() const { return chunks() * (sources() - 1); }
     // What comes before a chunk of a source: tokens, and rows for a local rank.
     __device__ uint32_t tokens_before(uint32_t source, uint32_t chunk) const {
@@ -92,8 +92,7 @@ __device__ void place_piece(const Block& block, uint32_t source, uint32_t chunk)
 
 // The node of an expert: 0 for this one, else one more than the other's number.
 __device__ uint32_t node_of(const Block& block, int32_t expert) {
-    const uint32_t place = block.params.nodes.places[expert / block.params.local_experts];
-    return (place & HT_ELSEWHERE) != 0 ? (place & ~HT_ELSEWHERE) + 1 : 0;
+    return block.params.nodes.of_rank[expert / block.params.local_experts].distance;
 }
 
 // One thread notes the homes of an own token's experts.
@@ -127,7 +126,7 @@ __device__ void store_homes(const Block& block, uint32_t token) {
 ENTRY(ht_place) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
-    const uint32_t remote = params.nodes.sources - 1;
+    const uint32_t remote = params.nodes.forwarded - 1;
     if (blockIdx.x < params.piece_blocks) {
         for (uint32_t piece = blockIdx.x; piece < block.pieces(); piece += params.piece_blocks) {
             place_piece(block, 1 + piece % remote, piece / remote);

@@ -1,12 +1,12 @@
 // Creation of a high-throughput handle in a group over several nodes: from the ids of all ranks that this
-// one carries, where their rows go on this node and where they land.
+// one forwards for, where their rows go on this node and where they land.
 //
-// Grid: a block for each source of this rank, itself first; a block for each other node; a block that
+// Grid: a block for each of these (*sources*), itself first; a block for each other node; a block that
 // receives. A source's block selects the tokens that have an expert on this node, numbers them and their rows,
 // and notifies every rank of the node of how many rows it gets of them, by chunk and by expert. The source
 // itself selects the same tokens from the same ids: its block for this node lists them, so that only they
 // travel. The last block waits for the notifications about all ranks of the group, each of which comes from
-// the rank that carries it here, and stores where everybody's rows begin: ordered by the source's rank in the
+// its forwarder here, and stores where everybody's rows begin: ordered by the source's rank in the
 // group, then by token.
 //
 // Notifications are packets in two banks, as in route.cu, with the same arguments: a kernel ends only after
@@ -49,7 +49,7 @@ __device__ __forceinline__ void for_each_tile(const Block& block, uint32_t token
 
 // ---- A source ----------------------------------------------------------------------------------
 
-__device__ bool comes_here(const Block& block, const HtSource& source, uint32_t token) {
+__device__ bool comes_here(const Block& block, const HtForwarded& source, uint32_t token) {
     bool comes = false;
     for (uint32_t k = 0; k < block.top_k(); ++k) {
         comes = comes || block.expert_here(source, token, k) >= 0;
@@ -59,7 +59,7 @@ __device__ bool comes_here(const Block& block, const HtSource& source, uint32_t 
 
 // One thread writes the experts of `token` on a local rank, ascending, as entries after number `written`.
 // Returns how many entries are written then.
-__device__ uint32_t write_entries(const Block& block, const HtSource& source, uint32_t token,
+__device__ uint32_t write_entries(const Block& block, const HtForwarded& source, uint32_t token,
                                   uint32_t local, uint32_t index, HtEntry* entries,
                                   uint32_t written) {
     const int32_t end = static_cast<int32_t>((local + 1) * block.local_experts());
@@ -86,7 +86,7 @@ __device__ void tally_token(const HtEntry* entries, uint32_t written, uint32_t* 
 }
 
 // Numbers the tokens that come, and their rows to each local rank.
-__device__ void number_source(const Block& block, uint32_t number, const HtSource& source,
+__device__ void number_source(const Block& block, uint32_t number, const HtForwarded& source,
                               bool all_come, uint32_t* tally) {
     const HtNodesMemory& handle = block.params.handle;
     Numbering& numbering = block.shared.numbering;
@@ -140,7 +140,7 @@ __device__ void number_source(const Block& block, uint32_t number, const HtSourc
 
 // Notifies the ranks of this node of what they get from a source, and the host of its tokens. The tally is
 // zero again afterwards.
-__device__ void notify(const Block& block, uint32_t number, const HtSource& source,
+__device__ void notify(const Block& block, uint32_t number, const HtForwarded& source,
                        uint32_t* tally) {
     const uint32_t epoch = block.params.epoch;
     const uint32_t local_experts = block.local_experts();
@@ -174,7 +174,7 @@ __device__ void notify(const Block& block, uint32_t number, const HtSource& sour
 }
 
 __device__ void route_source(const Block& block, uint32_t number) {
-    const HtSource source = block.params.sources[number];
+    const HtForwarded source = block.params.forwarded[number];
     uint32_t* tally = block.params.tally + uint64_t{number} * block.experts_of_node();
     if (threadIdx.x == 0) {
         block.params.handle.firsts[number] = source.first;
@@ -190,9 +190,9 @@ __device__ void route_source(const Block& block, uint32_t number) {
         notify(block, number, source, tally);
     }
     const uint32_t* starts = block.params.handle.starts + number * block.chunk_ends();
-    const uint32_t told = (block.nodes().others + number) * block.chunk_ends();
+    const uint32_t first = (block.nodes().others + number) * block.chunk_ends();
     for (uint32_t i = threadIdx.x; i < block.chunk_ends(); i += HT_ROUTE_THREADS) {
-        block.tell(told + i, starts[i]);
+        block.announce(first + i, starts[i]);
     }
 }
 
@@ -201,12 +201,13 @@ __device__ void route_source(const Block& block, uint32_t number) {
 // Lists the own tokens that go to another node.
 __device__ void list_departing(const Block& block, uint32_t other) {
     const HtNodesMemory& handle = block.params.handle;
-    const HtSource source = block.params.sources[0];
+    const HtForwarded source = block.params.forwarded[0];
     Numbering& numbering = block.shared.numbering;
     const auto goes = [&](uint32_t token) {
         bool goes = false;
         for (uint32_t k = 0; k < block.top_k(); ++k) {
-            goes = goes || block.place(block.expert(source, token, k)) == (HT_ELSEWHERE | other);
+            const int32_t expert = block.expert(source, token, k);
+            goes = goes || (expert != kNowhere && block.host_of(expert).distance == 1 + other);
         }
         return goes;
     };
@@ -218,7 +219,7 @@ __device__ void list_departing(const Block& block, uint32_t other) {
         if (threadIdx.x == 0) {
             const uint32_t at = other * block.chunk_ends() + chunk;
             handle.departing[at] = numbering.before[0];
-            block.tell(at, numbering.before[0]);
+            block.announce(at, numbering.before[0]);
         }
     };
     for_each_tile(block, source.tokens, begin_chunk, [&](uint32_t token, uint32_t last) {
@@ -252,11 +253,11 @@ ENTRY(ht_route_nodes) {
         shared.most_tokens = 0;
     }
     __syncthreads();
-    const uint32_t sources = params.nodes.sources;
-    if (blockIdx.x < sources) {
+    const uint32_t forwarded = params.nodes.forwarded;
+    if (blockIdx.x < forwarded) {
         route_source(block, blockIdx.x);
-    } else if (blockIdx.x < sources + params.nodes.others) {
-        list_departing(block, blockIdx.x - sources);
+    } else if (blockIdx.x < forwarded + params.nodes.others) {
+        list_departing(block, blockIdx.x - forwarded);
     } else {
         receive(block);
     }

@@ -30,23 +30,29 @@ struct Block {
     __device__ uint32_t experts_of_node() const { return local_ranks() * local_experts(); }
     __device__ uint32_t chunk_ends() const { return nodes().chunks + 1; }
     __device__ uint32_t top_k() const { return params.handle.top_k; }
-    __device__ uint32_t rank() const { return nodes().carried[params.peers.rank * (1 + nodes().width)]; }
+    __device__ uint32_t rank() const {
+        return nodes().forwarded_by[params.peers.rank * (1 + nodes().width)];
+    }
+    __device__ uint32_t forwarder_of(uint32_t rank) const {
+        return nodes().of_rank[rank].forwarder;
+    }
     __device__ uint32_t packets() const {
         return local_experts() + nodes().chunks + HT_COUNTS_OF_SOURCE;
     }
     // The expert that an id names; kNowhere if none.
-    __device__ int32_t expert(const HtSource& source, uint32_t token, uint32_t k) const {
+    __device__ int32_t expert(const HtForwarded& source, uint32_t token, uint32_t k) const {
         return expert_of_id(source.topk_idx[uint64_t{token} * top_k() + k],
                             int64_t{nodes().ranks} * local_experts());
     }
-    __device__ uint32_t place(int32_t expert) const {
-        return expert == kNowhere ? HT_NONE : nodes().places[expert / local_experts()];
+    __device__ const RankOnNode& host_of(int32_t expert) const {
+        return nodes().of_rank[expert / local_experts()];
     }
     // The number of entry k's expert among those of this node; kNowhere if it is not on it.
-    __device__ int32_t expert_here(const HtSource& source, uint32_t token, uint32_t k) const {
+    __device__ int32_t expert_here(const HtForwarded& source, uint32_t token, uint32_t k) const {
         const int32_t number = expert(source, token, k);
-        const uint32_t local = place(number);
-        if ((local & HT_ELSEWHERE) != 0 || !is_active(params.peers, local)) {
+        const int32_t peer = number == kNowhere ? kNowhere : host_of(number).peer;
+        const uint32_t local = static_cast<uint32_t>(peer);
+        if (peer < 0 || !is_active(params.peers, local)) {
             return kNowhere;
         }
         return static_cast<int32_t>(local * local_experts() + number % local_experts());
@@ -57,7 +63,7 @@ struct Block {
         return (uint64_t{params.bank} * nodes().ranks + source) * packets();
     }
     __device__ Own<uint64_t> counts_of(uint32_t source) const {
-        const bool is_own = nodes().carriers[source] == params.peers.rank;
+        const bool is_own = forwarder_of(source) == params.peers.rank;
         return (is_own ? params.own_counts
                        : as<uint64_t>(own_window(params.peers) + params.layout.counts)) +
                offset(source);
@@ -68,8 +74,8 @@ struct Block {
                     : as<uint64_t>(window_of(params.peers, peer) + params.layout.counts)) +
                offset(source);
     }
-    __device__ void tell(uint32_t index, uint32_t value) const {
-        st_release_sys(reinterpret_cast<uint64_t*>(params.told + index),
+    __device__ void announce(uint32_t index, uint32_t value) const {
+        st_release_sys(reinterpret_cast<uint64_t*>(params.announced + index),
                        make_packet(params.epoch, value));
     }
 };
@@ -91,7 +97,7 @@ __device__ inline uint32_t conclude(const Block& block, uint32_t source, const A
 __device__ inline Arrival wait_for_count(const Block& block, uint32_t source, uint32_t i) {
     const HtRouteNodesParams& params = block.params;
     return wait_for_packet(params, block.counts_of(source) + i,
-                           {WAIT_COUNTS, block.nodes().carriers[source], params.epoch});
+                           {WAIT_COUNTS, block.forwarder_of(source), params.epoch});
 }
 
 // Receives how many rows come from each rank of the group, by chunk, and its verdict. A source's rows are at
@@ -100,7 +106,7 @@ __device__ inline void receive_rows(const Block& block) {
     const HtNodes& nodes = block.nodes();
     const uint32_t local_experts = block.local_experts();
     for (uint32_t source = threadIdx.x; source < nodes.ranks; source += HT_ROUTE_THREADS) {
-        if (!is_active(block.params.peers, nodes.carriers[source])) {
+        if (!is_active(block.params.peers, block.forwarder_of(source))) {
             continue;
         }
         uint32_t* before = block.params.handle.received_rows + source * block.chunk_ends();
@@ -140,17 +146,17 @@ __device__ inline void store_arrivals(const Block& block, uint32_t local) {
     const HtNodesMemory& handle = block.params.handle;
     const HtNodes& nodes = block.nodes();
     const uint32_t locals = block.local_ranks();
-    const uint32_t* carried = nodes.carried + local * (1 + nodes.width);
+    const uint32_t* forwarded = nodes.forwarded_by + local * (1 + nodes.width);
     const uint32_t pieces = nodes.chunks * nodes.width;
     uint32_t* piece_starts = handle.piece_starts + local * (pieces + 1);
     uint32_t* piece_rows = handle.piece_rows + local * pieces;
-    const uint32_t* of_itself = handle.received_rows + carried[0] * block.chunk_ends();
+    const uint32_t* of_itself = handle.received_rows + forwarded[0] * block.chunk_ends();
     uint32_t rows = 0;
     for (uint32_t chunk = 0; chunk < nodes.chunks; ++chunk) {
         handle.own_arrivals[chunk * locals + local] = of_itself[chunk];
         handle.arrivals[chunk * locals + local] = rows;
         for (uint32_t i = 0; i < nodes.width; ++i) {
-            const uint32_t source = carried[1 + i];
+            const uint32_t source = forwarded[1 + i];
             const uint32_t piece = chunk * nodes.width + i;
             piece_starts[piece] = rows;
             piece_rows[piece] = 0;
@@ -165,8 +171,8 @@ __device__ inline void store_arrivals(const Block& block, uint32_t local) {
     piece_starts[pieces] = rows;
     handle.arrivals[nodes.chunks * locals + local] = rows;
     handle.own_arrivals[nodes.chunks * locals + local] = of_itself[nodes.chunks];
-    handle.own_begins[local] = handle.source_begins[carried[0]];
-    const uint32_t first = nodes.width != 0 ? carried[1] : HT_NONE;
+    handle.own_begins[local] = handle.source_begins[forwarded[0]];
+    const uint32_t first = nodes.width != 0 ? forwarded[1] : HT_NONE;
     handle.begins[local] = first != HT_NONE ? handle.source_begins[first] : 0;
 }
 
@@ -177,7 +183,7 @@ __device__ inline void store_counts(const Block& block) {
     for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_ROUTE_THREADS) {
         uint32_t total = 0;
         for (uint32_t source = 0; source < sources; ++source) {
-            if (is_active(params.peers, block.nodes().carriers[source])) {
+            if (is_active(params.peers, block.forwarder_of(source))) {
                 total += min(wait_for_count(block, source, i).data, params.max_tokens);
             }
         }
@@ -188,9 +194,8 @@ __device__ inline void store_counts(const Block& block) {
     }
 }
 
-// The last block: receives what the ranks of this node carry for this one.
+// The last block: receives what the ranks of this node forward to this one.
 __device__ inline void receive(const Block& block) {
-    const HtRouteNodesParams& params = block.params;
     receive_rows(block);
     if (threadIdx.x == 0) {
         store_begins(block);
@@ -202,10 +207,10 @@ __device__ inline void receive(const Block& block) {
     store_counts(block);
     __syncthreads();
     if (threadIdx.x == 0 && block.shared.conclusion != HT_VERDICT_MISSING) {
-        block.tell((block.nodes().others + block.nodes().sources) * block.chunk_ends(),
-                   block.shared.most_tokens);
-        st_release_sys(reinterpret_cast<uint64_t*>(params.received),
-                       make_packet(params.epoch, *params.handle.total));
+        const uint32_t last =
+            (block.nodes().others + block.nodes().forwarded) * block.chunk_ends();
+        block.announce(last, block.shared.most_tokens);
+        block.announce(last + 1, *block.params.handle.total);
     }
 }
 

@@ -47,7 +47,7 @@ struct AllRows {
     }
     __device__ void settle(const HtCommon&, bool, HtPairs&) const {}
     // Whether the messages from other nodes belong to this operation. All threads call it.
-    __device__ bool heads_fit(const HtCommon&, const HtPairs&) const { return true; }
+    __device__ bool headers_fit(const HtCommon&, const HtPairs&) const { return true; }
     // The row of the output, or of combine's input, of row `index` from `peer`.
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
         return pairs.begins[peer] + index;
@@ -116,11 +116,11 @@ struct RowsOfPass {
         }
         __syncthreads();
     }
-    __device__ bool heads_fit(const HtCommon& common, const HtPairs& pairs) const {
+    __device__ bool headers_fit(const HtCommon& common, const HtPairs& pairs) const {
         bool fit = true;
-        for (uint32_t i = threadIdx.x; i < pass.head_count; i += blockDim.x) {
-            fit = fit && head_fits(common, *head_of(pass.heads, i), pass.head_ranks[i],
-                                   pairs.operation);
+        for (uint32_t i = threadIdx.x; i < pass.header_count; i += blockDim.x) {
+            fit = fit && header_fits(common, *header_of(pass.headers, i), pass.header_ranks[i],
+                                     pairs.operation);
         }
         return __syncthreads_and(fit ? 1 : 0) != 0;
     }
@@ -133,24 +133,28 @@ struct RowsOfPass {
         if (entries.rank < 0) {
             return entries.entry.expert;
         }
-        const uint32_t rank = pass.locals[entries.rank * pass.locals_step];
+        const uint32_t rank = pass.locals[entries.rank];
         return static_cast<int32_t>(rank) * local_experts + entries.entry.expert % local_experts;
     }
 
    private:
-    __device__ bool head_fits(const HtCommon& common, const HtHead& head, uint32_t rank,
-                              uint32_t operation) const {
+    __device__ bool header_fits(const HtCommon& common, const MessageHeader& header, uint32_t rank,
+                                uint32_t operation) const {
         const Awaited awaited = {WAIT_STREAMED_ROW, HT_RANK_OF_GROUP | rank, operation};
-        const uint32_t fingerprint = common.shape.fingerprint;
+        const MessageHeader& ours = pass.expected;
         bool first = false;
-        if (head.fingerprint != fingerprint || head.scales_word != pass.scales_word) {
-            first = report_failure(common.wait, FAULT_SHAPE_DIFFERS, awaited, fingerprint,
-                                   head.fingerprint, 0, pass.scales_word, head.scales_word);
-        } else if (head.handle != pass.handle) {
-            first = report_failure(common.wait, FAULT_HANDLE_DIFFERS, awaited, pass.handle,
-                                   head.handle);
-        } else if (head.failed != 0) {
-            first = report_failure(common.wait, FAULT_GATEWAY_FAILED, awaited, operation, rank);
+        if (header.epoch != ld_relaxed_gpu(&common.sequences->epoch) || header.pass != ours.pass) {
+            // What lay there before: the exchange was ended.
+            first = report_failure(common.wait, FAULT_RAIL_PEER_FAILED, awaited, operation, rank);
+        } else if (header.fingerprint != ours.fingerprint ||
+                   header.scales_word != ours.scales_word) {
+            first = report_failure(common.wait, FAULT_SHAPE_DIFFERS, awaited, ours.fingerprint,
+                                   header.fingerprint, 0, ours.scales_word, header.scales_word);
+        } else if (header.handle != ours.handle) {
+            first = report_failure(common.wait, FAULT_HANDLE_DIFFERS, awaited, ours.handle,
+                                   header.handle);
+        } else if (header.failed != 0) {
+            first = report_failure(common.wait, FAULT_RAIL_PEER_FAILED, awaited, operation, rank);
         } else {
             return true;
         }

@@ -232,7 +232,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if (op.sends()) {
         begin_sending(block, begun);
     }
-    LlHello head = {};
+    MessageHeader head = {};
     if constexpr (Op::kSeveral) {
         head = first_head(op);
     }

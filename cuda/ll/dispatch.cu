@@ -41,7 +41,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     if (op.sends() || op.relays()) {
         begin_sending(block, begun);
     }
-    LlHello head = {};
+    MessageHeader head = {};
     if constexpr (Op::kSeveral) {
         head = first_head(op);
     }

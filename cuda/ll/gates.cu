@@ -11,13 +11,14 @@ ENTRY(ll_gates) {
     const LlCommon& common = combine.common;
     const Operation<SeveralNodes> op(common, {params.combine.nodes, true});
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *reinterpret_cast<LlHello*>(params.message) = {params.combine.nodes.handle,
+        *reinterpret_cast<MessageHeader*>(params.message) = {params.combine.nodes.handle,
                                                        common.shape.tokens,
                                                        common.fingerprint,
                                                        common.channel,
                                                        0,
                                                        next_epoch(*common.channel_state),
-                                                       {}};
+                                                       0,
+                                                       0};
     }
     float* weights = reinterpret_cast<float*>(body_of(params.message));
     const uint32_t top_k = common.shape.top_k;

@@ -39,12 +39,12 @@ struct CarriedSource {
 };
 
 // A message between nodes: its head, and what follows it.
-__device__ __forceinline__ const LlHello& head_of(const uint8_t* message) {
-    return *reinterpret_cast<const LlHello*>(message);
+__device__ __forceinline__ const MessageHeader& head_of(const uint8_t* message) {
+    return *reinterpret_cast<const MessageHeader*>(message);
 }
 template <typename Byte>
 __device__ __forceinline__ Byte* body_of(Byte* message) {
-    return message + sizeof(LlHello);
+    return message + sizeof(MessageHeader);
 }
 
 // Every rank is a peer, and carries itself alone.
@@ -70,12 +70,12 @@ struct SeveralNodes {
     const LlNodes& nodes;
     const bool is_combine;
 
-    __device__ const LlRankOnNode& at(uint32_t rank) const { return nodes.of_rank[rank]; }
+    __device__ const RankOnNode& at(uint32_t rank) const { return nodes.of_rank[rank]; }
     __device__ uint32_t ranks() const { return nodes.ranks; }
     __device__ uint32_t rank() const { return nodes.rank; }
     __device__ int32_t peer_of(int32_t rank) const { return rank < 0 ? rank : at(rank).peer; }
     __device__ uint32_t rank_of_peer(uint32_t peer) const { return nodes.rank_of_peer[peer]; }
-    __device__ uint32_t carrier_of(uint32_t rank) const { return at(rank).carrier; }
+    __device__ uint32_t carrier_of(uint32_t rank) const { return at(rank).forwarder; }
     __device__ uint32_t number_of(uint32_t rank) const { return at(rank).number; }
 
     // The message of rows that came from source `number`, not this rank, or goes there.
@@ -101,7 +101,7 @@ struct SeveralNodes {
         return place < all ? place : place - all;
     }
     // The head of what source `number` sent for the operation.
-    __device__ const LlHello& head(uint32_t number) const {
+    __device__ const MessageHeader& head(uint32_t number) const {
         return head_of(is_combine ? weights_message(number) : rows_message(number));
     }
     // How many tokens source `number` has, which is not this rank.

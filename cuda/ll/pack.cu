@@ -10,9 +10,9 @@ namespace nccl_ep::ll_pack_impl {
 
 __device__ void write_head(const LlPackParams& params) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        LlHello head = params.head;
+        MessageHeader head = params.head;
         head.epoch = next_epoch(*params.channel_state);
-        *reinterpret_cast<LlHello*>(params.message) = head;
+        *reinterpret_cast<MessageHeader*>(params.message) = head;
     }
 }
 

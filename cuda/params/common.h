@@ -91,7 +91,7 @@ enum Fault : uint32_t {
     /// A rank on another node uses handle `got` where this one uses `expected`.
     FAULT_HANDLE_DIFFERS = 10,
     /// As `PeerFailed`, but `got` is on another node and nothing was waited for.
-    FAULT_GATEWAY_FAILED = 11,
+    FAULT_RAIL_PEER_FAILED = 11,
     /// Fewer output rows for scales, `got`, than rows received, `expected`.
     FAULT_SCALE_ROWS = 12,
     /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
@@ -202,6 +202,40 @@ struct PeerTable {
     uint32_t rank;
 };
 
+/// Where a rank of the group is, as the ranks of one node see it.
+struct RankOnNode {
+    /// Its local index, or -1 on another node.
+    int32_t peer;
+    /// The local index of its forwarder here.
+    uint32_t forwarder;
+    /// Its number among the ranks that its forwarder forwards for, which is number 0 itself.
+    uint32_t number;
+    /// How many nodes before this one its node is, around the ring.
+    uint32_t distance;
+};
+
+/// Begins every message between nodes: nothing else tells to which operation the rows behind it belong, as messages of
+/// different ones may have the same sizes. A handshake is a header alone.
+struct MessageHeader {
+    /// The handle; a group numbers them from 1 in the order of their creation.
+    uint32_t handle;
+    /// Tokens of the rank that sends it: in LL, and in a handshake.
+    uint32_t tokens;
+    /// The operation's fingerprint; in a handshake the verdict: ids per token, or why the rank refuses.
+    uint32_t fingerprint;
+    /// LL: the operation's channel.
+    uint32_t channel;
+    /// What ranks must agree on in the scales of rows; 0 without.
+    uint32_t scales_word;
+    /// The operation's, which kernels fill in, never 0: an exchange that ends without a message leaves an earlier one.
+    /// LL has those of the channel. In a handshake 0.
+    uint32_t epoch;
+    /// HT: which pass of the operation.
+    uint32_t pass;
+    /// HT: not zero if the rank knew of a failure of the group; then what follows is not what it should be.
+    uint32_t failed;
+};
+
 /// What one rank found out about one peer.
 struct SelftestResult {
     /// `SELFTEST_...`.
@@ -241,6 +275,8 @@ static_assert(sizeof(nccl_ep::ScaleView) == 32, "ScaleView as in Rust");
 static_assert(sizeof(nccl_ep::ScaledRows) == 88, "ScaledRows as in Rust");
 static_assert(sizeof(nccl_ep::WaitParams) == 40, "WaitParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerTable) == 584, "PeerTable as in Rust");
+static_assert(sizeof(nccl_ep::RankOnNode) == 16, "RankOnNode as in Rust");
+static_assert(sizeof(nccl_ep::MessageHeader) == 32, "MessageHeader as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
 static_assert(sizeof(nccl_ep::ReplayMarkParams) == 16, "ReplayMarkParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as in Rust");

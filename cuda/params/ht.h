@@ -120,11 +120,11 @@ struct HtHandleMemory {
     uint32_t top_k;
 };
 
-/// What `ht_route` reports to the host, in host memory that the device maps.
-struct HtReceived {
-    /// Rows that this rank receives, or `HT_DISAGREED` and why.
-    uint32_t rows;
-    /// The handle's epoch, once `rows` is valid.
+/// A count for the host, in host memory that the device maps.
+struct HtCount {
+    /// The count.
+    uint32_t value;
+    /// The handle's epoch, once `value` is valid.
     uint32_t epoch;
 };
 
@@ -142,8 +142,8 @@ struct HtRouteParams {
     const int64_t *topk_idx;
     /// `[local_experts]`, or NULL.
     int32_t *counter;
-    /// For the host.
-    HtReceived *received;
+    /// The rows that this rank receives, or `HT_DISAGREED` and why.
+    HtCount *received;
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     uint32_t *tally;
@@ -173,6 +173,8 @@ struct HtSequences {
     uint32_t operations;
     /// Blocks that have read all this.
     uint32_t blocks_started;
+    /// Of the last operation that was sent to other nodes.
+    uint32_t epoch;
 };
 
 /// How rows travel in an operation, and which part of the grid does what.
@@ -282,9 +284,9 @@ struct HtCombineParams {
 static_assert(sizeof(nccl_ep::HtLayout) == 48, "HtLayout as in Rust");
 static_assert(sizeof(nccl_ep::HtEntry) == 8, "HtEntry as in Rust");
 static_assert(sizeof(nccl_ep::HtHandleMemory) == 40, "HtHandleMemory as in Rust");
-static_assert(sizeof(nccl_ep::HtReceived) == 8, "HtReceived as in Rust");
+static_assert(sizeof(nccl_ep::HtCount) == 8, "HtCount as in Rust");
 static_assert(sizeof(nccl_ep::HtRouteParams) == 776, "HtRouteParams as in Rust");
-static_assert(sizeof(nccl_ep::HtSequences) == 584, "HtSequences as in Rust");
+static_assert(sizeof(nccl_ep::HtSequences) == 588, "HtSequences as in Rust");
 static_assert(sizeof(nccl_ep::HtCommon) == 752, "HtCommon as in Rust");
 static_assert(sizeof(nccl_ep::HtShape) == 32, "HtShape as in Rust");
 static_assert(sizeof(nccl_ep::HtDispatchParams) == 816, "HtDispatchParams as in Rust");

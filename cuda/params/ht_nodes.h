@@ -10,11 +10,11 @@
 
 namespace nccl_ep {
 
-/// Most chunks of a source's tokens.
+/// Most chunks of a rank's tokens.
 constexpr static const uint32_t HT_MOST_CHUNKS = 16;
 
-/// Packets by which a rank notifies each other of its node about one of its sources, besides the one for each
-/// local expert and the rows of each chunk: the source's verdict and its number of tokens.
+/// Packets by which a rank notifies each other of its node about a forwarded rank, besides the one for each
+/// local expert and the rows of each chunk: its verdict and its number of tokens.
 constexpr static const uint32_t HT_COUNTS_OF_SOURCE = 2;
 
 /// Threads of a block of `ht_place`.
@@ -22,10 +22,6 @@ constexpr static const uint32_t HT_PLACE_THREADS = 256;
 
 /// Threads of a block of `ht_pack`.
 constexpr static const uint32_t HT_PACK_THREADS = 512;
-
-/// Bit of `HtNodes::places`: the rank is on another node, which the other bits number: 0 is the node before this
-/// one, around the ring of nodes. Sums add the nodes in this order.
-constexpr static const uint32_t HT_ELSEWHERE = 2147483648;
 
 /// A token without a row, a place without a rank.
 constexpr static const uint32_t HT_NONE = 4294967295;
@@ -37,39 +33,37 @@ constexpr static const uint32_t HT_HOME_BITS = 8;
 /// Bit of `FaultReport::peer` in HT: the other bits are a rank as the group numbers it, not a local index.
 constexpr static const uint32_t HT_RANK_OF_GROUP = 2147483648;
 
-/// Threads of the block of `ht_head`.
-constexpr static const uint32_t HT_HEAD_THREADS = 32;
+/// Threads of the block of `ht_header`.
+constexpr static const uint32_t HT_HEADER_THREADS = 32;
 
-/// A source's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
+/// A rank's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
 constexpr static const uint32_t HT_WHOLE_OF_32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.
 struct HtNodes {
-    /// `[ranks]`: a rank's local index, or `HT_ELSEWHERE` and its node.
-    const uint32_t *places;
-    /// `[local ranks][1 + width]`: the sources of each, itself first, as the group numbers them, then `HT_NONE`.
-    const uint32_t *carried;
-    /// `[ranks]`: the local index of the rank that carries it here.
-    const uint32_t *carriers;
+    /// `[ranks]`.
+    const RankOnNode *of_rank;
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, as the group numbers them, then `HT_NONE`.
+    const uint32_t *forwarded_by;
     /// Ranks of the group.
     uint32_t ranks;
     /// Other nodes.
     uint32_t others;
-    /// Most remote sources of a local rank.
+    /// Most remote ranks that a local rank forwards for.
     uint32_t width;
-    /// Sources of this rank.
-    uint32_t sources;
-    /// Chunks of a source's tokens.
+    /// Ranks that this one forwards for, itself included.
+    uint32_t forwarded;
+    /// Chunks of a rank's tokens.
     uint32_t chunks;
 };
 
-/// A source of this rank, in host memory that the device maps.
-struct HtSource {
+/// A rank that this one forwards for, in host memory that the device maps.
+struct HtForwarded {
     /// `[tokens][top_k]`.
     const int64_t *topk_idx;
     /// Its tokens.
     uint32_t tokens;
-    /// Tokens of the remote sources before it.
+    /// Tokens of the remote ranks before it.
     uint32_t first;
     /// As the group numbers it.
     uint32_t rank;
@@ -77,17 +71,9 @@ struct HtSource {
     uint32_t verdict;
 };
 
-/// A number for the host, or from another rank's host, in host memory that the device maps.
-struct HtTold {
-    /// A number.
-    uint32_t value;
-    /// The handle's epoch, once `value` is valid.
-    uint32_t epoch;
-};
-
 /// Whose a token is that came from another node.
 struct HtOrigin {
-    /// The remote source, from 0 on.
+    /// The remote rank among those, from 0 on.
     uint32_t source;
     /// Its number among those that come here from it.
     uint32_t index;
@@ -99,12 +85,12 @@ struct HtNodesMemory {
     /// `[tokens][top_k]`: the experts of the own tokens on this node, numbered by local rank and local expert,
     /// ascending, without repetition.
     HtEntry *own_entries;
-    /// `[tokens of remote sources][top_k]`: the same of those tokens of each that come here; indices are
-    /// within a source.
+    /// `[tokens of remote ranks][top_k]`: the same of those tokens of each that come here; indices are
+    /// within a rank.
     HtEntry *raw_entries;
-    /// The same by chunk, then source; indices count the rows from all remote sources.
+    /// The same by chunk, then rank; indices count the rows from all remote ranks.
     HtEntry *entries;
-    /// `[tokens of remote sources]`: whose each is, in the order of `entries`.
+    /// `[tokens of remote ranks]`: whose each is, in the order of `entries`.
     HtOrigin *origins;
     /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
     uint32_t *homes;
@@ -114,13 +100,13 @@ struct HtNodesMemory {
     uint32_t *spots;
     /// `[others][chunks + 1]`: tokens that go to each other node.
     uint32_t *departing;
-    /// `[sources][chunks + 1]`: tokens that come here from each source.
+    /// `[forwarded][chunks + 1]`: tokens that come here from each forwarded rank.
     uint32_t *starts;
-    /// `[sources]`: tokens of the remote sources before each.
+    /// `[forwarded]`: tokens of the remote ranks before each.
     uint32_t *firsts;
-    /// `[sources][chunks + 1][local ranks]`: rows of each source for each local rank.
+    /// `[forwarded][chunks + 1][local ranks]`: rows of each forwarded rank for each local rank.
     uint32_t *source_rows;
-    /// `[chunks + 1][local ranks]`: rows from all remote sources together.
+    /// `[chunks + 1][local ranks]`: rows from all remote ranks together.
     uint32_t *departures;
     /// `[ranks][chunks + 1]`: rows that this rank receives from each rank of the group.
     uint32_t *received_rows;
@@ -128,13 +114,13 @@ struct HtNodesMemory {
     uint32_t *source_begins;
     /// `[chunks + 1][local ranks]`: rows that this rank receives of the own tokens of each local rank.
     uint32_t *own_arrivals;
-    /// `[chunks + 1][local ranks]`: the same of the remote tokens that each carries.
+    /// `[chunks + 1][local ranks]`: the same of the remote tokens that each forwards.
     uint32_t *arrivals;
     /// `[local ranks]`: the first row of the own tokens of each.
     uint32_t *own_begins;
-    /// `[local ranks]`: the first row of the remote tokens of each, where they are of one source.
+    /// `[local ranks]`: the first row of the remote tokens of each, where they are of one rank.
     uint32_t *begins;
-    /// `[local ranks][chunks * width + 1]`: rows before each piece, a source's chunk, by chunk, then source.
+    /// `[local ranks][chunks * width + 1]`: rows before each piece, a rank's chunk, by chunk, then rank.
     uint32_t *piece_starts;
     /// `[local ranks][chunks * width]`: the first row of each piece in the output.
     uint32_t *piece_rows;
@@ -161,15 +147,14 @@ struct HtRouteNodesParams {
     HtNodes nodes;
     /// What is to be filled.
     HtNodesMemory handle;
-    /// `[sources]`.
-    const HtSource *sources;
-    /// `[others][chunks + 1]`, then `[sources][chunks + 1]`, then the most tokens of a rank.
-    HtTold *told;
+    /// `[forwarded]`.
+    const HtForwarded *forwarded;
+    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank, and
+    /// the rows that this rank receives, or `HT_DISAGREED` and why.
+    HtCount *announced;
     /// `[local_experts]`, or NULL.
     int32_t *counter;
-    /// For the host.
-    HtReceived *received;
-    /// `[sources][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
+    /// `[forwarded][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
     uint32_t *tally;
     /// From this rank to itself, like the counts. Not in the window, where peers could change it.
     uint64_t *own_counts;
@@ -199,21 +184,9 @@ struct HtPlaceParams {
     uint32_t piece_blocks;
 };
 
-/// In front of a message's rows: to which operation they belong.
-struct HtHead {
-    /// `HtShape::fingerprint`.
-    uint32_t fingerprint;
-    /// The handle's number.
-    uint32_t handle;
-    /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
-    uint32_t failed;
-    /// What ranks must agree on in the scales of rows; 0 without.
-    uint32_t scales_word;
-};
-
 /// The messages of a pass, one with each rank that takes part, at equal distances.
 ///
-/// A message is one run of bytes: its tails, from the last one to the first, its head, its rows. Everything is
+/// A message is one run of bytes: its tails, from the last one to the first, its header, its rows. Everything is
 /// counted from the first row, so nothing's place depends on how many rows there are.
 struct HtMessages {
     /// The first row of the first message, a multiple of 256.
@@ -227,26 +200,24 @@ struct HtMessages {
     uint32_t tail_bytes;
 };
 
-/// Parameters of `ht_head`, which writes the heads of messages.
-struct HtHeadParams {
+/// Parameters of `ht_header`, which writes the headers of messages.
+struct HtHeaderParams {
     /// For the marks of failures.
     WaitParams wait;
     /// What is sent.
     HtMessages messages;
     /// How many messages.
     uint32_t count;
-    /// `HtShape::fingerprint`.
-    uint32_t fingerprint;
-    /// `HtHead::scales_word`.
-    uint32_t scales_word;
-    /// The handle's number.
-    uint32_t handle;
+    /// The header, without what is known on the device alone.
+    MessageHeader header;
+    /// For the epoch, which begins with the first pass.
+    HtSequences *sequences;
 };
 
 /// Parameters of `ht_pack`.
 struct HtPackParams {
-    /// The heads, and what they are written to: one message for each other node.
-    HtHeadParams heads;
+    /// The headers, and what they are written to: one message for each other node.
+    HtHeaderParams headers;
     /// The handle.
     HtNodesMemory handle;
     /// `[tokens]` rows.
@@ -257,7 +228,7 @@ struct HtPackParams {
     const float *weights;
     /// Where all tokens travel, and their rows take more bytes than this, these are sent from where they lie.
     uint64_t packed_bytes;
-    /// Chunks of a source's tokens.
+    /// Chunks of a rank's tokens.
     uint32_t chunks;
     /// The chunks of the pass.
     uint32_t first_chunk;
@@ -295,28 +266,24 @@ struct HtPass {
     uint32_t is_own;
     /// `HtNodesMemory::total`.
     const uint32_t *total;
-    /// `[local ranks]`: group rank of each local rank, `locals_step` words apart.
+    /// `[local ranks]`: group rank of each local rank.
     const uint32_t *locals;
-    /// See `locals`.
-    uint32_t locals_step;
     /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
     HtMessages messages;
     /// `HtNodesMemory::origins`, of the first token of the pass. NULL: there is one message, with all in order.
     const HtOrigin *origins;
-    /// `HtNodesMemory::starts`, of the first remote source and the first chunk of the pass.
+    /// `HtNodesMemory::starts`, of the first remote rank and the first chunk of the pass.
     const uint32_t *starts;
-    /// `chunks + 1`: the distance between sources in `starts`.
+    /// `chunks + 1`: the distance between ranks in `starts`.
     uint32_t chunk_ends;
-    /// How many messages have come whose heads are to be read.
-    uint32_t head_count;
+    /// How many messages have come whose headers are to be read.
+    uint32_t header_count;
     /// These messages.
-    HtMessages heads;
-    /// `[head_count]`: the ranks that they are from, as the group numbers them.
-    const uint32_t *head_ranks;
-    /// `HtHead::scales_word`, as it must be.
-    uint32_t scales_word;
-    /// The handle's number.
-    uint32_t handle;
+    HtMessages headers;
+    /// `[header_count]`: the ranks that they are from, as the group numbers them.
+    const uint32_t *header_ranks;
+    /// The headers as they must be, but for the epoch.
+    MessageHeader expected;
 };
 
 /// Parameters of `ht_dispatch_nodes`.
@@ -367,20 +334,18 @@ struct HtCombineNodesParams {
 
 }  // namespace nccl_ep
 
-static_assert(sizeof(nccl_ep::HtNodes) == 48, "HtNodes as in Rust");
-static_assert(sizeof(nccl_ep::HtSource) == 24, "HtSource as in Rust");
-static_assert(sizeof(nccl_ep::HtTold) == 8, "HtTold as in Rust");
+static_assert(sizeof(nccl_ep::HtNodes) == 40, "HtNodes as in Rust");
+static_assert(sizeof(nccl_ep::HtForwarded) == 24, "HtForwarded as in Rust");
 static_assert(sizeof(nccl_ep::HtOrigin) == 8, "HtOrigin as in Rust");
 static_assert(sizeof(nccl_ep::HtNodesMemory) == 184, "HtNodesMemory as in Rust");
-static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 968, "HtRouteNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPlaceParams) == 256, "HtPlaceParams as in Rust");
-static_assert(sizeof(nccl_ep::HtHead) == 16, "HtHead as in Rust");
+static_assert(sizeof(nccl_ep::HtRouteNodesParams) == 952, "HtRouteNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPlaceParams) == 248, "HtPlaceParams as in Rust");
 static_assert(sizeof(nccl_ep::HtMessages) == 24, "HtMessages as in Rust");
-static_assert(sizeof(nccl_ep::HtHeadParams) == 80, "HtHeadParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPackParams) == 312, "HtPackParams as in Rust");
-static_assert(sizeof(nccl_ep::HtScaledPackParams) == 400, "HtScaledPackParams as in Rust");
-static_assert(sizeof(nccl_ep::HtPass) == 176, "HtPass as in Rust");
-static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 992, "HtDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::HtScaledDispatchNodesParams) == 1104, "HtScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtHeaderParams) == 112, "HtHeaderParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPackParams) == 344, "HtPackParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledPackParams) == 432, "HtScaledPackParams as in Rust");
+static_assert(sizeof(nccl_ep::HtPass) == 192, "HtPass as in Rust");
+static_assert(sizeof(nccl_ep::HtDispatchNodesParams) == 1008, "HtDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtScaledDispatchNodesParams) == 1120, "HtScaledDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::HtPartials) == 64, "HtPartials as in Rust");
-static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 1032, "HtCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::HtCombineNodesParams) == 1048, "HtCombineNodesParams as in Rust");

@@ -36,7 +36,7 @@
     KERNEL(ht_combine_f32, HtCombineParams, HT_COMBINE_THREADS, 1) \
     KERNEL(ht_route_nodes, HtRouteNodesParams, HT_ROUTE_THREADS, 0) \
     KERNEL(ht_place, HtPlaceParams, HT_PLACE_THREADS, 0) \
-    KERNEL(ht_head, HtHeadParams, HT_HEAD_THREADS, 0) \
+    KERNEL(ht_header, HtHeaderParams, HT_HEADER_THREADS, 0) \
     KERNEL(ht_pack, HtPackParams, HT_PACK_THREADS, 0) \
     KERNEL(ht_pack_scaled, HtScaledPackParams, HT_PACK_THREADS, 0) \
     KERNEL(ht_pack_cast_bf16, HtScaledPackParams, HT_PACK_THREADS, 0) \

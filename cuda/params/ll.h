@@ -62,7 +62,7 @@ enum LlPhase : uint32_t {
     LL_PHASE_RECEIVE = 2,
     /// A whole operation on one node.
     LL_PHASE_SEND_RECEIVE = 3,
-    /// What a rank does for the others that it carries. A dispatch sends their rows to the peers, a combine sums what the
+    /// What a rank does for the others that it forwards for. A dispatch sends their rows to the peers, a combine sums what the
     /// peers return for them.
     LL_PHASE_RELAY = 4,
     /// All that comes before the exchange of a combine's sums.
@@ -192,53 +192,24 @@ struct LlCombineParams {
     uint32_t exact;
 };
 
-/// Where a rank of the group is, as the ranks of one node see it.
-struct LlRankOnNode {
-    /// Its local index, or -1 on another node.
-    int32_t peer;
-    /// The local index of its carrier here.
-    uint32_t carrier;
-    /// Its number among the sources of its carrier.
-    uint32_t number;
-    /// How many nodes before this one its node is, around the ring.
-    uint32_t distance;
-};
-
-/// What a rank says to the ranks that carry it: about a handle when it is made, and in front of each operation.
-struct LlHello {
-    /// The handles of the group are numbered from 1 in the order of their creation.
-    uint32_t handle;
-    /// Tokens of the rank.
-    uint32_t tokens;
-    /// As `LlCommon::fingerprint`; when the handle is made, of no operation.
-    uint32_t fingerprint;
-    /// The operation's channel.
-    uint32_t channel;
-    /// As `LlCommon::scales_word`.
-    uint32_t scales_word;
-    /// The operation's, which kernels fill in: an exchange that ends without a message leaves an earlier one.
-    uint32_t epoch;
-    /// So that rows behind it begin at a multiple of 16.
-    uint32_t padding[2];
-};
-
-/// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
+/// What an operation over several nodes needs beside `LlCommon`; sources, the ranks that this one
+/// forwards for, are numbered from 0, itself.
 struct LlNodes {
     /// `[ranks]`.
-    const LlRankOnNode *of_rank;
+    const RankOnNode *of_rank;
     /// `[peers]`: the rank with each local index.
     const uint32_t *rank_of_peer;
     /// `[sources]`.
     const uint32_t *rank_of_source;
-    /// `[nodes - 1]`, by distance from 1 on: this rank's gateway.
-    const uint32_t *gateways;
-    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a head, its rows,
-    /// its ids. In a combine each goes to a source: a head, and what this node gives for its tokens.
+    /// `[nodes - 1]`, by distance from 1 on.
+    const uint32_t *rail_peers;
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a header, its rows,
+    /// its ids. In a combine each goes to a source: a header, and what this node gives for its tokens.
     uint8_t *rows;
-    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a head, and with which weight each entry of the
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and with which weight each entry of the
     /// source takes part.
     const uint8_t *weights;
-    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a head, and what that node gives for this
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and what that node gives for this
     /// rank's tokens.
     const uint8_t *returned;
     /// Bytes.
@@ -249,11 +220,11 @@ struct LlNodes {
     uint32_t ranks;
     /// This rank.
     uint32_t rank;
-    /// Sources of this rank.
+    /// Ranks that this one forwards for, itself included.
     uint32_t sources;
     /// Most tokens of the sources from 1 on.
     uint32_t most_tokens;
-    /// The handle, which the heads should name.
+    /// The handle, which the headers should name.
     uint32_t handle;
     /// Other nodes than this one.
     uint32_t other_nodes;
@@ -289,15 +260,15 @@ struct LlScaledDispatchNodesParams {
 
 /// Parameters of `ll_pack`.
 struct LlPackParams {
-    /// The message's head, without the epoch.
-    LlHello head;
+    /// The message's header, without the epoch.
+    MessageHeader head;
     /// The operation's channel, before the operation.
     const LlChannelState *channel_state;
     /// `[tokens]` rows.
     const uint8_t *rows;
     /// `[tokens][top_k]`.
     const int64_t *ids;
-    /// Receives the message: the head, the rows, the ids.
+    /// Receives the message: the header, the rows, the ids.
     uint8_t *message;
     /// Bytes of all rows, a multiple of 16.
     uint64_t row_bytes;
@@ -327,7 +298,7 @@ struct LlCombineNodesParams {
 struct LlGatesParams {
     /// Of the combine that follows.
     LlCombineNodesParams combine;
-    /// Receives the message: a head, and the weights `[tokens][top_k]`.
+    /// Receives the message: a header, and the weights `[tokens][top_k]`.
     uint8_t *message;
 };
 
@@ -340,8 +311,6 @@ static_assert(sizeof(nccl_ep::LlChannelState) == 20, "LlChannelState as in Rust"
 static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
-static_assert(sizeof(nccl_ep::LlRankOnNode) == 16, "LlRankOnNode as in Rust");
-static_assert(sizeof(nccl_ep::LlHello) == 32, "LlHello as in Rust");
 static_assert(sizeof(nccl_ep::LlNodes) == 104, "LlNodes as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 904, "LlDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 888, "LlScaledDispatchParams as in Rust");

@@ -26,7 +26,7 @@ _LL_COUNTS, _LL_HEAD = 3, 32
 _RING_SLOTS, _LEAST_DEPTH, _RING_BYTES = 2048, 64, 68 * MIB
 # A slot has two units; one has room for half a row, and for its scales and what belongs to them.
 _UNITS, _UNIT_ALIGN, _SCALES_OF_BOUND, _STAMP = 2, 128, 64, 16
-_HT_COUNTS, _HT_HEAD, _HT_ENTRY, _ORIGIN = 2, 16, 8, 8
+_HT_COUNTS, _HT_HEAD, _HT_ENTRY, _ORIGIN = 2, 32, 8, 8
 # Over several nodes: passes of an operation and their least and most bytes, where each node has one
 # rank and otherwise.
 _ALONE, _WITH_OTHERS = (2, 16 * MIB, 32 * MIB), (8, 4 * MIB, 16 * MIB)
@@ -81,14 +81,14 @@ class _Place:
 
     locals: int  # ranks of the node
     others: int  # other nodes
-    sources: int  # ranks that it carries, itself included
+    sources: int  # ranks that it forwards for, itself included
 
     @classmethod
     def of(cls, sizes: tuple[int, ...], node: int) -> _Place:
         size = sizes[node]
-        # A rank's gateway has its local index, modulo the ranks there.
-        carried = sum(-(-other // size) for number, other in enumerate(sizes) if number != node)
-        return cls(size, len(sizes) - 1, 1 + carried)
+        # A rank's rail peer has its local index, modulo the ranks there.
+        others = sum(-(-other // size) for number, other in enumerate(sizes) if number != node)
+        return cls(size, len(sizes) - 1, 1 + others)
 
 
 def library(shape: Shape) -> list[Item]:

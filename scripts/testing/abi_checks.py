@@ -24,7 +24,7 @@ _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc
 
 # Of the second interface over the same core, for tests alone (abi/probe).
 _PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Tune",
-          *(f"Rail{name}" for name in ("Open", "Close", "Gateways", "Sources", "Exchange", "Health",
+          *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health",
                                        "Faults", "Abort")))
 
 _STANDARDS = ("c99", "c11", "c++11", "c++14", "c++17", "c++20")

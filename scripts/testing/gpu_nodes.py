@@ -30,7 +30,7 @@ _MORE_PROGRAMS = ("test_ll", "test_random --configs 60", "test_stress --ops 500"
 _SHARING_PROGRAMS = ("test_staged", "test_graph", "test_lifecycle", "test_errors over_nodes",
                      "test_errors scales_that_differ", "test_random --configs 60",
                      "test_random --configs 40 --seed 44 --graphs")
-# Of several ranks on a node, whose gateways pass rows on within it.
+# Of several ranks on a node, whose rail peers forward rows within it.
 _SHARING_RELAYS = (("0011", "test_ll"), ("0011", "test_ht"), ("0110", "test_staged"),
                    ("0101", "test_random --configs 40"),
                    ("0011", "test_random --configs 25 --seed 44 --graphs"),

@@ -18,6 +18,7 @@ use crate::backend::device::{Device, StreamMark};
 use crate::backend::nccl::Communicator;
 use crate::backend::quiescence::UnderWay;
 use crate::error::{Code, Error, Formatter, Result};
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -82,7 +83,7 @@ impl Bootstrap {
     }
 
     /// This rank.
-    pub fn rank(&self) -> usize {
+    pub fn rank(&self) -> GroupRank {
         self.comm.rank
     }
 
@@ -184,8 +185,8 @@ impl Bootstrap {
     }
 
     /// The other ranks whose payloads did not arrive.
-    fn missing(&self, payloads: &[Option<&[u8]>]) -> Vec<usize> {
-        let ranks = payloads.iter().enumerate();
+    fn missing(&self, payloads: &[Option<&[u8]>]) -> Vec<GroupRank> {
+        let ranks = GroupRank::all(payloads.len()).zip(payloads);
         ranks
             .filter(|&(rank, payload)| payload.is_none() && rank != self.rank())
             .map(|(rank, _)| rank)
@@ -193,7 +194,7 @@ impl Bootstrap {
     }
 
     /// The error when NCCL ended an exchange without `missing`; `cause` is the stream's error.
-    fn gave_up(&self, missing: &[usize], start: Instant, cause: Option<Error>) -> Error {
+    fn gave_up(&self, missing: &[GroupRank], start: Instant, cause: Option<Error>) -> Error {
         let text = format!(
             "rank {} of {} waited {} ms for {} in an exchange of all ranks, and NCCL gave it up{}",
             self.rank(),
@@ -345,12 +346,12 @@ impl Waited {
 }
 
 /// Ranks as text; an empty list stands for unknown ranks.
-fn named(ranks: &[usize]) -> String {
+fn named(ranks: &[GroupRank]) -> String {
     match ranks {
         [] => "another rank".to_owned(),
         [rank] => format!("rank {rank}"),
         ranks => {
-            let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+            let names: Vec<String> = ranks.iter().map(GroupRank::to_string).collect();
             format!("ranks {}", names.join(", "))
         }
     }

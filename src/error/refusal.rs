@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::code::Code;
+use crate::model::ids::GroupRank;
 
 /// The role of a tensor in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,14 +152,14 @@ pub enum AmongRanks {
     /// More ranks than one node can have.
     FewerRanks,
     /// All ranks must have the same value; `rank` differs.
-    Same { rank: usize },
+    Same { rank: GroupRank },
     /// A dispatch sends ids and weights along on all ranks or on none; `rank` differs.
-    SameDirection { rank: usize },
+    SameDirection { rank: GroupRank },
     /// Backward weights have the same number of columns on all ranks; `rank` differs.
-    SameColumns { rank: usize },
+    SameColumns { rank: GroupRank },
     /// Repeated ids leave room at an expert for what other ranks may send; those of `rank` for
     /// `expert` do not.
-    RoomForRepeated { rank: usize, expert: usize },
+    RoomForRepeated { rank: GroupRank, expert: usize },
     /// The network between nodes needs a newer NCCL.
     NewEnoughForNetwork,
     /// The network between nodes needs NCCL's function `name`.
@@ -166,7 +167,7 @@ pub enum AmongRanks {
     /// The network between nodes needs ids that NCCL makes, not one that the environment fixes.
     OwnIdsForNetwork,
     /// `rank` refused its side with `code`.
-    RefusedBy { rank: usize, code: Code },
+    RefusedBy { rank: GroupRank, code: Code },
 }
 
 /// Rules of a group's settings and of what the library was built for.

@@ -1,6 +1,7 @@
 //! Facts that all ranks of a group share: which rank hosts which experts, and the bounds.
 #![forbid(unsafe_code)]
 
+use crate::model::ids::GroupRank;
 use crate::model::layout::Layout;
 use std::ops::Range;
 use std::time::Duration;
@@ -142,7 +143,7 @@ pub struct GroupFacts {
     /// Ranks of the communicator.
     pub ranks: usize,
     /// This rank.
-    pub rank: usize,
+    pub rank: GroupRank,
     /// Experts over all ranks; divisible by `ranks`.
     pub experts: usize,
     /// Bound of tokens per rank; `None` in HT: each handle finds its own.
@@ -177,8 +178,8 @@ impl GroupFacts {
     }
 
     /// Global ids of the experts that `rank` hosts.
-    pub fn experts_of(&self, rank: usize) -> Range<usize> {
-        let local = self.local_experts();
+    pub fn experts_of(&self, rank: GroupRank) -> Range<usize> {
+        let (rank, local) = (rank.index(), self.local_experts());
         rank * local..(rank + 1) * local
     }
 
@@ -205,7 +206,7 @@ mod tests {
         let facts = GroupFacts {
             algorithm: Algorithm::LowLatency,
             ranks: 3,
-            rank: 1,
+            rank: GroupRank::new(1),
             experts: 12,
             max_tokens: Some(5),
             max_recv_rows: Some(15),
@@ -214,7 +215,7 @@ mod tests {
             ht_chunk_bytes: None,
             channels: None,
         };
-        assert_eq!(facts.experts_of(1), 4..8);
+        assert_eq!(facts.experts_of(facts.rank), 4..8);
         assert_eq!(facts.owner(7), 1);
         assert_eq!(facts.expert(-1), None);
         assert_eq!(facts.expert(12), None);

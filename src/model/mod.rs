@@ -1,4 +1,4 @@
-//! The vocabulary of the library: element types, tensors, scales, group facts, layouts, operations, topology.
+//! The vocabulary of the library: element types, tensors, scales, group facts, layouts, operations, ranks, topology.
 //!
 //! Plain data with the arithmetic that belongs to it. Nothing here touches memory that it does not
 //! own.
@@ -6,7 +6,9 @@
 
 pub mod group;
 pub mod hash;
+pub mod ids;
 pub mod layout;
+pub mod node_view;
 pub mod ops;
 pub mod scales;
 pub mod tensor;

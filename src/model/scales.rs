@@ -108,11 +108,6 @@ impl Cast {
     }
 }
 
-/// Whether some cast stores scales of type `dtype`.
-pub fn is_cast_scale(dtype: DType) -> bool {
-    cast_counts(dtype, 1).is_some()
-}
-
 /// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and
 /// of 32.
 pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {
@@ -178,9 +173,12 @@ impl RowBytes {
     /// The rows of two ranks in words: both parts if either row has scales.
     pub fn in_words(mine: Self, theirs: Self) -> [String; 2] {
         let scaled = mine.scales + theirs.scales > 0;
-        [mine, theirs].map(|row| match scaled {
-            true => format!("{} + {}", row.payload, row.scales),
-            false => row.payload.to_string(),
+        [mine, theirs].map(|row| {
+            if scaled {
+                format!("{} + {}", row.payload, row.scales)
+            } else {
+                row.payload.to_string()
+            }
         })
     }
 }

@@ -28,10 +28,8 @@ fn only_scales_that_nobody_sends_make_a_cast() {
     let casts = [DType::Bfloat16, DType::Float16, DType::Float32];
     for dtype in DType::ALL {
         let cast = meaning(&given(dtype, false, Some(DType::Float8E4M3), true));
-        match casts.contains(&dtype) {
-            true => assert_eq!(cast, Ok(Meaning::Cast)),
-            false => assert_eq!(cast, Err(Unclear::NotCastable)),
-        }
+        let is_castable = casts.contains(&dtype).then_some(Meaning::Cast);
+        assert_eq!(cast, is_castable.ok_or(Unclear::NotCastable));
     }
     let to = |out| meaning(&given(DType::Bfloat16, false, Some(out), true));
     for out in DType::ALL {

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{
     Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens,
 };
+use crate::model::ids::GroupRank;
 use crate::model::topology::Topology;
 
 /// Checks `settings` for `rank` of `ranks`.
@@ -13,7 +14,7 @@ pub fn check(
     settings: &GroupSettings,
     choices: &GroupChoices,
     ranks: usize,
-    rank: usize,
+    rank: GroupRank,
 ) -> Result<GroupFacts> {
     let experts = experts(settings, ranks)?;
     let max_tokens = max_tokens(settings, ranks)?;
@@ -120,7 +121,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: Some(4096),
         };
-        check(settings, &choices, 8, rank)
+        check(settings, &choices, 8, GroupRank::new(rank))
     }
 
     #[test]
@@ -128,7 +129,7 @@ mod tests {
         let facts = checked(&VALID, 3).unwrap();
         assert_eq!(
             (facts.local_experts(), facts.max_tokens, facts.rank),
-            (2, Some(50), 3)
+            (2, Some(50), GroupRank::new(3))
         );
         assert_eq!((facts.max_recv_rows, facts.channels), (Some(400), None));
         assert_eq!(facts.ht_chunk_bytes, None);

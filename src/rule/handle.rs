@@ -68,12 +68,13 @@ mod tests {
     use super::*;
     use crate::error::refusal::Subject;
     use crate::model::group::LlCombineMode;
+    use crate::model::ids::GroupRank;
 
     fn facts(algorithm: Algorithm) -> GroupFacts {
         GroupFacts {
             algorithm,
             ranks: 2,
-            rank: 0,
+            rank: GroupRank::new(0),
             experts: 8,
             max_tokens: Some(4),
             max_recv_rows: Some(8),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::group::{Algorithm, LlCombineMode};
+use crate::model::ids::GroupRank;
 use crate::model::ops::IdWidth;
 use crate::model::scales::ScaleForm;
 use crate::model::tensor::Tensor;
@@ -15,7 +16,7 @@ fn facts() -> GroupFacts {
     GroupFacts {
         algorithm: Algorithm::LowLatency,
         ranks: 2,
-        rank: 0,
+        rank: GroupRank::new(0),
         experts: 4,
         max_tokens: Some(6),
         max_recv_rows: Some(SLOTS),

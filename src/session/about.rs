@@ -98,6 +98,7 @@ impl Display for About {
 mod tests {
     use super::*;
     use crate::model::group::LlCombineMode;
+    use crate::model::ids::GroupRank;
     use std::time::Duration;
 
     #[test]
@@ -105,7 +106,7 @@ mod tests {
         let facts = GroupFacts {
             algorithm: Algorithm::LowLatency,
             ranks: 16,
-            rank: 3,
+            rank: GroupRank::new(3),
             experts: 256,
             max_tokens: Some(128),
             max_recv_rows: None,

@@ -16,6 +16,7 @@ use crate::log;
 use crate::model::group::{
     Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices,
 };
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
@@ -105,7 +106,7 @@ fn agree_on_facts(
     let records = bootstrap.agree(mine, bytes, stream)?;
     let facts = facts?;
     let mut nodes = Vec::new();
-    for (rank, record) in records.iter().enumerate() {
+    for (rank, record) in GroupRank::all(records.len()).zip(&records) {
         let (numbers, node) = record.split_at(COMPARED.len() * NUMBER_BYTES);
         nodes.push(NodeId(
             node.try_into()
@@ -131,7 +132,7 @@ fn agree_on_facts(
 }
 
 /// The refusal of `setting`, which is `mine` here and `theirs` on `rank`.
-fn differs(setting: Setting, rank: usize, mine: u64, theirs: u64) -> Error {
+fn differs(setting: Setting, rank: GroupRank, mine: u64, theirs: u64) -> Error {
     Error::argument(Subject::Setting(setting), AmongRanks::Same { rank }).got(
         shown(setting, mine),
         format_args!("{} as on rank {rank}", shown(setting, theirs)),

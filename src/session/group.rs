@@ -99,9 +99,8 @@ impl Group {
         self.checks.as_ref()
     }
 
-    /// Sets this rank's launch shapes, of LL handles that are made and of HT operations that are enqueued from now on.
-    /// Other ranks need not do so: each decides for itself how it launches. Shapes that are not `live` end the reading of
-    /// a live tuning file.
+    /// Sets this rank's launch shapes, of handles that are made from now on. Other ranks need not do so: each decides for
+    /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
     pub fn tune(&self, tuning: Tuning) {
         self.backend.common.tune(tuning);
     }

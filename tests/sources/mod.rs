@@ -49,6 +49,8 @@ fn visit(directory: &Path, endings: &[&str], found: &mut Vec<String>) {
 
 /// Rust source without the unit tests at its end.
 pub fn without_unit_tests(source: &str) -> &str {
+    let shared = source.split("#[cfg(test)]\npub(crate) mod ").next();
+    let source = shared.unwrap_or(source);
     source.split("#[cfg(test)]\nmod ").next().unwrap_or(source)
 }
 

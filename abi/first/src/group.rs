@@ -97,14 +97,14 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
     ep_group: ncclEpGroup_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    guard_destroy("ncclEpGroupDestroy", || match ep_group.is_null() {
-        true => Ok(()),
-        false => {
-            let stream = Stream(stream as usize);
-            let group = Group::resolve(ep_group as usize)?;
-            group.session.check_not_captured(stream)?;
-            Group::take(ep_group as usize)?.session.close(Some(stream))
+    guard_destroy("ncclEpGroupDestroy", || {
+        if ep_group.is_null() {
+            return Ok(());
         }
+        let stream = Stream(stream as usize);
+        let group = Group::resolve(ep_group as usize)?;
+        group.session.check_not_captured(stream)?;
+        Group::take(ep_group as usize)?.session.close(Some(stream))
     })
 }
 

@@ -48,10 +48,10 @@ pub fn guard(
 /// As [`guard`], for a function that destroys something: in a forked process it succeeds and does nothing, since all
 /// is its parent's.
 pub fn guard_destroy(name: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    match fork::is_child() {
-        true => 0,
-        false => guard(name, Subject::Nothing, body),
+    if fork::is_child() {
+        return 0;
     }
+    guard(name, Subject::Nothing, body)
 }
 
 /// The same without a range, for functions that only look at something.
@@ -127,8 +127,8 @@ pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
 
 /// Refuses a NULL result pointer.
 pub fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
-    match out.is_null() {
-        true => Err(refuse::argument(name, "must not be NULL")),
-        false => Ok(()),
+    if out.is_null() {
+        return Err(refuse::argument(name, "must not be NULL"));
     }
+    Ok(())
 }

@@ -120,10 +120,10 @@ unsafe fn read_arguments(
 }
 
 fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
-    match config.is_null() {
-        true => Ok(()),
-        false => Err(refuse::argument("config", "must be NULL")),
+    if config.is_null() {
+        return Ok(());
     }
+    Err(refuse::argument("config", "must be NULL"))
 }
 
 /// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch
@@ -135,9 +135,11 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
 /// None: a dead or foreign handle is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
-    guard_destroy("ncclEpHandleDestroy", || match handle.is_null() {
-        true => Ok(()),
-        false => objects::take_handle(handle as usize).map(|handle| handle.close()),
+    guard_destroy("ncclEpHandleDestroy", || {
+        if !handle.is_null() {
+            objects::take_handle(handle as usize)?.close();
+        }
+        Ok(())
     })
 }
 

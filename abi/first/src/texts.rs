@@ -133,6 +133,7 @@ impl Display for Argument {
 mod tests {
     use super::*;
     use nccl_ep_core::error::refusal::{AmongRanks, Extent, OfTensor};
+    use nccl_ep_core::model::ids::GroupRank;
 
     #[test]
     fn a_refusal_names_function_argument_rule_got_and_expected() {
@@ -151,11 +152,16 @@ mod tests {
     fn failures_name_what_was_going_on() {
         let subject = Subject::Operation;
         let other = Value::Operation(Operation::LlCombine);
-        let error = Error::usage(subject, AmongRanks::Same { rank: 3 })
-            .found(Value::Operation(Operation::LlDispatch), other)
-            .during(Context::Running(Operation::LlDispatch))
-            .during(Context::GroupFailed)
-            .within("ncclEpComplete");
+        let error = Error::usage(
+            subject,
+            AmongRanks::Same {
+                rank: GroupRank::new(3),
+            },
+        )
+        .found(Value::Operation(Operation::LlDispatch), other)
+        .during(Context::Running(Operation::LlDispatch))
+        .during(Context::GroupFailed)
+        .within("ncclEpComplete");
         assert_eq!(
             text(&error),
             "ncclEpComplete: the group has failed: ncclEpDispatch (low latency): operation: must be \
@@ -181,7 +187,8 @@ mod tests {
     #[test]
     fn a_refusal_of_another_rank_is_named_by_its_code() {
         let code = Code::InvalidUsage;
-        let rule = AmongRanks::RefusedBy { rank: 71, code };
+        let rank = GroupRank::new(71);
+        let rule = AmongRanks::RefusedBy { rank, code };
         let error = Error::refusal(Code::RemoteError, Subject::Handle, rule)
             .and(Error::internal("another thing"));
         assert_eq!(

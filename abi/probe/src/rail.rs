@@ -8,6 +8,8 @@ use nccl_ep_core::backend::net::two_sided::open::{Wanted, over_nccl};
 use nccl_ep_core::backend::net::two_sided::{Label, Message, OnFault, Transport};
 use nccl_ep_core::backend::select;
 use nccl_ep_core::error::{Error, Result};
+use nccl_ep_core::model::ids::GroupRank;
+use nccl_ep_core::model::node_view::NodeView;
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::model::tensor::DevPtr;
 use nccl_ep_core::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -53,6 +55,7 @@ impl OnFault for Count {
 /// An open transport.
 pub struct EpProbeRail {
     transport: Box<dyn Transport>,
+    view: Arc<NodeView>,
     /// How often it told of a failure.
     faults: Arc<AtomicI32>,
 }
@@ -72,10 +75,11 @@ fn open(
     let id = |bytes: &Vec<u8>| bytes.as_slice().try_into().map(NodeId);
     let ids: std::result::Result<Vec<NodeId>, _> = ids.iter().map(id).collect();
     let topology = Topology::from_ids(&ids.map_err(|_| Error::internal("a short node id"))?);
+    let view = Arc::new(NodeView::new(topology, bootstrap.rank()));
     let faults = Arc::new(AtomicI32::new(0));
     let count = Arc::clone(&faults);
     let wanted = Wanted {
-        topology: &topology,
+        view: &view,
         timeout,
         most_blocks: BLOCKS,
         most_bytes: usize::MAX,
@@ -83,7 +87,11 @@ fn open(
         new_replay_marks: &|places| platform.new_replay_marks(places),
     };
     let transport = over_nccl(&bootstrap, wanted, stream)?;
-    Ok(EpProbeRail { transport, faults })
+    Ok(EpProbeRail {
+        transport,
+        view,
+        faults,
+    })
 }
 
 /// Opens a transport among the ranks of `comm`, of which those that say the same `node` are on one. Collective.
@@ -123,10 +131,10 @@ pub unsafe extern "C" fn epProbeRailClose(rail: *mut EpProbeRail) {
 ///
 /// # Safety
 /// `to` is valid for so many numbers.
-unsafe fn write(ranks: &[usize], to: *mut usize, most: usize) -> usize {
+unsafe fn write(ranks: &[GroupRank], to: *mut usize, most: usize) -> usize {
     for (index, &rank) in ranks.iter().enumerate().take(most) {
         // SAFETY: the index is below `most`.
-        unsafe { *to.add(index) = rank };
+        unsafe { *to.add(index) = rank.index() };
     }
     ranks.len()
 }
@@ -136,27 +144,33 @@ unsafe fn write(ranks: &[usize], to: *mut usize, most: usize) -> usize {
 /// # Safety
 /// `rail` is open, `ranks` valid for so many numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeRailGateways(
+pub unsafe extern "C" fn epProbeRailPeers(
     rail: *const EpProbeRail,
     ranks: *mut usize,
     most: usize,
 ) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { write((*rail).transport.gateways(), ranks, most) }
+    unsafe {
+        let rail = &*rail;
+        write(&rail.view.rail_peers, ranks, most)
+    }
 }
 
-/// This rank and those that may send to it, likewise.
+/// The ranks that this one forwards for, itself first: those that may send to it.
 ///
 /// # Safety
-/// As of [`epProbeRailGateways`].
+/// As of [`epProbeRailPeers`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeRailSources(
+pub unsafe extern "C" fn epProbeRailForwarded(
     rail: *const EpProbeRail,
     ranks: *mut usize,
     most: usize,
 ) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { write((*rail).transport.sources(), ranks, most) }
+    unsafe {
+        let rail = &*rail;
+        write(rail.view.forwarded(), ranks, most)
+    }
 }
 
 /// # Safety
@@ -166,7 +180,7 @@ unsafe fn read(messages: *const EpProbeMessage, count: usize) -> Vec<Message> {
         // SAFETY: the index is below `count`.
         let message = unsafe { *messages.add(index) };
         Message {
-            peer: message.peer,
+            peer: GroupRank::new(message.peer),
             data: DevPtr(message.data as usize),
             bytes: message.bytes,
         }

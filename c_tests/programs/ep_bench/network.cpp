@@ -78,14 +78,14 @@ Network CountNetwork(const Options& options, const Routing& routing) {
         const std::vector<uint64_t> by_node = TokensByNode(routing, source);
         for (unsigned node = 0; node < by_node.size(); ++node) {
             if (node == ep_node_of(source)) continue;
-            const unsigned gateway = ep_gateway(source, node);
+            const unsigned rail_peer = ep_rail_peer(source, node);
             const Leg leg = LegOf(options, routing.shape().tokens[source], by_node[node]);
             if (source == self) {
                 network.rows_once += by_node[node];
-                Add(gateway, leg.there, &network.dispatch.sends);
-                Add(gateway, leg.weights, &network.combine.sends);
-                Add(gateway, leg.returned, &network.combine.receives);
-            } else if (gateway == self) {
+                Add(rail_peer, leg.there, &network.dispatch.sends);
+                Add(rail_peer, leg.weights, &network.combine.sends);
+                Add(rail_peer, leg.returned, &network.combine.receives);
+            } else if (rail_peer == self) {
                 Add(source, leg.there, &network.dispatch.receives);
                 Add(source, leg.weights, &network.combine.receives);
                 Add(source, leg.returned, &network.combine.sends);

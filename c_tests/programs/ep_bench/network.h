@@ -30,7 +30,7 @@ struct Exchange {
 struct Network {
     // Rows of this rank: each token once for each other node with one of its experts.
     uint64_t rows_once = 0;
-    // In low latency the library sends all tokens to a gateway on each other node, and every node
+    // In low latency the library sends all tokens to a rail peer on each other node, and every node
     // returns a sum for each of them. In high throughput it sends only the former rows. What goes
     // with the rows (ids, weights, heads of messages) is counted, too. No messages on one node.
     Exchange dispatch;

@@ -19,11 +19,11 @@ static void fill(unsigned char* data, size_t from, size_t to, unsigned mix) {
     for (size_t i = 0; i < bytes_of(from, mix); ++i) data[i] = (unsigned char)(first + i + i / 251);
 }
 
-// For each gateway or source a place of kLargeBytes, which begins with the message.
+// For each rail peer or forwarded rank a place of kLargeBytes, which begins with the message.
 static unsigned char* expected(const Way* way, bool sends, unsigned mix) {
     const size_t self = (size_t)way->env->rank;
-    const size_t count = sends ? way->num_gateways : way->num_sources;
-    const size_t* ranks = sends ? way->gateways : way->sources;
+    const size_t count = sends ? way->num_rail_peers : way->num_forwarded;
+    const size_t* ranks = sends ? way->rail_peers : way->forwarded;
     unsigned char* data = malloc(count * kLargeBytes);
     EP_REQUIRE(data != NULL);
     memset(data, 0xee, count * kLargeBytes);
@@ -43,25 +43,25 @@ static void exchange(const Way* way, unsigned mix, unsigned char* sent, unsigned
     EpProbeMessage sends[kMaxRanks];
     EpProbeMessage receives[kMaxRanks];
     size_t num_receives = 0;
-    for (size_t i = 0; i < way->num_gateways; ++i) {
-        const EpProbeMessage message = {way->gateways[i], sent + i * kLargeBytes,
+    for (size_t i = 0; i < way->num_rail_peers; ++i) {
+        const EpProbeMessage message = {way->rail_peers[i], sent + i * kLargeBytes,
                                         bytes_of(self, mix)};
         sends[i] = message;
     }
-    for (size_t i = 0; i < way->num_sources; ++i) {
-        const size_t source = way->sources[i];
+    for (size_t i = 0; i < way->num_forwarded; ++i) {
+        const size_t source = way->forwarded[i];
         if (source == self) continue;
         const EpProbeMessage message = {source, received + i * kLargeBytes, bytes_of(source, mix)};
         receives[num_receives++] = message;
     }
-    EP_CHECK_EQ_I64(epProbeRailExchange(way->rail, sends, way->num_gateways, receives,
+    EP_CHECK_EQ_I64(epProbeRailExchange(way->rail, sends, way->num_rail_peers, receives,
                                         num_receives, way->env->stream),
                     0);
 }
 
 static void check_mix(const Way* way, unsigned mix) {
-    const size_t bytes_sent = way->num_gateways * kLargeBytes;
-    const size_t bytes_received = way->num_sources * kLargeBytes;
+    const size_t bytes_sent = way->num_rail_peers * kLargeBytes;
+    const size_t bytes_received = way->num_forwarded * kLargeBytes;
     unsigned char* out = expected(way, true, mix);
     unsigned char* in = expected(way, false, mix);
     unsigned char* got = malloc(bytes_received);

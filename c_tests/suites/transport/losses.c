@@ -13,8 +13,8 @@
 enum { kPollUs = 500 };
 
 bool talks_to_victim(const DeathRank* self, const Way* way) {
-    return is_member(way->gateways, way->num_gateways, self->victim) ||
-           is_member(way->sources, way->num_sources, self->victim);
+    return is_member(way->rail_peers, way->num_rail_peers, self->victim) ||
+           is_member(way->forwarded, way->num_forwarded, self->victim);
 }
 
 // Whether a thread of the library may still be inside NCCL with the communicator.

@@ -27,7 +27,7 @@ enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 5
 static void messages_arrive(DeathRank* self) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
-    EP_CHECK(is_member(way.sources, way.num_sources, self->env.rank));
+    EP_CHECK(is_member(way.forwarded, way.num_forwarded, self->env.rank));
     exchange_rounds(&way, kRounds, self->env.stream);
     EP_CHECK_EQ_I64(epProbeRailFaults(way.rail), 0);
     const double start = seconds_now();

@@ -19,8 +19,8 @@ int epProbeRailOpen(EpProbeRail** rail, ncclComm_t comm, const char* node, unsig
                     cudaStream_t stream);
 void epProbeRailClose(EpProbeRail* rail);
 // Writes at most `most` ranks; gives how many there are.
-size_t epProbeRailGateways(const EpProbeRail* rail, size_t* ranks, size_t most);
-size_t epProbeRailSources(const EpProbeRail* rail, size_t* ranks, size_t most);
+size_t epProbeRailPeers(const EpProbeRail* rail, size_t* ranks, size_t most);
+size_t epProbeRailForwarded(const EpProbeRail* rail, size_t* ranks, size_t most);
 int epProbeRailExchange(const EpProbeRail* rail, const EpProbeMessage* sends, size_t num_sends,
                         const EpProbeMessage* receives, size_t num_receives, cudaStream_t stream);
 int epProbeRailHealth(const EpProbeRail* rail);

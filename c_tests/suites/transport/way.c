@@ -70,11 +70,11 @@ int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
     const int result =
         epProbeRailOpen(&way->rail, env->comm, name, self->timeout_ms, env->stream);
     if (result != 0) return result;
-    way->num_gateways = epProbeRailGateways(way->rail, way->gateways, kMaxRanks);
-    way->num_sources = epProbeRailSources(way->rail, way->sources, kMaxRanks);
+    way->num_rail_peers = epProbeRailPeers(way->rail, way->rail_peers, kMaxRanks);
+    way->num_forwarded = epProbeRailForwarded(way->rail, way->forwarded, kMaxRanks);
     for (unsigned i = 0; i < kOpsInFlight; ++i) {
-        way->sent[i] = ep_device_alloc(way->num_gateways * kMostBytes);
-        way->received[i] = ep_device_alloc(way->num_sources * kMostBytes);
+        way->sent[i] = ep_device_alloc(way->num_rail_peers * kMostBytes);
+        way->received[i] = ep_device_alloc(way->num_forwarded * kMostBytes);
     }
     return 0;
 }
@@ -89,15 +89,15 @@ void close_way(Way* way) {
 
 void prepare(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
-    unsigned char* host = calloc(way->num_gateways, kMostBytes);
+    unsigned char* host = calloc(way->num_rail_peers, kMostBytes);
     EP_REQUIRE(host != NULL);
-    for (size_t i = 0; i < way->num_gateways; ++i) {
-        fill(host + i * kMostBytes, rank, way->gateways[i], op, kMostBytes);
+    for (size_t i = 0; i < way->num_rail_peers; ++i) {
+        fill(host + i * kMostBytes, rank, way->rail_peers[i], op, kMostBytes);
     }
-    ep_upload(way->sent[op % kOpsInFlight], host, way->num_gateways * kMostBytes);
+    ep_upload(way->sent[op % kOpsInFlight], host, way->num_rail_peers * kMostBytes);
     free(host);
     EP_CHECK_CUDA(cudaMemset(way->received[op % kOpsInFlight], 0xee,
-                             way->num_sources * kMostBytes));
+                             way->num_forwarded * kMostBytes));
     EP_CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
@@ -108,29 +108,29 @@ int enqueue(Way* way, unsigned op, cudaStream_t stream) {
     EpProbeMessage sends[kMaxRanks];
     EpProbeMessage receives[kMaxRanks];
     size_t num_receives = 0;
-    for (size_t i = 0; i < way->num_gateways; ++i) {
-        const EpProbeMessage message = {way->gateways[i], sent + i * kMostBytes,
-                                        bytes_of(rank, way->gateways[i], op)};
+    for (size_t i = 0; i < way->num_rail_peers; ++i) {
+        const EpProbeMessage message = {way->rail_peers[i], sent + i * kMostBytes,
+                                        bytes_of(rank, way->rail_peers[i], op)};
         sends[i] = message;
     }
-    for (size_t i = 0; i < way->num_sources; ++i) {
-        if (way->sources[i] == rank) continue;
-        const EpProbeMessage message = {way->sources[i], received + i * kMostBytes,
-                                        bytes_of(way->sources[i], rank, op)};
+    for (size_t i = 0; i < way->num_forwarded; ++i) {
+        if (way->forwarded[i] == rank) continue;
+        const EpProbeMessage message = {way->forwarded[i], received + i * kMostBytes,
+                                        bytes_of(way->forwarded[i], rank, op)};
         receives[num_receives++] = message;
     }
-    return epProbeRailExchange(way->rail, sends, way->num_gateways, receives, num_receives, stream);
+    return epProbeRailExchange(way->rail, sends, way->num_rail_peers, receives, num_receives, stream);
 }
 
 void check_received(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
-    const size_t total = way->num_sources * kMostBytes;
+    const size_t total = way->num_forwarded * kMostBytes;
     unsigned char* got = malloc(total);
     unsigned char* expected = malloc(total);
     EP_REQUIRE(got != NULL && expected != NULL);
     memset(expected, 0xee, total);
-    for (size_t i = 0; i < way->num_sources; ++i) {
-        const size_t source = way->sources[i];
+    for (size_t i = 0; i < way->num_forwarded; ++i) {
+        const size_t source = way->forwarded[i];
         if (source != rank) {
             fill(expected + i * kMostBytes, source, rank, op, bytes_of(source, rank, op));
         }

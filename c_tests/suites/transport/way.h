@@ -24,11 +24,11 @@ typedef struct {
     const DeathRank* self;
     const EpEnv* env;  // its ranks and communicator
     EpProbeRail* rail;
-    size_t gateways[kMaxRanks];
-    size_t num_gateways;
-    size_t sources[kMaxRanks];
-    size_t num_sources;
-    // Of each operation in flight: what this rank sends to each gateway, and what comes from each source.
+    size_t rail_peers[kMaxRanks];
+    size_t num_rail_peers;
+    size_t forwarded[kMaxRanks];
+    size_t num_forwarded;
+    // Of each operation in flight: what this rank sends to each rail peer, and what comes from each forwarded rank.
     unsigned char* sent[kOpsInFlight];
     unsigned char* received[kOpsInFlight];
 } Way;

@@ -9,9 +9,10 @@ use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
+use crate::model::ids::{GroupRank, LocalRank};
+use crate::model::node_view::NodeView;
 use crate::model::scales::RowBytes;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::LocalRanks;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +24,8 @@ pub type OfMode = fn(&FaultReport) -> Option<Error>;
 #[derive(Debug)]
 pub struct FaultPage {
     page: HostPage<FaultReport>,
-    /// The ranks that kernels number by their local index.
-    ranks: LocalRanks,
+    /// Kernels number the ranks of this node by their local index.
+    view: Arc<NodeView>,
     timeout: Duration,
     of_mode: OfMode,
     /// The failure of the network between nodes.
@@ -32,16 +33,16 @@ pub struct FaultPage {
 }
 
 impl FaultPage {
-    /// An empty report of one of `ranks`, the ranks of its node.
+    /// An empty report of the rank that sees `view`.
     pub fn new(
         context: &Arc<Context>,
-        ranks: LocalRanks,
+        view: Arc<NodeView>,
         timeout: Duration,
         of_mode: OfMode,
     ) -> Result<Self> {
         Ok(Self {
             page: HostPage::new(context, 1)?,
-            ranks,
+            view,
             timeout,
             of_mode,
             network: OnceCell::new(),
@@ -77,23 +78,21 @@ impl FaultPage {
     }
 
     /// The rank that a kernel waited for. Those of HT number this node's ranks by their local index.
-    fn peer(&self, report: &FaultReport) -> u32 {
+    fn peer(&self, report: &FaultReport) -> GroupRank {
         match KernelOp::from_raw(report.op) {
-            Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine) => {
-                let local = || self.ranks.rank(report.peer as usize);
-                match report.peer & HT_RANK_OF_GROUP {
-                    0 => u32::try_from(local()).unwrap_or(report.peer),
-                    _ => report.peer & !HT_RANK_OF_GROUP,
-                }
+            Some(KernelOp::HtRoute | KernelOp::HtDispatch | KernelOp::HtCombine)
+                if report.peer & HT_RANK_OF_GROUP == 0 =>
+            {
+                self.view.rank_of(LocalRank::from(report.peer))
             }
-            _ => report.peer,
+            _ => GroupRank::from(report.peer & !HT_RANK_OF_GROUP),
         }
     }
 
     fn lateness(&self, report: &FaultReport) -> Error {
         let failed = match Fault::from_raw(report.state) {
-            Some(Fault::PeerFailed) => Some(self.ranks.rank(report.got as usize)),
-            Some(Fault::GatewayFailed) => Some(report.got as usize),
+            Some(Fault::PeerFailed) => Some(self.view.rank_of(LocalRank::from(report.got))),
+            Some(Fault::RailPeerFailed) => Some(GroupRank::from(report.got)),
             _ => None,
         };
         let why = failed.map_or("deadline passed".to_owned(), |rank| {
@@ -121,8 +120,7 @@ impl FaultPage {
         };
         let text = format!(
             "{why}: rank {} waited {} ms for {awaited}",
-            self.ranks.own_rank(),
-            report.waited_ms
+            self.view.rank, report.waited_ms
         );
         Error::new(Code::RemoteError, text)
     }
@@ -135,7 +133,7 @@ impl Faults for FaultPage {
         }
         let report = self.report()?;
         let report = FaultReport {
-            peer: self.peer(&report),
+            peer: self.peer(&report).word(),
             ..report
         };
         let error = match Fault::from_raw(report.state) {
@@ -171,7 +169,7 @@ fn too_few_rows(role: Role, report: &FaultReport) -> Error {
 /// The repeated ids of a rank take slots of an expert that others need.
 fn repeated_ids(report: &FaultReport) -> Error {
     let rule = AmongRanks::RoomForRepeated {
-        rank: report.peer as usize,
+        rank: GroupRank::from(report.peer),
         expert: report.what as usize,
     };
     Error::usage(Subject::Tensor(Role::Ids), rule)
@@ -198,7 +196,7 @@ pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Er
 
 /// `subject` is another here than on the rank of the report.
 pub fn differs(report: &FaultReport, subject: Subject) -> Error {
-    let rank = report.peer as usize;
+    let rank = GroupRank::from(report.peer);
     Error::usage(subject, AmongRanks::Same { rank })
 }
 

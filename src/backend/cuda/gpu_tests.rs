@@ -16,9 +16,9 @@ use super::peer::window::Window;
 use crate::backend::Faults;
 use crate::backend::device::{Device, Memory};
 use crate::error::{Code, Result};
+use crate::model::node_view::tests::view;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::LocalRanks;
 use parking_lot::{Mutex, MutexGuard};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl Bench {
     }
 
     fn faults(&self, rank: usize) -> FaultPage {
-        FaultPage::new(&self.context, LocalRanks::all(2, rank), TIMEOUT, |_| None).unwrap()
+        FaultPage::new(&self.context, Arc::new(view("aa", rank)), TIMEOUT, |_| None).unwrap()
     }
 
     /// Rank `rank`'s part of the self test, on its stream.
@@ -104,8 +104,8 @@ impl Bench {
             self.failed[rank].data(),
             peer_failed,
         );
-        let (ranks, stream) = (LocalRanks::all(2, rank), self.streams[rank]);
-        self.selftests[rank].run(&self.module, &peers, &ranks, &self.layout, wait, stream)
+        let (view, stream) = (view("aa", rank), self.streams[rank]);
+        self.selftests[rank].run(&self.module, &peers, &view, &self.layout, wait, stream)
     }
 }
 

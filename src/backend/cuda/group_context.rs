@@ -8,6 +8,7 @@ use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitP
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
+use crate::model::ids::LocalRank;
 use crate::model::tensor::DevPtr;
 use crate::tuning::{Tuning, TuningFile};
 use parking_lot::RwLock;
@@ -37,7 +38,7 @@ pub(super) struct GroupContext {
     peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
-    rank: u32,
+    rank: LocalRank,
 }
 
 /// What bounds a group's launches, and may shape them.
@@ -64,7 +65,7 @@ impl GroupContext {
         state: Buffer,
         peer_failed: DevPtr,
         windows: &[DevPtr],
-        rank: usize,
+        rank: LocalRank,
     ) -> Result<Self> {
         let mut all = [DevPtr::default(); MAX_PEERS];
         for (to, base) in all.iter_mut().zip(windows) {
@@ -80,7 +81,7 @@ impl GroupContext {
             peer_failed,
             windows: all,
             ranks: to_u32(windows.len())?,
-            rank: to_u32(rank)?,
+            rank,
         })
     }
 
@@ -100,7 +101,7 @@ impl GroupContext {
         PeerTable {
             window: self.windows.map(|base| base.0 as *mut u8),
             ranks: self.ranks,
-            rank: self.rank,
+            rank: self.rank.word(),
         }
     }
 
@@ -109,9 +110,9 @@ impl GroupContext {
     pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
         let own = (self.state.data(), 1);
         let windows = self.windows.iter().take(self.ranks as usize).enumerate();
-        let peers = windows.filter(|&(peer, _)| peer != self.rank as usize);
-        let offset = self.peer_failed.0 - self.windows.get(self.rank as usize).map_or(0, |it| it.0);
-        let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank));
+        let peers = windows.filter(|&(peer, _)| peer != self.rank.index());
+        let offset = self.peer_failed.0 - self.windows.get(self.rank.index()).map_or(0, |it| it.0);
+        let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank.word()));
         std::iter::once(own).chain(announced).collect()
     }
 

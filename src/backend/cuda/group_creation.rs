@@ -16,7 +16,7 @@ use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::{self, LlGroup};
-use crate::backend::cuda::network::{Network, blocks_beside_network};
+use crate::backend::cuda::network::{Network, OnDevice, blocks_beside_network};
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS};
 use crate::backend::cuda::params::ll::LL_MARK;
 use crate::backend::cuda::peer::layout::WindowLayout;
@@ -27,9 +27,10 @@ use crate::backend::{OpenGroup, Profile};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::{LocalRanks, Topology};
+use crate::model::topology::Topology;
 use crate::tuning::TuningFile;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -39,10 +40,10 @@ use std::time::Duration;
 type Plan = ByMode<Box<LlPlan>, Box<HtPlan>>;
 
 impl Plan {
-    fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
+    fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         Ok(match facts.algorithm {
-            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, topology)?)),
-            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, topology)?)),
+            Algorithm::LowLatency => Self::Ll(Box::new(LlPlan::new(facts, view)?)),
+            Algorithm::HighThroughput => Self::Ht(Box::new(HtPlan::new(facts, view)?)),
         })
     }
 
@@ -118,30 +119,28 @@ struct Prepared {
     selftest: Selftest,
     state: Buffer,
     launches: Launches,
-    /// Those of this node.
-    ranks: LocalRanks,
 }
 
 impl Prepared {
     fn new(
         memory: &Arc<CudaMemory>,
         facts: &GroupFacts,
-        topology: &Topology,
+        view: &Arc<NodeView>,
         choices: &RankChoices,
     ) -> Result<Self> {
-        let ranks = topology.local_ranks(facts.rank);
-        if ranks.count() > MAX_PEERS {
+        let ranks = view.locals.len();
+        if ranks > MAX_PEERS {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
-                .got(ranks.count(), format_args!("at most {MAX_PEERS}")));
+                .got(ranks, format_args!("at most {MAX_PEERS}")));
         }
         let context = memory.context();
         let _entered = context.enter()?;
-        let plan = Plan::new(facts, topology)?;
+        let plan = Plan::new(facts, view)?;
         let of_mode = match &plan {
             Plan::Ll(_) => ll::fault::of_report,
             Plan::Ht(_) => ht::fault::of_report,
         };
-        let layout = WindowLayout::new(ranks.count(), plan.bytes());
+        let layout = WindowLayout::new(ranks, plan.bytes());
         let all = driver::multiprocessors()?;
         let tuning_file = |path: &String| -> Result<TuningFile> {
             Ok(TuningFile {
@@ -152,7 +151,7 @@ impl Prepared {
             })
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
-        let has_words = topology.nodes() > 1 && ranks.count() > 1;
+        let has_words = view.others() > 0 && ranks > 1;
         let windows = GroupWindows::new(memory, layout.bytes, has_words)?;
         plan.initialise(memory, windows.operations.base().0 + layout.operations)?;
         Ok(Self {
@@ -161,11 +160,11 @@ impl Prepared {
             layout,
             record: windows.record()?,
             windows,
-            selftest: Selftest::new(context, ranks.count())?,
+            selftest: Selftest::new(context, ranks)?,
             state: GroupContext::new_state(memory)?,
             launches: Launches {
-                multiprocessors: match topology.nodes() {
-                    1 => all,
+                multiprocessors: match view.others() {
+                    0 => all,
                     _ => blocks_beside_network(all),
                 },
                 tuning: (file.as_ref().and_then(TuningFile::read)).unwrap_or_default(),
@@ -173,11 +172,10 @@ impl Prepared {
             },
             faults: Arc::new(FaultPage::new(
                 context,
-                ranks.clone(),
+                Arc::clone(view),
                 choices.timeout,
                 of_mode,
             )?),
-            ranks,
         })
     }
 }
@@ -186,12 +184,13 @@ impl Prepared {
 pub(super) fn open(
     on: Arc<CudaMemory>,
     facts: &GroupFacts,
-    topology: &Topology,
+    topology: Topology,
     bootstrap: Bootstrap,
     choices: &RankChoices,
     stream: Stream,
 ) -> Result<OpenGroup> {
-    let prepared = Prepared::new(&on, facts, topology, choices);
+    let view = &Arc::new(NodeView::new(topology, facts.rank));
+    let prepared = Prepared::new(&on, facts, view, choices);
     let record = prepared.as_ref().map(|own| own.record.clone());
     let records = bootstrap.agree(
         record.map_err(Error::clone),
@@ -206,16 +205,16 @@ pub(super) fn open(
     let records = records?;
 
     let mut windows = own.windows;
-    let outcome = windows.map_peers(&own.ranks, &records, own.layout.bytes);
+    let outcome = windows.map_peers(view, &records, own.layout.bytes);
     if let Err(error) = agree_on(&bootstrap, &outcome, stream) {
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let start = own.layout.operations;
     let profile = own.plan.profile(own.layout.bytes);
     let mapped = Mapped {
-        bases: windows.operations.bases(own.ranks.own_index()),
+        bases: windows.operations.bases(view.own),
         layout: own.layout,
-        ranks: own.ranks,
+        view: Arc::clone(view),
     };
     let group = Arc::new(GroupContext::new(
         own.module,
@@ -224,13 +223,11 @@ pub(super) fn open(
         own.state,
         DevPtr(windows.operations.base().0 + own.layout.peer_failed),
         &mapped.bases,
-        mapped.ranks.own_index(),
+        view.own,
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
     let most_bytes = own.plan.most_message_bytes();
-    let network = connect(
-        &on, topology, most_bytes, tested, &group, &bootstrap, stream,
-    );
+    let network = connect(&on, view, most_bytes, tested, &group, &bootstrap, stream);
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
@@ -242,7 +239,7 @@ pub(super) fn open(
     }
     let (mode, network) = (mode?, network?);
     let group = CudaGroup {
-        teardown: mapped.teardown(windows.words.as_ref(), &on, facts.ranks, choices.timeout),
+        teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
         bootstrap,
         timeout: choices.timeout,
@@ -259,18 +256,20 @@ pub(super) fn open(
 /// windows.
 fn connect(
     memory: &Arc<CudaMemory>,
-    topology: &Topology,
+    view: &Arc<NodeView>,
     most_bytes: usize,
     tested: Result<()>,
     group: &GroupContext,
     bootstrap: &Bootstrap,
     stream: Stream,
 ) -> Result<Option<Arc<Network>>> {
-    if topology.nodes() == 1 {
+    if view.others() == 0 {
         return tested.map(|()| None);
     }
-    agree_on(bootstrap, &tested, stream)?;
-    let network = Network::open(bootstrap, topology, most_bytes, group, memory, stream)?;
+    let on_device = tested.and_then(|()| OnDevice::new(memory, view));
+    agree_on(bootstrap, &on_device, stream)?;
+    let view = (view, on_device?);
+    let network = Network::open(bootstrap, view, most_bytes, group, memory, stream)?;
     Ok(Some(Arc::new(network)))
 }
 
@@ -278,7 +277,7 @@ fn connect(
 struct Mapped {
     bases: Vec<DevPtr>,
     layout: WindowLayout,
-    ranks: LocalRanks,
+    view: Arc<NodeView>,
 }
 
 impl Mapped {
@@ -295,27 +294,26 @@ impl Mapped {
                 group.peers(),
                 group.wait_at_most(left, KernelOp::PeerSelftest),
             );
-            let (module, ranks) = (&group.module, &self.ranks);
-            test.run(module, &peers, ranks, &self.layout, wait, stream)
+            let (module, view) = (&group.module, &self.view);
+            test.run(module, &peers, view, &self.layout, wait, stream)
         })
     }
 
-    /// Through the windows for `words`, or else those of operations. `of_group` is the number of ranks on all nodes.
+    /// Through the windows for `words`, or else those of operations.
     fn teardown(
         self,
         words: Option<&PeerWindows>,
         memory: &Arc<CudaMemory>,
-        of_group: usize,
         timeout: Duration,
     ) -> Teardown {
-        let own = self.ranks.own_index();
+        let own = self.view.own;
         let (bases, offset) = match words {
             Some(words) => (words.bases(own), 0),
             None => (self.bases, self.layout.teardown),
         };
         let places = bases.iter().map(|base| DevPtr(base.0 + offset));
         let words = Windows::new(memory, places.collect(), own);
-        Teardown::new(words, (self.ranks, of_group), timeout)
+        Teardown::new(words, self.view, timeout)
     }
 }
 

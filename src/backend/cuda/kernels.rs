@@ -109,7 +109,7 @@ kernels! {
 
     ht_route_nodes(HtRouteNodesParams, HT_ROUTE_THREADS, 0);
     ht_place(HtPlaceParams, HT_PLACE_THREADS, 0);
-    ht_head(HtHeadParams, HT_HEAD_THREADS, 0);
+    ht_header(HtHeaderParams, HT_HEADER_THREADS, 0);
     ht_pack(HtPackParams, HT_PACK_THREADS, 0);
     ht_pack_scaled(HtScaledPackParams, HT_PACK_THREADS, 0);
     ht_pack_cast_bf16(HtScaledPackParams, HT_PACK_THREADS, 0);

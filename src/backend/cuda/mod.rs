@@ -11,6 +11,7 @@ mod gpu_tests;
 mod group;
 mod group_context;
 mod group_creation;
+mod handshake;
 mod ht;
 pub mod kernels;
 mod ll;
@@ -69,7 +70,7 @@ impl Platform for CudaPlatform {
         group_creation::open(
             Arc::clone(&self.0),
             &facts,
-            &topology,
+            topology,
             bootstrap,
             choices,
             stream,

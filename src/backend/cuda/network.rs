@@ -1,27 +1,29 @@
-//! The network between the nodes of a group: who forwards for whom, and what a failure of the network does to
-//! the group.
-//!
-//! On each node every rank of the group has a *carrier* (forwarder): itself on its own node, elsewhere its
-//! gateway (rail peer). A carrier does on its node what the rank itself does on its own: it sends the rank's
-//! rows to the ranks there, and collects what they return. The ranks that a rank carries are its *sources*,
-//! itself first.
+//! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
+//! network does to the group.
 #![forbid(unsafe_code)]
 
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::graph_marks;
-use crate::backend::cuda::driver::memory::CudaMemory;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::params::common::OWN_NODE_FIRST;
+use crate::backend::cuda::params::ht_nodes::HT_NONE;
+use crate::backend::cuda::regions::to_u32;
+use crate::backend::cuda::side_streams::SideStreams;
 use crate::backend::net::two_sided::open::{Wanted, over_nccl};
-use crate::backend::net::two_sided::{OnFault, Transport};
+use crate::backend::net::two_sided::{Label, Message, OnFault, Transport};
 use crate::error::{Error, Result};
+use crate::model::ids::{GroupRank, Node};
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
-use crate::model::topology::Topology;
-use parking_lot::RwLock;
+use crate::model::tensor::DevPtr;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
@@ -39,13 +41,74 @@ pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
 
 /// The network of a group on several nodes.
 pub struct Network {
-    topology: Topology,
-    rank: usize,
-    /// This rank first, then the others that it carries, in the order of nodes, then ranks.
-    sources: Vec<usize>,
+    pub view: Arc<NodeView>,
+    pub on_device: OnDevice,
     /// `None` once the group has closed.
     transport: RwLock<Option<Arc<dyn Transport>>>,
     failure: Arc<Failure>,
+    /// What the exchange that is being enqueued sends and receives, kept for its memory.
+    messages: Mutex<(Vec<Message>, Vec<Message>)>,
+    /// How many operations were enqueued.
+    operations: AtomicU64,
+}
+
+/// What the device has for the network: the ranks on their nodes, as kernels read them, and streams.
+pub struct OnDevice {
+    _tables: Buffer,
+    /// `[ranks]`: a `RankOnNode` of each.
+    pub of_rank: DevPtr,
+    /// `[local ranks]`.
+    pub local_ranks: DevPtr,
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, then `HT_NONE`.
+    pub forwarded_by: DevPtr,
+    /// Whom this rank forwards for, itself first.
+    pub forwarded: DevPtr,
+    /// In the order of sums.
+    pub rail_peers: DevPtr,
+    /// For what operations do behind the caller's streams.
+    pub side: SideStreams,
+}
+
+impl OnDevice {
+    /// For the nodes of `view`.
+    pub fn new(memory: &Arc<CudaMemory>, view: &NodeView) -> Result<Self> {
+        let mut of_rank = Vec::new();
+        for seen in &view.of_rank {
+            let peer = seen.local.map_or(-1, |it| it.word().cast_signed());
+            of_rank.extend([peer.cast_unsigned(), seen.forwarder.word()]);
+            of_rank.extend([seen.source.word(), to_u32(seen.distance)?]);
+        }
+        let row = 1 + view.width();
+        let mut forwarded_by = Vec::new();
+        for ranks in view.forwarded_by_all() {
+            let end = forwarded_by.len() + row;
+            forwarded_by.extend(words(ranks));
+            forwarded_by.resize(end, HT_NONE);
+        }
+        let tables = [
+            of_rank,
+            words(&view.locals),
+            forwarded_by,
+            words(&view.rail_peers),
+        ];
+        let tables = tables.each_ref().map(Vec::as_slice);
+        let (_tables, [of_rank, local_ranks, forwarded_by, rail_peers]) =
+            Buffer::of_tables(memory, tables)?;
+        let own = view.own.index() * row * size_of::<u32>();
+        Ok(Self {
+            _tables,
+            of_rank,
+            local_ranks,
+            forwarded: DevPtr(forwarded_by.0 + own),
+            forwarded_by,
+            rail_peers,
+            side: SideStreams::new(memory)?,
+        })
+    }
+}
+
+fn words(ranks: &[GroupRank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.word()).collect()
 }
 
 impl Network {
@@ -53,20 +116,19 @@ impl Network {
     /// error.
     pub fn open(
         bootstrap: &Bootstrap,
-        topology: &Topology,
+        (view, on_device): (&Arc<NodeView>, OnDevice),
         most_bytes: usize,
         group: &GroupContext,
         memory: &Arc<CudaMemory>,
         stream: Stream,
     ) -> Result<Self> {
-        let rank = bootstrap.rank();
         let failure = Arc::new(Failure {
             faults: Arc::clone(&group.faults),
             marks: FailureMarks::new(memory.clone(), group.failure_marks()),
         });
         let on_fault: Arc<dyn OnFault> = failure.clone();
         let wanted = Wanted {
-            topology,
+            view,
             timeout: group.faults.timeout(),
             most_blocks: NETWORK_BLOCKS as usize,
             most_bytes,
@@ -75,34 +137,49 @@ impl Network {
         };
         let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);
         Ok(Self {
-            topology: topology.clone(),
-            rank,
-            sources: topology.carried_by(rank),
+            view: Arc::clone(view),
+            on_device,
             transport: RwLock::new(Some(transport)),
             failure,
+            messages: Mutex::default(),
+            operations: AtomicU64::new(0),
         })
     }
 
-    /// The ranks of the group on their nodes.
-    pub fn topology(&self) -> &Topology {
-        &self.topology
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The ranks that this rank carries: itself first, then others in the order of nodes, then ranks.
-    pub fn sources(&self) -> &[usize] {
-        &self.sources
-    }
-
-    /// What carries rows to the gateways.
+    /// What carries messages.
     pub fn transport(&self) -> Result<Arc<dyn Transport>> {
         let transport = self.transport.read();
         let transport = transport.as_ref().map(Arc::clone);
         transport.ok_or_else(|| Error::internal("the network has ended"))
+    }
+
+    /// Enqueues an exchange on `stream`.
+    pub fn exchange(
+        &self,
+        label: Label,
+        sends: impl IntoIterator<Item = Message>,
+        receives: impl IntoIterator<Item = Message>,
+        stream: Stream,
+    ) -> Result<()> {
+        let transport = self.transport()?;
+        let (to, from) = &mut *self.messages.lock();
+        to.clear();
+        to.extend(sends);
+        from.clear();
+        from.extend(receives);
+        transport.exchange(label, to, from, stream)
+    }
+
+    /// The next operation, which does `what`.
+    pub fn label(&self, what: &'static str) -> Label {
+        let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
+        Label { what, number }
+    }
+
+    /// Where this node comes in the sums of this rank's tokens, as a kernel parameter.
+    pub fn own_place(&self) -> u32 {
+        let place = self.view.topology.own_place(self.view.rank);
+        place.map_or(OWN_NODE_FIRST, Node::word)
     }
 
     /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same

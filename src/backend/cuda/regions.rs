@@ -1,9 +1,7 @@
 //! Sizes for the kernels: regions within an allocation, and numbers in the kernels' integer type.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::error::{Error, Result};
-use crate::model::topology::Topology;
 
 /// Lays regions out one after the other, and yields their offsets and the total size.
 pub(super) struct Regions {
@@ -33,9 +31,4 @@ impl Regions {
 /// `count` in the integer type of kernel parameters.
 pub(super) fn to_u32(count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
-}
-
-/// Where the node of `rank` comes in the sums of its tokens.
-pub(super) fn own_place(topology: &Topology, rank: usize) -> Result<u32> {
-    topology.own_place(rank).map_or(Ok(OWN_NODE_FIRST), to_u32)
 }

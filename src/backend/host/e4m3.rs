@@ -65,10 +65,12 @@ impl Scale {
     /// The scale of the block `elements`; NaN elements do not count.
     pub fn of(elements: impl Iterator<Item = f32>, form: ScaleForm) -> Self {
         // Not `max`, which may return a signalling NaN.
-        let most = elements.fold(LEAST_MAXIMUM, |most, element| match element.abs() > most {
-            true => element.abs(),
-            false => most,
-        });
+        let most = elements.map(f32::abs).fold(
+            LEAST_MAXIMUM,
+            |most, it| {
+                if it > most { it } else { most }
+            },
+        );
         let stored = most * INVERSE_MOST;
         let power = match form {
             ScaleForm::Float => None,

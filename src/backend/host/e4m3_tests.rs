@@ -23,10 +23,8 @@ fn nearest(value: f32) -> u8 {
     let distance = |byte: u8| (decode(byte) - f64::from(value.abs()).min(448.0)).abs();
     let magnitude = (0..0x7f).fold(0, |best: u8, byte: u8| {
         let (old, new) = (distance(best), distance(byte));
-        match new < old || new == old && byte.is_multiple_of(2) {
-            true => byte,
-            false => best,
-        }
+        let is_better = new < old || new == old && byte.is_multiple_of(2);
+        if is_better { byte } else { best }
     });
     magnitude | u8::from(value.is_sign_negative()) << 7
 }

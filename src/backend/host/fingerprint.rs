@@ -5,6 +5,7 @@
 use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
+use crate::model::ids::GroupRank;
 use crate::model::scales::{RowBytes, WireRow};
 use crate::model::tensor::DType;
 use std::fmt;
@@ -134,7 +135,12 @@ fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Res
 }
 
 fn differs(subject: Subject, source: usize) -> Error {
-    Error::usage(subject, AmongRanks::Same { rank: source })
+    Error::usage(
+        subject,
+        AmongRanks::Same {
+            rank: GroupRank::new(source),
+        },
+    )
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl Platform for HostPlatform {
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
         let timeout = choices.timeout;
-        let mailboxes = Mailboxes::new(facts.rank, windows, timeout);
+        let mailboxes = Mailboxes::new(facts.rank.index(), windows, timeout);
         let shared = Arc::new(GroupState::new(
             facts,
             topology,

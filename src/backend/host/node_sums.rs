@@ -11,13 +11,14 @@
 
 use crate::backend::host::numeric;
 use crate::error::Result;
+use crate::model::ids::GroupRank;
 use crate::model::ops::RowType;
 use crate::model::topology::Topology;
 
 /// Room for the sum of one token.
 pub struct NodeSums<'a> {
     topology: &'a Topology,
-    home: usize,
+    home: GroupRank,
     row: RowType,
     sum: Vec<f32>,
     of_node: Vec<f32>,
@@ -26,7 +27,7 @@ pub struct NodeSums<'a> {
 
 impl<'a> NodeSums<'a> {
     /// Sums of rows of type `row` for tokens of rank `home`.
-    pub fn new(topology: &'a Topology, home: usize, row: RowType) -> Self {
+    pub fn new(topology: &'a Topology, home: GroupRank, row: RowType) -> Self {
         Self {
             topology,
             home,
@@ -42,14 +43,17 @@ impl<'a> NodeSums<'a> {
     pub fn store<T>(
         &mut self,
         parts: &mut [T],
-        source: impl Fn(&T) -> usize,
+        source: impl Fn(&T) -> GroupRank,
         add: impl Fn(&mut [f32], &T) -> Result<()>,
         out: &mut [u8],
     ) -> Result<()> {
         let is_invariant = self.topology.own_place(self.home).is_some();
-        let place = |part: &T| match is_invariant {
-            true => self.topology.node_of(source(part)),
-            false => self.topology.distance(self.home, source(part)),
+        let place = |part: &T| {
+            if is_invariant {
+                self.topology.node_of(source(part)).index()
+            } else {
+                self.topology.distance(self.home, source(part))
+            }
         };
         // The sort is stable: the order within a node stays.
         parts.sort_by_key(place);
@@ -94,8 +98,8 @@ mod tests {
             Ok(())
         };
         let mut parts = parts.to_vec();
-        NodeSums::new(&topology, home, row)
-            .store(&mut parts, |part| part.0, add, &mut out)
+        NodeSums::new(&topology, GroupRank::new(home), row)
+            .store(&mut parts, |part| GroupRank::new(part.0), add, &mut out)
             .unwrap();
         bf16::from_ne_bytes(out).to_f32()
     }

@@ -11,6 +11,7 @@ pub mod own;
 use crate::backend::dylib::{Library, file_of, function_table, other_files_with};
 use crate::error::refusal::{AmongRanks, Subject};
 use crate::error::{Code, Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -101,7 +102,7 @@ pub struct Communicator {
     /// Number of ranks.
     pub ranks: usize,
     /// This rank.
-    pub rank: usize,
+    pub rank: GroupRank,
     /// The CUDA device of this rank, as this process numbers them.
     pub device: usize,
     raw: *mut c_void,
@@ -125,12 +126,12 @@ impl Communicator {
         Ok(Self {
             ranks: query(functions, "ncclCommCount", functions.ncclCommCount, raw)
                 .map_err(|error| among_copies(error, functions))?,
-            rank: query(
+            rank: GroupRank::new(query(
                 functions,
                 "ncclCommUserRank",
                 functions.ncclCommUserRank,
                 raw,
-            )?,
+            )?),
             device: query(
                 functions,
                 "ncclCommCuDevice",

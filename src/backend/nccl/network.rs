@@ -97,8 +97,8 @@ impl Network {
     }
 }
 
-/// Refuses an id that the environment fixes: it is one address for all communicators, and the rails of
-/// several gateways are made at the same time.
+/// Refuses an id that the environment fixes: it is one address for all communicators, and several
+/// rails are made at the same time.
 fn check_ids(fixed: Option<String>) -> Result<()> {
     match fixed.filter(|id| !id.is_empty()) {
         None => Ok(()),

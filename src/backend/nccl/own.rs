@@ -7,6 +7,7 @@ use crate::backend::nccl::network::Network;
 use crate::backend::nccl::{Config, ID_BYTES, UINT8, UniqueId};
 use crate::error::{Error, Result};
 use crate::model::hash::fnv1a;
+use crate::model::ids::CommRank;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
@@ -34,7 +35,7 @@ pub type InGraphs = Box<dyn Fn() -> bool + Send>;
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// The other rank, as the communicator numbers it.
-    pub peer: usize,
+    pub peer: CommRank,
     /// First byte.
     pub data: DevPtr,
     /// The same number on both sides, not zero.
@@ -45,7 +46,7 @@ pub struct Part {
 pub struct OwnCommunicator {
     network: Network,
     ranks: usize,
-    rank: usize,
+    rank: CommRank,
     raw: *mut c_void,
     /// Entered around calls that begin or end it: NCCL gives a thread back the device that it found there, and for one that had
     /// none yet, that would be a context on the first device.
@@ -74,7 +75,7 @@ impl OwnCommunicator {
         network: Network,
         id: &[u8; ID_BYTES],
         ranks: usize,
-        rank: usize,
+        rank: CommRank,
         most_blocks: usize,
         device: Arc<dyn Device>,
     ) -> Result<Self> {
@@ -93,7 +94,7 @@ impl OwnCommunicator {
             split_share: 0,
         };
         let mut raw = null_mut();
-        let (count, place) = (number(ranks)?, number(rank)?);
+        let (count, place) = (number(ranks)?, number(rank.index())?);
         // SAFETY: writes one handle; the configuration is of the size that it says.
         let code = unsafe { (network.init)(&mut raw, count, UniqueId(*id), place, &mut config) };
         network.check("ncclCommInitRankConfig", code)?;
@@ -117,7 +118,7 @@ impl OwnCommunicator {
     }
 
     /// How many ranks it has, and which of them this one is.
-    pub fn place(&self) -> (usize, usize) {
+    pub fn place(&self) -> (usize, CommRank) {
         (self.ranks, self.rank)
     }
 
@@ -152,13 +153,13 @@ impl OwnCommunicator {
         let network = &self.network;
         let stream = stream.0 as *mut c_void;
         for &Part { peer, data, bytes } in sends {
-            let (data, peer) = (data.0 as *const c_void, number(peer)?);
+            let (data, peer) = (data.0 as *const c_void, number(peer.index())?);
             // SAFETY: the communicator is alive (`enter`); the addresses are the device's.
             let code = unsafe { (network.send)(data, bytes, UINT8, peer, self.raw, stream) };
             network.check("ncclSend", code)?;
         }
         for &Part { peer, data, bytes } in receives {
-            let (data, peer) = (data.0 as *mut c_void, number(peer)?);
+            let (data, peer) = (data.0 as *mut c_void, number(peer.index())?);
             // SAFETY: as for sending.
             let code = unsafe { (network.receive)(data, bytes, UINT8, peer, self.raw, stream) };
             network.check("ncclRecv", code)?;
@@ -168,7 +169,7 @@ impl OwnCommunicator {
 
     /// Between two ranks. Both call for the same broadcasts in one order: of the first rank, then of the second.
     fn broadcast(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
-        let (of_first, of_second) = match self.rank {
+        let (of_first, of_second) = match self.rank.index() {
             0 => (sends, receives),
             _ => (receives, sends),
         };

@@ -200,7 +200,15 @@ fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
     let network = network(functions).unwrap();
     let id = network.new_id().unwrap();
     let device = TestDevice::entered_by(enter_device);
-    OwnCommunicator::join(network, &id, place.0, place.1, 4, Arc::new(device)).unwrap()
+    OwnCommunicator::join(
+        network,
+        &id,
+        place.0,
+        CommRank::new(place.1),
+        4,
+        Arc::new(device),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -231,7 +239,7 @@ fn an_old_nccl_is_refused_with_its_version() {
 fn messages_are_one_group_which_is_closed_after_an_error_too() {
     let comm = communicator(complete());
     let part = Part {
-        peer: 1,
+        peer: CommRank::new(1),
         data: DevPtr(16),
         bytes: 8,
     };
@@ -258,7 +266,7 @@ fn two_ranks_exchange_large_messages_by_broadcasts_in_the_order_of_their_numbers
     ] {
         let comm = at(place, complete());
         let part = |&bytes: &usize| Part {
-            peer: 1 - place.1 % 2,
+            peer: CommRank::new(1 - place.1 % 2),
             data: DevPtr(16),
             bytes,
         };

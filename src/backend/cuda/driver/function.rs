@@ -69,3 +69,14 @@ pub struct LaunchShape {
     /// Dynamic shared memory per block.
     pub shared_bytes: u32,
 }
+
+impl LaunchShape {
+    /// Without dynamic shared memory.
+    pub const fn new(blocks: u32, threads: u32) -> Self {
+        Self {
+            blocks,
+            threads,
+            shared_bytes: 0,
+        }
+    }
+}

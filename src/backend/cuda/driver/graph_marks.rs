@@ -17,11 +17,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use std::sync::Arc;
 
-const SHAPE: LaunchShape = LaunchShape {
-    blocks: 1,
-    threads: REPLAY_MARK_THREADS,
-    shared_bytes: 0,
-};
+const SHAPE: LaunchShape = LaunchShape::new(1, REPLAY_MARK_THREADS);
 
 /// Those of one transport.
 pub fn new_replay_marks(

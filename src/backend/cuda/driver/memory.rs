@@ -8,10 +8,9 @@ use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Key;
 use crate::backend::cuda::driver::pinned;
-use crate::backend::cuda::params::common::{FaultReport, SelftestResult};
-use crate::backend::cuda::params::ht::HtReceived;
-use crate::backend::cuda::params::ht_nodes::{HtSource, HtTold};
-use crate::backend::cuda::params::ll::LlHello;
+use crate::backend::cuda::params::common::{FaultReport, MessageHeader, SelftestResult};
+use crate::backend::cuda::params::ht::HtCount;
+use crate::backend::cuda::params::ht_nodes::HtForwarded;
 use crate::backend::cuda::regions::Regions;
 use crate::backend::device::Memory;
 use crate::error::{Error, Result};
@@ -137,15 +136,13 @@ unsafe impl Record for FaultReport {}
 // SAFETY: numbers only; SELFTEST_MISSING is 0.
 unsafe impl Record for SelftestResult {}
 // SAFETY: numbers only; epochs begin at 1.
-unsafe impl Record for HtReceived {}
-// SAFETY: numbers only; epochs begin at 1.
-unsafe impl Record for HtTold {}
+unsafe impl Record for HtCount {}
 // SAFETY: numbers and an address of the device, which the host does not follow.
-unsafe impl Record for HtSource {}
+unsafe impl Record for HtForwarded {}
 // SAFETY: a number.
 unsafe impl Record for u64 {}
 // SAFETY: numbers only; handles are numbered from 1.
-unsafe impl Record for LlHello {}
+unsafe impl Record for MessageHeader {}
 
 /// Records that a kernel writes and the host reads, in pinned host memory; all zero at first. The host can read them
 /// whatever becomes of the device.

@@ -11,6 +11,7 @@ use crate::backend::cuda::params::ht::{
 };
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Code, Error};
+use crate::model::ids::GroupRank;
 
 /// The verdict of a rank that takes part with `top_k` ids per token.
 pub fn verdict_with(top_k: u32) -> u32 {
@@ -29,16 +30,15 @@ pub fn disagreement(rows: u32, top_k: u32) -> Option<Error> {
         return None;
     }
     let rank = (rows & !HT_DISAGREED & !HT_DISAGREED_TOP_K) >> HT_DISAGREED_RANK_SHIFT;
+    let rank = GroupRank::from(rank);
     let verdict = rows & ((1 << HT_DISAGREED_RANK_SHIFT) - 1);
     if rows & HT_DISAGREED_TOP_K != 0 {
-        let rank = rank as usize;
         return Some(
             Error::argument(Subject::Size(Role::Ids, 1), AmongRanks::Same { rank })
                 .got(top_k, format_args!("{verdict} as on rank {rank}")),
         );
     }
     let code = Code::from_raw((verdict >> HT_VERDICT_CODE_SHIFT).cast_signed());
-    let rank = rank as usize;
     let rule = AmongRanks::RefusedBy { rank, code };
     Some(Error::refusal(Code::RemoteError, Subject::Handle, rule))
 }

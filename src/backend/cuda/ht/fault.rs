@@ -7,6 +7,7 @@ use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
 use crate::error::Error;
 use crate::error::refusal::{AmongRanks, Role, Subject};
+use crate::model::ids::GroupRank;
 
 /// The failure of a report with fingerprints, or with the verdict on a handle; none of any other.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
@@ -43,7 +44,7 @@ fn other_shape(report: &FaultReport) -> Error {
     if let Some(error) = other_rows(report, mine.row_bytes(), theirs.row_bytes()) {
         return error;
     }
-    let rank = report.peer as usize;
+    let rank = GroupRank::from(report.peer);
     if !mine.is_combine() {
         let rule = AmongRanks::SameDirection { rank };
         return Error::usage(Subject::Tensor(Role::IdsIn), rule);

@@ -97,16 +97,12 @@ impl HtFingerprint {
     /// The rows' element type; a peer's word may have any bits.
     pub fn type_name(self) -> String {
         let low = low_type(self.0 >> TYPE_SHIFT);
-        let (number, dtype) = match self.is_combine() {
-            true => {
-                let has_bits =
-                    |dtype: &&DType| dtype.is_summable() && low_type(**dtype as u32) == low;
-                (low, DType::ALL.iter().find(has_bits).copied())
-            }
-            false => {
-                let number = self.columns() >> HIGH_TYPE_SHIFT << TYPE_BITS | low;
-                (number, DType::from_raw(number))
-            }
+        let (number, dtype) = if self.is_combine() {
+            let has_bits = |dtype: &&DType| dtype.is_summable() && low_type(**dtype as u32) == low;
+            (low, DType::ALL.iter().find(has_bits).copied())
+        } else {
+            let number = self.columns() >> HIGH_TYPE_SHIFT << TYPE_BITS | low;
+            (number, DType::from_raw(number))
         };
         dtype.map_or_else(|| format!("type {number}"), |dtype| dtype.to_string())
     }

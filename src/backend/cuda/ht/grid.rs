@@ -8,6 +8,7 @@ use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES,
 };
 use crate::model::group::GroupFacts;
+use crate::model::ops::{HtCombine, HtDispatch};
 use crate::tuning::{Choice, Operation, Tuning, share};
 
 pub const WARP: u32 = 32;
@@ -35,6 +36,20 @@ pub enum HtKind {
     Dispatch { forward: bool },
     /// `columns`: gradients per row that travel along.
     Combine { columns: usize },
+}
+
+impl From<&HtDispatch> for HtKind {
+    fn from(op: &HtDispatch) -> Self {
+        let forward = op.routing_in.is_some();
+        Self::Dispatch { forward }
+    }
+}
+
+impl From<&HtCombine> for HtKind {
+    fn from(op: &HtCombine) -> Self {
+        let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
+        Self::Combine { columns }
+    }
 }
 
 impl HtKind {
@@ -150,6 +165,7 @@ impl Grid {
 mod tests {
     use super::*;
     use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::ids::GroupRank;
 
     const H200: DeviceLimits = DeviceLimits {
         multiprocessors: 132,
@@ -162,7 +178,7 @@ mod tests {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks,
-            rank: 0,
+            rank: GroupRank::new(0),
             experts: 32 * ranks,
             max_tokens: Some(4096),
             max_recv_rows: Some(4096 * ranks),

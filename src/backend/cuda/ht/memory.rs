@@ -4,7 +4,7 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::plan::HandleLayout;
-use crate::backend::cuda::params::ht::{HtEntry, HtHandleMemory, HtReceived};
+use crate::backend::cuda::params::ht::{HtCount, HtEntry, HtHandleMemory};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct HandleMemory {
     buffer: Buffer,
     bytes: usize,
-    pub received: HostPage<HtReceived>,
+    pub received: HostPage<HtCount>,
 }
 
 impl HandleMemory {

@@ -16,18 +16,17 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
-use crate::backend::cuda::ht::fingerprint::HtFingerprint;
-use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::nodes::Rails;
-use crate::backend::cuda::ht::plan::{HandleLayout, HtLaunch, HtPlan};
-use crate::backend::cuda::ht::shared::{HtShared, addresses, saturated};
+use crate::backend::cuda::ht::plan::{HandleGrids, HandleLayout, HtLaunch, HtPlan};
+use crate::backend::cuda::ht::shared::{
+    HtShared, Inputs, Outputs, combine_params, dispatch_params, saturated,
+};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams,
-    HtScaledDispatchParams, HtShape,
+    HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams, HtScaledDispatchParams,
 };
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::regions::to_u32;
@@ -63,9 +62,7 @@ impl HtGroup {
         let shared = Arc::new(HtShared::new(context, memory, plan, layout)?);
         let rails = match (network, plan.nodes()) {
             (Some(network), Some(nodes)) => {
-                let sizes = plan.row_sizes();
-                let rails = Rails::new(&shared, network, memory, nodes, sizes)?;
-                Some(Arc::new(rails))
+                Some(Arc::new(Rails::new(&shared, network, memory, nodes)?))
             }
             _ => None,
         };
@@ -143,6 +140,7 @@ impl HtGroup {
             group: Arc::clone(self),
             memory: self.pool.take(waste, make)?,
             layout,
+            grids: self.shared.grids(&wanted.routing),
             routing: wanted.routing,
             top_k: to_u32(top_k)?,
             counter: wanted.counter,
@@ -186,10 +184,7 @@ impl HtGroup {
             block_tokens,
             ..*params
         };
-        let turn = self.shared.order.begin(at)?;
-        let module = &self.shared.context.module;
-        module.launch(kernels::ht_route(), shape, &params, at)?;
-        turn.end()
+        self.shared.enqueue(kernels::ht_route(), shape, &params, at)
     }
 }
 
@@ -198,6 +193,7 @@ pub struct CudaHt {
     group: Arc<HtGroup>,
     memory: Arc<HandleMemory>,
     layout: HandleLayout,
+    grids: HandleGrids,
     routing: Routing,
     /// Ids per token, in the kernels' integer type.
     top_k: u32,
@@ -225,15 +221,10 @@ impl CudaHt {
         let Some(seen) = page.complete(0, |it| it.epoch == self.epoch) else {
             return Ok(None);
         };
-        match disagreement(seen.rows, self.top_k) {
+        match disagreement(seen.value, self.top_k) {
             Some(error) => Err(error),
-            None => Ok(Some(seen.rows)),
+            None => Ok(Some(seen.value)),
         }
-    }
-
-    /// Number of tokens, and of ids per token.
-    fn sizes(&self) -> (usize, usize) {
-        (self.routing.tokens, self.routing.top_k)
     }
 
     fn handle_memory(&self) -> Result<HtHandleMemory> {
@@ -241,28 +232,6 @@ impl CudaHt {
         Ok(self.memory.memory(self.layout, tokens, self.top_k))
     }
 
-    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
-    #[inline]
-    fn common(&self, op: KernelOp, launch: &HtLaunch, handle: HtHandleMemory) -> HtCommon {
-        let group = &self.group.shared;
-        let fingerprint = HtFingerprint(launch.shape.fingerprint)
-            .of_handle(self.epoch)
-            .0;
-        HtCommon {
-            peers: group.context.peers(),
-            wait: group.context.wait(op),
-            layout: group.layout,
-            handle,
-            sequences: group.sequences(),
-            shape: HtShape {
-                fingerprint,
-                ..launch.shape
-            },
-        }
-    }
-}
-
-impl CudaHt {
     // Apart, so that rows without scales do not pay for it.
     #[inline(never)]
     fn dispatch_scaled(
@@ -281,10 +250,7 @@ impl CudaHt {
             None => kernels::ht_dispatch_scaled(),
         };
         let group = &self.group.shared;
-        let turn = group.order.begin(at)?;
-        let module = &group.context.module;
-        module.launch(kernel, launch.launch, &params, at)?;
-        turn.end()
+        group.enqueue(kernel, launch.launch, &params, at)
     }
 }
 
@@ -292,33 +258,13 @@ impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &self.group.shared;
-        let kind = HtKind::Dispatch {
-            forward: op.routing_in.is_some(),
-        };
-        let launch = group.launch(kind, &op.into(), self.sizes())?;
-        let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
-        let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
+        let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
-        let params = HtDispatchParams {
-            common: self.common(KernelOp::HtDispatch, &launch, memory),
-            tokens: op.tokens.0 as *const u8,
-            topk_idx: ids as *const i64,
-            weights: weights as *const f32,
-            out: op.out.map_or(0, |out| out.data.0) as *mut u8,
-            out_idx: out_ids as *mut i64,
-            out_weights: out_weights as *mut f32,
-            counter: op.counter.unwrap_or_default().0 as *mut i32,
-            out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
-            routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
-        };
+        let common = group.common(KernelOp::HtDispatch, &launch, self.epoch, memory);
+        let params = dispatch_params(op, common, &Inputs::of(op));
         match &op.scaled {
-            None => {
-                let turn = group.order.begin(at)?;
-                let module = &group.context.module;
-                module.launch(kernels::ht_dispatch(), launch.launch, &params, at)?;
-                turn.end()
-            }
+            None => group.enqueue(kernels::ht_dispatch(), launch.launch, &params, at),
             Some(scaled) => self.dispatch_scaled((op.row, scaled), params, &launch, at),
         }
     }
@@ -326,26 +272,13 @@ impl HtBackend for CudaHt {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &self.group.shared;
-        let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
-        let kind = HtKind::Combine { columns };
-        let launch = group.launch(kind, &op.row.into(), self.sizes())?;
-        let (gradients, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
+        let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
-        let params = HtCombineParams {
-            common: self.common(KernelOp::HtCombine, &launch, memory),
-            rows: op.expert_rows.data.0 as *const u8,
-            gradients: gradients as *const f32,
-            out: op.out.0 as *mut u8,
-            out_gradients: out_gradients as *mut f32,
-            in_rows: saturated(op.expert_rows.rows),
-            columns: saturated(columns),
-        };
+        let common = group.common(KernelOp::HtCombine, &launch, self.epoch, memory);
+        let params = combine_params(op, common, &Outputs::of(op));
         let kernel = kernels::ht_combine(op.row.dtype)?;
-        let turn = group.order.begin(at)?;
-        let module = &group.context.module;
-        module.launch(kernel, launch.launch, &params, at)?;
-        turn.end()
+        group.enqueue(kernel, launch.launch, &params, at)
     }
 
     /// Waits for the kernel that computes it, if need be.

@@ -16,7 +16,7 @@ use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
-use crate::model::topology::Topology;
+use crate::model::node_view::NodeView;
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -72,6 +72,15 @@ pub struct HtLaunch {
     pub cast_chunk: u32,
 }
 
+/// What a handle fixes of its launches: the grids, as rows are sent that need no cast, and ids per token.
+#[derive(Clone, Copy, Debug)]
+pub struct HandleGrids {
+    dispatch: Grid,
+    combine: Grid,
+    top_k: usize,
+    device: DeviceLimits,
+}
+
 /// Offsets in the group's memory for `ht_route`, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
@@ -92,12 +101,16 @@ pub struct HandleLayout {
 
 impl HtPlan {
     /// The plan of a high-throughput group.
-    pub fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
+    pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         check_limits(facts)?;
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
-        let nodes = (topology.nodes() > 1).then(|| NodesPlan::new(facts, topology));
-        let facts = &of_node(facts, topology);
-        let ranks = facts.ranks;
+        let nodes = (view.others() > 0).then(|| NodesPlan::new(facts, view));
+        let ranks = view.locals.len();
+        let facts = &GroupFacts {
+            ranks,
+            experts: ranks * facts.local_experts(),
+            ..*facts
+        };
         let unit_bytes = unit_bytes(facts.row_bytes);
         let units = SLOT_UNITS * depth(ranks, SLOT_UNITS * unit_bytes);
         let mut window = Regions::new(REGION_ALIGN);
@@ -187,9 +200,14 @@ impl HtPlan {
         nodes.as_ref().map_or(0, of)
     }
 
-    /// Most bytes of a row, and the bound of tokens per rank if the group has one.
-    pub fn row_sizes(&self) -> (usize, Option<usize>) {
-        (self.facts.row_bytes, self.facts.max_tokens)
+    /// Most bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.facts.row_bytes
+    }
+
+    /// The bound of tokens per rank, if the group has one.
+    pub fn bound(&self) -> Option<usize> {
+        self.facts.max_tokens
     }
 
     /// The blocks that the caller grants to a kernel, if he does.
@@ -204,11 +222,7 @@ impl HtPlan {
         let most = ROUTE_BLOCKS.min(all - 1);
         let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
-        let shape = LaunchShape {
-            blocks: to_u32(blocks + 1)?,
-            threads: HT_ROUTE_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(to_u32(blocks + 1)?, HT_ROUTE_THREADS);
         Ok((shape, to_u32(block_tokens)?))
     }
 
@@ -220,16 +234,30 @@ impl HtPlan {
         }
     }
 
-    /// How an operation on rows `row` is launched; this rank has `tokens` with `top_k` ids
-    /// each.
-    pub fn launch(
+    /// What a handle for `tokens` with `top_k` ids each fixes of its launches.
+    pub fn grids(
         &self,
-        kind: HtKind,
-        row: &MovedRow,
-        (tokens, top_k): (usize, usize),
-        (device, tuning): (DeviceLimits, &Tuning),
-    ) -> Result<HtLaunch> {
-        let plain = Grid::new(&self.facts, tuning, kind, tokens, device);
+        tokens: usize,
+        top_k: usize,
+        device: DeviceLimits,
+        tuning: &Tuning,
+    ) -> HandleGrids {
+        let grid = |kind| Grid::new(&self.facts, tuning, kind, tokens, device);
+        HandleGrids {
+            dispatch: grid(HtKind::Dispatch { forward: true }),
+            combine: grid(HtKind::Combine { columns: 0 }),
+            top_k,
+            device,
+        }
+    }
+
+    /// How an operation on rows `row` is launched, of a handle with these grids.
+    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids) -> Result<HtLaunch> {
+        let HandleGrids { top_k, device, .. } = *of;
+        let plain = match kind {
+            HtKind::Dispatch { .. } => of.dispatch,
+            HtKind::Combine { .. } => of.combine,
+        };
         let grid = match row.cast {
             Some(_) => plain.of_casts(),
             None => plain,
@@ -279,17 +307,6 @@ impl HtPlan {
             scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: to_u32(staging.cast_chunk)?,
         })
-    }
-}
-
-/// The facts of this node's ranks, as if they were the group.
-fn of_node(facts: &GroupFacts, topology: &Topology) -> GroupFacts {
-    let locals = topology.local_ranks(facts.rank);
-    GroupFacts {
-        ranks: locals.count(),
-        rank: locals.own_index(),
-        experts: locals.count() * facts.local_experts(),
-        ..*facts
     }
 }
 

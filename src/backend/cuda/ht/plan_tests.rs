@@ -3,25 +3,39 @@
 
 use super::*;
 use crate::model::group::{Algorithm, LlCombineMode};
+use crate::model::ids::GroupRank;
+use crate::model::node_view::tests::view;
 use crate::model::scales::{ScaleType, WireRow};
 use crate::model::tensor::{DType, RowType};
-use crate::model::topology::NodeId;
 
 const H200: DeviceLimits = DeviceLimits {
     multiprocessors: 132,
     shared_bytes: 227 << 10,
 };
 
+impl HtPlan {
+    /// Of a handle with so many tokens, and ids of each.
+    fn tested_launch(
+        &self,
+        kind: HtKind,
+        row: &MovedRow,
+        (tokens, top_k): (usize, usize),
+        device: DeviceLimits,
+    ) -> HtLaunch {
+        let grids = self.grids(tokens, top_k, device, &Tuning::default());
+        self.launch(kind, row, &grids).unwrap()
+    }
+}
+
 fn one_node(facts: &GroupFacts) -> Result<HtPlan> {
-    let ids = vec![NodeId::from_text("node"); facts.ranks];
-    HtPlan::new(facts, &Topology::from_ids(&ids))
+    HtPlan::new(facts, &view(&"a".repeat(facts.ranks), 0))
 }
 
 fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
     one_node(&GroupFacts {
         algorithm: Algorithm::HighThroughput,
         ranks,
-        rank: 0,
+        rank: GroupRank::new(0),
         experts: 32 * ranks,
         max_tokens: Some(4096),
         max_recv_rows: Some(4096 * ranks),
@@ -46,15 +60,13 @@ fn the_common_configuration_fits_256_mib() {
 
 #[test]
 fn the_largest_message_is_that_of_a_pass() {
-    let two_nodes = Topology::from_ids(&["a", "a", "b", "b"].map(NodeId::from_text));
     let most = |max_tokens| {
         let facts = GroupFacts {
             max_tokens,
             ..plan(4, 14_336).facts
         };
-        HtPlan::new(&facts, &two_nodes)
-            .unwrap()
-            .most_message_bytes()
+        let plan = HtPlan::new(&facts, &view("aabb", 0)).unwrap();
+        plan.most_message_bytes()
     };
     assert_eq!(plan(4, 14_336).most_message_bytes(), 0);
     assert_eq!(most(None), usize::MAX);
@@ -142,9 +154,8 @@ fn check_staging(kind: HtKind, row: &MovedRow, shared_bytes: u32) {
         shared_bytes,
         ..H200
     };
-    let HtLaunch { launch, shape, .. } = plan(4, 2_097_136)
-        .launch(kind, row, (4096, 32), (device, &Tuning::default()))
-        .unwrap();
+    let HtLaunch { launch, shape, .. } =
+        plan(4, 2_097_136).tested_launch(kind, row, (4096, 32), device);
     assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
     assert_eq!(shape.chunk_bytes % 16, 0);
     assert!(shape.copy_warps * 32 < launch.threads);
@@ -157,9 +168,9 @@ fn rows_of_half_the_bound_take_one_unit_with_their_scales() {
         let payload = RowType { dtype, hidden };
         let wire = WireRow { payload, scales };
         let kind = HtKind::Dispatch { forward: true };
-        let on = (H200, &Tuning::default());
-        let launch = plan(4, 14_336).launch(kind, &MovedRow { wire, cast: None }, (64, 32), on);
-        launch.unwrap().shape.row_units
+        let row = MovedRow { wire, cast: None };
+        let launch = plan(4, 14_336).tested_launch(kind, &row, (64, 32), H200);
+        launch.shape.row_units
     };
     let scales = |dtype, count| Some(ScaleType { dtype, count });
     assert_eq!(units(DType::Bfloat16, 7168, None), 2);
@@ -208,8 +219,7 @@ fn a_warp_has_room_for_its_row_a_tail_for_each_rank_and_its_queue() {
             .into();
             let kind = HtKind::Dispatch { forward: true };
             let plan = plan(ranks, 14_336);
-            let on = (H200, &Tuning::default());
-            let shape = plan.launch(kind, &row, (64, top_k), on).unwrap().shape;
+            let shape = plan.tested_launch(kind, &row, (64, top_k), H200).shape;
             let needed = row_bytes as u32 + tails * tail_bytes + 32 * 8;
             assert_eq!(shape.tail_bytes, tail_bytes);
             assert_eq!(

@@ -3,18 +3,21 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::function;
+use crate::backend::cuda::driver::function::{self, LaunchShape};
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::ht::grid::{DeviceLimits, HtKind};
-use crate::backend::cuda::ht::plan::{HtLaunch, HtPlan};
-use crate::backend::cuda::ht::rows::MovedRow;
-use crate::backend::cuda::kernels::Entry;
+use crate::backend::cuda::ht::fingerprint::HtFingerprint;
+use crate::backend::cuda::ht::grid::DeviceLimits;
+use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
+use crate::backend::cuda::kernels::{Entry, Kernel};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::ht::{HtLayout, HtSequences};
+use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::ht::{
+    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtSequences, HtShape,
+};
 use crate::error::{Code, Error, Result};
-use crate::model::ops::Stream;
+use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,10 +80,11 @@ impl HtShared {
         })
     }
 
-    /// How an operation on rows `row` is launched; this rank has so many tokens, with so many ids each.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, sizes: (usize, usize)) -> Result<HtLaunch> {
-        let on = (self.device, &*self.context.tuning.read());
-        self.plan.launch(kind, row, sizes, on)
+    /// What a new handle with this routing fixes of its launches.
+    pub fn grids(&self, routing: &Routing) -> HandleGrids {
+        let Routing { tokens, top_k, .. } = *routing;
+        let tuning = self.context.tuning.read();
+        self.plan.grids(tokens, top_k, self.device, &tuning)
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.
@@ -92,6 +96,35 @@ impl HtShared {
     /// The bank of the next exchange.
     pub fn next_bank(&self) -> u32 {
         self.exchanges.fetch_add(1, Ordering::Relaxed) % 2
+    }
+
+    /// The fingerprint of an operation with this launch, of handle number `handle`.
+    pub fn fingerprint(launch: &HtLaunch, handle: u32) -> u32 {
+        let fingerprint = HtFingerprint(launch.shape.fingerprint);
+        fingerprint.of_handle(handle).0
+    }
+
+    /// What kernel `op` needs of the group, of handle number `number` with the memory `handle`.
+    // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
+    #[inline]
+    pub fn common(
+        &self,
+        op: KernelOp,
+        launch: &HtLaunch,
+        number: u32,
+        handle: HtHandleMemory,
+    ) -> HtCommon {
+        HtCommon {
+            peers: self.context.peers(),
+            wait: self.context.wait(op),
+            layout: self.layout,
+            handle,
+            sequences: self.sequences(),
+            shape: HtShape {
+                fingerprint: Self::fingerprint(launch, number),
+                ..launch.shape
+            },
+        }
     }
 
     pub fn sequences(&self) -> *mut HtSequences {
@@ -126,8 +159,91 @@ impl HtShared {
         }
     }
 
+    /// Enqueues a kernel that is an operation, in the group's order.
+    pub fn enqueue<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let turn = self.order.begin(at)?;
+        self.context.module.launch(kernel, shape, params, at)?;
+        turn.end()
+    }
+
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
         self.context.module.enter(stream)
+    }
+}
+
+/// What a dispatch reads, and the counter that it fills: addresses, zero for none.
+#[derive(Default)]
+pub struct Inputs {
+    pub rows: usize,
+    pub ids: usize,
+    pub weights: usize,
+    pub counter: usize,
+}
+
+impl Inputs {
+    /// Of this rank's own tokens.
+    pub fn of(op: &HtDispatch) -> Self {
+        let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
+        Self {
+            rows: op.tokens.0,
+            ids,
+            weights,
+            counter: op.counter.unwrap_or_default().0,
+        }
+    }
+}
+
+// Inlined, as `HtShared::common` and for the same reason.
+#[inline]
+pub fn dispatch_params(op: &HtDispatch, common: HtCommon, inputs: &Inputs) -> HtDispatchParams {
+    let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
+    HtDispatchParams {
+        common,
+        tokens: inputs.rows as *const u8,
+        topk_idx: inputs.ids as *const i64,
+        weights: inputs.weights as *const f32,
+        out: op.out.map_or(0, |out| out.data.0) as *mut u8,
+        out_idx: out_ids as *mut i64,
+        out_weights: out_weights as *mut f32,
+        counter: inputs.counter as *mut i32,
+        out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
+        routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
+    }
+}
+
+/// Where a combine's sums and gradients go.
+pub struct Outputs {
+    pub rows: usize,
+    pub gradients: usize,
+}
+
+impl Outputs {
+    /// Of this rank's own tokens.
+    pub fn of(op: &HtCombine) -> Self {
+        Self {
+            rows: op.out.0,
+            gradients: op.gradients.map_or(0, |it| it.output.0),
+        }
+    }
+}
+
+// Inlined as above.
+#[inline]
+pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtCombineParams {
+    HtCombineParams {
+        common,
+        rows: op.expert_rows.data.0 as *const u8,
+        gradients: op.gradients.map_or(0, |it| it.input.0) as *const f32,
+        out: out.rows as *mut u8,
+        out_gradients: out.gradients as *mut f32,
+        in_rows: saturated(op.expert_rows.rows),
+        columns: saturated(op.gradients.map_or(0, |it| it.top_k)),
     }
 }
 
@@ -138,6 +254,6 @@ pub fn saturated(count: usize) -> u32 {
 }
 
 /// Both addresses, or NULL for `None`.
-pub fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
+fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
     given.map_or((0, 0), |(first, second)| (first.0, second.0))
 }

@@ -54,17 +54,6 @@ impl LlFingerprint {
             | (self.row_bytes / ROW_UNIT)
     }
 
-    /// Where no operation is meant, but a handle with `top_k` ids per token.
-    pub fn of_no_operation(top_k: u32) -> Self {
-        Self {
-            op: 0,
-            scaled: false,
-            dtype: 0,
-            top_k,
-            row_bytes: 0,
-        }
-    }
-
     /// The fingerprint in a peer's word.
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);

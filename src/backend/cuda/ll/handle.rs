@@ -1,12 +1,13 @@
 //! An LL handle: its memory, and the parameters of the kernels that run its operations.
 #![forbid(unsafe_code)]
 
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::handshake::{Announced, Handshake, NewHandle};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
-use crate::backend::cuda::ll::hello::{HelloMemory, SourceTokens};
 use crate::backend::cuda::ll::launch::{Chunks, DispatchGrid, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
@@ -14,7 +15,9 @@ use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlScaledDispatchParams,
 };
+use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
+use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, StagedSlot};
 use crate::model::scales::{Scaled, WireRow};
@@ -33,16 +36,59 @@ pub struct Handle {
     pub memory: Arc<HandleMemory>,
     /// In the order of creation, from 1 on.
     pub number: u32,
-    /// What this rank's sources said, once an operation has asked.
+    /// What the forwarded ranks have announced, once an operation has asked.
     pub source_tokens: OnceCell<SourceTokens>,
 }
 
+/// The tokens of the ranks from 1 on that this one forwards for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceTokens {
+    /// Of each.
+    pub of: Vec<usize>,
+    /// Of the one that has most.
+    pub most: u32,
+}
+
 impl Handle {
-    /// What the sources said about the handle; the first call may wait for it.
+    fn new_handle<'a>(&'a self, network: &'a LlNetwork) -> NewHandle<'a> {
+        NewHandle {
+            network,
+            faults: &self.context.faults,
+            what: "LL handle",
+            number: self.number,
+        }
+    }
+
+    /// Announces the handle to the rail peers.
+    pub fn announce(&self, network: &LlNetwork) -> Result<()> {
+        let Routing { tokens, top_k, .. } = self.routing;
+        let verdict = to_u32(top_k)?;
+        let _apart = ApartFromCaptures::enter()?;
+        let side = network.on_device.side.outside();
+        let at = &self.context.module.enter(side)?;
+        let turn = network.background_order.begin(at)?;
+        let handshake = self.memory.handshake()?;
+        let own = Announced { tokens, verdict };
+        turn.end_after(handshake.send(&self.new_handle(network), own, at))
+    }
+
+    /// What the forwarded ranks have announced of the handle; the first call may wait for it.
     pub fn source_tokens(&self, network: &LlNetwork) -> Result<&SourceTokens> {
+        let agree = |rank, announced: Announced| {
+            let (ours, theirs) = (self.routing.top_k, announced.verdict as usize);
+            if ours == theirs {
+                return Ok(());
+            }
+            let same = AmongRanks::Same { rank };
+            Err(Error::usage(Subject::Size(Role::Ids, 1), same).got(ours, theirs))
+        };
         self.source_tokens.get_or_try_init(|| {
-            let on = (&*self.context, network);
-            self.memory.hello()?.wait(on, self.number, &self.routing)
+            let handshake = self.memory.handshake()?;
+            let handle = self.new_handle(network);
+            let all = handshake.wait(&handle, network.max_tokens, agree)?;
+            let of: Vec<_> = all.iter().map(|announced| announced.tokens).collect();
+            let most = to_u32(of.iter().copied().max().unwrap_or(0))?;
+            Ok(SourceTokens { of, most })
         })
     }
 
@@ -178,7 +224,7 @@ pub struct HandleMemory {
     sizes: HandleSizes,
     top_k: usize,
     /// `None` on one node.
-    hello: Option<HelloMemory>,
+    handshake: Option<Handshake>,
     receiver: Mutex<Option<StagedSlot>>,
 }
 
@@ -188,11 +234,11 @@ impl HandleMemory {
     /// But that dispatch may be in a graph that was never launched, which the host cannot see.
     /// Kernels then access no wrong address, but the group's results are meaningless from there on.
     ///
-    /// Over several nodes the rank has `sources`.
+    /// Over several nodes the rank forwards for so many, itself included.
     pub fn new(
         memory: &Arc<CudaMemory>,
         plan: &LlPlan,
-        (top_k, sources): (usize, Option<usize>),
+        (top_k, forwarded): (usize, Option<usize>),
     ) -> Result<Self> {
         let sizes = plan.handle_memory(top_k);
         let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;
@@ -200,8 +246,8 @@ impl HandleMemory {
             buffer: Buffer::new(memory, bytes)?,
             sizes,
             top_k,
-            hello: sources
-                .map(|sources| HelloMemory::new(memory, sources))
+            handshake: forwarded
+                .map(|forwarded| Handshake::new(memory, forwarded))
                 .transpose()?,
             receiver: Mutex::default(),
         })
@@ -209,13 +255,12 @@ impl HandleMemory {
 
     /// Whether the memory fits a handle with `top_k` ids per token.
     pub fn serves(&self, top_k: usize) -> bool {
-        self.top_k == top_k && self.hello.as_ref().is_none_or(HelloMemory::is_free)
+        self.top_k == top_k && self.handshake.as_ref().is_none_or(Handshake::is_free)
     }
 
-    /// What ranks tell each other over the network.
-    pub fn hello(&self) -> Result<&HelloMemory> {
-        let hello = self.hello.as_ref();
-        hello.ok_or_else(|| Error::internal("a hello on one node"))
+    fn handshake(&self) -> Result<&Handshake> {
+        let handshake = self.handshake.as_ref();
+        handshake.ok_or_else(|| Error::internal("a handshake on one node"))
     }
 
     /// The memory as a kernel parameter.

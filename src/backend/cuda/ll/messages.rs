@@ -5,36 +5,30 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::params::ll::{LL_MAX_TOP_K, LlHello};
+use crate::backend::cuda::params::common::MessageHeader;
+use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
 use crate::backend::cuda::regions::Regions;
 use crate::error::Result;
 use crate::model::group::GroupFacts;
+use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
 const REGION_ALIGN: usize = 256;
 /// In front of each message.
-pub const HEAD_BYTES: usize = size_of::<LlHello>();
-
-/// With whom a rank exchanges messages.
-pub struct Partners {
-    /// The sources from 1 on, whose messages come here.
-    pub sources: usize,
-    /// The nodes with a gateway of this rank, which send sums home.
-    pub other_nodes: usize,
-}
+pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
 /// A channel's memory for what crosses the network.
 pub struct ChannelMemory {
     _buffer: Buffer,
-    /// Messages with a row for each token. In a dispatch this rank sends one to all gateways, and receives one from
+    /// Messages with a row for each token. In a dispatch this rank sends one to all rail peers, and receives one from
     /// each source. On the way back, in a combine, one goes to each source, and one comes from each other node.
     pub rows: Leg,
     /// Messages with a weight for each entry, which have the same way there and no way back.
     pub weights: Leg,
 }
 
-/// The messages of one exchange. Each begins with a head.
+/// The messages of one exchange. Each begins with a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leg {
     /// The first that this rank sends.
@@ -47,12 +41,22 @@ pub struct Leg {
 
 impl ChannelMemory {
     /// Memory for a rank of a group with the bounds of `facts`.
-    pub fn new(memory: &Arc<CudaMemory>, partners: &Partners, facts: &GroupFacts) -> Result<Self> {
+    pub fn new(memory: &Arc<CudaMemory>, view: &NodeView, facts: &GroupFacts) -> Result<Self> {
         let entries = facts.max_tokens.unwrap_or(0) * LL_MAX_TOP_K as usize;
-        let weights = entries * size_of::<f32>();
-        let ([rows, weights], bytes) = legs(partners, most_rows_bytes(facts), weights);
-        // What is there must be the head of no operation.
-        let buffer = Buffer::zeroed(memory, bytes)?;
+        let mut regions = Regions::new(REGION_ALIGN);
+        let mut leg = |sends: usize, bytes: usize| {
+            let stride = (HEADER_BYTES + bytes).next_multiple_of(REGION_ALIGN);
+            let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
+            Leg {
+                sends: take(sends),
+                receives: take(view.remote().len()),
+                stride,
+            }
+        };
+        let rows = leg(view.others(), most_rows_bytes(facts));
+        let weights = leg(1, entries * size_of::<f32>());
+        // What is there must be the header of no operation.
+        let buffer = Buffer::zeroed(memory, regions.bytes())?;
         Ok(Self {
             rows: rows.moved(buffer.data()),
             weights: weights.moved(buffer.data()),
@@ -63,29 +67,13 @@ impl ChannelMemory {
 
 /// Most bytes of a message of a group with the bounds of `facts`.
 pub fn most_message_bytes(facts: &GroupFacts) -> usize {
-    HEAD_BYTES + most_rows_bytes(facts)
+    HEADER_BYTES + most_rows_bytes(facts)
 }
 
 /// Of a row and ids for each token.
 fn most_rows_bytes(facts: &GroupFacts) -> usize {
     let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * size_of::<i64>();
     facts.max_tokens.unwrap_or(0) * of_token
-}
-
-/// The legs of rows and weights, which have so many bytes behind their heads, as offsets; and their size.
-fn legs(partners: &Partners, rows: usize, weights: usize) -> ([Leg; 2], usize) {
-    let mut regions = Regions::new(REGION_ALIGN);
-    let mut leg = |sends: usize, bytes: usize| {
-        let stride = (HEAD_BYTES + bytes).next_multiple_of(REGION_ALIGN);
-        let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
-        Leg {
-            sends: take(sends),
-            receives: take(partners.sources),
-            stride,
-        }
-    };
-    let legs = [leg(partners.other_nodes, rows), leg(1, weights)];
-    (legs, regions.bytes())
 }
 
 impl Leg {

@@ -5,7 +5,6 @@ mod exchanges;
 pub mod fault;
 mod fingerprint;
 mod handle;
-mod hello;
 mod launch;
 mod messages;
 mod network;
@@ -86,8 +85,11 @@ impl LlGroup {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
         let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
-        let sources = self.network.as_ref().map(|network| network.sources().len());
-        let make = || HandleMemory::new(&self.memory, &self.plan, (routing.top_k, sources));
+        let forwarded = self
+            .network
+            .as_ref()
+            .map(|network| network.view.forwarded().len());
+        let make = || HandleMemory::new(&self.memory, &self.plan, (routing.top_k, forwarded));
         let handle = Handle {
             plan: self
                 .plan
@@ -101,8 +103,7 @@ impl LlGroup {
             routing,
         };
         if let Some(network) = &self.network {
-            let on = (&*self.context, network);
-            handle.memory.hello()?.send(on, handle.number, &routing)?;
+            handle.announce(network)?;
         }
         Ok(CudaLl(Arc::new(InGroup {
             group: Arc::clone(self),

@@ -1,9 +1,9 @@
 //! LL operations over several nodes: messages along the rails, and launches between them.
 //!
-//! A dispatch sends its rows and ids, packed by a kernel, to the gateways; then one kernel sends the rows of all
-//! sources within the node, and receives. A combine sends its weights to the gateways; a kernel sends the rows of this rank's experts
-//! to their homes, or those that carry these, and sums what came for the sources; the sums go home, where a last
-//! kernel adds them to what the own node gives (`exchanges`).
+//! A dispatch sends its rows and ids, packed by a kernel, to the rail peers; then one kernel sends the rows of all
+//! forwarded ranks within the node, and receives. A combine sends its weights to the rail peers; a kernel sends the
+//! rows of this rank's experts to their homes, or those that forward for these, and sums what came for the forwarded
+//! ranks; the sums go home, where a last kernel adds them to what the own node gives (`exchanges`).
 //!
 //! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
 //! what waits for the network, except for the weights, without which expert ranks cannot sum.
@@ -12,17 +12,15 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::ll::exchanges::Exchanges;
-use crate::backend::cuda::ll::handle::{Handle, rows_with_scales};
-use crate::backend::cuda::ll::hello::SourceTokens;
+use crate::backend::cuda::ll::handle::{Handle, SourceTokens, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::messages::HEAD_BYTES;
+use crate::backend::cuda::ll::messages::{ChannelMemory, HEADER_BYTES};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
-use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PACK_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams,
-    LlHello, LlNodes, LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams,
+    LlNodes, LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
@@ -37,41 +35,40 @@ const PACKED_AT_ONCE: usize = 16;
 
 /// The network as an operation of one handle uses it.
 pub struct OverNodes<'a> {
-    handle: &'a Handle,
-    network: &'a LlNetwork,
-    exchanges: Exchanges<'a>,
-    tokens: &'a SourceTokens,
+    pub(super) handle: &'a Handle,
+    pub(super) network: &'a LlNetwork,
+    pub(super) memory: &'a ChannelMemory,
+    pub(super) tokens: &'a SourceTokens,
     part: Part,
 }
 
 impl<'a> OverNodes<'a> {
     /// `part` of an operation of `handle`. Its first operation waits for what other ranks say about the handle.
     pub fn new(handle: &'a Handle, network: &'a LlNetwork, part: Part) -> Result<Self> {
-        let tokens = handle.source_tokens(network)?;
         Ok(Self {
             handle,
             network,
-            exchanges: Exchanges::new(network, part.channel, (&handle.routing, &tokens.of))?,
-            tokens,
+            memory: network.channel(part.channel)?,
+            tokens: handle.source_tokens(network)?,
             part,
         })
     }
 
     /// Enqueues a whole operation, in its turn.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
-        let label = self.network.label(op);
+        let label = self.label(op);
         let plan = &self.handle.plan;
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
-                self.exchanges.send_rows(label, op, at)?;
+                self.send_rows(label, op, at)?;
                 self.launch_dispatch(op, (LlPhase::All, &plan.dispatch), at)
             }
             LlOp::Combine(op) => {
                 self.launch_gates(op, at)?;
-                self.exchanges.send_weights(label, at)?;
+                self.send_weights(label, at)?;
                 self.launch_combine(op, (LlPhase::SendRelay, &plan.combine), at)?;
-                self.exchanges.send_sums(label, op.row, at)?;
+                self.send_sums(label, op.row, at)?;
                 self.launch_combine(op, (LlPhase::Receive, &plan.combine), at)
             }
         }
@@ -89,7 +86,7 @@ impl<'a> OverNodes<'a> {
         // What refuses comes before the first launch: half an operation would stay in a graph.
         let background = &self.network.background_of(at)?;
         let in_background = self.network.background_order.begin(background)?;
-        let label = self.network.label(op);
+        let label = self.label(op);
         let enqueued = match op {
             LlOp::Dispatch(op) => self.send_dispatch(label, op, at, background),
             LlOp::Combine(op) => self.send_combine(label, op, at, background),
@@ -117,11 +114,11 @@ impl<'a> OverNodes<'a> {
         self.launch_pack(op, at)?;
         self.launch_dispatch(op, (LlPhase::Send, &plan.dispatch), at)?;
         self.join(at, background)?;
-        self.exchanges.send_rows(label, op, background)?;
-        match self.carries_others() {
-            true => self.launch_dispatch(op, (LlPhase::Relay, &plan.relay_dispatch), background),
-            false => Ok(()),
+        self.send_rows(label, op, background)?;
+        if self.forwards_for_others() {
+            self.launch_dispatch(op, (LlPhase::Relay, &plan.relay_dispatch), background)?;
         }
+        Ok(())
     }
 
     fn send_combine(
@@ -134,14 +131,14 @@ impl<'a> OverNodes<'a> {
         let plan = &self.handle.plan;
         self.launch_gates(op, at)?;
         self.join(at, background)?;
-        self.exchanges.send_weights(label, background)?;
+        self.send_weights(label, background)?;
         self.join(background, at)?;
         self.launch_combine(op, (LlPhase::Send, &plan.combine), at)?;
         self.join(at, background)?;
-        if self.carries_others() {
+        if self.forwards_for_others() {
             self.launch_combine(op, (LlPhase::Relay, &plan.relay_combine), background)?;
         }
-        self.exchanges.send_sums(label, op.row, background)
+        self.send_sums(label, op.row, background)
     }
 
     /// Makes `to` wait for what `from` has been given.
@@ -158,10 +155,17 @@ impl<'a> OverNodes<'a> {
         }
     }
 
+    /// The name of `op`, in its turn among the group's operations: each takes one, when nothing refuses it any more.
+    fn label(&self, op: &LlOp) -> Label {
+        self.network.label(match op {
+            LlOp::Dispatch(_) => "LL dispatch",
+            LlOp::Combine(_) => "LL combine",
+        })
+    }
+
     fn nodes(&self) -> Result<LlNodes> {
-        let (sums, weights) = (self.exchanges.sums(), self.exchanges.weights());
         let of_handle = (self.handle.number, self.tokens.most);
-        self.network.nodes((&sums, &weights), of_handle)
+        self.network.nodes(self.memory, of_handle)
     }
 
     /// The part of the operation that a launch of `phases` runs.
@@ -172,8 +176,8 @@ impl<'a> OverNodes<'a> {
         }
     }
 
-    /// Whether this rank carries others, and so has something to relay.
-    fn carries_others(&self) -> bool {
+    /// Whether this rank forwards for others.
+    fn forwards_for_others(&self) -> bool {
         !self.tokens.of.is_empty()
     }
 
@@ -191,7 +195,7 @@ impl<'a> OverNodes<'a> {
             return module.launch(kernels::ll_dispatch_nodes(), grid.launch, &params, at);
         };
         // Packed for the network, they are as the kernel sends them.
-        let packed = DevPtr(self.exchanges.rows().sends.0 + HEAD_BYTES);
+        let packed = DevPtr(self.memory.rows.sends.0 + HEADER_BYTES);
         let params = LlScaledDispatchNodesParams {
             dispatch: self.handle.dispatch_params((op, packed), grid, part),
             nodes,
@@ -232,13 +236,12 @@ impl<'a> OverNodes<'a> {
     fn launch_gates(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
         let params = LlGatesParams {
             combine: self.combine_params(op, &self.handle.plan.combine, self.part)?,
-            message: self.exchanges.weights().sends.0 as *mut u8,
+            message: self.memory.weights.sends.0 as *mut u8,
         };
-        let shape = LaunchShape {
-            blocks: blocks(self.handle.routing.tokens, LL_GATES_THREADS / WARP)?,
-            threads: LL_GATES_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(
+            blocks(self.handle.routing.tokens, LL_GATES_THREADS / WARP)?,
+            LL_GATES_THREADS,
+        );
         let module = &self.handle.context.module;
         module.launch(kernels::ll_gates(), shape, &params, at)
     }
@@ -248,28 +251,26 @@ impl<'a> OverNodes<'a> {
         let Routing { tokens, top_k, .. } = handle.routing;
         let row_bytes = tokens * row.slot_bytes();
         let pack = LlPackParams {
-            head: LlHello {
+            head: MessageHeader {
                 handle: handle.number,
                 tokens: to_u32(tokens)?,
                 fingerprint: handle.fingerprint(KernelOp::LlDispatch, row).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(row).0,
-                epoch: 0,
-                padding: [0; 2],
+                ..Default::default()
             },
             channel_state: handle.context.channel_state(self.part.channel),
             rows: op.tokens.0 as *const u8,
             ids: handle.routing.ids.0 as *const i64,
-            message: self.exchanges.rows().sends.0 as *mut u8,
+            message: self.memory.rows.sends.0 as *mut u8,
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,
         };
-        let shape = LaunchShape {
-            blocks: blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
+        let shape = LaunchShape::new(
+            blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
                 .min(handle.context.multiprocessors),
-            threads: LL_PACK_THREADS,
-            shared_bytes: 0,
-        };
+            LL_PACK_THREADS,
+        );
         let module = &handle.context.module;
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
@@ -287,7 +288,7 @@ impl<'a> OverNodes<'a> {
     }
 }
 
-/// Blocks for `units`, of which one block takes `per_block`; at least one, for the head.
+/// Blocks for `units`, of which one block takes `per_block`; at least one, for the header.
 fn blocks(units: usize, per_block: u32) -> Result<u32> {
     to_u32(units.div_ceil(per_block as usize).max(1))
 }

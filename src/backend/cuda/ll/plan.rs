@@ -16,8 +16,8 @@ use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::node_view::NodeView;
 use crate::model::ops::Routing;
-use crate::model::topology::Topology;
 use crate::tuning::{Choice, Operation, Tuning};
 
 const PACKET_BYTES: usize = 8;
@@ -55,7 +55,7 @@ const SHARED_BYTES_PER_EXPERT: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct LlPlan {
     facts: GroupFacts,
-    carriers: Carriers,
+    forwarders: Forwarders,
     max_tokens: usize,
     /// Offsets from the start of the LL region.
     layout: LlLayout,
@@ -68,25 +68,12 @@ pub struct LlPlan {
 
 /// What the node of this rank has of the group.
 #[derive(Clone, Copy, Debug)]
-struct Carriers {
+struct Forwarders {
     /// Ranks of this node.
     peers: usize,
-    /// Most ranks that one of them carries.
+    /// Most ranks that one of them forwards for.
     sources: usize,
     nodes: usize,
-}
-
-impl Carriers {
-    fn new(topology: &Topology, rank: usize) -> Self {
-        let ranks = topology.local_ranks(rank);
-        let carried = ranks.ranks().iter();
-        let carried = carried.map(|&peer| topology.carried_by(peer).len());
-        Self {
-            peers: ranks.count(),
-            sources: carried.max().unwrap_or(1),
-            nodes: topology.nodes(),
-        }
-    }
 }
 
 /// Bytes of a handle's device memory.
@@ -99,14 +86,18 @@ pub struct HandleSizes {
 
 impl LlPlan {
     /// The plan of an LL group, which always has a bound of tokens.
-    pub fn new(facts: &GroupFacts, topology: &Topology) -> Result<Self> {
+    pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         let max_tokens = facts
             .max_tokens
             .ok_or_else(|| Error::internal("an LL group without a bound"))?;
-        check_limits(facts, max_tokens, topology.nodes())?;
-        let carriers = Carriers::new(topology, facts.rank);
+        check_limits(facts, max_tokens, view.topology.nodes())?;
+        let forwarders = Forwarders {
+            peers: view.locals.len(),
+            sources: 1 + view.width(),
+            nodes: view.topology.nodes(),
+        };
         let rows_per_token = match facts.ll_combine {
-            LlCombineMode::Reduce => facts.ranks.max(carriers.peers * carriers.sources),
+            LlCombineMode::Reduce => facts.ranks.max(forwarders.peers * forwarders.sources),
             LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
         };
         let rows = rows_per_token * max_tokens;
@@ -119,7 +110,7 @@ impl LlPlan {
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
         let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
-        let acks = window.take(LL_CHANNELS as usize * carriers.peers * PACKET_BYTES);
+        let acks = window.take(LL_CHANNELS as usize * forwarders.peers * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());
         let layout = LlLayout {
             acks: acks as u64,
@@ -131,7 +122,7 @@ impl LlPlan {
         };
         Ok(Self {
             facts: *facts,
-            carriers,
+            forwarders,
             max_tokens,
             layout,
             rows_bytes,
@@ -191,7 +182,7 @@ impl LlPlan {
     pub fn handle_memory(&self, top_k: usize) -> HandleSizes {
         let entries = self.max_tokens * top_k;
         HandleSizes {
-            expert_of: self.carriers.sources * entries * size_of::<i32>(),
+            expert_of: self.forwarders.sources * entries * size_of::<i32>(),
             row_of: self.facts.ranks * entries * size_of::<i32>(),
             tokens_of: self.facts.ranks * size_of::<u32>(),
         }
@@ -245,7 +236,7 @@ impl LlPlan {
 
     /// The most tokens of a rank's sources. How many there are is not known when a handle is made.
     fn served_tokens(&self) -> usize {
-        self.max_tokens * self.carriers.sources
+        self.max_tokens * self.forwarders.sources
     }
 
     /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, of which one in `per_sender` sends,
@@ -255,7 +246,7 @@ impl LlPlan {
     /// tokens is unknown here, and in a graph it may change from launch to launch.
     fn dispatch_grid(&self, tokens: usize, multiprocessors: u32, per_sender: u32) -> (Grid, u32) {
         let even = |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender);
-        if self.carriers.nodes > 1 {
+        if self.forwarders.nodes > 1 {
             let grid = even(self.served_tokens());
             return (grid, grid.receive_blocks);
         }
@@ -292,7 +283,7 @@ impl LlPlan {
     /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
     /// own tokens and sends rows for the tokens of all ranks.
     fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        if self.carriers.nodes > 1 {
+        if self.forwarders.nodes > 1 {
             return self.even_combine_grid(self.served_tokens(), multiprocessors);
         }
         let own = self.even_combine_grid(tokens, multiprocessors);
@@ -306,7 +297,7 @@ impl LlPlan {
         if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {
             return Grid::chosen(choice, 1..=LL_COMBINE_THREADS);
         }
-        if self.carriers.nodes > 1 {
+        if self.forwarders.nodes > 1 {
             let blocks = at_most(4 * tokens, multiprocessors);
             return Grid::shared(blocks.max(1), LL_COMBINE_THREADS);
         }

@@ -1,24 +1,25 @@
 use super::*;
 use crate::backend::cuda::ll::launch;
 use crate::model::group::Algorithm;
+use crate::model::ids::GroupRank;
+use crate::model::node_view::tests::view;
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
-use crate::model::topology::NodeId;
 
-fn one_node(ranks: usize) -> Topology {
-    Topology::from_ids(&vec![NodeId::from_text("a"); ranks])
+fn one_node(ranks: usize) -> NodeView {
+    view(&"a".repeat(ranks), 0)
 }
 
-fn two_nodes(ranks: usize) -> Topology {
-    let node = |rank| NodeId::from_text(if 2 * rank < ranks { "a" } else { "b" });
-    Topology::from_ids(&(0..ranks).map(node).collect::<Vec<_>>())
+fn two_nodes(ranks: usize) -> NodeView {
+    let (first, second) = (ranks.div_ceil(2), ranks / 2);
+    view(&("a".repeat(first) + &"b".repeat(second)), 0)
 }
 
 fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
     GroupFacts {
         algorithm: Algorithm::LowLatency,
         ranks: 8,
-        rank: 0,
+        rank: GroupRank::new(0),
         experts: 256,
         max_tokens: Some(max_tokens),
         max_recv_rows: Some(8 * max_tokens),

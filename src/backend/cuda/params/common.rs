@@ -45,9 +45,47 @@ macro_rules! from_raw {
 
 from_raw! {
     Fault: None Timeout Differs ShapeDiffers PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
-        HandleDiffers GatewayFailed ScaleRows ExpertRows;
+        HandleDiffers RailPeerFailed ScaleRows ExpertRows;
     KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
     Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
+}
+
+/// Where a rank of the group is, as the ranks of one node see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct RankOnNode {
+    /// Its local index, or -1 on another node.
+    pub peer: i32,
+    /// The local index of its forwarder here.
+    pub forwarder: u32,
+    /// Its number among the ranks that its forwarder forwards for, which is number 0 itself.
+    pub number: u32,
+    /// How many nodes before this one its node is, around the ring.
+    pub distance: u32,
+}
+
+/// Begins every message between nodes: nothing else tells to which operation the rows behind it belong, as messages of
+/// different ones may have the same sizes. A handshake is a header alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct MessageHeader {
+    /// The handle; a group numbers them from 1 in the order of their creation.
+    pub handle: u32,
+    /// Tokens of the rank that sends it: in LL, and in a handshake.
+    pub tokens: u32,
+    /// The operation's fingerprint; in a handshake the verdict: ids per token, or why the rank refuses.
+    pub fingerprint: u32,
+    /// LL: the operation's channel.
+    pub channel: u32,
+    /// What ranks must agree on in the scales of rows; 0 without.
+    pub scales_word: u32,
+    /// The operation's, which kernels fill in, never 0: an exchange that ends without a message leaves an earlier one.
+    /// LL has those of the channel. In a handshake 0.
+    pub epoch: u32,
+    /// HT: which pass of the operation.
+    pub pass: u32,
+    /// HT: not zero if the rank knew of a failure of the group; then what follows is not what it should be.
+    pub failed: u32,
 }
 
 /// What a fault report says, `FaultReport::state`.
@@ -78,7 +116,7 @@ pub enum Fault {
     /// A rank on another node uses handle `got` where this one uses `expected`.
     HandleDiffers = 10,
     /// As `PeerFailed`, but `got` is on another node and nothing was waited for.
-    GatewayFailed = 11,
+    RailPeerFailed = 11,
     /// Fewer output rows for scales, `got`, than rows received, `expected`.
     ScaleRows = 12,
     /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than

@@ -94,13 +94,13 @@ pub struct HtHandleMemory {
     pub top_k: u32,
 }
 
-/// What `ht_route` reports to the host, in host memory that the device maps.
+/// A count for the host, in host memory that the device maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct HtReceived {
-    /// Rows that this rank receives, or `HT_DISAGREED` and why.
-    pub rows: u32,
-    /// The handle's epoch, once `rows` is valid.
+pub struct HtCount {
+    /// The count.
+    pub value: u32,
+    /// The handle's epoch, once `value` is valid.
     pub epoch: u32,
 }
 
@@ -120,8 +120,8 @@ pub struct HtRouteParams {
     pub topk_idx: *const i64,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// For the host.
-    pub received: *mut HtReceived,
+    /// The rows that this rank receives, or `HT_DISAGREED` and why.
+    pub received: *mut HtCount,
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
@@ -153,6 +153,8 @@ pub struct HtSequences {
     pub operations: u32,
     /// Blocks that have read all this.
     pub blocks_started: u32,
+    /// Of the last operation that was sent to other nodes.
+    pub epoch: u32,
 }
 
 /// How rows travel in an operation, and which part of the grid does what.

@@ -1,27 +1,27 @@
 //! Parameters of the high-throughput kernels of groups over several nodes.
 //!
-//! Every rank *carries* tokens on its node: its own, and those of the remote ranks whose gateway it is. Its
-//! *sources* are these ranks, itself first. A source's tokens are divided into *chunks*, the same on all ranks;
-//! an operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
+//! Every rank *forwards* tokens on its node: its own, and those of the remote ranks whose rail peer it is. These
+//! *forwarded ranks* have numbers: itself 0. A rank's tokens are divided into *chunks*, as many on all ranks; an
+//! operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{PeerTable, ScaledRows, WaitParams};
+use crate::backend::cuda::params::common::{
+    MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,
+};
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtDispatchParams, HtEntry, HtLayout, HtReceived, HtScaledDispatchParams,
+    HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams,
+    HtSequences,
 };
 
-/// Most chunks of a source's tokens.
+/// Most chunks of a rank's tokens.
 pub const HT_MOST_CHUNKS: u32 = 16;
-/// Packets by which a rank notifies each other of its node about one of its sources, besides the one for each
-/// local expert and the rows of each chunk: the source's verdict and its number of tokens.
+/// Packets by which a rank notifies each other of its node about a forwarded rank, besides the one for each
+/// local expert and the rows of each chunk: its verdict and its number of tokens.
 pub const HT_COUNTS_OF_SOURCE: u32 = 2;
 /// Threads of a block of `ht_place`.
 pub const HT_PLACE_THREADS: u32 = 256;
 /// Threads of a block of `ht_pack`.
 pub const HT_PACK_THREADS: u32 = 512;
-/// Bit of `HtNodes::places`: the rank is on another node, which the other bits number: 0 is the node before this
-/// one, around the ring of nodes. Sums add the nodes in this order.
-pub const HT_ELSEWHERE: u32 = 0x8000_0000;
 /// A token without a row, a place without a rank.
 pub const HT_NONE: u32 = 0xffff_ffff;
 /// Bits of `HtNodesMemory::homes` for the place of an expert among the token's experts on its node. Above
@@ -29,42 +29,40 @@ pub const HT_NONE: u32 = 0xffff_ffff;
 pub const HT_HOME_BITS: u32 = 8;
 /// Bit of `FaultReport::peer` in HT: the other bits are a rank as the group numbers it, not a local index.
 pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
-/// Threads of the block of `ht_head`.
-pub const HT_HEAD_THREADS: u32 = 32;
-/// A source's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
+/// Threads of the block of `ht_header`.
+pub const HT_HEADER_THREADS: u32 = 32;
+/// A rank's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
 pub const HT_WHOLE_OF_32: u32 = 31;
 
 /// The group's ranks on their nodes, as this rank sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtNodes {
-    /// `[ranks]`: a rank's local index, or `HT_ELSEWHERE` and its node.
-    pub places: *const u32,
-    /// `[local ranks][1 + width]`: the sources of each, itself first, as the group numbers them, then `HT_NONE`.
-    pub carried: *const u32,
-    /// `[ranks]`: the local index of the rank that carries it here.
-    pub carriers: *const u32,
+    /// `[ranks]`.
+    pub of_rank: *const RankOnNode,
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, as the group numbers them, then `HT_NONE`.
+    pub forwarded_by: *const u32,
     /// Ranks of the group.
     pub ranks: u32,
     /// Other nodes.
     pub others: u32,
-    /// Most remote sources of a local rank.
+    /// Most remote ranks that a local rank forwards for.
     pub width: u32,
-    /// Sources of this rank.
-    pub sources: u32,
-    /// Chunks of a source's tokens.
+    /// Ranks that this one forwards for, itself included.
+    pub forwarded: u32,
+    /// Chunks of a rank's tokens.
     pub chunks: u32,
 }
 
-/// A source of this rank, in host memory that the device maps.
+/// A rank that this one forwards for, in host memory that the device maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct HtSource {
+pub struct HtForwarded {
     /// `[tokens][top_k]`.
     pub topk_idx: *const i64,
     /// Its tokens.
     pub tokens: u32,
-    /// Tokens of the remote sources before it.
+    /// Tokens of the remote ranks before it.
     pub first: u32,
     /// As the group numbers it.
     pub rank: u32,
@@ -72,21 +70,11 @@ pub struct HtSource {
     pub verdict: u32,
 }
 
-/// A number for the host, or from another rank's host, in host memory that the device maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtTold {
-    /// A number.
-    pub value: u32,
-    /// The handle's epoch, once `value` is valid.
-    pub epoch: u32,
-}
-
 /// Whose a token is that came from another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtOrigin {
-    /// The remote source, from 0 on.
+    /// The remote rank among those, from 0 on.
     pub source: u32,
     /// Its number among those that come here from it.
     pub index: u32,
@@ -100,12 +88,12 @@ pub struct HtNodesMemory {
     /// `[tokens][top_k]`: the experts of the own tokens on this node, numbered by local rank and local expert,
     /// ascending, without repetition.
     pub own_entries: *mut HtEntry,
-    /// `[tokens of remote sources][top_k]`: the same of those tokens of each that come here; indices are
-    /// within a source.
+    /// `[tokens of remote ranks][top_k]`: the same of those tokens of each that come here; indices are
+    /// within a rank.
     pub raw_entries: *mut HtEntry,
-    /// The same by chunk, then source; indices count the rows from all remote sources.
+    /// The same by chunk, then rank; indices count the rows from all remote ranks.
     pub entries: *mut HtEntry,
-    /// `[tokens of remote sources]`: whose each is, in the order of `entries`.
+    /// `[tokens of remote ranks]`: whose each is, in the order of `entries`.
     pub origins: *mut HtOrigin,
     /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
     pub homes: *mut u32,
@@ -115,13 +103,13 @@ pub struct HtNodesMemory {
     pub spots: *mut u32,
     /// `[others][chunks + 1]`: tokens that go to each other node.
     pub departing: *mut u32,
-    /// `[sources][chunks + 1]`: tokens that come here from each source.
+    /// `[forwarded][chunks + 1]`: tokens that come here from each forwarded rank.
     pub starts: *mut u32,
-    /// `[sources]`: tokens of the remote sources before each.
+    /// `[forwarded]`: tokens of the remote ranks before each.
     pub firsts: *mut u32,
-    /// `[sources][chunks + 1][local ranks]`: rows of each source for each local rank.
+    /// `[forwarded][chunks + 1][local ranks]`: rows of each forwarded rank for each local rank.
     pub source_rows: *mut u32,
-    /// `[chunks + 1][local ranks]`: rows from all remote sources together.
+    /// `[chunks + 1][local ranks]`: rows from all remote ranks together.
     pub departures: *mut u32,
     /// `[ranks][chunks + 1]`: rows that this rank receives from each rank of the group.
     pub received_rows: *mut u32,
@@ -129,13 +117,13 @@ pub struct HtNodesMemory {
     pub source_begins: *mut u32,
     /// `[chunks + 1][local ranks]`: rows that this rank receives of the own tokens of each local rank.
     pub own_arrivals: *mut u32,
-    /// `[chunks + 1][local ranks]`: the same of the remote tokens that each carries.
+    /// `[chunks + 1][local ranks]`: the same of the remote tokens that each forwards.
     pub arrivals: *mut u32,
     /// `[local ranks]`: the first row of the own tokens of each.
     pub own_begins: *mut u32,
-    /// `[local ranks]`: the first row of the remote tokens of each, where they are of one source.
+    /// `[local ranks]`: the first row of the remote tokens of each, where they are of one rank.
     pub begins: *mut u32,
-    /// `[local ranks][chunks * width + 1]`: rows before each piece, a source's chunk, by chunk, then source.
+    /// `[local ranks][chunks * width + 1]`: rows before each piece, a rank's chunk, by chunk, then rank.
     pub piece_starts: *mut u32,
     /// `[local ranks][chunks * width]`: the first row of each piece in the output.
     pub piece_rows: *mut u32,
@@ -164,15 +152,14 @@ pub struct HtRouteNodesParams {
     pub nodes: HtNodes,
     /// What is to be filled.
     pub handle: HtNodesMemory,
-    /// `[sources]`.
-    pub sources: *const HtSource,
-    /// `[others][chunks + 1]`, then `[sources][chunks + 1]`, then the most tokens of a rank.
-    pub told: *mut HtTold,
+    /// `[forwarded]`.
+    pub forwarded: *const HtForwarded,
+    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank, and
+    /// the rows that this rank receives, or `HT_DISAGREED` and why.
+    pub announced: *mut HtCount,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
-    /// For the host.
-    pub received: *mut HtReceived,
-    /// `[sources][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
+    /// `[forwarded][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
     pub tally: *mut u32,
     /// From this rank to itself, like the counts. Not in the window, where peers could change it.
     pub own_counts: *mut u64,
@@ -204,23 +191,9 @@ pub struct HtPlaceParams {
     pub piece_blocks: u32,
 }
 
-/// In front of a message's rows: to which operation they belong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct HtHead {
-    /// `HtShape::fingerprint`.
-    pub fingerprint: u32,
-    /// The handle's number.
-    pub handle: u32,
-    /// Not zero if the rank knew of a failure of the group: then what follows is not what it should be.
-    pub failed: u32,
-    /// What ranks must agree on in the scales of rows; 0 without.
-    pub scales_word: u32,
-}
-
 /// The messages of a pass, one with each rank that takes part, at equal distances.
 ///
-/// A message is one run of bytes: its tails, from the last one to the first, its head, its rows. Everything is
+/// A message is one run of bytes: its tails, from the last one to the first, its header, its rows. Everything is
 /// counted from the first row, so nothing's place depends on how many rows there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -236,30 +209,28 @@ pub struct HtMessages {
     pub tail_bytes: u32,
 }
 
-/// Parameters of `ht_head`, which writes the heads of messages.
+/// Parameters of `ht_header`, which writes the headers of messages.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtHeadParams {
+pub struct HtHeaderParams {
     /// For the marks of failures.
     pub wait: WaitParams,
     /// What is sent.
     pub messages: HtMessages,
     /// How many messages.
     pub count: u32,
-    /// `HtShape::fingerprint`.
-    pub fingerprint: u32,
-    /// `HtHead::scales_word`.
-    pub scales_word: u32,
-    /// The handle's number.
-    pub handle: u32,
+    /// The header, without what is known on the device alone.
+    pub header: MessageHeader,
+    /// For the epoch, which begins with the first pass.
+    pub sequences: *mut HtSequences,
 }
 
 /// Parameters of `ht_pack`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPackParams {
-    /// The heads, and what they are written to: one message for each other node.
-    pub heads: HtHeadParams,
+    /// The headers, and what they are written to: one message for each other node.
+    pub headers: HtHeaderParams,
     /// The handle.
     pub handle: HtNodesMemory,
     /// `[tokens]` rows.
@@ -270,7 +241,7 @@ pub struct HtPackParams {
     pub weights: *const f32,
     /// Where all tokens travel, and their rows take more bytes than this, these are sent from where they lie.
     pub packed_bytes: u64,
-    /// Chunks of a source's tokens.
+    /// Chunks of a rank's tokens.
     pub chunks: u32,
     /// The chunks of the pass.
     pub first_chunk: u32,
@@ -312,28 +283,24 @@ pub struct HtPass {
     pub is_own: u32,
     /// `HtNodesMemory::total`.
     pub total: *const u32,
-    /// `[local ranks]`: group rank of each local rank, `locals_step` words apart.
+    /// `[local ranks]`: group rank of each local rank.
     pub locals: *const u32,
-    /// See `locals`.
-    pub locals_step: u32,
     /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
     pub messages: HtMessages,
     /// `HtNodesMemory::origins`, of the first token of the pass. NULL: there is one message, with all in order.
     pub origins: *const HtOrigin,
-    /// `HtNodesMemory::starts`, of the first remote source and the first chunk of the pass.
+    /// `HtNodesMemory::starts`, of the first remote rank and the first chunk of the pass.
     pub starts: *const u32,
-    /// `chunks + 1`: the distance between sources in `starts`.
+    /// `chunks + 1`: the distance between ranks in `starts`.
     pub chunk_ends: u32,
-    /// How many messages have come whose heads are to be read.
-    pub head_count: u32,
+    /// How many messages have come whose headers are to be read.
+    pub header_count: u32,
     /// These messages.
-    pub heads: HtMessages,
-    /// `[head_count]`: the ranks that they are from, as the group numbers them.
-    pub head_ranks: *const u32,
-    /// `HtHead::scales_word`, as it must be.
-    pub scales_word: u32,
-    /// The handle's number.
-    pub handle: u32,
+    pub headers: HtMessages,
+    /// `[header_count]`: the ranks that they are from, as the group numbers them.
+    pub header_ranks: *const u32,
+    /// The headers as they must be, but for the epoch.
+    pub expected: MessageHeader,
 }
 
 /// Parameters of `ht_dispatch_nodes`.

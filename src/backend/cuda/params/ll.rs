@@ -1,7 +1,9 @@
 //! Parameters of the low-latency kernels.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::common::{PeerTable, ScaledRows, WaitParams};
+use crate::backend::cuda::params::common::{
+    MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,
+};
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
@@ -44,7 +46,7 @@ pub enum LlPhase {
     Receive = 2,
     /// A whole operation on one node.
     SendReceive = 3,
-    /// What a rank does for the others that it carries. A dispatch sends their rows to the peers, a combine sums what the
+    /// What a rank does for the others that it forwards for. A dispatch sends their rows to the peers, a combine sums what the
     /// peers return for them.
     Relay = 4,
     /// All that comes before the exchange of a combine's sums.
@@ -152,59 +154,26 @@ pub struct LlCommon {
     pub receive_blocks: u32,
 }
 
-/// Where a rank of the group is, as the ranks of one node see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct LlRankOnNode {
-    /// Its local index, or -1 on another node.
-    pub peer: i32,
-    /// The local index of its carrier here.
-    pub carrier: u32,
-    /// Its number among the sources of its carrier.
-    pub number: u32,
-    /// How many nodes before this one its node is, around the ring.
-    pub distance: u32,
-}
-
-/// What a rank says to the ranks that carry it: about a handle when it is made, and in front of each operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct LlHello {
-    /// The handles of the group are numbered from 1 in the order of their creation.
-    pub handle: u32,
-    /// Tokens of the rank.
-    pub tokens: u32,
-    /// As `LlCommon::fingerprint`; when the handle is made, of no operation.
-    pub fingerprint: u32,
-    /// The operation's channel.
-    pub channel: u32,
-    /// As `LlCommon::scales_word`.
-    pub scales_word: u32,
-    /// The operation's, which kernels fill in: an exchange that ends without a message leaves an earlier one.
-    pub epoch: u32,
-    /// So that rows behind it begin at a multiple of 16.
-    pub padding: [u32; 2],
-}
-
-/// What an operation over several nodes needs beside `LlCommon`; sources are numbered from 0, which is this rank.
+/// What an operation over several nodes needs beside `LlCommon`; sources, the ranks that this one
+/// forwards for, are numbered from 0, itself.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlNodes {
     /// `[ranks]`.
-    pub of_rank: *const LlRankOnNode,
+    pub of_rank: *const RankOnNode,
     /// `[peers]`: the rank with each local index.
     pub rank_of_peer: *const u32,
     /// `[sources]`.
     pub rank_of_source: *const u32,
-    /// `[nodes - 1]`, by distance from 1 on: this rank's gateway.
-    pub gateways: *const u32,
-    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a head, its rows,
-    /// its ids. In a combine each goes to a source: a head, and what this node gives for its tokens.
+    /// `[nodes - 1]`, by distance from 1 on.
+    pub rail_peers: *const u32,
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a header, its rows,
+    /// its ids. In a combine each goes to a source: a header, and what this node gives for its tokens.
     pub rows: *mut u8,
-    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a head, and with which weight each entry of the
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and with which weight each entry of the
     /// source takes part.
     pub weights: *const u8,
-    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a head, and what that node gives for this
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and what that node gives for this
     /// rank's tokens.
     pub returned: *const u8,
     /// Bytes.
@@ -215,11 +184,11 @@ pub struct LlNodes {
     pub ranks: u32,
     /// This rank.
     pub rank: u32,
-    /// Sources of this rank.
+    /// Ranks that this one forwards for, itself included.
     pub sources: u32,
     /// Most tokens of the sources from 1 on.
     pub most_tokens: u32,
-    /// The handle, which the heads should name.
+    /// The handle, which the headers should name.
     pub handle: u32,
     /// Other nodes than this one.
     pub other_nodes: u32,
@@ -311,7 +280,7 @@ pub struct LlCombineNodesParams {
 pub struct LlGatesParams {
     /// Of the combine that follows.
     pub combine: LlCombineNodesParams,
-    /// Receives the message: a head, and the weights `[tokens][top_k]`.
+    /// Receives the message: a header, and the weights `[tokens][top_k]`.
     pub message: *mut u8,
 }
 
@@ -319,15 +288,15 @@ pub struct LlGatesParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlPackParams {
-    /// The message's head, without the epoch.
-    pub head: LlHello,
+    /// The message's header, without the epoch.
+    pub head: MessageHeader,
     /// The operation's channel, before the operation.
     pub channel_state: *const LlChannelState,
     /// `[tokens]` rows.
     pub rows: *const u8,
     /// `[tokens][top_k]`.
     pub ids: *const i64,
-    /// Receives the message: the head, the rows, the ids.
+    /// Receives the message: the header, the rows, the ids.
     pub message: *mut u8,
     /// Bytes of all rows, a multiple of 16.
     pub row_bytes: u64,

@@ -14,8 +14,9 @@ use crate::backend::cuda::params::common::{
 };
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::error::{Code, Error, Result};
+use crate::model::ids::GroupRank;
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
-use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 
 /// The value of the flags. Windows are zero when the test runs, so one epoch is enough.
@@ -39,7 +40,7 @@ impl Selftest {
         &self,
         module: &Module,
         peers: &PeerTable,
-        ranks: &LocalRanks,
+        view: &NodeView,
         layout: &WindowLayout,
         wait: WaitParams,
         stream: Stream,
@@ -52,23 +53,18 @@ impl Selftest {
             results: self.results.device(),
             epoch: EPOCH,
         };
-        let shape = LaunchShape {
-            blocks: peers.ranks,
-            threads: SELFTEST_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(peers.ranks, SELFTEST_THREADS);
         let _under_way = module.context().quiescence().begin();
         let at = module.enter(stream)?;
         module.launch(kernels::peer_selftest(), shape, &params, &at)?;
         driver::synchronize_stream(stream)?;
-        let results = ranks.ranks().iter().enumerate();
-        let mut results = results.map(|(index, &peer)| (peer, self.results.read(index)));
-        results.try_for_each(|(peer, result)| judge(ranks.own_rank(), peer, result))
+        let mut results = view.locals.iter().enumerate();
+        results.try_for_each(|(index, &peer)| judge(view.rank, peer, self.results.read(index)))
     }
 }
 
 /// The verdict of `rank` on `peer`.
-fn judge(rank: usize, peer: usize, result: Option<SelftestResult>) -> Result<()> {
+fn judge(rank: GroupRank, peer: GroupRank, result: Option<SelftestResult>) -> Result<()> {
     let fail = |code, what| {
         Err(Error::new(
             code,
@@ -97,8 +93,8 @@ mod tests {
 
     fn verdict(outcome: u32) -> Result<()> {
         judge(
-            2,
-            5,
+            GroupRank::new(2),
+            GroupRank::new(5),
             Some(SelftestResult {
                 outcome,
                 wrong_threads: 3,
@@ -112,7 +108,7 @@ mod tests {
         for outcome in [SELFTEST_MISSING, SELFTEST_MISMATCH, SELFTEST_TIMEOUT, 17] {
             assert!(verdict(outcome).is_err());
         }
-        assert!(judge(0, 0, None).is_err());
+        assert!(judge(GroupRank::new(0), GroupRank::new(0), None).is_err());
     }
 
     #[test]

@@ -17,8 +17,9 @@
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
+use crate::model::ids::LocalRank;
+use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -90,8 +91,7 @@ pub enum Parting {
 /// One rank's words in the windows of all ranks.
 pub struct Teardown<W = Windows> {
     words: W,
-    ranks: LocalRanks,
-    of_group: usize,
+    view: Arc<NodeView>,
     timeout: Duration,
 }
 
@@ -106,12 +106,11 @@ pub trait Words {
 }
 
 impl<W: Words> Teardown<W> {
-    /// The words of one of `ranks`, which map each other's windows; `of_group` is the number of ranks on all nodes.
-    pub fn new(words: W, (ranks, of_group): (LocalRanks, usize), timeout: Duration) -> Self {
+    /// The words of a rank among those of its node, which map each other's windows.
+    pub fn new(words: W, view: Arc<NodeView>, timeout: Duration) -> Self {
         Self {
             words,
-            ranks,
-            of_group,
+            view,
             timeout,
         }
     }
@@ -124,9 +123,10 @@ impl<W: Words> Teardown<W> {
     /// Waits, with the deadline, until every rank has announced that it leaves. No kernel of this rank
     /// runs any more; `stays` if it cannot unmap the others' windows now.
     pub fn leave_together(&self, stays: bool) -> Result<End> {
-        let (done, back) = match stays {
-            false => (Word::Done, Word::Back),
-            true => (Word::Stays, Word::BackAndStays),
+        let (done, back) = if stays {
+            (Word::Stays, Word::BackAndStays)
+        } else {
+            (Word::Done, Word::Back)
         };
         self.words.announce(done as u32)?;
         let start = Instant::now();
@@ -143,22 +143,24 @@ impl<W: Words> Teardown<W> {
                 return Ok(End::Together { meet });
             }
             // A second wait happens only for a rank that dies between `Late` and its next word.
-            let more = match was_late {
-                false => Duration::ZERO,
-                true => self.timeout.max(LEAST_PATIENCE),
+            let more = if was_late {
+                self.timeout.max(LEAST_PATIENCE)
+            } else {
+                Duration::ZERO
             };
             if start.elapsed() >= self.timeout + more {
                 if !was_late {
                     self.words.announce(Word::Late as u32)?;
                 }
                 let home = self.words.words_at_home()?;
-                let missing = match was_late {
-                    false => home.iter().position(|&bits| bits == 0),
-                    true => received.iter().position(|word| !is_done(word)),
+                let missing = if was_late {
+                    received.iter().position(|word| !is_done(word))
+                } else {
+                    home.iter().position(|&bits| bits == 0)
                 };
                 if let Some(missing) = missing {
                     self.leave()?;
-                    return Err(self.missed(missing));
+                    return Err(self.missed(LocalRank::new(missing)));
                 }
                 self.words.announce(back as u32)?;
                 was_late = true;
@@ -202,9 +204,9 @@ impl<W: Words> Teardown<W> {
         Ok(self.words.words_here()?.into_iter().map(Word::of).collect())
     }
 
-    fn missed(&self, missing: usize) -> Error {
-        let (own, other) = (self.ranks.own_rank(), self.ranks.rank(missing));
-        let (all, waited) = (self.of_group, self.timeout.as_millis());
+    fn missed(&self, missing: LocalRank) -> Error {
+        let (own, other) = (self.view.rank, self.view.rank_of(missing));
+        let (all, waited) = (self.view.topology.ranks(), self.timeout.as_millis());
         Error::new(
             Code::RemoteError,
             format!("rank {own} of {all} waited {waited} ms for rank {other} to destroy the group"),
@@ -237,12 +239,12 @@ pub struct Windows {
     memory: Arc<CudaMemory>,
     /// Per rank, this one included: the address of all ranks' words in its window.
     words: Vec<DevPtr>,
-    rank: usize,
+    rank: LocalRank,
 }
 
 impl Windows {
     /// Words at `words` of each rank's window, one for each rank; `rank` is this one.
-    pub fn new(memory: &Arc<CudaMemory>, words: Vec<DevPtr>, rank: usize) -> Self {
+    pub fn new(memory: &Arc<CudaMemory>, words: Vec<DevPtr>, rank: LocalRank) -> Self {
         Self {
             memory: Arc::clone(memory),
             words,
@@ -254,18 +256,19 @@ impl Windows {
 impl Words for Windows {
     fn announce(&self, word: u32) -> Result<()> {
         let bytes = word.to_le_bytes();
-        let own = self.words.get(self.rank).into_iter();
+        let own = self.words.get(self.rank.index()).into_iter();
         let others = self.words.iter().enumerate();
-        let others = others.filter_map(|(rank, words)| (rank != self.rank).then_some(words));
+        let others =
+            others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words));
         own.chain(others).try_for_each(|words| {
-            let address = DevPtr(words.0 + self.rank * WORD_BYTES);
+            let address = DevPtr(words.0 + self.rank.index() * WORD_BYTES);
             self.memory.upload(address, &bytes)
         })
     }
 
     fn words_here(&self) -> Result<Vec<u32>> {
         let mut bytes = vec![0; self.words.len() * WORD_BYTES];
-        if let Some(&own) = self.words.get(self.rank) {
+        if let Some(&own) = self.words.get(self.rank.index()) {
             self.memory.download(&mut bytes, own)?;
         }
         let words = bytes.as_chunks::<WORD_BYTES>().0;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::model::node_view::tests::view;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -56,7 +57,8 @@ impl Words for Script {
 }
 
 fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-    Teardown::new(words, (LocalRanks::all(ranks, rank), ranks), timeout)
+    let view = Arc::new(view(&"a".repeat(ranks), rank));
+    Teardown::new(words, view, timeout)
 }
 
 const NO_TIME: Duration = Duration::ZERO;

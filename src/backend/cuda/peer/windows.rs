@@ -6,9 +6,10 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::error::{Error, Result};
+use crate::model::ids::{GroupRank, LocalRank};
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::LocalRanks;
 use std::sync::Arc;
 
 /// What a rank reports about its mappings at the end.
@@ -41,10 +42,10 @@ impl PeerWindows {
     /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
     /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
     /// rest.
-    fn map_peers(&mut self, ranks: &LocalRanks, records: &[&[u8]], bytes: usize) -> Result<()> {
-        let rank = ranks.own_rank();
-        let others = records.iter().enumerate();
-        let others = others.filter(|&(peer, _)| peer != rank && ranks.ranks().contains(&peer));
+    fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
+        let rank = view.rank;
+        let others = GroupRank::all(records.len()).zip(records);
+        let others = others.filter(|&(peer, _)| peer != rank && view.locals.contains(&peer));
         for (peer, record) in others {
             let mapping = WindowRecord::from_bytes(record)
                 .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
@@ -57,9 +58,9 @@ impl PeerWindows {
     }
 
     /// The windows of this node's ranks, once all are mapped; `own` is this rank's local index.
-    pub fn bases(&self, own: usize) -> Vec<DevPtr> {
+    pub fn bases(&self, own: LocalRank) -> Vec<DevPtr> {
         let mut bases: Vec<DevPtr> = self.mappings.iter().map(PeerMapping::base).collect();
-        bases.insert(own, self.window.base());
+        bases.insert(own.index(), self.window.base());
         bases
     }
 
@@ -147,17 +148,12 @@ impl GroupWindows {
 
     /// Maps those of the other ranks of this node; `records` are those of all ranks of the group. Each window of
     /// operations has `bytes`.
-    pub fn map_peers(
-        &mut self,
-        ranks: &LocalRanks,
-        records: &[Vec<u8>],
-        bytes: usize,
-    ) -> Result<()> {
+    pub fn map_peers(&mut self, view: &NodeView, records: &[Vec<u8>], bytes: usize) -> Result<()> {
         let halves = records.iter().map(|it| it.split_at(WindowRecord::BYTES));
         let (first, second): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
-        self.operations.map_peers(ranks, &first, bytes)?;
+        self.operations.map_peers(view, &first, bytes)?;
         match &mut self.words {
-            Some(words) => words.map_peers(ranks, &second, WORDS_BYTES),
+            Some(words) => words.map_peers(view, &second, WORDS_BYTES),
             None => Ok(()),
         }
     }

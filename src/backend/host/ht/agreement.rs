@@ -15,6 +15,7 @@ use crate::backend::host::rows::copy_row;
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
+use crate::model::ids::GroupRank;
 use crate::model::ops::{Routing, Stream};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -138,7 +139,9 @@ fn agree(
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
-        let rule = AmongRanks::Same { rank };
+        let rule = AmongRanks::Same {
+            rank: GroupRank::new(rank),
+        };
         return Err(Error::argument(Subject::Size(Role::Ids, 1), rule)
             .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
     }
@@ -164,7 +167,7 @@ mod tests {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks: 2,
-            rank: 0,
+            rank: GroupRank::new(0),
             experts: 4,
             max_tokens: Some(6),
             max_recv_rows: Some(12),

@@ -11,6 +11,7 @@ use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::ops::{HtCombine, WeightGradients};
 
 impl HostHt {
@@ -54,7 +55,7 @@ impl HostHt {
                 let from = source(&results, departure.rank)?;
                 rows.push((departure.rank, row(from.rows, departure.row, row_bytes)?));
             }
-            sums.store(&mut rows, |(rank, _)| *rank, add, out)?;
+            sums.store(&mut rows, |(rank, _)| GroupRank::new(*rank), add, out)?;
         }
         match op.gradients {
             Some(gradients) => self.write_gradients(&gradients, &results),
@@ -103,7 +104,8 @@ impl<'a> Results<'a> {
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
-            let rule = AmongRanks::SameColumns { rank: source };
+            let rank = GroupRank::new(source);
+            let rule = AmongRanks::SameColumns { rank };
             return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         Ok(Self {

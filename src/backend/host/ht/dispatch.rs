@@ -10,6 +10,7 @@ use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::layout::RowOf;
 use crate::model::ops::{HtDispatch, IdsAndWeights, Routing, Rows};
 use crate::model::scales::Scaled;
@@ -154,7 +155,8 @@ impl<'a> SentTokens<'a> {
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
-            let rule = AmongRanks::SameDirection { rank: source };
+            let rank = GroupRank::new(source);
+            let rule = AmongRanks::SameDirection { rank };
             return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
         }
         let rows = Incoming::read(&mut reader, tokens, fingerprint.row)?;

@@ -81,7 +81,7 @@ impl HtMap {
             for (token, ids) in of_source.by_token().enumerate() {
                 for (rank, experts) in by_rank(facts, ids) {
                     let row = received.get(rank).copied().unwrap_or(0);
-                    if source == facts.rank {
+                    if source == facts.rank.index() {
                         departures.push(Departure {
                             token,
                             rank,
@@ -89,7 +89,7 @@ impl HtMap {
                             experts: experts.len(),
                         });
                     }
-                    if rank == facts.rank {
+                    if rank == facts.rank.index() {
                         arrivals.push(Arrival {
                             source,
                             token,
@@ -144,12 +144,13 @@ fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
 mod tests {
     use super::*;
     use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::ids::GroupRank;
 
     fn facts(rank: usize) -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks: 2,
-            rank,
+            rank: GroupRank::new(rank),
             experts: 4,
             max_tokens: None,
             max_recv_rows: None,

@@ -26,6 +26,7 @@ use crate::backend::host::numeric;
 use crate::backend::host::rows::row;
 use crate::error::{Error, Result};
 use crate::model::group::LlCombineMode;
+use crate::model::ids::GroupRank;
 use crate::model::ops::LlCombine;
 
 /// A row that returns to its home rank.
@@ -53,7 +54,7 @@ impl HostLl {
             LlCombineMode::Reduce => self.exchange_gates(op, fingerprint, epoch)?,
         };
         let row_bytes = op.row.bytes();
-        let count = facts.layout().rows().unwrap_or(0);
+        let count = self.rows()?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
@@ -149,7 +150,7 @@ impl HostLl {
         let outputs = out.chunks_exact_mut(op.row.bytes());
         for (contributions, out) in by_token.iter_mut().zip(outputs) {
             contributions.sort_by_key(|contribution| contribution.order);
-            sums.store(contributions, |part| part.source, add, out)?;
+            sums.store(contributions, |part| GroupRank::new(part.source), add, out)?;
         }
         Ok(())
     }
@@ -167,7 +168,7 @@ impl HostLl {
             for _ in 0..reader.number()? {
                 let (token, covers) = (reader.number()?, reader.number()?);
                 let row = reader.bytes(row_bytes)?;
-                if home != self.facts().rank {
+                if home != self.facts().rank.index() {
                     continue;
                 }
                 check_covers(covers, self.routing.top_k)?;

@@ -11,6 +11,7 @@ use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
+use crate::model::ids::GroupRank;
 use crate::model::layout::RowOf;
 use crate::model::ops::LlDispatch;
 
@@ -47,7 +48,7 @@ impl HostLl {
     ) -> Result<()> {
         let facts = self.facts();
         let layout = facts.layout();
-        let rows = layout.rows().unwrap_or(0);
+        let rows = self.rows()?;
         let experts = facts.experts_of(facts.rank);
         // All messages, this rank's own as well, must be there before the first write. Until the
         // send phase has run, perhaps on another stream, earlier work of the caller may still use
@@ -85,7 +86,7 @@ impl HostLl {
                 from_source.push(Placed { token, k, row });
             }
             last.placed.push(from_source);
-            if source == facts.rank {
+            if source == facts.rank.index() {
                 last.sent = numeric::i64s(sent.ids).collect();
             }
         }
@@ -130,6 +131,7 @@ fn check_room(facts: &GroupFacts, sent: &[SentTokens<'_>]) -> Result<()> {
         }
         let sources = counts.iter().map(of_expert).enumerate();
         if let Some((rank, rows)) = sources.into_iter().find(|&(_, rows)| rows > most) {
+            let rank = GroupRank::new(rank);
             let rule = AmongRanks::RoomForRepeated { rank, expert };
             return Err(Error::usage(Subject::Tensor(Role::Ids), rule)
                 .got(rows, format_args!("at most {most}")));

@@ -115,12 +115,13 @@ fn match_token(
 mod tests {
     use super::*;
     use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::ids::GroupRank;
 
     fn facts() -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::LowLatency,
             ranks: 1,
-            rank: 0,
+            rank: GroupRank::new(0),
             experts: 8,
             max_tokens: Some(4),
             max_recv_rows: Some(4),

@@ -8,8 +8,8 @@ use crate::backend::LlBackend;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::order::Order;
-use crate::error::Result;
 use crate::error::refusal::Operation;
+use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
 use parking_lot::Mutex;
@@ -73,6 +73,12 @@ impl HostLl {
             received: Arc::default(),
             staged: Arc::default(),
         }
+    }
+
+    /// Rows of the tensor of a dispatch's output.
+    fn rows(&self) -> Result<usize> {
+        let rows = self.shared.facts.layout().rows();
+        rows.ok_or_else(|| Error::internal("an LL layout that does not say how many rows"))
     }
 
     fn staged(&self, slot: StagedSlot) -> &AtomicU64 {

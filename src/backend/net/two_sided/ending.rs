@@ -16,6 +16,7 @@ use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::net::two_sided::outstanding::Outstanding;
 use crate::backend::quiescence::Attempt;
+use crate::model::ids::CommRank;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -71,7 +72,7 @@ impl Ending {
     }
 
     /// Whether another group could have it: with `place` among so many ranks, in the context of `device`.
-    pub fn fits(&self, device: &dyn Device, place: (usize, usize)) -> bool {
+    pub fn fits(&self, device: &dyn Device, place: (usize, CommRank)) -> bool {
         self.comm.place() == place
             && self.context_number() == device.context_number()
             && self.comm.asynchronous_error().is_none()

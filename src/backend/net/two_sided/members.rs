@@ -2,73 +2,72 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::model::ids::{CommRank, GroupRank};
+use crate::model::node_view::NodeView;
 use crate::model::topology::Topology;
+use std::sync::Arc;
 
 /// Those ranks, and with which of them this one exchanges.
 pub struct Members {
     /// The nodes of the group.
-    pub topology: Topology,
-    /// This rank of the group.
-    pub rank: usize,
+    pub view: Arc<NodeView>,
     /// The communicator's ranks, as the group numbers them.
-    pub ranks: Vec<usize>,
-    /// The ranks that this one may send to.
-    pub gateways: Vec<usize>,
-    /// This rank and those that may send to it.
-    pub sources: Vec<usize>,
+    pub ranks: Vec<GroupRank>,
     /// By rank of the group, the communicator's rank.
-    comm_ranks: Vec<Option<usize>>,
+    comm_ranks: Vec<Option<CommRank>>,
+}
+
+/// The ranks of the communicator of `rank`: on equal nodes its rail, in the order of nodes, otherwise all ranks.
+pub fn comm_of(topology: &Topology, rank: GroupRank) -> Vec<GroupRank> {
+    if !topology.has_equal_nodes() {
+        return GroupRank::all(topology.ranks()).collect();
+    }
+    let mut rail = topology.forwarded_by(rank);
+    rail.sort_by_key(|&rank| topology.node_of(rank));
+    rail
 }
 
 impl Members {
-    /// On equal nodes a communicator has one rank of each node, otherwise all ranks.
-    pub fn new(topology: &Topology, rank: usize) -> Self {
-        let sources = topology.sources(rank);
-        let ranks = if topology.has_equal_nodes() {
-            sources.clone()
-        } else {
-            (0..topology.ranks()).collect()
-        };
-        let mut comm_ranks = vec![None; topology.ranks()];
-        for (comm_rank, &rank) in ranks.iter().enumerate() {
-            if let Some(of_rank) = comm_ranks.get_mut(rank) {
+    /// Those of this rank's communicator.
+    pub fn new(view: Arc<NodeView>) -> Self {
+        let ranks = comm_of(&view.topology, view.rank);
+        let mut comm_ranks = vec![None; view.topology.ranks()];
+        for (comm_rank, &rank) in CommRank::all(ranks.len()).zip(&ranks) {
+            if let Some(of_rank) = comm_ranks.get_mut(rank.index()) {
                 *of_rank = Some(comm_rank);
             }
         }
         Self {
             comm_ranks,
             ranks,
-            gateways: topology.gateways(rank),
-            sources,
-            topology: topology.clone(),
-            rank,
+            view,
         }
     }
 
     /// A rank of the group as the communicator numbers it.
-    pub fn comm_rank(&self, rank: usize) -> Result<usize> {
-        let known = self.comm_ranks.get(rank).copied().flatten();
+    pub fn comm_rank(&self, rank: GroupRank) -> Result<CommRank> {
+        let known = self.comm_ranks.get(rank.index()).copied().flatten();
         known.ok_or_else(|| Error::internal(format!("rank {rank} is not in this communicator")))
     }
 
     /// How many ranks the communicator has, and which of them this one is.
-    pub fn place(&self) -> Result<(usize, usize)> {
-        Ok((self.ranks.len(), self.comm_rank(self.rank)?))
+    pub fn place(&self) -> Result<(usize, CommRank)> {
+        Ok((self.ranks.len(), self.comm_rank(self.view.rank)?))
     }
 
     /// This rank in a text.
     pub fn own_name(&self) -> String {
-        let node = self.topology.node_of(self.rank);
-        format!("rank {} of node {node}", self.rank)
+        let rank = self.view.rank;
+        format!("rank {rank} of node {}", self.view.topology.node_of(rank))
     }
 
     /// Other ranks in a text.
-    pub fn names(&self, ranks: &[usize]) -> String {
-        let others = ranks.iter().filter(|&&rank| rank != self.rank);
-        let name = |&rank: &usize| {
-            let node = self.topology.node_of(rank);
-            if self.gateways.contains(&rank) {
-                format!("rank {rank} (gateway on node {node})")
+    pub fn names(&self, ranks: &[GroupRank]) -> String {
+        let others = ranks.iter().filter(|&&rank| rank != self.view.rank);
+        let name = |&rank: &GroupRank| {
+            let node = self.view.topology.node_of(rank);
+            if self.view.rail_peers.contains(&rank) {
+                format!("rank {rank} (rail peer on node {node})")
             } else {
                 format!("rank {rank} (node {node})")
             }
@@ -78,31 +77,28 @@ impl Members {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::model::topology::NodeId;
+    use crate::model::node_view::tests::view;
 
-    fn members(nodes: &str, rank: usize) -> Members {
-        let name = |name: char| NodeId::from_text(&name.to_string());
-        let ids: Vec<NodeId> = nodes.chars().map(name).collect();
-        Members::new(&Topology::from_ids(&ids), rank)
+    /// The members of `rank` where the nodes of the ranks are the letters.
+    pub fn members(nodes: &str, rank: usize) -> Members {
+        Members::new(Arc::new(view(nodes, rank)))
     }
 
     #[test]
     fn on_equal_nodes_a_rank_of_the_communicator_is_a_node() {
         let members = members("abba", 3);
-        assert_eq!(members.ranks, [3, 2]);
-        assert_eq!(members.comm_rank(2), Ok(1));
-        assert!(members.comm_rank(1).is_err());
+        assert_eq!(members.ranks, [3, 2].map(GroupRank::new));
+        assert_eq!(members.comm_rank(GroupRank::new(2)), Ok(CommRank::new(1)));
+        assert!(members.comm_rank(GroupRank::new(1)).is_err());
     }
 
     #[test]
     fn on_unequal_nodes_all_ranks_are_in_one_communicator() {
         let small = members("aaba", 2);
-        assert_eq!(small.ranks, [0, 1, 2, 3]);
-        assert_eq!(small.comm_rank(3), Ok(3));
-        // It is no rail for a rank that hears of all, either.
-        assert_eq!(members("aab", 2).sources, members("aab", 2).ranks);
+        assert_eq!(small.ranks, [0, 1, 2, 3].map(GroupRank::new));
+        assert_eq!(small.comm_rank(GroupRank::new(3)), Ok(CommRank::new(3)));
     }
 
     #[test]
@@ -110,8 +106,8 @@ mod tests {
         let members = members("aaba", 2);
         assert_eq!(members.own_name(), "rank 2 of node 1");
         assert_eq!(
-            members.names(&[0, 1, 2]),
-            "rank 0 (gateway on node 0), rank 1 (node 0)"
+            members.names(&[0, 1, 2].map(GroupRank::new)),
+            "rank 0 (rail peer on node 0), rank 1 (node 0)"
         );
     }
 }

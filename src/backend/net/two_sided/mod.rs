@@ -18,6 +18,7 @@ mod warm_up;
 pub mod watchdog;
 
 use crate::error::{Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::fmt;
@@ -27,7 +28,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The other rank, as the group numbers it.
-    pub peer: usize,
+    pub peer: GroupRank,
     /// First byte, in device memory.
     pub data: DevPtr,
     /// How many; both sides must say the same. Where that is zero there is no message.
@@ -78,11 +79,8 @@ pub trait OnFault: Send + Sync {
 ///
 /// Dropping it waits for its operations, at most as long as the deadline.
 pub trait Transport: Send + Sync {
-    /// The ranks that this one may send to: one on each other node, in the order of nodes.
-    fn gateways(&self) -> &[usize];
-    /// This rank and those that may send to it, in the order of nodes, then ranks.
-    fn sources(&self) -> &[usize];
-    /// Enqueues messages to gateways and from sources as one operation, in which all progress together.
+    /// Enqueues messages between this rank, its rail peers and the ranks that it forwards for as one operation, in
+    /// which all progress together.
     fn exchange(
         &self,
         label: Label,

@@ -8,22 +8,23 @@ use crate::backend::nccl::ID_BYTES;
 use crate::backend::nccl::network::Network;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::net::two_sided::ending::Untaken;
-use crate::backend::net::two_sided::members::Members;
+use crate::backend::net::two_sided::members::{Members, comm_of};
 use crate::backend::net::two_sided::outstanding::Outstanding;
 use crate::backend::net::two_sided::over_nccl::NcclTransport;
 use crate::backend::net::two_sided::replays::NewReplayMarks;
 use crate::backend::net::two_sided::spare::{OFFER_BYTES, Offer, in_common};
 use crate::backend::net::two_sided::{OnFault, Transport};
 use crate::error::{Code, Error, Result};
+use crate::model::ids::GroupRank;
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
-use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// What a transport is opened with.
 pub struct Wanted<'a> {
     /// The ranks of the communicator on their nodes.
-    pub topology: &'a Topology,
+    pub view: &'a Arc<NodeView>,
     /// The deadline of each operation.
     pub timeout: Duration,
     /// The most blocks of a kernel of NCCL, each of which fills a multiprocessor.
@@ -42,7 +43,7 @@ pub fn over_nccl(
     wanted: Wanted<'_>,
     stream: Stream,
 ) -> Result<Box<dyn Transport>> {
-    let members = Members::new(wanted.topology, bootstrap.rank());
+    let members = Members::new(Arc::clone(wanted.view));
     let most_bytes = wanted.most_bytes;
     // While ranks connect they wait for each other on their devices, too.
     let _under_way = bootstrap.device().begin();
@@ -76,14 +77,15 @@ fn spare_of_all(
     let device = bootstrap.device();
     let mut offer = Offer::new(&**device, members.place()?);
     let offers = bootstrap.agree(Ok(offer.to_bytes()), OFFER_BYTES, stream)?;
-    let of = |&rank: &usize| offers.get(rank).map(Vec::as_slice);
-    let common = |members: &Members| {
-        let offers: Vec<_> = members.ranks.iter().filter_map(of).collect();
+    let of = |rank: &GroupRank| offers.get(rank.index()).map(Vec::as_slice);
+    let common = |ranks: &[GroupRank]| {
+        let offers: Vec<_> = ranks.iter().filter_map(of).collect();
         in_common(&offers)
     };
-    let all_have = (0..members.topology.ranks())
-        .all(|rank| common(&Members::new(&members.topology, rank)).is_some());
-    let comm = common(members).filter(|_| all_have);
+    let topology = &members.view.topology;
+    let all_have =
+        GroupRank::all(topology.ranks()).all(|rank| common(&comm_of(topology, rank)).is_some());
+    let comm = common(&members.ranks).filter(|_| all_have);
     let comm = comm.and_then(|tag| offer.take(tag));
     Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(device))))
 }
@@ -96,7 +98,7 @@ fn common_id(
 ) -> Result<(Network, [u8; ID_BYTES])> {
     let network = Network::of_process();
     let ids = bootstrap.agree(own_id(&network, members), ID_BYTES, stream)?;
-    let id = members.ranks.first().and_then(|&root| ids.get(root));
+    let id = members.ranks.first().and_then(|root| ids.get(root.index()));
     let id = id.and_then(|id| id.as_slice().try_into().ok());
     Ok((
         network?,
@@ -107,7 +109,7 @@ fn common_id(
 /// The id of the communicator whose first member this rank is; otherwise nothing.
 fn own_id(network: &Result<Network>, members: &Members) -> Result<Vec<u8>> {
     let network = network.as_ref().map_err(Error::clone)?;
-    if members.ranks.first() == Some(&members.rank) {
+    if members.ranks.first() == Some(&members.view.rank) {
         Ok(network.new_id()?.to_vec())
     } else {
         Ok(vec![0; ID_BYTES])

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::net::two_sided::Label;
+use crate::model::ids::GroupRank;
 use std::fmt;
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ pub struct Late {
     /// Which.
     pub operation: Operation,
     /// The ranks that it exchanges with.
-    pub peers: Vec<usize>,
+    pub peers: Vec<GroupRank>,
     /// How long it has run.
     pub waited: Duration,
     /// In a replay of the graph that it was captured into.
@@ -51,13 +52,13 @@ pub struct Recent {
     /// Which.
     pub operation: Operation,
     /// The ranks that it exchanges with.
-    pub peers: Vec<usize>,
+    pub peers: Vec<GroupRank>,
     /// Whether it is under way.
     pub runs: bool,
 }
 
 /// Each of `peers` once, in the order in which they come first.
-pub fn distinct(peers: &[usize]) -> Vec<usize> {
+pub fn distinct(peers: &[GroupRank]) -> Vec<GroupRank> {
     let mut distinct = Vec::new();
     for peer in peers {
         if !distinct.contains(peer) {

@@ -14,6 +14,7 @@ use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinc
 use crate::backend::net::two_sided::replays::{NewReplayMarks, Replays};
 use crate::backend::quiescence::{Graphs, Works};
 use crate::error::Result;
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -45,7 +46,7 @@ struct State {
 struct Pending {
     operation: Operation,
     /// The ranks that it exchanges with, some more than once.
-    peers: Vec<usize>,
+    peers: Vec<GroupRank>,
     begin: Box<dyn StreamMark>,
     /// Not here while it is recorded.
     end: Option<Box<dyn StreamMark>>,
@@ -69,7 +70,7 @@ impl Outstanding {
         &self,
         marks: &dyn Marks,
         label: Label,
-        peers: impl Iterator<Item = usize>,
+        peers: impl Iterator<Item = GroupRank>,
         stream: Stream,
     ) -> Result<Operation> {
         let (number, reusable) = self.state.lock().next()?;
@@ -111,7 +112,7 @@ impl Outstanding {
     }
 
     /// `operation` was not enqueued. Returns with whom it was to be.
-    pub fn withdraw(&self, operation: Operation) -> Vec<usize> {
+    pub fn withdraw(&self, operation: Operation) -> Vec<GroupRank> {
         let mut state = self.state.lock();
         if state.pending.back().map(|pending| pending.operation) == Some(operation)
             && let Some(pending) = state.pending.pop_back()
@@ -263,7 +264,7 @@ impl Pending {
         }
     }
 
-    fn prepare(&mut self, operation: Operation, peers: impl Iterator<Item = usize>) {
+    fn prepare(&mut self, operation: Operation, peers: impl Iterator<Item = GroupRank>) {
         self.operation = operation;
         self.is_enqueued = false;
         self.running_since = None;

@@ -22,7 +22,7 @@ fn begin(
     peers: &[usize],
     stream: Stream,
 ) -> Operation {
-    let peers = peers.iter().copied();
+    let peers = peers.iter().copied().map(GroupRank::new);
     outstanding.begin(device, label(3), peers, stream).unwrap()
 }
 
@@ -46,7 +46,7 @@ fn time_counts_for_the_first_since_it_runs() {
     assert_eq!(late(20), None);
     let first = late(22).unwrap();
     assert_eq!(first.operation.to_string(), "network operation 0, test 3");
-    assert_eq!(first.peers, [3, 1]);
+    assert_eq!(first.peers, [3, 1].map(GroupRank::new));
     assert_eq!(first.waited, 2 * SECOND);
     // The second runs, and counts from when it was seen to.
     device.pass(2);
@@ -59,7 +59,7 @@ fn time_counts_for_the_first_since_it_runs() {
                 number: 1,
                 label: label(3),
             },
-            peers: vec![2],
+            peers: vec![GroupRank::new(2)],
             runs,
         })
     };
@@ -94,7 +94,12 @@ fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
         number: 1,
     };
     let awaited = outstanding
-        .begin(&device, of, [3, 1, 3].into_iter(), Stream::DEFAULT)
+        .begin(
+            &device,
+            of,
+            [3, 1, 3].map(GroupRank::new).into_iter(),
+            Stream::DEFAULT,
+        )
         .unwrap();
     outstanding.enqueued(awaited, Stream::DEFAULT).unwrap();
     enqueue(&outstanding, &device, &[1]);
@@ -106,7 +111,7 @@ fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
     );
     let first = late().unwrap();
     assert_eq!((first.operation, first.waited), (awaited, SECOND));
-    assert_eq!(first.peers, [3, 1]);
+    assert_eq!(first.peers, [3, 1].map(GroupRank::new));
     assert_eq!(first.behind.map(|it| it.number), Some(0));
     device.pass(2);
     assert_eq!(late().unwrap().behind, None);

@@ -12,6 +12,7 @@ use crate::backend::net::two_sided::outstanding::Outstanding;
 use crate::backend::net::two_sided::watchdog::{Watched, watch};
 use crate::backend::net::two_sided::{Label, Message, OnFault, Transport, spare, warm_up};
 use crate::error::{Code, Error, Result};
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -109,7 +110,7 @@ impl Shared {
     fn operate(
         &self,
         label: Label,
-        peers: impl Iterator<Item = usize>,
+        peers: impl Iterator<Item = GroupRank>,
         stream: Stream,
         call: impl Fn(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
@@ -261,14 +262,6 @@ impl Watched for Shared {
 }
 
 impl Transport for NcclTransport {
-    fn gateways(&self) -> &[usize] {
-        &self.shared.members.gateways
-    }
-
-    fn sources(&self) -> &[usize] {
-        &self.shared.members.sources
-    }
-
     fn exchange(
         &self,
         label: Label,

@@ -5,9 +5,9 @@ use super::*;
 use crate::allocations;
 use crate::backend::device::tests::{CAPTURED, TestDevice};
 use crate::backend::nccl::own;
+use crate::backend::net::two_sided::members::tests::members;
 use crate::backend::net::two_sided::spare::Offer;
 use crate::model::tensor::DevPtr;
-use crate::model::topology::{NodeId, Topology};
 
 const LABEL: Label = Label {
     what: "test",
@@ -29,11 +29,9 @@ impl OnFault for Nobody {
 
 /// Rank 2 of three, whose nodes are the letters.
 fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
-    let name = |name: char| NodeId::from_text(&name.to_string());
-    let ids: Vec<NodeId> = nodes.chars().map(name).collect();
     let outstanding = device.outstanding();
     let device: Arc<dyn Device> = Arc::new(device.clone());
-    let members = Members::new(&Topology::from_ids(&ids), 2);
+    let members = members(nodes, 2);
     let comm = Arc::new(own::tests::third_of_three(20 * CALLS));
     let comm = Untaken::new(comm, Arc::clone(&device));
     NcclTransport::new(
@@ -49,14 +47,14 @@ fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
 
 /// Calls `CALLS` times; the operations run at once. Gives how often memory was allocated or freed.
 fn call(transport: &NcclTransport, device: &TestDevice) -> usize {
-    let message = |&peer: &usize| Message {
+    let message = |&peer: &GroupRank| Message {
         peer,
         data: DevPtr(4096),
         bytes: 64,
     };
-    let sends: Vec<_> = transport.gateways().iter().map(message).collect();
-    let others = transport.sources().iter().filter(|&&peer| peer != 2);
-    let receives: Vec<_> = others.map(message).collect();
+    let view = &transport.shared.members.view;
+    let sends: Vec<_> = view.rail_peers.iter().map(message).collect();
+    let receives: Vec<_> = view.remote().iter().map(message).collect();
     let before = allocations::so_far();
     for _ in 0..CALLS {
         let stream = Stream::DEFAULT;
@@ -102,7 +100,7 @@ fn graphs_count_that_outlive_their_group() {
     let device = TestDevice::of_context(203);
     let transport = transport("abc", &device);
     let message = Message {
-        peer: 0,
+        peer: GroupRank::new(0),
         data: DevPtr(4096),
         bytes: 64,
     };

@@ -8,6 +8,7 @@
 use crate::backend::nccl::own::InGraphs;
 use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};
 use crate::error::Result;
+use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,7 +65,7 @@ impl Mark {
 
 struct Captured {
     operation: Operation,
-    peers: Vec<usize>,
+    peers: Vec<GroupRank>,
     /// An earlier one had the place, and may still.
     is_shared: bool,
 }
@@ -87,7 +88,7 @@ impl Replays {
     }
 
     /// `operation` with `peers` is about to be captured. Gives the mark to capture before it.
-    pub fn begin(&mut self, operation: Operation, peers: &[usize]) -> Option<Mark> {
+    pub fn begin(&mut self, operation: Operation, peers: &[GroupRank]) -> Option<Mark> {
         let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations % PLACES;
         let captured = Captured {
@@ -217,12 +218,17 @@ mod tests {
             ..Replays::default()
         };
         for (number, peers) in [(4, [1, 1]), (9, [2, 3])] {
+            let peers = peers.map(GroupRank::new);
             let begin = replays.begin(operation(number), &peers).unwrap();
             begin.capture(CAPTURED).unwrap();
             let end = replays.end(operation(number)).unwrap();
             end.capture(CAPTURED).unwrap();
         }
         (marks, replays)
+    }
+
+    fn numbers(ranks: Vec<GroupRank>) -> Vec<usize> {
+        ranks.into_iter().map(GroupRank::index).collect()
     }
 
     #[test]
@@ -238,7 +244,9 @@ mod tests {
         let (marks, mut replays) = with_two();
         let last = PLACES as u64;
         for number in 2..=last {
-            let _ = replays.begin(operation(number), &[1]).unwrap();
+            let _ = replays
+                .begin(operation(number), &[GroupRank::new(1)])
+                .unwrap();
         }
         let start = Instant::now();
         let mut late = |places: [u64; 4]| {
@@ -259,7 +267,13 @@ mod tests {
         let mut late = |after: u32, places: [u64; 4]| {
             *marks.places.lock() = places;
             let late = replays.late(start + after * SECOND, 3 * SECOND);
-            late.map(|late| (late.operation.number, late.peers, late.waited.as_secs()))
+            late.map(|late| {
+                (
+                    late.operation.number,
+                    numbers(late.peers),
+                    late.waited.as_secs(),
+                )
+            })
         };
         assert_eq!(late(0, [0; 4]), None);
         // It runs since 100, and in another replay since 500.
@@ -282,7 +296,9 @@ mod tests {
         let (marks, replays) = with_two();
         let running = |places: [u64; 4]| {
             *marks.places.lock() = places;
-            replays.running().map(|it| (it.operation.number, it.peers))
+            replays
+                .running()
+                .map(|it| (it.operation.number, numbers(it.peers)))
         };
         assert_eq!(running([0; 4]), None);
         assert_eq!(running([0, 600, 0, 0]), Some((9, vec![2, 3])));
@@ -303,7 +319,7 @@ mod tests {
         let now = Instant::now();
         assert!(Replays::default().late(now, SECOND).is_none());
         let mut replays = Replays::default();
-        assert!(replays.begin(operation(0), &[1]).is_none());
+        assert!(replays.begin(operation(0), &[GroupRank::new(1)]).is_none());
         assert!(replays.end(operation(0)).is_none());
         assert!(replays.late(now + 9 * SECOND, SECOND).is_none());
     }

@@ -11,6 +11,7 @@
 use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;
 use crate::backend::net::two_sided::ending::Ending;
+use crate::model::ids::CommRank;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,7 +58,7 @@ pub struct Offer(Vec<Ending>);
 
 impl Offer {
     /// Those with `place` among so many ranks, in the context of `device`. Where an error is known, none.
-    pub fn new(device: &dyn Device, place: (usize, usize)) -> Self {
+    pub fn new(device: &dyn Device, place: (usize, CommRank)) -> Self {
         let fits = |comm: &mut Ending| comm.fits(device, place);
         let mut spare = SPARE.lock();
         let mut offered: Vec<Ending> = spare.extract_if(.., fits).collect();

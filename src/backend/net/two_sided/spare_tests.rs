@@ -7,7 +7,7 @@ use crate::backend::nccl::own::tests::{tagged, third_of_three};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::quiescence::Attempt;
 
-const PLACE: (usize, usize) = (3, 2);
+const PLACE: (usize, CommRank) = (3, CommRank::new(2));
 
 fn kept(device: &TestDevice, tag: u64) -> Arc<OwnCommunicator> {
     let comm = Arc::new(tagged(third_of_three(0), tag));
@@ -43,8 +43,8 @@ fn whoever_offers_some_has_them_alone_until_the_ranks_have_decided() {
 fn an_offer_has_what_fits_alone() {
     let device = TestDevice::of_context(102);
     drop(kept(&device, 7));
-    assert_eq!(tags(&Offer::new(&device, (3, 1))).len(), 0);
-    assert_eq!(tags(&Offer::new(&device, (2, 2))).len(), 0);
+    assert_eq!(tags(&Offer::new(&device, (3, CommRank::new(1)))).len(), 0);
+    assert_eq!(tags(&Offer::new(&device, (2, CommRank::new(2)))).len(), 0);
     assert_eq!(
         tags(&Offer::new(&TestDevice::of_context(103), PLACE)).len(),
         0

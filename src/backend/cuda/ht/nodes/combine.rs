@@ -6,26 +6,36 @@
 #![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::pass::{
-    AHEAD, Enqueueing, Handle, Heads, NO_MESSAGES, Tokens, behind, word,
+    AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word,
 };
-use crate::backend::cuda::ht::nodes::rails::Turn;
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::shared::{addresses, saturated};
+use crate::backend::cuda::ht::shared::{Outputs, combine_params};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
-use crate::backend::cuda::params::ht::HtCombineParams;
 use crate::backend::cuda::params::ht_nodes::{
-    HT_HEAD_THREADS, HtCombineNodesParams, HtPartials, HtPass,
+    HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtPass,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
+use crate::model::ids::SourceIx;
 use crate::model::ops::{HtCombine, Stream};
 use std::ops::Range;
 use std::ptr::null;
+
+/// Of remote tokens, whose sums travel on.
+const NO_PARTIALS: HtPartials = HtPartials {
+    messages: NO_MESSAGES,
+    spots: null(),
+    departing: null(),
+    homes: null(),
+    tokens: 0,
+    chunk_ends: 0,
+    others: 0,
+    own_place: OWN_NODE_FIRST,
+};
 
 /// A combine and how its kernels are launched.
 struct Combine<'a> {
@@ -39,12 +49,12 @@ struct Combine<'a> {
 pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let group = &handle.group;
     let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
-    let kind = HtKind::Combine { columns };
-    let sizes = (handle.routing.tokens, handle.routing.top_k);
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
-        launch: group.launch(kind, &op.row.into(), sizes)?,
+        launch: group
+            .plan
+            .launch(op.into(), &op.row.into(), &handle.grids)?,
         kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
@@ -77,12 +87,12 @@ impl Combine<'_> {
         TokenBytes::new(self.op.row, self.columns * size_of::<f32>())
     }
 
-    /// The sums of this node, to the sources.
+    /// The sums of this node, to the remote ranks.
     fn departing(&self, pass: usize) -> Bank {
-        self.handle.banks.of_sources(pass, self.bytes())
+        self.handle.banks.of_remote(pass, self.bytes())
     }
 
-    /// Those of other nodes, from the gateways.
+    /// Those of other nodes, from the rail peers.
     fn arriving(&self, pass: usize) -> Bank {
         self.handle.banks.own(pass, self.bytes())
     }
@@ -98,41 +108,38 @@ impl Combine<'_> {
         let tokens = self.handle.remote_tokens(chunks);
         let bank = self.departing(pass);
         let rows = self.handle.pass(chunks, Some(bank), None)?;
-        self.launch(at, rows, &tokens, (bank.rows, 0), self.no_partials()?)?;
+        let out = Outputs {
+            rows: bank.rows,
+            gradients: 0,
+        };
+        self.launch(at, rows, &tokens, out, NO_PARTIALS)?;
         at.fork()?;
-        self.launch_heads(at, bank)?;
-        at.clear();
-        let Turn {
-            sends, receives, ..
-        } = &mut *at.turn;
-        for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
-            let tokens = counts.coming_in(1 + index, chunks);
-            sends.push(bank.parcel(index, tokens, true).with_rows(peer));
-        }
+        self.launch_headers(at, pass, bank)?;
+        let view = &at.rails.network.view;
+        let home = view.remote().iter().enumerate().map(|(index, &peer)| {
+            let tokens = counts.coming_in(SourceIx::new(1 + index), chunks);
+            bank.parcel(index, tokens, true).with_rows(peer)
+        });
         let bank = self.arriving(pass);
-        for (other, &peer) in at.rails.gateways.iter().enumerate() {
+        let come = view.rail_peers.iter().enumerate().map(|(other, &peer)| {
             let tokens = counts.departing_in(other, chunks);
-            receives.push(bank.parcel(other, tokens, true).with_rows(peer));
-        }
-        at.exchange(pass)
+            bank.parcel(other, tokens, true).with_rows(peer)
+        });
+        at.exchange(pass, home, come)
     }
 
-    /// The side stream writes the heads, which say whether the sums are sums.
-    fn launch_heads(&self, at: &Enqueueing<'_>, bank: Bank) -> Result<()> {
-        let messages = (bank, self.handle.plan().sources - 1);
-        if messages.1 == 0 {
+    /// The side stream writes the headers, which say whether the sums are sums. The first pass begins the epoch, also on
+    /// a rank that sends none.
+    fn launch_headers(&self, at: &Enqueueing<'_>, pass: usize, bank: Bank) -> Result<()> {
+        let (handle, count) = (&self.handle, self.handle.plan().forwarded - 1);
+        if count == 0 && pass > 0 {
             return Ok(());
         }
-        let params = self
-            .handle
-            .heads((KernelOp::HtCombine, &self.launch), messages)?;
-        let shape = LaunchShape {
-            blocks: 1,
-            threads: HT_HEAD_THREADS,
-            shared_bytes: 0,
-        };
+        let header = handle.header(&self.launch, pass)?;
+        let params = handle.headers(KernelOp::HtCombine, header, bank, count)?;
+        let shape = LaunchShape::new(1, HT_HEADER_THREADS);
         let module = &self.handle.group.context.module;
-        module.launch_on(kernels::ht_head(), shape, &params, at.side)
+        module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
 
     /// Sums a pass of this rank's own tokens.
@@ -149,34 +156,21 @@ impl Combine<'_> {
             tokens: device.tokens,
             chunk_ends: to_u32(plan.chunks + 1)?,
             others: to_u32(plan.others)?,
-            own_place: handle.rails.own_place()?,
+            own_place: handle.rails.network.own_place(),
         };
         let (row, gradients) = (bank.bytes.row, self.columns * size_of::<f32>());
-        let (_, out_gradients) = addresses(op.gradients.map(|it| (it.input, it.output)));
-        let out = (
-            behind(op.out.0, tokens.first * row),
-            behind(out_gradients, tokens.first * gradients),
-        );
-        let heads = Heads {
-            of: bank,
-            from_gateways: true,
-            scales_word: 0,
+        let all = Outputs::of(op);
+        let out = Outputs {
+            rows: behind(all.rows, tokens.first * row),
+            gradients: behind(all.gradients, tokens.first * gradients),
         };
-        let rows = handle.pass(chunks, None, Some(heads))?;
+        let headers = Headers {
+            of: bank,
+            from_rail_peers: true,
+            expected: handle.header(&self.launch, pass)?,
+        };
+        let rows = handle.pass(chunks, None, Some(headers))?;
         self.launch(at, rows, &tokens, out, partials)
-    }
-
-    fn no_partials(&self) -> Result<HtPartials> {
-        Ok(HtPartials {
-            messages: NO_MESSAGES,
-            spots: null(),
-            departing: null(),
-            homes: null(),
-            tokens: 0,
-            chunk_ends: to_u32(self.handle.plan().chunks + 1)?,
-            others: 0,
-            own_place: OWN_NODE_FIRST,
-        })
     }
 
     /// Launches the kernel for tokens whose sums and gradients go to `out`.
@@ -185,21 +179,13 @@ impl Combine<'_> {
         at: &Enqueueing<'_>,
         pass: HtPass,
         tokens: &Tokens,
-        out: (usize, usize),
+        out: Outputs,
         partials: HtPartials,
     ) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
-        let (gradients, _) = addresses(op.gradients.map(|it| (it.input, it.output)));
+        let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
         let params = HtCombineNodesParams {
-            of_node: HtCombineParams {
-                common: handle.common(KernelOp::HtCombine, &self.launch, tokens)?,
-                rows: op.expert_rows.data.0 as *const u8,
-                gradients: gradients as *const f32,
-                out: out.0 as *mut u8,
-                out_gradients: out.1 as *mut f32,
-                in_rows: saturated(op.expert_rows.rows),
-                columns: saturated(self.columns),
-            },
+            of_node: combine_params(op, common, &out),
             pass,
             partials,
         };

@@ -1,6 +1,6 @@
 //! Creation of an HT handle over several nodes.
 //!
-//! First ranks send their number of tokens along the rails, or that they refuse; then their ids. A kernel finds
+//! First ranks announce their number of tokens along the rails, or that they refuse; then they send their ids. A kernel finds
 //! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
 //! many rows each message has: so operations need not wait.
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@
 use crate::backend::HtRouting;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::handshake::{Announced, NewHandle};
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
@@ -18,11 +19,11 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_PLACE_THREADS, HtNodesMemory, HtPlaceParams, HtRouteNodesParams, HtSource, HtTold,
+    HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::net::two_sided::{Label, Message};
-use crate::error::refusal::{AmongRanks, InSequence, Subject};
+use crate::backend::net::two_sided::Message;
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{IdWidth, Routing, Stream};
 use crate::model::tensor::DevPtr;
@@ -30,16 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 const ID_BYTES: usize = size_of::<i64>();
-const HEADER_BYTES: usize = 2 * size_of::<HtTold>();
-
-/// What a rank says of its part.
-#[derive(Clone, Copy)]
-struct Header {
-    tokens: usize,
-    verdict: u32,
-}
-
-impl Header {
+impl Announced {
     fn takes_part(self) -> bool {
         self.verdict >> HT_VERDICT_CODE_SHIFT == 0
     }
@@ -75,16 +67,16 @@ pub fn open_handle(
         at,
     };
     let own = match &wanted {
-        Ok(HtRouting { routing, .. }) => Header {
+        Ok(HtRouting { routing, .. }) => Announced {
             tokens: routing.tokens,
             verdict: verdict_with(to_u32(routing.top_k)?),
         },
-        Err(error) => Header {
+        Err(error) => Announced {
             tokens: 0,
             verdict: verdict_refusing(error),
         },
     };
-    creation.send_header(own)?;
+    creation.announce(own)?;
     // From here on the others count on this rank.
     creation.open(own, wanted).unwrap_or_else(|error| {
         rails.network.fail(&error);
@@ -98,8 +90,7 @@ struct Part {
     routing: Routing,
     counter: Option<DevPtr>,
     verdict: u32,
-    /// Tokens of the remote sources.
-    remote: usize,
+    size: HandleSize,
 }
 
 impl Part {
@@ -114,14 +105,12 @@ impl Part {
             },
             counter: None,
             verdict: verdict_refusing(error),
-            remote: 0,
+            size: HandleSize::default(),
         }
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
-        let size = HandleSize { own, remote, top_k };
-        self.memory.memory(plan, size)
+        self.memory.memory(plan, self.size)
     }
 }
 
@@ -133,34 +122,37 @@ struct Creation<'a> {
 }
 
 impl Creation<'_> {
-    fn label(&self) -> Label {
-        Label {
+    fn new_handle(&self) -> NewHandle<'_> {
+        NewHandle {
+            network: &self.rails.network,
+            faults: &self.group.context.faults,
             what: "HT handle",
-            number: u64::from(self.epoch),
+            number: self.epoch,
         }
     }
 
     /// The handle, or the refusal that all ranks come to. Another error is this rank's alone, and the others do not
     /// know of it.
-    fn open(&self, own: Header, wanted: Result<HtRouting>) -> Result<Result<NodesHt>> {
+    fn open(&self, own: Announced, wanted: Result<HtRouting>) -> Result<Result<NodesHt>> {
         let rails = self.rails;
-        let headers = self.wait_for_headers(own)?;
+        let announced = self.wait_for_all(own)?;
         let (part, refused) = match wanted {
-            Ok(wanted) => (self.prepare(wanted, &headers)?, None),
+            Ok(wanted) => (self.prepare(wanted, &announced)?, None),
             Err(error) => (Part::refusing(rails, &error), Some(error)),
         };
-        self.route(&part, &headers)?;
-        let tokens = headers.iter().map(|header| header.tokens).collect();
+        self.route(&part, &announced)?;
+        let tokens = announced.iter().map(|it| it.tokens).collect();
         let (rows, counts) = self.wait_for_counts(&part.memory, tokens)?;
         if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
             return Ok(Err(error));
         }
         let passes = rails.plan.passes(counts.most_tokens());
         Ok(Ok(NodesHt {
-            remote: part.remote,
+            size: part.size,
             group: Arc::clone(self.group),
             rails: Arc::clone(rails),
             memory: part.memory,
+            grids: self.group.grids(&part.routing),
             routing: part.routing,
             epoch: self.epoch,
             received: rows as usize,
@@ -170,85 +162,27 @@ impl Creation<'_> {
         }))
     }
 
-    /// Sends this rank's header along its rails.
-    fn send_header(&self, own: Header) -> Result<()> {
-        let rails = self.rails;
-        let told = |value| HtTold {
-            value,
-            epoch: self.epoch,
-        };
-        rails.headers.write(0, told(to_u32(own.tokens)?));
-        rails.headers.write(1, told(own.verdict));
-        // The device reads them after this.
-        fence(Ordering::Release);
-        let at = |source: usize| DevPtr(rails.headers.device() as usize + source * HEADER_BYTES);
-        let message = |peer, source| Message {
-            peer,
-            data: at(source),
-            bytes: HEADER_BYTES,
-        };
-        let sends: Vec<_> = rails.gateways.iter().map(|&it| message(it, 0)).collect();
-        let sources = rails.remote_sources().iter().zip(1..);
-        let receives: Vec<_> = sources.map(|(&peer, it)| message(peer, it)).collect();
-        let transport = rails.network.transport()?;
+    /// Announces this rank's part.
+    fn announce(&self, own: Announced) -> Result<()> {
         let turn = self.group.order.begin(self.at)?;
-        let sent = transport.exchange(self.label(), &sends, &receives, self.at.stream);
-        turn.end_after(sent)
+        turn.end_after(self.rails.handshake.send(&self.new_handle(), own, self.at))
     }
 
-    /// Waits for the headers of this rank's sources; its own is the first.
-    fn wait_for_headers(&self, own: Header) -> Result<Vec<Header>> {
-        let transport = self.rails.network.transport()?;
-        let mut mark = self.rails.headers_arrived.lock();
-        mark.record(self.at.stream)?;
-        self.group
-            .wait_for_routing(|| Ok(mark.is_over()?.then_some(())))?;
-        if let Some(fault) = transport.health() {
-            return Err(fault);
-        }
-        let sources = self.rails.remote_sources().iter().zip(1..);
-        let others = sources.map(|(&rank, source)| self.header(rank, source));
-        let headers = std::iter::once(Ok(own))
-            .chain(others)
-            .collect::<Result<Vec<_>>>()?;
-        self.check(&headers)?;
-        Ok(headers)
-    }
-
-    /// The header of `rank`, which is source number `source`.
-    fn header(&self, rank: usize, source: usize) -> Result<Header> {
-        let word = |index| {
-            let word = self.rails.headers.read(2 * source + index);
-            let word = word.ok_or_else(|| Error::internal("no header"))?;
-            if word.epoch == self.epoch {
-                return Ok(word.value);
-            }
-            // The rank was at something else.
-            let same = AmongRanks::Same { rank };
-            Err(Error::usage(Subject::Handle, same).got(self.epoch, word.epoch))
-        };
-        Ok(Header {
-            tokens: word(0)? as usize,
-            verdict: word(1)?,
-        })
-    }
-
-    fn check(&self, headers: &[Header]) -> Result<()> {
+    /// Waits for what the ranks announce that this one forwards for; what it has announced itself is the first.
+    fn wait_for_all(&self, own: Announced) -> Result<Vec<Announced>> {
         let most = self.group.plan.max_tokens();
-        match headers.iter().find(|header| header.tokens > most) {
-            None => Ok(()),
-            Some(_) => Err(Error::internal(format!(
-                "a rank announces more than {most} tokens"
-            ))),
-        }
+        // Verdicts are compared on the device, among all ranks.
+        let agree = |_, _| Ok(());
+        let others = self.rails.handshake.wait(&self.new_handle(), most, agree)?;
+        Ok(std::iter::once(own).chain(others).collect())
     }
 
     /// Memory for the handle.
-    fn prepare(&self, wanted: HtRouting, headers: &[Header]) -> Result<Part> {
+    fn prepare(&self, wanted: HtRouting, announced: &[Announced]) -> Result<Part> {
         let routing = wanted.routing;
         let verdict = verdict_with(to_u32(routing.top_k)?);
-        let agreeing = headers.iter().skip(1).filter(|it| it.verdict == verdict);
-        let remote = agreeing.map(|header| header.tokens).sum();
+        let agreeing = announced.iter().skip(1).filter(|it| it.verdict == verdict);
+        let remote = agreeing.map(|it| it.tokens).sum();
         let rails = self.rails;
         let (own, top_k) = (routing.tokens, routing.top_k);
         let size = HandleSize { own, remote, top_k };
@@ -256,8 +190,8 @@ impl Creation<'_> {
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
         let room = |own, remote| HandleSize { own, remote, top_k };
-        let room = match self.group.plan.row_sizes().1 {
-            Some(most) => room(most, (rails.plan.sources - 1) * most),
+        let room = match self.group.plan.bound() {
+            Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
         let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
@@ -266,51 +200,51 @@ impl Creation<'_> {
             routing,
             counter: wanted.counter,
             verdict,
-            remote,
+            size,
         })
     }
 
     /// Enqueues the exchange of ids and the kernels that find out where rows go.
-    fn route(&self, part: &Part, headers: &[Header]) -> Result<()> {
-        let rails = self.rails;
-        let bytes: usize = headers.iter().skip(1).map(|it| it.id_bytes()).sum();
+    fn route(&self, part: &Part, announced: &[Announced]) -> Result<()> {
+        let (rails, view) = (self.rails, &self.rails.network.view);
+        let bytes: usize = announced.iter().skip(1).map(|it| it.id_bytes()).sum();
         let ids = rails.ids_for(bytes)?;
         let mut receives = Vec::new();
         let mut data = ids.data();
         let mut first = 0;
-        for (index, (header, &rank)) in headers.iter().zip(rails.network.sources()).enumerate() {
-            let agrees = header.verdict == part.verdict && header.takes_part();
-            let mut source = HtSource {
+        for (index, (it, &rank)) in announced.iter().zip(view.forwarded()).enumerate() {
+            let agrees = it.verdict == part.verdict && it.takes_part();
+            let mut forwarded = HtForwarded {
                 topk_idx: data.0 as *const i64,
-                tokens: to_u32(if agrees { header.tokens } else { 0 })?,
+                tokens: to_u32(if agrees { it.tokens } else { 0 })?,
                 first: to_u32(first)?,
-                rank: to_u32(rank)?,
-                verdict: header.verdict,
+                rank: rank.word(),
+                verdict: it.verdict,
             };
             if index == 0 {
-                source.topk_idx = part.routing.ids.0 as *const i64;
-                source.verdict = part.verdict;
+                forwarded.topk_idx = part.routing.ids.0 as *const i64;
+                forwarded.verdict = part.verdict;
             } else {
-                let bytes = header.id_bytes();
+                let bytes = it.id_bytes();
                 let peer = rank;
                 receives.push(Message { peer, data, bytes });
                 data = DevPtr(data.0 + bytes);
-                first += source.tokens as usize;
+                first += forwarded.tokens as usize;
             }
-            part.memory.sources.write(index, source);
+            part.memory.forwarded.write(index, forwarded);
         }
-        let own = headers.first().map_or(0, |own| own.id_bytes());
-        let send = |&peer: &usize| Message {
+        let own = announced.first().map_or(0, |own| own.id_bytes());
+        let send = |&peer| Message {
             peer,
             data: part.routing.ids,
             bytes: own,
         };
-        let sends: Vec<_> = rails.gateways.iter().map(send).collect();
-        // The device reads the sources after this.
+        // The device reads all that after this.
         fence(Ordering::Release);
         let turn = self.group.order.begin(self.at)?;
-        let transport = rails.network.transport()?;
-        let exchanged = transport.exchange(self.label(), &sends, &receives, self.at.stream);
+        let sends = view.rail_peers.iter().map(send);
+        let label = self.new_handle().label();
+        let exchanged = (rails.network).exchange(label, sends, receives, self.at.stream);
         turn.end_after(
             exchanged
                 .and_then(|()| self.launch_route(part))
@@ -327,10 +261,9 @@ impl Creation<'_> {
             layout: group.layout,
             nodes: rails.nodes()?,
             handle: part.device(&rails.plan)?,
-            sources: part.memory.sources.device(),
-            told: part.memory.told.device(),
+            forwarded: part.memory.forwarded.device(),
+            announced: part.memory.announced.device(),
             counter: part.counter.unwrap_or_default().0 as *mut i32,
-            received: part.memory.received.device(),
             tally: work as *mut u32,
             own_counts: (work + rails.own_counts) as *mut u64,
             max_tokens: u32::try_from(group.plan.max_tokens()).unwrap_or(u32::MAX),
@@ -338,11 +271,10 @@ impl Creation<'_> {
             bank: group.next_bank(),
             verdict: part.verdict,
         };
-        let shape = LaunchShape {
-            blocks: to_u32(rails.plan.sources + rails.plan.others + 1)?,
-            threads: HT_ROUTE_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(
+            to_u32(rails.plan.forwarded + rails.plan.others + 1)?,
+            HT_ROUTE_THREADS,
+        );
         let module = &group.context.module;
         module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
     }
@@ -362,35 +294,28 @@ impl Creation<'_> {
             Some(blocks) => (blocks / 2).clamp(1, multiprocessors) as usize,
             None => multiprocessors as usize,
         };
-        let pieces = plan.chunks * (plan.sources - 1);
+        let pieces = plan.chunks * (plan.forwarded - 1);
         let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
         let params = HtPlaceParams {
             piece_blocks: to_u32(piece_blocks)?,
             ..params
         };
-        let shape = LaunchShape {
-            blocks: to_u32(piece_blocks + home_blocks)?,
-            threads: HT_PLACE_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
         let module = &self.group.context.module;
         module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
-    /// Waits for the number of rows, or why there is none, and for what travels of the sources' `tokens`.
+    /// Waits for the number of rows, or why there is none, and for what travels of the `tokens` of forwarded ranks.
     fn wait_for_counts(&self, memory: &NodesMemory, tokens: Vec<usize>) -> Result<(u32, Counts)> {
-        let received = || Ok(memory.received.complete(0, |it| it.epoch == self.epoch));
-        let rows = self.group.wait_for_routing(received)?.rows;
         let plan = &self.rails.plan;
-        let words: Vec<usize> = (0..plan.told())
-            .map(|index| {
-                let told = || Ok(memory.told.complete(index, |it| it.epoch == self.epoch));
-                Ok(self.group.wait_for_routing(told)?.value as usize)
-            })
-            .collect::<Result<_>>()?;
+        let read = |index| (memory.announced).complete(index, |it| it.epoch == self.epoch);
+        let wait = |index| self.group.wait_for_routing(|| Ok(read(index)));
+        let last = plan.announced() - 1;
+        let rows = wait(last)?.value;
+        let words = (0..last).map(|index| Ok(wait(index)?.value as usize));
         let counts = Counts {
-            words,
+            words: words.collect::<Result<_>>()?,
             tokens,
             ends: plan.chunks + 1,
             others: plan.others,

@@ -8,15 +8,14 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::pass::{AHEAD, Enqueueing, Handle, Heads, Tokens};
-use crate::backend::cuda::ht::nodes::rails::Turn;
+use crate::backend::cuda::ht::nodes::pass::{AHEAD, Enqueueing, Handle, Headers, Tokens};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::scaled;
-use crate::backend::cuda::ht::shared::{addresses, saturated};
+use crate::backend::cuda::ht::shared::{Inputs, dispatch_params};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HtDispatchParams, HtScaledDispatchParams, HtScaledRows};
+use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
     HtScaledPackParams,
@@ -24,6 +23,7 @@ use crate::backend::cuda::params::ht_nodes::{
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::scaled_rows;
 use crate::error::Result;
+use crate::model::ids::SourceIx;
 use crate::model::ops::{HtDispatch, Stream};
 use crate::model::scales::Cast;
 use std::ops::Range;
@@ -41,40 +41,24 @@ struct Dispatch<'a> {
     /// For own tokens, and for those that came as they travel.
     launch: HtLaunch,
     remote_launch: HtLaunch,
-    /// Ids and weights, as the caller gives them.
-    ids: usize,
-    weights: usize,
-}
-
-/// Addresses of what a launch reads, and of the counter that it fills; zero for none.
-#[derive(Default)]
-struct Inputs {
-    rows: usize,
-    ids: usize,
-    weights: usize,
-    counter: usize,
+    own: Inputs,
 }
 
 pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let group = &handle.group;
-    let kind = HtKind::Dispatch {
-        forward: op.routing_in.is_some(),
-    };
-    let sizes = (handle.routing.tokens, handle.routing.top_k);
+    let kind = HtKind::from(op);
     let row = MovedRow::from(op);
-    let launch = group.launch(kind, &row, sizes)?;
+    let launch = group.plan.launch(kind, &row, &handle.grids)?;
     let remote_launch = match row.cast {
         None => launch,
-        Some(_) => group.launch(kind, &row.wire.into(), sizes)?,
+        Some(_) => group.plan.launch(kind, &row.wire.into(), &handle.grids)?,
     };
-    let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
     let dispatch = Dispatch {
         handle: Handle::new(handle)?,
         op,
         launch,
         remote_launch,
-        ids,
-        weights,
+        own: Inputs::of(op),
     };
     let at = &group.enter(stream)?;
     let order = group.order.begin(at)?;
@@ -84,9 +68,9 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
-/// Whether the messages of pass number `pass` have heads that count: one for each operation is enough, as each rank
+/// Whether the messages of pass number `pass` have headers that count: one for each operation is enough, as each rank
 /// sends its rows whether it has failed or not.
-fn has_head(pass: usize) -> bool {
+fn has_header(pass: usize) -> bool {
     pass == 0
 }
 
@@ -118,50 +102,43 @@ impl Dispatch<'_> {
         TokenBytes::new(self.op.wire(), columns * (ID_BYTES + WEIGHT_BYTES))
     }
 
-    /// The messages from the sources.
+    /// The messages from the remote ranks.
     fn arriving(&self, pass: usize) -> Bank {
-        self.handle.banks.of_sources(pass, self.bytes())
+        self.handle.banks.of_remote(pass, self.bytes())
     }
 
-    /// The messages to the gateways.
+    /// The messages to the rail peers.
     fn departing(&self, pass: usize) -> Bank {
         self.handle.banks.own(pass, self.bytes())
     }
 
     /// Puts a pass on the network.
     fn send(&self, at: &mut Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
-        let counts = &self.handle.counts;
-        at.clear();
         if self.needs_packing(pass, chunks) {
             self.launch_pack(at, pass, chunks)?;
         }
-        let Turn {
-            sends, receives, ..
-        } = &mut *at.turn;
-        let bank = self.departing(pass);
-        for (other, &peer) in at.rails.gateways.iter().enumerate() {
-            let first = counts.departing(other, chunks.start);
-            let tokens = counts.departing_in(other, chunks);
-            let parcel = bank.parcel(other, tokens, has_head(pass));
-            if self.are_apart(counts.all_depart(other), tokens) {
-                let rows = self.op.tokens.0 + first * bank.bytes.row;
-                sends.extend([parcel.front(peer), parcel.rows(peer, Some(rows))]);
-            } else {
-                sends.push(parcel.with_rows(peer));
-            }
-        }
-        let bank = self.arriving(pass);
-        for (index, &peer) in at.rails.remote_sources().iter().enumerate() {
-            let source = 1 + index;
+        let (counts, view) = (&self.handle.counts, &self.handle.rails.network.view);
+        let to = self.departing(pass);
+        let sends = view
+            .rail_peers
+            .iter()
+            .enumerate()
+            .flat_map(|(other, &peer)| {
+                let tokens = counts.departing_in(other, chunks);
+                let apart = self.are_apart(counts.all_depart(other), tokens);
+                let rows = self.op.tokens.0 + counts.departing(other, chunks.start) * to.bytes.row;
+                to.parcel(other, tokens, has_header(pass))
+                    .parts(peer, apart.then_some(rows))
+            });
+        let from = self.arriving(pass);
+        let receives = view.remote().iter().enumerate().flat_map(|(index, &peer)| {
+            let source = SourceIx::new(1 + index);
             let tokens = counts.coming_in(source, chunks);
-            let parcel = bank.parcel(index, tokens, has_head(pass));
-            if self.are_apart(counts.all_come(source), tokens) {
-                receives.extend([parcel.front(peer), parcel.rows(peer, None)]);
-            } else {
-                receives.push(parcel.with_rows(peer));
-            }
-        }
-        at.exchange(pass)
+            let apart = self.are_apart(counts.all_come(source), tokens);
+            let parcel = from.parcel(index, tokens, has_header(pass));
+            parcel.parts(peer, apart.then_some(parcel.first_row))
+        });
+        at.exchange(pass, sends, receives)
     }
 
     /// Whether rows travel as a second message, in place from the caller's tensor: sender and receiver decide alike.
@@ -177,20 +154,21 @@ impl Dispatch<'_> {
             let tokens = counts.departing_in(other, chunks);
             tokens > 0 && !self.are_apart(counts.all_depart(other), tokens)
         };
-        has_head(pass) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
+        has_header(pass) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
     }
 
     /// The side stream packs what travels.
     fn launch_pack(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let plan = handle.plan();
-        let messages = (self.departing(pass), plan.others);
+        let header = handle.header(&self.launch, pass)?;
+        let bank = self.departing(pass);
         let params = HtPackParams {
-            heads: handle.heads((KernelOp::HtDispatch, &self.launch), messages)?,
+            headers: handle.headers(KernelOp::HtDispatch, header, bank, plan.others)?,
             handle: handle.device,
             tokens: op.tokens.0 as *const u8,
-            topk_idx: self.ids as *const i64,
-            weights: self.weights as *const f32,
+            topk_idx: self.own.ids as *const i64,
+            weights: self.own.weights as *const f32,
             packed_bytes: match &op.scaled {
                 None => plan.packed_bytes as u64,
                 Some(_) => u64::MAX,
@@ -199,11 +177,10 @@ impl Dispatch<'_> {
             first_chunk: to_u32(chunks.start)?,
             end_chunk: to_u32(chunks.end)?,
         };
-        let shape = LaunchShape {
-            blocks: PACK_BLOCKS.min(handle.group.device.multiprocessors),
-            threads: HT_PACK_THREADS,
-            shared_bytes: 0,
-        };
+        let shape = LaunchShape::new(
+            PACK_BLOCKS.min(handle.group.device.multiprocessors),
+            HT_PACK_THREADS,
+        );
         let module = &handle.group.context.module;
         match &op.scaled {
             None => module.launch_on(kernels::ht_pack(), shape, &params, at.side),
@@ -225,14 +202,8 @@ impl Dispatch<'_> {
         let op = self.op;
         let chunks = 0..self.handle.plan().chunks;
         let tokens = self.handle.own_tokens(&chunks);
-        let inputs = Inputs {
-            rows: op.tokens.0,
-            ids: self.ids,
-            weights: self.weights,
-            counter: op.counter.unwrap_or_default().0,
-        };
         let pass = self.handle.pass(&chunks, None, None)?;
-        let params = self.params(&self.launch, pass, &tokens, &inputs)?;
+        let params = self.params(&self.launch, pass, &tokens, &self.own)?;
         match &op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
@@ -245,12 +216,12 @@ impl Dispatch<'_> {
     fn launch_remote(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
         let bank = self.arriving(pass);
         let tokens = self.handle.remote_tokens(chunks);
-        let heads = has_head(pass).then_some(Heads {
+        let headers = has_header(pass).then_some(Headers {
             of: bank,
-            from_gateways: false,
-            scales_word: self.launch.scales_word,
+            from_rail_peers: false,
+            expected: self.handle.header(&self.launch, pass)?,
         });
-        let rows = self.handle.pass(chunks, Some(bank), heads)?;
+        let rows = self.handle.pass(chunks, Some(bank), headers)?;
         // Ids and weights come with the rows.
         let inputs = Inputs {
             rows: bank.rows,
@@ -275,21 +246,9 @@ impl Dispatch<'_> {
         tokens: &Tokens,
         inputs: &Inputs,
     ) -> Result<HtDispatchNodesParams> {
-        let (handle, op) = (&self.handle, self.op);
-        let (out_ids, out_weights) = addresses(op.routing_out.map(|it| (it.ids, it.weights)));
+        let common = self.handle.common(KernelOp::HtDispatch, launch, tokens)?;
         Ok(HtDispatchNodesParams {
-            of_node: HtDispatchParams {
-                common: handle.common(KernelOp::HtDispatch, launch, tokens)?,
-                tokens: inputs.rows as *const u8,
-                topk_idx: inputs.ids as *const i64,
-                weights: inputs.weights as *const f32,
-                out: op.out.map_or(0, |out| out.data.0) as *mut u8,
-                out_idx: out_ids as *mut i64,
-                out_weights: out_weights as *mut f32,
-                counter: inputs.counter as *mut i32,
-                out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
-                routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
-            },
+            of_node: dispatch_params(self.op, common, inputs),
             pass,
         })
     }

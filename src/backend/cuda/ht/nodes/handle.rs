@@ -4,9 +4,11 @@
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, Passes};
 use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
 use crate::error::Result;
+use crate::model::ids::SourceIx;
 use crate::model::ops::Routing;
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,9 +18,9 @@ pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
     pub memory: Arc<NodesMemory>,
-    /// Tokens of the remote sources.
-    pub remote: usize,
+    pub size: HandleSize,
     pub routing: Routing,
+    pub grids: HandleGrids,
     pub epoch: u32,
     pub received: usize,
     pub counts: Counts,
@@ -26,12 +28,12 @@ pub struct NodesHt {
     pub banks: Arc<Banks>,
 }
 
-/// Tokens that travel before each chunk: own ones to each other node, and those that come from each source.
+/// Tokens that travel before each chunk: own ones to each other node, and those that come from each forwarded rank.
 pub struct Counts {
     pub words: Vec<usize>,
-    /// All tokens of each source, whether they come here or not.
+    /// All tokens of each forwarded rank, whether they come here or not.
     pub tokens: Vec<usize>,
-    /// Of a node or a source.
+    /// Of a node or a forwarded rank.
     pub ends: usize,
     /// Other nodes.
     pub others: usize,
@@ -51,14 +53,14 @@ impl Counts {
         self.departing(other, chunks.end) - self.departing(other, chunks.start)
     }
 
-    /// Tokens of source number `source` that come before `chunk`.
-    pub fn coming(&self, source: usize, chunk: usize) -> usize {
-        self.departing(self.others + source, chunk)
+    /// Tokens of forwarded rank `source` that come before `chunk`.
+    pub fn coming(&self, source: SourceIx, chunk: usize) -> usize {
+        self.departing(self.others + source.index(), chunk)
     }
 
-    /// Tokens of source number `source` in `chunks` that come.
-    pub fn coming_in(&self, source: usize, chunks: &Range<usize>) -> usize {
-        self.departing_in(self.others + source, chunks)
+    /// Tokens of forwarded rank `source` in `chunks` that come.
+    pub fn coming_in(&self, source: SourceIx, chunks: &Range<usize>) -> usize {
+        self.departing_in(self.others + source.index(), chunks)
     }
 
     /// Whether all own tokens go to node `other`.
@@ -66,9 +68,9 @@ impl Counts {
         self.tokens.first() == Some(&self.departing(other, self.ends - 1))
     }
 
-    /// Whether all tokens of source number `source` come here: what that source knows by `all_depart`.
-    pub fn all_come(&self, source: usize) -> bool {
-        self.tokens.get(source) == Some(&self.coming(source, self.ends - 1))
+    /// Whether all tokens of forwarded rank `source` come here: what that rank knows by `all_depart`.
+    pub fn all_come(&self, source: SourceIx) -> bool {
+        self.tokens.get(source.index()) == Some(&self.coming(source, self.ends - 1))
     }
 
     pub fn most_tokens(&self) -> usize {
@@ -79,8 +81,6 @@ impl Counts {
 impl NodesHt {
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
-        let (own, remote, top_k) = (self.routing.tokens, self.remote, self.routing.top_k);
-        let size = HandleSize { own, remote, top_k };
-        self.memory.memory(&self.rails.plan, size)
+        self.memory.memory(&self.rails.plan, self.size)
     }
 }

@@ -5,8 +5,8 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
-use crate::backend::cuda::params::ht::HtReceived;
-use crate::backend::cuda::params::ht_nodes::{HtNodesMemory, HtSource, HtTold};
+use crate::backend::cuda::params::ht::HtCount;
+use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodesMemory};
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -14,12 +14,10 @@ use std::sync::Arc;
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// Rows that this rank receives.
-    pub received: HostPage<HtReceived>,
-    /// Tokens that travel, and the most that a rank has.
-    pub told: HostPage<HtTold>,
-    /// The sources, for `ht_route_nodes` alone.
-    pub sources: HostPage<HtSource>,
+    /// Tokens that travel, the most that a rank has, and the rows that this one receives.
+    pub announced: HostPage<HtCount>,
+    /// The forwarded ranks, for `ht_route_nodes` alone.
+    pub forwarded: HostPage<HtForwarded>,
 }
 
 impl NodesMemory {
@@ -34,9 +32,8 @@ impl NodesMemory {
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             bytes,
-            received: HostPage::new(context, 1)?,
-            told: HostPage::new(context, plan.told())?,
-            sources: HostPage::new(context, plan.sources)?,
+            announced: HostPage::new(context, plan.announced())?,
+            forwarded: HostPage::new(context, plan.forwarded)?,
         })
     }
 
@@ -51,23 +48,23 @@ impl NodesMemory {
     }
 }
 
-/// The messages of a pass on their way between nodes: those of the sources of this rank, and its own. Two of each,
+/// The messages of a pass on their way between nodes: those of the remote ranks, and its own. Two of each,
 /// used by turns.
 pub struct Banks {
     buffer: Buffer,
-    /// Most tokens of a source in a pass.
+    /// Most tokens of a rank in a pass.
     pub room: usize,
     /// The first row of a message.
     first_row: usize,
     /// Bytes of a message.
     stride: usize,
-    /// Messages of a bank for the sources, and of one of this rank.
-    sources: usize,
+    /// Messages of a bank for the remote ranks, and of one of this rank.
+    remote: usize,
     others: usize,
 }
 
 impl Banks {
-    /// Banks for passes of up to `room` tokens of a source, with rows of up to `row_bytes`.
+    /// Banks for passes of up to `room` tokens of a rank, with rows of up to `row_bytes`.
     pub fn new(
         memory: &Arc<CudaMemory>,
         plan: &NodesPlan,
@@ -75,25 +72,25 @@ impl Banks {
         row_bytes: usize,
     ) -> Result<Self> {
         let (first_row, stride) = message_sizes(room, row_bytes);
-        let (sources, others) = (plan.sources - 1, plan.others);
+        let (remote, others) = (plan.forwarded - 1, plan.others);
         Ok(Self {
-            buffer: Buffer::new(memory, 2 * (sources + others) * stride)?,
+            buffer: Buffer::new(memory, 2 * (remote + others) * stride)?,
             room,
             first_row,
             stride,
-            sources,
+            remote,
             others,
         })
     }
 
-    /// The bank of pass number `pass` for messages with the remote sources.
-    pub fn of_sources(&self, pass: usize, bytes: TokenBytes) -> Bank {
-        self.bank(pass % 2 * self.sources, bytes)
+    /// The bank of pass number `pass` for messages with the remote ranks.
+    pub fn of_remote(&self, pass: usize, bytes: TokenBytes) -> Bank {
+        self.bank(pass % 2 * self.remote, bytes)
     }
 
-    /// The bank of pass number `pass` for messages with the gateways.
+    /// The bank of pass number `pass` for messages with the rail peers.
     pub fn own(&self, pass: usize, bytes: TokenBytes) -> Bank {
-        self.bank(2 * self.sources + pass % 2 * self.others, bytes)
+        self.bank(2 * self.remote + pass % 2 * self.others, bytes)
     }
 
     /// The bank that begins with message number `first` of all.

@@ -1,16 +1,18 @@
-//! The messages of a pass: one for each pair of ranks and direction, with a head, rows, and what travels beside
+//! The messages of a pass: one for each pair of ranks and direction, with a header, rows, and what travels beside
 //! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::params::ht_nodes::{HtHead, HtMessages};
+use crate::backend::cuda::params::common::MessageHeader;
+use crate::backend::cuda::params::ht_nodes::HtMessages;
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
+use crate::model::ids::GroupRank;
 use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
 
-pub const HEAD_BYTES: usize = size_of::<HtHead>();
+pub const HEADER_BYTES: usize = size_of::<MessageHeader>();
 
 /// What travels for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +45,12 @@ pub struct Bank {
 
 impl Bank {
     /// Message number `index`, of `tokens`.
-    pub fn parcel(&self, index: usize, tokens: usize, has_head: bool) -> Parcel {
+    pub fn parcel(&self, index: usize, tokens: usize, has_header: bool) -> Parcel {
         Parcel {
             first_row: self.rows + index * self.stride,
             tokens,
             bytes: self.bytes,
-            has_head,
+            has_header,
         }
     }
 
@@ -66,10 +68,10 @@ impl Bank {
 /// One message, or two where rows are sent from elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parcel {
-    first_row: usize,
+    pub first_row: usize,
     tokens: usize,
     bytes: TokenBytes,
-    has_head: bool,
+    has_header: bool,
 }
 
 impl Parcel {
@@ -77,18 +79,18 @@ impl Parcel {
         self.tokens * self.bytes.row
     }
 
-    /// Bytes in front of the rows. The head keeps its place where only tails are wanted.
+    /// Bytes in front of the rows. The header keeps its place where only tails are wanted.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
-        if tails > 0 || self.has_head {
-            tails + HEAD_BYTES
+        if tails > 0 || self.has_header {
+            tails + HEADER_BYTES
         } else {
             0
         }
     }
 
     /// All of it as one message to or from `peer`.
-    pub fn with_rows(&self, peer: usize) -> Message {
+    pub fn with_rows(&self, peer: GroupRank) -> Message {
         Message {
             bytes: self.front_bytes() + self.row_bytes(),
             ..self.front(peer)
@@ -96,7 +98,7 @@ impl Parcel {
     }
 
     /// All but the rows.
-    pub fn front(&self, peer: usize) -> Message {
+    fn front(&self, peer: GroupRank) -> Message {
         let bytes = self.front_bytes();
         Message {
             peer,
@@ -105,13 +107,23 @@ impl Parcel {
         }
     }
 
-    /// The rows alone, which are at `rows`, or where they belong.
-    pub fn rows(&self, peer: usize, rows: Option<usize>) -> Message {
+    /// The rows alone, which are at `rows`.
+    fn rows(&self, peer: GroupRank, rows: usize) -> Message {
         Message {
             peer,
-            data: DevPtr(rows.unwrap_or(self.first_row)),
+            data: DevPtr(rows),
             bytes: self.row_bytes(),
         }
+    }
+
+    /// All of it as one message, or as two where the rows are apart.
+    pub fn parts(self, peer: GroupRank, rows: Option<usize>) -> impl Iterator<Item = Message> {
+        let apart = rows.map(|rows| self.rows(peer, rows));
+        let first = match apart {
+            Some(_) => self.front(peer),
+            None => self.with_rows(peer),
+        };
+        std::iter::once(first).chain(apart)
     }
 }
 
@@ -148,22 +160,26 @@ mod tests {
     #[test]
     fn a_message_is_one_run_of_bytes_around_its_first_row() {
         let parcel = BANK.parcel(1, 3, false);
-        let whole = parcel.with_rows(5);
-        assert_eq!(whole.data.0, 4096 + 8192 - HEAD_BYTES - 3 * 32);
-        assert_eq!(whole.bytes, 3 * 32 + HEAD_BYTES + 3 * 160);
-        let (front, rows) = (parcel.front(5), parcel.rows(5, None));
+        let peer = GroupRank::new(5);
+        let whole = parcel.with_rows(peer);
+        assert_eq!(whole.data.0, 4096 + 8192 - HEADER_BYTES - 3 * 32);
+        assert_eq!(whole.bytes, 3 * 32 + HEADER_BYTES + 3 * 160);
+        let parts: Vec<_> = parcel.parts(peer, Some(parcel.first_row)).collect();
+        let [front, rows] = parts.try_into().unwrap();
         assert_eq!(front.data, whole.data);
         assert_eq!(front.data.0 + front.bytes, rows.data.0);
         assert_eq!(front.bytes + rows.bytes, whole.bytes);
-        assert_eq!(parcel.rows(5, Some(77)).data, DevPtr(77));
+        assert_eq!(parcel.rows(peer, 77).data, DevPtr(77));
+        assert!(parcel.parts(peer, None).eq([whole]));
     }
 
     #[test]
-    fn without_tokens_only_a_head_travels() {
-        assert_eq!(BANK.parcel(0, 0, false).with_rows(1).bytes, 0);
-        assert_eq!(BANK.parcel(0, 0, true).with_rows(1).bytes, HEAD_BYTES);
+    fn without_tokens_only_a_header_travels() {
+        let peer = GroupRank::new(1);
+        assert_eq!(BANK.parcel(0, 0, false).with_rows(peer).bytes, 0);
+        assert_eq!(BANK.parcel(0, 0, true).with_rows(peer).bytes, HEADER_BYTES);
         let bytes = TokenBytes { row: 160, tail: 0 };
         let bank = Bank { bytes, ..BANK };
-        assert_eq!(bank.parcel(0, 2, false).front(1).bytes, 0);
+        assert_eq!(bank.parcel(0, 2, false).front(peer).bytes, 0);
     }
 }

@@ -1,8 +1,8 @@
 //! High-throughput operations of a group over several nodes.
 //!
 //! Rows travel along rails: a token crosses the network once for each other node that has one of its experts, to
-//! the gateway there, which sends it on to the node's ranks as it sends its own. Combine goes the other way: the
-//! gateway sums what the node's ranks return for a token, and one row travels home, which adds its own node and
+//! the rail peer there, which forwards it to the node's ranks as it sends its own. Combine goes the other way: the
+//! rail peer sums what the node's ranks return for a token, and one row travels home, which adds its own node and
 //! then the others. Operations run in passes: while one is on the network, that before it is on NVLink.
 #![forbid(unsafe_code)]
 

@@ -3,26 +3,26 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::Bank;
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::nodes::rails::{Rails, Turn};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order;
-use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory, HtShape};
+use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
+use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory};
 use crate::backend::cuda::params::ht_nodes::{
-    HtHeadParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
+    HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
 };
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::net::two_sided::{Label, Transport};
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
+use crate::model::ids::SourceIx;
 use crate::model::ops::Stream;
 use std::ops::{Deref, Range};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
 
 /// A table's word number `index`.
 pub fn word(table: *const u32, index: usize) -> *const u32 {
@@ -48,26 +48,34 @@ pub const NO_MESSAGES: HtMessages = HtMessages {
     tail_bytes: 0,
 };
 
-/// The messages that came with a pass and whose heads are to be read: from the gateways, or from remote sources.
+/// The messages that came with a pass and whose headers are to be read: from the rail peers, or from remote ranks.
 #[derive(Clone, Copy)]
-pub struct Heads {
+pub struct Headers {
     pub of: Bank,
-    pub from_gateways: bool,
-    /// As they must have it.
-    pub scales_word: u32,
+    pub from_rail_peers: bool,
+    pub expected: MessageHeader,
 }
 
-impl Heads {
+impl Headers {
     fn count(self, plan: &NodesPlan) -> usize {
-        if self.from_gateways {
+        if self.from_rail_peers {
             plan.others
         } else {
-            plan.sources - 1
+            plan.forwarded - 1
+        }
+    }
+
+    /// Whom they are from.
+    fn ranks(self, network: &Network) -> *const u32 {
+        if self.from_rail_peers {
+            network.on_device.rail_peers.0 as *const u32
+        } else {
+            word(network.on_device.forwarded.0 as *const u32, 1)
         }
     }
 }
 
-/// Tokens that a launch has: this rank's own, or those that it carries for other ranks.
+/// Tokens that a launch has: this rank's own, or those that it forwards.
 pub struct Tokens {
     /// The place of the first one's entries.
     pub first: usize,
@@ -107,10 +115,11 @@ impl<'a> Handle<'a> {
         self.tokens(self.device.own_entries, at(chunks.start)..at(chunks.end))
     }
 
-    /// The tokens of remote sources in `chunks`.
+    /// The tokens of remote ranks in `chunks`.
     pub(super) fn remote_tokens(&self, chunks: &Range<usize>) -> Tokens {
         let before = |chunk| -> usize {
-            (1..self.plan().sources)
+            SourceIx::all(self.plan().forwarded)
+                .skip(1)
                 .map(|source| self.counts.coming(source, chunk))
                 .sum()
         };
@@ -134,20 +143,19 @@ impl<'a> Handle<'a> {
         &self,
         chunks: &Range<usize>,
         remote: Option<Bank>,
-        heads: Option<Heads>,
+        headers: Option<Headers>,
     ) -> Result<HtPass> {
         let (memory, plan) = (&self.device, self.plan());
         let is_own = remote.is_none();
         let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
         // With one message, its tokens are in order.
-        let is_in_order = is_own || plan.sources <= 2;
+        let is_in_order = is_own || plan.forwarded <= 2;
         let (departures, arrivals) = if is_own {
             (memory.source_rows, memory.own_arrivals)
         } else {
             (memory.departures, memory.arrivals)
         };
         let row = |table: *mut u32, chunk: usize| word(table, chunk * plan.locals);
-        let nodes = self.rails.nodes()?;
         Ok(HtPass {
             departures: row(departures, chunks.start),
             departures_end: row(departures, chunks.end),
@@ -163,8 +171,7 @@ impl<'a> Handle<'a> {
             pieces: to_u32(plan.chunks * plan.width)?,
             is_own: u32::from(is_own),
             total: memory.total,
-            locals: nodes.carried,
-            locals_step: to_u32(1 + plan.width)?,
+            locals: self.rails.network.on_device.local_ranks.0 as *const u32,
             messages: messages(remote)?,
             origins: if is_in_order {
                 null()
@@ -173,11 +180,10 @@ impl<'a> Handle<'a> {
             },
             starts: word(memory.starts, plan.chunks + 1 + chunks.start),
             chunk_ends: to_u32(plan.chunks + 1)?,
-            head_count: to_u32(heads.map_or(0, |heads| heads.count(plan)))?,
-            heads: messages(heads.map(|heads| heads.of))?,
-            head_ranks: heads.map_or(null(), |heads| self.rails.head_ranks(heads.from_gateways)),
-            scales_word: heads.map_or(0, |heads| heads.scales_word),
-            handle: self.epoch,
+            header_count: to_u32(headers.map_or(0, |it| it.count(plan)))?,
+            headers: messages(headers.map(|it| it.of))?,
+            header_ranks: headers.map_or(null(), |it| it.ranks(&self.rails.network)),
+            expected: headers.map(|it| it.expected).unwrap_or_default(),
         })
     }
 
@@ -186,21 +192,31 @@ impl<'a> Handle<'a> {
         (self.device.origins as usize + first * size_of::<HtOrigin>()) as *const HtOrigin
     }
 
-    /// What is needed to write the heads of `launch` of `op` to `count` messages.
-    pub(super) fn heads(
+    /// The header of the messages of pass number `pass` of an operation with this launch.
+    pub(super) fn header(&self, launch: &HtLaunch, pass: usize) -> Result<MessageHeader> {
+        Ok(MessageHeader {
+            handle: self.epoch,
+            fingerprint: HtShared::fingerprint(launch, self.epoch),
+            scales_word: launch.scales_word,
+            pass: to_u32(pass)?,
+            ..Default::default()
+        })
+    }
+
+    /// What is needed to write `header` to the first `count` messages of `bank`, by `op`.
+    pub(super) fn headers(
         &self,
-        (op, launch): (KernelOp, &HtLaunch),
-        (bank, count): (Bank, usize),
-    ) -> Result<HtHeadParams> {
-        Ok(HtHeadParams {
+        op: KernelOp,
+        header: MessageHeader,
+        bank: Bank,
+        count: usize,
+    ) -> Result<HtHeaderParams> {
+        Ok(HtHeaderParams {
             wait: self.group.context.wait(op),
             messages: bank.messages()?,
             count: to_u32(count)?,
-            scales_word: launch.scales_word,
-            fingerprint: HtFingerprint(launch.shape.fingerprint)
-                .of_handle(self.epoch)
-                .0,
-            handle: self.epoch,
+            header,
+            sequences: self.group.sequences(),
         })
     }
 
@@ -211,27 +227,15 @@ impl<'a> Handle<'a> {
         launch: &HtLaunch,
         tokens: &Tokens,
     ) -> Result<HtCommon> {
-        let group = &self.group;
-        Ok(HtCommon {
-            peers: group.context.peers(),
-            wait: group.context.wait(op),
-            layout: group.layout,
-            handle: HtHandleMemory {
-                entries: tokens.entries,
-                begins: null_mut(),
-                departures: null_mut(),
-                counts: self.device.counts,
-                tokens: to_u32(tokens.count)?,
-                top_k: self.device.top_k,
-            },
-            sequences: group.sequences(),
-            shape: HtShape {
-                fingerprint: HtFingerprint(launch.shape.fingerprint)
-                    .of_handle(self.epoch)
-                    .0,
-                ..launch.shape
-            },
-        })
+        let memory = HtHandleMemory {
+            entries: tokens.entries,
+            begins: null_mut(),
+            departures: null_mut(),
+            counts: self.device.counts,
+            tokens: to_u32(tokens.count)?,
+            top_k: self.device.top_k,
+        };
+        Ok(self.group.common(op, launch, self.epoch, memory))
     }
 }
 
@@ -241,7 +245,6 @@ pub struct Enqueueing<'a> {
     pub side: Stream,
     pub turn: &'a mut Turn,
     pub at: &'a StreamScope,
-    transport: Arc<dyn Transport>,
     label: Label,
 }
 
@@ -253,9 +256,8 @@ impl<'a> Enqueueing<'a> {
         what: &'static str,
     ) -> Result<Self> {
         Ok(Self {
-            transport: rails.network.transport()?,
-            label: rails.label(what),
-            side: rails.side.of(at.capture)?,
+            label: rails.network.label(what),
+            side: rails.network.on_device.side.of(at.capture)?,
             rails,
             turn,
             at,
@@ -283,23 +285,16 @@ impl<'a> Enqueueing<'a> {
         self.turn.join.join(self.at.stream, self.side)
     }
 
-    /// Begins the messages of a pass.
-    pub fn clear(&mut self) {
-        self.turn.sends.clear();
-        self.turn.receives.clear();
-    }
-
     /// Enqueues the messages of pass number `pass`.
-    pub fn exchange(&mut self, pass: usize) -> Result<()> {
-        let Turn {
-            sends,
-            receives,
-            landed,
-            ..
-        } = &mut *self.turn;
-        self.transport
-            .exchange(self.label, sends, receives, self.side)?;
-        let [even, odd] = landed;
+    pub fn exchange(
+        &mut self,
+        pass: usize,
+        sends: impl Iterator<Item = Message>,
+        receives: impl Iterator<Item = Message>,
+    ) -> Result<()> {
+        let network = &self.rails.network;
+        network.exchange(self.label, sends, receives, self.side)?;
+        let [even, odd] = &mut self.turn.landed;
         let landed = if pass.is_multiple_of(2) { even } else { odd };
         landed.record(self.side)
     }

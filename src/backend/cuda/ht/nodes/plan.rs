@@ -1,15 +1,16 @@
-//! The plan of HT operations over several nodes: who carries whom, chunks and passes, the layout of a handle's
+//! The plan of HT operations over several nodes: chunks and passes, the layout of a handle's
 //! memory. Pure functions.
 #![forbid(unsafe_code)]
 
-use crate::backend::cuda::ht::nodes::messages::HEAD_BYTES;
+use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
 use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_COUNTS_OF_SOURCE, HT_ELSEWHERE, HT_MOST_CHUNKS, HT_NONE, HtNodesMemory, HtOrigin,
+    HT_COUNTS_OF_SOURCE, HT_MOST_CHUNKS, HtNodesMemory, HtOrigin,
 };
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
+use crate::model::node_view::NodeView;
 use crate::model::topology::Topology;
 use std::ops::Range;
 
@@ -53,11 +54,11 @@ pub struct NodesPlan {
     pub locals: usize,
     /// Other nodes.
     pub others: usize,
-    /// Ranks that this one carries, itself included.
-    pub sources: usize,
-    /// Most remote ranks that a rank of this node carries.
+    /// Ranks that this one forwards for, itself included.
+    pub forwarded: usize,
+    /// Most remote ranks that a rank of this node forwards for.
     pub width: usize,
-    /// Chunks of a source's tokens.
+    /// Chunks of a rank's tokens.
     pub chunks: usize,
     /// Experts of each rank.
     pub local_experts: usize,
@@ -74,18 +75,8 @@ pub struct NodesPlan {
 pub struct Passes {
     /// The chunks of each.
     pub chunks: Vec<Range<usize>>,
-    /// Most tokens of a source in a pass.
+    /// Most tokens of a rank in a pass.
     pub room: usize,
-}
-
-/// The tables of `HtNodes`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tables {
-    pub places: Vec<u32>,
-    pub carried: Vec<u32>,
-    pub carriers: Vec<u32>,
-    /// This rank's gateways, in the order of sums.
-    pub gateways: Vec<u32>,
 }
 
 impl Division {
@@ -107,12 +98,12 @@ impl Division {
 
 /// Where the first row of a message is, and the bytes of one of up to `room` tokens.
 pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
-    let first_row = (room * MOST_TAIL_BYTES + HEAD_BYTES).next_multiple_of(REGION_ALIGN);
+    let first_row = (room * MOST_TAIL_BYTES + HEADER_BYTES).next_multiple_of(REGION_ALIGN);
     let stride = (first_row + room * row_bytes).next_multiple_of(REGION_ALIGN);
     (first_row, stride)
 }
 
-/// What the memory of a handle is for: tokens of this rank and of its other sources, and ids of each.
+/// What the memory of a handle is for: tokens of this rank and of the others that it forwards for, and ids of each.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HandleSize {
     pub own: usize,
@@ -122,13 +113,11 @@ pub struct HandleSize {
 
 impl NodesPlan {
     /// The plan for the rank of `facts`.
-    pub fn new(facts: &GroupFacts, topology: &Topology) -> Self {
-        let locals = topology.local_ranks(facts.rank);
-        let carried = |rank: &usize| topology.carried_by(*rank).len();
-        let others = topology.nodes() - 1;
+    pub fn new(facts: &GroupFacts, view: &NodeView) -> Self {
+        let others = view.others();
         // What a token of each rank takes on the way to all other nodes.
         let token_bytes = facts.row_bytes * others.max(1);
-        let division = Division::of(topology);
+        let division = Division::of(&view.topology);
         let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
         let pass_bytes = facts.ht_chunk_bytes.unwrap_or(division.pass_bytes(total));
         let pass_tokens = (pass_bytes / token_bytes).max(1);
@@ -138,10 +127,10 @@ impl NodesPlan {
         });
         Self {
             ranks: facts.ranks,
-            locals: locals.count(),
+            locals: view.locals.len(),
             others,
-            sources: carried(&facts.rank),
-            width: locals.ranks().iter().map(carried).max().unwrap_or(1) - 1,
+            forwarded: view.forwarded().len(),
+            width: view.width(),
             chunks,
             local_experts: facts.local_experts(),
             pass_tokens,
@@ -156,9 +145,9 @@ impl NodesPlan {
         self.ranks * packets * PACKET_BYTES
     }
 
-    /// The pages' numbers for the host.
-    pub fn told(&self) -> usize {
-        (self.others + self.sources) * (self.chunks + 1) + 1
+    /// How many counts the device announces to the host.
+    pub fn announced(&self) -> usize {
+        (self.others + self.forwarded) * (self.chunks + 1) + 2
     }
 
     /// The passes of a handle where a rank has at most `most_tokens`.
@@ -218,9 +207,9 @@ impl NodesPlan {
             list: words(self.others * own),
             spots: words(self.others * own),
             departing: words(self.others * ends),
-            starts: words(self.sources * ends),
-            firsts: words(self.sources),
-            source_rows: words(self.sources * ends * self.locals),
+            starts: words(self.forwarded * ends),
+            firsts: words(self.forwarded),
+            source_rows: words(self.forwarded * ends * self.locals),
             departures: words(ends * self.locals),
             received_rows: words(self.ranks * ends),
             source_begins: words(self.ranks),
@@ -239,63 +228,23 @@ impl NodesPlan {
     }
 }
 
-impl Tables {
-    /// The tables of `rank`.
-    pub fn new(topology: &Topology, rank: usize, width: usize) -> Result<Self> {
-        let node = topology.node_of(rank);
-        let place = |other| match topology.distance(rank, other) {
-            0 => to_u32(topology.local_index(other)),
-            distance => Ok(HT_ELSEWHERE | to_u32(distance - 1)?),
-        };
-        let carrier = |other| topology.carrier(other, node);
-        let mut carried = Vec::new();
-        for &local in topology.local_ranks(rank).ranks() {
-            let end = carried.len() + 1 + width;
-            for source in topology.carried_by(local) {
-                carried.push(to_u32(source)?);
-            }
-            carried.resize(end, HT_NONE);
-        }
-        let ranks = || 0..topology.ranks();
-        let gateways = topology.gateways_by_distance(rank).into_iter();
-        Ok(Self {
-            gateways: gateways.map(to_u32).collect::<Result<_>>()?,
-            places: ranks().map(place).collect::<Result<_>>()?,
-            carried,
-            carriers: ranks()
-                .map(|other| to_u32(topology.local_index(carrier(other))))
-                .collect::<Result<_>>()?,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::group::{Algorithm, LlCombineMode};
-    use crate::model::topology::NodeId;
-
-    fn on_nodes(names: &str) -> Topology {
-        let id = |name: char| NodeId::from_text(&name.to_string());
-        Topology::from_ids(&names.chars().map(id).collect::<Vec<_>>())
-    }
+    use crate::model::node_view::tests::view;
 
     fn plan(names: &str, rank: usize, max_tokens: Option<usize>, row_bytes: usize) -> NodesPlan {
-        let topology = on_nodes(names);
-        NodesPlan::new(&facts(&topology, rank, max_tokens, row_bytes), &topology)
+        let view = view(names, rank);
+        NodesPlan::new(&facts(&view, max_tokens, row_bytes), &view)
     }
 
-    fn facts(
-        topology: &Topology,
-        rank: usize,
-        max_tokens: Option<usize>,
-        row_bytes: usize,
-    ) -> GroupFacts {
+    fn facts(view: &NodeView, max_tokens: Option<usize>, row_bytes: usize) -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
-            ranks: topology.ranks(),
-            rank,
-            experts: 4 * topology.ranks(),
+            ranks: view.topology.ranks(),
+            rank: view.rank,
+            experts: 4 * view.topology.ranks(),
             max_tokens,
             max_recv_rows: None,
             row_bytes,
@@ -307,28 +256,14 @@ mod tests {
 
     #[test]
     fn passes_are_as_large_as_all_ranks_have_agreed() {
-        let topology = on_nodes("aabb");
+        let view = view("aabb", 0);
         let facts = GroupFacts {
             ht_chunk_bytes: Some(1 << 20),
-            ..facts(&topology, 0, Some(512), 4096)
+            ..facts(&view, Some(512), 4096)
         };
-        let agreed = NodesPlan::new(&facts, &topology);
+        let agreed = NodesPlan::new(&facts, &view);
         assert_eq!((agreed.pass_bytes, agreed.chunks), (1 << 20, 2));
         assert_eq!(plan("aabb", 0, Some(512), 4096).chunks, 1);
-    }
-
-    #[test]
-    fn tables_name_ranks_by_their_place() {
-        let elsewhere = |node: u32| HT_ELSEWHERE | node;
-        let tables = Tables::new(&on_nodes("abca"), 1, 3).unwrap();
-        // Node a is before node b, node c before node a.
-        assert_eq!(tables.places, [elsewhere(0), 0, elsewhere(1), elsewhere(0)]);
-        assert_eq!(tables.carried, [1, 0, 3, 2]);
-        assert_eq!(tables.carriers, [0; 4]);
-        assert_eq!(tables.gateways, [0, 2]);
-        let tables = Tables::new(&on_nodes("abca"), 3, 2).unwrap();
-        assert_eq!(tables.carried, [0, 1, 2, 3, HT_NONE, HT_NONE]);
-        assert_eq!(tables.carriers, [0, 0, 0, 1]);
     }
 
     #[test]
@@ -381,9 +316,9 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_without_remote_sources_has_room_for_its_peers_ones() {
+    fn a_rank_without_remote_ranks_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
-        assert_eq!((plan.sources, plan.width, plan.locals), (1, 1, 3));
+        assert_eq!((plan.forwarded, plan.width, plan.locals), (1, 1, 3));
         let size = HandleSize {
             own: 8,
             remote: 0,

@@ -3,39 +3,28 @@
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::handshake::Handshake;
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, Tables};
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
-use crate::backend::cuda::params::ht_nodes::{HtNodes, HtTold};
+use crate::backend::cuda::params::common::RankOnNode;
+use crate::backend::cuda::params::ht_nodes::HtNodes;
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::regions::{own_place, to_u32};
-use crate::backend::cuda::side_streams::SideStreams;
-use crate::backend::device::{Marks as _, StreamMark};
-use crate::backend::net::two_sided::{Label, Message};
+use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
-use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the handles of a group over several nodes share.
 pub struct Rails {
     pub plan: NodesPlan,
     pub network: Arc<Network>,
-    /// The gateways on the other nodes, in the order of sums.
-    pub gateways: Vec<usize>,
     pub memory: Arc<CudaMemory>,
-    _tables: Buffer,
-    places: DevPtr,
-    carried: DevPtr,
-    carriers: DevPtr,
-    gateway_ranks: DevPtr,
     pub work: Buffer,
     pub own_counts: usize,
-    /// This rank's header of a new handle, then those of its other sources.
-    pub headers: HostPage<HtTold>,
+    pub handshake: Handshake,
     pub pool: Pool<NodesMemory>,
     /// For a rank that refuses its part of a handle.
     pub spare: Arc<NodesMemory>,
@@ -43,13 +32,8 @@ pub struct Rails {
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
     /// The last serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
-    /// Over when the other ranks' headers of a new handle are in `headers`.
-    pub headers_arrived: Mutex<Box<dyn StreamMark>>,
-    /// For what an operation does on the network.
-    pub side: SideStreams,
     /// Locked while an operation is enqueued.
     pub turn: Mutex<Turn>,
-    operations: AtomicU64,
 }
 
 /// What operations need one at a time.
@@ -57,106 +41,59 @@ pub struct Turn {
     pub join: DriverEvent,
     /// Of the last two passes on the network.
     pub landed: [DriverEvent; 2],
-    pub sends: Vec<Message>,
-    pub receives: Vec<Message>,
 }
 
 impl Rails {
-    /// The rails of a group whose rows have at most `row_bytes`; `max_tokens` is the bound of tokens per rank, if any.
+    /// The rails of a group with the plan `plan`.
     pub fn new(
         shared: &HtShared,
         network: Arc<Network>,
         memory: &Arc<CudaMemory>,
         plan: NodesPlan,
-        (row_bytes, max_tokens): (usize, Option<usize>),
     ) -> Result<Self> {
         let on: &Arc<Context> = shared.context.module.context();
-        let (rank, topology) = (network.rank(), network.topology());
-        let tables = Tables::new(topology, rank, plan.width)?;
-        let (tables, [places, carried, carriers, gateway_ranks]) = Buffer::of_tables(
-            memory,
-            [
-                &tables.places,
-                &tables.carried,
-                &tables.carriers,
-                &tables.gateways,
-            ],
-        )?;
-        let tally_bytes = (plan.sources * plan.locals * plan.local_experts * size_of::<u32>())
+        let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>())
             .next_multiple_of(256);
         let turn = Turn {
             join: DriverEvent::new(on)?,
             landed: [DriverEvent::new(on)?, DriverEvent::new(on)?],
-            sends: Vec::new(),
-            receives: Vec::new(),
         };
         let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
         let rails = Self {
             plan,
-            gateways: topology.gateways_by_distance(rank),
             network,
             memory: Arc::clone(memory),
-            _tables: tables,
-            places,
-            carried,
-            carriers,
-            gateway_ranks,
             work: Buffer::zeroed(memory, tally_bytes + 2 * plan.counts_bytes())?,
             own_counts: tally_bytes,
-            headers: HostPage::new(on, 2 * plan.sources)?,
-            headers_arrived: Mutex::new(memory.new_mark()?),
+            handshake: Handshake::new(memory, plan.forwarded)?,
             pool: Pool::default(),
             spare: Arc::new(spare),
-            row_bytes,
+            row_bytes: shared.plan.row_bytes(),
             ids: Mutex::default(),
             banks: Mutex::default(),
-            side: SideStreams::new(memory)?,
             turn: Mutex::new(turn),
-            operations: AtomicU64::new(0),
         };
-        if let Some(tokens) = max_tokens {
+        if let Some(tokens) = shared.plan.bound() {
             rails.banks_for(rails.plan.room(tokens))?;
         }
         Ok(rails)
-    }
-
-    /// Where this node comes in the sums of own tokens, as a kernel parameter.
-    pub fn own_place(&self) -> Result<u32> {
-        own_place(self.network.topology(), self.network.rank())
     }
 
     /// The tables as a kernel parameter.
     pub fn nodes(&self) -> Result<HtNodes> {
         let plan = &self.plan;
         Ok(HtNodes {
-            places: self.places.0 as *const u32,
-            carried: self.carried.0 as *const u32,
-            carriers: self.carriers.0 as *const u32,
+            of_rank: self.network.on_device.of_rank.0 as *const RankOnNode,
+            forwarded_by: self.network.on_device.forwarded_by.0 as *const u32,
             ranks: to_u32(plan.ranks)?,
             others: to_u32(plan.others)?,
             width: to_u32(plan.width)?,
-            sources: to_u32(plan.sources)?,
+            forwarded: to_u32(plan.forwarded)?,
             chunks: to_u32(plan.chunks)?,
         })
     }
 
-    /// The ranks of what other nodes send, as kernels read them: those of `remote_sources`, or of `gateways`.
-    pub fn head_ranks(&self, from_gateways: bool) -> *const u32 {
-        let own = self.network.topology().local_index(self.network.rank());
-        let sources = own * (1 + self.plan.width) + 1;
-        if from_gateways {
-            self.gateway_ranks.0 as *const u32
-        } else {
-            (self.carried.0 + sources * size_of::<u32>()) as *const u32
-        }
-    }
-
-    /// The remote ranks that this one carries.
-    pub fn remote_sources(&self) -> &[usize] {
-        self.network.sources().get(1..).unwrap_or_default()
-    }
-
-    /// Banks with room for so many tokens of a source in a pass. Grows geometrically: total <= 2 * largest.
+    /// Banks with room for so many tokens of a rank in a pass. Grows geometrically: total <= 2 * largest.
     pub fn banks_for(&self, room: usize) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
         let present = banks.last();
@@ -179,10 +116,5 @@ impl Rails {
         let larger = Arc::new(Buffer::new(&self.memory, bytes)?);
         *ids = Some((Arc::clone(&larger), bytes));
         Ok(larger)
-    }
-
-    pub fn label(&self, what: &'static str) -> Label {
-        let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
-        Label { what, number }
     }
 }

@@ -1,0 +1,141 @@
+//! The nodes of a group as one rank sees them: who forwards for whom. What operations over nodes of either mode read.
+//!
+//! On each node every rank of the group has a *forwarder*: itself at home, elsewhere its *rail peer*. A forwarder does
+//! on its node what the rank itself does at home: it sends the rank's rows to the ranks there, and collects what they
+//! return.
+#![forbid(unsafe_code)]
+
+use crate::model::ids::{GroupRank, LocalRank, SourceIx};
+use crate::model::topology::Topology;
+
+/// The nodes as one rank sees them.
+#[derive(Clone, Debug)]
+pub struct NodeView {
+    /// Who is where.
+    pub topology: Topology,
+    /// This rank.
+    pub rank: GroupRank,
+    /// Its number among those of its node.
+    pub own: LocalRank,
+    /// The ranks of its node, ascending: they map each other's memory.
+    pub locals: Vec<GroupRank>,
+    /// One on each other node, that of the node before this one first: the order in which sums add the nodes.
+    pub rail_peers: Vec<GroupRank>,
+    /// Whom each rank of this node forwards for: itself first, then others in the order of nodes, then ranks.
+    forwarded: Vec<Vec<GroupRank>>,
+    /// Each rank of the group.
+    pub of_rank: Vec<SeenRank>,
+}
+
+/// Where a rank of the group is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeenRank {
+    /// `None` on another node.
+    pub local: Option<LocalRank>,
+    /// Who forwards for it here.
+    pub forwarder: LocalRank,
+    /// Its number among those that its forwarder forwards for.
+    pub source: SourceIx,
+    /// How many nodes before this one its node is, around the ring.
+    pub distance: usize,
+}
+
+impl NodeView {
+    /// The nodes of `topology` as `rank` sees them.
+    pub fn new(topology: Topology, rank: GroupRank) -> Self {
+        let locals = topology.ranks_of(topology.node_of(rank)).to_vec();
+        let forwarded: Vec<_> = locals.iter().map(|&it| topology.forwarded_by(it)).collect();
+        let mut of_rank = vec![SeenRank::default(); topology.ranks()];
+        // Each rank of the group has one forwarder here.
+        for (forwarder, ranks) in LocalRank::all(forwarded.len()).zip(&forwarded) {
+            for (source, &seen) in SourceIx::all(ranks.len()).zip(ranks) {
+                if let Some(to) = of_rank.get_mut(seen.index()) {
+                    *to = SeenRank {
+                        local: (source == SourceIx::default()).then_some(forwarder),
+                        forwarder,
+                        source,
+                        distance: topology.distance(rank, seen),
+                    };
+                }
+            }
+        }
+        Self {
+            rail_peers: topology.rail_peers(rank),
+            own: topology.local_index(rank),
+            locals,
+            forwarded,
+            of_rank,
+            rank,
+            topology,
+        }
+    }
+
+    /// The rank of this node with the number `local`; that number itself if there is none.
+    pub fn rank_of(&self, local: LocalRank) -> GroupRank {
+        let known = self.locals.get(local.index()).copied();
+        known.unwrap_or(GroupRank::from(local.word()))
+    }
+
+    /// The number of other nodes.
+    pub fn others(&self) -> usize {
+        self.rail_peers.len()
+    }
+
+    /// The ranks that this one forwards for, itself first.
+    pub fn forwarded(&self) -> &[GroupRank] {
+        self.forwarded
+            .get(self.own.index())
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// Those on other nodes, which are number 1 and so on.
+    pub fn remote(&self) -> &[GroupRank] {
+        self.forwarded().get(1..).unwrap_or_default()
+    }
+
+    /// Most remote ranks that a rank of this node forwards for.
+    pub fn width(&self) -> usize {
+        let counts = self.forwarded.iter().map(Vec::len);
+        counts.max().unwrap_or(1) - 1
+    }
+
+    /// Whom each rank of this node forwards for.
+    pub fn forwarded_by_all(&self) -> &[Vec<GroupRank>] {
+        &self.forwarded
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::model::topology::tests::on_nodes;
+
+    /// What `rank` sees where the nodes of the ranks are the letters.
+    pub fn view(nodes: &str, rank: usize) -> NodeView {
+        NodeView::new(on_nodes(nodes), GroupRank::new(rank))
+    }
+
+    #[test]
+    fn every_rank_has_a_forwarder_that_forwards_for_it() {
+        for names in ["ab", "aabb", "abab", "aaba", "abc", "aabcc"] {
+            let topology = on_nodes(names);
+            for rank in GroupRank::all(topology.ranks()) {
+                let view = view(names, rank.index());
+                assert_eq!(view.forwarded().first(), Some(&rank), "{names}");
+                assert_eq!(view.others(), topology.nodes() - 1);
+                assert_eq!(view.rank_of(view.own), rank, "{names}");
+                for (other, seen) in GroupRank::all(topology.ranks()).zip(&view.of_rank) {
+                    let forwarder = view.rank_of(seen.forwarder);
+                    assert_eq!(forwarder, topology.forwarder(other, topology.node_of(rank)));
+                    let forwarded = &view.forwarded_by_all()[seen.forwarder.index()];
+                    assert_eq!(forwarded[seen.source.index()], other, "{names}");
+                    assert!(forwarded.len() <= 1 + view.width());
+                    assert_eq!(seen.distance, topology.distance(rank, other), "{names}");
+                    let is_here = seen.distance == 0;
+                    assert_eq!(seen.local, is_here.then(|| topology.local_index(other)));
+                    assert_eq!(seen.source == SourceIx::default(), is_here, "{names}");
+                }
+            }
+        }
+    }
+}

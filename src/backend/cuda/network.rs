@@ -5,7 +5,6 @@
 //! gateway (rail peer). A carrier does on its node what the rank itself does on its own: it sends the rank's
 //! rows to the ranks there, and collects what they return. The ranks that a rank carries are its *sources*,
 //! itself first.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;

@@ -5,7 +5,6 @@
 //!
 //! Every message of an operation begins with the same struct, its header (*head*): nothing else would tell rows of one
 //! type from those of another.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;

@@ -1,6 +1,5 @@
 //! What LL operations over several nodes have beside those on one: where the ranks are, memory for what crosses
 //! the network, and a stream for what runs behind the caller's own work.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};

@@ -3,7 +3,6 @@
 //! Every rank *carries* tokens on its node: its own, and those of the remote ranks whose gateway it is. Its
 //! *sources* are these ranks, itself first. A source's tokens are divided into *chunks*, the same on all ranks;
 //! an operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::{PeerTable, ScaledRows, WaitParams};
 use crate::backend::cuda::params::ht::{

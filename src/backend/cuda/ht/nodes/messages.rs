@@ -1,6 +1,5 @@
 //! The messages of a pass: one for each pair of ranks and direction, with a head, rows, and what travels beside
 //! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::ht_nodes::{HtHead, HtMessages};
 use crate::backend::cuda::regions::to_u32;

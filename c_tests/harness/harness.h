@@ -195,6 +195,24 @@ void ep_tensor_upload(const ncclNDTensor_t* tensor, const void* host);
 void ep_tensor_download(const ncclNDTensor_t* tensor, void* host);
 void ep_tensor_fill(const ncclNDTensor_t* tensor, int byte);
 
+// ---- Calls that many tests make alike (calls.c)
+// ------------------------------------------------
+
+// A handle for ids [tokens, top_k] in device memory, without a counter.
+ncclResult_t ep_handle_create(ncclEpHandle_t* handle, ncclEpGroup_t group, void* ids,
+                              unsigned tokens, unsigned top_k, cudaStream_t stream);
+// Destroys a handle and forgets it.
+ncclResult_t ep_handle_destroy(ncclEpHandle_t* handle);
+// ncclEpGetAsyncError, which must succeed.
+ncclResult_t ep_group_state(ncclEpGroup_t group);
+
+// Blocks a stream until it is opened, which must be before it goes.
+typedef struct {
+    bool is_open;
+} EpGate;
+void ep_gate_close(EpGate* gate, cudaStream_t stream);
+void ep_gate_open(EpGate* gate);
+
 #ifdef __cplusplus
 }
 #endif

@@ -191,6 +191,16 @@ bool ht_check_combine(HtRun* run) {
     return match;
 }
 
+void ht_prepare(HtRun* run) {
+    ht_prepare_dispatch(run);
+    ht_prepare_combine(run);
+}
+
+bool ht_check(HtRun* run) {
+    const bool dispatched = ht_check_dispatch(run);
+    return ht_check_combine(run) && dispatched;
+}
+
 void ht_dispatch(HtRun* run, HtPass pass) {
     ht_prepare_dispatch(run);
     EP_CHECK_NCCL(ht_launch_dispatch(run, pass, run->env->stream));

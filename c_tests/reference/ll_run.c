@@ -6,12 +6,6 @@
 
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
-ncclEpGroup_t ll_group_new(const EpEnv* env, const LlShape* shape) {
-    const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
-    return ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape->num_experts, shape->max_tokens,
-                           (unsigned)row_bytes);
-}
-
 static void upload_routing(LlRun* run) {
     ref_routing_fit(run->now, run->capacity);
     ref_buffer_upload(&run->ids, run->now->topk_idx[run->env->rank]);
@@ -44,7 +38,7 @@ static void allocate_buffers(LlRun* run) {
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, uint64_t seed) {
     memset(run, 0, sizeof(*run));
     run->env = env;
@@ -70,19 +64,17 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShap
     ref_list_scrap(&list);
 }
 
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed) {
-    const unsigned num_ranks = (unsigned)env->size;
-    unsigned* num_tokens = ref_host_new(num_ranks * sizeof(*num_tokens));
-    if (uneven) {
-        ref_tokens_uneven(num_tokens, num_ranks, shape->max_tokens, seed);
-    } else {
-        ref_tokens_full(num_tokens, num_ranks, shape->max_tokens);
-    }
-    RefRouting* routing =
-        ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens, style, seed);
-    free(num_tokens);
+    RefRouting* routing = ref_routing_drawn((unsigned)env->size, shape, style, uneven, seed);
     ll_run_open(run, env, group, shape, routing, seed);
+}
+
+void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+                       bool uneven, uint64_t seed) {
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
+    ll_run_open_with(run, env, group, shape, style, uneven, seed);
+    run->own_group = group;
 }
 
 void ll_run_close(LlRun* run) {
@@ -93,6 +85,7 @@ void ll_run_close(LlRun* run) {
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->now);
     ref_routing_free(run->sent);
+    if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));
     memset(run, 0, sizeof(*run));
 }
 
@@ -252,6 +245,16 @@ bool ll_check_combine(LlRun* run) {
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     free(combined);
     return match;
+}
+
+void ll_prepare(LlRun* run) {
+    ll_prepare_dispatch(run);
+    ll_prepare_combine(run);
+}
+
+bool ll_check(LlRun* run) {
+    const bool dispatched = ll_check_dispatch(run);
+    return ll_check_combine(run) && dispatched;
 }
 
 void ll_dispatch(LlRun* run) {

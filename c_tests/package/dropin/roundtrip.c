@@ -5,8 +5,8 @@
 
 static void low_latency_round_trip(EpEnv* env) {
     EP_REQUIRE(env->size == 2);
-    const LlShape shape = {4, 4, 2, ncclBfloat16, 64};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {4, 4, 2, ncclBfloat16, 64};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 1);
     ll_dispatch(&run);

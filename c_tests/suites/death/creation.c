@@ -10,7 +10,7 @@
 
 static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStream_t stream,
                                  ncclEpGroup_t* group) {
-    const LlShape shape = shape_for(&self->env);
+    const RefShape shape = shape_for(&self->env);
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, shape.max_tokens, 128);
     return ncclEpCreateGroup(group, comm, &config, stream, NULL, NULL);
@@ -127,14 +127,14 @@ void dies_before_an_operation_and_a_handle(DeathRank* self) {
     void* ids = ep_device_upload(&id, sizeof(id));
     void* memory = ep_device_alloc(128 * (1 + (size_t)env->size));
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
-    EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
+    EP_REQUIRE_NCCL(ep_handle_create(&handle, group, ids, 1, 1, env->stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     meet(self, kReady, env->size);
     if (is_victim(self)) die(self);
     const double start = seconds_now();
     const ncclResult_t dispatched = dispatch_to_rank_0(env, handle, memory);
     EP_CHECK(dispatched == ncclSuccess || (ep_num_nodes() > 1 && dispatched == ncclRemoteError));
-    const ncclResult_t result = create_ht_handle(env, group, ids, &next);
+    const ncclResult_t result = ep_handle_create(&next, group, ids, 1, 1, env->stream);
     check_in_time(self, start);
     EP_CHECK_EQ_I64(result, host_waits_for_routing() ? ncclRemoteError : ncclSuccess);
     expect_fault(self, group, start);
@@ -152,9 +152,7 @@ static void make_trip(Work* work, const DeathRank* self) {
     EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
     EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
     EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-    ncclResult_t state = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(work->group, &state));
-    EP_CHECK_EQ_I64(state, ncclSuccess);
+    EP_CHECK_RESULT(ep_group_state(work->group), ncclSuccess);
 }
 
 // The library's part of destroying a group; each call must return in time. cudaFree, which frees
@@ -164,8 +162,7 @@ static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, tensor));
     check_in_time(self, start);
     start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
-    work->run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
     check_in_time(self, start);
 }
@@ -259,8 +256,7 @@ void creation_is_lost_after_a_failure(DeathRank* self) {
     }
     meet(self, kNoticed, env->size);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(failed.run.handle));
-    failed.run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&failed.run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(failed.group, env->stream));
     check_in_time(self, start);
     meet(self, kAllKnow, env->size);
@@ -287,8 +283,7 @@ void group_ends_behind_a_lost_creation(DeathRank* self) {
     }
     meet(self, kNoticed, env->size);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work.run.handle));
-    work.run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&work.run.handle));
     const ncclResult_t ended = ncclEpGroupDestroy(work.group, env->stream);
     EP_CHECK(is_victim(self) || ended == ncclRemoteError);
     check_in_time(self, start);

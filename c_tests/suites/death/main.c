@@ -43,13 +43,13 @@ static void dies_before_an_ht_handle(DeathRank* self) {
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
-    EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
+    EP_REQUIRE_NCCL(ep_handle_create(&handle, group, ids, 1, 1, env->stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     lose_victim(self);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     const double start = seconds_now();
     handle = NULL;
-    const ncclResult_t result = create_ht_handle(env, group, ids, &handle);
+    const ncclResult_t result = ep_handle_create(&handle, group, ids, 1, 1, env->stream);
     if (host_waits_for_routing()) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
         check_in_time(self, start);

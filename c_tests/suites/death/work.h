@@ -10,10 +10,6 @@ enum { kSlackMs = 1000, kPollUs = 500 };
 // network, and on the CPU backend.
 bool host_waits_for_routing(void);
 
-// Creates a high-throughput handle for one token with one id.
-ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
-                              ncclEpHandle_t* handle);
-
 // From now on the network may fail so much later: while memory is freed the device takes no copy, and the network waits
 // a while for one by which kernels learn of the failure.
 void allow_for_a_free(DeathRank* self);

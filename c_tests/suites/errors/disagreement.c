@@ -3,11 +3,8 @@
 // GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
 // has run, and an operation enqueued before that fails together with its group. On GPUs of several
 // nodes the host waits, too.
-#define _GNU_SOURCE  // usleep
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -41,8 +38,7 @@ static ncclResult_t create(const Session* session, unsigned top_k, ncclEpHandle_
 }
 
 ncclResult_t replace_handle(Session* session, unsigned top_k) {
-    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
-    session->handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&session->handle));
     return create(session, top_k, &session->handle);
 }
 
@@ -197,19 +193,12 @@ void ht_handle_without_a_count(EpEnv* env) {
 
 // ---- Operations enqueued before the host can know ----------------------------------------------
 
-// Blocks a stream until the gate opens.
-static void hold(void* gate) {
-    while (atomic_load((atomic_bool*)gate)) usleep(100);
-}
-
 // Creates a handle on which the ranks disagree and calls `kind` on it while the stream is blocked.
 static void use_at_once(Session* session, bool refused, CallKind kind) {
     const EpEnv* env = session->env;
-    atomic_bool gate;
-    atomic_init(&gate, true);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
-    session->handle = NULL;
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    EpGate gate;
+    EP_CHECK_NCCL(ep_handle_destroy(&session->handle));
+    ep_gate_close(&gate, env->stream);
     if (refused && is_odd(env)) {
         refuse(session);
     } else {
@@ -218,7 +207,7 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
     }
-    atomic_store(&gate, false);
+    ep_gate_open(&gate);
     ep_sync(env);
 }
 

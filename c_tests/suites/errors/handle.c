@@ -111,11 +111,8 @@ static void too_many_tokens(const EpEnv* env) {
     const unsigned most = INT32_MAX / (unsigned)env->size;
     Session session = {.env = env, .algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
     EP_REQUIRE_NCCL(open_auto_group(&session));
-    EpView ids;
-    ep_view_2d(&ids, NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, most + 1, kTopK);
     EP_REFUSED("handle-topk-rows-auto",
-               ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
-                                  env->stream, false),
+               ep_handle_create(&session.handle, session.group, NULL, most + 1, kTopK, env->stream),
                ARGUMENT,
                "ncclEpCreateHandle: topk_idx.sizes[0]: must be at most what all ranks can send to "
                "one (got %u, expected %u or less)",

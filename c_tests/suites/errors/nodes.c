@@ -75,11 +75,9 @@ static void call_on_another_handle(const Session* session, Difference difference
     Session using = *session;
     const bool makes = difference == kOtherHandle || other;
     if (makes) {
-        EpView ids;
         const unsigned top_k = difference == kOtherTopK ? kTopK - 1 : kTopK;
-        ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
-        const ncclResult_t result = ncclEpCreateHandle(&using.handle, session->group, &ids.tensor,
-                                                       NULL, 0, NULL, env->stream, false);
+        const ncclResult_t result = ep_handle_create(&using.handle, session->group, session->ids,
+                                                     kTokens, top_k, env->stream);
         if (session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && difference == kNewHandle) {
             // All ranks make one together.
             EP_CHECK(result != ncclSuccess && result != ncclInternalError);

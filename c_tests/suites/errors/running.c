@@ -239,11 +239,9 @@ static void other_top_k(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     if (is_odd(env)) {
-        EpView ids;
-        ep_view_2d(&ids, session.ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK - 1);
         EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
-        EP_CHECK_NCCL(ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
-                                         env->stream, false));
+        EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens,
+                                       kTopK - 1, env->stream));
     }
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     check_all_notice(&session, kDispatch, "running-ll-columns",

@@ -25,7 +25,7 @@ static unsigned largest(const RefFormat* format) {
 // Blocking, staged, and after other rows have been combined.
 static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const LlShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
     LlRun run;
@@ -50,7 +50,7 @@ static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens,
 static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens,
                                uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const HtShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {(HtRows)(seed % 3), kHtNoCounter, seed};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
@@ -173,7 +173,7 @@ static void all_bfloat16(EpEnv* env) {
 static void all_bfloat16_ht(EpEnv* env) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat first = every_number(0);
-    const HtShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens,
                                           largest(&first));

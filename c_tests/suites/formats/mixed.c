@@ -75,7 +75,7 @@ static RefFormat format_of(const EpEnv* env) {
 void casts_on_some_ranks(EpEnv* env) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
-    const LlShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
     LlRun run;
@@ -102,7 +102,7 @@ void casts_on_some_ranks(EpEnv* env) {
 void casts_on_some_ranks_ht(EpEnv* env) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
-    const HtShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 5};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));

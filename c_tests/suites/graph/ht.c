@@ -29,17 +29,13 @@ static void renew_all(HtPair* pair, uint64_t seed) {
         const RefRouting* routing = run->routing;
         ht_run_give(run, ref_routing_new(routing->num_ranks, routing->num_experts, routing->top_k,
                                          routing->num_tokens, kRefMessy, seed + i));
-        ht_prepare_dispatch(run);
-        ht_prepare_combine(run);
+        ht_prepare(run);
     }
 }
 
 static void check_all(HtPair* pair) {
     ep_sync(pair->env);
-    for (unsigned i = 0; i < kPair; ++i) {
-        ht_check_dispatch(&pair->runs[i]);
-        ht_check_combine(&pair->runs[i]);
-    }
+    for (unsigned i = 0; i < kPair; ++i) ht_check(&pair->runs[i]);
 }
 
 static void replay_all(HtPair* pair) {
@@ -113,16 +109,13 @@ static void play_casting(void* context) {
 static void replay_format(LlRun* run, const RefFormat* format) {
     ll_run_set_format(run, format);
     ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
+    ll_prepare(run);
     const EpCaptured captured = ep_capture(run->env->stream, play_casting, run);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
+        ll_prepare(run);
         ep_replay(&captured);
         ep_sync(run->env);
-        ll_check_dispatch(run);
-        ll_check_combine(run);
+        ll_check(run);
     }
     ep_release_captured(&captured);
 }

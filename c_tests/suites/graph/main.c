@@ -49,8 +49,8 @@ static void open_fixture(Fixture* fixture, const EpEnv* env, unsigned num_runs) 
     fixture->env = env;
     fixture->num_runs = num_runs;
     fixture->seed = 1;
-    const LlShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
-    fixture->group = ll_group_new(env, &shape);
+    const RefShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
+    fixture->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < num_runs; ++i) {
         ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
     }

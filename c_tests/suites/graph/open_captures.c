@@ -12,22 +12,12 @@ static const HtPass kForward = {.forward = true};
 
 // ---- High throughput ---------------------------------------------------------------------------
 
-static void prepare_ht(HtRun* run) {
-    ht_prepare_dispatch(run);
-    ht_prepare_combine(run);
-}
-
-static void check_ht(HtRun* run) {
-    ht_check_dispatch(run);
-    ht_check_combine(run);
-}
-
 static void replay_ht(HtRun* run, cudaGraphExec_t graph) {
     for (unsigned i = 0; i < kReplays; ++i) {
-        prepare_ht(run);
+        ht_prepare(run);
         EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
         ep_sync(run->env);
-        check_ht(run);
+        ht_check(run);
     }
 }
 
@@ -54,7 +44,7 @@ void ht_beside_an_open_capture(EpEnv* env) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
-    prepare_ht(other);
+    ht_prepare(other);
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ht_launch_dispatch(run, kForward, pair.aside));
         EP_CHECK_NCCL(ht_launch_dispatch(other, kForward, env->stream));
@@ -62,7 +52,7 @@ void ht_beside_an_open_capture(EpEnv* env) {
         EP_CHECK_NCCL(ht_launch_combine(run, false, pair.aside));
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
         ep_sync(env);
-        check_ht(other);
+        ht_check(other);
         replay_ht(run, graph);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     }
@@ -71,38 +61,17 @@ void ht_beside_an_open_capture(EpEnv* env) {
 
 // ---- Staged operations -------------------------------------------------------------------------
 
-static void open_ll(LlPair* pair, EpEnv* env) {
-    ll_pair_open(pair, env, kRefDistinct);
-    for (unsigned i = 0; i < kPair; ++i) {
-        LlRun* run = &pair->runs[i];
-        ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
-    }
-}
-
 static void complete(LlRun* run, cudaStream_t stream) {
     EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
 }
 
-static void check_ll(LlRun* run) {
-    ll_check_dispatch(run);
-    ll_check_combine(run);
-}
-
 static void replay_ll(LlRun* run, cudaGraphExec_t graph) {
-    for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
-        EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
-        ep_sync(run->env);
-        check_ll(run);
-    }
+    for (unsigned i = 0; i < kReplays; ++i) ll_run_replay(run, graph);
 }
 
 void two_open_captures(EpEnv* env) {
     LlPair pair;
-    open_ll(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(env->stream) && ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
@@ -138,7 +107,7 @@ static void use_new_handle(LlPair* pair) {
 // A staged operation outside of the graph, and a handle that is made, used and destroyed there.
 void beside_an_open_capture(EpEnv* env) {
     LlPair pair;
-    open_ll(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, true));
@@ -151,7 +120,7 @@ void beside_an_open_capture(EpEnv* env) {
         EP_CHECK_NCCL(ll_launch_combine(run, pair.aside, true));
         complete(run, pair.aside);
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
-        check_ll(other);
+        ll_check(other);
         replay_ll(run, graph);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     }
@@ -164,7 +133,7 @@ void one_open_capture_too_many(EpEnv* env) {
     enum { kAll = kMostCaptures + 1 };
     if (ep_num_nodes() == 1) return;
     LlPair pair;
-    open_ll(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun* run = &pair.runs[0];
     cudaStream_t streams[kAll];
     ep_open_streams(streams, kAll);

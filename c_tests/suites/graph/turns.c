@@ -25,8 +25,7 @@ void two_captures_in_turns(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
     ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
+    ll_prepare(run);
     ll_prepare_dispatch(other);
     const bool captures = ep_begin_capture(env->stream) && ep_begin_capture(second);
     follow(branch, env->stream, fork);
@@ -47,8 +46,7 @@ void two_captures_in_turns(EpEnv* env) {
     }
     EP_CHECK_CUDA(cudaStreamSynchronize(second));
     ep_sync(env);
-    ll_check_dispatch(run);
-    ll_check_combine(run);
+    ll_check(run);
     ll_check_dispatch(other);
     EP_REQUIRE_CUDA(cudaEventDestroy(join));
     EP_REQUIRE_CUDA(cudaEventDestroy(fork));
@@ -96,8 +94,7 @@ void a_send_that_never_ran(EpEnv* env) {
         (void)cudaStreamEndCapture(env->stream, &graph);
         (void)cudaGetLastError();
         if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
-        EP_CHECK_NCCL(ncclEpHandleDestroy(lost->handle));
-        lost->handle = NULL;
+        EP_CHECK_NCCL(ep_handle_destroy(&lost->handle));
     }
     for (int i = 0; i < 4; ++i) {  // each slot twice
         ll_prepare_dispatch(run);

@@ -17,25 +17,20 @@ typedef struct {
     HtCounter counter;
 } Shape;
 
-static HtShape shape_for(const EpEnv* env, const Shape* shape) {
-    const HtShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                            shape->top_k, shape->datatype, shape->hidden};
+static RefShape shape_for(const EpEnv* env, const Shape* shape) {
+    const RefShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                             shape->top_k, shape->datatype, shape->hidden};
     return result;
-}
-
-static void destroy(const EpEnv* env, ncclEpGroup_t group) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and
 // combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        const HtShape shape = shape_for(env, &shapes[i]);
+        const RefShape shape = shape_for(env, &shapes[i]);
         const HtOpening opening = {shapes[i].rows, shapes[i].counter, 200 + i};
-        ncclEpGroup_t group = ht_group_new(env, &shape);
         HtRun run;
-        ht_run_open_with(&run, env, group, &shape, shapes[i].style, shapes[i].uneven, opening);
+        ht_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, opening);
         run.variation = (unsigned)i;
         for (unsigned step = 0; step < 2; ++step) {
             ht_forward(&run);
@@ -44,7 +39,6 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
             ht_combine(&run, true);
         }
         ht_run_close(&run);
-        destroy(env, group);
     }
 }
 #define STEPS(env, shapes) steps(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
@@ -142,26 +136,23 @@ static void many_tokens(EpEnv* env) {
 // more, as a planted bug makes one do.
 static void most_rows(EpEnv* env) {
     const unsigned experts = 2 * (unsigned)env->size;
-    const HtShape shape = {experts, 12, experts, ncclBfloat16, 32};
+    const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
     EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
     ht_forward(&run);
     ht_combine(&run, true);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // Callers index by the ids that come with rows: each must name an expert of this rank or none,
 // whatever its sender sent: a planted bug sends others.
 static void ids_in_range(EpEnv* env) {
-    const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
+    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
     ht_prepare_dispatch(&run);
     EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
     ep_sync(env);
@@ -174,7 +165,6 @@ static void ids_in_range(EpEnv* env) {
     EP_CHECK_EQ_U64(strays, 0);
     free(ids);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // Each list of a dispatch with and without its optional tensors.
@@ -187,27 +177,24 @@ static void optional_tensors(EpEnv* env) {
         {.forward = false, .counter = true},
         {.forward = false, .send_only = true},
     };
-    const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
+    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 3};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
     for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
         ht_dispatch(&run, kPasses[i]);
         ht_combine(&run, i % 2 != 0);
     }
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
 // a weight only if both name it.
 static void other_ids_at_dispatch(EpEnv* env) {
-    const HtShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
+    const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefDistinct, true, opening);
     for (unsigned style = 0; style < kRefNumStyles; ++style) {
         ht_run_give(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
                                           run.routing->num_tokens, (RefStyle)style, 300 + style));
@@ -215,18 +202,16 @@ static void other_ids_at_dispatch(EpEnv* env) {
         ht_combine(&run, false);
     }
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // An expert that a token names more than once gets one row and the sum of its weights, in the order of
 // k; a single weight keeps its bits. Of these weights another order or the last alone gives other sums.
 static void repeated_experts(EpEnv* env) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
-    const HtShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
+    const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefRepeating, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefRepeating, true, opening);
     for (unsigned round = 0; round < 3; ++round) {
         // Other ids for the same routing: an expert is named as often as these say.
         RefRouting* given = ref_routing_copy(run.routing);
@@ -241,17 +226,15 @@ static void repeated_experts(EpEnv* env) {
         ht_combine(&run, true);
     }
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
 // finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
-    const HtShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
+    const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, style, true, opening);
+    ht_run_open_alone(&run, env, &shape, style, true, opening);
     run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
@@ -261,7 +244,6 @@ static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyl
     ht_forward(&run);
     ht_combine(&run, true);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 static void gradients_with_spare_columns(EpEnv* env) { gradients_with(env, 5, 3, kRefMessy); }
@@ -274,11 +256,10 @@ static void gradients_with_one_column(EpEnv* env) {
 
 // Two outputs of the same handle are equal in all rows, used or not.
 static void cached_equals_forward(EpEnv* env) {
-    const HtShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
+    const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
     unsigned char* first = ref_host_new(run.tokens_out.bytes);
     const HtPass forward = {.forward = true};
     const HtPass cached = {.forward = false};
@@ -292,7 +273,6 @@ static void cached_equals_forward(EpEnv* env) {
     REF_CHECK_BUFFER(&run.tokens_out, first);
     free(first);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 int main(int argc, char** argv) {

@@ -11,10 +11,10 @@ enum { kHidden = 32 };
 
 // In this routing rank 0 receives at least one row, as every rank has tokens for its experts.
 static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
-    const HtShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
-                           kHidden};
+    const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
+                            kHidden};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
-    *group = ht_group_new(env, &shape);
+    *group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     ht_run_open_with(run, env, *group, &shape, kRefDistinct, false, opening);
     EP_CHECK(run->received > 0);
     // On several nodes a rank that fails early would end what the others still create.
@@ -34,8 +34,7 @@ static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
 
 // Rank 0 knows why it failed; the other ranks may or may not have noticed.
 static void close_failed(HtRun* run, EpEnv* env, ncclEpGroup_t group, const char* tensor) {
-    ncclResult_t failure = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(group, &failure));
+    const ncclResult_t failure = ep_group_state(group);
     if (env->rank == 0) {
         EP_CHECK_EQ_I64(failure, ncclInvalidUsage);
         EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), tensor);

@@ -207,8 +207,7 @@ void a_reset_beside_groups(EpEnv* env) {
         EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
         EP_REQUIRE_CUDA(cudaDeviceReset());
         usleep(kLookedAgainUs);
-        ncclResult_t state = ncclSuccess;
-        EP_CHECK_NCCL(ncclEpGetAsyncError(trip.group, &state));
+        const ncclResult_t state = ep_group_state(trip.group);
         // The CPU backend has no device that could be lost.
         if (ep_num_nodes() > 1 && !ep_on_host_backend()) {
             EP_CHECK_EQ_I64(state, ncclUnhandledCudaError);

@@ -1,13 +1,8 @@
 // Threads: another thread than its creator may use a group, and threads with a group each do not
 // disturb one another. Only the main thread counts checks.
-#define _GNU_SOURCE  // usleep
 #include <pthread.h>
-#include <stdatomic.h>
-#include <unistd.h>
 
 #include "suites/lifecycle/lifecycle.h"
-
-enum { kPauseUs = 100 };
 
 typedef struct {
     int device;
@@ -57,10 +52,6 @@ typedef struct {
     bool good;
 } Launch;
 
-static void wait_for(void* is_open) {
-    while (!atomic_load((atomic_bool*)is_open)) usleep(kPauseUs);
-}
-
 static void* launch_from_the_first_device(void* argument) {
     Launch* launch = argument;
     int device = -1;
@@ -79,8 +70,8 @@ void default_stream_of_another_device(EpEnv* env) {
         Place place = place_of(env);
         place.stream = NULL;
         open_trip(&trip, kEpAlgorithms[i], place);
-        atomic_bool is_open = false;
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(NULL, wait_for, &is_open));
+        EpGate gate;
+        ep_gate_close(&gate, NULL);
         Launch launch = {&trip, false};
         pthread_t thread;
         if (env->device != 0) {
@@ -90,7 +81,7 @@ void default_stream_of_another_device(EpEnv* env) {
         } else {
             EP_CHECK_NCCL(start_dispatch(&trip, 0));
         }
-        atomic_store(&is_open, true);
+        ep_gate_open(&gate);
         EP_CHECK_NCCL(start_combine(&trip, 0));
         EP_CHECK(came_back(&trip));
         EP_CHECK(close_trip(&trip));

@@ -18,26 +18,24 @@ typedef struct {
     bool uneven;
 } Shape;
 
-static LlShape shape_for(const EpEnv* env, const Shape* shape) {
-    const LlShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                            shape->top_k, shape->datatype, shape->hidden};
+static RefShape shape_for(const EpEnv* env, const Shape* shape) {
+    const RefShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                             shape->top_k, shape->datatype, shape->hidden};
     return result;
 }
 
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        const LlShape shape = shape_for(env, &shapes[i]);
-        ncclEpGroup_t group = ll_group_new(env, &shape);
+        const RefShape shape = shape_for(env, &shapes[i]);
         LlRun run;
-        ll_run_open_with(&run, env, group, &shape, shapes[i].style, shapes[i].uneven, 100 + i);
+        ll_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, 100 + i);
         run.variation = (unsigned)i;
         for (unsigned pair = 0; pair < 2; ++pair) {
             ll_dispatch(&run);
             ll_combine(&run);
         }
         ll_run_close(&run);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
 }
 #define ROUND_TRIPS(env, shapes) round_trips(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
@@ -65,8 +63,8 @@ static void uneven_tokens(EpEnv* env) {
 }
 
 static void no_tokens_anywhere(EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     unsigned* num_tokens = ref_host_new((size_t)env->size * sizeof(*num_tokens));
     LlRun run;
     ll_run_open(&run, env, group, &shape,
@@ -124,17 +122,15 @@ static void slots_are_filled(EpEnv* env) {
 }
 
 static void without_counter(EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 5);
+    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 5);
     for (unsigned i = 0; i < 4; ++i) {
         run.without_counter = i % 2 == 0;
         ll_dispatch(&run);
         ll_combine(&run);
     }
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // Operations of one handle with different widths and types, up to the group's width; a combine need
@@ -146,10 +142,9 @@ static void rows_narrower_than_the_groups(EpEnv* env) {
     } kRows[] = {{ncclBfloat16, 128}, {ncclBfloat16, 8}, {ncclFloat32, 64},
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
     enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
-    const LlShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 6);
+    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 6);
     for (unsigned i = 0; i < kNumRows; ++i) {
         run.shape.datatype = kRows[i].datatype;
         run.shape.hidden = kRows[i].hidden;
@@ -159,7 +154,6 @@ static void rows_narrower_than_the_groups(EpEnv* env) {
         ll_combine(&run);
     }
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 enum { kFusedTokens = 16, kFusedHidden = 16 };
@@ -203,11 +197,10 @@ static void products_are_fused(EpEnv* env) {
     } kCases[] = {
         {ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        const LlShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
-                               kFusedHidden};
-        ncclEpGroup_t group = ll_group_new(env, &shape);
+        const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
+                                kFusedHidden};
         LlRun run;
-        ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 7);
+        ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 7);
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
             for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
@@ -218,15 +211,14 @@ static void products_are_fused(EpEnv* env) {
         ll_dispatch(&run);
         check_fused(env, &run, kCases[i].factor);
         ll_run_close(&run);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
 }
 
 // Tensors of ncclEpTensorCreate instead of descriptors made by hand, and ids that are freed before
 // the handle is destroyed.
 static void tensors_of_the_library(EpEnv* env) {
-    const LlShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 8);
     ll_prepare_dispatch(&run);

@@ -2,7 +2,6 @@
 // between. Two may be in flight; a third, or another operation on a handle that has one, is
 // refused. A handle may be destroyed while one is pending.
 #define _DEFAULT_SOURCE  // usleep
-#include <stdatomic.h>
 #include <unistd.h>
 
 #include "suites/staged/staged.h"
@@ -61,10 +60,6 @@ static void completed_before_the_send_began(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void hold(void* gate) {
-    while (atomic_load((atomic_bool*)gate)) usleep(100);
-}
-
 // A combine on a third stream uses what its dispatch's receive phase leaves in the handle. That
 // phase is stuck behind other work until the combine has had time to run ahead.
 static void combined_while_the_receive_is_late(EpEnv* env) {
@@ -75,20 +70,18 @@ static void combined_while_the_receive_is_late(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&third, cudaStreamNonBlocking));
     for (unsigned i = 0; i < 4; ++i) {
         const bool stage = i % 2 != 0;
-        atomic_bool gate;
-        atomic_init(&gate, true);
+        EpGate gate;
         if (i > 0) ll_run_change(run, kRefReplace);
         send_dispatch(run);
         ll_prepare_combine(run);
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(setup.other, hold, &gate));
+        ep_gate_close(&gate, setup.other);
         EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, setup.other));
         EP_CHECK_NCCL(ll_launch_combine(run, third, stage));
         usleep(30000);
-        atomic_store(&gate, false);
+        ep_gate_open(&gate);
         if (stage) EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        ll_check_dispatch(run);
-        ll_check_combine(run);
+        ll_check(run);
     }
     EP_CHECK_CUDA(cudaStreamDestroy(third));
     tear_down(&setup, env);

@@ -21,9 +21,9 @@ static unsigned from_one_to(Stress* stress, unsigned most) {
     return 1 + (unsigned)ep_random_below(&stress->plan, most);
 }
 
-static LlShape random_shape(Stress* stress) {
+static RefShape random_shape(Stress* stress) {
     static const ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
-    LlShape shape;
+    RefShape shape;
     shape.num_experts = from_one_to(stress, kMaxLocalExperts) * (unsigned)stress->env->size;
     shape.max_tokens = from_one_to(stress, kMaxTokens);
     shape.top_k = from_one_to(stress, kMaxTopK);
@@ -36,7 +36,7 @@ static LlShape random_shape(Stress* stress) {
 static void open_group(Stress* stress, StressGroup* group) {
     memset(group, 0, sizeof(*group));
     group->shape = random_shape(stress);
-    group->group = ll_group_new(stress->env, &group->shape);
+    group->group = ref_group_new(stress->env, NCCL_EP_ALGO_LOW_LATENCY, &group->shape);
     for (unsigned h = 0; h < kHandles; ++h) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
         const bool uneven = ep_random_below(&stress->plan, 2) == 0;

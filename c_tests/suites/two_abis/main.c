@@ -87,10 +87,8 @@ typedef struct {
 static void open_first(const EpEnv* env, First* first, const Side* side) {
     first->group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts_of(env), kMostTokens,
                                    kHidden * sizeof(uint16_t));
-    EpView ids;
-    ep_view_2d(&ids, side->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&first->handle, first->group, &ids.tensor, NULL, 0, NULL,
-                                       env->stream, false));
+    EP_REQUIRE_NCCL(
+        ep_handle_create(&first->handle, first->group, side->ids, kTokens, kTopK, env->stream));
     ep_view_2d(&first->home, side->rows.home, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens,
                kHidden);
     ep_view_3d(&first->away, side->rows.away, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,

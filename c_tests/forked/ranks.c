@@ -157,6 +157,17 @@ void run_death_case(const DeathCase* test, DeathSetting setting) {
     munmap(shared, sizeof(*shared));
 }
 
+void print_outcome(const char* name, uint64_t failed_before) {
+    printf("%-48s %s\n", name, ep_failed() == failed_before ? "ok" : "FAILED");
+    fflush(stdout);
+}
+
+int end_program(void) {
+    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
+           (unsigned long long)ep_failed());
+    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+}
+
 unsigned timeout_from_environment(unsigned otherwise) {
     char text[16];
     const char* patience = getenv("EP_TEST_PATIENCE");

@@ -68,6 +68,11 @@ typedef struct {
 // Runs a case on new processes; counts its checks and how the processes ended.
 void run_death_case(const DeathCase* test, DeathSetting setting);
 
+// Prints how a case went, by the failed checks before it.
+void print_outcome(const char* name, uint64_t failed_before);
+// Prints the counts of all cases; returns the exit status.
+int end_program(void);
+
 // NCCL_EP_TIMEOUT_MS; sets it to `otherwise` if it is unset, times EP_TEST_PATIENCE if that is set.
 unsigned timeout_from_environment(unsigned otherwise);
 

@@ -113,6 +113,25 @@ int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases) {
     return ep_finish(&env);
 }
 
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
+                     const char** word) {
+    for (int i = 1; i < argc; ++i) {
+        const EpOption* found = NULL;
+        for (size_t n = 0; n < count; ++n) {
+            if (strcmp(argv[i], options[n].name) == 0) found = &options[n];
+        }
+        if (found == NULL && (word == NULL || argv[i][0] == '-')) return false;
+        if (found == NULL) {
+            *word = argv[i];
+            continue;
+        }
+        if (++i == argc) return false;
+        if (found->number != NULL) *found->number = (unsigned)strtoul(argv[i], NULL, 10);
+        if (found->text != NULL) *found->text = argv[i];
+    }
+    return true;
+}
+
 bool ep_on_hostsim(void) {
     return ep_on_host_backend() || ep_on_cpu_build();
 }

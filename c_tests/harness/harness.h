@@ -103,6 +103,18 @@ void ep_barrier(void);
 void ep_open_streams(cudaStream_t* streams, unsigned count);
 void ep_close_streams(const cudaStream_t* streams, unsigned count);
 
+// One option of a C program with a value: a number or a text.
+typedef struct {
+    const char* name;
+    unsigned* number;
+    const char** text;
+} EpOption;
+
+// Reads "--name value" pairs; a single other word goes to *word, where that is not NULL. Returns
+// whether it has understood all.
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
+                     const char** word);
+
 // ---- Leaks (leaks.c)
 // ----------------------------------------------------------------------------
 

@@ -217,27 +217,20 @@ static const char* obstacle(const DeathCase* test) {
 }
 
 int main(int argc, char** argv) {
-    int num_ranks = kDefaultRanks;
+    unsigned num_ranks = kDefaultRanks;
     // A stream of the shim is full before its kernels take too long.
     if (!ep_on_host_backend()) EP_REQUIRE(setenv("NCCLEP_HOSTSIM_QUEUE", "40", 0) == 0);
     const char* word = "";
     const char* split = "";
-    for (int i = 1; i < argc; ++i) {
-        if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
-            num_ranks = atoi(argv[++i]);
-        } else if (strcmp(argv[i], "--nodes") == 0 && i + 1 < argc) {
-            split = argv[++i];
-            num_ranks = (int)strlen(split);
-        } else {
-            word = argv[i];
-        }
-    }
-    if (num_ranks < 2 || num_ranks > kMaxRanks) {
+    const EpOption table[] = {{"--ranks", &num_ranks, NULL}, {"--nodes", NULL, &split}};
+    const bool good = ep_read_options(argc, argv, table, 2, &word);
+    if (split[0] != '\0') num_ranks = (unsigned)strlen(split);
+    if (!good || num_ranks < 2 || num_ranks > kMaxRanks) {
         fprintf(stderr, "usage: test_death [--ranks 2..%d | --nodes SPLIT] [WORD]\n", kMaxRanks);
         return 2;
     }
-    const DeathSetting setting = {num_ranks, num_ranks - 1, timeout_from_environment(kDefaultTimeoutMs),
-                                  kSlackMs, split};
+    const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1,
+                                  timeout_from_environment(kDefaultTimeoutMs), kSlackMs, split};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         if (strstr(kCases[i].name, word) == NULL) continue;
         if (obstacle(&kCases[i]) != NULL) {
@@ -246,10 +239,7 @@ int main(int argc, char** argv) {
         }
         const uint64_t failed_before = ep_failed();
         run_death_case(&kCases[i], setting);
-        printf("%-48s %s\n", kCases[i].name, ep_failed() == failed_before ? "ok" : "FAILED");
-        fflush(stdout);
+        print_outcome(kCases[i].name, failed_before);
     }
-    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
-           (unsigned long long)ep_failed());
-    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+    return end_program();
 }

@@ -47,23 +47,31 @@ void claim_node(DeathRank* self) {
     EP_REQUIRE(setenv("NCCL_IB_DISABLE", "1", 0) == 0);
 }
 
-// Bytes of a message; some are few, one kind is none.
-static size_t bytes_of(size_t from, size_t to, unsigned op) {
-    static const size_t kSizes[] = {8, 1, 4096, 0, 70001, kMostBytes};
-    return kSizes[ep_mix(from, to, op) % 6];
+enum { kMostBytes = 300000 };
+
+// Some are few, one kind is none.
+static size_t of_any_size(size_t from, size_t to, unsigned op) {
+    static const size_t kBytes[] = {8, 1, 4096, 0, 70001, kMostBytes};
+    return kBytes[ep_mix(from, to, op) % 6];
 }
 
-static unsigned char value(size_t from, size_t to, unsigned op, size_t index) {
-    return (unsigned char)(ep_mix(from * 64 + to, op, index / 8) >> (8 * (index % 8)));
-}
+static const Sizes kAnySize = {kMostBytes, kOpsInFlight, of_any_size};
 
 static void fill(unsigned char* data, size_t from, size_t to, unsigned op, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) data[i] = value(from, to, op, i);
+    for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+        const uint64_t word = ep_mix(from * 64 + to, op, i);
+        memcpy(data + i, &word, bytes - i < sizeof(word) ? bytes - i : sizeof(word));
+    }
 }
 
 int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
+    return open_way_of(way, self, env, &kAnySize);
+}
+
+int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes) {
     char name[32];
     memset(way, 0, sizeof(*way));
+    way->sizes = sizes;
     way->self = self;
     way->env = env;
     node_name(name, sizeof(name), self->env.rank, self->env.size);
@@ -72,16 +80,16 @@ int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
     if (result != 0) return result;
     way->num_gateways = epProbeRailGateways(way->rail, way->gateways, kMaxRanks);
     way->num_sources = epProbeRailSources(way->rail, way->sources, kMaxRanks);
-    for (unsigned i = 0; i < kOpsInFlight; ++i) {
-        way->sent[i] = ep_device_alloc(way->num_gateways * kMostBytes);
-        way->received[i] = ep_device_alloc(way->num_sources * kMostBytes);
+    for (unsigned i = 0; i < way->sizes->ops; ++i) {
+        way->sent[i] = ep_device_alloc(way->num_gateways * way->sizes->most);
+        way->received[i] = ep_device_alloc(way->num_sources * way->sizes->most);
     }
     return 0;
 }
 
 void close_way(Way* way) {
     epProbeRailClose(way->rail);
-    for (unsigned i = 0; i < kOpsInFlight; ++i) {
+    for (unsigned i = 0; i < way->sizes->ops; ++i) {
         ep_device_free(way->sent[i]);
         ep_device_free(way->received[i]);
     }
@@ -89,34 +97,34 @@ void close_way(Way* way) {
 
 void prepare(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
-    unsigned char* host = calloc(way->num_gateways, kMostBytes);
+    unsigned char* host = calloc(way->num_gateways, way->sizes->most);
     EP_REQUIRE(host != NULL);
     for (size_t i = 0; i < way->num_gateways; ++i) {
-        fill(host + i * kMostBytes, rank, way->gateways[i], op, kMostBytes);
+        fill(host + i * way->sizes->most, rank, way->gateways[i], op, way->sizes->most);
     }
-    ep_upload(way->sent[op % kOpsInFlight], host, way->num_gateways * kMostBytes);
+    ep_upload(way->sent[op % way->sizes->ops], host, way->num_gateways * way->sizes->most);
     free(host);
-    EP_CHECK_CUDA(cudaMemset(way->received[op % kOpsInFlight], 0xee,
-                             way->num_sources * kMostBytes));
+    EP_CHECK_CUDA(
+        cudaMemset(way->received[op % way->sizes->ops], 0xee, way->num_sources * way->sizes->most));
     EP_CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
 int enqueue(Way* way, unsigned op, cudaStream_t stream) {
     const size_t rank = (size_t)way->env->rank;
-    unsigned char* sent = way->sent[op % kOpsInFlight];
-    unsigned char* received = way->received[op % kOpsInFlight];
+    unsigned char* sent = way->sent[op % way->sizes->ops];
+    unsigned char* received = way->received[op % way->sizes->ops];
     EpProbeMessage sends[kMaxRanks];
     EpProbeMessage receives[kMaxRanks];
     size_t num_receives = 0;
     for (size_t i = 0; i < way->num_gateways; ++i) {
-        const EpProbeMessage message = {way->gateways[i], sent + i * kMostBytes,
-                                        bytes_of(rank, way->gateways[i], op)};
+        const EpProbeMessage message = {way->gateways[i], sent + i * way->sizes->most,
+                                        way->sizes->of(rank, way->gateways[i], op)};
         sends[i] = message;
     }
     for (size_t i = 0; i < way->num_sources; ++i) {
         if (way->sources[i] == rank) continue;
-        const EpProbeMessage message = {way->sources[i], received + i * kMostBytes,
-                                        bytes_of(way->sources[i], rank, op)};
+        const EpProbeMessage message = {way->sources[i], received + i * way->sizes->most,
+                                        way->sizes->of(way->sources[i], rank, op)};
         receives[num_receives++] = message;
     }
     return epProbeRailExchange(way->rail, sends, way->num_gateways, receives, num_receives, stream);
@@ -124,7 +132,7 @@ int enqueue(Way* way, unsigned op, cudaStream_t stream) {
 
 void check_received(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
-    const size_t total = way->num_sources * kMostBytes;
+    const size_t total = way->num_sources * way->sizes->most;
     unsigned char* got = malloc(total);
     unsigned char* expected = malloc(total);
     EP_REQUIRE(got != NULL && expected != NULL);
@@ -132,10 +140,11 @@ void check_received(Way* way, unsigned op) {
     for (size_t i = 0; i < way->num_sources; ++i) {
         const size_t source = way->sources[i];
         if (source != rank) {
-            fill(expected + i * kMostBytes, source, rank, op, bytes_of(source, rank, op));
+            fill(expected + i * way->sizes->most, source, rank, op,
+                 way->sizes->of(source, rank, op));
         }
     }
-    ep_download(got, way->received[op % kOpsInFlight], total);
+    ep_download(got, way->received[op % way->sizes->ops], total);
     EP_CHECK_EQ_BYTES(got, expected, total);
     free(got);
     free(expected);
@@ -143,13 +152,13 @@ void check_received(Way* way, unsigned op) {
 
 void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream) {
     for (unsigned round = 0; round < rounds; ++round) {
-        const unsigned first = round * kOpsInFlight;
-        for (unsigned op = first; op < first + kOpsInFlight; ++op) prepare(way, op);
-        for (unsigned op = first; op < first + kOpsInFlight; ++op) {
+        const unsigned first = round * way->sizes->ops;
+        for (unsigned op = first; op < first + way->sizes->ops; ++op) prepare(way, op);
+        for (unsigned op = first; op < first + way->sizes->ops; ++op) {
             EP_CHECK_EQ_I64(enqueue(way, op, stream), 0);
         }
         EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-        for (unsigned op = first; op < first + kOpsInFlight; ++op) check_received(way, op);
+        for (unsigned op = first; op < first + way->sizes->ops; ++op) check_received(way, op);
     }
     EP_CHECK_EQ_I64(epProbeRailHealth(way->rail), 0);
 }

@@ -5,7 +5,14 @@
 #include "forked/ranks.h"
 #include "suites/transport/probe.h"
 
-enum { kMostBytes = 300000, kOpsInFlight = 6 };
+enum { kOpsInFlight = 6 };
+
+// How many bytes messages have, and how many operations are in flight.
+typedef struct {
+    size_t most;
+    unsigned ops;  // at most kOpsInFlight
+    size_t (*of)(size_t from, size_t to, unsigned op);
+} Sizes;
 
 // How the ranks of a case are dealt over nodes: EP_TEST_SPLIT of the process, one of the names in way.c.
 typedef struct {
@@ -24,6 +31,7 @@ typedef struct {
     const DeathRank* self;
     const EpEnv* env;  // its ranks and communicator
     EpProbeRail* rail;
+    const Sizes* sizes;
     size_t gateways[kMaxRanks];
     size_t num_gateways;
     size_t sources[kMaxRanks];
@@ -38,6 +46,7 @@ bool is_member(const size_t* ranks, size_t count, int rank);
 
 // Opens a transport over the communicator of `env`; 0, or the number of NCCL's result.
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
+int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes);
 void close_way(Way* way);
 
 // Enqueues operation `op`, an exchange.

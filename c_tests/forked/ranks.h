@@ -15,7 +15,6 @@ typedef enum {
     kFirstId,   // the id of the first communicator is set
     kSecondId,  // the id of the survivors' communicator is set
     kReady,     // all ranks have a working group
-    kLost,      // the victim takes no further part
     kNoticed,   // the survivors know of the loss
     kAllKnow,   // so does a victim that resumed
     kNumBarriers

@@ -252,14 +252,18 @@ static void check_completion(const Subject* subject) {
 
 // ---- Cases --------------------------------------------------------------------------------------
 
+static void measure_whole(Subject* subject, const char* of_dispatch, const char* of_combine) {
+    measure(subject, of_dispatch, kWhole, dispatch);
+    measure(subject, of_combine, kWhole, combine);
+    check_order(subject);
+    check_turns(subject);
+    close_subject(subject);
+}
+
 static void ll(EpEnv* env) {
     Subject subject;
     open_ll(&subject, env);
-    measure(&subject, "LL dispatch", kWhole, dispatch);
-    measure(&subject, "LL combine", kWhole, combine);
-    check_order(&subject);
-    check_turns(&subject);
-    close_subject(&subject);
+    measure_whole(&subject, "LL dispatch", "LL combine");
 }
 
 static void ll_staged(EpEnv* env) {
@@ -281,11 +285,7 @@ static void ll_staged(EpEnv* env) {
 static void ht(EpEnv* env) {
     Subject subject;
     open_ht(&subject, env);
-    measure(&subject, "HT dispatch", kWhole, dispatch);
-    measure(&subject, "HT combine", kWhole, combine);
-    check_order(&subject);
-    check_turns(&subject);
-    close_subject(&subject);
+    measure_whole(&subject, "HT dispatch", "HT combine");
 }
 
 // What the library allocates is counted here: a test that cannot fail is none.

@@ -235,38 +235,9 @@ static void end_with_lost(DeathRank* self, Work* work, ncclComm_t lost, cudaStre
     EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
-// A group fails, and the creation that is to replace it is lost, too. While that is stuck, nothing that still ends of
-// the failed group may wait for the device: it would hold up this thread, and with it the abort that ends the wait.
-void creation_is_lost_after_a_failure(DeathRank* self) {
-    EpEnv* env = &self->env;
-    cudaStream_t lost_stream = NULL;
-    ncclComm_t lost = NULL;
-    make_lost(env, &lost, &lost_stream);
-    Work failed;
-    open_work(&failed, env, 1);
-    connect_ranks(self, lost, lost_stream);
-    ll_prepare_dispatch(&failed.run);
-    meet(self, kReady, env->size);
-
-    if (!is_victim(self)) {
-        const double start = seconds_now();
-        EP_CHECK_NCCL(ll_launch_dispatch(&failed.run, env->stream, false));
-        expect_fault(self, failed.group, start);
-        expect_no_group(self, lost, lost_stream);
-    }
-    meet(self, kNoticed, env->size);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&failed.run.handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(failed.group, env->stream));
-    check_in_time(self, start);
-    meet(self, kAllKnow, env->size);
-
-    end_with_lost(self, &failed, lost, lost_stream);
-}
-
-// All ranks live, but the victim never joins a creation, behind which the others enqueue an operation of an earlier
-// group. That group ends after one deadline, its network with it.
-void group_ends_behind_a_lost_creation(DeathRank* self) {
+// All ranks live, but the victim never joins a creation. An earlier group, whose last operation
+// lacks the victim, fails before, or has that operation behind the creation.
+static void lose_a_creation(DeathRank* self, bool fails_first) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
@@ -278,19 +249,33 @@ void group_ends_behind_a_lost_creation(DeathRank* self) {
     meet(self, kReady, env->size);
 
     if (!is_victim(self)) {
+        const double start = seconds_now();
+        if (fails_first) {
+            EP_CHECK_NCCL(ll_launch_dispatch(&work.run, env->stream, false));
+            expect_fault(self, work.group, start);
+        }
         expect_no_group(self, lost, lost_stream);
-        EP_CHECK_NCCL(ll_launch_dispatch(&work.run, lost_stream, false));
+        if (!fails_first) EP_CHECK_NCCL(ll_launch_dispatch(&work.run, lost_stream, false));
     }
     meet(self, kNoticed, env->size);
     const double start = seconds_now();
     EP_CHECK_NCCL(ep_handle_destroy(&work.run.handle));
     const ncclResult_t ended = ncclEpGroupDestroy(work.group, env->stream);
-    EP_CHECK(is_victim(self) || ended == ncclRemoteError);
+    if (fails_first) EP_CHECK_NCCL(ended);
+    EP_CHECK(fails_first || is_victim(self) || ended == ncclRemoteError);
     check_in_time(self, start);
     meet(self, kAllKnow, env->size);
 
     end_with_lost(self, &work, lost, lost_stream);
 }
+
+// The creation is to replace a group that has failed. While that is stuck, nothing that still ends
+// of the failed group may wait for the device: it would hold up this thread, and with it the abort
+// that ends the wait.
+void creation_is_lost_after_a_failure(DeathRank* self) { lose_a_creation(self, true); }
+
+// The group ends after one deadline, its network with it.
+void group_ends_behind_a_lost_creation(DeathRank* self) { lose_a_creation(self, false); }
 
 void creation_is_lost_while_memory_is_freed(DeathRank* self) {
     connect_ranks(self, self->env.comm, self->env.stream);

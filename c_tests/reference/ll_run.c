@@ -143,35 +143,20 @@ static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     }
 }
 
-// The three lists of a call, in the next of the ways to say the same.
-typedef struct {
-    RefList inputs, outputs, locals;
-} Lists;
-
-static void dress(LlRun* run, Lists* lists) {
-    const unsigned variation = run->variation++;
-    ref_list_dress(&lists->inputs, variation);
-    ref_list_dress(&lists->outputs, variation);
-    ref_list_dress(&lists->locals, variation);
-}
-
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only) {
-    Lists lists;
+    RefLists lists;
     memset(&lists, 0, sizeof(lists));
     add_dispatched(run, &lists.inputs, &lists.outputs);
     if (!run->without_counter) {
         ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
                      NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
     }
-    dress(run, &lists);
+    ref_lists_dress(&lists, run->variation++);
     ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
     const bool without_config = config.round_scales == 0 || run->format.meaning == kRefOpaque;
-    const ncclResult_t result = ncclEpDispatch(
-        run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
-        ref_list_outputs(&lists.outputs), lists.outputs.count, ref_list_outputs(&lists.locals),
-        lists.locals.count, send_only,
-        without_config && run->variation % 2 == 0 ? NULL : &config, stream);
-    memset(&lists, kRefPoison, sizeof(lists));
+    const bool passes_none = without_config && run->variation % 2 == 0;
+    const ncclResult_t result =
+        ref_lists_dispatch(&lists, run->handle, send_only, passes_none ? NULL : &config, stream);
     memset(&config, kRefPoison, sizeof(config));
     if (result == ncclSuccess) {
         ref_routing_free(run->sent);
@@ -221,7 +206,7 @@ void ll_prepare_combine(LlRun* run) {
 }
 
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
-    Lists lists;
+    RefLists lists;
     memset(&lists, 0, sizeof(lists));
     const RowType type = {run->shape.datatype, run->shape.hidden};
     add_rows(&lists.inputs, run, &run->results_in, type, true);
@@ -229,13 +214,8 @@ ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) 
     const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
     ref_list_add(&lists.locals, ref_buffer_data(&run->weights), ncclFloat32,
                  NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
-    dress(run, &lists);
-    const ncclResult_t result =
-        ncclEpCombine(run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
-                      ref_list_outputs(&lists.outputs), lists.outputs.count,
-                      ref_list_outputs(&lists.locals), lists.locals.count, send_only, NULL, stream);
-    memset(&lists, kRefPoison, sizeof(lists));
-    return result;
+    ref_lists_dress(&lists, run->variation++);
+    return ref_lists_combine(&lists, run->handle, send_only, stream);
 }
 
 bool ll_check_combine(LlRun* run) {

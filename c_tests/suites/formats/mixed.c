@@ -48,21 +48,16 @@ static void forward(const EpEnv* env, ncclEpHandle_t handle, const RefFormat* fo
     const unsigned in_sizes[] = {tokens, kHidden};
     const unsigned first = to->experts == 0 ? 1 : 0;
     const unsigned out_sizes[] = {to->experts, to->num_rows, kHidden};
-    RefList inputs, outputs;
-    ref_list_init(&inputs);
-    ref_list_init(&outputs);
-    ref_list_add(&inputs, ref_buffer_data(&cast->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS, 2,
-                 in_sizes);
-    ref_list_add_scales(&inputs, &cast->scales, format, kRefDense, 0, tokens);
-    ref_list_add(&outputs, ref_buffer_data(to->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS, 3 - first,
-                 &out_sizes[first]);
-    ref_list_add_scales(&outputs, to->scales, format, format->out_order, to->experts,
+    RefLists lists;
+    memset(&lists, 0, sizeof(lists));
+    ref_list_add(&lists.inputs, ref_buffer_data(&cast->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS,
+                 2, in_sizes);
+    ref_list_add_scales(&lists.inputs, &cast->scales, format, kRefDense, 0, tokens);
+    ref_list_add(&lists.outputs, ref_buffer_data(to->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS,
+                 3 - first, &out_sizes[first]);
+    ref_list_add_scales(&lists.outputs, to->scales, format, format->out_order, to->experts,
                         to->num_rows);
-    EP_CHECK_NCCL(ncclEpDispatch(handle, ref_list_inputs(&inputs), inputs.count,
-                                 ref_list_outputs(&outputs), outputs.count, NULL, 0, 0, NULL,
-                                 env->stream));
-    ref_list_scrap(&inputs);
-    ref_list_scrap(&outputs);
+    EP_CHECK_NCCL(ref_lists_dispatch(&lists, handle, 0, NULL, env->stream));
 }
 
 static RefFormat format_of(const EpEnv* env) {

@@ -48,16 +48,33 @@ int ep_finish(EpEnv* env);
 // with an output format of their own.
 void ep_release(EpEnv* env);
 
-// One test case and the table of a program. ep_main is a complete main(): it runs the cases in
-// order, all of them or, given an argument, those whose name contains it.
-typedef struct {
+// A test case: EP_TEST(name) stands in place of the head of its function, which gets `env`. A
+// program runs its cases file by file, in the order in which they stand there.
+#define EP_TEST(name) EP_DEFINE_CASE(name, false, false)
+// Skipped, and reported as skipped, where there is no high throughput.
+#define EP_TEST_HT(name) EP_DEFINE_CASE(name, true, false)
+// Behind all others, as it leaves the process in another state.
+#define EP_TEST_LAST(name) EP_DEFINE_CASE(name, false, true)
+
+typedef struct EpCase {
     const char* name;
     void (*run)(EpEnv* env);
-    bool needs_ht;  // skipped, and reported as skipped, where there is no high throughput
+    bool needs_ht, is_last;
+    const char* file;
+    int line;
+    struct EpCase* next;
 } EpCase;
-#define EP_CASE(function) {#function, function, false}
-#define EP_CASE_HT(function) {#function, function, true}
-int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
+void ep_add_case(EpCase* added);
+#define EP_DEFINE_CASE(name, needs_ht, is_last)                                          \
+    static void name(EpEnv* env);                                                        \
+    __attribute__((constructor)) static void name##_is_a_case(void) {                    \
+        static EpCase self = {#name, name, needs_ht, is_last, __FILE__, __LINE__, NULL}; \
+        ep_add_case(&self);                                                              \
+    }                                                                                    \
+    static void name(__attribute__((unused)) EpEnv* env)
+
+// A complete main(): runs all cases or, given an argument, those whose name contains it.
+int ep_main(int argc, char** argv);
 
 // True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
 // libraries, with or without the kernels.

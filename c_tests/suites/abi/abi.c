@@ -4,8 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
-static void the_version_is_one_number(EpEnv* env) {
-    (void)env;
+EP_TEST(the_version_is_one_number) {
     int version = -1;
     int again = -2;
     EP_CHECK_NCCL(ncclEpGetVersion(&version));
@@ -14,7 +13,7 @@ static void the_version_is_one_number(EpEnv* env) {
     EP_CHECK_EQ_I64(version, again);
 }
 
-static void destroying_nothing_succeeds(EpEnv* env) {
+EP_TEST(destroying_nothing_succeeds) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(NULL, env->stream));
     EP_CHECK_NCCL(ncclEpGroupDestroy(NULL, NULL));
     EP_CHECK_NCCL(ncclEpHandleDestroy(NULL));
@@ -22,7 +21,7 @@ static void destroying_nothing_succeeds(EpEnv* env) {
 }
 
 // The first release's README declares such an object, which did not compile there.
-static void configuration_objects_can_be_declared(EpEnv* env) {
+EP_TEST(configuration_objects_can_be_declared) {
     const ncclEpCompleteConfig_t complete = {0};
     const ncclEpCombineConfig_t combine = {0};
     EP_CHECK_RESULT(ncclEpComplete(NULL, &complete, env->stream), ncclInvalidArgument);
@@ -35,8 +34,7 @@ static void* last_error_of_new_thread(void* length) {
     return NULL;
 }
 
-static void the_last_error_belongs_to_its_thread(EpEnv* env) {
-    (void)env;
+EP_TEST(the_last_error_belongs_to_its_thread) {
     EP_CHECK_RESULT(ncclEpGetVersion(NULL), ncclInvalidArgument);
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "ncclEpGetVersion");
     pthread_t thread;
@@ -47,12 +45,4 @@ static void the_last_error_belongs_to_its_thread(EpEnv* env) {
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "ncclEpGetVersion");
 }
 
-int main(int argc, char** argv) {
-    static const EpCase cases[] = {
-        EP_CASE(the_version_is_one_number),
-        EP_CASE(destroying_nothing_succeeds),
-        EP_CASE(configuration_objects_can_be_declared),
-        EP_CASE(the_last_error_belongs_to_its_thread),
-    };
-    return ep_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

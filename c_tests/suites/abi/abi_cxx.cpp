@@ -26,7 +26,7 @@ void a_handle_without_use_fp8(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &ids));
 }
 
-void default_arguments_may_be_left_out(EpEnv* env) {
+EP_TEST(default_arguments_may_be_left_out) {
     const ncclEpGroupConfig_t config = ep_group_config(
         NCCL_EP_ALGO_LOW_LATENCY, static_cast<unsigned>(env->size), /*max_tokens_per_rank=*/4,
         /*token_size_bytes=*/64);
@@ -37,7 +37,7 @@ void default_arguments_may_be_left_out(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void a_configuration_object_can_be_declared(EpEnv* env) {
+EP_TEST(a_configuration_object_can_be_declared) {
     ncclEpCompleteConfig_t config{};
     EP_CHECK_RESULT(ncclEpComplete(nullptr, &config, env->stream), ncclInvalidArgument);
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "ncclEpComplete");
@@ -45,10 +45,4 @@ void a_configuration_object_can_be_declared(EpEnv* env) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-    static const EpCase cases[] = {
-        EP_CASE(default_arguments_may_be_left_out),
-        EP_CASE(a_configuration_object_can_be_declared),
-    };
-    return ep_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

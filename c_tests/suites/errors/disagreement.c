@@ -87,7 +87,7 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
 
 // ---- Another number of ids per token -----------------------------------------------------------
 
-void ht_handle_with_another_top_k(EpEnv* env) {
+EP_TEST_HT(ht_handle_with_another_top_k) {
     if (!enough_ranks(env, 2, "*-ht-topk-differs, *-ht-handle-differs")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -171,7 +171,7 @@ static void refuse_fewer_than_told(const Session* session) {
                ncclInvalidUsage, "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
 }
 
-void ht_handle_without_a_count(EpEnv* env) {
+EP_TEST_HT(ht_handle_without_a_count) {
     if (!enough_ranks(env, 2, "num-recv-ht-handle-*")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -240,7 +240,7 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
     EP_CHECK(!(refused && is_odd(env)) || !knows);
 }
 
-void ht_handle_used_before_it_is_known(EpEnv* env) {
+EP_TEST_HT(ht_handle_used_before_it_is_known) {
     if (!enough_ranks(env, 2, "running-ht-handle-refused, running-ht-handle-differs")) return;
     if (creation_waits()) return;  // the host knows at once
     Session session;
@@ -330,7 +330,7 @@ static void missing_over_nodes(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_handle_with_a_missing_rank(EpEnv* env) {
+EP_TEST_HT(ht_handle_with_a_missing_rank) {
     if (!enough_ranks(env, 2, "handle-ht-rank-missing, running-deadline")) return;
     if (ep_on_host_backend()) {
         missing_on_the_host(env);
@@ -345,7 +345,7 @@ void ht_handle_with_a_missing_rank(EpEnv* env) {
 
 // That rank is refused its handle at once. The others must not wait for it until the deadline, and
 // must leave nothing on the communicator, which the next group uses.
-void ht_handle_after_one_rank_failed(EpEnv* env) {
+EP_TEST_HT(ht_handle_after_one_rank_failed) {
     if (!enough_ranks(env, 2, "a handle after one rank failed")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);

@@ -96,7 +96,7 @@ static void other_arguments(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
-void ll_handle_arguments(EpEnv* env) {
+EP_TEST(ll_handle_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     other_arguments(&session);
@@ -121,7 +121,7 @@ static void too_many_tokens(const EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
 }
 
-void ht_handle_arguments(EpEnv* env) {
+EP_TEST_HT(ht_handle_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     other_arguments(&session);
@@ -146,7 +146,7 @@ static void one_refuses(Session* session, const BrokenCall* broken) {
     check_works(session);
 }
 
-void ht_handle_refused_by_one_rank(EpEnv* env) {
+EP_TEST_HT(ht_handle_refused_by_one_rank) {
     if (!enough_ranks(env, 2, "handle-ht-rank-refused, *-ht-handle-refused")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);

@@ -125,7 +125,7 @@ static const BrokenCall kBackwardCombine[] = {
     ALIGNMENT("combine-ht-out-weights-align", kOutputs, WEIGHTS, 2, 4),
 };
 
-void ht_dispatch_arguments(EpEnv* env) {
+EP_TEST_HT(ht_dispatch_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_broken_calls(&session, kDispatch, kForwardDispatch, COUNT(kForwardDispatch));
@@ -134,7 +134,7 @@ void ht_dispatch_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_combine_arguments(EpEnv* env) {
+EP_TEST_HT(ht_combine_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);

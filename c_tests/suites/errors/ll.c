@@ -81,7 +81,7 @@ static const BrokenCall kCombineCalls[] = {
     ALIGNMENT("combine-ll-out-align", kOutputs, TOKENS, 8, 16),
 };
 
-void ll_dispatch_arguments(EpEnv* env) {
+EP_TEST(ll_dispatch_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_broken_calls(&session, kDispatch, kDispatchCalls, COUNT(kDispatchCalls));
@@ -89,7 +89,7 @@ void ll_dispatch_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-void ll_combine_arguments(EpEnv* env) {
+EP_TEST(ll_combine_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
@@ -133,7 +133,7 @@ static void too_many_staged(Session* first) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(second.handle));
 }
 
-void ll_order_of_calls(EpEnv* env) {
+EP_TEST(ll_order_of_calls) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_dispatch_comes_first(&session);

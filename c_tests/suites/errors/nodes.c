@@ -164,7 +164,7 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     }
 }
 
-void ll_different_calls_over_nodes(EpEnv* env) {
+EP_TEST(ll_different_calls_over_nodes) {
     if (ep_num_nodes() == 1) return;
     for (unsigned difference = 0; difference < kNumDifferences; ++difference) {
         // On the CPU backend it does not matter which of two like handles a rank uses.
@@ -176,7 +176,7 @@ void ll_different_calls_over_nodes(EpEnv* env) {
     }
 }
 
-void ht_different_calls_over_nodes(EpEnv* env) {
+EP_TEST_HT(ht_different_calls_over_nodes) {
     if (ep_num_nodes() == 1) return;
     const Difference differences[] = {kNothing,    kOperation,  kRowBytes,
                                       kTypeOfRows, kTypeOfSums, kOtherHandle,
@@ -190,7 +190,7 @@ void ht_different_calls_over_nodes(EpEnv* env) {
 
 // A rank finds no memory for its part of a handle when the others know already that it takes part. They learn that
 // the group has ended. Only the CPU build can have no memory on demand.
-void ht_handle_without_memory_over_nodes(EpEnv* env) {
+EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     if (ep_num_nodes() == 1 || !ep_on_cpu_build()) return;
     Session session;
     set_timeout_ms(10 * kTimeoutMs);
@@ -263,7 +263,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     close_session(&session);
 }
 
-void ll_new_handle_held_up_over_nodes(EpEnv* env) {
+EP_TEST(ll_new_handle_held_up_over_nodes) {
     // The CPU backend needs no word of other ranks about a handle.
     if (ep_num_nodes() == 1 || ep_on_host_backend()) return;
     hold_up_a_new_handle(env, false);

@@ -65,7 +65,7 @@ static void overfill(const EpEnv* env, unsigned send_only) {
     ep_device_free(weights);
 }
 
-void ll_repeated_ids_overfill_an_expert(EpEnv* env) {
+EP_TEST(ll_repeated_ids_overfill_an_expert) {
     overfill(env, 0);
     overfill(env, 1);
 }

@@ -123,7 +123,7 @@ static void check_moved(const Session* session, CallKind kind, bool scaled) {
     ep_sync(session->env);
 }
 
-void ll_scales_arguments(EpEnv* env) {
+EP_TEST(ll_scales_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_broken_calls(&session, kForward, kLlForward, COUNT(kLlForward));
@@ -136,7 +136,7 @@ void ll_scales_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_scales_arguments(EpEnv* env) {
+EP_TEST_HT(ht_scales_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_broken_calls(&session, kForward, kHtForward, COUNT(kHtForward));
@@ -222,9 +222,9 @@ static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     other_scale_type(env, algorithm);
 }
 
-void ll_scales_that_differ(EpEnv* env) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }
+EP_TEST(ll_scales_that_differ) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }
 
-void ht_scales_that_differ(EpEnv* env) {
+EP_TEST_HT(ht_scales_that_differ) {
     scales_that_differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const bool one_node = ep_on_host_backend() || ep_num_nodes() == 1;
     if (one_node && enough_ranks(env, 2, "running-scale-bytes")) scales_of_long_rows(env);

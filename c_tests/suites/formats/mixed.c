@@ -6,7 +6,6 @@
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
-#include "suites/formats/cases.h"
 
 enum { kMaxTokens = 7, kTopK = 3, kHidden = 272, kLocalExperts = 3 };
 
@@ -67,7 +66,7 @@ static RefFormat format_of(const EpEnv* env) {
     return format;
 }
 
-void casts_on_some_ranks(EpEnv* env) {
+EP_TEST(casts_on_some_ranks) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
     const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
@@ -94,7 +93,7 @@ void casts_on_some_ranks(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void casts_on_some_ranks_ht(EpEnv* env) {
+EP_TEST_HT(casts_on_some_ranks_ht) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
     const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 enum { kGroups = 3, kMeanwhileUs = 30000, kLooksUs = 300000, kStreams = 2 };
@@ -29,7 +28,7 @@ static void dispatch_behind_a_gate(LlRun* run) {
     ll_check_dispatch(run);
 }
 
-void groups_end_before_their_graphs(EpEnv* env) {
+EP_TEST(groups_end_before_their_graphs) {
     cudaGraphExec_t graphs[kGroups];
     for (unsigned i = 0; i < kGroups; ++i) {
         LlPair pair;
@@ -56,7 +55,7 @@ static void close_group(LlPair* pair) {
 
 // As another group is busy, the network of the group that has ended cannot be freed yet. Whenever it is, NCCL's own
 // threads end a capture which the calls of all threads matter to. So that must not be before the busy group ends.
-void a_group_ends_beside_a_capture(EpEnv* env) {
+EP_TEST(a_group_ends_beside_a_capture) {
     if (ep_on_fake_nccl()) {
         ep_skip("the gate is a host function, behind which fake_nccl's all-gathers wait");
         return;

@@ -3,7 +3,6 @@
 // The CPU backend captures nothing.
 #include "reference/ht_run.h"
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 
 enum { kHidden = 32 };
 
@@ -18,7 +17,7 @@ static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) 
     EP_REQUIRE_CUDA(cudaGraphExecDestroy(replayed));
 }
 
-void ht_handle_in_a_capture(EpEnv* env) {
+EP_TEST_HT(ht_handle_in_a_capture) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 2, ncclBfloat16, kHidden};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     const int64_t id = 0;

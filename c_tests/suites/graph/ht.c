@@ -1,7 +1,6 @@
 // High-throughput operations in graphs, and rows with scales in graphs of both modes. The handles'
 // routing is fixed; tokens, scales, weights, results and gradients are new in each replay.
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 enum { kReplays = 4, kLateReplays = 6 };
@@ -52,14 +51,14 @@ static void replay_all(HtPair* pair) {
     ep_release_captured(&captured);
 }
 
-void ht_dispatches_and_combines(EpEnv* env) {
+EP_TEST_HT(ht_dispatches_and_combines) {
     HtPair pair;
     ht_pair_open(&pair, env);
     replay_all(&pair);
     ht_pair_close(&pair);
 }
 
-void ht_rows_with_scales(EpEnv* env) {
+EP_TEST_HT(ht_rows_with_scales) {
     HtPair pair;
     ht_pair_open(&pair, env);
     const unsigned hidden = pair.shape.hidden;
@@ -78,7 +77,7 @@ static void play_dispatch(void* context) {
     EP_CHECK_NCCL(ht_launch_dispatch(run, kForward, run->env->stream));
 }
 
-void ht_between_direct_operations(EpEnv* env) {
+EP_TEST_HT(ht_between_direct_operations) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -120,7 +119,7 @@ static void replay_format(LlRun* run, const RefFormat* format) {
     ep_release_captured(&captured);
 }
 
-void rows_with_scales(EpEnv* env) {
+EP_TEST(rows_with_scales) {
     LlPair pair;
     ll_pair_open(&pair, env, kRefMessy);
     const unsigned hidden = pair.shape.hidden;

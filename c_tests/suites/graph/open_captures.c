@@ -3,7 +3,6 @@
 // must not meet.
 #include "harness/graphs.h"
 #include "harness/nodes.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 enum { kReplays = 3, kMostCaptures = 4 };
@@ -21,7 +20,7 @@ static void replay_ht(HtRun* run, cudaGraphExec_t graph) {
     }
 }
 
-void ht_two_open_captures(EpEnv* env) {
+EP_TEST_HT(ht_two_open_captures) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -40,7 +39,7 @@ void ht_two_open_captures(EpEnv* env) {
     ht_pair_close(&pair);
 }
 
-void ht_beside_an_open_capture(EpEnv* env) {
+EP_TEST_HT(ht_beside_an_open_capture) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -69,7 +68,7 @@ static void replay_ll(LlRun* run, cudaGraphExec_t graph) {
     for (unsigned i = 0; i < kReplays; ++i) ll_run_replay(run, graph);
 }
 
-void two_open_captures(EpEnv* env) {
+EP_TEST(two_open_captures) {
     LlPair pair;
     ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -105,7 +104,7 @@ static void use_new_handle(LlPair* pair) {
 }
 
 // A staged operation outside of the graph, and a handle that is made, used and destroyed there.
-void beside_an_open_capture(EpEnv* env) {
+EP_TEST(beside_an_open_capture) {
     LlPair pair;
     ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -129,7 +128,7 @@ void beside_an_open_capture(EpEnv* env) {
 
 // Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does nothing,
 // and the captures before go on.
-void one_open_capture_too_many(EpEnv* env) {
+EP_TEST(one_open_capture_too_many) {
     enum { kAll = kMostCaptures + 1 };
     if (ep_num_nodes() == 1) return;
     LlPair pair;

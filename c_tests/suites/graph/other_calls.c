@@ -1,7 +1,6 @@
 // Calls that no graph can hold, while a stream is captured. Each works as it does otherwise, or is refused, and in
 // either case the capture goes on, in whatever mode, and the group works.
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 // ---- On a captured stream ----------------------------------------------------------------------
@@ -59,7 +58,7 @@ static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
     ll_pair_close(&pair);
 }
 
-void calls_in_a_capture(EpEnv* env) {
+EP_TEST(calls_in_a_capture) {
     calls_in_a_capture_of(env, cudaStreamCaptureModeThreadLocal);
     calls_in_a_capture_of(env, cudaStreamCaptureModeGlobal);
     calls_in_a_capture_of(env, cudaStreamCaptureModeRelaxed);
@@ -82,7 +81,7 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void calls_beside_a_capture(EpEnv* env) {
+EP_TEST(calls_beside_a_capture) {
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
     LlPair pair;
     LlPair ending;

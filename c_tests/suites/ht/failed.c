@@ -5,7 +5,6 @@
 
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 enum { kHidden = 32, kLocalExperts = 2, kTokens = 12 };
 
@@ -116,7 +115,7 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture.group, env->stream));
 }
 
-void ht_nothing_runs_behind_a_failure(EpEnv* env) {
+EP_TEST(ht_nothing_runs_behind_a_failure) {
     if (ep_on_host_backend()) {
         ep_skip("on the CPU backend nothing is enqueued that is not known");
         return;

@@ -5,11 +5,10 @@
 #include <stdlib.h>
 
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 enum { kTokens = 4, kHidden = 64 };
 
-void ht_bits_from_any_home(EpEnv* env) {
+EP_TEST(ht_bits_from_any_home) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {2 * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 1};

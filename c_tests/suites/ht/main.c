@@ -1,7 +1,6 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-#include "suites/ht/cases.h"
 
 #include <stdlib.h>
 
@@ -43,7 +42,7 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
 }
 #define STEPS(env, shapes) steps(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
 
-static void routing_styles(EpEnv* env) {
+EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
         {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
         {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false, kHtRowsAsTold, kHtNoCounter},
@@ -56,7 +55,7 @@ static void routing_styles(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void uneven_tokens(EpEnv* env) {
+EP_TEST(uneven_tokens) {
     static const Shape kShapes[] = {
         {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
         {2, 129, 3, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtHostCounter},
@@ -66,7 +65,7 @@ static void uneven_tokens(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void output_sizes(EpEnv* env) {
+EP_TEST(output_sizes) {
     static const Shape kShapes[] = {
         {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact, kHtNoCounter},
         {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
@@ -76,7 +75,7 @@ static void output_sizes(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void bound_found_by_the_library(EpEnv* env) {
+EP_TEST(bound_found_by_the_library) {
     static const Shape kShapes[] = {
         {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtHostCounter},
         {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
@@ -86,7 +85,7 @@ static void bound_found_by_the_library(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void counters(EpEnv* env) {
+EP_TEST(counters) {
     static const Shape kShapes[] = {
         {1, 30, 2, ncclBfloat16, 8, kRefDistinct, true, kHtRowsExact, kHtHostCounter},
         {5, 30, 4, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
@@ -96,7 +95,7 @@ static void counters(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void element_types_and_widths(EpEnv* env) {
+EP_TEST(element_types_and_widths) {
     static const Shape kShapes[] = {
         {2, 9, 4, ncclFloat16, 8, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
         {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true, kHtRowsAsTold, kHtNoCounter},
@@ -109,7 +108,7 @@ static void element_types_and_widths(EpEnv* env) {
 }
 
 // Rows that do not fit into a warp's staging, and some for which the rings are short.
-static void huge_rows(EpEnv* env) {
+EP_TEST(huge_rows) {
     static const Shape kShapes[] = {
         {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
         {1, 12, 2, ncclBfloat16, 200000, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
@@ -117,7 +116,7 @@ static void huge_rows(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void every_top_k(EpEnv* env) {
+EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
         const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
                              kRefMessy, true, kHtRowsExact, kHtNoCounter};
@@ -125,7 +124,7 @@ static void every_top_k(EpEnv* env) {
     }
 }
 
-static void many_tokens(EpEnv* env) {
+EP_TEST(many_tokens) {
     static const Shape kShapes[] = {
         {2, 9000, 2, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
     };
@@ -134,7 +133,7 @@ static void many_tokens(EpEnv* env) {
 
 // Every rank sends the most it may to every expert. No more rows can come, even if a rank announces
 // more, as a planted bug makes one do.
-static void most_rows(EpEnv* env) {
+EP_TEST(most_rows) {
     const unsigned experts = 2 * (unsigned)env->size;
     const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
@@ -148,7 +147,7 @@ static void most_rows(EpEnv* env) {
 
 // Callers index by the ids that come with rows: each must name an expert of this rank or none,
 // whatever its sender sent: a planted bug sends others.
-static void ids_in_range(EpEnv* env) {
+EP_TEST(ids_in_range) {
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
     HtRun run;
@@ -168,7 +167,7 @@ static void ids_in_range(EpEnv* env) {
 }
 
 // Each list of a dispatch with and without its optional tensors.
-static void optional_tensors(EpEnv* env) {
+EP_TEST(optional_tensors) {
     static const HtPass kPasses[] = {
         {.forward = true, .no_tokens = true},
         {.forward = true, .no_routing = true},
@@ -190,7 +189,7 @@ static void optional_tensors(EpEnv* env) {
 
 // A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
 // a weight only if both name it.
-static void other_ids_at_dispatch(EpEnv* env) {
+EP_TEST(other_ids_at_dispatch) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
     HtRun run;
@@ -206,7 +205,7 @@ static void other_ids_at_dispatch(EpEnv* env) {
 
 // An expert that a token names more than once gets one row and the sum of its weights, in the order of
 // k; a single weight keeps its bits. Of these weights another order or the last alone gives other sums.
-static void repeated_experts(EpEnv* env) {
+EP_TEST(repeated_experts) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
     const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
@@ -246,16 +245,16 @@ static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyl
     ht_run_close(&run);
 }
 
-static void gradients_with_spare_columns(EpEnv* env) { gradients_with(env, 5, 3, kRefMessy); }
+EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
 
 // Every token goes to all experts, so each row is of one with more experts here than columns, also
 // the last row of the last rank, which is its own.
-static void gradients_with_one_column(EpEnv* env) {
+EP_TEST(gradients_with_one_column) {
     gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct);
 }
 
 // Two outputs of the same handle are equal in all rows, used or not.
-static void cached_equals_forward(EpEnv* env) {
+EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
     HtRun run;
@@ -275,37 +274,4 @@ static void cached_equals_forward(EpEnv* env) {
     ht_run_close(&run);
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(routing_styles),
-        EP_CASE(uneven_tokens),
-        EP_CASE(output_sizes),
-        EP_CASE(bound_found_by_the_library),
-        EP_CASE(counters),
-        EP_CASE(element_types_and_widths),
-        EP_CASE(huge_rows),
-        EP_CASE(every_top_k),
-        EP_CASE(many_tokens),
-        EP_CASE(most_rows),
-        EP_CASE(ids_in_range),
-        EP_CASE(optional_tensors),
-        EP_CASE(other_ids_at_dispatch),
-        EP_CASE(repeated_experts),
-        EP_CASE(gradients_with_spare_columns),
-        EP_CASE(gradients_with_one_column),
-        EP_CASE(cached_equals_forward),
-        EP_CASE(ht_bits_from_any_home),
-        EP_CASE(ht_repeated_dispatches),
-        EP_CASE(ht_combine_without_dispatch),
-        EP_CASE(ht_interleaved_handles),
-        EP_CASE(ht_interleaved_groups),
-        EP_CASE(ht_unordered_streams),
-        EP_CASE(ht_without_a_pause),
-        EP_CASE(ht_token_output_too_small),
-        EP_CASE(ht_routing_output_too_small),
-        EP_CASE(ht_outputs_without_rows),
-        EP_CASE(ht_combine_input_too_small),
-        EP_CASE(ht_nothing_runs_behind_a_failure),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -1,7 +1,6 @@
 // High-throughput operations in every order: repeated, combined before any dispatch, interleaved
 // over handles and groups, on unordered streams, and many back to back.
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
     const RefShape shape = {3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
@@ -31,7 +30,7 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void ht_repeated_dispatches(EpEnv* env) {
+EP_TEST(ht_repeated_dispatches) {
     const RefShape shape = small_shape(env, 12, 4);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun run;
@@ -45,7 +44,7 @@ void ht_repeated_dispatches(EpEnv* env) {
     destroy(env, group);
 }
 
-void ht_combine_without_dispatch(EpEnv* env) {
+EP_TEST(ht_combine_without_dispatch) {
     const RefShape shape = small_shape(env, 12, 4);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun run;
@@ -58,7 +57,7 @@ void ht_combine_without_dispatch(EpEnv* env) {
     destroy(env, group);
 }
 
-void ht_interleaved_handles(EpEnv* env) {
+EP_TEST(ht_interleaved_handles) {
     enum { kRuns = 5 };
     const RefShape shape = small_shape(env, 10, 4);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
@@ -79,7 +78,7 @@ void ht_interleaved_handles(EpEnv* env) {
     destroy(env, group);
 }
 
-void ht_interleaved_groups(EpEnv* env) {
+EP_TEST(ht_interleaved_groups) {
     RefShape shapes[] = {small_shape(env, 10, 4), small_shape(env, NCCL_EP_AUTO, 2)};
     shapes[1].datatype = ncclFloat32;
     ncclEpGroup_t groups[2];
@@ -101,7 +100,7 @@ void ht_interleaved_groups(EpEnv* env) {
 
 // Two handles on two streams: only the library orders their operations. In every second round each
 // combine is on the other stream than its dispatch.
-void ht_unordered_streams(EpEnv* env) {
+EP_TEST(ht_unordered_streams) {
     enum { kRuns = 2, kRounds = 20 };
     const HtPass forward = {.forward = true, .counter = true};
     const RefShape shape = small_shape(env, 16, 3);
@@ -128,7 +127,7 @@ void ht_unordered_streams(EpEnv* env) {
 }
 
 // All inputs are ready beforehand. The host waits only now and then, and not on all ranks.
-void ht_without_a_pause(EpEnv* env) {
+EP_TEST(ht_without_a_pause) {
     enum { kRuns = 4, kOperations = 400 };
     const HtPass forward = {.forward = true, .counter = true};
     const RefShape shape = small_shape(env, 4, 3);

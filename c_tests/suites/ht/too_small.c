@@ -5,7 +5,6 @@
 
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 enum { kHidden = 32 };
 
@@ -54,7 +53,7 @@ static void check_launched(const EpEnv* env, ncclResult_t launched) {
     EP_CHECK(launched == ncclSuccess || (ep_num_nodes() > 1 && launched == failure));
 }
 
-void ht_token_output_too_small(EpEnv* env) {
+EP_TEST(ht_token_output_too_small) {
     const HtPass cached = {.forward = false};
     ncclEpGroup_t group;
     HtRun run;
@@ -67,7 +66,7 @@ void ht_token_output_too_small(EpEnv* env) {
     close_failed(&run, env, group, "outputs[TOKENS]");
 }
 
-void ht_routing_output_too_small(EpEnv* env) {
+EP_TEST(ht_routing_output_too_small) {
     const HtPass forward = {.forward = true, .no_tokens = true};
     ncclEpGroup_t group;
     HtRun run;
@@ -117,12 +116,12 @@ static void into_nothing(EpEnv* env, HtPass pass, const char* tensor) {
     close_failed(&run, env, group, tensor);
 }
 
-void ht_outputs_without_rows(EpEnv* env) {
+EP_TEST(ht_outputs_without_rows) {
     into_nothing(env, (HtPass){.forward = false}, "outputs[TOKENS]");
     into_nothing(env, (HtPass){.forward = true, .no_tokens = true}, "outputs[TOPK_IDX]");
 }
 
-void ht_combine_input_too_small(EpEnv* env) {
+EP_TEST(ht_combine_input_too_small) {
     ncclEpGroup_t group;
     HtRun run;
     open_run(&run, env, &group);

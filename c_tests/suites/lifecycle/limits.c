@@ -47,7 +47,7 @@ static void dispatch_too_much(EpEnv* env) {
 }
 
 // `ulimit -f`: the ranks of the CPU backend share memory through a file.
-void a_limit_for_files(EpEnv* env) {
+EP_TEST(a_limit_for_files) {
     if (!ep_on_host_backend()) return;
     const rlim_t before = set_limit(RLIMIT_FSIZE, 1 << 20);
     const unsigned num_algorithms = ep_num_algorithms(env);
@@ -80,7 +80,7 @@ static rlim_t address_space(void) {
 }
 
 // `ulimit -v`: tokens without ids take no bytes, so their number is not limited by memory.
-void tokens_without_ids_cost_nothing(EpEnv* env) {
+EP_TEST_HT(tokens_without_ids_cost_nothing) {
     if (!ep_on_host_backend()) return;
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, NCCL_EP_AUTO, 64);

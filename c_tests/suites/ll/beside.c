@@ -14,7 +14,6 @@
 
 #include "harness/nodes.h"
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kTokens = 128, kTopK = 8, kWide = 7168, kLocalExperts = 16, kReduced = 1 << 20 };
 // More than any GPU has multiprocessors, and few.
@@ -97,7 +96,7 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     ep_device_free(sums);
 }
 
-void ll_beside_collectives(EpEnv* env) {
+EP_TEST(ll_beside_collectives) {
     // There are no multiprocessors to run out of, or ranks take turns on one.
     if (ep_on_hostsim() || ep_on_fake_nccl() || env->size < 2) return;
     void* found = dlsym(RTLD_DEFAULT, "ncclAllReduce");

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 // Not the block that announces its rank's start: without the announcement the late rank itself
 // would fail.
@@ -112,15 +111,15 @@ static bool can_hold_blocks(const EpEnv* env) {
     return can;
 }
 
-void ll_nothing_is_sent_behind_a_failure(EpEnv* env) {
+EP_TEST(ll_nothing_is_sent_behind_a_failure) {
     if (can_hold_blocks(env)) fail_in_a_combine(env, 1);
 }
 
 // An expert rank waits for the weights of a token that names it more than once.
-void ll_no_sum_is_sent_without_its_weights(EpEnv* env) {
+EP_TEST(ll_no_sum_is_sent_without_its_weights) {
     if (can_hold_blocks(env)) fail_in_a_combine(env, 3);
 }
 
-void ll_nothing_is_sent_to_a_bank_in_use(EpEnv* env) {
+EP_TEST(ll_nothing_is_sent_to_a_bank_in_use) {
     if (can_hold_blocks(env)) fail_in_a_staged_combine(env);
 }

@@ -5,11 +5,10 @@
 #include <stdlib.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kTokens = 4, kHidden = 64, kLocalExperts = 2 };
 
-void ll_bits_from_any_home(EpEnv* env) {
+EP_TEST(ll_bits_from_any_home) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     ref_begin_invariant_sums();

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kHidden = 40 };
 
@@ -35,7 +34,7 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void ll_repeated_operations(EpEnv* env) {
+EP_TEST(ll_repeated_operations) {
     const RefShape shape = small_shape(env, 12, 3);
     LlRun run;
     ll_run_open_alone(&run, env, &shape, kRefMessy, true, 1);
@@ -48,7 +47,7 @@ void ll_repeated_operations(EpEnv* env) {
     ll_run_close(&run);
 }
 
-void ll_ids_updated_in_place(EpEnv* env) {
+EP_TEST(ll_ids_updated_in_place) {
     const RefShape shape = small_shape(env, 12, 3);
     LlRun run;
     ll_run_open_alone(&run, env, &shape, kRefDistinct, true, 3);
@@ -62,7 +61,7 @@ void ll_ids_updated_in_place(EpEnv* env) {
     ll_run_close(&run);
 }
 
-void ll_ids_masked_before_combine(EpEnv* env) {
+EP_TEST(ll_ids_masked_before_combine) {
     const RefShape shape = small_shape(env, 16, 4);
     LlRun run;
     ll_run_open_alone(&run, env, &shape, kRefRepeating, true, 4);
@@ -76,7 +75,7 @@ void ll_ids_masked_before_combine(EpEnv* env) {
     ll_run_close(&run);
 }
 
-void ll_interleaved_handles(EpEnv* env) {
+EP_TEST(ll_interleaved_handles) {
     enum { kRuns = 5 };
     const RefShape shape = small_shape(env, 10, 4);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
@@ -95,7 +94,7 @@ void ll_interleaved_handles(EpEnv* env) {
     destroy(env, group);
 }
 
-void ll_interleaved_groups(EpEnv* env) {
+EP_TEST(ll_interleaved_groups) {
     const RefShape shapes[] = {small_shape(env, 10, 4), small_shape(env, 3, 2)};
     ncclEpGroup_t groups[2];
     LlRun runs[4];
@@ -116,7 +115,7 @@ void ll_interleaved_groups(EpEnv* env) {
 
 // Two handles on two streams: only the library orders their operations. In every second round each
 // combine is on the other stream than its dispatch.
-void ll_unordered_streams(EpEnv* env) {
+EP_TEST(ll_unordered_streams) {
     enum { kRuns = 2, kRounds = 20 };
     const RefShape shape = small_shape(env, 16, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
@@ -142,7 +141,7 @@ void ll_unordered_streams(EpEnv* env) {
 }
 
 // All inputs are ready beforehand. The host waits only now and then, and not on all ranks.
-void ll_thousand_operations(EpEnv* env) {
+EP_TEST(ll_thousand_operations) {
     enum { kRuns = 6, kOperations = 1000 };
     const RefShape shape = small_shape(env, 4, 3);
     ncclEpGroup_t groups[2] = {ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape),
@@ -177,7 +176,7 @@ void ll_thousand_operations(EpEnv* env) {
 
 // Creating a handle must wait for no other rank. Filling memory on a stream ordered with the
 // default one would wait: for a dispatch that waits for ranks that wait for their handles.
-void ll_handle_while_a_dispatch_waits(EpEnv* env) {
+EP_TEST(ll_handle_while_a_dispatch_waits) {
     enum { kHandles = 3 };
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
@@ -204,7 +203,7 @@ void ll_handle_while_a_dispatch_waits(EpEnv* env) {
 
 // A handle ends while its operation is still on the stream. The next one, with fewer tokens, which ranks of other nodes
 // hear of at once, must not change that operation.
-void ll_handle_ends_before_its_operation(EpEnv* env) {
+EP_TEST(ll_handle_ends_before_its_operation) {
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned round = 0; round < 3; ++round) {

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kHidden = 16 };
 
@@ -58,7 +57,7 @@ static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
 
 // Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives
 // these sums.
-void ll_weights_follow_their_ids(EpEnv* env) {
+EP_TEST(ll_weights_follow_their_ids) {
     const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
     LlRun run;
@@ -93,7 +92,7 @@ void ll_weights_follow_their_ids(EpEnv* env) {
     ll_run_close(&run);
 }
 
-void ll_ids_permuted_before_combine(EpEnv* env) {
+EP_TEST(ll_ids_permuted_before_combine) {
     static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank,
                                        kRefOneExpert};
     for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {

@@ -3,7 +3,7 @@
 
 // Destroying a handle abandons its pending operation: its slot is free again, its peers continue,
 // and operations of other handles are right.
-void handle_destroyed_while_pending(EpEnv* env) {
+EP_TEST(handle_destroyed_while_pending) {
     enum { kRounds = 25 };
     Setup setup;
     set_up(&setup, env);
@@ -36,7 +36,7 @@ void handle_destroyed_while_pending(EpEnv* env) {
 
 // One rank abandons what the others complete. They receive everything, as that rank had sent its
 // part.
-void handle_destroyed_on_one_rank(EpEnv* env) {
+EP_TEST(handle_destroyed_on_one_rank) {
     enum { kRounds = 12 };
     Setup setup;
     set_up(&setup, env);
@@ -59,7 +59,7 @@ void handle_destroyed_on_one_rank(EpEnv* env) {
 }
 
 // Each rank may complete or abandon operations in its own order.
-void ended_in_another_order(EpEnv* env) {
+EP_TEST(ended_in_another_order) {
     enum { kRounds = 8 };
     Setup setup;
     set_up(&setup, env);
@@ -84,7 +84,7 @@ void ended_in_another_order(EpEnv* env) {
 }
 
 // One operation may stay in flight while others start and end.
-void one_stays_in_flight(EpEnv* env) {
+EP_TEST(one_stays_in_flight) {
     Setup setup;
     set_up(&setup, env);
     LlRun* runs = setup.runs;

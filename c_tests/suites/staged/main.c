@@ -6,7 +6,7 @@
 
 #include "suites/staged/staged.h"
 
-static void one_at_a_time(EpEnv* env) {
+EP_TEST(one_at_a_time) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -20,7 +20,7 @@ static void one_at_a_time(EpEnv* env) {
 }
 
 // The receive phase follows the send phase even if nothing else orders the two streams.
-static void completed_on_another_stream(EpEnv* env) {
+EP_TEST(completed_on_another_stream) {
     Setup setup;
     set_up(&setup, env);
     for (unsigned i = 0; i < 6; ++i) {
@@ -40,7 +40,7 @@ static void sleep_a_while(void* unused) {
 
 // On one rank the send phase is stuck behind other work of its stream, which still writes to the
 // output, while Complete already runs on another stream.
-static void completed_before_the_send_began(EpEnv* env) {
+EP_TEST(completed_before_the_send_began) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -62,7 +62,7 @@ static void completed_before_the_send_began(EpEnv* env) {
 
 // A combine on a third stream uses what its dispatch's receive phase leaves in the handle. That
 // phase is stuck behind other work until the combine has had time to run ahead.
-static void combined_while_the_receive_is_late(EpEnv* env) {
+EP_TEST(combined_while_the_receive_is_late) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -88,7 +88,7 @@ static void combined_while_the_receive_is_late(EpEnv* env) {
 }
 
 // A second Complete, or one without any staged operation, succeeds and changes nothing.
-static void completed_twice(EpEnv* env) {
+EP_TEST(completed_twice) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -103,7 +103,7 @@ static void completed_twice(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void two_in_flight(EpEnv* env) {
+EP_TEST(two_in_flight) {
     Setup setup;
     set_up(&setup, env);
     LlRun* a = &setup.runs[0];
@@ -122,7 +122,7 @@ static void two_in_flight(EpEnv* env) {
 }
 
 // The schedule of two micro-batches: while one is computed on, the other travels.
-static void overlapping_micro_batches(EpEnv* env) {
+EP_TEST(overlapping_micro_batches) {
     Setup setup;
     set_up(&setup, env);
     LlRun* a = &setup.runs[0];
@@ -143,7 +143,7 @@ static void overlapping_micro_batches(EpEnv* env) {
 }
 
 // Two staged operations stay pending while other handles run many blocking ones.
-static void blocking_operations_meanwhile(EpEnv* env) {
+EP_TEST(blocking_operations_meanwhile) {
     enum { kPairs = 20 };
     Setup setup;
     set_up(&setup, env);
@@ -166,7 +166,7 @@ static void blocking_operations_meanwhile(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void inputs_overwritten_after_sending(EpEnv* env) {
+EP_TEST(inputs_overwritten_after_sending) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -184,7 +184,7 @@ static void inputs_overwritten_after_sending(EpEnv* env) {
 }
 
 // A refusal leaves the pending operations alone and sends nothing.
-static void third_is_refused(EpEnv* env) {
+EP_TEST(third_is_refused) {
     Setup setup;
     set_up(&setup, env);
     LlRun* runs = setup.runs;
@@ -204,7 +204,7 @@ static void third_is_refused(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void second_on_a_handle_is_refused(EpEnv* env) {
+EP_TEST(second_on_a_handle_is_refused) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -223,7 +223,7 @@ static void second_on_a_handle_is_refused(EpEnv* env) {
 }
 
 // One rank after the other is late, in sending or in receiving.
-static void late_ranks(EpEnv* env) {
+EP_TEST(late_ranks) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
     Setup setup;
     set_up(&setup, env);
@@ -247,24 +247,4 @@ static void late_ranks(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(one_at_a_time),
-        EP_CASE(completed_on_another_stream),
-        EP_CASE(completed_before_the_send_began),
-        EP_CASE(combined_while_the_receive_is_late),
-        EP_CASE(completed_twice),
-        EP_CASE(two_in_flight),
-        EP_CASE(overlapping_micro_batches),
-        EP_CASE(blocking_operations_meanwhile),
-        EP_CASE(inputs_overwritten_after_sending),
-        EP_CASE(third_is_refused),
-        EP_CASE(second_on_a_handle_is_refused),
-        EP_CASE(handle_destroyed_while_pending),
-        EP_CASE(handle_destroyed_on_one_rank),
-        EP_CASE(ended_in_another_order),
-        EP_CASE(one_stays_in_flight),
-        EP_CASE(late_ranks),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -77,7 +77,6 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_watchdog_at_case(test->name);
     if (is_victim(self)) atomic_store(&self->shared->victim_process, (int)getpid());
     ep_place_on_nodes(self->split, (unsigned)self->env.rank);
-    if (test->prepare != NULL) test->prepare(self);
     open_device(&self->env);
     self->env.comm = open_comm(self, kFirstId, self->env.rank, self->env.size);
     test->run(self);

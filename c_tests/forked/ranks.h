@@ -51,8 +51,6 @@ typedef struct {
     // What the parent does to the victim from outside, or NULL. It kills a victim that stays
     // stopped once the others have ended.
     void (*disturb)(SharedState* shared, int num_ranks, pid_t victim);
-    // What a rank does before its first call of CUDA and NCCL, if anything.
-    void (*prepare)(DeathRank* self);
 } DeathCase;
 
 // How to run a case.

@@ -142,45 +142,55 @@ static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victi
 }
 
 static const DeathCase kCases[] = {
-    {"messages_arrive", messages_arrive, false, NULL, claim_node},
-    {"large_messages_arrive", large_messages_arrive, false, NULL, claim_node},
-    {"transports_are_apart", transports_are_apart, false, NULL, claim_node},
-    {"the_end_waits_for_operations", the_end_waits_for_operations, false, NULL, claim_node},
-    {"a_refusal_is_told", a_refusal_is_told, false, NULL, claim_node},
-    {"a_rank_is_killed", a_rank_is_killed, true, NULL, claim_node},
-    {"a_rank_stops", a_rank_stops, true, leave_alone, claim_node},
-    {"a_rank_dies_before_the_creation", a_rank_dies_before_the_creation, true, NULL,
-     claim_node},
-    {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone,
-     claim_node},
+    {"messages_arrive", messages_arrive, false, NULL},
+    {"large_messages_arrive", large_messages_arrive, false, NULL},
+    {"transports_are_apart", transports_are_apart, false, NULL},
+    {"the_end_waits_for_operations", the_end_waits_for_operations, false, NULL},
+    {"a_refusal_is_told", a_refusal_is_told, false, NULL},
+    {"a_rank_is_killed", a_rank_is_killed, true, NULL},
+    {"a_rank_stops", a_rank_stops, true, leave_alone},
+    {"a_rank_dies_before_the_creation", a_rank_dies_before_the_creation, true, NULL},
+    {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone},
     {"a_rank_is_killed_in_the_creation", a_rank_is_lost_in_the_creation, true,
-     kill_in_the_creation, claim_node},
-    {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation,
-     claim_node},
-    {"a_rank_stops_before_a_replay", a_rank_stops_before_a_replay, true, leave_alone, claim_node},
-    {"a_rank_stops_before_a_long_replay", a_rank_stops_before_a_long_replay, true, leave_alone,
-     claim_node},
-    {"a_rank_dies_before_a_long_replay", a_rank_dies_before_a_long_replay, true, NULL, claim_node},
-    {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL, claim_node},
+     kill_in_the_creation},
+    {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation},
+    {"a_rank_stops_before_a_replay", a_rank_stops_before_a_replay, true, leave_alone},
+    {"a_rank_stops_before_a_long_replay", a_rank_stops_before_a_long_replay, true, leave_alone},
+    {"a_rank_dies_before_a_long_replay", a_rank_dies_before_a_long_replay, true, NULL},
+    {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL},
 };
 
-// Whether the split is one of the former for so many ranks.
-static bool is_known(unsigned split, int ranks) {
-    for (unsigned former = 0; former < split; ++former) {
-        int same = 0;
-        for (int rank = 0; rank < ranks; ++rank) {
-            same += kSplits[former].node_of(rank, ranks) == kSplits[split].node_of(rank, ranks);
-        }
-        if (same == ranks) return true;
-    }
-    return false;
-}
+// How the ranks of a case are dealt over nodes.
+typedef struct {
+    const char* name;
+    int (*node_of)(int rank, int ranks);
+} Split;
+
+static int halves(int rank, int ranks) { return rank < (ranks + 1) / 2 ? 0 : 1; }
+static int interleaved(int rank, int ranks) { return ranks > 1 ? rank % 2 : 0; }
+static int apart(int rank, int ranks) { return ranks > 1 ? rank : 0; }
+static int one_alone(int rank, int ranks) { return rank == ranks - 1 ? 1 : 0; }
+static int one_first(int rank, int ranks) { return ranks > 1 && rank > 0 ? 1 : 0; }
+
+static const Split kSplits[] = {{"halves", halves},
+                                {"interleaved", interleaved},
+                                {"apart", apart},
+                                {"one_alone", one_alone},
+                                {"one_first", one_first}};
+enum { kNumSplits = sizeof(kSplits) / sizeof(kSplits[0]) };
 
 static void run_in_splits(const DeathCase* test, DeathSetting setting, unsigned losses) {
     const unsigned times = test->run == a_rank_is_lost_in_the_creation ? losses : 1;
+    char nodes[kNumSplits][kMaxRanks + 1] = {{0}};
     for (unsigned i = 0; i < kNumSplits; ++i) {
-        if (is_known(i, setting.num_ranks)) continue;
-        EP_REQUIRE(setenv("EP_TEST_SPLIT", kSplits[i].name, 1) == 0);
+        for (int rank = 0; rank < setting.num_ranks; ++rank) {
+            nodes[i][rank] = (char)('A' + kSplits[i].node_of(rank, setting.num_ranks));
+        }
+        // Few ranks are dealt alike in several splits.
+        unsigned first = 0;
+        while (strcmp(nodes[first], nodes[i]) != 0) ++first;
+        if (first < i) continue;
+        setting.split = nodes[i];
         const uint64_t failed_before = ep_failed();
         for (unsigned time = 0; time < times; ++time) run_death_case(test, setting);
         char name[64];
@@ -201,6 +211,9 @@ int main(int argc, char** argv) {
                 kMaxRanks);
         return 2;
     }
+    // All ranks are on one machine, unless somebody says otherwise.
+    EP_REQUIRE(setenv("NCCL_SOCKET_IFNAME", "lo", 0) == 0);
+    EP_REQUIRE(setenv("NCCL_IB_DISABLE", "1", 0) == 0);
     g_random = seed;
     const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1,
                                   timeout_from_environment(kDefaultTimeoutMs), kSlackMs, ""};

@@ -1,50 +1,14 @@
 // See way.h.
-#define _GNU_SOURCE  // setenv
 #include "suites/transport/way.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int halves(int rank, int ranks) { return rank < (ranks + 1) / 2 ? 0 : 1; }
-static int interleaved(int rank, int ranks) { return ranks > 1 ? rank % 2 : 0; }
-static int apart(int rank, int ranks) { return ranks > 1 ? rank : 0; }
-static int one_alone(int rank, int ranks) { return rank == ranks - 1 ? 1 : 0; }
-static int one_first(int rank, int ranks) { return ranks > 1 && rank > 0 ? 1 : 0; }
 
 bool is_member(const size_t* ranks, size_t count, int rank) {
     for (size_t i = 0; i < count; ++i) {
         if (ranks[i] == (size_t)rank) return true;
     }
     return false;
-}
-
-const Split kSplits[] = {{"halves", halves},
-                         {"interleaved", interleaved},
-                         {"apart", apart},
-                         {"one_alone", one_alone},
-                         {"one_first", one_first}};
-const unsigned kNumSplits = sizeof(kSplits) / sizeof(kSplits[0]);
-
-const Split* split_of_process(void) {
-    const char* name = getenv("EP_TEST_SPLIT");
-    for (unsigned i = 0; i < kNumSplits; ++i) {
-        if (name != NULL && strcmp(kSplits[i].name, name) == 0) return &kSplits[i];
-    }
-    return &kSplits[0];
-}
-
-static void node_name(char* name, size_t size, int rank, int ranks) {
-    snprintf(name, size, "node-%d", split_of_process()->node_of(rank, ranks));
-}
-
-void claim_node(DeathRank* self) {
-    char name[32];
-    node_name(name, sizeof(name), self->env.rank, self->env.size);
-    EP_REQUIRE(setenv("NCCL_HOSTID", name, 1) == 0);
-    // All are on one machine, unless somebody says otherwise.
-    EP_REQUIRE(setenv("NCCL_SOCKET_IFNAME", "lo", 0) == 0);
-    EP_REQUIRE(setenv("NCCL_IB_DISABLE", "1", 0) == 0);
 }
 
 enum { kMostBytes = 300000 };
@@ -69,14 +33,11 @@ int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
 }
 
 int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes) {
-    char name[32];
     memset(way, 0, sizeof(*way));
     way->sizes = sizes;
     way->self = self;
     way->env = env;
-    node_name(name, sizeof(name), self->env.rank, self->env.size);
-    const int result =
-        epProbeRailOpen(&way->rail, env->comm, name, self->timeout_ms, env->stream);
+    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"), self->timeout_ms, env->stream);
     if (result != 0) return result;
     way->num_gateways = epProbeRailGateways(way->rail, way->gateways, kMaxRanks);
     way->num_sources = epProbeRailSources(way->rail, way->sources, kMaxRanks);

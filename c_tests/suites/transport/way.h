@@ -14,19 +14,6 @@ typedef struct {
     size_t (*of)(size_t from, size_t to, unsigned op);
 } Sizes;
 
-// How the ranks of a case are dealt over nodes: EP_TEST_SPLIT of the process, one of the names in way.c.
-typedef struct {
-    const char* name;
-    int (*node_of)(int rank, int ranks);
-} Split;
-extern const Split kSplits[];
-extern const unsigned kNumSplits;
-// The split that this process runs.
-const Split* split_of_process(void);
-
-// Makes NCCL take this rank for one on another node than the others; before its first call.
-void claim_node(DeathRank* self);
-
 typedef struct {
     const DeathRank* self;
     const EpEnv* env;  // its ranks and communicator
@@ -44,7 +31,7 @@ typedef struct {
 // Whether `rank` is one of the ranks.
 bool is_member(const size_t* ranks, size_t count, int rank);
 
-// Opens a transport over the communicator of `env`; 0, or the number of NCCL's result.
+// Opens a transport over the communicator of `env` for a rank on the node NCCL_HOSTID; 0, or the number of NCCL's result.
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
 int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes);
 void close_way(Way* way);

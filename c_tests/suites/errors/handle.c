@@ -72,8 +72,7 @@ static const BrokenCall kHtLocalCalls[] = {
     {"handle-ht-counter-size", ARGUMENT, kLocals, COUNTER, kSize0, kLocalExperts - 1,
      AT_COUNTER ".sizes[0]: must be at least the number of local experts "
                 "(got 1, expected 2 or more)"},
-    NO_DATA("handle-ht-counter-data", kLocals, COUNTER),
-    ALIGNMENT("handle-ht-counter-align", kLocals, COUNTER, 2, 4),
+    DATA("handle-ht-counter-data", "handle-ht-counter-align", kLocals, COUNTER, 4),
     {"handle-ht-counter-host", ARGUMENT, kLocals, COUNTER, kTag, HOST_COUNTER,
      "local_tensors[RECV_EXPERT_COUNTER_HOST].data: must be mapped pinned host memory "
      "(got *, expected an address that the device can reach)"},

@@ -37,7 +37,8 @@ int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* 
     way->sizes = sizes;
     way->self = self;
     way->env = env;
-    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"), self->timeout_ms, env->stream);
+    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"),
+                                       self->timeout_ms, env->stream);
     if (result != 0) return result;
     way->num_gateways = epProbeRailGateways(way->rail, way->gateways, kMaxRanks);
     way->num_sources = epProbeRailSources(way->rail, way->sources, kMaxRanks);

@@ -31,7 +31,8 @@ typedef struct {
 // Whether `rank` is one of the ranks.
 bool is_member(const size_t* ranks, size_t count, int rank);
 
-// Opens a transport over the communicator of `env` for a rank on the node NCCL_HOSTID; 0, or the number of NCCL's result.
+// Opens a transport over the communicator of `env` for a rank on the node NCCL_HOSTID; 0, or the
+// number of NCCL's result.
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
 int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes);
 void close_way(Way* way);

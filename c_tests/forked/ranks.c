@@ -71,6 +71,16 @@ static void open_device(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaStreamCreate(&env->stream));
 }
 
+static DeathCase* g_cases;
+
+void add_death_case(DeathCase* added) {
+    DeathCase** at = &g_cases;
+    while (*at != NULL) at = &(*at)->next;
+    *at = added;
+}
+
+const DeathCase* death_cases(void) { return g_cases; }
+
 static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_checks_are_of_rank(self->env.rank);
     ep_watchdog_arm(&self->env, kSetUpSeconds + kWaitsPerCase * self->timeout_ms / 1000);
@@ -102,7 +112,8 @@ static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathR
 }
 
 static bool has_ended_well(const DeathCase* test, bool is_victim, int status) {
-    if (is_victim && test->victim_dies) return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (is_victim && test->end != kVictimLives)
+        return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
@@ -119,9 +130,7 @@ static void wait_for_ranks(const DeathCase* test, pid_t* children, const DeathRa
     const int num_ranks = model->env.size;
     for (int left = num_ranks; left > 0; --left) {
         const pid_t victim = children[model->victim];
-        if (left == 1 && test->disturb != NULL && test->victim_dies && victim > 0) {
-            kill(victim, SIGKILL);
-        }
+        if (left == 1 && test->end == kVictimStops && victim > 0) kill(victim, SIGKILL);
         int status = 0;
         const int rank = index_of(children, num_ranks, waitpid(-1, &status, 0));
         EP_REQUIRE(rank >= 0);

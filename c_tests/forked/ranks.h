@@ -44,14 +44,33 @@ typedef struct {
     uint64_t passed_before, failed_before;  // the parent's counts at the fork
 } DeathRank;
 
-typedef struct {
+// How the victim ends: like the others, or by SIGKILL, which the parent sends to a victim that
+// stays stopped once the others have ended.
+typedef enum { kVictimLives, kVictimDies, kVictimStops } VictimEnd;
+
+// What the parent does to the victim from outside.
+typedef void (*Disturb)(SharedState* shared, int num_ranks, pid_t victim);
+
+typedef struct DeathCase {
     const char* name;
     void (*run)(DeathRank* self);
-    bool victim_dies;  // by SIGKILL; otherwise it ends like the others
-    // What the parent does to the victim from outside, or NULL. It kills a victim that stays
-    // stopped once the others have ended.
-    void (*disturb)(SharedState* shared, int num_ranks, pid_t victim);
+    VictimEnd end;
+    Disturb disturb;  // or NULL
+    struct DeathCase* next;
 } DeathCase;
+
+// A case of this program: stands in place of the head of its function, which gets `self`.
+#define DEATH_CASE(name, end) DISTURBED_CASE(name, end, NULL)
+#define DISTURBED_CASE(name, end, disturb)                            \
+    static void name(DeathRank* self);                                \
+    __attribute__((constructor)) static void name##_is_a_case(void) { \
+        static DeathCase added = {#name, name, end, disturb, NULL};   \
+        add_death_case(&added);                                       \
+    }                                                                 \
+    static void name(DeathRank* self)
+void add_death_case(DeathCase* added);
+// The first of this program; file by file, in the order in which they stand there.
+const DeathCase* death_cases(void);
 
 // How to run a case.
 typedef struct {

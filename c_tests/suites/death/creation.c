@@ -33,7 +33,7 @@ static void expect_no_group(DeathRank* self, ncclComm_t comm, cudaStream_t strea
     EP_CHECK(group == NULL);
 }
 
-void dies_before_creation(DeathRank* self) {
+DEATH_CASE(dies_before_creation, kVictimDies) {
     connect_ranks(self, self->env.comm, self->env.stream);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) die(self);
@@ -79,7 +79,7 @@ static void start_to_free(Freed* freed, cudaStream_t stream) {
 // The victim stops once all ranks have mapped its window, and so misses the self test. That test
 // fails at the deadline, and what follows must not wait for a second one. Only the CPU build
 // can stop a rank at this point.
-void stops_in_creation(DeathRank* self) {
+DEATH_CASE(stops_in_creation, kVictimDies) {
     connect_ranks(self, self->env.comm, self->env.stream);
     const bool stops = ep_on_cpu_build();
     if (stops) take_a_long_deadline(self);
@@ -115,7 +115,7 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
 
 // On the CPU backend and over nodes the creation of a high-throughput handle waits behind an operation that fails
 // at its deadline. It must not start a second deadline.
-void dies_before_an_operation_and_a_handle(DeathRank* self) {
+DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
     const EpEnv* env = &self->env;
     take_a_long_deadline(self);
     const ncclEpGroupConfig_t config =
@@ -181,7 +181,7 @@ static ncclNDTensor_t some_tensor(const Work* work) {
 // All ranks live, but the victim never joins the creation of a second group. The exchange stays on
 // the device, where any wait for the whole device would wait for it. The earlier group keeps
 // working and ends on all ranks; so does a new one.
-void creation_is_lost_beside_a_group(DeathRank* self) {
+DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
@@ -272,12 +272,12 @@ static void lose_a_creation(DeathRank* self, bool fails_first) {
 // The creation is to replace a group that has failed. While that is stuck, nothing that still ends
 // of the failed group may wait for the device: it would hold up this thread, and with it the abort
 // that ends the wait.
-void creation_is_lost_after_a_failure(DeathRank* self) { lose_a_creation(self, true); }
+DEATH_CASE(creation_is_lost_after_a_failure, kVictimLives) { lose_a_creation(self, true); }
 
 // The group ends after one deadline, its network with it.
-void group_ends_behind_a_lost_creation(DeathRank* self) { lose_a_creation(self, false); }
+DEATH_CASE(group_ends_behind_a_lost_creation, kVictimLives) { lose_a_creation(self, false); }
 
-void creation_is_lost_while_memory_is_freed(DeathRank* self) {
+DEATH_CASE(creation_is_lost_while_memory_is_freed, kVictimLives) {
     connect_ranks(self, self->env.comm, self->env.stream);
     Freed freed;
     meet(self, kReady, self->env.size);

@@ -36,7 +36,7 @@ static double replay_without_victim(DeathRank* self, const EpCaptured* captured)
     return start;
 }
 
-void dies_before_a_replay(DeathRank* self) {
+DEATH_CASE(dies_before_a_replay, kVictimDies) {
     Work work;
     const EpCaptured captured = captured_pair(self, &work);
     const double start = replay_without_victim(self, &captured);
@@ -46,7 +46,7 @@ void dies_before_a_replay(DeathRank* self) {
 }
 
 // To free memory is to wait for the replay, and holds up most calls of the driver meanwhile.
-void dies_before_a_replay_and_a_free(DeathRank* self) {
+DEATH_CASE(dies_before_a_replay_and_a_free, kVictimDies) {
     allow_for_a_free(self);
     Work work;
     const EpCaptured captured = captured_pair(self, &work);
@@ -61,7 +61,7 @@ void dies_before_a_replay_and_a_free(DeathRank* self) {
 }
 
 // The library frees nothing beside a replay, and waits for none.
-void dies_before_a_replay_and_destructions(DeathRank* self) {
+DEATH_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
     Work work, other;
     const EpCaptured captured = captured_pair(self, &work);
     open_work(&other, &self->env, 2);
@@ -86,7 +86,7 @@ static void play_ht(void* context) {
     EP_CHECK_NCCL(ht_launch_combine(run, true, run->env->stream));
 }
 
-void dies_before_an_ht_replay(DeathRank* self) {
+DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const EpEnv* env = &self->env;
     const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 1};

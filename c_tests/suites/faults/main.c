@@ -222,7 +222,8 @@ static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms)
     snprintf(name, sizeof(name), "--seed %u --only %u: %s, %s, rank %d after %u us%s",
              options->seed, trial, kKindNames[g_plan.kind], kFaultNames[g_plan.fault],
              g_plan.victim, g_plan.moment_us, g_plan.frees ? ", frees" : "");
-    const DeathCase test = {name, run_trial, g_plan.fault != kPause, disturb};
+    static const VictimEnd kEnds[kNumFaults] = {kVictimDies, kVictimStops, kVictimLives};
+    const DeathCase test = {name, run_trial, kEnds[g_plan.fault], disturb, NULL};
     const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs,
                                   options->nodes};
     const uint64_t failed_before = ep_failed();

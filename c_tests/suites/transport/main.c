@@ -23,7 +23,7 @@ enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 5
 
 // ---- Everybody lives ---------------------------------------------------------------------------
 
-static void messages_arrive(DeathRank* self) {
+DEATH_CASE(messages_arrive, kVictimLives) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     EP_CHECK(is_member(way.sources, way.num_sources, self->env.rank));
@@ -44,7 +44,7 @@ static size_t large_or_small(size_t from, size_t to, unsigned mix) {
 }
 
 // All mixes of large and small messages between ranks with even and with odd numbers.
-static void large_messages_arrive(DeathRank* self) {
+DEATH_CASE(large_messages_arrive, kVictimLives) {
     static const Sizes kSizes = {kLargeBytes, 1, large_or_small};
     Way way;
     EP_REQUIRE(open_way_of(&way, self, &self->env, &kSizes) == 0);
@@ -55,7 +55,7 @@ static void large_messages_arrive(DeathRank* self) {
 }
 
 // Two transports at once, one on a stream of its own, and one after them.
-static void transports_are_apart(DeathRank* self) {
+DEATH_CASE(transports_are_apart, kVictimLives) {
     Way ways[2];
     cudaStream_t stream;
     ep_open_streams(&stream, 1);
@@ -74,7 +74,7 @@ static void transports_are_apart(DeathRank* self) {
 }
 
 // A transport that ends while its operations are on the stream lets them come to their end.
-static void the_end_waits_for_operations(DeathRank* self) {
+DEATH_CASE(the_end_waits_for_operations, kVictimLives) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
@@ -93,7 +93,7 @@ static void the_end_waits_for_operations(DeathRank* self) {
 }
 
 // One rank gives no node: no rank gets a transport, the next time all do.
-static void a_refusal_is_told(DeathRank* self) {
+DEATH_CASE(a_refusal_is_told, kVictimLives) {
     EpProbeRail* rail = NULL;
     const EpEnv* env = &self->env;
     const char* node = is_victim(self) ? NULL : "somewhere";
@@ -113,13 +113,6 @@ static void a_refusal_is_told(DeathRank* self) {
 }
 
 // ---- The program -------------------------------------------------------------------------------
-
-// The parent kills the victim when the others have ended.
-static void leave_alone(SharedState* shared, int num_ranks, pid_t victim) {
-    (void)shared;
-    (void)num_ranks;
-    (void)victim;
-}
 
 // Decides when.
 static uint64_t g_random;
@@ -141,24 +134,13 @@ static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victi
     lose_in_the_creation(shared, num_ranks, victim, SIGSTOP);
 }
 
-static const DeathCase kCases[] = {
-    {"messages_arrive", messages_arrive, false, NULL},
-    {"large_messages_arrive", large_messages_arrive, false, NULL},
-    {"transports_are_apart", transports_are_apart, false, NULL},
-    {"the_end_waits_for_operations", the_end_waits_for_operations, false, NULL},
-    {"a_refusal_is_told", a_refusal_is_told, false, NULL},
-    {"a_rank_is_killed", a_rank_is_killed, true, NULL},
-    {"a_rank_stops", a_rank_stops, true, leave_alone},
-    {"a_rank_dies_before_the_creation", a_rank_dies_before_the_creation, true, NULL},
-    {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone},
-    {"a_rank_is_killed_in_the_creation", a_rank_is_lost_in_the_creation, true,
-     kill_in_the_creation},
-    {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation},
-    {"a_rank_stops_before_a_replay", a_rank_stops_before_a_replay, true, leave_alone},
-    {"a_rank_stops_before_a_long_replay", a_rank_stops_before_a_long_replay, true, leave_alone},
-    {"a_rank_dies_before_a_long_replay", a_rank_dies_before_a_long_replay, true, NULL},
-    {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL},
-};
+DISTURBED_CASE(a_rank_is_killed_in_the_creation, kVictimDies, kill_in_the_creation) {
+    a_rank_is_lost_in_the_creation(self);
+}
+
+DISTURBED_CASE(a_rank_stops_in_the_creation, kVictimStops, stop_in_the_creation) {
+    a_rank_is_lost_in_the_creation(self);
+}
 
 // How the ranks of a case are dealt over nodes.
 typedef struct {
@@ -180,7 +162,7 @@ static const Split kSplits[] = {{"halves", halves},
 enum { kNumSplits = sizeof(kSplits) / sizeof(kSplits[0]) };
 
 static void run_in_splits(const DeathCase* test, DeathSetting setting, unsigned losses) {
-    const unsigned times = test->run == a_rank_is_lost_in_the_creation ? losses : 1;
+    const unsigned times = strstr(test->name, "_in_the_creation") != NULL ? losses : 1;
     char nodes[kNumSplits][kMaxRanks + 1] = {{0}};
     for (unsigned i = 0; i < kNumSplits; ++i) {
         for (int rank = 0; rank < setting.num_ranks; ++rank) {
@@ -217,10 +199,10 @@ int main(int argc, char** argv) {
     g_random = seed;
     const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1,
                                   timeout_from_environment(kDefaultTimeoutMs), kSlackMs, ""};
-    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    for (const DeathCase* test = death_cases(); test != NULL; test = test->next) {
         // The CPU backend captures nothing.
-        if (strstr(kCases[i].name, "_replay") != NULL && ep_on_host_backend()) continue;
-        if (strstr(kCases[i].name, word) != NULL) run_in_splits(&kCases[i], setting, losses);
+        if (strstr(test->name, "_replay") != NULL && ep_on_host_backend()) continue;
+        if (strstr(test->name, word) != NULL) run_in_splits(test, setting, losses);
     }
     return end_program();
 }

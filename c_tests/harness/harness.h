@@ -22,7 +22,6 @@ extern "C" {
 #endif
 
 // ---- Life of a program (harness.c)
-// ----------------------------------------------------------------
 
 typedef struct {
     int rank;             // this process in MPI_COMM_WORLD
@@ -133,14 +132,12 @@ bool ep_read_options(int argc, char** argv, const EpOption* options, size_t coun
                      const char** word);
 
 // ---- Leaks (leaks.c)
-// ----------------------------------------------------------------------------
 
 // In a build with the address sanitizer: prints leaked memory and returns true if there is any.
 // False in every other build. Call it before ep_finish or ep_release.
 bool ep_has_leaks(void);
 
 // ---- Watchdog (watchdog.c)
-// ------------------------------------------------------------------------
 
 // Ends the process with status 124 and prints where it hung, unless it is done `seconds` from now.
 // ep_init arms it with EP_TEST_DEADLINE seconds, 120 by default; 0 switches it off.
@@ -150,7 +147,6 @@ void ep_watchdog_at_case(const char* name);
 void ep_watchdog_case_done(void);
 
 // ---- Deterministic data (data.c)
-// ------------------------------------------------------------------
 
 // splitmix64: a sequence from a seed held by the caller.
 uint64_t ep_random(uint64_t* state);
@@ -176,7 +172,6 @@ void ep_store_all(ncclDataType_t datatype, void* base, size_t count, const float
 void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float* values);
 
 // ---- Device buffers, groups and tensors (tensor.c)
-// -------------------------------------------------
 
 void* ep_device_alloc(size_t bytes);
 void* ep_device_upload(const void* host, size_t bytes);  // allocates and fills
@@ -225,7 +220,6 @@ void ep_tensor_download(const ncclNDTensor_t* tensor, void* host);
 void ep_tensor_fill(const ncclNDTensor_t* tensor, int byte);
 
 // ---- Calls that many tests make alike (calls.c)
-// ------------------------------------------------
 
 // A handle for ids [tokens, top_k] in device memory, without a counter.
 ncclResult_t ep_handle_create(ncclEpHandle_t* handle, ncclEpGroup_t group, void* ids,

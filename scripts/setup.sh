@@ -148,15 +148,7 @@ PYTHON
     rm -rf "$1/wheel"
 }
 
-unpack_cmake() { run_pip install --target "$1" -r "$2"; }
-
-unpack_wheel() { run_pip install --target "$1" -r "$2"; }
-
-unpack_plots() { run_pip install --target "$1" -r "$2"; }
-
-unpack_pytest() { run_pip install --target "$1" -r "$2"; }
-
-unpack_mypy() { run_pip install --target "$1" -r "$2"; }
+unpack() { run_pip install --target "$1" -r "$2"; }
 
 # The wheel is for GPUs; without them only its CPU half is used. Of its thousands of modules the tests
 # load some hundreds, which they compile themselves (scripts/testing/python_steps.py).
@@ -194,12 +186,12 @@ command -v cargo >/dev/null ||
 command -v python3 >/dev/null ||
     die "python3 is missing: install it with pip (Debian: python3 python3-pip)."
 if wants --plots; then
-    install_wheels plots unpack_plots
+    install_wheels plots unpack
     exit 0
 fi
 install_packages
 if [ -n "$NCCL_EP_REFUSED_CUDA" ]; then say "CUDA_HOME is not used: $NCCL_EP_REFUSED_CUDA"; fi
-if wants --wheel; then install_wheels wheel unpack_wheel; fi
+if wants --wheel; then install_wheels wheel unpack; fi
 # The library alone, without kernels, needs nothing of CUDA; programs need its headers.
 if wants --library && [ "${NCCL_EP_CUDA:-auto}" = off ]; then exit 0; fi
 kernels=yes
@@ -221,12 +213,12 @@ else
     say_once nccl "using the NCCL headers at $NCCL_INCLUDE"
 fi
 case "$(command -v cmake || true)" in
-    "" | "$NCCL_EP_PINNED_CMAKE"/*) wants --demo || install_wheels cmake unpack_cmake ;;
+    "" | "$NCCL_EP_PINNED_CMAKE"/*) wants --demo || install_wheels cmake unpack ;;
 esac
 if wants --gpu || wants --demo; then install_nccl_library; fi
-if wants --pytest || wants --python; then install_wheels pytest unpack_pytest; fi
+if wants --pytest || wants --python; then install_wheels pytest unpack; fi
 if wants --python; then
     install_wheels torch unpack_torch
-    install_wheels mypy unpack_mypy
-    install_wheels wheel unpack_wheel
+    install_wheels mypy unpack
+    install_wheels wheel unpack
 fi

@@ -2,7 +2,6 @@
 //!
 //! A group reads it once, when it is created; `log` and `nvtx` once per process. No other module asks the
 //! system for variables. `docs/env.md` lists the same names; a test compares.
-#![forbid(unsafe_code)]
 
 use crate::model::group::{LlCombineMode, NodeSums};
 use std::os::unix::ffi::OsStringExt;

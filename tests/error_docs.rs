@@ -247,7 +247,7 @@ fn ids_are_unique_and_results_are_nccls() {
     let rows = rows();
     let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
     assert_eq!(ids.len(), rows.len());
-    let header = sources::read("c_tests/suites/abi/abi.c");
+    let header = sources::read("c_tests/suites/abi/layout.h");
     for row in rows.iter().filter(|row| !repeats_a_failure(row)) {
         assert!(
             header.contains(&format!("VALUE({}, ", row.result)),

@@ -71,13 +71,22 @@ static void open_device(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaStreamCreate(&env->stream));
 }
 
+static DeathCase* g_cases;
+
+void add_death_case(DeathCase* added) {
+    DeathCase** at = &g_cases;
+    while (*at != NULL) at = &(*at)->next;
+    *at = added;
+}
+
+const DeathCase* death_cases(void) { return g_cases; }
+
 static void run_rank(const DeathCase* test, DeathRank* self) {
     ep_checks_are_of_rank(self->env.rank);
     ep_watchdog_arm(&self->env, kSetUpSeconds + kWaitsPerCase * self->timeout_ms / 1000);
     ep_watchdog_at_case(test->name);
     if (is_victim(self)) atomic_store(&self->shared->victim_process, (int)getpid());
     ep_place_on_nodes(self->split, (unsigned)self->env.rank);
-    if (test->prepare != NULL) test->prepare(self);
     open_device(&self->env);
     self->env.comm = open_comm(self, kFirstId, self->env.rank, self->env.size);
     test->run(self);
@@ -103,7 +112,8 @@ static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathR
 }
 
 static bool has_ended_well(const DeathCase* test, bool is_victim, int status) {
-    if (is_victim && test->victim_dies) return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (is_victim && test->end != kVictimLives)
+        return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
@@ -120,9 +130,7 @@ static void wait_for_ranks(const DeathCase* test, pid_t* children, const DeathRa
     const int num_ranks = model->env.size;
     for (int left = num_ranks; left > 0; --left) {
         const pid_t victim = children[model->victim];
-        if (left == 1 && test->disturb != NULL && test->victim_dies && victim > 0) {
-            kill(victim, SIGKILL);
-        }
+        if (left == 1 && test->end == kVictimStops && victim > 0) kill(victim, SIGKILL);
         int status = 0;
         const int rank = index_of(children, num_ranks, waitpid(-1, &status, 0));
         EP_REQUIRE(rank >= 0);
@@ -155,6 +163,17 @@ void run_death_case(const DeathCase* test, DeathSetting setting) {
     wait_for_ranks(test, children, &model);
     for (int i = 0; i < num_ranks; ++i) ep_count(shared->passed[i], shared->failed[i]);
     munmap(shared, sizeof(*shared));
+}
+
+void print_outcome(const char* name, uint64_t failed_before) {
+    printf("%-48s %s\n", name, ep_failed() == failed_before ? "ok" : "FAILED");
+    fflush(stdout);
+}
+
+int end_program(void) {
+    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
+           (unsigned long long)ep_failed());
+    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
 }
 
 unsigned timeout_from_environment(unsigned otherwise) {

@@ -15,7 +15,6 @@ typedef enum {
     kFirstId,   // the id of the first communicator is set
     kSecondId,  // the id of the survivors' communicator is set
     kReady,     // all ranks have a working group
-    kLost,      // the victim takes no further part
     kNoticed,   // the survivors know of the loss
     kAllKnow,   // so does a victim that resumed
     kNumBarriers
@@ -45,16 +44,33 @@ typedef struct {
     uint64_t passed_before, failed_before;  // the parent's counts at the fork
 } DeathRank;
 
-typedef struct {
+// How the victim ends: like the others, or by SIGKILL, which the parent sends to a victim that
+// stays stopped once the others have ended.
+typedef enum { kVictimLives, kVictimDies, kVictimStops } VictimEnd;
+
+// What the parent does to the victim from outside.
+typedef void (*Disturb)(SharedState* shared, int num_ranks, pid_t victim);
+
+typedef struct DeathCase {
     const char* name;
     void (*run)(DeathRank* self);
-    bool victim_dies;  // by SIGKILL; otherwise it ends like the others
-    // What the parent does to the victim from outside, or NULL. It kills a victim that stays
-    // stopped once the others have ended.
-    void (*disturb)(SharedState* shared, int num_ranks, pid_t victim);
-    // What a rank does before its first call of CUDA and NCCL, if anything.
-    void (*prepare)(DeathRank* self);
+    VictimEnd end;
+    Disturb disturb;  // or NULL
+    struct DeathCase* next;
 } DeathCase;
+
+// A case of this program: stands in place of the head of its function, which gets `self`.
+#define DEATH_CASE(name, end) DISTURBED_CASE(name, end, NULL)
+#define DISTURBED_CASE(name, end, disturb)                            \
+    static void name(DeathRank* self);                                \
+    __attribute__((constructor)) static void name##_is_a_case(void) { \
+        static DeathCase added = {#name, name, end, disturb, NULL};   \
+        add_death_case(&added);                                       \
+    }                                                                 \
+    static void name(DeathRank* self)
+void add_death_case(DeathCase* added);
+// The first of this program; file by file, in the order in which they stand there.
+const DeathCase* death_cases(void);
 
 // How to run a case.
 typedef struct {
@@ -67,6 +83,11 @@ typedef struct {
 
 // Runs a case on new processes; counts its checks and how the processes ended.
 void run_death_case(const DeathCase* test, DeathSetting setting);
+
+// Prints how a case went, by the failed checks before it.
+void print_outcome(const char* name, uint64_t failed_before);
+// Prints the counts of all cases; returns the exit status.
+int end_program(void);
 
 // NCCL_EP_TIMEOUT_MS; sets it to `otherwise` if it is unset, times EP_TEST_PATIENCE if that is set.
 unsigned timeout_from_environment(unsigned otherwise);

@@ -5,14 +5,14 @@
 
 #include "harness/nodes.h"
 
-LlShape shape_for(const EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64};
+RefShape shape_for(const EpEnv* env) {
+    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64};
     return shape;
 }
 
 void open_work(Work* work, const EpEnv* env, uint64_t seed) {
-    const LlShape shape = shape_for(env);
-    work->group = ll_group_new(env, &shape);
+    const RefShape shape = shape_for(env);
+    work->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     ll_run_open_with(&work->run, env, work->group, &shape, kRefDistinct, true, seed);
     ll_dispatch(&work->run);
     ll_combine(&work->run);

@@ -11,7 +11,7 @@ typedef struct {
     LlRun run;
 } Work;
 
-LlShape shape_for(const EpEnv* env);
+RefShape shape_for(const EpEnv* env);
 // Opens the group on all ranks and runs a first dispatch and combine.
 void open_work(Work* work, const EpEnv* env, uint64_t seed);
 

@@ -3,7 +3,6 @@
 // processes.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include <dlfcn.h>
-#include <math.h>
 #include <mpi.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -116,11 +115,6 @@ bool ep_check_eq_i64(EpSite site, int64_t actual, int64_t expected) {
 }
 
 // Written so that a NaN on either side fails, and equal infinities pass.
-bool ep_check_near(EpSite site, double actual, double expected, double tolerance) {
-    const bool passed = actual == expected || fabs(actual - expected) <= tolerance;
-    return count(site, passed, "got %.9g, expected %.9g", actual, expected);
-}
-
 bool ep_check_eq_bytes(EpSite site, const void* actual, const void* expected, size_t bytes) {
     const unsigned char* left = (const unsigned char*)actual;
     const unsigned char* right = (const unsigned char*)expected;

@@ -23,10 +23,6 @@ extern "C" {
 #define EP_CHECK_EQ_I64(actual, expected) \
     (EP_REACHED,                          \
      ep_check_eq_i64(EP_HERE(#actual " == " #expected), (int64_t)(actual), (int64_t)(expected)))
-#define EP_CHECK_EQ_F32(actual, expected) EP_CHECK_NEAR(actual, expected, 0.0)
-#define EP_CHECK_NEAR(actual, expected, tolerance)                                      \
-    (EP_REACHED, ep_check_near(EP_HERE(#actual " within " #tolerance " of " #expected), \
-                               (double)(actual), (double)(expected), (double)(tolerance)))
 #define EP_CHECK_EQ_BYTES(actual, expected, bytes) \
     (EP_REACHED,                                   \
      ep_check_eq_bytes(EP_HERE(#actual " == " #expected), (actual), (expected), (bytes)))
@@ -56,7 +52,6 @@ EpSite ep_site(const char* file, int line, const char* expression);
 bool ep_check(EpSite site, bool passed);
 bool ep_check_eq_u64(EpSite site, uint64_t actual, uint64_t expected);
 bool ep_check_eq_i64(EpSite site, int64_t actual, int64_t expected);
-bool ep_check_near(EpSite site, double actual, double expected, double tolerance);
 bool ep_check_eq_bytes(EpSite site, const void* actual, const void* expected, size_t bytes);
 bool ep_check_str_contains(EpSite site, const char* text, const char* part);
 bool ep_check_result(EpSite site, ncclResult_t actual, ncclResult_t expected);

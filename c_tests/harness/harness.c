@@ -103,14 +103,48 @@ static void run_case(EpEnv* env, const EpCase* test) {
     }
 }
 
-int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases) {
+static EpCase* g_cases;
+
+static bool is_before(const EpCase* a, const EpCase* b) {
+    if (a->is_last != b->is_last) return b->is_last;
+    const int files = strcmp(a->file, b->file);
+    return files != 0 ? files < 0 : a->line < b->line;
+}
+
+void ep_add_case(EpCase* added) {
+    EpCase** at = &g_cases;
+    while (*at != NULL && is_before(*at, added)) at = &(*at)->next;
+    added->next = *at;
+    *at = added;
+}
+
+int ep_main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
     const char* filter = argc > 1 ? argv[1] : "";
-    for (size_t i = 0; i < num_cases; ++i) {
-        if (strstr(cases[i].name, filter) != NULL) run_case(&env, &cases[i]);
+    for (const EpCase* it = g_cases; it != NULL; it = it->next) {
+        if (strstr(it->name, filter) != NULL) run_case(&env, it);
     }
     return ep_finish(&env);
+}
+
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
+                     const char** word) {
+    for (int i = 1; i < argc; ++i) {
+        const EpOption* found = NULL;
+        for (size_t n = 0; n < count; ++n) {
+            if (strcmp(argv[i], options[n].name) == 0) found = &options[n];
+        }
+        if (found == NULL && (word == NULL || argv[i][0] == '-')) return false;
+        if (found == NULL) {
+            *word = argv[i];
+            continue;
+        }
+        if (++i == argc) return false;
+        if (found->number != NULL) *found->number = (unsigned)strtoul(argv[i], NULL, 10);
+        if (found->text != NULL) *found->text = argv[i];
+    }
+    return true;
 }
 
 bool ep_on_hostsim(void) {

@@ -22,7 +22,6 @@ extern "C" {
 #endif
 
 // ---- Life of a program (harness.c)
-// ----------------------------------------------------------------
 
 typedef struct {
     int rank;             // this process in MPI_COMM_WORLD
@@ -48,16 +47,33 @@ int ep_finish(EpEnv* env);
 // with an output format of their own.
 void ep_release(EpEnv* env);
 
-// One test case and the table of a program. ep_main is a complete main(): it runs the cases in
-// order, all of them or, given an argument, those whose name contains it.
-typedef struct {
+// A test case: EP_TEST(name) stands in place of the head of its function, which gets `env`. A
+// program runs its cases file by file, in the order in which they stand there.
+#define EP_TEST(name) EP_DEFINE_CASE(name, false, false)
+// Skipped, and reported as skipped, where there is no high throughput.
+#define EP_TEST_HT(name) EP_DEFINE_CASE(name, true, false)
+// Behind all others, as it leaves the process in another state.
+#define EP_TEST_LAST(name) EP_DEFINE_CASE(name, false, true)
+
+typedef struct EpCase {
     const char* name;
     void (*run)(EpEnv* env);
-    bool needs_ht;  // skipped, and reported as skipped, where there is no high throughput
+    bool needs_ht, is_last;
+    const char* file;
+    int line;
+    struct EpCase* next;
 } EpCase;
-#define EP_CASE(function) {#function, function, false}
-#define EP_CASE_HT(function) {#function, function, true}
-int ep_main(int argc, char** argv, const EpCase* cases, size_t num_cases);
+void ep_add_case(EpCase* added);
+#define EP_DEFINE_CASE(name, needs_ht, is_last)                                          \
+    static void name(EpEnv* env);                                                        \
+    __attribute__((constructor)) static void name##_is_a_case(void) {                    \
+        static EpCase self = {#name, name, needs_ht, is_last, __FILE__, __LINE__, NULL}; \
+        ep_add_case(&self);                                                              \
+    }                                                                                    \
+    static void name(__attribute__((unused)) EpEnv* env)
+
+// A complete main(): runs all cases or, given an argument, those whose name contains it.
+int ep_main(int argc, char** argv);
 
 // True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
 // libraries, with or without the kernels.
@@ -103,8 +119,19 @@ void ep_barrier(void);
 void ep_open_streams(cudaStream_t* streams, unsigned count);
 void ep_close_streams(const cudaStream_t* streams, unsigned count);
 
+// One option of a C program with a value: a number or a text.
+typedef struct {
+    const char* name;
+    unsigned* number;
+    const char** text;
+} EpOption;
+
+// Reads "--name value" pairs; a single other word goes to *word, where that is not NULL. Returns
+// whether it has understood all.
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
+                     const char** word);
+
 // ---- Leaks (leaks.c)
-// ----------------------------------------------------------------------------
 
 // In a build with the address sanitizer: prints leaked memory and returns true if there is any.
 // False in every other build. Call it before ep_finish or ep_release.
@@ -114,7 +141,6 @@ bool ep_has_leaks(void);
 void ep_init_unwatched(int* argc, char*** argv);
 
 // ---- Watchdog (watchdog.c)
-// ------------------------------------------------------------------------
 
 // Ends the process with status 124 and prints where it hung, unless it is done `seconds` from now.
 // ep_init arms it with EP_TEST_DEADLINE seconds, 120 by default; 0 switches it off.
@@ -124,7 +150,6 @@ void ep_watchdog_at_case(const char* name);
 void ep_watchdog_case_done(void);
 
 // ---- Deterministic data (data.c)
-// ------------------------------------------------------------------
 
 // splitmix64: a sequence from a seed held by the caller.
 uint64_t ep_random(uint64_t* state);
@@ -150,7 +175,6 @@ void ep_store_all(ncclDataType_t datatype, void* base, size_t count, const float
 void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float* values);
 
 // ---- Device buffers, groups and tensors (tensor.c)
-// -------------------------------------------------
 
 void* ep_device_alloc(size_t bytes);
 void* ep_device_upload(const void* host, size_t bytes);  // allocates and fills
@@ -197,6 +221,23 @@ size_t ep_tensor_bytes(const ncclNDTensor_t* tensor);
 void ep_tensor_upload(const ncclNDTensor_t* tensor, const void* host);
 void ep_tensor_download(const ncclNDTensor_t* tensor, void* host);
 void ep_tensor_fill(const ncclNDTensor_t* tensor, int byte);
+
+// ---- Calls that many tests make alike (calls.c)
+
+// A handle for ids [tokens, top_k] in device memory, without a counter.
+ncclResult_t ep_handle_create(ncclEpHandle_t* handle, ncclEpGroup_t group, void* ids,
+                              unsigned tokens, unsigned top_k, cudaStream_t stream);
+// Destroys a handle and forgets it.
+ncclResult_t ep_handle_destroy(ncclEpHandle_t* handle);
+// ncclEpGetAsyncError, which must succeed.
+ncclResult_t ep_group_state(ncclEpGroup_t group);
+
+// Blocks a stream until it is opened, which must be before it goes.
+typedef struct {
+    bool is_open;
+} EpGate;
+void ep_gate_close(EpGate* gate, cudaStream_t stream);
+void ep_gate_open(EpGate* gate);
 
 #ifdef __cplusplus
 }

@@ -136,3 +136,29 @@ const ncclNDTensor_t* const* ref_list_inputs(const RefList* list) {
 }
 
 void ref_list_scrap(RefList* list) { memset(list, kRefPoison, sizeof(*list)); }
+
+void ref_lists_dress(RefLists* lists, unsigned variation) {
+    ref_list_dress(&lists->inputs, variation);
+    ref_list_dress(&lists->outputs, variation);
+    ref_list_dress(&lists->locals, variation);
+}
+
+ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
+                                const ncclEpDispatchConfig_t* config, cudaStream_t stream) {
+    const ncclResult_t result = ncclEpDispatch(
+        handle, ref_list_inputs(&lists->inputs), lists->inputs.count,
+        ref_list_outputs(&lists->outputs), lists->outputs.count, ref_list_outputs(&lists->locals),
+        lists->locals.count, send_only, config, stream);
+    memset(lists, kRefPoison, sizeof(*lists));
+    return result;
+}
+
+ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
+                               cudaStream_t stream) {
+    const ncclResult_t result = ncclEpCombine(
+        handle, ref_list_inputs(&lists->inputs), lists->inputs.count,
+        ref_list_outputs(&lists->outputs), lists->outputs.count, ref_list_outputs(&lists->locals),
+        lists->locals.count, send_only, NULL, stream);
+    memset(lists, kRefPoison, sizeof(*lists));
+    return result;
+}

@@ -6,12 +6,6 @@
 
 enum { kSpareRows = 5 };
 
-ncclEpGroup_t ht_group_new(const EpEnv* env, const HtShape* shape) {
-    const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
-    return ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape->num_experts, shape->max_tokens,
-                           (unsigned)row_bytes);
-}
-
 // A counter in device memory, or in host memory that the device can write.
 typedef struct {
     HtCounter kind;
@@ -120,7 +114,7 @@ static void allocate_buffers(HtRun* run) {
     run->gradients_out = ref_buffer_new(tokens * run->columns * sizeof(float));
 }
 
-void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
+void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, HtOpening opening) {
     memset(run, 0, sizeof(*run));
     run->env = env;
@@ -136,21 +130,18 @@ void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShap
     allocate_buffers(run);
 }
 
-void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
+void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, HtOpening opening) {
-    enum { kTokensIfAuto = 9 };
-    const unsigned num_ranks = (unsigned)env->size;
-    const unsigned most = shape->max_tokens == NCCL_EP_AUTO ? kTokensIfAuto : shape->max_tokens;
-    unsigned* num_tokens = ref_host_new(num_ranks * sizeof(*num_tokens));
-    if (uneven) {
-        ref_tokens_uneven(num_tokens, num_ranks, most, opening.seed);
-    } else {
-        ref_tokens_full(num_tokens, num_ranks, most);
-    }
-    RefRouting* routing = ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens,
-                                          style, opening.seed);
-    free(num_tokens);
+    RefRouting* routing =
+        ref_routing_drawn((unsigned)env->size, shape, style, uneven, opening.seed);
     ht_run_open(run, env, group, shape, routing, opening);
+}
+
+void ht_run_open_alone(HtRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+                       bool uneven, HtOpening opening) {
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
+    ht_run_open_with(run, env, group, shape, style, uneven, opening);
+    run->own_group = group;
 }
 
 void ht_run_close(HtRun* run) {
@@ -163,5 +154,6 @@ void ht_run_close(HtRun* run) {
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->routing);
     ref_routing_free(run->given);
+    if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));
     memset(run, 0, sizeof(*run));
 }

@@ -29,17 +29,6 @@ void ht_prepare_dispatch(HtRun* run) {
     ref_buffer_poison(&run->counter);
 }
 
-typedef struct {
-    RefList inputs, outputs, locals;
-} Lists;
-
-static void dress(HtRun* run, Lists* lists) {
-    const unsigned variation = run->variation++;
-    ref_list_dress(&lists->inputs, variation);
-    ref_list_dress(&lists->outputs, variation);
-    ref_list_dress(&lists->locals, variation);
-}
-
 static void add_2d(RefList* list, const RefBuffer* buffer, ncclDataType_t datatype,
                    ncclEpTensorTag_t tag, unsigned rows, unsigned columns) {
     const unsigned sizes[] = {rows, columns};
@@ -73,7 +62,7 @@ static void add_dispatched(HtRun* run, HtPass pass, RefList* inputs, RefList* ou
 }
 
 ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
-    Lists lists;
+    RefLists lists;
     memset(&lists, 0, sizeof(lists));
     add_dispatched(run, pass, &lists.inputs, &lists.outputs);
     if (pass.forward) add_routing(&lists.inputs, run, &run->ids, &run->weights, my_tokens(run));
@@ -84,14 +73,11 @@ ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
         ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
                      NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
     }
-    dress(run, &lists);
+    ref_lists_dress(&lists, run->variation++);
     ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
-    const ncclResult_t result = ncclEpDispatch(
-        run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
-        ref_list_outputs(&lists.outputs), lists.outputs.count, ref_list_outputs(&lists.locals),
-        lists.locals.count, pass.send_only, config.round_scales == 0 ? NULL : &config, stream);
+    const ncclResult_t result = ref_lists_dispatch(
+        &lists, run->handle, pass.send_only, config.round_scales == 0 ? NULL : &config, stream);
     memset(&config, kRefPoison, sizeof(config));
-    memset(&lists, kRefPoison, sizeof(lists));
     run->pass = pass;
     return result;
 }
@@ -156,7 +142,7 @@ void ht_prepare_combine(HtRun* run) {
 }
 
 ncclResult_t ht_launch_combine(HtRun* run, bool backward, cudaStream_t stream) {
-    Lists lists;
+    RefLists lists;
     memset(&lists, 0, sizeof(lists));
     add_tokens(&lists.inputs, run, &run->results_in, run->num_rows);
     add_tokens(&lists.outputs, run, &run->combined, my_tokens(run));
@@ -166,15 +152,10 @@ ncclResult_t ht_launch_combine(HtRun* run, bool backward, cudaStream_t stream) {
         add_2d(&lists.outputs, &run->gradients_out, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
                my_tokens(run), run->columns);
     }
-    dress(run, &lists);
+    ref_lists_dress(&lists, run->variation++);
     const unsigned send_only = run->variation % 2;  // documented to have no effect
-    const ncclResult_t result =
-        ncclEpCombine(run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
-                      ref_list_outputs(&lists.outputs), lists.outputs.count,
-                      ref_list_outputs(&lists.locals), lists.locals.count, send_only, NULL, stream);
-    memset(&lists, kRefPoison, sizeof(lists));
     run->backward = backward;
-    return result;
+    return ref_lists_combine(&lists, run->handle, send_only, stream);
 }
 
 bool ht_check_combine(HtRun* run) {
@@ -189,6 +170,16 @@ bool ht_check_combine(HtRun* run) {
     free(combined);
     free(gradients);
     return match;
+}
+
+void ht_prepare(HtRun* run) {
+    ht_prepare_dispatch(run);
+    ht_prepare_combine(run);
+}
+
+bool ht_check(HtRun* run) {
+    const bool dispatched = ht_check_dispatch(run);
+    return ht_check_combine(run) && dispatched;
 }
 
 void ht_dispatch(HtRun* run, HtPass pass) {

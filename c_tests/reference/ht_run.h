@@ -12,14 +12,6 @@
 extern "C" {
 #endif
 
-typedef struct {
-    unsigned num_experts;
-    unsigned max_tokens;  // may be NCCL_EP_AUTO
-    unsigned top_k;
-    ncclDataType_t datatype;
-    unsigned hidden;
-} HtShape;
-
 // Rows of the output tensors.
 typedef enum {
     kHtRowsAsTold,  // ncclEpHandleGetNumRecvTokens
@@ -41,7 +33,7 @@ typedef struct {
 
 typedef struct {
     const EpEnv* env;
-    HtShape shape;
+    RefShape shape;
     unsigned local_experts;
     unsigned received;   // rows that this rank receives
     unsigned num_rows;   // of the output tensors
@@ -49,6 +41,7 @@ typedef struct {
     unsigned variation;  // of the next list of tensors
     HtPass pass;         // of the last dispatch
     bool backward;       // whether the last combine had gradients
+    ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
     RefRouting* routing;  // the handle's
     RefRouting* given;    // ids and weights that dispatches are called with
@@ -69,14 +62,15 @@ typedef struct {
     uint64_t seed;
 } HtOpening;
 
-ncclEpGroup_t ht_group_new(const EpEnv* env, const HtShape* shape);
-
 // Takes over `routing`. The ids that the handle is made from are overwritten at once.
-void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
+void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, HtOpening opening);
 // A run with the given style and `most` tokens, on every rank or at most.
-void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const HtShape* shape,
+void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, HtOpening opening);
+// The same in a group of its own.
+void ht_run_open_alone(HtRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+                       bool uneven, HtOpening opening);
 void ht_run_close(HtRun* run);
 
 // Dispatches have rows of `format` from now on; combines keep those of the shape.
@@ -92,6 +86,10 @@ bool ht_check_dispatch(HtRun* run);
 void ht_prepare_combine(HtRun* run);
 ncclResult_t ht_launch_combine(HtRun* run, bool backward, cudaStream_t stream);
 bool ht_check_combine(HtRun* run);
+
+// Both operations' first and last steps.
+void ht_prepare(HtRun* run);
+bool ht_check(HtRun* run);
 
 // All three steps of an operation, on the stream of the environment.
 void ht_dispatch(HtRun* run, HtPass pass);

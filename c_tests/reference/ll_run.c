@@ -6,12 +6,6 @@
 
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
-ncclEpGroup_t ll_group_new(const EpEnv* env, const LlShape* shape) {
-    const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
-    return ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape->num_experts, shape->max_tokens,
-                           (unsigned)row_bytes);
-}
-
 static void upload_routing(LlRun* run) {
     ref_routing_fit(run->now, run->capacity);
     ref_buffer_upload(&run->ids, run->now->topk_idx[run->env->rank]);
@@ -44,7 +38,7 @@ static void allocate_buffers(LlRun* run) {
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, uint64_t seed) {
     memset(run, 0, sizeof(*run));
     run->env = env;
@@ -70,19 +64,17 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShap
     ref_list_scrap(&list);
 }
 
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed) {
-    const unsigned num_ranks = (unsigned)env->size;
-    unsigned* num_tokens = ref_host_new(num_ranks * sizeof(*num_tokens));
-    if (uneven) {
-        ref_tokens_uneven(num_tokens, num_ranks, shape->max_tokens, seed);
-    } else {
-        ref_tokens_full(num_tokens, num_ranks, shape->max_tokens);
-    }
-    RefRouting* routing =
-        ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens, style, seed);
-    free(num_tokens);
+    RefRouting* routing = ref_routing_drawn((unsigned)env->size, shape, style, uneven, seed);
     ll_run_open(run, env, group, shape, routing, seed);
+}
+
+void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+                       bool uneven, uint64_t seed) {
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
+    ll_run_open_with(run, env, group, shape, style, uneven, seed);
+    run->own_group = group;
 }
 
 void ll_run_close(LlRun* run) {
@@ -93,6 +85,7 @@ void ll_run_close(LlRun* run) {
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->now);
     ref_routing_free(run->sent);
+    if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));
     memset(run, 0, sizeof(*run));
 }
 
@@ -150,35 +143,20 @@ static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     }
 }
 
-// The three lists of a call, in the next of the ways to say the same.
-typedef struct {
-    RefList inputs, outputs, locals;
-} Lists;
-
-static void dress(LlRun* run, Lists* lists) {
-    const unsigned variation = run->variation++;
-    ref_list_dress(&lists->inputs, variation);
-    ref_list_dress(&lists->outputs, variation);
-    ref_list_dress(&lists->locals, variation);
-}
-
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only) {
-    Lists lists;
+    RefLists lists;
     memset(&lists, 0, sizeof(lists));
     add_dispatched(run, &lists.inputs, &lists.outputs);
     if (!run->without_counter) {
         ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
                      NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
     }
-    dress(run, &lists);
+    ref_lists_dress(&lists, run->variation++);
     ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
     const bool without_config = config.round_scales == 0 || run->format.meaning == kRefOpaque;
-    const ncclResult_t result = ncclEpDispatch(
-        run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
-        ref_list_outputs(&lists.outputs), lists.outputs.count, ref_list_outputs(&lists.locals),
-        lists.locals.count, send_only,
-        without_config && run->variation % 2 == 0 ? NULL : &config, stream);
-    memset(&lists, kRefPoison, sizeof(lists));
+    const bool passes_none = without_config && run->variation % 2 == 0;
+    const ncclResult_t result =
+        ref_lists_dispatch(&lists, run->handle, send_only, passes_none ? NULL : &config, stream);
     memset(&config, kRefPoison, sizeof(config));
     if (result == ncclSuccess) {
         ref_routing_free(run->sent);
@@ -228,7 +206,7 @@ void ll_prepare_combine(LlRun* run) {
 }
 
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
-    Lists lists;
+    RefLists lists;
     memset(&lists, 0, sizeof(lists));
     const RowType type = {run->shape.datatype, run->shape.hidden};
     add_rows(&lists.inputs, run, &run->results_in, type, true);
@@ -236,13 +214,8 @@ ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) 
     const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
     ref_list_add(&lists.locals, ref_buffer_data(&run->weights), ncclFloat32,
                  NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
-    dress(run, &lists);
-    const ncclResult_t result =
-        ncclEpCombine(run->handle, ref_list_inputs(&lists.inputs), lists.inputs.count,
-                      ref_list_outputs(&lists.outputs), lists.outputs.count,
-                      ref_list_outputs(&lists.locals), lists.locals.count, send_only, NULL, stream);
-    memset(&lists, kRefPoison, sizeof(lists));
-    return result;
+    ref_lists_dress(&lists, run->variation++);
+    return ref_lists_combine(&lists, run->handle, send_only, stream);
 }
 
 bool ll_check_combine(LlRun* run) {
@@ -252,6 +225,16 @@ bool ll_check_combine(LlRun* run) {
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     free(combined);
     return match;
+}
+
+void ll_prepare(LlRun* run) {
+    ll_prepare_dispatch(run);
+    ll_prepare_combine(run);
+}
+
+bool ll_check(LlRun* run) {
+    const bool dispatched = ll_check_dispatch(run);
+    return ll_check_combine(run) && dispatched;
 }
 
 void ll_dispatch(LlRun* run) {

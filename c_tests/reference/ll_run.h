@@ -13,21 +13,14 @@ extern "C" {
 #endif
 
 typedef struct {
-    unsigned num_experts;
-    unsigned max_tokens;
-    unsigned top_k;
-    ncclDataType_t datatype;
-    unsigned hidden;
-} LlShape;
-
-typedef struct {
     const EpEnv* env;
-    LlShape shape;
+    RefShape shape;
     unsigned local_experts;
     unsigned capacity;   // slots of one expert
     uint64_t seed;       // of the next inputs
     unsigned variation;  // of the next list of tensors
     bool without_counter;
+    ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
     RefRouting* now;   // what the ids and weights in device memory are
     RefRouting* sent;  // what they were in the last dispatch
@@ -38,14 +31,15 @@ typedef struct {
     RefBuffer results_in, combined;
 } LlRun;
 
-ncclEpGroup_t ll_group_new(const EpEnv* env, const LlShape* shape);
-
 // Takes over `routing`, whose numbers must match the shape.
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, uint64_t seed);
 // A run with the given style and token counts full or uneven.
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const LlShape* shape,
+void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed);
+// The same in a group of its own.
+void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+                       bool uneven, uint64_t seed);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ll_run_close(LlRun* run);
 
@@ -66,6 +60,10 @@ bool ll_check_dispatch(LlRun* run);
 void ll_prepare_combine(LlRun* run);
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only);
 bool ll_check_combine(LlRun* run);
+
+// Both operations' first and last steps.
+void ll_prepare(LlRun* run);
+bool ll_check(LlRun* run);
 
 // All three steps of a blocking operation, on the stream of the environment.
 void ll_dispatch(LlRun* run);

@@ -12,6 +12,12 @@ static void* allocate(size_t count, size_t size) {
     return memory;
 }
 
+ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape) {
+    const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
+    return ep_group_create(env, algorithm, shape->num_experts, shape->max_tokens,
+                           (unsigned)row_bytes);
+}
+
 unsigned ref_local_experts(const RefRouting* routing) {
     return routing->num_experts / routing->num_ranks;
 }
@@ -119,6 +125,22 @@ void ref_routing_new_weights(RefRouting* routing, uint64_t seed) {
             routing->weights[rank][i] = ref_weight(seed, rank, i);
         }
     }
+}
+
+RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style,
+                              bool uneven, uint64_t seed) {
+    enum { kTokensIfAuto = 9 };
+    const unsigned most = shape->max_tokens == NCCL_EP_AUTO ? kTokensIfAuto : shape->max_tokens;
+    unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
+    if (uneven) {
+        ref_tokens_uneven(num_tokens, num_ranks, most, seed);
+    } else {
+        ref_tokens_full(num_tokens, num_ranks, most);
+    }
+    RefRouting* routing =
+        ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens, style, seed);
+    free(num_tokens);
+    return routing;
 }
 
 RefRouting* ref_routing_copy(const RefRouting* from) {

@@ -30,12 +30,27 @@ typedef struct {
     float** weights;       // of each rank: [num_tokens, top_k]
 } RefRouting;
 
+// What groups and tests in both modes are made of.
+typedef struct {
+    unsigned num_experts;
+    unsigned max_tokens;  // in high throughput also NCCL_EP_AUTO
+    unsigned top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+} RefShape;
+
+ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape);
+
 // A new routing; `num_tokens` has one entry for each rank and is copied.
 RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned top_k,
                             const unsigned* num_tokens, RefStyle style, uint64_t seed);
 // A routing with given ids: those of all ranks, one rank after the other.
 RefRouting* ref_routing_of_ids(unsigned num_ranks, unsigned num_experts, unsigned top_k,
                                const unsigned* num_tokens, const int64_t* ids, uint64_t seed);
+// A routing of `shape` with token counts full or uneven; up to 9 tokens if the shape leaves their
+// number open.
+RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style,
+                              bool uneven, uint64_t seed);
 RefRouting* ref_routing_copy(const RefRouting* routing);
 void ref_routing_free(RefRouting* routing);
 

@@ -8,7 +8,6 @@
 //! NCCL connects the ranks in the call that enqueues the first collective, and tries for about a
 //! minute to reach a rank that has died. So a thread of its own makes that call: after the deadline
 //! nobody waits for it.
-#![forbid(unsafe_code)]
 
 mod record;
 

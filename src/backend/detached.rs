@@ -1,5 +1,4 @@
 //! Calls that may never return, in threads of their own.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use once_cell::sync::Lazy;

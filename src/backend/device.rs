@@ -1,5 +1,4 @@
 //! What the library asks of the device that a group runs on.
-#![forbid(unsafe_code)]
 
 use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Error, Result};

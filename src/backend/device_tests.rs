@@ -1,5 +1,4 @@
 //! A device for unit tests, whose stream comes along when a test says so.
-#![forbid(unsafe_code)]
 
 use super::*;
 use crate::backend::net::two_sided::outstanding::Outstanding;

@@ -1,6 +1,5 @@
 //! A stream of the library's own: for the exchanges of a group whose caller passes none, and for what runs behind
 //! callers' streams.
-#![forbid(unsafe_code)]
 
 use crate::backend::device::Device;
 use crate::error::Result;

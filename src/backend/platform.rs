@@ -1,5 +1,4 @@
 //! The device side of a process, before a group is open.
-#![forbid(unsafe_code)]
 
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;

@@ -1,5 +1,4 @@
 //! Unit tests of quiescent devices: what is freed when, and what is reused.
-#![forbid(unsafe_code)]
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

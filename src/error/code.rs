@@ -1,5 +1,4 @@
 //! Classes of failure, with the numbers of NCCL's results.
-#![forbid(unsafe_code)]
 
 /// The class of a failure, with the number of NCCL's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 //! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A
 //! refusal of an argument is data (`refusal`); an ABI puts it into words with the names that its
 //! callers know.
-#![forbid(unsafe_code)]
 
 pub mod code;
 pub mod refusal;

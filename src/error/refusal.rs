@@ -2,7 +2,6 @@
 //!
 //! The core has no names for arguments, as each ABI names them differently. An ABI puts a refusal
 //! into its own words.
-#![forbid(unsafe_code)]
 
 use crate::error::code::Code;
 use crate::model::ids::GroupRank;

@@ -1,5 +1,4 @@
 //! Facts that all ranks of a group share: which rank hosts which experts, and the bounds.
-#![forbid(unsafe_code)]
 
 use crate::model::ids::GroupRank;
 use crate::model::layout::Layout;

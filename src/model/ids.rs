@@ -1,5 +1,4 @@
 //! Numbers of ranks and nodes, each with a type of its own, so that none is taken for another.
-#![forbid(unsafe_code)]
 
 use std::fmt;
 

@@ -1,5 +1,4 @@
 //! Layouts: how the rows that come to a rank lie in the tensor of a dispatch, and in that of the combine.
-#![forbid(unsafe_code)]
 
 /// How rows lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

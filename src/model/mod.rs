@@ -2,7 +2,6 @@
 //!
 //! Plain data with the arithmetic that belongs to it. Nothing here touches memory that it does not
 //! own.
-#![forbid(unsafe_code)]
 
 pub mod group;
 pub mod hash;

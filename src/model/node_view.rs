@@ -3,7 +3,6 @@
 //! On each node every rank of the group has a *forwarder*: itself at home, elsewhere its *rail peer*. A forwarder does
 //! on its node what the rank itself does at home: it sends the rank's rows to the ranks there, and collects what they
 //! return.
-#![forbid(unsafe_code)]
 
 use crate::model::ids::{GroupRank, LocalRank, SourceIx};
 use crate::model::topology::Topology;

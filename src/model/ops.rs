@@ -2,7 +2,6 @@
 //!
 //! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
 //! so a staged operation outlives the caller's descriptors.
-#![forbid(unsafe_code)]
 
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;

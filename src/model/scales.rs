@@ -6,7 +6,6 @@
 //! (forward), or rounds rows to e4m3 while it sends them and makes the scales (cast). The tensors of
 //! the call decide which; no setting does. A cast and a forward of the same bytes are the same to
 //! the receiver.
-#![forbid(unsafe_code)]
 
 use crate::model::group::ROW_ALIGN;
 use crate::model::tensor::{DType, DevPtr, RowType};

@@ -1,5 +1,4 @@
 //! Element types, with NCCL's numbers, rows of elements, and tensor descriptors as the library keeps them: copied.
-#![forbid(unsafe_code)]
 
 use std::fmt;
 

@@ -2,7 +2,6 @@
 //!
 //! A node is a set of ranks with the same identity (`NCCL_HOSTID`, else the kernel's boot id), not
 //! a range of rank numbers: ranks may be distributed over the machines in any order.
-#![forbid(unsafe_code)]
 
 use crate::model::group::NodeSums;
 use crate::model::hash::fnv1a;

@@ -1,5 +1,4 @@
 //! One tensor argument, and rules that several calls share.
-#![forbid(unsafe_code)]
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};

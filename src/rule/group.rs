@@ -1,5 +1,4 @@
 //! Rules for the settings of a new group.
-#![forbid(unsafe_code)]
 
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};

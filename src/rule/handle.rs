@@ -1,5 +1,4 @@
 //! Rules for the ids of a new handle and for its counter of received tokens.
-#![forbid(unsafe_code)]
 
 use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};

@@ -1,5 +1,4 @@
 //! Rules for the tensors of HT dispatch and combine.
-#![forbid(unsafe_code)]
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};

@@ -1,5 +1,4 @@
 //! Rules for the tensors of LL dispatch and combine.
-#![forbid(unsafe_code)]
 
 use crate::error::Result;
 use crate::error::refusal::{Extent, Role};

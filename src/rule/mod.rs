@@ -2,7 +2,6 @@
 //!
 //! Every rule for arguments is here, once; a broken rule is data (`error::refusal`). Pure: no
 //! pointer is dereferenced, nothing is stored.
-#![forbid(unsafe_code)]
 
 pub mod argument;
 pub mod group;

@@ -1,5 +1,4 @@
 //! Rules for the rows of a dispatch and their scales, the same in LL and in HT.
-#![forbid(unsafe_code)]
 
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};

@@ -1,5 +1,4 @@
 //! What is worth telling about a new group, in one line.
-#![forbid(unsafe_code)]
 
 use crate::backend::Profile;
 use crate::backend::nccl::Communicator;

@@ -2,7 +2,6 @@
 //!
 //! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
 //! and return an error instead of waiting.
-#![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::nccl::Communicator;

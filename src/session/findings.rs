@@ -1,5 +1,4 @@
 //! What is unusual in a rank's ids and weights: how much of it, and the first.
-#![forbid(unsafe_code)]
 
 use std::fmt::{self, Display, Formatter};
 

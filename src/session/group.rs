@@ -1,5 +1,4 @@
 //! A group: its facts, its backend, and whether it still works.
-#![forbid(unsafe_code)]
 
 use crate::backend::device::{Device, EnteredDevice};
 use crate::backend::own_stream::OwnStream;

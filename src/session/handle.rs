@@ -1,5 +1,4 @@
 //! A handle: a replaceable routing, its backend side, and its pending staged operation.
-#![forbid(unsafe_code)]
 
 use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
 use crate::error::refusal::{InSequence, Subject};

@@ -1,5 +1,4 @@
 //! The routing of a handle: turns its tensors into the backend's side.
-#![forbid(unsafe_code)]
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
 use crate::error::refusal::{OfTensor, Role, Subject};

@@ -1,5 +1,4 @@
 //! The JSON that `nccl_ep.tune` writes, as plain data. docs/python.md describes it.
-#![forbid(unsafe_code)]
 
 use serde_json::Value;
 

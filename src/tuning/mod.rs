@@ -4,7 +4,6 @@
 //! They are a matter of each rank: what one rank launches need not be what another does. A file that cannot be read, has
 //! another version, or was measured on another GPU or with another number of ranks is ignored with a warning: the
 //! library's own choices work everywhere.
-#![forbid(unsafe_code)]
 
 mod file;
 mod source;

@@ -1,5 +1,4 @@
 //! Unit tests of the tuning file: accepted, rounded up, and refused values.
-#![forbid(unsafe_code)]
 
 use super::*;
 

@@ -1,15 +1,20 @@
-//! The core's modules and their uses of each other, parsed from the sources.
+//! The modules of a crate and their uses of each other, read from its sources.
 
 use super::{files, read, without_unit_tests};
 use std::collections::BTreeSet;
 
-/// `src/a/b.rs` -> `a::b`, `src/a/mod.rs` -> `a`, `src/lib.rs` -> "".
-pub fn module_of(file: &str) -> String {
-    let path = file
-        .strip_prefix("src/")
-        .unwrap()
-        .strip_suffix(".rs")
-        .unwrap();
+/// One module that uses another.
+pub struct Use {
+    pub module: String,
+    pub path: String,
+    /// The module of the path.
+    pub target: String,
+}
+
+/// Below `src`: `src/a/b.rs` -> `a::b`, `src/a/mod.rs` -> `a`, `src/lib.rs` -> "".
+pub fn module_of(folder: &str, file: &str) -> String {
+    let path = file.strip_prefix(folder).unwrap();
+    let path = path.trim_start_matches('/').strip_suffix(".rs").unwrap();
     let path = path.strip_suffix("/mod").unwrap_or(path);
     if path == "lib" {
         String::new()
@@ -19,8 +24,8 @@ pub fn module_of(file: &str) -> String {
 }
 
 /// All modules except files that contain only unit tests.
-pub fn module_files() -> Vec<String> {
-    let mut files = files("src", &[".rs"]);
+pub fn module_files(folder: &str) -> Vec<String> {
+    let mut files = files(folder, &[".rs"]);
     files.retain(|file| !file.ends_with("_tests.rs"));
     files
 }
@@ -31,17 +36,19 @@ pub fn is_below(path: &str, prefix: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Every path after `crate::` in code; groups are expanded.
-pub fn used_paths(source: &str) -> Vec<String> {
-    let is_comment = |line: &&str| !line.trim_start().starts_with("//");
-    let code: Vec<&str> = without_unit_tests(source)
-        .lines()
-        .filter(is_comment)
-        .collect();
-    let code = code.join("\n");
+/// Every path in the code of `module` after `crate::` or `super::`, as from the root; groups are expanded.
+pub fn used_paths(module: &str, source: &str) -> Vec<String> {
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let lines = without_unit_tests(source).lines().filter(is_code);
+    let code = lines.collect::<Vec<_>>().join("\n");
     let mut paths = Vec::new();
     for (start, found) in code.match_indices("crate::") {
         expand(&code[start + found.len()..], "", &mut paths);
+    }
+    let parent = module.rsplit_once("::").map(|(parent, _)| parent);
+    let parent = parent.map_or(String::new(), |parent| format!("{parent}::"));
+    for (start, found) in code.match_indices("super::") {
+        expand(&code[start + found.len()..], &parent, &mut paths);
     }
     paths
 }
@@ -67,38 +74,37 @@ fn expand<'a>(text: &'a str, prefix: &str, paths: &mut Vec<String>) -> &'a str {
 
 /// The module of a path: its longest prefix that is a module.
 fn target(path: &str, modules: &BTreeSet<String>) -> String {
-    let fits = |module: &&String| is_below(path, module);
-    modules
-        .iter()
-        .filter(fits)
-        .max_by_key(|module| module.len())
-        .cloned()
-        .unwrap_or_default()
+    let fits = modules.iter().filter(|module| is_below(path, module));
+    let longest = fits.max_by_key(|module| module.len());
+    longest.cloned().unwrap_or_default()
 }
 
-/// Every use of another module: the user, the path, and the module of the path.
-pub fn all_uses() -> Vec<(String, String, String)> {
-    let files = module_files();
-    let modules: BTreeSet<String> = files
-        .iter()
-        .map(|file| module_of(file))
-        .filter(|module| !module.is_empty())
-        .collect();
-    let of_file = |file: &String| {
-        let module = module_of(file);
-        used_paths(&read(file))
-            .into_iter()
-            .map(|path| (module.clone(), path.clone(), target(&path, &modules)))
-            .collect::<Vec<_>>()
-    };
-    files.iter().flat_map(of_file).collect()
+/// Every use of another module of the crate in `folder`.
+pub fn all_uses(folder: &str) -> Vec<Use> {
+    let mut uses = Vec::new();
+    let files = module_files(folder);
+    let modules = files.iter().map(|file| module_of(folder, file));
+    let modules: BTreeSet<String> = modules.filter(|module| !module.is_empty()).collect();
+    for file in files {
+        let module = module_of(folder, &file);
+        for path in used_paths(&module, &read(&file)) {
+            let target = target(&path, &modules);
+            uses.push(Use {
+                module: module.clone(),
+                path,
+                target,
+            });
+        }
+    }
+    uses
 }
 
 /// Modules that use one right below themselves by its bare name.
-pub fn uses_of_children() -> Vec<(String, String)> {
-    let modules: BTreeSet<String> = module_files().iter().map(|file| module_of(file)).collect();
+pub fn uses_of_children(folder: &str) -> Vec<(String, String)> {
+    let files = module_files(folder);
+    let modules: BTreeSet<String> = files.iter().map(|file| module_of(folder, file)).collect();
     let of_file = |file: &String| {
-        let module = module_of(file);
+        let module = module_of(folder, file);
         let source = read(file);
         let lines = without_unit_tests(&source).lines();
         let names = lines.filter_map(|line| {
@@ -108,7 +114,6 @@ pub fn uses_of_children() -> Vec<(String, String)> {
         let children = names.map(|name| (module.clone(), format!("{module}::{name}")));
         children.collect::<Vec<_>>()
     };
-    let all = module_files();
-    let found = all.iter().flat_map(of_file);
+    let found = files.iter().flat_map(of_file);
     found.filter(|(_, child)| modules.contains(child)).collect()
 }

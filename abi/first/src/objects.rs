@@ -1,5 +1,4 @@
 //! The objects behind the numbers that C holds, and those numbers.
-#![forbid(unsafe_code)]
 
 use crate::owners::{Freeing, TensorAllocator};
 use crate::refuse;

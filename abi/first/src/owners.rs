@@ -2,7 +2,6 @@
 //!
 //! Programs destroy tensors after their group (the reference's own test does), so ownership is
 //! recorded by data pointer, apart from the group.
-#![forbid(unsafe_code)]
 
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::DevPtr;

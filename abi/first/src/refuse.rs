@@ -1,5 +1,4 @@
 //! Refusals that only this ABI has: of pointers, numbers, tags and descriptors.
-#![forbid(unsafe_code)]
 
 use nccl_ep_core::error::{Code, Error};
 use std::fmt::Display;

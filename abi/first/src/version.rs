@@ -1,5 +1,4 @@
 //! The version, as a number and as the banner that tools look for in the file.
-#![forbid(unsafe_code)]
 
 macro_rules! version {
     () => {

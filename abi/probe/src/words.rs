@@ -1,5 +1,4 @@
 //! The core's refusals in other words than the first ABI's: a few as sentences, the rest as data.
-#![forbid(unsafe_code)]
 
 use nccl_ep_core::error::refusal::{Role, Subject};
 use nccl_ep_core::error::{Cause, Error};

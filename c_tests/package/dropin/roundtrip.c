@@ -3,10 +3,10 @@
 // one.
 #include "reference/ll_run.h"
 
-static void low_latency_round_trip(EpEnv* env) {
+EP_TEST(low_latency_round_trip) {
     EP_REQUIRE(env->size == 2);
-    const LlShape shape = {4, 4, 2, ncclBfloat16, 64};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {4, 4, 2, ncclBfloat16, 64};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 1);
     ll_dispatch(&run);
@@ -18,7 +18,4 @@ static void low_latency_round_trip(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-int main(int argc, char** argv) {
-    static const EpCase cases[] = {EP_CASE(low_latency_round_trip)};
-    return ep_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

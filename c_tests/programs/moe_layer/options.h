@@ -16,7 +16,6 @@ struct Options {
     bool high_throughput = true;
     std::string text_path;  // empty: the text of the repository
     bool fp8 = false;
-    bool json = false;
     bool picture = false;  // who sent how many rows to whom
     bool spoil = false;
     bool help = false;

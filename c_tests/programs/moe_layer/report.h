@@ -1,4 +1,4 @@
-// What moe_layer prints, on rank 0: sentences, or one JSON object for each line with --json.
+// What moe_layer prints, on rank 0.
 #ifndef C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_
 #define C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_
 

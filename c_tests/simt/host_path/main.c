@@ -252,17 +252,21 @@ static void check_completion(const Subject* subject) {
 
 // ---- Cases --------------------------------------------------------------------------------------
 
-static void ll(EpEnv* env) {
-    Subject subject;
-    open_ll(&subject, env);
-    measure(&subject, "LL dispatch", kWhole, dispatch);
-    measure(&subject, "LL combine", kWhole, combine);
-    check_order(&subject);
-    check_turns(&subject);
-    close_subject(&subject);
+static void measure_whole(Subject* subject, const char* of_dispatch, const char* of_combine) {
+    measure(subject, of_dispatch, kWhole, dispatch);
+    measure(subject, of_combine, kWhole, combine);
+    check_order(subject);
+    check_turns(subject);
+    close_subject(subject);
 }
 
-static void ll_staged(EpEnv* env) {
+EP_TEST(ll) {
+    Subject subject;
+    open_ll(&subject, env);
+    measure_whole(&subject, "LL dispatch", "LL combine");
+}
+
+EP_TEST(ll_staged) {
     Subject subject;
     open_ll(&subject, env);
     subject.send_only = 1;
@@ -278,18 +282,14 @@ static void ll_staged(EpEnv* env) {
     close_subject(&subject);
 }
 
-static void ht(EpEnv* env) {
+EP_TEST_HT(ht) {
     Subject subject;
     open_ht(&subject, env);
-    measure(&subject, "HT dispatch", kWhole, dispatch);
-    measure(&subject, "HT combine", kWhole, combine);
-    check_order(&subject);
-    check_turns(&subject);
-    close_subject(&subject);
+    measure_whole(&subject, "HT dispatch", "HT combine");
 }
 
 // What the library allocates is counted here: a test that cannot fail is none.
-static void memory_is_counted(EpEnv* env) {
+EP_TEST(memory_is_counted) {
     Subject subject;
     open_ll(&subject, env);
     ncclEpHandle_t another = NULL;
@@ -303,12 +303,4 @@ static void memory_is_counted(EpEnv* env) {
     close_subject(&subject);
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(memory_is_counted),
-        EP_CASE(ll),
-        EP_CASE(ll_staged),
-        EP_CASE_HT(ht),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -10,7 +10,7 @@
 
 static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStream_t stream,
                                  ncclEpGroup_t* group) {
-    const LlShape shape = shape_for(&self->env);
+    const RefShape shape = shape_for(&self->env);
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, shape.max_tokens, 128);
     return ncclEpCreateGroup(group, comm, &config, stream, NULL, NULL);
@@ -33,7 +33,7 @@ static void expect_no_group(DeathRank* self, ncclComm_t comm, cudaStream_t strea
     EP_CHECK(group == NULL);
 }
 
-void dies_before_creation(DeathRank* self) {
+DEATH_CASE(dies_before_creation, kVictimDies) {
     connect_ranks(self, self->env.comm, self->env.stream);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) die(self);
@@ -79,7 +79,7 @@ static void start_to_free(Freed* freed, cudaStream_t stream) {
 // The victim stops once all ranks have mapped its window, and so misses the self test. That test
 // fails at the deadline, and what follows must not wait for a second one. Only the CPU build
 // can stop a rank at this point.
-void stops_in_creation(DeathRank* self) {
+DEATH_CASE(stops_in_creation, kVictimDies) {
     connect_ranks(self, self->env.comm, self->env.stream);
     const bool stops = ep_on_cpu_build();
     if (stops) take_a_long_deadline(self);
@@ -115,7 +115,7 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
 
 // On the CPU backend and over nodes the creation of a high-throughput handle waits behind an operation that fails
 // at its deadline. It must not start a second deadline.
-void dies_before_an_operation_and_a_handle(DeathRank* self) {
+DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
     const EpEnv* env = &self->env;
     take_a_long_deadline(self);
     const ncclEpGroupConfig_t config =
@@ -127,14 +127,14 @@ void dies_before_an_operation_and_a_handle(DeathRank* self) {
     void* ids = ep_device_upload(&id, sizeof(id));
     void* memory = ep_device_alloc(128 * (1 + (size_t)env->size));
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
-    EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
+    EP_REQUIRE_NCCL(ep_handle_create(&handle, group, ids, 1, 1, env->stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     meet(self, kReady, env->size);
     if (is_victim(self)) die(self);
     const double start = seconds_now();
     const ncclResult_t dispatched = dispatch_to_rank_0(env, handle, memory);
     EP_CHECK(dispatched == ncclSuccess || (ep_num_nodes() > 1 && dispatched == ncclRemoteError));
-    const ncclResult_t result = create_ht_handle(env, group, ids, &next);
+    const ncclResult_t result = ep_handle_create(&next, group, ids, 1, 1, env->stream);
     check_in_time(self, start);
     EP_CHECK_EQ_I64(result, host_waits_for_routing() ? ncclRemoteError : ncclSuccess);
     expect_fault(self, group, start);
@@ -152,9 +152,7 @@ static void make_trip(Work* work, const DeathRank* self) {
     EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
     EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
     EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-    ncclResult_t state = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(work->group, &state));
-    EP_CHECK_EQ_I64(state, ncclSuccess);
+    EP_CHECK_RESULT(ep_group_state(work->group), ncclSuccess);
 }
 
 // The library's part of destroying a group; each call must return in time. cudaFree, which frees
@@ -164,8 +162,7 @@ static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, tensor));
     check_in_time(self, start);
     start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
-    work->run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
     check_in_time(self, start);
 }
@@ -184,7 +181,7 @@ static ncclNDTensor_t some_tensor(const Work* work) {
 // All ranks live, but the victim never joins the creation of a second group. The exchange stays on
 // the device, where any wait for the whole device would wait for it. The earlier group keeps
 // working and ends on all ranks; so does a new one.
-void creation_is_lost_beside_a_group(DeathRank* self) {
+DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
@@ -238,39 +235,9 @@ static void end_with_lost(DeathRank* self, Work* work, ncclComm_t lost, cudaStre
     EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
-// A group fails, and the creation that is to replace it is lost, too. While that is stuck, nothing that still ends of
-// the failed group may wait for the device: it would hold up this thread, and with it the abort that ends the wait.
-void creation_is_lost_after_a_failure(DeathRank* self) {
-    EpEnv* env = &self->env;
-    cudaStream_t lost_stream = NULL;
-    ncclComm_t lost = NULL;
-    make_lost(env, &lost, &lost_stream);
-    Work failed;
-    open_work(&failed, env, 1);
-    connect_ranks(self, lost, lost_stream);
-    ll_prepare_dispatch(&failed.run);
-    meet(self, kReady, env->size);
-
-    if (!is_victim(self)) {
-        const double start = seconds_now();
-        EP_CHECK_NCCL(ll_launch_dispatch(&failed.run, env->stream, false));
-        expect_fault(self, failed.group, start);
-        expect_no_group(self, lost, lost_stream);
-    }
-    meet(self, kNoticed, env->size);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(failed.run.handle));
-    failed.run.handle = NULL;
-    EP_CHECK_NCCL(ncclEpGroupDestroy(failed.group, env->stream));
-    check_in_time(self, start);
-    meet(self, kAllKnow, env->size);
-
-    end_with_lost(self, &failed, lost, lost_stream);
-}
-
-// All ranks live, but the victim never joins a creation, behind which the others enqueue an operation of an earlier
-// group. That group ends after one deadline, its network with it.
-void group_ends_behind_a_lost_creation(DeathRank* self) {
+// All ranks live, but the victim never joins a creation. An earlier group, whose last operation
+// lacks the victim, fails before, or has that operation behind the creation.
+static void lose_a_creation(DeathRank* self, bool fails_first) {
     EpEnv* env = &self->env;
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
@@ -282,22 +249,35 @@ void group_ends_behind_a_lost_creation(DeathRank* self) {
     meet(self, kReady, env->size);
 
     if (!is_victim(self)) {
+        const double start = seconds_now();
+        if (fails_first) {
+            EP_CHECK_NCCL(ll_launch_dispatch(&work.run, env->stream, false));
+            expect_fault(self, work.group, start);
+        }
         expect_no_group(self, lost, lost_stream);
-        EP_CHECK_NCCL(ll_launch_dispatch(&work.run, lost_stream, false));
+        if (!fails_first) EP_CHECK_NCCL(ll_launch_dispatch(&work.run, lost_stream, false));
     }
     meet(self, kNoticed, env->size);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work.run.handle));
-    work.run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&work.run.handle));
     const ncclResult_t ended = ncclEpGroupDestroy(work.group, env->stream);
-    EP_CHECK(is_victim(self) || ended == ncclRemoteError);
+    if (fails_first) EP_CHECK_NCCL(ended);
+    EP_CHECK(fails_first || is_victim(self) || ended == ncclRemoteError);
     check_in_time(self, start);
     meet(self, kAllKnow, env->size);
 
     end_with_lost(self, &work, lost, lost_stream);
 }
 
-void creation_is_lost_while_memory_is_freed(DeathRank* self) {
+// The creation is to replace a group that has failed. While that is stuck, nothing that still ends
+// of the failed group may wait for the device: it would hold up this thread, and with it the abort
+// that ends the wait.
+DEATH_CASE(creation_is_lost_after_a_failure, kVictimLives) { lose_a_creation(self, true); }
+
+// The group ends after one deadline, its network with it.
+DEATH_CASE(group_ends_behind_a_lost_creation, kVictimLives) { lose_a_creation(self, false); }
+
+DEATH_CASE(creation_is_lost_while_memory_is_freed, kVictimLives) {
     connect_ranks(self, self->env.comm, self->env.stream);
     Freed freed;
     meet(self, kReady, self->env.size);

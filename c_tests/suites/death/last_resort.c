@@ -54,7 +54,7 @@ static double start_operations(const DeathRank* self, Work* work) {
 }
 
 // All ranks live, so nothing but the deadline ends the operation.
-void stalls_where_no_thread_is_left(DeathRank* self) {
+DEATH_CASE(stalls_where_no_thread_is_left, kVictimLives) {
     Work work;
     open_work(&work, &self->env, 1);
     ll_prepare_dispatch(&work.run);
@@ -73,7 +73,7 @@ void stalls_where_no_thread_is_left(DeathRank* self) {
 }
 
 // A device whose memory is freed takes no copy, by which it would learn of the failures.
-void several_groups_lose_a_rank_while_memory_is_freed(DeathRank* self) {
+DEATH_CASE(several_groups_lose_a_rank_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
     // The kernels of so many groups need not fit on a GPU together: the last begin when the first have given up.
     if (!ep_on_hostsim()) self->slack_ms += self->timeout_ms;

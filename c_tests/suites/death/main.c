@@ -22,7 +22,7 @@ enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-static void dies_before_an_operation(DeathRank* self) {
+DEATH_CASE(dies_before_an_operation, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
     lose_victim(self);
@@ -34,7 +34,7 @@ static void dies_before_an_operation(DeathRank* self) {
 }
 
 // The exchange of a high-throughput handle's routing; on the GPUs of one node the host does not wait for it.
-static void dies_before_an_ht_handle(DeathRank* self) {
+DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
     const EpEnv* env = &self->env;
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
@@ -43,13 +43,13 @@ static void dies_before_an_ht_handle(DeathRank* self) {
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
-    EP_REQUIRE_NCCL(create_ht_handle(env, group, ids, &handle));
+    EP_REQUIRE_NCCL(ep_handle_create(&handle, group, ids, 1, 1, env->stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     lose_victim(self);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     const double start = seconds_now();
     handle = NULL;
-    const ncclResult_t result = create_ht_handle(env, group, ids, &handle);
+    const ncclResult_t result = ep_handle_create(&handle, group, ids, 1, 1, env->stream);
     if (host_waits_for_routing()) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
         check_in_time(self, start);
@@ -69,7 +69,7 @@ static void dies_before_an_ht_handle(DeathRank* self) {
     abort_and_go_on(self);
 }
 
-static void dies_while_others_wait(DeathRank* self) {
+DEATH_CASE(dies_while_others_wait, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
     ll_prepare_dispatch(&work.run);
@@ -86,7 +86,7 @@ static void dies_while_others_wait(DeathRank* self) {
 }
 
 // To free memory is to wait for the device, and holds up other calls of the process meanwhile.
-static void dies_while_memory_is_freed(DeathRank* self) {
+DEATH_CASE(dies_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
     Work work;
     open_work(&work, &self->env, 1);
@@ -117,7 +117,7 @@ static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
     return launched;
 }
 
-static void dies_in_a_run(DeathRank* self) {
+DEATH_CASE(dies_in_a_run, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
     meet(self, kReady, self->env.size);
@@ -133,7 +133,7 @@ static void dies_in_a_run(DeathRank* self) {
 
 // The survivors never wait for the device, so their streams are full when the group fails: on a GPU a stream takes
 // about a thousand launches, and further ones wait.
-static void dies_before_many_operations(DeathRank* self) {
+DEATH_CASE(dies_before_many_operations, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
     lose_victim(self);
@@ -149,7 +149,7 @@ static void dies_before_many_operations(DeathRank* self) {
 }
 
 // Nothing is in flight: destroying the group is the first step that misses the victim.
-static void dies_before_destruction(DeathRank* self) {
+DEATH_CASE(dies_before_destruction, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
     lose_victim(self);
@@ -158,7 +158,7 @@ static void dies_before_destruction(DeathRank* self) {
 }
 
 // All ranks live. The victim stops, resumes after the others have given up, and learns of it.
-static void stalls_and_comes_back(DeathRank* self) {
+DEATH_CASE(stalls_and_comes_back, kVictimLives) {
     Work work;
     open_work(&work, &self->env, 1);
     meet(self, kReady, self->env.size);
@@ -178,78 +178,45 @@ static void stalls_and_comes_back(DeathRank* self) {
 
 // ---- The program -------------------------------------------------------------------------------
 
-static const DeathCase kCases[] = {
-    {"dies_before_creation", dies_before_creation, true, NULL, NULL},
-    {"stops_in_creation", stops_in_creation, true, NULL, NULL},
-    {"creation_is_lost_beside_a_group", creation_is_lost_beside_a_group, false, NULL, NULL},
-    {"creation_is_lost_after_a_failure", creation_is_lost_after_a_failure, false, NULL, NULL},
-    {"group_ends_behind_a_lost_creation", group_ends_behind_a_lost_creation, false, NULL, NULL},
-    {"creation_is_lost_while_memory_is_freed", creation_is_lost_while_memory_is_freed, false, NULL, NULL},
-    {"dies_before_an_operation", dies_before_an_operation, true, NULL, NULL},
-    {"dies_before_an_operation_and_a_handle", dies_before_an_operation_and_a_handle, true, NULL, NULL},
-    {"dies_before_an_ht_handle", dies_before_an_ht_handle, true, NULL, NULL},
-    {"dies_while_others_wait", dies_while_others_wait, true, NULL, NULL},
-    {"dies_while_memory_is_freed", dies_while_memory_is_freed, true, NULL, NULL},
-    {"dies_before_many_operations", dies_before_many_operations, true, NULL, NULL},
-    {"dies_before_a_replay", dies_before_a_replay, true, NULL, NULL},
-    {"dies_before_a_replay_and_a_free", dies_before_a_replay_and_a_free, true, NULL, NULL},
-    {"dies_before_a_replay_and_destructions", dies_before_a_replay_and_destructions, true, NULL, NULL},
-    {"dies_before_an_ht_replay", dies_before_an_ht_replay, true, NULL, NULL},
-    {"stalls_where_no_thread_is_left", stalls_where_no_thread_is_left, false, NULL, NULL},
-    {"several_groups_lose_a_rank_while_memory_is_freed", several_groups_lose_a_rank_while_memory_is_freed, true, NULL, NULL},
-    {"dies_in_a_run", dies_in_a_run, true, NULL, NULL},
-    {"dies_before_destruction", dies_before_destruction, true, NULL, NULL},
-    {"stalls_and_comes_back", stalls_and_comes_back, false, NULL, NULL},
-};
-
 // Why a case cannot run here; NULL if it can.
 static const char* obstacle(const DeathCase* test) {
-    const bool needs_another_communicator = test->run == creation_is_lost_beside_a_group ||
-                                            test->run == creation_is_lost_after_a_failure ||
-                                            test->run == group_ends_behind_a_lost_creation;
+    const bool needs_another_communicator =
+        strcmp(test->name, "creation_is_lost_beside_a_group") == 0 ||
+        strcmp(test->name, "creation_is_lost_after_a_failure") == 0 ||
+        strcmp(test->name, "group_ends_behind_a_lost_creation") == 0;
     if (ep_on_fake_nccl() && needs_another_communicator) {
         return "communicators take turns here";
     }
-    if (ep_on_host_backend() && test->run == dies_before_many_operations) {
+    if (ep_on_host_backend() && strcmp(test->name, "dies_before_many_operations") == 0) {
         return "streams of the CPU backend are never full";
     }
     return NULL;
 }
 
 int main(int argc, char** argv) {
-    int num_ranks = kDefaultRanks;
+    unsigned num_ranks = kDefaultRanks;
     // A stream of the shim is full before its kernels take too long.
     if (!ep_on_host_backend()) EP_REQUIRE(setenv("NCCLEP_HOSTSIM_QUEUE", "40", 0) == 0);
     const char* word = "";
     const char* split = "";
-    for (int i = 1; i < argc; ++i) {
-        if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
-            num_ranks = atoi(argv[++i]);
-        } else if (strcmp(argv[i], "--nodes") == 0 && i + 1 < argc) {
-            split = argv[++i];
-            num_ranks = (int)strlen(split);
-        } else {
-            word = argv[i];
-        }
-    }
-    if (num_ranks < 2 || num_ranks > kMaxRanks) {
+    const EpOption table[] = {{"--ranks", &num_ranks, NULL}, {"--nodes", NULL, &split}};
+    const bool good = ep_read_options(argc, argv, table, 2, &word);
+    if (split[0] != '\0') num_ranks = (unsigned)strlen(split);
+    if (!good || num_ranks < 2 || num_ranks > kMaxRanks) {
         fprintf(stderr, "usage: test_death [--ranks 2..%d | --nodes SPLIT] [WORD]\n", kMaxRanks);
         return 2;
     }
-    const DeathSetting setting = {num_ranks, num_ranks - 1, timeout_from_environment(kDefaultTimeoutMs),
-                                  kSlackMs, split};
-    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        if (strstr(kCases[i].name, word) == NULL) continue;
-        if (obstacle(&kCases[i]) != NULL) {
-            printf("%-48s skipped: %s\n", kCases[i].name, obstacle(&kCases[i]));
+    const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1,
+                                  timeout_from_environment(kDefaultTimeoutMs), kSlackMs, split};
+    for (const DeathCase* test = death_cases(); test != NULL; test = test->next) {
+        if (strstr(test->name, word) == NULL) continue;
+        if (obstacle(test) != NULL) {
+            printf("%-48s skipped: %s\n", test->name, obstacle(test));
             continue;
         }
         const uint64_t failed_before = ep_failed();
-        run_death_case(&kCases[i], setting);
-        printf("%-48s %s\n", kCases[i].name, ep_failed() == failed_before ? "ok" : "FAILED");
-        fflush(stdout);
+        run_death_case(test, setting);
+        print_outcome(test->name, failed_before);
     }
-    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
-           (unsigned long long)ep_failed());
-    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+    return end_program();
 }

@@ -20,12 +20,10 @@ static EpCaptured captured_pair(DeathRank* self, Work* work) {
     open_work(work, &self->env, 1);
     const EpCaptured captured = ep_capture(self->env.stream, play_ll, work);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare_dispatch(&work->run);
-        ll_prepare_combine(&work->run);
+        ll_prepare(&work->run);
         ep_replay(&captured);
         ep_sync(&self->env);
-        ll_check_dispatch(&work->run);
-        ll_check_combine(&work->run);
+        ll_check(&work->run);
     }
     return captured;
 }
@@ -38,7 +36,7 @@ static double replay_without_victim(DeathRank* self, const EpCaptured* captured)
     return start;
 }
 
-void dies_before_a_replay(DeathRank* self) {
+DEATH_CASE(dies_before_a_replay, kVictimDies) {
     Work work;
     const EpCaptured captured = captured_pair(self, &work);
     const double start = replay_without_victim(self, &captured);
@@ -48,7 +46,7 @@ void dies_before_a_replay(DeathRank* self) {
 }
 
 // To free memory is to wait for the replay, and holds up most calls of the driver meanwhile.
-void dies_before_a_replay_and_a_free(DeathRank* self) {
+DEATH_CASE(dies_before_a_replay_and_a_free, kVictimDies) {
     allow_for_a_free(self);
     Work work;
     const EpCaptured captured = captured_pair(self, &work);
@@ -63,7 +61,7 @@ void dies_before_a_replay_and_a_free(DeathRank* self) {
 }
 
 // The library frees nothing beside a replay, and waits for none.
-void dies_before_a_replay_and_destructions(DeathRank* self) {
+DEATH_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
     Work work, other;
     const EpCaptured captured = captured_pair(self, &work);
     open_work(&other, &self->env, 2);
@@ -88,21 +86,19 @@ static void play_ht(void* context) {
     EP_CHECK_NCCL(ht_launch_combine(run, true, run->env->stream));
 }
 
-void dies_before_an_ht_replay(DeathRank* self) {
+DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const EpEnv* env = &self->env;
-    const HtShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
+    const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 1};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun run;
     ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
     const EpCaptured captured = ep_capture(env->stream, play_ht, &run);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ht_prepare_dispatch(&run);
-        ht_prepare_combine(&run);
+        ht_prepare(&run);
         ep_replay(&captured);
         ep_sync(env);
-        ht_check_dispatch(&run);
-        ht_check_combine(&run);
+        ht_check(&run);
     }
     const double start = replay_without_victim(self, &captured);
     expect_fault(self, group, start);
@@ -110,8 +106,7 @@ void dies_before_an_ht_replay(DeathRank* self) {
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
     const double closing = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
-    run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     check_in_time(self, closing);
     abort_and_go_on(self);

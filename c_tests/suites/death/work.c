@@ -37,8 +37,7 @@ void expect_refusals(Work* work) {
 
 void close_work(DeathRank* self, Work* work) {
     const double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
-    work->run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
     check_in_time(self, start);
     ll_run_close(&work->run);
@@ -46,8 +45,7 @@ void close_work(DeathRank* self, Work* work) {
 
 void end_without_victim(DeathRank* self, Work* work) {
     const double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work->run.handle));
-    work->run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
     const ncclResult_t result = ncclEpGroupDestroy(work->group, self->env.stream);
     // A backend whose teardown exchanges nothing has nothing to report.
     EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
@@ -75,11 +73,4 @@ void finish_behind_a_stall(DeathRank* self, Work* work) {
     expect_context_usable(self);
     if (!is_victim(self)) go_on_without_victim(self);
     EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
-}
-
-ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
-                                     ncclEpHandle_t* handle) {
-    EpView view;
-    ep_view_2d(&view, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
-    return ncclEpCreateHandle(handle, group, &view.tensor, NULL, 0, NULL, env->stream, false);
 }

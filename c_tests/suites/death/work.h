@@ -10,10 +10,6 @@ enum { kSlackMs = 1000, kPollUs = 500 };
 // network, and on the CPU backend.
 bool host_waits_for_routing(void);
 
-// Creates a high-throughput handle for one token with one id.
-ncclResult_t create_ht_handle(const EpEnv* env, ncclEpGroup_t group, void* ids,
-                              ncclEpHandle_t* handle);
-
 // From now on the network may fail so much later: while memory is freed the device takes no copy, and the network waits
 // a while for one by which kernels learn of the failure.
 void allow_for_a_free(DeathRank* self);
@@ -27,21 +23,5 @@ void end_without_victim(DeathRank* self, Work* work);
 void finish_survivor(DeathRank* self, Work* work);
 // The same on all ranks, where the victim has come back and has learned of the failure.
 void finish_behind_a_stall(DeathRank* self, Work* work);
-
-// ---- Cases of other files ----------------------------------------------------------------------
-
-void dies_before_creation(DeathRank* self);  // creation.c
-void stops_in_creation(DeathRank* self);
-void dies_before_an_operation_and_a_handle(DeathRank* self);
-void creation_is_lost_beside_a_group(DeathRank* self);
-void creation_is_lost_after_a_failure(DeathRank* self);
-void group_ends_behind_a_lost_creation(DeathRank* self);
-void creation_is_lost_while_memory_is_freed(DeathRank* self);
-void dies_before_a_replay(DeathRank* self);  // replay.c
-void dies_before_a_replay_and_a_free(DeathRank* self);
-void dies_before_a_replay_and_destructions(DeathRank* self);
-void dies_before_an_ht_replay(DeathRank* self);
-void stalls_where_no_thread_is_left(DeathRank* self);  // last_resort.c
-void several_groups_lose_a_rank_while_memory_is_freed(DeathRank* self);
 
 #endif  // C_TESTS_SUITES_DEATH_WORK_H_

@@ -44,15 +44,20 @@ enum {
 #define SIZE(id, list, tag, axis, got, rule, expected) \
     BROKEN(id, list, tag, kSize##axis, got,            \
            TENSOR(list, tag) ".sizes[" #axis "]: " rule " (got " #got ", expected " expected ")")
-#define ROW(id, list, tag, axis, value, rule, got, expected)              \
-    BROKEN(id, list, tag, kSize##axis, value,                             \
-           TENSOR(list, tag) ".sizes[" #axis "]: a row " rule " (got " got \
-                             " bytes, expected " expected " bytes)")
-#define NO_DATA(id, list, tag)                \
-    BROKEN(id, list, tag, kNullData, 0,       \
-           TENSOR(list, tag) ".data: must not be NULL unless the tensor is empty")
-#define ALIGNMENT(id, list, tag, shift, bytes)                                            \
-    BROKEN(id, list, tag, kShiftData, shift,                                              \
+#define ROW(id, axis, value, rule, got, expected)                                \
+    BROKEN(id, kInputs, TOKENS, kSize##axis, value,                              \
+           TENSOR(kInputs, TOKENS) ".sizes[" #axis "]: a row " rule " (got " got \
+                                   " bytes, expected " expected " bytes)")
+// Rows of no element, of 12 elements, and of more bytes than the group's 64.
+#define ROWS(odd, most, axis)                                                                    \
+    ROW(odd, axis, 0, "must be a positive multiple of 16 bytes", "0", "a multiple of 16"),       \
+        ROW(odd, axis, 12, "must be a positive multiple of 16 bytes", "24", "a multiple of 16"), \
+        ROW(most, axis, 40, "must not exceed the group's token_size_bytes", "80", "at most 64")
+// No data; and data that are aligned for half of the `bytes` that they need.
+#define DATA(missing, unaligned, list, tag, bytes) \
+    BROKEN(missing, list, tag, kNullData, 0,                                              \
+           TENSOR(list, tag) ".data: must not be NULL unless the tensor is empty"),       \
+    BROKEN(unaligned, list, tag, kShiftData, bytes / 2,                                   \
            TENSOR(list, tag) ".data: must be aligned for its elements (got 0x*, expected " \
                              "a multiple of " #bytes ")")
 #define OTHER_TYPE(id, list, tag, value, rule, got, expected) \

@@ -6,7 +6,7 @@
 #define RULE \
     "stream: must not be captured into a graph, or wait for a stream that is: groups begin and end once"
 
-void groups_in_a_capture(EpEnv* env) {
+EP_TEST(groups_in_a_capture) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     if (ep_begin_capture(env->stream)) {

@@ -145,7 +145,7 @@ static void check_captures(Session* session) {
                 "not checked: it is captured into a graph; that is said once");
 }
 
-void ll_unusual_numbers_are_told(EpEnv* env) {
+EP_TEST(ll_unusual_numbers_are_told) {
     Session session;
     open_checked(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     listen();
@@ -166,7 +166,7 @@ void ll_unusual_numbers_are_told(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_unusual_numbers_are_told(EpEnv* env) {
+EP_TEST_HT(ht_unusual_numbers_are_told) {
     Session session;
     open_checked(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     listen();
@@ -190,7 +190,7 @@ void ht_unusual_numbers_are_told(EpEnv* env) {
 }
 
 // Without the variable nothing is looked at, and slots keep what they held.
-void nothing_is_checked_unasked(EpEnv* env) {
+EP_TEST(nothing_is_checked_unasked) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     set_unusual_ids(&session);

@@ -3,11 +3,8 @@
 // GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
 // has run, and an operation enqueued before that fails together with its group. On GPUs of several
 // nodes the host waits, too.
-#define _GNU_SOURCE  // usleep
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -41,8 +38,7 @@ static ncclResult_t create(const Session* session, unsigned top_k, ncclEpHandle_
 }
 
 ncclResult_t replace_handle(Session* session, unsigned top_k) {
-    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
-    session->handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&session->handle));
     return create(session, top_k, &session->handle);
 }
 
@@ -91,7 +87,7 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
 
 // ---- Another number of ids per token -----------------------------------------------------------
 
-void ht_handle_with_another_top_k(EpEnv* env) {
+EP_TEST_HT(ht_handle_with_another_top_k) {
     if (!enough_ranks(env, 2, "*-ht-topk-differs, *-ht-handle-differs")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -175,7 +171,7 @@ static void refuse_fewer_than_told(const Session* session) {
                ncclInvalidUsage, "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
 }
 
-void ht_handle_without_a_count(EpEnv* env) {
+EP_TEST_HT(ht_handle_without_a_count) {
     if (!enough_ranks(env, 2, "num-recv-ht-handle-*")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
@@ -197,19 +193,12 @@ void ht_handle_without_a_count(EpEnv* env) {
 
 // ---- Operations enqueued before the host can know ----------------------------------------------
 
-// Blocks a stream until the gate opens.
-static void hold(void* gate) {
-    while (atomic_load((atomic_bool*)gate)) usleep(100);
-}
-
 // Creates a handle on which the ranks disagree and calls `kind` on it while the stream is blocked.
 static void use_at_once(Session* session, bool refused, CallKind kind) {
     const EpEnv* env = session->env;
-    atomic_bool gate;
-    atomic_init(&gate, true);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
-    session->handle = NULL;
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    EpGate gate;
+    EP_CHECK_NCCL(ep_handle_destroy(&session->handle));
+    ep_gate_close(&gate, env->stream);
     if (refused && is_odd(env)) {
         refuse(session);
     } else {
@@ -218,7 +207,7 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
     }
-    atomic_store(&gate, false);
+    ep_gate_open(&gate);
     ep_sync(env);
 }
 
@@ -251,7 +240,7 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
     EP_CHECK(!(refused && is_odd(env)) || !knows);
 }
 
-void ht_handle_used_before_it_is_known(EpEnv* env) {
+EP_TEST_HT(ht_handle_used_before_it_is_known) {
     if (!enough_ranks(env, 2, "running-ht-handle-refused, running-ht-handle-differs")) return;
     if (creation_waits()) return;  // the host knows at once
     Session session;
@@ -341,7 +330,7 @@ static void missing_over_nodes(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_handle_with_a_missing_rank(EpEnv* env) {
+EP_TEST_HT(ht_handle_with_a_missing_rank) {
     if (!enough_ranks(env, 2, "handle-ht-rank-missing, running-deadline")) return;
     if (ep_on_host_backend()) {
         missing_on_the_host(env);
@@ -356,7 +345,7 @@ void ht_handle_with_a_missing_rank(EpEnv* env) {
 
 // That rank is refused its handle at once. The others must not wait for it until the deadline, and
 // must leave nothing on the communicator, which the next group uses.
-void ht_handle_after_one_rank_failed(EpEnv* env) {
+EP_TEST_HT(ht_handle_after_one_rank_failed) {
     if (!enough_ranks(env, 2, "a handle after one rank failed")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);

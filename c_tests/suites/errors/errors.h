@@ -25,7 +25,6 @@ bool fits(const char* text, const char* pattern);
 
 // With fewer than `ranks` ranks: counts the ids as skipped and returns false.
 bool enough_ranks(const EpEnv* env, int ranks, const char* ids);
-void print_skipped(EpEnv* env);
 
 // Sets NCCL_EP_TIMEOUT_MS for groups created from now on; 0 is the default.
 void set_timeout_ms(unsigned milliseconds);
@@ -163,57 +162,12 @@ typedef struct {
 void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
                         size_t num_calls);
 
-// ---- The cases ---------------------------------------------------------------------------------
+// ---- Parts of other files ----------------------------------------------------------------------
 
-void group_arguments(EpEnv* env);  // group.c
-void group_differences_between_ranks(EpEnv* env);
-void group_refused_by_one_rank(EpEnv* env);
-void group_with_a_missing_rank(EpEnv* env);
-void group_over_several_nodes(EpEnv* env);
-void groups_in_a_capture(EpEnv* env);  // captures.c
-void tensor_arguments(EpEnv* env);  // tensor.c
-void failure_of_the_caller(EpEnv* env);
-void tensor_callbacks_that_fail(EpEnv* env);
-void dead_and_foreign_objects(EpEnv* env);  // objects.c
-void places_for_results(EpEnv* env);
-void ht_place_for_a_result(EpEnv* env);
-void ll_handle_arguments(EpEnv* env);  // handle.c
-void ht_handle_arguments(EpEnv* env);
-void ht_handle_refused_by_one_rank(EpEnv* env);
-void ht_handle_with_another_top_k(EpEnv* env);  // disagreement.c
-void ht_handle_without_a_count(EpEnv* env);
-void ht_handle_used_before_it_is_known(EpEnv* env);
-void ht_handle_with_a_missing_rank(EpEnv* env);
-void ht_handle_after_one_rank_failed(EpEnv* env);
-void ll_lists_of_tensors(EpEnv* env);  // lists.c
-void ht_lists_of_tensors(EpEnv* env);
-void ll_dispatch_arguments(EpEnv* env);  // ll.c
-void ll_combine_arguments(EpEnv* env);
-void ll_order_of_calls(EpEnv* env);
-void ht_dispatch_arguments(EpEnv* env);  // ht.c
-void ht_combine_arguments(EpEnv* env);
-void ll_scales_arguments(EpEnv* env);  // scales.c
-void ht_scales_arguments(EpEnv* env);
-void ll_scales_that_differ(EpEnv* env);
-void ll_repeated_ids_overfill_an_expert(EpEnv* env);
-void ht_scales_that_differ(EpEnv* env);
-void ht_outputs_too_small(EpEnv* env);  // running.c
+// running.c
 void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
                       const char* values);
-void ll_different_calls_on_one_rank(EpEnv* env);
-void ht_different_calls_on_one_rank(EpEnv* env);
-void ll_rank_that_stops(EpEnv* env);
-void ht_rank_that_stops(EpEnv* env);
-void ll_different_calls_over_nodes(EpEnv* env);  // nodes.c
-void ht_different_calls_over_nodes(EpEnv* env);
-void ll_new_handle_held_up_over_nodes(EpEnv* env);
-void ht_handle_without_memory_over_nodes(EpEnv* env);
-void forked_process(EpEnv* env);      // forked.c
-void ll_unusual_numbers_are_told(EpEnv* env);  // checking.c
-void ht_unusual_numbers_are_told(EpEnv* env);
-void nothing_is_checked_unasked(EpEnv* env);
-void one_line_on_stderr(EpEnv* env);  // stderr.c
-void variables_in_vain(EpEnv* env);
+// stderr.c: what this program does when it is started again.
 int refuse_once(void);
 int make_groups(void);
 

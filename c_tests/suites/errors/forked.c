@@ -74,7 +74,7 @@ static void check_with(EpEnv* env, ncclEpAlgorithm_t algorithm) {
     close_session(&session);
 }
 
-void forked_process(EpEnv* env) {
+EP_TEST(forked_process) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) check_with(env, kEpAlgorithms[i]);
 }

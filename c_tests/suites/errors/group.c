@@ -128,7 +128,7 @@ static void dead_communicator(const EpEnv* env, const ncclEpGroupConfig_t* confi
     EP_CHECK(group == untouched());
 }
 
-void group_arguments(EpEnv* env) {
+EP_TEST(group_arguments) {
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     bad_pointers(env, &config);
     later_generation(env);
@@ -185,7 +185,7 @@ static void variable_differs(const EpEnv* env, const char* id, const char* varia
     free(before);
 }
 
-void group_differences_between_ranks(EpEnv* env) {
+EP_TEST(group_differences_between_ranks) {
     if (!enough_ranks(env, 2, "group-differs-*")) return;
     ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     modes_differ(env);
@@ -226,7 +226,7 @@ static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config,
     check_creation_works(env);
 }
 
-void group_refused_by_one_rank(EpEnv* env) {
+EP_TEST(group_refused_by_one_rank) {
     if (!enough_ranks(env, 2, "group-rank-refused")) return;
     const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     ncclEpGroupConfig_t config = valid;
@@ -244,7 +244,7 @@ void group_refused_by_one_rank(EpEnv* env) {
 
 // The exchange stays open on this communicator and stream, so the case has its own. It aborts the
 // communicator, as NCCL requires after a lost rank.
-void group_with_a_missing_rank(EpEnv* env) {
+EP_TEST(group_with_a_missing_rank) {
     if (!enough_ranks(env, 2, "group-rank-missing")) return;
     EpEnv own = *env;
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
@@ -273,7 +273,7 @@ void group_with_a_missing_rank(EpEnv* env) {
     check_creation_works(env);
 }
 
-void group_over_several_nodes(EpEnv* env) {
+EP_TEST(group_over_several_nodes) {
     if (!enough_ranks(env, 2, "group-nodes-exact")) return;
     if (ep_num_nodes() > 1) return;  // the other cases are to stay there
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);

@@ -72,8 +72,7 @@ static const BrokenCall kHtLocalCalls[] = {
     {"handle-ht-counter-size", ARGUMENT, kLocals, COUNTER, kSize0, kLocalExperts - 1,
      AT_COUNTER ".sizes[0]: must be at least the number of local experts "
                 "(got 1, expected 2 or more)"},
-    NO_DATA("handle-ht-counter-data", kLocals, COUNTER),
-    ALIGNMENT("handle-ht-counter-align", kLocals, COUNTER, 2, 4),
+    DATA("handle-ht-counter-data", "handle-ht-counter-align", kLocals, COUNTER, 4),
     {"handle-ht-counter-host", ARGUMENT, kLocals, COUNTER, kTag, HOST_COUNTER,
      "local_tensors[RECV_EXPERT_COUNTER_HOST].data: must be mapped pinned host memory "
      "(got *, expected an address that the device can reach)"},
@@ -96,7 +95,7 @@ static void other_arguments(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
-void ll_handle_arguments(EpEnv* env) {
+EP_TEST(ll_handle_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     other_arguments(&session);
@@ -111,11 +110,8 @@ static void too_many_tokens(const EpEnv* env) {
     const unsigned most = INT32_MAX / (unsigned)env->size;
     Session session = {.env = env, .algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
     EP_REQUIRE_NCCL(open_auto_group(&session));
-    EpView ids;
-    ep_view_2d(&ids, NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, most + 1, kTopK);
     EP_REFUSED("handle-topk-rows-auto",
-               ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
-                                  env->stream, false),
+               ep_handle_create(&session.handle, session.group, NULL, most + 1, kTopK, env->stream),
                ARGUMENT,
                "ncclEpCreateHandle: topk_idx.sizes[0]: must be at most what all ranks can send to "
                "one (got %u, expected %u or less)",
@@ -124,7 +120,7 @@ static void too_many_tokens(const EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
 }
 
-void ht_handle_arguments(EpEnv* env) {
+EP_TEST_HT(ht_handle_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     other_arguments(&session);
@@ -149,7 +145,7 @@ static void one_refuses(Session* session, const BrokenCall* broken) {
     check_works(session);
 }
 
-void ht_handle_refused_by_one_rank(EpEnv* env) {
+EP_TEST_HT(ht_handle_refused_by_one_rank) {
     if (!enough_ranks(env, 2, "handle-ht-rank-refused, *-ht-handle-refused")) return;
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);

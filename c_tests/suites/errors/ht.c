@@ -8,30 +8,22 @@ static const BrokenCall kForwardDispatch[] = {
     MISSING("dispatch-ht-in-required", kInputs, TOKENS),
     NDIM("dispatch-ht-in-ndim", kInputs, TOKENS, 3, 2),
     UNKNOWN_TYPE("dispatch-ht-in-datatype", kInputs, TOKENS),
-    ROW("dispatch-ht-in-row", kInputs, TOKENS, 1, 0, "must be a positive multiple of 16 bytes", "0",
-        "a multiple of 16"),
-    ROW("dispatch-ht-in-row", kInputs, TOKENS, 1, 12, "must be a positive multiple of 16 bytes",
-        "24", "a multiple of 16"),
-    ROW("dispatch-ht-in-row-most", kInputs, TOKENS, 1, 40,
-        "must not exceed the group's token_size_bytes", "80", "at most 64"),
+    ROWS("dispatch-ht-in-row", "dispatch-ht-in-row-most", 1),
     SIZE("dispatch-ht-in-rows", kInputs, TOKENS, 0, 3, "must be the handle's number of tokens",
          "4"),
-    NO_DATA("dispatch-ht-in-data", kInputs, TOKENS),
-    ALIGNMENT("dispatch-ht-in-align", kInputs, TOKENS, 8, 16),
+    DATA("dispatch-ht-in-data", "dispatch-ht-in-align", kInputs, TOKENS, 16),
     NDIM("dispatch-ht-out-ndim", kOutputs, TOKENS, 3, 2),
     CHANGED_ROWS("dispatch-ht-out-datatype", kOutputs, ncclFloat16, "float16", "bfloat16"),
     CHANGED_ROWS("dispatch-ht-out-datatype", kInputs, ncclFloat16, "bfloat16", "float16"),
     SIZE("dispatch-ht-out-hidden", kOutputs, TOKENS, 1, 8,
          "must be the hidden size of the input tokens", "16"),
-    NO_DATA("dispatch-ht-out-data", kOutputs, TOKENS),
-    ALIGNMENT("dispatch-ht-out-align", kOutputs, TOKENS, 8, 16),
+    DATA("dispatch-ht-out-data", "dispatch-ht-out-align", kOutputs, TOKENS, 16),
     NDIM("dispatch-ht-in-ids-ndim", kInputs, IDS, 1, 2),
     DATATYPE("dispatch-ht-in-ids-datatype", kInputs, IDS, ncclInt32, "int32", "int64"),
     SIZE("dispatch-ht-in-ids-columns", kInputs, IDS, 1, 3, "must be the handle's top-k", "2"),
     SIZE("dispatch-ht-in-ids-rows", kInputs, IDS, 0, 3, "must be the handle's number of tokens",
          "4"),
-    NO_DATA("dispatch-ht-in-ids-data", kInputs, IDS),
-    ALIGNMENT("dispatch-ht-in-ids-align", kInputs, IDS, 4, 8),
+    DATA("dispatch-ht-in-ids-data", "dispatch-ht-in-ids-align", kInputs, IDS, 8),
     MISSING("dispatch-ht-in-weights-required", kInputs, WEIGHTS),
     NDIM("dispatch-ht-in-weights-ndim", kInputs, WEIGHTS, 1, 2),
     DATATYPE("dispatch-ht-in-weights-datatype", kInputs, WEIGHTS, ncclFloat16, "float16",
@@ -40,14 +32,12 @@ static const BrokenCall kForwardDispatch[] = {
          "2"),
     SIZE("dispatch-ht-in-weights-rows", kInputs, WEIGHTS, 0, 3,
          "must be the handle's number of tokens", "4"),
-    NO_DATA("dispatch-ht-in-weights-data", kInputs, WEIGHTS),
-    ALIGNMENT("dispatch-ht-in-weights-align", kInputs, WEIGHTS, 2, 4),
+    DATA("dispatch-ht-in-weights-data", "dispatch-ht-in-weights-align", kInputs, WEIGHTS, 4),
     MISSING("dispatch-ht-out-ids-required", kOutputs, IDS),
     NDIM("dispatch-ht-out-ids-ndim", kOutputs, IDS, 1, 2),
     DATATYPE("dispatch-ht-out-ids-datatype", kOutputs, IDS, ncclInt32, "int32", "int64"),
     SIZE("dispatch-ht-out-ids-columns", kOutputs, IDS, 1, 3, "must be the handle's top-k", "2"),
-    NO_DATA("dispatch-ht-out-ids-data", kOutputs, IDS),
-    ALIGNMENT("dispatch-ht-out-ids-align", kOutputs, IDS, 4, 8),
+    DATA("dispatch-ht-out-ids-data", "dispatch-ht-out-ids-align", kOutputs, IDS, 8),
     MISSING("dispatch-ht-out-weights-required", kOutputs, WEIGHTS),
     NDIM("dispatch-ht-out-weights-ndim", kOutputs, WEIGHTS, 1, 2),
     DATATYPE("dispatch-ht-out-weights-datatype", kOutputs, WEIGHTS, ncclFloat16, "float16",
@@ -56,14 +46,12 @@ static const BrokenCall kForwardDispatch[] = {
          "2"),
     SIZE("dispatch-ht-out-weights-rows", kOutputs, WEIGHTS, 0, 1,
          "must be the rows of outputs[TOPK_IDX]", "*"),
-    NO_DATA("dispatch-ht-out-weights-data", kOutputs, WEIGHTS),
-    ALIGNMENT("dispatch-ht-out-weights-align", kOutputs, WEIGHTS, 2, 4),
+    DATA("dispatch-ht-out-weights-data", "dispatch-ht-out-weights-align", kOutputs, WEIGHTS, 4),
     NDIM("dispatch-ht-counter-ndim", kLocals, COUNTER, 2, 1),
     DATATYPE("dispatch-ht-counter-datatype", kLocals, COUNTER, ncclInt64, "int64", "int32"),
     SIZE("dispatch-ht-counter-size", kLocals, COUNTER, 0, 1,
          "must be at least the number of local experts", "2 or more"),
-    NO_DATA("dispatch-ht-counter-data", kLocals, COUNTER),
-    ALIGNMENT("dispatch-ht-counter-align", kLocals, COUNTER, 2, 4),
+    DATA("dispatch-ht-counter-data", "dispatch-ht-counter-align", kLocals, COUNTER, 4),
 };
 
 static const BrokenCall kTokensOnlyDispatch[] = {
@@ -83,14 +71,8 @@ static const BrokenCall kForwardCombine[] = {
     UNKNOWN_TYPE("combine-ht-in-datatype", kInputs, TOKENS),
     NOT_SUMMED("combine-ht-in-sum", ncclInt32, "int32"),
     NOT_SUMMED("combine-ht-in-sum", 10, "float8e4m3"),
-    ROW("combine-ht-in-row", kInputs, TOKENS, 1, 0, "must be a positive multiple of 16 bytes", "0",
-        "a multiple of 16"),
-    ROW("combine-ht-in-row", kInputs, TOKENS, 1, 12, "must be a positive multiple of 16 bytes",
-        "24", "a multiple of 16"),
-    ROW("combine-ht-in-row-most", kInputs, TOKENS, 1, 40,
-        "must not exceed the group's token_size_bytes", "80", "at most 64"),
-    NO_DATA("combine-ht-in-data", kInputs, TOKENS),
-    ALIGNMENT("combine-ht-in-align", kInputs, TOKENS, 8, 16),
+    ROWS("combine-ht-in-row", "combine-ht-in-row-most", 1),
+    DATA("combine-ht-in-data", "combine-ht-in-align", kInputs, TOKENS, 16),
     NO_SUMMED_SCALES("combine-ht-in-scales", kInputs),
     NO_SUMMED_SCALES("combine-ht-out-scales", kOutputs),
     MISSING("combine-ht-out-required", kOutputs, TOKENS),
@@ -100,8 +82,7 @@ static const BrokenCall kForwardCombine[] = {
     DATATYPE("combine-ht-out-datatype", kOutputs, TOKENS, ncclFloat16, "float16", "bfloat16"),
     SIZE("combine-ht-out-hidden", kOutputs, TOKENS, 1, 8,
          "must be the hidden size of the input tokens", "16"),
-    NO_DATA("combine-ht-out-data", kOutputs, TOKENS),
-    ALIGNMENT("combine-ht-out-align", kOutputs, TOKENS, 8, 16),
+    DATA("combine-ht-out-data", "combine-ht-out-align", kOutputs, TOKENS, 16),
 };
 
 static const BrokenCall kBackwardCombine[] = {
@@ -111,8 +92,7 @@ static const BrokenCall kBackwardCombine[] = {
          "*"),
     SIZE("combine-ht-in-weights-columns", kInputs, WEIGHTS, 1, 33,
          "must be at most the largest top-k", "32 or less"),
-    NO_DATA("combine-ht-in-weights-data", kInputs, WEIGHTS),
-    ALIGNMENT("combine-ht-in-weights-align", kInputs, WEIGHTS, 2, 4),
+    DATA("combine-ht-in-weights-data", "combine-ht-in-weights-align", kInputs, WEIGHTS, 4),
     MISSING("combine-ht-out-weights-required", kOutputs, WEIGHTS),
     NDIM("combine-ht-out-weights-ndim", kOutputs, WEIGHTS, 1, 2),
     DATATYPE("combine-ht-out-weights-datatype", kOutputs, WEIGHTS, ncclFloat16, "float16",
@@ -121,11 +101,10 @@ static const BrokenCall kBackwardCombine[] = {
          "must be the handle's number of tokens", "4"),
     SIZE("combine-ht-out-weights-columns", kOutputs, WEIGHTS, 1, 3,
          "must be the columns of inputs[TOPK_WEIGHTS]", "2"),
-    NO_DATA("combine-ht-out-weights-data", kOutputs, WEIGHTS),
-    ALIGNMENT("combine-ht-out-weights-align", kOutputs, WEIGHTS, 2, 4),
+    DATA("combine-ht-out-weights-data", "combine-ht-out-weights-align", kOutputs, WEIGHTS, 4),
 };
 
-void ht_dispatch_arguments(EpEnv* env) {
+EP_TEST_HT(ht_dispatch_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_broken_calls(&session, kDispatch, kForwardDispatch, COUNT(kForwardDispatch));
@@ -134,7 +113,7 @@ void ht_dispatch_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_combine_arguments(EpEnv* env) {
+EP_TEST_HT(ht_combine_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);

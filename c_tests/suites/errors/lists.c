@@ -91,6 +91,6 @@ static void check_lists(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     close_session(&session);
 }
 
-void ll_lists_of_tensors(EpEnv* env) { check_lists(env, NCCL_EP_ALGO_LOW_LATENCY); }
+EP_TEST(ll_lists_of_tensors) { check_lists(env, NCCL_EP_ALGO_LOW_LATENCY); }
 
-void ht_lists_of_tensors(EpEnv* env) { check_lists(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+EP_TEST_HT(ht_lists_of_tensors) { check_lists(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }

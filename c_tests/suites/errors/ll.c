@@ -10,16 +10,10 @@ static const BrokenCall kDispatchCalls[] = {
     MISSING("dispatch-ll-in-required", kInputs, TOKENS),
     NDIM("dispatch-ll-in-ndim", kInputs, TOKENS, 3, 2),
     UNKNOWN_TYPE("dispatch-ll-in-datatype", kInputs, TOKENS),
-    ROW("dispatch-ll-in-row", kInputs, TOKENS, 1, 0, "must be a positive multiple of 16 bytes", "0",
-        "a multiple of 16"),
-    ROW("dispatch-ll-in-row", kInputs, TOKENS, 1, 12, "must be a positive multiple of 16 bytes",
-        "24", "a multiple of 16"),
-    ROW("dispatch-ll-in-row-most", kInputs, TOKENS, 1, 40,
-        "must not exceed the group's token_size_bytes", "80", "at most 64"),
+    ROWS("dispatch-ll-in-row", "dispatch-ll-in-row-most", 1),
     SIZE("dispatch-ll-in-rows", kInputs, TOKENS, 0, 3, "must be the handle's number of tokens",
          "4"),
-    NO_DATA("dispatch-ll-in-data", kInputs, TOKENS),
-    ALIGNMENT("dispatch-ll-in-align", kInputs, TOKENS, 8, 16),
+    DATA("dispatch-ll-in-data", "dispatch-ll-in-align", kInputs, TOKENS, 16),
     MISSING("dispatch-ll-out-required", kOutputs, TOKENS),
     NDIM("dispatch-ll-out-ndim", kOutputs, TOKENS, 2, 3),
     SIZE("dispatch-ll-out-experts", kOutputs, TOKENS, 0, 3, "must be the number of local experts",
@@ -30,14 +24,12 @@ static const BrokenCall kDispatchCalls[] = {
     CHANGED_ROWS("dispatch-ll-out-datatype", kInputs, ncclFloat16, "bfloat16", "float16"),
     SIZE("dispatch-ll-out-hidden", kOutputs, TOKENS, 2, 8,
          "must be the hidden size of the input tokens", "16"),
-    NO_DATA("dispatch-ll-out-data", kOutputs, TOKENS),
-    ALIGNMENT("dispatch-ll-out-align", kOutputs, TOKENS, 8, 16),
+    DATA("dispatch-ll-out-data", "dispatch-ll-out-align", kOutputs, TOKENS, 16),
     NDIM("dispatch-ll-counter-ndim", kLocals, COUNTER, 2, 1),
     DATATYPE("dispatch-ll-counter-datatype", kLocals, COUNTER, ncclInt64, "int64", "int32"),
     SIZE("dispatch-ll-counter-size", kLocals, COUNTER, 0, 3, "must be the number of local experts",
          "2"),
-    NO_DATA("dispatch-ll-counter-data", kLocals, COUNTER),
-    ALIGNMENT("dispatch-ll-counter-align", kLocals, COUNTER, 2, 4),
+    DATA("dispatch-ll-counter-data", "dispatch-ll-counter-align", kLocals, COUNTER, 4),
 };
 
 // ---- Combine -----------------------------------------------------------------------------------
@@ -52,14 +44,8 @@ static const BrokenCall kCombineCalls[] = {
     UNKNOWN_TYPE("combine-ll-in-datatype", kInputs, TOKENS),
     NOT_SUMMED("combine-ll-in-sum", ncclInt32, "int32"),
     NOT_SUMMED("combine-ll-in-sum", 10, "float8e4m3"),
-    ROW("combine-ll-in-row", kInputs, TOKENS, 2, 0, "must be a positive multiple of 16 bytes", "0",
-        "a multiple of 16"),
-    ROW("combine-ll-in-row", kInputs, TOKENS, 2, 12, "must be a positive multiple of 16 bytes",
-        "24", "a multiple of 16"),
-    ROW("combine-ll-in-row-most", kInputs, TOKENS, 2, 40,
-        "must not exceed the group's token_size_bytes", "80", "at most 64"),
-    NO_DATA("combine-ll-in-data", kInputs, TOKENS),
-    ALIGNMENT("combine-ll-in-align", kInputs, TOKENS, 8, 16),
+    ROWS("combine-ll-in-row", "combine-ll-in-row-most", 2),
+    DATA("combine-ll-in-data", "combine-ll-in-align", kInputs, TOKENS, 16),
     NO_SUMMED_SCALES("combine-ll-in-scales", kInputs),
     NO_SUMMED_SCALES("combine-ll-out-scales", kOutputs),
     MISSING("combine-ll-weights-required", kLocals, WEIGHTS),
@@ -68,8 +54,7 @@ static const BrokenCall kCombineCalls[] = {
     SIZE("combine-ll-weights-rows", kLocals, WEIGHTS, 0, 5, "must be the handle's number of tokens",
          "4"),
     SIZE("combine-ll-weights-columns", kLocals, WEIGHTS, 1, 3, "must be the handle's top-k", "2"),
-    NO_DATA("combine-ll-weights-data", kLocals, WEIGHTS),
-    ALIGNMENT("combine-ll-weights-align", kLocals, WEIGHTS, 2, 4),
+    DATA("combine-ll-weights-data", "combine-ll-weights-align", kLocals, WEIGHTS, 4),
     MISSING("combine-ll-out-required", kOutputs, TOKENS),
     NDIM("combine-ll-out-ndim", kOutputs, TOKENS, 3, 2),
     SIZE("combine-ll-out-rows", kOutputs, TOKENS, 0, 5, "must be the handle's number of tokens",
@@ -77,11 +62,10 @@ static const BrokenCall kCombineCalls[] = {
     DATATYPE("combine-ll-out-datatype", kOutputs, TOKENS, ncclFloat16, "float16", "bfloat16"),
     SIZE("combine-ll-out-hidden", kOutputs, TOKENS, 1, 8,
          "must be the hidden size of the input tokens", "16"),
-    NO_DATA("combine-ll-out-data", kOutputs, TOKENS),
-    ALIGNMENT("combine-ll-out-align", kOutputs, TOKENS, 8, 16),
+    DATA("combine-ll-out-data", "combine-ll-out-align", kOutputs, TOKENS, 16),
 };
 
-void ll_dispatch_arguments(EpEnv* env) {
+EP_TEST(ll_dispatch_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_broken_calls(&session, kDispatch, kDispatchCalls, COUNT(kDispatchCalls));
@@ -89,7 +73,7 @@ void ll_dispatch_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-void ll_combine_arguments(EpEnv* env) {
+EP_TEST(ll_combine_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
@@ -133,7 +117,7 @@ static void too_many_staged(Session* first) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(second.handle));
 }
 
-void ll_order_of_calls(EpEnv* env) {
+EP_TEST(ll_order_of_calls) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_dispatch_comes_first(&session);

@@ -75,11 +75,9 @@ static void call_on_another_handle(const Session* session, Difference difference
     Session using = *session;
     const bool makes = difference == kOtherHandle || other;
     if (makes) {
-        EpView ids;
         const unsigned top_k = difference == kOtherTopK ? kTopK - 1 : kTopK;
-        ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
-        const ncclResult_t result = ncclEpCreateHandle(&using.handle, session->group, &ids.tensor,
-                                                       NULL, 0, NULL, env->stream, false);
+        const ncclResult_t result = ep_handle_create(&using.handle, session->group, session->ids,
+                                                     kTokens, top_k, env->stream);
         if (session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && difference == kNewHandle) {
             // All ranks make one together.
             EP_CHECK(result != ncclSuccess && result != ncclInternalError);
@@ -166,7 +164,7 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     }
 }
 
-void ll_different_calls_over_nodes(EpEnv* env) {
+EP_TEST(ll_different_calls_over_nodes) {
     if (ep_num_nodes() == 1) return;
     for (unsigned difference = 0; difference < kNumDifferences; ++difference) {
         // On the CPU backend it does not matter which of two like handles a rank uses.
@@ -178,7 +176,7 @@ void ll_different_calls_over_nodes(EpEnv* env) {
     }
 }
 
-void ht_different_calls_over_nodes(EpEnv* env) {
+EP_TEST_HT(ht_different_calls_over_nodes) {
     if (ep_num_nodes() == 1) return;
     const Difference differences[] = {kNothing,    kOperation,  kRowBytes,
                                       kTypeOfRows, kTypeOfSums, kOtherHandle,
@@ -192,7 +190,7 @@ void ht_different_calls_over_nodes(EpEnv* env) {
 
 // A rank finds no memory for its part of a handle when the others know already that it takes part. They learn that
 // the group has ended. Only the CPU build can have no memory on demand.
-void ht_handle_without_memory_over_nodes(EpEnv* env) {
+EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     if (ep_num_nodes() == 1 || !ep_on_cpu_build()) return;
     Session session;
     set_timeout_ms(10 * kTimeoutMs);
@@ -265,7 +263,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     close_session(&session);
 }
 
-void ll_new_handle_held_up_over_nodes(EpEnv* env) {
+EP_TEST(ll_new_handle_held_up_over_nodes) {
     // The CPU backend needs no word of other ranks about a handle.
     if (ep_num_nodes() == 1 || ep_on_host_backend()) return;
     hold_up_a_new_handle(env, false);

@@ -106,7 +106,7 @@ static void check_object_calls(const ObjectCall* calls, size_t num_calls, const 
     }
 }
 
-void dead_and_foreign_objects(EpEnv* env) {
+EP_TEST(dead_and_foreign_objects) {
     Session dead;
     open_session(&dead, env, NCCL_EP_ALGO_LOW_LATENCY);
     close_session(&dead);
@@ -133,7 +133,7 @@ void dead_and_foreign_objects(EpEnv* env) {
     close_session(&session);
 }
 
-void places_for_results(EpEnv* env) {
+EP_TEST(places_for_results) {
     Session ll;
     open_session(&ll, env, NCCL_EP_ALGO_LOW_LATENCY);
     EP_REFUSED("version-out-null", ncclEpGetVersion(NULL), ncclInvalidArgument,
@@ -149,7 +149,7 @@ void places_for_results(EpEnv* env) {
     close_session(&ll);
 }
 
-void ht_place_for_a_result(EpEnv* env) {
+EP_TEST_HT(ht_place_for_a_result) {
     Session ht;
     open_session(&ht, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(ht.handle, NULL),

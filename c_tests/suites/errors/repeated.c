@@ -14,10 +14,8 @@ static void name_expert_0(Session* session, unsigned top_k, unsigned times) {
     ep_device_free(session->ids);
     session->ids = ep_device_upload(ids, (size_t)kTokens * top_k * sizeof(*ids));
     free(ids);
-    EpView view;
-    ep_view_2d(&view, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&session->handle, session->group, &view.tensor, NULL, 0, NULL,
-                                       env->stream, false));
+    EP_REQUIRE_NCCL(ep_handle_create(&session->handle, session->group, session->ids, kTokens, top_k,
+                                     env->stream));
 }
 
 static ncclResult_t combine(const Session* session, void* weights, unsigned top_k) {
@@ -67,7 +65,7 @@ static void overfill(const EpEnv* env, unsigned send_only) {
     ep_device_free(weights);
 }
 
-void ll_repeated_ids_overfill_an_expert(EpEnv* env) {
+EP_TEST(ll_repeated_ids_overfill_an_expert) {
     overfill(env, 0);
     overfill(env, 1);
 }

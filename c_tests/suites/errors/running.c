@@ -123,12 +123,12 @@ static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
 
-void ll_rank_that_stops(EpEnv* env) {
+EP_TEST(ll_rank_that_stops) {
     if (ep_num_nodes() > 1) return;  // nodes.c
     rank_that_stops(env, NCCL_EP_ALGO_LOW_LATENCY);
 }
 
-void ht_rank_that_stops(EpEnv* env) {
+EP_TEST_HT(ht_rank_that_stops) {
     if (ep_num_nodes() > 1) return;  // nodes.c
     rank_that_stops(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
 }
@@ -179,7 +179,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     close_session(&session);
 }
 
-void ht_outputs_too_small(EpEnv* env) {
+EP_TEST_HT(ht_outputs_too_small) {
     too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-out-rows",
               "ncclEpDispatch (high throughput): outputs[TOKENS].sizes[0]: "
               "must hold all tokens that this rank receives");
@@ -239,11 +239,9 @@ static void other_top_k(const EpEnv* env) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     if (is_odd(env)) {
-        EpView ids;
-        ep_view_2d(&ids, session.ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK - 1);
         EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
-        EP_CHECK_NCCL(ncclEpCreateHandle(&session.handle, session.group, &ids.tensor, NULL, 0, NULL,
-                                         env->stream, false));
+        EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens,
+                                       kTopK - 1, env->stream));
     }
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     check_all_notice(&session, kDispatch, "running-ll-columns",
@@ -332,7 +330,7 @@ static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stage
     check_all_notice(&session, kind, "running-ll-send-only", "send_only: must be the same", "");
 }
 
-void ll_different_calls_on_one_rank(EpEnv* env) {
+EP_TEST(ll_different_calls_on_one_rank) {
     if (!enough_ranks(env, 2, "running-operation, -row-bytes, -data-type, -ll-*")) return;
     if (ep_num_nodes() > 1) return;  // nodes.c
     other_operation(env);
@@ -346,7 +344,7 @@ void ll_different_calls_on_one_rank(EpEnv* env) {
     }
 }
 
-void ht_different_calls_on_one_rank(EpEnv* env) {
+EP_TEST_HT(ht_different_calls_on_one_rank) {
     if (ep_num_nodes() > 1) return;  // nodes.c
     if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ht-*")) return;
     other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");

@@ -33,8 +33,7 @@ static const BrokenCall kLlForward[] = {
     SIZE("dispatch-ll-in-scales-rows", kInputs, SCALES, 0, 3,
          "must be the handle's number of tokens", "4"),
     UNPITCHED("dispatch-ll-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
-    NO_DATA("dispatch-ll-in-scales-data", kInputs, SCALES),
-    ALIGNMENT("dispatch-ll-in-scales-align", kInputs, SCALES, 2, 4),
+    DATA("dispatch-ll-in-scales-data", "dispatch-ll-in-scales-align", kInputs, SCALES, 4),
     NDIM("dispatch-ll-out-scales-ndim", kOutputs, SCALES, 2, 3),
     UNKNOWN_TYPE("dispatch-ll-out-scales-datatype", kOutputs, SCALES),
     OTHER_TYPE("dispatch-ll-out-scales-type", kOutputs, SCALES, ncclInt32,
@@ -46,8 +45,7 @@ static const BrokenCall kLlForward[] = {
     SIZE("dispatch-ll-out-scales-columns", kOutputs, SCALES, 2, 2,
          "must be the columns of inputs[SCALES]", "3"),
     UNPITCHED("dispatch-ll-out-scales-strides", kOutputs, "[2, 1, 1]", "* rows of 3"),
-    NO_DATA("dispatch-ll-out-scales-data", kOutputs, SCALES),
-    ALIGNMENT("dispatch-ll-out-scales-align", kOutputs, SCALES, 2, 4),
+    DATA("dispatch-ll-out-scales-data", "dispatch-ll-out-scales-align", kOutputs, SCALES, 4),
 };
 
 static const BrokenCall kHtForward[] = {
@@ -61,8 +59,7 @@ static const BrokenCall kHtForward[] = {
     SIZE("dispatch-ht-in-scales-rows", kInputs, SCALES, 0, 3,
          "must be the handle's number of tokens", "4"),
     UNPITCHED("dispatch-ht-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
-    NO_DATA("dispatch-ht-in-scales-data", kInputs, SCALES),
-    ALIGNMENT("dispatch-ht-in-scales-align", kInputs, SCALES, 2, 4),
+    DATA("dispatch-ht-in-scales-data", "dispatch-ht-in-scales-align", kInputs, SCALES, 4),
     NDIM("dispatch-ht-out-scales-ndim", kOutputs, SCALES, 3, 2),
     UNKNOWN_TYPE("dispatch-ht-out-scales-datatype", kOutputs, SCALES),
     OTHER_TYPE("dispatch-ht-out-scales-type", kOutputs, SCALES, ncclInt32,
@@ -72,8 +69,7 @@ static const BrokenCall kHtForward[] = {
     SIZE("dispatch-ht-out-scales-columns", kOutputs, SCALES, 1, 2,
          "must be the columns of inputs[SCALES]", "3"),
     UNPITCHED("dispatch-ht-out-scales-strides", kOutputs, "[2, 1]", "* rows of 3"),
-    NO_DATA("dispatch-ht-out-scales-data", kOutputs, SCALES),
-    ALIGNMENT("dispatch-ht-out-scales-align", kOutputs, SCALES, 2, 4),
+    DATA("dispatch-ht-out-scales-data", "dispatch-ht-out-scales-align", kOutputs, SCALES, 4),
 };
 
 // ---- Casts -------------------------------------------------------------------------------------
@@ -123,7 +119,7 @@ static void check_moved(const Session* session, CallKind kind, bool scaled) {
     ep_sync(session->env);
 }
 
-void ll_scales_arguments(EpEnv* env) {
+EP_TEST(ll_scales_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     check_broken_calls(&session, kForward, kLlForward, COUNT(kLlForward));
@@ -136,7 +132,7 @@ void ll_scales_arguments(EpEnv* env) {
     close_session(&session);
 }
 
-void ht_scales_arguments(EpEnv* env) {
+EP_TEST_HT(ht_scales_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_broken_calls(&session, kForward, kHtForward, COUNT(kHtForward));
@@ -222,9 +218,9 @@ static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     other_scale_type(env, algorithm);
 }
 
-void ll_scales_that_differ(EpEnv* env) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }
+EP_TEST(ll_scales_that_differ) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }
 
-void ht_scales_that_differ(EpEnv* env) {
+EP_TEST_HT(ht_scales_that_differ) {
     scales_that_differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const bool one_node = ep_on_host_backend() || ep_num_nodes() == 1;
     if (one_node && enough_ranks(env, 2, "running-scale-bytes")) scales_of_long_rows(env);

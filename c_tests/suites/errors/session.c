@@ -42,7 +42,7 @@ bool enough_ranks(const EpEnv* env, int ranks, const char* ids) {
     return false;
 }
 
-void print_skipped(EpEnv* env) {
+EP_TEST_LAST(print_skipped) {
     if (env->rank == 0) printf("  %d skipped\n", g_skipped);
 }
 
@@ -87,10 +87,8 @@ ncclResult_t open_auto_group(Session* session) {
 }
 
 ncclResult_t open_handle(Session* session) {
-    EpView ids;
-    ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    return ncclEpCreateHandle(&session->handle, session->group, &ids.tensor, NULL, 0, NULL,
-                              session->env->stream, false);
+    return ep_handle_create(&session->handle, session->group, session->ids, kTokens, kTopK,
+                            session->env->stream);
 }
 
 static void fill_inputs(Session* session) {

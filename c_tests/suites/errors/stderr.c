@@ -75,7 +75,7 @@ static void check_printed(const char* level, bool wanted) {
     }
 }
 
-void one_line_on_stderr(EpEnv* env) {
+EP_TEST(one_line_on_stderr) {
     if (env->rank != 0) return;
     const char* set = getenv("NCCL_DEBUG");
     char* before = set != NULL ? strdup(set) : NULL;
@@ -148,7 +148,7 @@ static void check_variable(const Variable* variable) {
 }
 
 // Each is told once in a process, by its first group. The ranks of other processes would tell the same.
-void variables_in_vain(EpEnv* env) {
+EP_TEST(variables_in_vain) {
     if (env->rank != 0) return;
     const char* set = getenv("NCCL_DEBUG");
     char* before = set != NULL ? strdup(set) : NULL;

@@ -26,7 +26,7 @@ static void check_tensor_works(ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
 }
 
-void tensor_arguments(EpEnv* env) {
+EP_TEST(tensor_arguments) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     const ncclEpGroup_t group = session.group;
@@ -66,7 +66,7 @@ void tensor_arguments(EpEnv* env) {
 }
 
 // The error that cudaGetLastError has for the program is not touched, whatever the library meets itself.
-void failure_of_the_caller(EpEnv* env) {
+EP_TEST(failure_of_the_caller) {
     Session session;
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     const cudaError_t before = cudaSetDevice(-1);
@@ -97,7 +97,7 @@ static cudaError_t moody_free(void* data) {
     return g_mood == kFails ? cudaErrorInvalidValue : result;
 }
 
-void tensor_callbacks_that_fail(EpEnv* env) {
+EP_TEST(tensor_callbacks_that_fail) {
     const ncclEpGroupConfig_t config = ep_group_config(
         NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
     ncclEpGroup_t group = NULL;

@@ -16,13 +16,13 @@ void job_open(Job* job, const EpEnv* env, Kind kind, uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefStyle style = (RefStyle)(seed % (kRefSkewed + 1));
     if (is_ll(job)) {
-        const LlShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
-        job->group = ll_group_new(env, &shape);
+        const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
+        job->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
         ll_run_open_with(&job->ll, env, job->group, &shape, style, true, seed);
     } else if (kind == kHt) {
-        const HtShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
+        const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
         const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, seed};
-        job->group = ht_group_new(env, &shape);
+        job->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
         ht_run_open_with(&job->ht, env, job->group, &shape, style, true, opening);
     } else if (kind == kHandles) {
         const int64_t id = 0;
@@ -41,10 +41,8 @@ static bool works(Job* job, ncclResult_t result) {
 
 // Waits for the enqueued work and returns whether it succeeded.
 static bool went_well(Job* job) {
-    ncclResult_t state = ncclSuccess;
     EP_CHECK_CUDA(cudaStreamSynchronize(job->env->stream));
-    EP_CHECK_NCCL(ncclEpGetAsyncError(job->group, &state));
-    return works(job, state);
+    return works(job, ep_group_state(job->group));
 }
 
 static bool complete(Job* job) {
@@ -78,13 +76,9 @@ static bool ht_round(Job* job) {
 }
 
 static bool handle_round(Job* job) {
-    EpView view;
     ncclEpHandle_t handle = NULL;
-    ep_view_2d(&view, job->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
-    if (!works(job, ncclEpCreateHandle(&handle, job->group, &view.tensor, NULL, 0, NULL,
-                                       job->env->stream, false))) {
-        return false;
-    }
+    const cudaStream_t stream = job->env->stream;
+    if (!works(job, ep_handle_create(&handle, job->group, job->ids, 1, 1, stream))) return false;
     const bool well = went_well(job);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     return well;

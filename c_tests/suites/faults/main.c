@@ -169,7 +169,7 @@ static void run_trial(DeathRank* self) {
 
 typedef struct {
     unsigned ranks, trials, seconds, seed, only;
-    char kinds[kMostTextBytes], faults[kMostTextBytes], nodes[kMaxRanks + 2];
+    const char *kinds, *faults, *nodes;
 } Options;
 
 // Which names are in a comma-separated list, all if it is empty; returns their number.
@@ -187,24 +187,13 @@ static unsigned choose(const char* list, const char* const* table, unsigned coun
 }
 
 static bool read_options(int argc, char** argv, Options* options) {
-    for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc) return false;
-        unsigned* number = strcmp(argv[i], "--ranks") == 0     ? &options->ranks
-                           : strcmp(argv[i], "--trials") == 0  ? &options->trials
-                           : strcmp(argv[i], "--seconds") == 0 ? &options->seconds
-                           : strcmp(argv[i], "--seed") == 0    ? &options->seed
-                           : strcmp(argv[i], "--only") == 0    ? &options->only
-                                                               : NULL;
-        const bool nodes = strcmp(argv[i], "--nodes") == 0;
-        char* text = strcmp(argv[i], "--kinds") == 0    ? options->kinds
-                     : strcmp(argv[i], "--faults") == 0 ? options->faults
-                                                        : NULL;
-        if (number != NULL) *number = (unsigned)strtoul(argv[i + 1], NULL, 10);
-        if (text != NULL) snprintf(text, kMostTextBytes, "%s", argv[i + 1]);
-        if (nodes) snprintf(options->nodes, sizeof(options->nodes), "%s", argv[i + 1]);
-        if (nodes) options->ranks = (unsigned)strlen(options->nodes);
-        if (number == NULL && text == NULL && !nodes) return false;
-    }
+    const EpOption table[] = {
+        {"--ranks", &options->ranks, NULL},     {"--trials", &options->trials, NULL},
+        {"--seconds", &options->seconds, NULL}, {"--seed", &options->seed, NULL},
+        {"--only", &options->only, NULL},       {"--kinds", NULL, &options->kinds},
+        {"--faults", NULL, &options->faults},   {"--nodes", NULL, &options->nodes}};
+    if (!ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL)) return false;
+    if (options->nodes[0] != '\0') options->ranks = (unsigned)strlen(options->nodes);
     return options->ranks >= 2 && options->ranks <= kMaxRanks;
 }
 
@@ -233,13 +222,13 @@ static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms)
     snprintf(name, sizeof(name), "--seed %u --only %u: %s, %s, rank %d after %u us%s",
              options->seed, trial, kKindNames[g_plan.kind], kFaultNames[g_plan.fault],
              g_plan.victim, g_plan.moment_us, g_plan.frees ? ", frees" : "");
-    const DeathCase test = {name, run_trial, g_plan.fault != kPause, disturb, NULL};
+    static const VictimEnd kEnds[kNumFaults] = {kVictimDies, kVictimStops, kVictimLives};
+    const DeathCase test = {name, run_trial, kEnds[g_plan.fault], disturb, NULL};
     const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs,
                                   options->nodes};
     const uint64_t failed_before = ep_failed();
     run_death_case(&test, setting);
-    printf("%-64s %s\n", name, ep_failed() == failed_before ? "ok" : "FAILED");
-    fflush(stdout);
+    print_outcome(name, failed_before);
     return true;
 }
 
@@ -262,7 +251,5 @@ int main(int argc, char** argv) {
                 kMaxRanks);
         return 2;
     }
-    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
-           (unsigned long long)ep_failed());
-    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+    return end_program();
 }

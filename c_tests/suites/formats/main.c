@@ -7,7 +7,6 @@
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
-#include "suites/formats/cases.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -25,7 +24,7 @@ static unsigned largest(const RefFormat* format) {
 // Blocking, staged, and after other rows have been combined.
 static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const LlShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
     LlRun run;
@@ -50,7 +49,7 @@ static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens,
 static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens,
                                uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const HtShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {(HtRows)(seed % 3), kHtNoCounter, seed};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
@@ -79,7 +78,7 @@ static void in_both_modes(EpEnv* env, const RefFormat* format, uint64_t seed) {
 
 // ---- Cases -------------------------------------------------------------------------------------
 
-static void opaque_rows(EpEnv* env) {
+EP_TEST(opaque_rows) {
     for (unsigned datatype = 0; datatype < 12; ++datatype) {
         const unsigned width = (unsigned)ep_datatype_size((ncclDataType_t)datatype);
         const RefFormat format = ref_format_opaque((ncclDataType_t)datatype, 272 / width);
@@ -87,7 +86,7 @@ static void opaque_rows(EpEnv* env) {
     }
 }
 
-static void forwarded_scales(EpEnv* env) {
+EP_TEST(forwarded_scales) {
     static const ncclDataType_t kScales[] = {ncclFloat32, ncclUint8, ncclFloat16, ncclInt32};
     static const unsigned kCounts[] = {1, 3, 23, 56};
     for (unsigned i = 0; i < COUNT(kScales) * COUNT(kCounts); ++i) {
@@ -102,7 +101,7 @@ static void forwarded_scales(EpEnv* env) {
 }
 
 // As formats that models use are forwarded: FP4 with e4m3 scales of 16, and rows with one scale.
-static void formats_of_models(EpEnv* env) {
+EP_TEST(formats_of_models) {
     const RefFormat formats[] = {
         ref_format_forward(ncclUint8, 3584, kE4m3, 448),
         ref_format_forward(ncclUint8, 3584, ncclUint8, 224),
@@ -113,7 +112,7 @@ static void formats_of_models(EpEnv* env) {
     for (unsigned i = 0; i < COUNT(formats); ++i) in_both_modes(env, &formats[i], 200 + i);
 }
 
-static void casts(EpEnv* env) {
+EP_TEST(casts) {
     static const ncclDataType_t kFrom[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
     static const ncclDataType_t kTo[] = {(ncclDataType_t)10, ncclUint8, ncclInt8};
     static const unsigned kHidden[] = {16, 128, 144, 2880, 7168};
@@ -138,7 +137,7 @@ static void casts(EpEnv* env) {
 }
 
 // Rows and scales that do not fit the shared memory of a GPU's warp at once. In high throughput alone.
-static void long_rows_ht(EpEnv* env) {
+EP_TEST_HT(long_rows_ht) {
     const RefFormat formats[] = {
         ref_format_forward(ncclUint8, 144, ncclFloat32, 9001),
         ref_format_forward(ncclInt8, 35008, ncclFloat16, 300),
@@ -161,7 +160,7 @@ static RefFormat every_number(unsigned i) {
     return format;
 }
 
-static void all_bfloat16(EpEnv* env) {
+EP_TEST(all_bfloat16) {
     for (unsigned i = 0; i < 8; ++i) {
         const RefFormat format = every_number(i);
         in_low_latency(env, &format, kEveryTokens, 4 * 97 * i + i);
@@ -170,10 +169,10 @@ static void all_bfloat16(EpEnv* env) {
 
 // High throughput has loops of its own around the same cast. Every token travels, and each dispatch
 // has the seed, so the order of the numbers, after the last one's.
-static void all_bfloat16_ht(EpEnv* env) {
+EP_TEST_HT(all_bfloat16_ht) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat first = every_number(0);
-    const HtShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens,
                                           largest(&first));
@@ -190,7 +189,7 @@ static void all_bfloat16_ht(EpEnv* env) {
 }
 
 // The layout that block-scaled matrix products read: columns with a pitch of whole 16 bytes.
-static void columns_for_matrix_products(EpEnv* env) {
+EP_TEST(columns_for_matrix_products) {
     const unsigned rows = kMaxTokens * (unsigned)env->size;
     RefFormat format = ref_format_cast(ncclBfloat16, 7168, ncclFloat32, 128);
     format.out_order = kRefColumns;
@@ -203,7 +202,7 @@ static void columns_for_matrix_products(EpEnv* env) {
 }
 
 // What the reference says of numbers whose cast is known.
-static void known_casts(EpEnv* env) {
+EP_TEST(known_casts) {
     (void)env;
     static const struct {
         float value;
@@ -216,16 +215,4 @@ static void known_casts(EpEnv* env) {
     }
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(known_casts),       EP_CASE(opaque_rows),
-        EP_CASE(forwarded_scales),  EP_CASE(formats_of_models),
-        EP_CASE(casts),             EP_CASE(all_bfloat16),
-        EP_CASE_HT(all_bfloat16_ht),
-        EP_CASE(columns_for_matrix_products),
-        EP_CASE_HT(long_rows_ht),
-        EP_CASE(casts_on_some_ranks),
-        EP_CASE_HT(casts_on_some_ranks_ht),
-    };
-    return ep_main(argc, argv, kCases, COUNT(kCases));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

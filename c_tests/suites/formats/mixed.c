@@ -6,7 +6,6 @@
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
-#include "suites/formats/cases.h"
 
 enum { kMaxTokens = 7, kTopK = 3, kHidden = 272, kLocalExperts = 3 };
 
@@ -48,21 +47,16 @@ static void forward(const EpEnv* env, ncclEpHandle_t handle, const RefFormat* fo
     const unsigned in_sizes[] = {tokens, kHidden};
     const unsigned first = to->experts == 0 ? 1 : 0;
     const unsigned out_sizes[] = {to->experts, to->num_rows, kHidden};
-    RefList inputs, outputs;
-    ref_list_init(&inputs);
-    ref_list_init(&outputs);
-    ref_list_add(&inputs, ref_buffer_data(&cast->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS, 2,
-                 in_sizes);
-    ref_list_add_scales(&inputs, &cast->scales, format, kRefDense, 0, tokens);
-    ref_list_add(&outputs, ref_buffer_data(to->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS, 3 - first,
-                 &out_sizes[first]);
-    ref_list_add_scales(&outputs, to->scales, format, format->out_order, to->experts,
+    RefLists lists;
+    memset(&lists, 0, sizeof(lists));
+    ref_list_add(&lists.inputs, ref_buffer_data(&cast->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS,
+                 2, in_sizes);
+    ref_list_add_scales(&lists.inputs, &cast->scales, format, kRefDense, 0, tokens);
+    ref_list_add(&lists.outputs, ref_buffer_data(to->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS,
+                 3 - first, &out_sizes[first]);
+    ref_list_add_scales(&lists.outputs, to->scales, format, format->out_order, to->experts,
                         to->num_rows);
-    EP_CHECK_NCCL(ncclEpDispatch(handle, ref_list_inputs(&inputs), inputs.count,
-                                 ref_list_outputs(&outputs), outputs.count, NULL, 0, 0, NULL,
-                                 env->stream));
-    ref_list_scrap(&inputs);
-    ref_list_scrap(&outputs);
+    EP_CHECK_NCCL(ref_lists_dispatch(&lists, handle, 0, NULL, env->stream));
 }
 
 static RefFormat format_of(const EpEnv* env) {
@@ -72,10 +66,10 @@ static RefFormat format_of(const EpEnv* env) {
     return format;
 }
 
-void casts_on_some_ranks(EpEnv* env) {
+EP_TEST(casts_on_some_ranks) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
-    const LlShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
     LlRun run;
@@ -99,10 +93,10 @@ void casts_on_some_ranks(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void casts_on_some_ranks_ht(EpEnv* env) {
+EP_TEST_HT(casts_on_some_ranks_ht) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat format = format_of(env);
-    const HtShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
+    const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 5};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));

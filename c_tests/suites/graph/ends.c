@@ -2,14 +2,12 @@
 // groups after it work, while the graph is there and when it is gone. No thread of the library waits
 // for the device then: it would wait for a program that waits for it.
 #define _GNU_SOURCE  // usleep
-#include <stdatomic.h>
 #include <unistd.h>
 
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
-enum { kGroups = 3, kPauseUs = 100, kMeanwhileUs = 30000, kLooksUs = 300000, kStreams = 2 };
+enum { kGroups = 3, kMeanwhileUs = 30000, kLooksUs = 300000, kStreams = 2 };
 
 static cudaGraphExec_t capture(LlRun* run, cudaStream_t stream) {
     if (!ep_begin_capture(stream)) return NULL;
@@ -18,31 +16,26 @@ static cudaGraphExec_t capture(LlRun* run, cudaStream_t stream) {
     return ep_instantiate(ep_end_capture(stream));
 }
 
-static void wait_for(void* is_open) {
-    while (!atomic_load((atomic_bool*)is_open)) usleep(kPauseUs);
-}
-
 // On a stream that waits for the program, which waits for no other thread.
 static void dispatch_behind_a_gate(LlRun* run) {
-    atomic_bool is_open = false;
+    EpGate gate;
     ll_prepare_dispatch(run);
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(run->env->stream, wait_for, &is_open));
+    ep_gate_close(&gate, run->env->stream);
     usleep(kMeanwhileUs);
     EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, false));
-    atomic_store(&is_open, true);
+    ep_gate_open(&gate);
     ep_sync(run->env);
     ll_check_dispatch(run);
 }
 
-void groups_end_before_their_graphs(EpEnv* env) {
+EP_TEST(groups_end_before_their_graphs) {
     cudaGraphExec_t graphs[kGroups];
     for (unsigned i = 0; i < kGroups; ++i) {
         LlPair pair;
         ll_pair_open(&pair, env, kRefDistinct);
         LlRun* run = &pair.runs[0];
         ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
+        ll_prepare(run);
         graphs[i] = capture(run, env->stream);
         if (graphs[i] != NULL) ll_run_replay(run, graphs[i]);
         // The graph of the group before has outlived it.
@@ -55,15 +48,14 @@ void groups_end_before_their_graphs(EpEnv* env) {
 
 static void close_group(LlPair* pair) {
     for (unsigned i = 0; i < kPair; ++i) {
-        EP_CHECK_NCCL(ncclEpHandleDestroy(pair->runs[i].handle));
-        pair->runs[i].handle = NULL;
+        EP_CHECK_NCCL(ep_handle_destroy(&pair->runs[i].handle));
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->aside));
 }
 
 // As another group is busy, the network of the group that has ended cannot be freed yet. Whenever it is, NCCL's own
 // threads end a capture which the calls of all threads matter to. So that must not be before the busy group ends.
-void a_group_ends_beside_a_capture(EpEnv* env) {
+EP_TEST(a_group_ends_beside_a_capture) {
     if (ep_on_fake_nccl()) {
         ep_skip("the gate is a host function, behind which fake_nccl's all-gathers wait");
         return;
@@ -71,19 +63,19 @@ void a_group_ends_beside_a_capture(EpEnv* env) {
     LlPair ending;
     LlPair busy;
     cudaStream_t streams[kStreams];
-    atomic_bool is_open = false;
+    EpGate gate;
     ll_pair_open(&ending, env, kRefDistinct);
     ll_pair_open(&busy, env, kRefDistinct);
     ep_open_streams(streams, kStreams);
     ll_dispatch(&ending.runs[0]);
     ll_dispatch(&busy.runs[0]);
     ll_prepare_dispatch(&busy.runs[0]);
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(streams[0], wait_for, &is_open));
+    ep_gate_close(&gate, streams[0]);
     EP_CHECK_NCCL(ll_launch_dispatch(&busy.runs[0], streams[0], false));
     close_group(&ending);
     ep_barrier();
     const bool captures = ep_begin_capture_in(streams[1], cudaStreamCaptureModeGlobal);
-    atomic_store(&is_open, true);
+    ep_gate_open(&gate);
     usleep(kLooksUs);
     if (captures) {
         cudaGraph_t graph = NULL;

@@ -3,17 +3,12 @@
 // The CPU backend captures nothing.
 #include "reference/ht_run.h"
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 
 enum { kHidden = 32 };
 
 static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) {
-    EpView view;
-    ep_view_2d(&view, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
     ncclEpHandle_t handle = NULL;
-    EP_CHECK_RESULT(ncclEpCreateHandle(&handle, group, &view.tensor, NULL, 0, NULL, env->stream,
-                                       false),
-                    ncclInvalidUsage);
+    EP_CHECK_RESULT(ep_handle_create(&handle, group, ids, 1, 1, env->stream), ncclInvalidUsage);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "stream: must not be captured into a graph");
     EP_CHECK(handle == NULL);
     // The graph is empty: replaying it has no effect on anything.
@@ -22,9 +17,9 @@ static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) 
     EP_REQUIRE_CUDA(cudaGraphExecDestroy(replayed));
 }
 
-void ht_handle_in_a_capture(EpEnv* env) {
-    const HtShape shape = {2 * (unsigned)env->size, 12, 2, ncclBfloat16, kHidden};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+EP_TEST_HT(ht_handle_in_a_capture) {
+    const RefShape shape = {2 * (unsigned)env->size, 12, 2, ncclBfloat16, kHidden};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
     // No wait between the three: a refused creation must not shift the others' exchanges.

@@ -1,7 +1,6 @@
 // High-throughput operations in graphs, and rows with scales in graphs of both modes. The handles'
 // routing is fixed; tokens, scales, weights, results and gradients are new in each replay.
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 enum { kReplays = 4, kLateReplays = 6 };
@@ -29,17 +28,13 @@ static void renew_all(HtPair* pair, uint64_t seed) {
         const RefRouting* routing = run->routing;
         ht_run_give(run, ref_routing_new(routing->num_ranks, routing->num_experts, routing->top_k,
                                          routing->num_tokens, kRefMessy, seed + i));
-        ht_prepare_dispatch(run);
-        ht_prepare_combine(run);
+        ht_prepare(run);
     }
 }
 
 static void check_all(HtPair* pair) {
     ep_sync(pair->env);
-    for (unsigned i = 0; i < kPair; ++i) {
-        ht_check_dispatch(&pair->runs[i]);
-        ht_check_combine(&pair->runs[i]);
-    }
+    for (unsigned i = 0; i < kPair; ++i) ht_check(&pair->runs[i]);
 }
 
 static void replay_all(HtPair* pair) {
@@ -56,14 +51,14 @@ static void replay_all(HtPair* pair) {
     ep_release_captured(&captured);
 }
 
-void ht_dispatches_and_combines(EpEnv* env) {
+EP_TEST_HT(ht_dispatches_and_combines) {
     HtPair pair;
     ht_pair_open(&pair, env);
     replay_all(&pair);
     ht_pair_close(&pair);
 }
 
-void ht_rows_with_scales(EpEnv* env) {
+EP_TEST_HT(ht_rows_with_scales) {
     HtPair pair;
     ht_pair_open(&pair, env);
     const unsigned hidden = pair.shape.hidden;
@@ -82,7 +77,7 @@ static void play_dispatch(void* context) {
     EP_CHECK_NCCL(ht_launch_dispatch(run, kForward, run->env->stream));
 }
 
-void ht_between_direct_operations(EpEnv* env) {
+EP_TEST_HT(ht_between_direct_operations) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -113,21 +108,18 @@ static void play_casting(void* context) {
 static void replay_format(LlRun* run, const RefFormat* format) {
     ll_run_set_format(run, format);
     ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
+    ll_prepare(run);
     const EpCaptured captured = ep_capture(run->env->stream, play_casting, run);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
+        ll_prepare(run);
         ep_replay(&captured);
         ep_sync(run->env);
-        ll_check_dispatch(run);
-        ll_check_combine(run);
+        ll_check(run);
     }
     ep_release_captured(&captured);
 }
 
-void rows_with_scales(EpEnv* env) {
+EP_TEST(rows_with_scales) {
     LlPair pair;
     ll_pair_open(&pair, env, kRefMessy);
     const unsigned hidden = pair.shape.hidden;

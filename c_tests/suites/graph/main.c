@@ -9,7 +9,6 @@
 
 #include "reference/ll_run.h"
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 
 enum { kMaxRuns = 2, kMaxSteps = 8, kReplays = 5, kHidden = 64, kLateReplays = 7 };
 
@@ -49,8 +48,8 @@ static void open_fixture(Fixture* fixture, const EpEnv* env, unsigned num_runs) 
     fixture->env = env;
     fixture->num_runs = num_runs;
     fixture->seed = 1;
-    const LlShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
-    fixture->group = ll_group_new(env, &shape);
+    const RefShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
+    fixture->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < num_runs; ++i) {
         ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
     }
@@ -203,28 +202,28 @@ static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps)
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-static void dispatch_alone(EpEnv* env) {
+EP_TEST(dispatch_alone) {
     static const Step kSteps[kMaxSteps] = {{kDispatch, 0}};
     capture_and_replay(env, 1, kSteps);
 }
 
-static void dispatch_and_combine(EpEnv* env) {
+EP_TEST(dispatch_and_combine) {
     static const Step kSteps[kMaxSteps] = {{kDispatch, 0}, {kCombine, 0}};
     capture_and_replay(env, 1, kSteps);
 }
 
-static void odd_number_of_operations(EpEnv* env) {
+EP_TEST(odd_number_of_operations) {
     static const Step kSteps[kMaxSteps] = {{kDispatch, 0}, {kDispatch, 0}, {kCombine, 0}};
     capture_and_replay(env, 1, kSteps);
 }
 
-static void staged(EpEnv* env) {
+EP_TEST(staged) {
     static const Step kSteps[kMaxSteps] = {
         {kSendDispatch, 0}, {kComplete, 0}, {kSendCombine, 0}, {kComplete, 0}};
     capture_and_replay(env, 1, kSteps);
 }
 
-static void completed_on_a_second_stream(EpEnv* env) {
+EP_TEST(completed_on_a_second_stream) {
     static const Step kSteps[kMaxSteps] = {
         {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}};
     capture_and_replay(env, 1, kSteps);
@@ -232,26 +231,26 @@ static void completed_on_a_second_stream(EpEnv* env) {
 
 // Completing on a stream that is not captured does not pull it into the capture; the call can be
 // repeated.
-static void completed_outside(EpEnv* env) {
+EP_TEST(completed_outside) {
     static const Step kSteps[kMaxSteps] = {
         {kSendDispatch, 0}, {kCompleteApart, 0}, {kComplete, 0}, {kCombine, 0}};
     capture_and_replay(env, 1, kSteps);
 }
 
-static void two_handles(EpEnv* env) {
+EP_TEST(two_handles) {
     static const Step kSteps[kMaxSteps] = {
         {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1}, {kDispatch, 0}};
     capture_and_replay(env, 2, kSteps);
 }
 
 // Only the library orders the operations of the graph's two branches.
-static void two_branches(EpEnv* env) {
+EP_TEST(two_branches) {
     static const Step kSteps[kMaxSteps] = {{kFork, 0},    {kDispatch, 0},     {kDispatchAside, 1},
                                            {kCombine, 0}, {kCombineAside, 1}, {kJoin, 0}};
     capture_and_replay(env, 2, kSteps);
 }
 
-static void two_handles_staged(EpEnv* env) {
+EP_TEST(two_handles_staged) {
     static const Step kSteps[kMaxSteps + 1] = {
         {kSendDispatch, 0}, {kSendDispatch, 1}, {kComplete, 0}, {kCompleteAside, 1},
         {kSendCombine, 0},  {kSendCombine, 1},  {kComplete, 1}, {kComplete, 0}};
@@ -259,7 +258,7 @@ static void two_handles_staged(EpEnv* env) {
 }
 
 // Operations keep their numbering across graphs and direct calls.
-static void between_direct_operations(EpEnv* env) {
+EP_TEST(between_direct_operations) {
     static const Step kOdd[kMaxSteps] = {{kDispatch, 0}};
     Fixture fixture;
     open_fixture(&fixture, env, 2);
@@ -300,14 +299,14 @@ static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_
     close_fixture(&fixture);
 }
 
-static void two_graphs(EpEnv* env) {
+EP_TEST(two_graphs) {
     static const Step kThere[kMaxSteps] = {{kDispatch, 0}};
     static const Step kBack[kMaxSteps] = {{kSendCombine, 0}, {kCompleteAside, 0}};
     replay_halves(env, kThere, kBack);
 }
 
 // Each graph uses both staged slots of the group, so the second uses those of the first.
-static void two_staged_graphs(EpEnv* env) {
+EP_TEST(two_staged_graphs) {
     static const Step kThere[kMaxSteps] = {
         {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}};
     static const Step kBack[kMaxSteps] = {
@@ -315,37 +314,4 @@ static void two_staged_graphs(EpEnv* env) {
     replay_halves(env, kThere, kBack);
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(dispatch_alone),
-        EP_CASE(dispatch_and_combine),
-        EP_CASE(odd_number_of_operations),
-        EP_CASE(staged),
-        EP_CASE(completed_on_a_second_stream),
-        EP_CASE(completed_outside),
-        EP_CASE(two_handles),
-        EP_CASE(two_branches),
-        EP_CASE(two_handles_staged),
-        EP_CASE(between_direct_operations),
-        EP_CASE(two_graphs),
-        EP_CASE(two_staged_graphs),
-        EP_CASE(two_captures_in_turns),
-        EP_CASE(captured_beside_a_staged_one),
-        EP_CASE(a_send_that_never_ran),
-        EP_CASE(two_open_captures),
-        EP_CASE(beside_an_open_capture),
-        EP_CASE(one_open_capture_too_many),
-        EP_CASE(calls_in_a_capture),
-        EP_CASE(calls_beside_a_capture),
-        EP_CASE(rows_with_scales),
-        EP_CASE(groups_end_before_their_graphs),
-        EP_CASE(a_group_ends_beside_a_capture),
-        EP_CASE_HT(ht_dispatches_and_combines),
-        EP_CASE_HT(ht_rows_with_scales),
-        EP_CASE_HT(ht_between_direct_operations),
-        EP_CASE_HT(ht_two_open_captures),
-        EP_CASE_HT(ht_beside_an_open_capture),
-        EP_CASE_HT(ht_handle_in_a_capture),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

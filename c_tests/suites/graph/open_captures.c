@@ -3,7 +3,6 @@
 // must not meet.
 #include "harness/graphs.h"
 #include "harness/nodes.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 enum { kReplays = 3, kMostCaptures = 4 };
@@ -12,26 +11,16 @@ static const HtPass kForward = {.forward = true};
 
 // ---- High throughput ---------------------------------------------------------------------------
 
-static void prepare_ht(HtRun* run) {
-    ht_prepare_dispatch(run);
-    ht_prepare_combine(run);
-}
-
-static void check_ht(HtRun* run) {
-    ht_check_dispatch(run);
-    ht_check_combine(run);
-}
-
 static void replay_ht(HtRun* run, cudaGraphExec_t graph) {
     for (unsigned i = 0; i < kReplays; ++i) {
-        prepare_ht(run);
+        ht_prepare(run);
         EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
         ep_sync(run->env);
-        check_ht(run);
+        ht_check(run);
     }
 }
 
-void ht_two_open_captures(EpEnv* env) {
+EP_TEST_HT(ht_two_open_captures) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -50,11 +39,11 @@ void ht_two_open_captures(EpEnv* env) {
     ht_pair_close(&pair);
 }
 
-void ht_beside_an_open_capture(EpEnv* env) {
+EP_TEST_HT(ht_beside_an_open_capture) {
     HtPair pair;
     ht_pair_open(&pair, env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
-    prepare_ht(other);
+    ht_prepare(other);
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ht_launch_dispatch(run, kForward, pair.aside));
         EP_CHECK_NCCL(ht_launch_dispatch(other, kForward, env->stream));
@@ -62,7 +51,7 @@ void ht_beside_an_open_capture(EpEnv* env) {
         EP_CHECK_NCCL(ht_launch_combine(run, false, pair.aside));
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
         ep_sync(env);
-        check_ht(other);
+        ht_check(other);
         replay_ht(run, graph);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     }
@@ -71,38 +60,17 @@ void ht_beside_an_open_capture(EpEnv* env) {
 
 // ---- Staged operations -------------------------------------------------------------------------
 
-static void open_ll(LlPair* pair, EpEnv* env) {
-    ll_pair_open(pair, env, kRefDistinct);
-    for (unsigned i = 0; i < kPair; ++i) {
-        LlRun* run = &pair->runs[i];
-        ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
-    }
-}
-
 static void complete(LlRun* run, cudaStream_t stream) {
     EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
 }
 
-static void check_ll(LlRun* run) {
-    ll_check_dispatch(run);
-    ll_check_combine(run);
-}
-
 static void replay_ll(LlRun* run, cudaGraphExec_t graph) {
-    for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare_dispatch(run);
-        ll_prepare_combine(run);
-        EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
-        ep_sync(run->env);
-        check_ll(run);
-    }
+    for (unsigned i = 0; i < kReplays; ++i) ll_run_replay(run, graph);
 }
 
-void two_open_captures(EpEnv* env) {
+EP_TEST(two_open_captures) {
     LlPair pair;
-    open_ll(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(env->stream) && ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
@@ -136,9 +104,9 @@ static void use_new_handle(LlPair* pair) {
 }
 
 // A staged operation outside of the graph, and a handle that is made, used and destroyed there.
-void beside_an_open_capture(EpEnv* env) {
+EP_TEST(beside_an_open_capture) {
     LlPair pair;
-    open_ll(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, true));
@@ -151,7 +119,7 @@ void beside_an_open_capture(EpEnv* env) {
         EP_CHECK_NCCL(ll_launch_combine(run, pair.aside, true));
         complete(run, pair.aside);
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
-        check_ll(other);
+        ll_check(other);
         replay_ll(run, graph);
         EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     }
@@ -160,11 +128,11 @@ void beside_an_open_capture(EpEnv* env) {
 
 // Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does nothing,
 // and the captures before go on.
-void one_open_capture_too_many(EpEnv* env) {
+EP_TEST(one_open_capture_too_many) {
     enum { kAll = kMostCaptures + 1 };
     if (ep_num_nodes() == 1) return;
     LlPair pair;
-    open_ll(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun* run = &pair.runs[0];
     cudaStream_t streams[kAll];
     ep_open_streams(streams, kAll);

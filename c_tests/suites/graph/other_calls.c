@@ -1,17 +1,7 @@
 // Calls that no graph can hold, while a stream is captured. Each works as it does otherwise, or is refused, and in
 // either case the capture goes on, in whatever mode, and the group works.
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
-
-static void open_pair(LlPair* pair, EpEnv* env) {
-    ll_pair_open(pair, env, kRefDistinct);
-    for (unsigned i = 0; i < kPair; ++i) {
-        ll_dispatch(&pair->runs[i]);  // a combine needs a dispatch before it, also at its capture
-        ll_prepare_dispatch(&pair->runs[i]);
-        ll_prepare_combine(&pair->runs[i]);
-    }
-}
 
 // ---- On a captured stream ----------------------------------------------------------------------
 
@@ -42,19 +32,16 @@ static void make_a_tensor(ncclEpGroup_t group) {
 }
 
 static void replace_handle(LlRun* run, ncclEpGroup_t group, cudaStream_t stream) {
-    EpView ids;
-    ep_view_2d(&ids, ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
-               run->now->num_tokens[run->env->rank], run->shape.top_k);
     ncclEpHandle_t made = NULL;
-    EP_CHECK_NCCL(
-        ncclEpCreateHandle(&made, group, &ids.tensor, NULL, 0, NULL, stream, false));
+    EP_CHECK_NCCL(ep_handle_create(&made, group, ref_buffer_data(&run->ids),
+                                   run->now->num_tokens[run->env->rank], run->shape.top_k, stream));
     EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
     run->handle = made;
 }
 
 static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
     LlPair pair;
-    open_pair(&pair, env);
+    ll_pair_open_ready(&pair, env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture_in(env->stream, mode)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
@@ -71,7 +58,7 @@ static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
     ll_pair_close(&pair);
 }
 
-void calls_in_a_capture(EpEnv* env) {
+EP_TEST(calls_in_a_capture) {
     calls_in_a_capture_of(env, cudaStreamCaptureModeThreadLocal);
     calls_in_a_capture_of(env, cudaStreamCaptureModeGlobal);
     calls_in_a_capture_of(env, cudaStreamCaptureModeRelaxed);
@@ -88,25 +75,21 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     ncclEpGroup_t group = NULL;
     EP_CHECK_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, alloc, release));
     make_a_tensor(group);
-    EpView ids;
-    ep_view_2d(&ids, NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 0, 1);
     ncclEpHandle_t handle = NULL;
-    EP_CHECK_NCCL(
-        ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, env->stream, false));
+    EP_CHECK_NCCL(ep_handle_create(&handle, group, NULL, 0, 1, env->stream));
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void calls_beside_a_capture(EpEnv* env) {
+EP_TEST(calls_beside_a_capture) {
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
     LlPair pair;
     LlPair ending;
-    open_pair(&pair, env);
-    open_pair(&ending, env);
+    ll_pair_open_ready(&pair, env);
+    ll_pair_open_ready(&ending, env);
     LlRun* run = &pair.runs[0];
     for (unsigned i = 0; i < kPair; ++i) {
-        EP_CHECK_NCCL(ncclEpHandleDestroy(ending.runs[i].handle));
-        ending.runs[i].handle = NULL;
+        EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));
     }
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, false));

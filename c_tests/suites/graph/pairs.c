@@ -9,14 +9,22 @@ enum { kTokens = 16, kTopK = 4, kHidden = 256 };
 
 void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style) {
     memset(pair, 0, sizeof(*pair));
-    const LlShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
+    const RefShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
     pair->env = env;
     pair->shape = shape;
-    pair->group = ll_group_new(env, &shape);
+    pair->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < kPair; ++i) {
         ll_run_open_with(&pair->runs[i], env, pair->group, &shape, style, true, 1 + i);
     }
     ep_open_streams(&pair->aside, 1);
+}
+
+void ll_pair_open_ready(LlPair* pair, EpEnv* env) {
+    ll_pair_open(pair, env, kRefDistinct);
+    for (unsigned i = 0; i < kPair; ++i) {
+        ll_dispatch(&pair->runs[i]);
+        ll_prepare(&pair->runs[i]);
+    }
 }
 
 void ll_pair_close(LlPair* pair) {
@@ -26,12 +34,10 @@ void ll_pair_close(LlPair* pair) {
 }
 
 void ll_run_replay(LlRun* run, cudaGraphExec_t graph) {
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
+    ll_prepare(run);
     EP_CHECK_CUDA(cudaGraphLaunch(graph, run->env->stream));
     ep_sync(run->env);
-    ll_check_dispatch(run);
-    ll_check_combine(run);
+    ll_check(run);
 }
 
 void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed) {
@@ -41,10 +47,10 @@ void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed) {
 
 void ht_pair_open(HtPair* pair, EpEnv* env) {
     memset(pair, 0, sizeof(*pair));
-    const HtShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
+    const RefShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
     pair->env = env;
     pair->shape = shape;
-    pair->group = ht_group_new(env, &shape);
+    pair->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     for (unsigned i = 0; i < kPair; ++i) ht_pair_open_run(pair, &pair->runs[i], 1 + i);
     ep_open_streams(&pair->aside, 1);
 }

@@ -9,20 +9,23 @@ enum { kPair = 2 };
 
 typedef struct {
     EpEnv* env;
-    LlShape shape;
+    RefShape shape;
     ncclEpGroup_t group;
     LlRun runs[kPair];
     cudaStream_t aside;
 } LlPair;
 
 void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style);
+// With inputs for an operation of each kind, after a dispatch, which a combine needs before it,
+// also at its capture.
+void ll_pair_open_ready(LlPair* pair, EpEnv* env);
 void ll_pair_close(LlPair* pair);
 // Launches a graph of a dispatch and a combine of `run`, and checks what comes of it.
 void ll_run_replay(LlRun* run, cudaGraphExec_t graph);
 
 typedef struct {
     EpEnv* env;
-    HtShape shape;
+    RefShape shape;
     ncclEpGroup_t group;
     HtRun runs[kPair];
     cudaStream_t aside;

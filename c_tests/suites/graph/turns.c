@@ -1,7 +1,6 @@
 // Captures and operations of one group that alternate: only the library orders the operations of
 // each graph, whatever comes between them.
 #include "harness/graphs.h"
-#include "suites/graph/cases.h"
 #include "suites/graph/pairs.h"
 
 enum { kReplays = 3 };
@@ -14,7 +13,7 @@ static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
 
 // Two streams are captured at the same time. The dispatch and the combine of the first graph are on
 // streams that only the library orders, and an operation of the second comes between them.
-void two_captures_in_turns(EpEnv* env) {
+EP_TEST(two_captures_in_turns) {
     LlPair pair;
     ll_pair_open(&pair, env, kRefDistinct);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
@@ -25,8 +24,7 @@ void two_captures_in_turns(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
     ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-    ll_prepare_dispatch(run);
-    ll_prepare_combine(run);
+    ll_prepare(run);
     ll_prepare_dispatch(other);
     const bool captures = ep_begin_capture(env->stream) && ep_begin_capture(second);
     follow(branch, env->stream, fork);
@@ -47,8 +45,7 @@ void two_captures_in_turns(EpEnv* env) {
     }
     EP_CHECK_CUDA(cudaStreamSynchronize(second));
     ep_sync(env);
-    ll_check_dispatch(run);
-    ll_check_combine(run);
+    ll_check(run);
     ll_check_dispatch(other);
     EP_REQUIRE_CUDA(cudaEventDestroy(join));
     EP_REQUIRE_CUDA(cudaEventDestroy(fork));
@@ -58,7 +55,7 @@ void two_captures_in_turns(EpEnv* env) {
 
 // A staged operation is captured while an uncaptured one waits for its completion: the captured one
 // gets the other slot, so the graph runs beside it.
-void captured_beside_a_staged_one(EpEnv* env) {
+EP_TEST(captured_beside_a_staged_one) {
     LlPair pair;
     ll_pair_open(&pair, env, kRefDistinct);
     LlRun *run = &pair.runs[0], *pending = &pair.runs[1];
@@ -84,7 +81,7 @@ void captured_beside_a_staged_one(EpEnv* env) {
 // A dispatch is sent in a graph that is never launched, and its handle destroyed. The slot's next
 // operation, outside of graphs, first receives what was given up: nothing was sent, so it must not
 // wait for that.
-void a_send_that_never_ran(EpEnv* env) {
+EP_TEST(a_send_that_never_ran) {
     LlPair pair;
     ll_pair_open(&pair, env, kRefDistinct);
     LlRun *lost = &pair.runs[0], *run = &pair.runs[1];
@@ -96,8 +93,7 @@ void a_send_that_never_ran(EpEnv* env) {
         (void)cudaStreamEndCapture(env->stream, &graph);
         (void)cudaGetLastError();
         if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
-        EP_CHECK_NCCL(ncclEpHandleDestroy(lost->handle));
-        lost->handle = NULL;
+        EP_CHECK_NCCL(ep_handle_destroy(&lost->handle));
     }
     for (int i = 0; i < 4; ++i) {  // each slot twice
         ll_prepare_dispatch(run);

@@ -1,14 +1,10 @@
 // Operations and handles that were enqueued before their group's failure was known run behind it.
 // None of them sends or writes anything, neither on the rank that failed nor on one that heard of
 // it.
-#define _GNU_SOURCE  // usleep
-#include <stdatomic.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 enum { kHidden = 32, kLocalExperts = 2, kTokens = 12 };
 
@@ -25,18 +21,17 @@ typedef struct {
 // All tokens go to rank 0: the other ranks receive nothing, so a failure there makes none of them
 // wait.
 static void open_fixture(Fixture* fixture, EpEnv* env) {
-    const HtShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
+    const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 8};
     fixture->env = env;
-    fixture->group = ht_group_new(env, &shape);
+    fixture->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     ht_run_open_with(&fixture->run, env, fixture->group, &shape, kRefOneExpert, false, opening);
     const int64_t id = env->rank * kLocalExperts;
     fixture->ids = ref_buffer_new(sizeof(id));
     ref_buffer_upload(&fixture->ids, &id);
     fixture->counter = ref_buffer_new(kLocalExperts * sizeof(int32_t));
     fixture->handle = NULL;
-    ht_prepare_dispatch(&fixture->run);
-    ht_prepare_combine(&fixture->run);
+    ht_prepare(&fixture->run);
 }
 
 static ncclResult_t go_on(Fixture* fixture, Behind behind) {
@@ -75,28 +70,20 @@ static void check_untouched(const Fixture* fixture, Behind behind) {
     if (behind == kHandleBehind) check_nothing_counted(fixture);
 }
 
-// Blocks a stream until the gate opens.
-static void hold(void* gate) {
-    while (atomic_load((atomic_bool*)gate)) usleep(100);
-}
-
 // Rank 0 has no room for what it receives, and continues before it knows.
 static void fail_and_go_on(Fixture* fixture, Behind behind) {
     EpEnv* env = fixture->env;
     HtRun* run = &fixture->run;
-    atomic_bool gate;
-    atomic_init(&gate, true);
+    EpGate gate;
     const unsigned rows = run->num_rows;
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, hold, &gate));
+    ep_gate_close(&gate, env->stream);
     run->num_rows = run->received - 1;
     EP_CHECK_NCCL(ht_launch_dispatch(run, (HtPass){.forward = false}, env->stream));
     run->num_rows = rows;
     EP_CHECK_NCCL(go_on(fixture, behind));
-    atomic_store(&gate, false);
+    ep_gate_open(&gate);
     ep_sync(env);
-    ncclResult_t state = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(fixture->group, &state));
-    EP_CHECK_EQ_I64(state, ncclInvalidUsage);
+    EP_CHECK_RESULT(ep_group_state(fixture->group), ncclInvalidUsage);
 }
 
 // The others did their part of that operation earlier and hear of the failure when they start the
@@ -104,9 +91,7 @@ static void fail_and_go_on(Fixture* fixture, Behind behind) {
 static void go_on_unknowing(Fixture* fixture, Behind behind) {
     EP_CHECK_NCCL(go_on(fixture, behind));
     ep_sync(fixture->env);
-    ncclResult_t state = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(fixture->group, &state));
-    EP_CHECK_EQ_I64(state, ncclRemoteError);
+    EP_CHECK_RESULT(ep_group_state(fixture->group), ncclRemoteError);
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "rank 0 failed: rank ");
 }
 
@@ -130,7 +115,7 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture.group, env->stream));
 }
 
-void ht_nothing_runs_behind_a_failure(EpEnv* env) {
+EP_TEST(ht_nothing_runs_behind_a_failure) {
     if (ep_on_host_backend()) {
         ep_skip("on the CPU backend nothing is enqueued that is not known");
         return;

@@ -5,16 +5,15 @@
 #include <stdlib.h>
 
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 enum { kTokens = 4, kHidden = 64 };
 
-void ht_bits_from_any_home(EpEnv* env) {
+EP_TEST(ht_bits_from_any_home) {
     const unsigned ranks = (unsigned)env->size;
-    const HtShape shape = {2 * ranks, kTokens, ranks, ncclBfloat16, kHidden};
+    const RefShape shape = {2 * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 1};
     ref_begin_invariant_sums();
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun run;
     ht_run_open(&run, env, group, &shape,
                 ref_routing_everywhere(ranks, shape.num_experts, kTokens), opening);

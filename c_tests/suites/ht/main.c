@@ -1,7 +1,6 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-#include "suites/ht/cases.h"
 
 #include <stdlib.h>
 
@@ -17,25 +16,20 @@ typedef struct {
     HtCounter counter;
 } Shape;
 
-static HtShape shape_for(const EpEnv* env, const Shape* shape) {
-    const HtShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                            shape->top_k, shape->datatype, shape->hidden};
+static RefShape shape_for(const EpEnv* env, const Shape* shape) {
+    const RefShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                             shape->top_k, shape->datatype, shape->hidden};
     return result;
-}
-
-static void destroy(const EpEnv* env, ncclEpGroup_t group) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and
 // combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        const HtShape shape = shape_for(env, &shapes[i]);
+        const RefShape shape = shape_for(env, &shapes[i]);
         const HtOpening opening = {shapes[i].rows, shapes[i].counter, 200 + i};
-        ncclEpGroup_t group = ht_group_new(env, &shape);
         HtRun run;
-        ht_run_open_with(&run, env, group, &shape, shapes[i].style, shapes[i].uneven, opening);
+        ht_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, opening);
         run.variation = (unsigned)i;
         for (unsigned step = 0; step < 2; ++step) {
             ht_forward(&run);
@@ -44,12 +38,11 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
             ht_combine(&run, true);
         }
         ht_run_close(&run);
-        destroy(env, group);
     }
 }
 #define STEPS(env, shapes) steps(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
 
-static void routing_styles(EpEnv* env) {
+EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
         {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
         {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false, kHtRowsAsTold, kHtNoCounter},
@@ -62,7 +55,7 @@ static void routing_styles(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void uneven_tokens(EpEnv* env) {
+EP_TEST(uneven_tokens) {
     static const Shape kShapes[] = {
         {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
         {2, 129, 3, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtHostCounter},
@@ -72,7 +65,7 @@ static void uneven_tokens(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void output_sizes(EpEnv* env) {
+EP_TEST(output_sizes) {
     static const Shape kShapes[] = {
         {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact, kHtNoCounter},
         {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
@@ -82,7 +75,7 @@ static void output_sizes(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void bound_found_by_the_library(EpEnv* env) {
+EP_TEST(bound_found_by_the_library) {
     static const Shape kShapes[] = {
         {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtHostCounter},
         {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
@@ -92,7 +85,7 @@ static void bound_found_by_the_library(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void counters(EpEnv* env) {
+EP_TEST(counters) {
     static const Shape kShapes[] = {
         {1, 30, 2, ncclBfloat16, 8, kRefDistinct, true, kHtRowsExact, kHtHostCounter},
         {5, 30, 4, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
@@ -102,7 +95,7 @@ static void counters(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void element_types_and_widths(EpEnv* env) {
+EP_TEST(element_types_and_widths) {
     static const Shape kShapes[] = {
         {2, 9, 4, ncclFloat16, 8, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
         {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true, kHtRowsAsTold, kHtNoCounter},
@@ -115,7 +108,7 @@ static void element_types_and_widths(EpEnv* env) {
 }
 
 // Rows that do not fit into a warp's staging, and some for which the rings are short.
-static void huge_rows(EpEnv* env) {
+EP_TEST(huge_rows) {
     static const Shape kShapes[] = {
         {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
         {1, 12, 2, ncclBfloat16, 200000, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
@@ -123,7 +116,7 @@ static void huge_rows(EpEnv* env) {
     STEPS(env, kShapes);
 }
 
-static void every_top_k(EpEnv* env) {
+EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
         const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
                              kRefMessy, true, kHtRowsExact, kHtNoCounter};
@@ -131,7 +124,7 @@ static void every_top_k(EpEnv* env) {
     }
 }
 
-static void many_tokens(EpEnv* env) {
+EP_TEST(many_tokens) {
     static const Shape kShapes[] = {
         {2, 9000, 2, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
     };
@@ -140,28 +133,25 @@ static void many_tokens(EpEnv* env) {
 
 // Every rank sends the most it may to every expert. No more rows can come, even if a rank announces
 // more, as a planted bug makes one do.
-static void most_rows(EpEnv* env) {
+EP_TEST(most_rows) {
     const unsigned experts = 2 * (unsigned)env->size;
-    const HtShape shape = {experts, 12, experts, ncclBfloat16, 32};
+    const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
     EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
     ht_forward(&run);
     ht_combine(&run, true);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // Callers index by the ids that come with rows: each must name an expert of this rank or none,
 // whatever its sender sent: a planted bug sends others.
-static void ids_in_range(EpEnv* env) {
-    const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
+EP_TEST(ids_in_range) {
+    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
     ht_prepare_dispatch(&run);
     EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
     ep_sync(env);
@@ -174,11 +164,10 @@ static void ids_in_range(EpEnv* env) {
     EP_CHECK_EQ_U64(strays, 0);
     free(ids);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // Each list of a dispatch with and without its optional tensors.
-static void optional_tensors(EpEnv* env) {
+EP_TEST(optional_tensors) {
     static const HtPass kPasses[] = {
         {.forward = true, .no_tokens = true},
         {.forward = true, .no_routing = true},
@@ -187,27 +176,24 @@ static void optional_tensors(EpEnv* env) {
         {.forward = false, .counter = true},
         {.forward = false, .send_only = true},
     };
-    const HtShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
+    const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 3};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
     for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
         ht_dispatch(&run, kPasses[i]);
         ht_combine(&run, i % 2 != 0);
     }
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
 // a weight only if both name it.
-static void other_ids_at_dispatch(EpEnv* env) {
-    const HtShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
+EP_TEST(other_ids_at_dispatch) {
+    const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefDistinct, true, opening);
     for (unsigned style = 0; style < kRefNumStyles; ++style) {
         ht_run_give(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
                                           run.routing->num_tokens, (RefStyle)style, 300 + style));
@@ -215,18 +201,16 @@ static void other_ids_at_dispatch(EpEnv* env) {
         ht_combine(&run, false);
     }
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // An expert that a token names more than once gets one row and the sum of its weights, in the order of
 // k; a single weight keeps its bits. Of these weights another order or the last alone gives other sums.
-static void repeated_experts(EpEnv* env) {
+EP_TEST(repeated_experts) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
-    const HtShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
+    const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefRepeating, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefRepeating, true, opening);
     for (unsigned round = 0; round < 3; ++round) {
         // Other ids for the same routing: an expert is named as often as these say.
         RefRouting* given = ref_routing_copy(run.routing);
@@ -241,17 +225,15 @@ static void repeated_experts(EpEnv* env) {
         ht_combine(&run, true);
     }
     ht_run_close(&run);
-    destroy(env, group);
 }
 
 // Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
 // finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
-    const HtShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
+    const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, style, true, opening);
+    ht_run_open_alone(&run, env, &shape, style, true, opening);
     run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
@@ -261,24 +243,22 @@ static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyl
     ht_forward(&run);
     ht_combine(&run, true);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
-static void gradients_with_spare_columns(EpEnv* env) { gradients_with(env, 5, 3, kRefMessy); }
+EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
 
 // Every token goes to all experts, so each row is of one with more experts here than columns, also
 // the last row of the last rank, which is its own.
-static void gradients_with_one_column(EpEnv* env) {
+EP_TEST(gradients_with_one_column) {
     gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct);
 }
 
 // Two outputs of the same handle are equal in all rows, used or not.
-static void cached_equals_forward(EpEnv* env) {
-    const HtShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
+EP_TEST(cached_equals_forward) {
+    const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
-    ncclEpGroup_t group = ht_group_new(env, &shape);
     HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
     unsigned char* first = ref_host_new(run.tokens_out.bytes);
     const HtPass forward = {.forward = true};
     const HtPass cached = {.forward = false};
@@ -292,40 +272,6 @@ static void cached_equals_forward(EpEnv* env) {
     REF_CHECK_BUFFER(&run.tokens_out, first);
     free(first);
     ht_run_close(&run);
-    destroy(env, group);
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(routing_styles),
-        EP_CASE(uneven_tokens),
-        EP_CASE(output_sizes),
-        EP_CASE(bound_found_by_the_library),
-        EP_CASE(counters),
-        EP_CASE(element_types_and_widths),
-        EP_CASE(huge_rows),
-        EP_CASE(every_top_k),
-        EP_CASE(many_tokens),
-        EP_CASE(most_rows),
-        EP_CASE(ids_in_range),
-        EP_CASE(optional_tensors),
-        EP_CASE(other_ids_at_dispatch),
-        EP_CASE(repeated_experts),
-        EP_CASE(gradients_with_spare_columns),
-        EP_CASE(gradients_with_one_column),
-        EP_CASE(cached_equals_forward),
-        EP_CASE(ht_bits_from_any_home),
-        EP_CASE(ht_repeated_dispatches),
-        EP_CASE(ht_combine_without_dispatch),
-        EP_CASE(ht_interleaved_handles),
-        EP_CASE(ht_interleaved_groups),
-        EP_CASE(ht_unordered_streams),
-        EP_CASE(ht_without_a_pause),
-        EP_CASE(ht_token_output_too_small),
-        EP_CASE(ht_routing_output_too_small),
-        EP_CASE(ht_outputs_without_rows),
-        EP_CASE(ht_combine_input_too_small),
-        EP_CASE(ht_nothing_runs_behind_a_failure),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

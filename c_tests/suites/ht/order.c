@@ -1,21 +1,20 @@
 // High-throughput operations in every order: repeated, combined before any dispatch, interleaved
 // over handles and groups, on unordered streams, and many back to back.
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
-static HtShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
-    const HtShape shape = {3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
+static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
+    const RefShape shape = {3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
     return shape;
 }
 
 // No two runs of a program have the same data.
 static void open_runs(HtRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group,
-                      const HtShape* shape) {
+                      const RefShape* shape) {
     static unsigned opened;
     for (unsigned i = 0; i < count; ++i) {
         const unsigned n = opened++;
         const HtOpening opening = {(HtRows)(n % 3), (HtCounter)(n / 3 % 3), 1000 + 1000 * n};
-        HtShape own = *shape;
+        RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
         ht_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
                          n % 3 != 0, opening);
@@ -31,9 +30,9 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void ht_repeated_dispatches(EpEnv* env) {
-    const HtShape shape = small_shape(env, 12, 4);
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+EP_TEST(ht_repeated_dispatches) {
+    const RefShape shape = small_shape(env, 12, 4);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun run;
     open_runs(&run, 1, env, group, &shape);
     for (unsigned i = 0; i < 5; ++i) ht_forward(&run);
@@ -45,9 +44,9 @@ void ht_repeated_dispatches(EpEnv* env) {
     destroy(env, group);
 }
 
-void ht_combine_without_dispatch(EpEnv* env) {
-    const HtShape shape = small_shape(env, 12, 4);
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+EP_TEST(ht_combine_without_dispatch) {
+    const RefShape shape = small_shape(env, 12, 4);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun run;
     for (unsigned i = 0; i < 3; ++i) {
         open_runs(&run, 1, env, group, &shape);
@@ -58,10 +57,10 @@ void ht_combine_without_dispatch(EpEnv* env) {
     destroy(env, group);
 }
 
-void ht_interleaved_handles(EpEnv* env) {
+EP_TEST(ht_interleaved_handles) {
     enum { kRuns = 5 };
-    const HtShape shape = small_shape(env, 10, 4);
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+    const RefShape shape = small_shape(env, 10, 4);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     HtRun runs[kRuns];
     open_runs(runs, kRuns, env, group, &shape);
     for (unsigned i = 0; i < 2; ++i) {
@@ -79,12 +78,13 @@ void ht_interleaved_handles(EpEnv* env) {
     destroy(env, group);
 }
 
-void ht_interleaved_groups(EpEnv* env) {
-    HtShape shapes[] = {small_shape(env, 10, 4), small_shape(env, NCCL_EP_AUTO, 2)};
+EP_TEST(ht_interleaved_groups) {
+    RefShape shapes[] = {small_shape(env, 10, 4), small_shape(env, NCCL_EP_AUTO, 2)};
     shapes[1].datatype = ncclFloat32;
     ncclEpGroup_t groups[2];
     HtRun runs[4];
-    for (unsigned g = 0; g < 2; ++g) groups[g] = ht_group_new(env, &shapes[g]);
+    for (unsigned g = 0; g < 2; ++g)
+        groups[g] = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shapes[g]);
     for (unsigned g = 0; g < 2; ++g) open_runs(&runs[2 * g], 2, env, groups[g], &shapes[g]);
     for (unsigned i = 0; i < 3; ++i) {
         for (unsigned r = 0; r < 4; ++r) ht_forward(&runs[(r * 3 + i) % 4]);
@@ -100,18 +100,17 @@ void ht_interleaved_groups(EpEnv* env) {
 
 // Two handles on two streams: only the library orders their operations. In every second round each
 // combine is on the other stream than its dispatch.
-void ht_unordered_streams(EpEnv* env) {
+EP_TEST(ht_unordered_streams) {
     enum { kRuns = 2, kRounds = 20 };
     const HtPass forward = {.forward = true, .counter = true};
-    const HtShape shape = small_shape(env, 16, 3);
-    ncclEpGroup_t group = ht_group_new(env, &shape);
+    const RefShape shape = small_shape(env, 16, 3);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     cudaStream_t streams[kRuns];
     HtRun runs[kRuns];
     ep_open_streams(streams, kRuns);
     open_runs(runs, kRuns, env, group, &shape);
     for (unsigned i = 0; i < kRounds; ++i) {
-        for (unsigned r = 0; r < kRuns; ++r) ht_prepare_dispatch(&runs[r]);
-        for (unsigned r = 0; r < kRuns; ++r) ht_prepare_combine(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ht_prepare(&runs[r]);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
@@ -120,8 +119,7 @@ void ht_unordered_streams(EpEnv* env) {
             EP_CHECK_NCCL(ht_launch_combine(&runs[r], i % 4 < 2, streams[(r + i) % kRuns]));
         }
         for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamSynchronize(streams[r]));
-        for (unsigned r = 0; r < kRuns; ++r) ht_check_dispatch(&runs[r]);
-        for (unsigned r = 0; r < kRuns; ++r) ht_check_combine(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ht_check(&runs[r]);
     }
     close_runs(runs, kRuns);
     ep_close_streams(streams, kRuns);
@@ -129,11 +127,12 @@ void ht_unordered_streams(EpEnv* env) {
 }
 
 // All inputs are ready beforehand. The host waits only now and then, and not on all ranks.
-void ht_without_a_pause(EpEnv* env) {
+EP_TEST(ht_without_a_pause) {
     enum { kRuns = 4, kOperations = 400 };
     const HtPass forward = {.forward = true, .counter = true};
-    const HtShape shape = small_shape(env, 4, 3);
-    ncclEpGroup_t groups[2] = {ht_group_new(env, &shape), ht_group_new(env, &shape)};
+    const RefShape shape = small_shape(env, 4, 3);
+    ncclEpGroup_t groups[2] = {ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape),
+                               ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape)};
     HtRun runs[kRuns];
     for (unsigned r = 0; r < kRuns; ++r) {
         open_runs(&runs[r], 1, env, groups[r % 2], &shape);
@@ -151,15 +150,11 @@ void ht_without_a_pause(EpEnv* env) {
                                : ht_launch_combine(run, true, env->stream));
         if (ep_random_below(&own, 50) == 0) {
             ep_sync(env);
-            ht_check_dispatch(run);
-            ht_check_combine(run);
+            ht_check(run);
         }
     }
     ep_sync(env);
-    for (unsigned r = 0; r < kRuns; ++r) {
-        ht_check_dispatch(&runs[r]);
-        ht_check_combine(&runs[r]);
-    }
+    for (unsigned r = 0; r < kRuns; ++r) ht_check(&runs[r]);
     close_runs(runs, kRuns);
     destroy(env, groups[0]);
     destroy(env, groups[1]);

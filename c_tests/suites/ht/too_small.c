@@ -5,16 +5,15 @@
 
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
-#include "suites/ht/cases.h"
 
 enum { kHidden = 32 };
 
 // In this routing rank 0 receives at least one row, as every rank has tokens for its experts.
 static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
-    const HtShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
-                           kHidden};
+    const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
+                            kHidden};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
-    *group = ht_group_new(env, &shape);
+    *group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     ht_run_open_with(run, env, *group, &shape, kRefDistinct, false, opening);
     EP_CHECK(run->received > 0);
     // On several nodes a rank that fails early would end what the others still create.
@@ -34,8 +33,7 @@ static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
 
 // Rank 0 knows why it failed; the other ranks may or may not have noticed.
 static void close_failed(HtRun* run, EpEnv* env, ncclEpGroup_t group, const char* tensor) {
-    ncclResult_t failure = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(group, &failure));
+    const ncclResult_t failure = ep_group_state(group);
     if (env->rank == 0) {
         EP_CHECK_EQ_I64(failure, ncclInvalidUsage);
         EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), tensor);
@@ -55,7 +53,7 @@ static void check_launched(const EpEnv* env, ncclResult_t launched) {
     EP_CHECK(launched == ncclSuccess || (ep_num_nodes() > 1 && launched == failure));
 }
 
-void ht_token_output_too_small(EpEnv* env) {
+EP_TEST(ht_token_output_too_small) {
     const HtPass cached = {.forward = false};
     ncclEpGroup_t group;
     HtRun run;
@@ -68,7 +66,7 @@ void ht_token_output_too_small(EpEnv* env) {
     close_failed(&run, env, group, "outputs[TOKENS]");
 }
 
-void ht_routing_output_too_small(EpEnv* env) {
+EP_TEST(ht_routing_output_too_small) {
     const HtPass forward = {.forward = true, .no_tokens = true};
     ncclEpGroup_t group;
     HtRun run;
@@ -118,12 +116,12 @@ static void into_nothing(EpEnv* env, HtPass pass, const char* tensor) {
     close_failed(&run, env, group, tensor);
 }
 
-void ht_outputs_without_rows(EpEnv* env) {
+EP_TEST(ht_outputs_without_rows) {
     into_nothing(env, (HtPass){.forward = false}, "outputs[TOKENS]");
     into_nothing(env, (HtPass){.forward = true, .no_tokens = true}, "outputs[TOPK_IDX]");
 }
 
-void ht_combine_input_too_small(EpEnv* env) {
+EP_TEST(ht_combine_input_too_small) {
     ncclEpGroup_t group;
     HtRun run;
     open_run(&run, env, &group);

@@ -10,7 +10,7 @@
 #include "harness/nodes.h"
 #include "suites/lifecycle/lifecycle.h"
 
-void several_groups_on_one_communicator(EpEnv* env) {
+EP_TEST(several_groups_on_one_communicator) {
     const ncclEpAlgorithm_t algorithms[] = {
         NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env), NCCL_EP_ALGO_LOW_LATENCY};
     Trip trips[COUNT(algorithms)];
@@ -33,7 +33,7 @@ void several_groups_on_one_communicator(EpEnv* env) {
 }
 
 // Besides the common communicator, even and odd ranks have one each.
-void groups_on_two_communicators(EpEnv* env) {
+EP_TEST(groups_on_two_communicators) {
     Place half_place = place_of(env);
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, env->rank % 2, env->rank, &half_place.comm, NULL));
     Trip whole;
@@ -72,7 +72,7 @@ static void make_groups_over(const Place* place, uint64_t most) {
 }
 
 // Over nodes a group takes over the communicator of an earlier one, if that one has ended and had the same ranks.
-void groups_take_over_communicators(EpEnv* env) {
+EP_TEST(groups_take_over_communicators) {
     Place place = place_of(env);
     make_groups_over(&place, 2);
     make_groups_over(&place, 0);
@@ -91,7 +91,7 @@ static int first_mapped(const EpEnv* env, int rank) {
 
 // Only the CPU build can refuse a mapping on demand; elsewhere the group is created.
 // That driver also ends a process that frees its memory before the others have unmapped it.
-void group_that_one_rank_cannot_map(EpEnv* env) {
+EP_TEST(group_that_one_rank_cannot_map) {
     const int last = env->size - 1;
     const bool is_last = env->rank == last;
     const int mapped = first_mapped(env, last);
@@ -119,7 +119,7 @@ void group_that_one_rank_cannot_map(EpEnv* env) {
     EP_CHECK(close_trip(&trip));
 }
 
-void groups_on_any_stream(EpEnv* env) {
+EP_TEST(groups_on_any_stream) {
     cudaStream_t own = NULL;
     cudaStream_t unordered = NULL;
     EP_REQUIRE_CUDA(cudaStreamCreate(&own));
@@ -143,7 +143,7 @@ void groups_on_any_stream(EpEnv* env) {
 
 // Ranks that wait for a late one query the stream now and then; the caller must see no trace of
 // that.
-void one_rank_is_late(EpEnv* env) {
+EP_TEST(one_rank_is_late) {
     enum { kLateMicroseconds = 20000 };
     for (int late = 0; late < env->size; ++late) {
         if (env->rank == late) usleep(kLateMicroseconds);
@@ -164,7 +164,7 @@ static size_t free_memory(void) {
 }
 
 // No window of one size serves a group of another, so those of groups that have ended must be gone.
-void groups_of_many_sizes(EpEnv* env) {
+EP_TEST(groups_of_many_sizes) {
     enum { kSizes = 6, kFewestRows = 32, kRowBytes = 4096 };
     size_t left = 0;
     for (unsigned i = 0; i < kSizes; ++i) {
@@ -182,7 +182,7 @@ void groups_of_many_sizes(EpEnv* env) {
 
 // What the library keeps from one group to the next is lost with the context. A new context, often
 // at the same address, starts from nothing.
-void groups_after_a_reset(EpEnv* env) {
+EP_TEST_LAST(groups_after_a_reset) {
     for (int round = 0; round < 2; ++round) {
         Trip trip;
         open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));
@@ -197,7 +197,7 @@ void groups_after_a_reset(EpEnv* env) {
 }
 
 // What the caller does by mistake must not harm the process: threads of the library look at groups at any moment.
-void a_reset_beside_groups(EpEnv* env) {
+EP_TEST_LAST(a_reset_beside_groups) {
     enum { kLookedAgainUs = 100000 };
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
@@ -207,8 +207,7 @@ void a_reset_beside_groups(EpEnv* env) {
         EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
         EP_REQUIRE_CUDA(cudaDeviceReset());
         usleep(kLookedAgainUs);
-        ncclResult_t state = ncclSuccess;
-        EP_CHECK_NCCL(ncclEpGetAsyncError(trip.group, &state));
+        const ncclResult_t state = ep_group_state(trip.group);
         // The CPU backend has no device that could be lost.
         if (ep_num_nodes() > 1 && !ep_on_host_backend()) {
             EP_CHECK_EQ_I64(state, ncclUnhandledCudaError);

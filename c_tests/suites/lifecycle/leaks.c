@@ -159,7 +159,7 @@ static void use_groups(void* context, int count) {
     EP_CHECK(good);
 }
 
-void many_groups(EpEnv* env) {
+EP_TEST(many_groups) {
     enum { kWarmUp = 20, kGroups = 50, kMostBytesPerGroup = 16 * 1024 };
     // Between nodes each group connects the ranks anew, which takes NCCL half a second.
     const bool on_nodes = ep_num_nodes() > 1;

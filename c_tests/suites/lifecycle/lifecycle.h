@@ -65,29 +65,4 @@ void check_growth(int64_t growth, int64_t most);
 // What NCCL does not give back of a communicator between nodes, of which a group there has one.
 int64_t bytes_kept_by_nccl(EpEnv* env);
 
-// ---- The cases ---------------------------------------------------------------------------------
-
-void both_callbacks(EpEnv* env);  // memory.c
-void one_callback_alone(EpEnv* env);
-void tensors_outlive_group_and_communicator(EpEnv* env);
-void tensors_destroyed_twice(EpEnv* env);
-void descriptors_made_by_hand(EpEnv* env);
-void many_groups(EpEnv* env);  // leaks.c
-void a_limit_for_files(EpEnv* env);  // limits.c
-void tokens_without_ids_cost_nothing(EpEnv* env);
-void several_groups_on_one_communicator(EpEnv* env);  // groups.c
-void groups_on_two_communicators(EpEnv* env);
-void groups_take_over_communicators(EpEnv* env);
-void group_that_one_rank_cannot_map(EpEnv* env);
-void groups_on_any_stream(EpEnv* env);
-void one_rank_is_late(EpEnv* env);
-void groups_of_many_sizes(EpEnv* env);
-void groups_after_a_reset(EpEnv* env);
-void a_reset_beside_groups(EpEnv* env);
-void calls_from_another_thread(EpEnv* env);  // threads.c
-void default_stream_of_another_device(EpEnv* env);
-void two_threads_with_a_group_each(EpEnv* env);
-void two_threads_make_and_destroy_groups(EpEnv* env);
-void two_ranks_in_one_process(EpEnv* env);
-
 #endif  // C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_

@@ -28,20 +28,16 @@ static void dispatch_too_much(EpEnv* env) {
     void* ids = ep_device_alloc(kRows * sizeof(int64_t));
     void* rows = ep_device_alloc(kRows * kColumns * 2);
     void* packed = ep_device_alloc((size_t)capacity * kColumns * 2);
-    EpView topk_idx, in, out;
-    ep_view_2d(&topk_idx, ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kRows, 1);
+    EpView in, out;
     ep_view_2d(&in, rows, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kRows, kColumns);
     ep_view_3d(&out, packed, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 1, capacity, kColumns);
     const ncclNDTensor_t* inputs[] = {&in.tensor};
     ncclNDTensor_t* outputs[] = {&out.tensor};
     ncclEpHandle_t handle = NULL;
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle, group, &topk_idx.tensor, NULL, 0, NULL,
-                                       env->stream, false));
+    EP_REQUIRE_NCCL(ep_handle_create(&handle, group, ids, kRows, 1, env->stream));
     EP_CHECK_NCCL(ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream));
     ep_sync(env);
-    ncclResult_t state = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(group, &state));
-    EP_CHECK_EQ_I64(state, ncclSystemError);
+    EP_CHECK_RESULT(ep_group_state(group), ncclSystemError);
     EP_CHECK(says("ncclEpDispatch (low latency): a message is longer than the limit for files"));
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
@@ -51,7 +47,7 @@ static void dispatch_too_much(EpEnv* env) {
 }
 
 // `ulimit -f`: the ranks of the CPU backend share memory through a file.
-void a_limit_for_files(EpEnv* env) {
+EP_TEST(a_limit_for_files) {
     if (!ep_on_host_backend()) return;
     const rlim_t before = set_limit(RLIMIT_FSIZE, 1 << 20);
     const unsigned num_algorithms = ep_num_algorithms(env);
@@ -84,18 +80,16 @@ static rlim_t address_space(void) {
 }
 
 // `ulimit -v`: tokens without ids take no bytes, so their number is not limited by memory.
-void tokens_without_ids_cost_nothing(EpEnv* env) {
+EP_TEST_HT(tokens_without_ids_cost_nothing) {
     if (!ep_on_host_backend()) return;
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, NCCL_EP_AUTO, 64);
     ncclEpGroup_t group = NULL;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
     const unsigned most = (unsigned)INT32_MAX / (unsigned)env->size;
-    EpView ids;
-    ep_view_2d(&ids, NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, most, 0);
     const rlim_t before = set_limit(RLIMIT_AS, address_space() + ((rlim_t)1 << 30));
     ncclEpHandle_t handle = NULL;
-    EP_CHECK_NCCL(ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, env->stream, false));
+    EP_CHECK_NCCL(ep_handle_create(&handle, group, NULL, most, 0, env->stream));
     unsigned rows = 77;
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(handle, &rows));
     EP_CHECK_EQ_I64(rows, 0);

@@ -4,7 +4,7 @@
 #include "suites/lifecycle/lifecycle.h"
 
 // The first release's benchmark frees the ids before the handle.
-static void handle_destroyed_after_its_ids(EpEnv* env) {
+EP_TEST(handle_destroyed_after_its_ids) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
@@ -16,7 +16,7 @@ static void handle_destroyed_after_its_ids(EpEnv* env) {
     }
 }
 
-static void group_destroyed_before_its_handles(EpEnv* env) {
+EP_TEST(group_destroyed_before_its_handles) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
@@ -31,7 +31,7 @@ static void group_destroyed_before_its_handles(EpEnv* env) {
 }
 
 // Handles of one group are created and destroyed while others run operations.
-static void handles_come_and_go(EpEnv* env) {
+EP_TEST(handles_come_and_go) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
@@ -50,7 +50,7 @@ static void handles_come_and_go(EpEnv* env) {
 }
 
 // Destroying a handle abandons its staged operation; the group keeps working.
-static void handle_destroyed_with_a_staged_operation(EpEnv* env) {
+EP_TEST(handle_destroyed_with_a_staged_operation) {
     Trip trip;
     open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     for (int round = 0; round < 6; ++round) {
@@ -62,7 +62,7 @@ static void handle_destroyed_with_a_staged_operation(EpEnv* env) {
     EP_CHECK(close_trip(&trip));
 }
 
-static void destroying_nothing(EpEnv* env) {
+EP_TEST(destroying_nothing) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(NULL, env->stream));
     EP_CHECK_NCCL(ncclEpHandleDestroy(NULL));
     EP_CHECK_NCCL(ncclEpTensorDestroy(NULL, NULL));
@@ -75,35 +75,6 @@ static void destroying_nothing(EpEnv* env) {
 }
 
 int main(int argc, char** argv) {
-    static const EpCase cases[] = {
-        EP_CASE(handle_destroyed_after_its_ids),
-        EP_CASE(group_destroyed_before_its_handles),
-        EP_CASE(handles_come_and_go),
-        EP_CASE(handle_destroyed_with_a_staged_operation),
-        EP_CASE(destroying_nothing),
-        EP_CASE(both_callbacks),
-        EP_CASE(one_callback_alone),
-        EP_CASE(tensors_outlive_group_and_communicator),
-        EP_CASE(tensors_destroyed_twice),
-        EP_CASE(descriptors_made_by_hand),
-        EP_CASE(several_groups_on_one_communicator),
-        EP_CASE(groups_on_two_communicators),
-        EP_CASE(groups_take_over_communicators),
-        EP_CASE(group_that_one_rank_cannot_map),
-        EP_CASE(groups_on_any_stream),
-        EP_CASE(groups_of_many_sizes),
-        EP_CASE(one_rank_is_late),
-        EP_CASE(calls_from_another_thread),
-        EP_CASE(default_stream_of_another_device),
-        EP_CASE(two_threads_with_a_group_each),
-        EP_CASE(two_threads_make_and_destroy_groups),
-        EP_CASE(two_ranks_in_one_process),
-        EP_CASE(a_limit_for_files),
-        EP_CASE_HT(tokens_without_ids_cost_nothing),
-        EP_CASE(many_groups),
-        EP_CASE(groups_after_a_reset),
-        EP_CASE(a_reset_beside_groups),
-    };
     use_one_heap();
-    return ep_main(argc, argv, cases, COUNT(cases));
+    return ep_main(argc, argv);
 }

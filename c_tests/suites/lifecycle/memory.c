@@ -50,7 +50,7 @@ static Place with_callbacks(const EpEnv* env, ncclEpAllocFn_t alloc_fn, ncclEpFr
 }
 
 // free_fn gets all memory that alloc_fn gave, and no other.
-void both_callbacks(EpEnv* env) {
+EP_TEST(both_callbacks) {
     Trip trip;
     open_trip(&trip, ep_algorithm_for_any_case(env),
               with_callbacks(env, remembering_alloc, remembering_free));
@@ -68,7 +68,7 @@ void both_callbacks(EpEnv* env) {
 
 // Each callback has its own default: memory of alloc_fn goes to cudaFree, memory of cudaMalloc to
 // free_fn.
-void one_callback_alone(EpEnv* env) {
+EP_TEST(one_callback_alone) {
     Trip trip;
     open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
     EP_CHECK(g_allocs > 0);
@@ -84,7 +84,7 @@ void one_callback_alone(EpEnv* env) {
 }
 
 // The first release's own test destroys most tensors after the group and the communicator are gone.
-void tensors_outlive_group_and_communicator(EpEnv* env) {
+EP_TEST(tensors_outlive_group_and_communicator) {
     Place place = with_callbacks(env, remembering_alloc, remembering_free);
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &place.comm, NULL));
     Trip trip;
@@ -104,7 +104,7 @@ void tensors_outlive_group_and_communicator(EpEnv* env) {
     EP_CHECK(close_trip(&other));
 }
 
-void tensors_destroyed_twice(EpEnv* env) {
+EP_TEST(tensors_destroyed_twice) {
     Trip trip;
     open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY,
               with_callbacks(env, remembering_alloc, remembering_free));
@@ -138,7 +138,7 @@ static ncclNDTensor_t tensor_by_hand(void* data, unsigned size) {
     return tensor;
 }
 
-void descriptors_made_by_hand(EpEnv* env) {
+EP_TEST(descriptors_made_by_hand) {
     Trip trip;
     open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY,
               with_callbacks(env, remembering_alloc, remembering_free));

@@ -1,13 +1,8 @@
 // Threads: another thread than its creator may use a group, and threads with a group each do not
 // disturb one another. Only the main thread counts checks.
-#define _GNU_SOURCE  // usleep
 #include <pthread.h>
-#include <stdatomic.h>
-#include <unistd.h>
 
 #include "suites/lifecycle/lifecycle.h"
-
-enum { kPauseUs = 100 };
 
 typedef struct {
     int device;
@@ -37,7 +32,7 @@ static void run_jobs(Job* jobs, size_t count) {
     }
 }
 
-void calls_from_another_thread(EpEnv* env) {
+EP_TEST(calls_from_another_thread) {
     Trip trips[COUNT(kEpAlgorithms)];
     const unsigned num_trips = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_trips; ++i) open_trip(&trips[i], kEpAlgorithms[i], place_of(env));
@@ -57,10 +52,6 @@ typedef struct {
     bool good;
 } Launch;
 
-static void wait_for(void* is_open) {
-    while (!atomic_load((atomic_bool*)is_open)) usleep(kPauseUs);
-}
-
 static void* launch_from_the_first_device(void* argument) {
     Launch* launch = argument;
     int device = -1;
@@ -72,15 +63,15 @@ static void* launch_from_the_first_device(void* argument) {
 
 // A thread that never chose a device has the first. The default stream of a call is that of the group's device even so:
 // the operation waits for what is there, and the first device has nothing to do.
-void default_stream_of_another_device(EpEnv* env) {
+EP_TEST(default_stream_of_another_device) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip;
         Place place = place_of(env);
         place.stream = NULL;
         open_trip(&trip, kEpAlgorithms[i], place);
-        atomic_bool is_open = false;
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(NULL, wait_for, &is_open));
+        EpGate gate;
+        ep_gate_close(&gate, NULL);
         Launch launch = {&trip, false};
         pthread_t thread;
         if (env->device != 0) {
@@ -90,7 +81,7 @@ void default_stream_of_another_device(EpEnv* env) {
         } else {
             EP_CHECK_NCCL(start_dispatch(&trip, 0));
         }
-        atomic_store(&is_open, true);
+        ep_gate_open(&gate);
         EP_CHECK_NCCL(start_combine(&trip, 0));
         EP_CHECK(came_back(&trip));
         EP_CHECK(close_trip(&trip));
@@ -100,7 +91,7 @@ void default_stream_of_another_device(EpEnv* env) {
 // ---- Groups in threads -------------------------------------------------------------------------
 
 // Operations only; in the next case threads also create and destroy groups.
-void two_threads_with_a_group_each(EpEnv* env) {
+EP_TEST(two_threads_with_a_group_each) {
     const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
                                             ep_algorithm_for_any_case(env)};
     Trip trips[2];
@@ -161,7 +152,7 @@ static void run_makers(void* argument, int rounds) {
 // may free its memory; on another rank it is the other way round. So a wait for the whole device
 // would never end. Memory that is freed later serves the next group and does not pile up: a window
 // has 2 MiB or more.
-void two_threads_make_and_destroy_groups(EpEnv* env) {
+EP_TEST(two_threads_make_and_destroy_groups) {
     enum { kWarmUp = 10, kRounds = 13, kMostBytes = 8 << 20 };
     if (ep_on_fake_nccl()) {
         ep_skip("communicators take turns here");
@@ -215,7 +206,7 @@ static void* run_rank(void* argument) {
 }
 
 // The process plays both ranks of a communicator of its own, on two devices.
-void two_ranks_in_one_process(EpEnv* env) {
+EP_TEST(two_ranks_in_one_process) {
     int devices = 0;
     EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));
     if (devices < 2 || env->rank != 0) return;

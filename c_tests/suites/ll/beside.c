@@ -14,7 +14,6 @@
 
 #include "harness/nodes.h"
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kTokens = 128, kTopK = 8, kWide = 7168, kLocalExperts = 16, kReduced = 1 << 20 };
 // More than any GPU has multiprocessors, and few.
@@ -28,7 +27,7 @@ typedef ncclResult_t AllReduce(const void*, void*, size_t, ncclDataType_t, ncclR
                                cudaStream_t);
 static AllReduce* g_all_reduce;
 
-static ncclEpGroup_t open_bounded(const EpEnv* env, const LlShape* shape, unsigned channels) {
+static ncclEpGroup_t open_bounded(const EpEnv* env, const RefShape* shape, unsigned channels) {
     ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape->num_experts,
                                                  shape->max_tokens, 2 * shape->hidden);
     config.num_channels = channels;
@@ -47,7 +46,6 @@ static ncclEpGroup_t open_bounded(const EpEnv* env, const LlShape* shape, unsign
 static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t own, float* sums,
                                    cudaStream_t other) {
     const EpEnv* env = run->env;
-    ncclResult_t state = ncclSuccess;
     ep_barrier();
     if (env->rank == 0) {
         EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
@@ -62,15 +60,14 @@ static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t o
     }
     EP_CHECK_CUDA(cudaStreamSynchronize(other));
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
-    EP_CHECK_NCCL(ncclEpGetAsyncError(group, &state));
-    return state;
+    return ep_group_state(group);
 }
 
 typedef enum { kPasses, kHangs, kEither } Outcome;
 
 static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
-    const LlShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16,
-                           kWide};
+    const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16,
+                            kWide};
     cudaStream_t other = NULL;
     ncclComm_t own = NULL;
     LlRun run;
@@ -91,8 +88,7 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     EP_CHECK(state == ncclSuccess || state == ncclRemoteError);
     if (state == ncclSuccess) ll_check_combine(&run);
     ep_barrier();
-    EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
-    run.handle = NULL;
+    EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     ll_run_close(&run);
     EP_CHECK_NCCL(ncclCommDestroy(own));
@@ -100,7 +96,7 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     ep_device_free(sums);
 }
 
-void ll_beside_collectives(EpEnv* env) {
+EP_TEST(ll_beside_collectives) {
     // There are no multiprocessors to run out of, or ranks take turns on one.
     if (ep_on_hostsim() || ep_on_fake_nccl() || env->size < 2) return;
     void* found = dlsym(RTLD_DEFAULT, "ncclAllReduce");

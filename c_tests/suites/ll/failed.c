@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 // Not the block that announces its rank's start: without the announcement the late rank itself
 // would fail.
@@ -34,11 +33,11 @@ static RefRouting* route_to_next_rank(const LlRun* run) {
 }
 
 static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, top_k, ncclBfloat16, 40};
+    const RefShape shape = {2 * (unsigned)env->size, 12, top_k, ncclBfloat16, 40};
     fixture->env = env;
     fixture->is_late = env->rank == env->size - 1;
     EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "1000", 1) == 0);
-    fixture->group = ll_group_new(env, &shape);
+    fixture->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     EP_REQUIRE(unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
     ep_open_streams(fixture->streams, 2);
     for (unsigned r = 0; r < kRuns; ++r) {
@@ -58,23 +57,17 @@ static void close_fixture(Fixture* fixture) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
 }
 
-static ncclResult_t state_of(const Fixture* fixture) {
-    ncclResult_t state = ncclSuccess;
-    EP_CHECK_NCCL(ncclEpGetAsyncError(fixture->group, &state));
-    return state;
-}
-
 // First the others fail and run what is enqueued behind; then the late block starts.
 static void check_ends(Fixture* fixture, LlRun* late, cudaStream_t stream) {
     if (!fixture->is_late) {
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        EP_CHECK_RESULT(state_of(fixture), ncclRemoteError);
+        EP_CHECK_RESULT(ep_group_state(fixture->group), ncclRemoteError);
     }
     ep_barrier();
     if (fixture->is_late) {
         ep_release_block();
         EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-        if (state_of(fixture) == ncclSuccess) ll_check_combine(late);
+        if (ep_group_state(fixture->group) == ncclSuccess) ll_check_combine(late);
     }
     ep_barrier();
 }
@@ -118,15 +111,15 @@ static bool can_hold_blocks(const EpEnv* env) {
     return can;
 }
 
-void ll_nothing_is_sent_behind_a_failure(EpEnv* env) {
+EP_TEST(ll_nothing_is_sent_behind_a_failure) {
     if (can_hold_blocks(env)) fail_in_a_combine(env, 1);
 }
 
 // An expert rank waits for the weights of a token that names it more than once.
-void ll_no_sum_is_sent_without_its_weights(EpEnv* env) {
+EP_TEST(ll_no_sum_is_sent_without_its_weights) {
     if (can_hold_blocks(env)) fail_in_a_combine(env, 3);
 }
 
-void ll_nothing_is_sent_to_a_bank_in_use(EpEnv* env) {
+EP_TEST(ll_nothing_is_sent_to_a_bank_in_use) {
     if (can_hold_blocks(env)) fail_in_a_staged_combine(env);
 }

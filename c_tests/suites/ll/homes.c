@@ -5,15 +5,14 @@
 #include <stdlib.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kTokens = 4, kHidden = 64, kLocalExperts = 2 };
 
-void ll_bits_from_any_home(EpEnv* env) {
+EP_TEST(ll_bits_from_any_home) {
     const unsigned ranks = (unsigned)env->size;
-    const LlShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
+    const RefShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     ref_begin_invariant_sums();
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun run;
     ll_run_open(&run, env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens),
                 1);

@@ -1,7 +1,6 @@
 // Low-latency dispatch and combine: the results of single operations, byte by byte. Every kind of
 // routing, shapes and element types, slots that are all filled, tensors made by the library, and the bits
 // of the sum. Sequences of operations are in order.c.
-#include "suites/ll/cases.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,31 +17,29 @@ typedef struct {
     bool uneven;
 } Shape;
 
-static LlShape shape_for(const EpEnv* env, const Shape* shape) {
-    const LlShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                            shape->top_k, shape->datatype, shape->hidden};
+static RefShape shape_for(const EpEnv* env, const Shape* shape) {
+    const RefShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                             shape->top_k, shape->datatype, shape->hidden};
     return result;
 }
 
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        const LlShape shape = shape_for(env, &shapes[i]);
-        ncclEpGroup_t group = ll_group_new(env, &shape);
+        const RefShape shape = shape_for(env, &shapes[i]);
         LlRun run;
-        ll_run_open_with(&run, env, group, &shape, shapes[i].style, shapes[i].uneven, 100 + i);
+        ll_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, 100 + i);
         run.variation = (unsigned)i;
         for (unsigned pair = 0; pair < 2; ++pair) {
             ll_dispatch(&run);
             ll_combine(&run);
         }
         ll_run_close(&run);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
 }
 #define ROUND_TRIPS(env, shapes) round_trips(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
 
-static void routing_styles(EpEnv* env) {
+EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
         {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
         {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
@@ -54,7 +51,7 @@ static void routing_styles(EpEnv* env) {
     ROUND_TRIPS(env, kShapes);
 }
 
-static void uneven_tokens(EpEnv* env) {
+EP_TEST(uneven_tokens) {
     static const Shape kShapes[] = {
         {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
         {2, 33, 4, ncclBfloat16, 32, kRefDistinct, true},
@@ -64,9 +61,9 @@ static void uneven_tokens(EpEnv* env) {
     ROUND_TRIPS(env, kShapes);
 }
 
-static void no_tokens_anywhere(EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(no_tokens_anywhere) {
+    const RefShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     unsigned* num_tokens = ref_host_new((size_t)env->size * sizeof(*num_tokens));
     LlRun run;
     ll_run_open(&run, env, group, &shape,
@@ -82,14 +79,14 @@ static void no_tokens_anywhere(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-static void every_top_k(EpEnv* env) {
+EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
         const Shape shape = {kMaxLocalExperts, 6, top_k, ncclBfloat16, 16, kRefMessy, true};
         round_trips(env, &shape, 1);
     }
 }
 
-static void widths(EpEnv* env) {
+EP_TEST(widths) {
     static const Shape kShapes[] = {
         {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},
         {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
@@ -100,7 +97,7 @@ static void widths(EpEnv* env) {
     ROUND_TRIPS(env, kShapes);
 }
 
-static void element_types(EpEnv* env) {
+EP_TEST(element_types) {
     static const Shape kShapes[] = {
         {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
         {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
@@ -113,7 +110,7 @@ static void element_types(EpEnv* env) {
 
 // Tokens name an expert again and again until all its R * M slots are filled: by one rank, of whose entries
 // more than M find a slot, while those of others have none left.
-static void slots_are_filled(EpEnv* env) {
+EP_TEST(slots_are_filled) {
     static const Shape kShapes[] = {
         {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
         {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false},
@@ -123,33 +120,30 @@ static void slots_are_filled(EpEnv* env) {
     ROUND_TRIPS(env, kShapes);
 }
 
-static void without_counter(EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(without_counter) {
+    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 5);
+    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 5);
     for (unsigned i = 0; i < 4; ++i) {
         run.without_counter = i % 2 == 0;
         ll_dispatch(&run);
         ll_combine(&run);
     }
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // Operations of one handle with different widths and types, up to the group's width; a combine need
 // not be as wide as its dispatch.
-static void rows_narrower_than_the_groups(EpEnv* env) {
+EP_TEST(rows_narrower_than_the_groups) {
     static const struct {
         ncclDataType_t datatype;
         unsigned hidden;
     } kRows[] = {{ncclBfloat16, 128}, {ncclBfloat16, 8}, {ncclFloat32, 64},
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
     enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
-    const LlShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 6);
+    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 6);
     for (unsigned i = 0; i < kNumRows; ++i) {
         run.shape.datatype = kRows[i].datatype;
         run.shape.hidden = kRows[i].hidden;
@@ -159,7 +153,6 @@ static void rows_narrower_than_the_groups(EpEnv* env) {
         ll_combine(&run);
     }
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 enum { kFusedTokens = 16, kFusedHidden = 16 };
@@ -196,18 +189,17 @@ static void check_fused(EpEnv* env, LlRun* run, float factor) {
     REF_CHECK_BUFFER(&run->combined, expected);
 }
 
-static void products_are_fused(EpEnv* env) {
+EP_TEST(products_are_fused) {
     static const struct {
         ncclDataType_t datatype;
         float factor;  // with a mantissa as long as the type's
     } kCases[] = {
         {ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        const LlShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
-                               kFusedHidden};
-        ncclEpGroup_t group = ll_group_new(env, &shape);
+        const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
+                                kFusedHidden};
         LlRun run;
-        ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 7);
+        ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 7);
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
             for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
@@ -218,15 +210,14 @@ static void products_are_fused(EpEnv* env) {
         ll_dispatch(&run);
         check_fused(env, &run, kCases[i].factor);
         ll_run_close(&run);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
 }
 
 // Tensors of ncclEpTensorCreate instead of descriptors made by hand, and ids that are freed before
 // the handle is destroyed.
-static void tensors_of_the_library(EpEnv* env) {
-    const LlShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(tensors_of_the_library) {
+    const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 8);
     ll_prepare_dispatch(&run);
@@ -256,35 +247,4 @@ static void tensors_of_the_library(EpEnv* env) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(routing_styles),
-        EP_CASE(uneven_tokens),
-        EP_CASE(no_tokens_anywhere),
-        EP_CASE(every_top_k),
-        EP_CASE(widths),
-        EP_CASE(element_types),
-        EP_CASE(slots_are_filled),
-        EP_CASE(without_counter),
-        EP_CASE(rows_narrower_than_the_groups),
-        EP_CASE(products_are_fused),
-        EP_CASE(tensors_of_the_library),
-        EP_CASE(ll_repeated_operations),
-        EP_CASE(ll_ids_updated_in_place),
-        EP_CASE(ll_ids_masked_before_combine),
-        EP_CASE(ll_weights_follow_their_ids),
-        EP_CASE(ll_ids_permuted_before_combine),
-        EP_CASE(ll_bits_from_any_home),
-        EP_CASE(ll_interleaved_handles),
-        EP_CASE(ll_interleaved_groups),
-        EP_CASE(ll_unordered_streams),
-        EP_CASE(ll_thousand_operations),
-        EP_CASE(ll_handle_while_a_dispatch_waits),
-        EP_CASE(ll_handle_ends_before_its_operation),
-        EP_CASE(ll_beside_collectives),
-        EP_CASE(ll_nothing_is_sent_behind_a_failure),
-        EP_CASE(ll_no_sum_is_sent_without_its_weights),
-        EP_CASE(ll_nothing_is_sent_to_a_bank_in_use),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

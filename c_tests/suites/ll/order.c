@@ -1,26 +1,24 @@
 // Low-latency operations in every order: repeated, interleaved over handles and groups, on
 // unordered streams, with ids that change between operations, and a thousand back to back.
 #define _GNU_SOURCE  // usleep
-#include <stdatomic.h>
 #include <unistd.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kHidden = 40 };
 
-static LlShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
-    const LlShape shape = {2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
+static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
+    const RefShape shape = {2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
     return shape;
 }
 
 // No two runs of a program have the same data.
 static void open_runs(LlRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group,
-                      const LlShape* shape) {
+                      const RefShape* shape) {
     static unsigned opened;
     for (unsigned i = 0; i < count; ++i) {
         const unsigned n = opened++;
-        LlShape own = *shape;
+        RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
         ll_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
                          n % 3 != 0, 1000 + 1000 * (uint64_t)n);
@@ -36,11 +34,10 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void ll_repeated_operations(EpEnv* env) {
-    const LlShape shape = small_shape(env, 12, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(ll_repeated_operations) {
+    const RefShape shape = small_shape(env, 12, 3);
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 1);
+    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 1);
     for (unsigned i = 0; i < 7; ++i) ll_dispatch(&run);
     for (unsigned i = 0; i < 7; ++i) ll_combine(&run);
     ll_dispatch(&run);
@@ -48,14 +45,12 @@ void ll_repeated_operations(EpEnv* env) {
     for (unsigned i = 0; i < 3; ++i) ll_dispatch(&run);
     for (unsigned i = 0; i < 2; ++i) ll_combine(&run);
     ll_run_close(&run);
-    destroy(env, group);
 }
 
-void ll_ids_updated_in_place(EpEnv* env) {
-    const LlShape shape = small_shape(env, 12, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(ll_ids_updated_in_place) {
+    const RefShape shape = small_shape(env, 12, 3);
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 3);
+    ll_run_open_alone(&run, env, &shape, kRefDistinct, true, 3);
     for (unsigned i = 0; i < 2 * kRefNumStyles; ++i) {
         ll_dispatch(&run);
         ll_combine(&run);
@@ -64,14 +59,12 @@ void ll_ids_updated_in_place(EpEnv* env) {
                                        run.now->num_tokens, (RefStyle)(i % kRefNumStyles), 60 + i));
     }
     ll_run_close(&run);
-    destroy(env, group);
 }
 
-void ll_ids_masked_before_combine(EpEnv* env) {
-    const LlShape shape = small_shape(env, 16, 4);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(ll_ids_masked_before_combine) {
+    const RefShape shape = small_shape(env, 16, 4);
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefRepeating, true, 4);
+    ll_run_open_alone(&run, env, &shape, kRefRepeating, true, 4);
     for (unsigned every = 4; every >= 1; --every) {
         ll_dispatch(&run);
         ll_run_mask(&run, every);
@@ -80,13 +73,12 @@ void ll_ids_masked_before_combine(EpEnv* env) {
     ll_dispatch(&run);  // everything is masked now
     ll_combine(&run);
     ll_run_close(&run);
-    destroy(env, group);
 }
 
-void ll_interleaved_handles(EpEnv* env) {
+EP_TEST(ll_interleaved_handles) {
     enum { kRuns = 5 };
-    const LlShape shape = small_shape(env, 10, 4);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = small_shape(env, 10, 4);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun runs[kRuns];
     open_runs(runs, kRuns, env, group, &shape);
     for (unsigned i = 0; i < 3; ++i) {  // D(A) D(B) ... C(A) C(B) ...
@@ -102,11 +94,12 @@ void ll_interleaved_handles(EpEnv* env) {
     destroy(env, group);
 }
 
-void ll_interleaved_groups(EpEnv* env) {
-    const LlShape shapes[] = {small_shape(env, 10, 4), small_shape(env, 3, 2)};
+EP_TEST(ll_interleaved_groups) {
+    const RefShape shapes[] = {small_shape(env, 10, 4), small_shape(env, 3, 2)};
     ncclEpGroup_t groups[2];
     LlRun runs[4];
-    for (unsigned g = 0; g < 2; ++g) groups[g] = ll_group_new(env, &shapes[g]);
+    for (unsigned g = 0; g < 2; ++g)
+        groups[g] = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shapes[g]);
     for (unsigned g = 0; g < 2; ++g) open_runs(&runs[2 * g], 2, env, groups[g], &shapes[g]);
     for (unsigned i = 0; i < 3; ++i) {
         for (unsigned r = 0; r < 4; ++r) ll_dispatch(&runs[(r * 3 + i) % 4]);
@@ -122,17 +115,16 @@ void ll_interleaved_groups(EpEnv* env) {
 
 // Two handles on two streams: only the library orders their operations. In every second round each
 // combine is on the other stream than its dispatch.
-void ll_unordered_streams(EpEnv* env) {
+EP_TEST(ll_unordered_streams) {
     enum { kRuns = 2, kRounds = 20 };
-    const LlShape shape = small_shape(env, 16, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = small_shape(env, 16, 3);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     cudaStream_t streams[kRuns];
     LlRun runs[kRuns];
     ep_open_streams(streams, kRuns);
     open_runs(runs, kRuns, env, group, &shape);
     for (unsigned i = 0; i < kRounds; ++i) {
-        for (unsigned r = 0; r < kRuns; ++r) ll_prepare_dispatch(&runs[r]);
-        for (unsigned r = 0; r < kRuns; ++r) ll_prepare_combine(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ll_prepare(&runs[r]);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
@@ -141,8 +133,7 @@ void ll_unordered_streams(EpEnv* env) {
             EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[(r + i) % kRuns], false));
         }
         for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_CUDA(cudaStreamSynchronize(streams[r]));
-        for (unsigned r = 0; r < kRuns; ++r) ll_check_dispatch(&runs[r]);
-        for (unsigned r = 0; r < kRuns; ++r) ll_check_combine(&runs[r]);
+        for (unsigned r = 0; r < kRuns; ++r) ll_check(&runs[r]);
     }
     close_runs(runs, kRuns);
     ep_close_streams(streams, kRuns);
@@ -150,10 +141,11 @@ void ll_unordered_streams(EpEnv* env) {
 }
 
 // All inputs are ready beforehand. The host waits only now and then, and not on all ranks.
-void ll_thousand_operations(EpEnv* env) {
+EP_TEST(ll_thousand_operations) {
     enum { kRuns = 6, kOperations = 1000 };
-    const LlShape shape = small_shape(env, 4, 3);
-    ncclEpGroup_t groups[2] = {ll_group_new(env, &shape), ll_group_new(env, &shape)};
+    const RefShape shape = small_shape(env, 4, 3);
+    ncclEpGroup_t groups[2] = {ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape),
+                               ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape)};
     LlRun runs[kRuns];
     for (unsigned r = 0; r < kRuns; ++r) {
         open_runs(&runs[r], 1, env, groups[r % 2], &shape);
@@ -172,15 +164,11 @@ void ll_thousand_operations(EpEnv* env) {
                                : ll_launch_combine(run, env->stream, false));
         if (ep_random_below(&own, 50) == 0) {
             ep_sync(env);
-            ll_check_dispatch(run);
-            ll_check_combine(run);
+            ll_check(run);
         }
     }
     ep_sync(env);
-    for (unsigned r = 0; r < kRuns; ++r) {
-        ll_check_dispatch(&runs[r]);
-        ll_check_combine(&runs[r]);
-    }
+    for (unsigned r = 0; r < kRuns; ++r) ll_check(&runs[r]);
     close_runs(runs, kRuns);
     destroy(env, groups[0]);
     destroy(env, groups[1]);
@@ -188,23 +176,22 @@ void ll_thousand_operations(EpEnv* env) {
 
 // Creating a handle must wait for no other rank. Filling memory on a stream ordered with the
 // default one would wait: for a dispatch that waits for ranks that wait for their handles.
-void ll_handle_while_a_dispatch_waits(EpEnv* env) {
+EP_TEST(ll_handle_while_a_dispatch_waits) {
     enum { kHandles = 3 };
-    const LlShape shape = small_shape(env, 12, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+    const RefShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefMessy, false, 71);
     ll_prepare_dispatch(&run);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
-    EpView ids;
-    ep_view_2d(&ids, ref_buffer_data(&run.ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
-               shape.max_tokens, shape.top_k);
+    void* ids = ref_buffer_data(&run.ids);
     ncclEpHandle_t handles[kHandles];
     // The others dispatch once rank 0 has its handles.
     if (env->rank != 0) ep_barrier();
     EP_CHECK_NCCL(ll_launch_dispatch(&run, NULL, false));
     for (unsigned i = 0; i < kHandles; ++i) {
-        EP_CHECK_NCCL(ncclEpCreateHandle(&handles[i], group, &ids.tensor, NULL, 0, NULL, NULL, false));
+        EP_CHECK_NCCL(
+            ep_handle_create(&handles[i], group, ids, shape.max_tokens, shape.top_k, NULL));
     }
     if (env->rank == 0) ep_barrier();
     EP_CHECK_CUDA(cudaDeviceSynchronize());
@@ -214,33 +201,26 @@ void ll_handle_while_a_dispatch_waits(EpEnv* env) {
     destroy(env, group);
 }
 
-static void wait_for_gate(void* gate) {
-    while (atomic_load((atomic_bool*)gate)) usleep(100);
-}
-
 // A handle ends while its operation is still on the stream. The next one, with fewer tokens, which ranks of other nodes
 // hear of at once, must not change that operation.
-void ll_handle_ends_before_its_operation(EpEnv* env) {
-    const LlShape shape = small_shape(env, 12, 3);
-    ncclEpGroup_t group = ll_group_new(env, &shape);
+EP_TEST(ll_handle_ends_before_its_operation) {
+    const RefShape shape = small_shape(env, 12, 3);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned round = 0; round < 3; ++round) {
         LlRun run;
         ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 72 + round);
         ll_dispatch(&run);
         ll_prepare_dispatch(&run);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        atomic_bool gate;
-        atomic_init(&gate, true);
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(env->stream, wait_for_gate, &gate));
+        EpGate gate;
+        ep_gate_close(&gate, env->stream);
         EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
         EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
-        EpView ids;
-        ep_view_2d(&ids, ref_buffer_data(&run.ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1,
-                   shape.top_k);
         ncclEpHandle_t next = NULL;
-        EP_CHECK_NCCL(ncclEpCreateHandle(&next, group, &ids.tensor, NULL, 0, NULL, NULL, false));
+        EP_CHECK_NCCL(
+            ep_handle_create(&next, group, ref_buffer_data(&run.ids), 1, shape.top_k, NULL));
         usleep(50000);
-        atomic_store(&gate, false);
+        ep_gate_open(&gate);
         ep_sync(env);
         ll_check_dispatch(&run);
         EP_CHECK_NCCL(ncclEpHandleDestroy(next));

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "reference/ll_run.h"
-#include "suites/ll/cases.h"
 
 enum { kHidden = 16 };
 
@@ -58,12 +57,11 @@ static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
 
 // Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives
 // these sums.
-void ll_weights_follow_their_ids(EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
+EP_TEST(ll_weights_follow_their_ids) {
+    const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
-    ncclEpGroup_t group = ll_group_new(env, &shape);
     LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 21);
+    ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 21);
     RefRouting* routing = ref_routing_copy(run.now);
     for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
         for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) {
@@ -92,17 +90,15 @@ void ll_weights_follow_their_ids(EpEnv* env) {
     check_nan(&run, (int64_t[]){0, last}, 0x7fedcba9u);
     check_nan(&run, (int64_t[]){last, 0}, 0x7fedcba9u);
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
-void ll_ids_permuted_before_combine(EpEnv* env) {
+EP_TEST(ll_ids_permuted_before_combine) {
     static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank,
                                        kRefOneExpert};
     for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
-        const LlShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
-        ncclEpGroup_t group = ll_group_new(env, &shape);
+        const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
         LlRun run;
-        ll_run_open_with(&run, env, group, &shape, kStyles[i], i % 2 == 0, 30 + i);
+        ll_run_open_alone(&run, env, &shape, kStyles[i], i % 2 == 0, 30 + i);
         for (unsigned change = 0; change < kRefNumChanges; ++change) {
             ll_dispatch(&run);
             ll_run_change(&run, (RefChange)change);
@@ -111,6 +107,5 @@ void ll_ids_permuted_before_combine(EpEnv* env) {
             ll_combine(&run);
         }
         ll_run_close(&run);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
 }

@@ -20,8 +20,8 @@ class Play {
         : env_(env), config_(config), course_(env, config), handles_(config.handles.size()) {
         for (size_t i = 0; i < handles_.size(); ++i) {
             const HandlePlan& plan = config.handles[i];
-            const HtShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
-                                   plan.datatype, plan.hidden};
+            const RefShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
+                                    plan.datatype, plan.hidden};
             const HtOpening opening = {plan.rows, plan.counter, plan.seed};
             HtRun* run = &handles_[i].run;
             course_.MaybeDelay();

@@ -23,8 +23,8 @@ class Play {
         : env_(env), config_(config), course_(env, config), handles_(config.handles.size()) {
         for (size_t i = 0; i < handles_.size(); ++i) {
             const HandlePlan& plan = config.handles[i];
-            const LlShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
-                                   plan.datatype, plan.hidden};
+            const RefShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
+                                    plan.datatype, plan.hidden};
             LlRun* run = &handles_[i].run;
             ll_run_open_with(run, &env, group, &shape, plan.style, plan.uneven, plan.seed);
             run->variation = static_cast<unsigned>(plan.seed);

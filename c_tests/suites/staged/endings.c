@@ -3,7 +3,7 @@
 
 // Destroying a handle abandons its pending operation: its slot is free again, its peers continue,
 // and operations of other handles are right.
-void handle_destroyed_while_pending(EpEnv* env) {
+EP_TEST(handle_destroyed_while_pending) {
     enum { kRounds = 25 };
     Setup setup;
     set_up(&setup, env);
@@ -17,8 +17,7 @@ void handle_destroyed_while_pending(EpEnv* env) {
             send_combine(&given_up);
         }
         if (i % 4 == 2) send_dispatch(&runs[0]);
-        EP_CHECK_NCCL(ncclEpHandleDestroy(given_up.handle));
-        given_up.handle = NULL;
+        EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));
         ep_sync(env);
         ll_run_close(&given_up);
         if (i % 4 == 2) complete_dispatch(&runs[0], env->stream);
@@ -37,7 +36,7 @@ void handle_destroyed_while_pending(EpEnv* env) {
 
 // One rank abandons what the others complete. They receive everything, as that rank had sent its
 // part.
-void handle_destroyed_on_one_rank(EpEnv* env) {
+EP_TEST(handle_destroyed_on_one_rank) {
     enum { kRounds = 12 };
     Setup setup;
     set_up(&setup, env);
@@ -48,8 +47,7 @@ void handle_destroyed_on_one_rank(EpEnv* env) {
         if (combine) ll_dispatch(&run);
         combine ? send_combine(&run) : send_dispatch(&run);
         if (env->rank == (int)(i % (unsigned)env->size)) {
-            EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
-            run.handle = NULL;
+            EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
             ep_sync(env);
         } else {
             combine ? complete_combine(&run, setup.other) : complete_dispatch(&run, setup.other);
@@ -61,7 +59,7 @@ void handle_destroyed_on_one_rank(EpEnv* env) {
 }
 
 // Each rank may complete or abandon operations in its own order.
-void ended_in_another_order(EpEnv* env) {
+EP_TEST(ended_in_another_order) {
     enum { kRounds = 8 };
     Setup setup;
     set_up(&setup, env);
@@ -77,8 +75,7 @@ void ended_in_another_order(EpEnv* env) {
         open_run(&given_up, env, setup.group);
         send_dispatch(&given_up);
         if (!swaps) send_dispatch(first);
-        EP_CHECK_NCCL(ncclEpHandleDestroy(given_up.handle));
-        given_up.handle = NULL;
+        EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));
         if (swaps) send_dispatch(first);
         complete_dispatch(first, env->stream);
         ll_run_close(&given_up);
@@ -87,7 +84,7 @@ void ended_in_another_order(EpEnv* env) {
 }
 
 // One operation may stay in flight while others start and end.
-void one_stays_in_flight(EpEnv* env) {
+EP_TEST(one_stays_in_flight) {
     Setup setup;
     set_up(&setup, env);
     LlRun* runs = setup.runs;

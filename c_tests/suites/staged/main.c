@@ -2,12 +2,11 @@
 // between. Two may be in flight; a third, or another operation on a handle that has one, is
 // refused. A handle may be destroyed while one is pending.
 #define _DEFAULT_SOURCE  // usleep
-#include <stdatomic.h>
 #include <unistd.h>
 
 #include "suites/staged/staged.h"
 
-static void one_at_a_time(EpEnv* env) {
+EP_TEST(one_at_a_time) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -21,7 +20,7 @@ static void one_at_a_time(EpEnv* env) {
 }
 
 // The receive phase follows the send phase even if nothing else orders the two streams.
-static void completed_on_another_stream(EpEnv* env) {
+EP_TEST(completed_on_another_stream) {
     Setup setup;
     set_up(&setup, env);
     for (unsigned i = 0; i < 6; ++i) {
@@ -41,7 +40,7 @@ static void sleep_a_while(void* unused) {
 
 // On one rank the send phase is stuck behind other work of its stream, which still writes to the
 // output, while Complete already runs on another stream.
-static void completed_before_the_send_began(EpEnv* env) {
+EP_TEST(completed_before_the_send_began) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -61,13 +60,9 @@ static void completed_before_the_send_began(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void hold(void* gate) {
-    while (atomic_load((atomic_bool*)gate)) usleep(100);
-}
-
 // A combine on a third stream uses what its dispatch's receive phase leaves in the handle. That
 // phase is stuck behind other work until the combine has had time to run ahead.
-static void combined_while_the_receive_is_late(EpEnv* env) {
+EP_TEST(combined_while_the_receive_is_late) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -75,27 +70,25 @@ static void combined_while_the_receive_is_late(EpEnv* env) {
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&third, cudaStreamNonBlocking));
     for (unsigned i = 0; i < 4; ++i) {
         const bool stage = i % 2 != 0;
-        atomic_bool gate;
-        atomic_init(&gate, true);
+        EpGate gate;
         if (i > 0) ll_run_change(run, kRefReplace);
         send_dispatch(run);
         ll_prepare_combine(run);
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(setup.other, hold, &gate));
+        ep_gate_close(&gate, setup.other);
         EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, setup.other));
         EP_CHECK_NCCL(ll_launch_combine(run, third, stage));
         usleep(30000);
-        atomic_store(&gate, false);
+        ep_gate_open(&gate);
         if (stage) EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        ll_check_dispatch(run);
-        ll_check_combine(run);
+        ll_check(run);
     }
     EP_CHECK_CUDA(cudaStreamDestroy(third));
     tear_down(&setup, env);
 }
 
 // A second Complete, or one without any staged operation, succeeds and changes nothing.
-static void completed_twice(EpEnv* env) {
+EP_TEST(completed_twice) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -110,7 +103,7 @@ static void completed_twice(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void two_in_flight(EpEnv* env) {
+EP_TEST(two_in_flight) {
     Setup setup;
     set_up(&setup, env);
     LlRun* a = &setup.runs[0];
@@ -129,7 +122,7 @@ static void two_in_flight(EpEnv* env) {
 }
 
 // The schedule of two micro-batches: while one is computed on, the other travels.
-static void overlapping_micro_batches(EpEnv* env) {
+EP_TEST(overlapping_micro_batches) {
     Setup setup;
     set_up(&setup, env);
     LlRun* a = &setup.runs[0];
@@ -150,7 +143,7 @@ static void overlapping_micro_batches(EpEnv* env) {
 }
 
 // Two staged operations stay pending while other handles run many blocking ones.
-static void blocking_operations_meanwhile(EpEnv* env) {
+EP_TEST(blocking_operations_meanwhile) {
     enum { kPairs = 20 };
     Setup setup;
     set_up(&setup, env);
@@ -173,7 +166,7 @@ static void blocking_operations_meanwhile(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void inputs_overwritten_after_sending(EpEnv* env) {
+EP_TEST(inputs_overwritten_after_sending) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -191,7 +184,7 @@ static void inputs_overwritten_after_sending(EpEnv* env) {
 }
 
 // A refusal leaves the pending operations alone and sends nothing.
-static void third_is_refused(EpEnv* env) {
+EP_TEST(third_is_refused) {
     Setup setup;
     set_up(&setup, env);
     LlRun* runs = setup.runs;
@@ -211,7 +204,7 @@ static void third_is_refused(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-static void second_on_a_handle_is_refused(EpEnv* env) {
+EP_TEST(second_on_a_handle_is_refused) {
     Setup setup;
     set_up(&setup, env);
     LlRun* run = &setup.runs[0];
@@ -230,7 +223,7 @@ static void second_on_a_handle_is_refused(EpEnv* env) {
 }
 
 // One rank after the other is late, in sending or in receiving.
-static void late_ranks(EpEnv* env) {
+EP_TEST(late_ranks) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
     Setup setup;
     set_up(&setup, env);
@@ -254,24 +247,4 @@ static void late_ranks(EpEnv* env) {
     tear_down(&setup, env);
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(one_at_a_time),
-        EP_CASE(completed_on_another_stream),
-        EP_CASE(completed_before_the_send_began),
-        EP_CASE(combined_while_the_receive_is_late),
-        EP_CASE(completed_twice),
-        EP_CASE(two_in_flight),
-        EP_CASE(overlapping_micro_batches),
-        EP_CASE(blocking_operations_meanwhile),
-        EP_CASE(inputs_overwritten_after_sending),
-        EP_CASE(third_is_refused),
-        EP_CASE(second_on_a_handle_is_refused),
-        EP_CASE(handle_destroyed_while_pending),
-        EP_CASE(handle_destroyed_on_one_rank),
-        EP_CASE(ended_in_another_order),
-        EP_CASE(one_stays_in_flight),
-        EP_CASE(late_ranks),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -1,13 +1,13 @@
 #include "suites/staged/staged.h"
 
-static LlShape small_shape(const EpEnv* env) {
-    const LlShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
+static RefShape small_shape(const EpEnv* env) {
+    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
     return shape;
 }
 
 void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group) {
     static unsigned opened;
-    const LlShape shape = small_shape(env);
+    const RefShape shape = small_shape(env);
     const unsigned n = opened++;
     ll_run_open_with(run, env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
                      1000 + 1000 * (uint64_t)n);
@@ -15,8 +15,8 @@ void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group) {
 }
 
 void set_up(Setup* setup, EpEnv* env) {
-    const LlShape shape = small_shape(env);
-    setup->group = ll_group_new(env, &shape);
+    const RefShape shape = small_shape(env);
+    setup->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned r = 0; r < kMaxRuns; ++r) open_run(&setup->runs[r], env, setup->group);
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&setup->other, cudaStreamNonBlocking));
 }

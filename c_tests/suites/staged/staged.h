@@ -23,10 +23,4 @@ void complete(LlRun* run, cudaStream_t stream);  // and waits
 void complete_dispatch(LlRun* run, cudaStream_t stream);
 void complete_combine(LlRun* run, cudaStream_t stream);
 
-// Cases in a file of their own (endings.c).
-void handle_destroyed_while_pending(EpEnv* env);
-void handle_destroyed_on_one_rank(EpEnv* env);
-void ended_in_another_order(EpEnv* env);
-void one_stays_in_flight(EpEnv* env);
-
 #endif  // C_TESTS_SUITES_STAGED_STAGED_H_

@@ -181,10 +181,8 @@ unsigned stress_batch(Stress* stress, unsigned num_ops, bool snapshots) {
     ep_sync(stress->env);
     if (snapshots) check_and_close_history(&history);
     for (unsigned g = 0; g < kGroups; ++g) {
-        ncclResult_t failure = ncclSuccess;
         if (!snapshots) check_last_outputs(&stress->groups[g]);
-        EP_CHECK_NCCL(ncclEpGetAsyncError(stress->groups[g].group, &failure));
-        EP_CHECK_NCCL(failure);
+        EP_CHECK_NCCL(ep_group_state(stress->groups[g].group));
     }
     return num_ops + kGroups * kHandles;
 }

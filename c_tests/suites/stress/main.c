@@ -5,7 +5,6 @@
 //
 // --ops operations in all (400), compared after every --every (40). The seed (1) determines all.
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "suites/stress/stress.h"
@@ -14,16 +13,16 @@ enum { kDefaultOps = 400, kDefaultEvery = 40, kBatchesPerRound = 6 };
 enum { kMaxTokens = 24, kMaxTopK = 6, kMaxLocalExperts = 3, kMaxRowUnits = 32, kRowUnit = 16 };
 
 typedef struct {
-    uint64_t num_ops, every, seed;
+    unsigned num_ops, every, seed;
 } Options;
 
 static unsigned from_one_to(Stress* stress, unsigned most) {
     return 1 + (unsigned)ep_random_below(&stress->plan, most);
 }
 
-static LlShape random_shape(Stress* stress) {
+static RefShape random_shape(Stress* stress) {
     static const ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32};
-    LlShape shape;
+    RefShape shape;
     shape.num_experts = from_one_to(stress, kMaxLocalExperts) * (unsigned)stress->env->size;
     shape.max_tokens = from_one_to(stress, kMaxTokens);
     shape.top_k = from_one_to(stress, kMaxTopK);
@@ -36,7 +35,7 @@ static LlShape random_shape(Stress* stress) {
 static void open_group(Stress* stress, StressGroup* group) {
     memset(group, 0, sizeof(*group));
     group->shape = random_shape(stress);
-    group->group = ll_group_new(stress->env, &group->shape);
+    group->group = ref_group_new(stress->env, NCCL_EP_ALGO_LOW_LATENCY, &group->shape);
     for (unsigned h = 0; h < kHandles; ++h) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
         const bool uneven = ep_random_below(&stress->plan, 2) == 0;
@@ -60,30 +59,22 @@ static void run(const EpEnv* env, const Options* options) {
     while (done < options->num_ops) {
         for (unsigned g = 0; g < kGroups; ++g) open_group(&stress, &stress.groups[g]);
         for (unsigned i = 0; i < kBatchesPerRound && done < options->num_ops; ++i) {
-            done += stress_batch(&stress, (unsigned)options->every, i % 2 == 0);
+            done += stress_batch(&stress, options->every, i % 2 == 0);
         }
         for (unsigned g = 0; g < kGroups; ++g) close_group(&stress, &stress.groups[g]);
     }
     if (env->rank == 0) printf("%llu operations\n", (unsigned long long)done);
 }
 
-static bool read_options(int argc, char** argv, Options* options) {
-    for (int i = 1; i + 1 < argc; i += 2) {
-        uint64_t* value = strcmp(argv[i], "--ops") == 0     ? &options->num_ops
-                          : strcmp(argv[i], "--every") == 0 ? &options->every
-                          : strcmp(argv[i], "--seed") == 0  ? &options->seed
-                                                            : NULL;
-        if (value == NULL) return false;
-        *value = strtoull(argv[i + 1], NULL, 10);
-    }
-    return argc % 2 == 1 && options->every > 0 && options->every <= 100000;
-}
-
 int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
     Options options = {kDefaultOps, kDefaultEvery, 1};
-    if (!read_options(argc, argv, &options)) {
+    const EpOption table[] = {{"--ops", &options.num_ops, NULL},
+                              {"--every", &options.every, NULL},
+                              {"--seed", &options.seed, NULL}};
+    const bool good = ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL);
+    if (!good || options.every == 0 || options.every > 100000) {
         if (env.rank == 0) fprintf(stderr, "usage: test_stress [--ops N] [--every N] [--seed N]\n");
         ep_release(&env);
         return 2;

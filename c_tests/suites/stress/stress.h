@@ -17,7 +17,7 @@ typedef struct {
 
 typedef struct {
     ncclEpGroup_t group;
-    LlShape shape;
+    RefShape shape;
     StressHandle handles[kHandles];
     unsigned num_pending;
 } StressGroup;

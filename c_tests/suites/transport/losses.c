@@ -94,7 +94,7 @@ static void meet_the_loss(DeathRank* self, Way* way) {
     go_on(self);
 }
 
-void a_rank_is_killed(DeathRank* self) {
+DEATH_CASE(a_rank_is_killed, kVictimDies) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
@@ -110,7 +110,7 @@ void stop_for_good(DeathRank* self) {
 }
 
 // Nobody tells the others; their deadline does.
-void a_rank_stops(DeathRank* self) {
+DEATH_CASE(a_rank_stops, kVictimStops) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
@@ -138,13 +138,13 @@ static void expect_no_transport(DeathRank* self) {
 }
 
 // NCCL connects the ranks in the first operation of the communicator, and tries for long.
-void a_rank_dies_before_the_creation(DeathRank* self) {
+DEATH_CASE(a_rank_dies_before_the_creation, kVictimDies) {
     meet(self, kReady, self->env.size);
     if (is_victim(self)) die(self);
     expect_no_transport(self);
 }
 
-void a_rank_stops_before_the_creation(DeathRank* self) {
+DEATH_CASE(a_rank_stops_before_the_creation, kVictimStops) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     close_way(&way);
@@ -182,7 +182,7 @@ void a_rank_is_lost_in_the_creation(DeathRank* self) {
 }
 
 // A transport that was given up refuses, and ends what waits. One rank alone does so: others may see it.
-void giving_up_ends_what_waits(DeathRank* self) {
+DEATH_CASE(giving_up_ends_what_waits, kVictimLives) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);

@@ -15,15 +15,6 @@ void expect_end_of_stream(const DeathRank* self, double start);
 // Opens a communicator and a transport without the victim.
 void go_on(DeathRank* self);
 
-// Cases.
-void a_rank_is_killed(DeathRank* self);
-void a_rank_stops(DeathRank* self);
-void a_rank_dies_before_the_creation(DeathRank* self);
-void a_rank_stops_before_the_creation(DeathRank* self);
 void a_rank_is_lost_in_the_creation(DeathRank* self);
-void giving_up_ends_what_waits(DeathRank* self);
-void a_rank_stops_before_a_replay(DeathRank* self);  // replay.c; needs graphs
-void a_rank_stops_before_a_long_replay(DeathRank* self);
-void a_rank_dies_before_a_long_replay(DeathRank* self);
 
 #endif  // C_TESTS_SUITES_TRANSPORT_LOSSES_H_

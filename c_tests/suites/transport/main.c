@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "forked/survivors.h"
-#include "suites/transport/large.h"
 #include "suites/transport/losses.h"
 #include "suites/transport/stages.h"
 #include "suites/transport/way.h"
@@ -24,7 +23,7 @@ enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 5
 
 // ---- Everybody lives ---------------------------------------------------------------------------
 
-static void messages_arrive(DeathRank* self) {
+DEATH_CASE(messages_arrive, kVictimLives) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     EP_CHECK(is_member(way.forwarded, way.num_forwarded, self->env.rank));
@@ -36,8 +35,27 @@ static void messages_arrive(DeathRank* self) {
     EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
 }
 
+// More than the bytes from which on two ranks exchange in another way (src/backend/nccl/own.rs).
+enum { kLargeBytes = (3 << 20) + 4100, kSmallBytes = 100, kMixes = 4 };
+
+static size_t large_or_small(size_t from, size_t to, unsigned mix) {
+    (void)to;
+    return mix >> (from % 2) & 1 ? kLargeBytes : kSmallBytes;
+}
+
+// All mixes of large and small messages between ranks with even and with odd numbers.
+DEATH_CASE(large_messages_arrive, kVictimLives) {
+    static const Sizes kSizes = {kLargeBytes, 1, large_or_small};
+    Way way;
+    EP_REQUIRE(open_way_of(&way, self, &self->env, &kSizes) == 0);
+    exchange_rounds(&way, kMixes, self->env.stream);
+    EP_CHECK_EQ_I64(epProbeRailFaults(way.rail), 0);
+    close_way(&way);
+    EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
+}
+
 // Two transports at once, one on a stream of its own, and one after them.
-static void transports_are_apart(DeathRank* self) {
+DEATH_CASE(transports_are_apart, kVictimLives) {
     Way ways[2];
     cudaStream_t stream;
     ep_open_streams(&stream, 1);
@@ -56,7 +74,7 @@ static void transports_are_apart(DeathRank* self) {
 }
 
 // A transport that ends while its operations are on the stream lets them come to their end.
-static void the_end_waits_for_operations(DeathRank* self) {
+DEATH_CASE(the_end_waits_for_operations, kVictimLives) {
     Way way;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
@@ -75,7 +93,7 @@ static void the_end_waits_for_operations(DeathRank* self) {
 }
 
 // One rank gives no node: no rank gets a transport, the next time all do.
-static void a_refusal_is_told(DeathRank* self) {
+DEATH_CASE(a_refusal_is_told, kVictimLives) {
     EpProbeRail* rail = NULL;
     const EpEnv* env = &self->env;
     const char* node = is_victim(self) ? NULL : "somewhere";
@@ -96,15 +114,8 @@ static void a_refusal_is_told(DeathRank* self) {
 
 // ---- The program -------------------------------------------------------------------------------
 
-// The parent kills the victim when the others have ended.
-static void leave_alone(SharedState* shared, int num_ranks, pid_t victim) {
-    (void)shared;
-    (void)num_ranks;
-    (void)victim;
-}
-
 // Decides when.
-static uint64_t g_random = 5;
+static uint64_t g_random;
 
 static void lose_in_the_creation(SharedState* shared, int num_ranks, pid_t victim, int by) {
     // About as long as a creation takes.
@@ -123,82 +134,75 @@ static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victi
     lose_in_the_creation(shared, num_ranks, victim, SIGSTOP);
 }
 
-static const DeathCase kCases[] = {
-    {"messages_arrive", messages_arrive, false, NULL, claim_node},
-    {"large_messages_arrive", large_messages_arrive, false, NULL, claim_node},
-    {"transports_are_apart", transports_are_apart, false, NULL, claim_node},
-    {"the_end_waits_for_operations", the_end_waits_for_operations, false, NULL, claim_node},
-    {"a_refusal_is_told", a_refusal_is_told, false, NULL, claim_node},
-    {"a_rank_is_killed", a_rank_is_killed, true, NULL, claim_node},
-    {"a_rank_stops", a_rank_stops, true, leave_alone, claim_node},
-    {"a_rank_dies_before_the_creation", a_rank_dies_before_the_creation, true, NULL,
-     claim_node},
-    {"a_rank_stops_before_the_creation", a_rank_stops_before_the_creation, true, leave_alone,
-     claim_node},
-    {"a_rank_is_killed_in_the_creation", a_rank_is_lost_in_the_creation, true,
-     kill_in_the_creation, claim_node},
-    {"a_rank_stops_in_the_creation", a_rank_is_lost_in_the_creation, true, stop_in_the_creation,
-     claim_node},
-    {"a_rank_stops_before_a_replay", a_rank_stops_before_a_replay, true, leave_alone, claim_node},
-    {"a_rank_stops_before_a_long_replay", a_rank_stops_before_a_long_replay, true, leave_alone,
-     claim_node},
-    {"a_rank_dies_before_a_long_replay", a_rank_dies_before_a_long_replay, true, NULL, claim_node},
-    {"giving_up_ends_what_waits", giving_up_ends_what_waits, false, NULL, claim_node},
-};
-
-// Whether the split is one of the former for so many ranks.
-static bool is_known(unsigned split, int ranks) {
-    for (unsigned former = 0; former < split; ++former) {
-        int same = 0;
-        for (int rank = 0; rank < ranks; ++rank) {
-            same += kSplits[former].node_of(rank, ranks) == kSplits[split].node_of(rank, ranks);
-        }
-        if (same == ranks) return true;
-    }
-    return false;
+DISTURBED_CASE(a_rank_is_killed_in_the_creation, kVictimDies, kill_in_the_creation) {
+    a_rank_is_lost_in_the_creation(self);
 }
 
-static void run_in_splits(const DeathCase* test, DeathSetting setting, int losses) {
-    const int times = test->run == a_rank_is_lost_in_the_creation ? losses : 1;
+DISTURBED_CASE(a_rank_stops_in_the_creation, kVictimStops, stop_in_the_creation) {
+    a_rank_is_lost_in_the_creation(self);
+}
+
+// How the ranks of a case are dealt over nodes.
+typedef struct {
+    const char* name;
+    int (*node_of)(int rank, int ranks);
+} Split;
+
+static int halves(int rank, int ranks) { return rank < (ranks + 1) / 2 ? 0 : 1; }
+static int interleaved(int rank, int ranks) { return ranks > 1 ? rank % 2 : 0; }
+static int apart(int rank, int ranks) { return ranks > 1 ? rank : 0; }
+static int one_alone(int rank, int ranks) { return rank == ranks - 1 ? 1 : 0; }
+static int one_first(int rank, int ranks) { return ranks > 1 && rank > 0 ? 1 : 0; }
+
+static const Split kSplits[] = {{"halves", halves},
+                                {"interleaved", interleaved},
+                                {"apart", apart},
+                                {"one_alone", one_alone},
+                                {"one_first", one_first}};
+enum { kNumSplits = sizeof(kSplits) / sizeof(kSplits[0]) };
+
+static void run_in_splits(const DeathCase* test, DeathSetting setting, unsigned losses) {
+    const unsigned times = strstr(test->name, "_in_the_creation") != NULL ? losses : 1;
+    char nodes[kNumSplits][kMaxRanks + 1] = {{0}};
     for (unsigned i = 0; i < kNumSplits; ++i) {
-        if (is_known(i, setting.num_ranks)) continue;
-        EP_REQUIRE(setenv("EP_TEST_SPLIT", kSplits[i].name, 1) == 0);
+        for (int rank = 0; rank < setting.num_ranks; ++rank) {
+            nodes[i][rank] = (char)('A' + kSplits[i].node_of(rank, setting.num_ranks));
+        }
+        // Few ranks are dealt alike in several splits.
+        unsigned first = 0;
+        while (strcmp(nodes[first], nodes[i]) != 0) ++first;
+        if (first < i) continue;
+        setting.split = nodes[i];
         const uint64_t failed_before = ep_failed();
-        for (int time = 0; time < times; ++time) run_death_case(test, setting);
-        printf("%-36s %-11s %s\n", test->name, kSplits[i].name,
-               ep_failed() == failed_before ? "ok" : "FAILED");
-        fflush(stdout);
+        for (unsigned time = 0; time < times; ++time) run_death_case(test, setting);
+        char name[64];
+        snprintf(name, sizeof(name), "%-36s %s", test->name, kSplits[i].name);
+        print_outcome(name, failed_before);
     }
 }
 
 int main(int argc, char** argv) {
-    int num_ranks = kDefaultRanks;
-    int losses = ep_on_hostsim() ? 1 : 2;
+    unsigned num_ranks = kDefaultRanks;
+    unsigned seed = 5;
+    unsigned losses = ep_on_hostsim() ? 1 : 2;
     const char* word = "";
-    for (int i = 1; i < argc; ++i) {
-        if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc) {
-            num_ranks = atoi(argv[++i]);
-        } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
-            g_random = strtoull(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--times") == 0 && i + 1 < argc) {
-            losses = atoi(argv[++i]);
-        } else {
-            word = argv[i];
-        }
-    }
-    if (num_ranks < 2 || num_ranks > kMaxRanks) {
+    const EpOption table[] = {
+        {"--ranks", &num_ranks, NULL}, {"--seed", &seed, NULL}, {"--times", &losses, NULL}};
+    if (!ep_read_options(argc, argv, table, 3, &word) || num_ranks < 2 || num_ranks > kMaxRanks) {
         fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [--times N] [WORD]\n",
                 kMaxRanks);
         return 2;
     }
-    const DeathSetting setting = {num_ranks, num_ranks - 1,
+    // All ranks are on one machine, unless somebody says otherwise.
+    EP_REQUIRE(setenv("NCCL_SOCKET_IFNAME", "lo", 0) == 0);
+    EP_REQUIRE(setenv("NCCL_IB_DISABLE", "1", 0) == 0);
+    g_random = seed;
+    const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1,
                                   timeout_from_environment(kDefaultTimeoutMs), kSlackMs, ""};
-    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    for (const DeathCase* test = death_cases(); test != NULL; test = test->next) {
         // The CPU backend captures nothing.
-        if (strstr(kCases[i].name, "_replay") != NULL && ep_on_host_backend()) continue;
-        if (strstr(kCases[i].name, word) != NULL) run_in_splits(&kCases[i], setting, losses);
+        if (strstr(test->name, "_replay") != NULL && ep_on_host_backend()) continue;
+        if (strstr(test->name, word) != NULL) run_in_splits(test, setting, losses);
     }
-    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
-           (unsigned long long)ep_failed());
-    return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
+    return end_program();
 }

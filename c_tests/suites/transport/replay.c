@@ -38,7 +38,7 @@ static void stop_victim(DeathRank* self) {
     wait_for_loss(self);
 }
 
-void a_rank_stops_before_a_replay(DeathRank* self) {
+DEATH_CASE(a_rank_stops_before_a_replay, kVictimStops) {
     Way way;
     cudaStream_t stream = self->env.stream;
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
@@ -92,6 +92,10 @@ static void lose_before_a_long_replay(DeathRank* self, void (*lose)(DeathRank* s
     go_on(self);
 }
 
-void a_rank_stops_before_a_long_replay(DeathRank* self) { lose_before_a_long_replay(self, stop_victim); }
+DEATH_CASE(a_rank_stops_before_a_long_replay, kVictimStops) {
+    lose_before_a_long_replay(self, stop_victim);
+}
 
-void a_rank_dies_before_a_long_replay(DeathRank* self) { lose_before_a_long_replay(self, lose_victim); }
+DEATH_CASE(a_rank_dies_before_a_long_replay, kVictimDies) {
+    lose_before_a_long_replay(self, lose_victim);
+}

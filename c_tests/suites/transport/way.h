@@ -5,30 +5,25 @@
 #include "forked/ranks.h"
 #include "suites/transport/probe.h"
 
-enum { kMostBytes = 300000, kOpsInFlight = 6 };
+enum { kOpsInFlight = 6 };
 
-// How the ranks of a case are dealt over nodes: EP_TEST_SPLIT of the process, one of the names in way.c.
+// How many bytes messages have, and how many operations are in flight.
 typedef struct {
-    const char* name;
-    int (*node_of)(int rank, int ranks);
-} Split;
-extern const Split kSplits[];
-extern const unsigned kNumSplits;
-// The split that this process runs.
-const Split* split_of_process(void);
-
-// Makes NCCL take this rank for one on another node than the others; before its first call.
-void claim_node(DeathRank* self);
+    size_t most;
+    unsigned ops;  // at most kOpsInFlight
+    size_t (*of)(size_t from, size_t to, unsigned op);
+} Sizes;
 
 typedef struct {
     const DeathRank* self;
     const EpEnv* env;  // its ranks and communicator
     EpProbeRail* rail;
+    const Sizes* sizes;
     size_t rail_peers[kMaxRanks];
     size_t num_rail_peers;
     size_t forwarded[kMaxRanks];
     size_t num_forwarded;
-    // Of each operation in flight: what this rank sends to each rail peer, and what comes from each forwarded rank.
+    // Of each operation in flight: what this rank sends to each rail peer, and what comes from each source.
     unsigned char* sent[kOpsInFlight];
     unsigned char* received[kOpsInFlight];
 } Way;
@@ -36,8 +31,10 @@ typedef struct {
 // Whether `rank` is one of the ranks.
 bool is_member(const size_t* ranks, size_t count, int rank);
 
-// Opens a transport over the communicator of `env`; 0, or the number of NCCL's result.
+// Opens a transport over the communicator of `env` for a rank on the node NCCL_HOSTID; 0, or the
+// number of NCCL's result.
 int open_way(Way* way, const DeathRank* self, const EpEnv* env);
+int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes);
 void close_way(Way* way);
 
 // Enqueues operation `op`, an exchange.

@@ -87,10 +87,8 @@ typedef struct {
 static void open_first(const EpEnv* env, First* first, const Side* side) {
     first->group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts_of(env), kMostTokens,
                                    kHidden * sizeof(uint16_t));
-    EpView ids;
-    ep_view_2d(&ids, side->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&first->handle, first->group, &ids.tensor, NULL, 0, NULL,
-                                       env->stream, false));
+    EP_REQUIRE_NCCL(
+        ep_handle_create(&first->handle, first->group, side->ids, kTokens, kTopK, env->stream));
     ep_view_2d(&first->home, side->rows.home, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens,
                kHidden);
     ep_view_3d(&first->away, side->rows.away, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
@@ -171,7 +169,7 @@ static void update_elsewhere(EpProbeRoute* route, Side* side) {
     side->ids = elsewhere;
 }
 
-static void both_work_at_once(EpEnv* env) {
+EP_TEST(both_work_at_once) {
     const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden};
     ncclComm_t comm = another_comm(env);
     Side sides[2];
@@ -206,7 +204,7 @@ static void both_work_at_once(EpEnv* env) {
     close_side(&sides[1]);
 }
 
-static void each_refuses_in_words_of_its_own(EpEnv* env) {
+EP_TEST(each_refuses_in_words_of_its_own) {
     const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden / 2};
     ncclComm_t comm = another_comm(env);
     Side side;
@@ -234,7 +232,7 @@ static void each_refuses_in_words_of_its_own(EpEnv* env) {
 }
 
 // Other ranks hear of a refusal in the words of the library that they call.
-static void other_ranks_are_told_in_its_words(EpEnv* env) {
+EP_TEST(other_ranks_are_told_in_its_words) {
     if (env->size < 2) {
         ep_skip("needs another rank");
         return;
@@ -251,11 +249,4 @@ static void other_ranks_are_told_in_its_words(EpEnv* env) {
     EP_CHECK_NCCL(ncclCommDestroy(comm));
 }
 
-int main(int argc, char** argv) {
-    static const EpCase kCases[] = {
-        EP_CASE(both_work_at_once),
-        EP_CASE(each_refuses_in_words_of_its_own),
-        EP_CASE(other_ranks_are_told_in_its_words),
-    };
-    return ep_main(argc, argv, kCases, sizeof(kCases) / sizeof(kCases[0]));
-}
+int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -11,7 +11,7 @@
 //! | `heap`, `arena` | the register of all memory, with poison and guards |
 //! | `queue`, [`error`] | a stream's worker; error numbers, the calling thread's last error |
 //!
-//! Imports go down this table only; `tests/hostsim/layering.rs` fails on a circle.
+//! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
 
 mod arena;
 mod boundary;

@@ -13,7 +13,7 @@
 //! | `delay` | random delays of operations |
 //! | [`unique_id`], [`error`], `datatype`, `reduce` | ids, result codes, element types, sums |
 //!
-//! Imports go down this table only; `tests/hostsim/layering.rs` fails on a circle.
+//! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
 
 pub mod api;
 mod argument;

@@ -15,7 +15,6 @@ mod failures;
 mod graphs;
 mod groups;
 mod kit;
-mod layering;
 mod memory;
 mod messages;
 mod streams;

@@ -1,5 +1,4 @@
 //! What a rank contributes to an exchange: a seal, a verdict, a payload.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Formatter, Result};
 use crate::model::hash::fnv1a;

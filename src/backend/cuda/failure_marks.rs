@@ -1,5 +1,4 @@
 //! Words on the device that tell kernels of a failure that none of them has seen.
-#![forbid(unsafe_code)]
 
 use crate::backend::device::Memory;
 use crate::model::tensor::DevPtr;

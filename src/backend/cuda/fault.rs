@@ -1,5 +1,4 @@
 //! What the kernels report when another rank does not come, or comes with something else.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;

@@ -1,5 +1,4 @@
 //! One rank's side of a group on GPUs: its kernels, its window, and the windows of its peers.
-#![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::memory::CudaMemory;

@@ -1,5 +1,4 @@
 //! What every kernel of an open group needs: loaded kernels, peers' windows, deadline.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;

@@ -2,7 +2,6 @@
 //!
 //! Opening proceeds in steps that all ranks leave together: what fails on one rank fails on all, and no
 //! kernel waits for a rank that gave up before.
-#![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;

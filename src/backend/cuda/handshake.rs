@@ -2,7 +2,6 @@
 //!
 //! Every rank announces its part to its rail peers when the handle is made, which is why all ranks must make their
 //! handles in one order. HT waits for what the others announce at once, LL in the first operation.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};

@@ -2,7 +2,6 @@
 //!
 //! A kernel is named by the function that is called like it. `cuda/params/kernels.h` is generated from the list
 //! (`tests/kernel_params.rs`); definitions in `cuda/` have their parameters and bounds from there.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;

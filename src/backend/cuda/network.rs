@@ -1,6 +1,5 @@
 //! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
 //! network does to the group.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;

@@ -5,7 +5,6 @@
 //! event is recorded after every operation, as its stream may be destroyed before another one waits
 //! on it. This costs the host 0.1 to 0.4 us; a counter of finished blocks would take longer on the
 //! device (`docs/development/host-time.md`).
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};
 use crate::backend::cuda::driver::event::Event;

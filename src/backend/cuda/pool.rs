@@ -1,6 +1,5 @@
 //! Device memory of handles, kept for later handles, because allocating and freeing wait for the
 //! device.
-#![forbid(unsafe_code)]
 
 use crate::error::Result;
 use parking_lot::Mutex;

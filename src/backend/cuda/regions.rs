@@ -1,5 +1,4 @@
 //! Sizes for the kernels: regions within an allocation, and numbers in the kernels' integer type.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 

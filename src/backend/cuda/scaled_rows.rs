@@ -1,5 +1,4 @@
 //! Rows with scales as kernels take them, and the word by which ranks agree on the scales.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::{ScaleView, ScaledRows, Scales};
 use crate::backend::cuda::regions::to_u32;

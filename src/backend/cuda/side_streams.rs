@@ -2,7 +2,6 @@
 //!
 //! Joining a capture makes a stream part of it until EndCapture, even if it was joined back before. So each open
 //! capture has a stream of its own here, and work outside of graphs has one that no capture ever gets.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::event::MOST_CAPTURES;

@@ -1,6 +1,5 @@
 //! The cast of rows to e4m3 with scales, in software: the oracle that all kernels must equal bit
 //! for bit. `docs/formats.md` has the formula.
-#![forbid(unsafe_code)]
 
 use crate::model::scales::{Cast, ScaleForm};
 

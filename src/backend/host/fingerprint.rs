@@ -1,6 +1,5 @@
 //! The fingerprint of an operation, the same on all its ranks. Every message begins with it, so a rank that makes
 //! another call is named, and its message is never misread.
-#![forbid(unsafe_code)]
 
 use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};

@@ -1,5 +1,4 @@
 //! Opening a group on this backend, and running its operations on the caller's streams.
-#![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;

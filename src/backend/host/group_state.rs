@@ -1,5 +1,4 @@
 //! The state that all handles of a group share, and how operations get onto the caller's streams.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults;
 use crate::backend::host::mailboxes::Mailboxes;

@@ -8,7 +8,6 @@
 //! Why no wait is endless: at most two operations are staged, each holds one bank, and the other
 //! banks are released by receive phases that only wait for posts of the same epoch. Every wait has
 //! a deadline all the same.
-#![forbid(unsafe_code)]
 
 use crate::backend::host::message::Message;
 use crate::backend::host::window::{BANKS, Bank, Window};

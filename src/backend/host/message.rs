@@ -1,7 +1,6 @@
 //! The message that one rank posts for an operation: a sequence of numbers and bytes.
 //!
 //! The reader reads in the order of writing, so there are no offsets to agree on.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;

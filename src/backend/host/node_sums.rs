@@ -7,7 +7,6 @@
 //!
 //! Invariant sums (`model::group::NodeSums`) round the home's part, too, and go through the nodes
 //! in ascending order, so that nothing depends on where a token is at home.
-#![forbid(unsafe_code)]
 
 use crate::backend::host::numeric;
 use crate::error::Result;

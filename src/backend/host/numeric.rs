@@ -1,5 +1,4 @@
 //! Arithmetic on rows: fp32 accumulation of bf16, f16 and f32 elements, one rounding at the end.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;

@@ -1,6 +1,5 @@
 //! The order of a group's operations on this rank, across streams: each begins after the one before
 //! it. Receive phases of staged operations have an order of their own, per handle (`ll`).
-#![forbid(unsafe_code)]
 
 use parking_lot::{Condvar, Mutex};
 

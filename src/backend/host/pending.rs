@@ -1,5 +1,4 @@
 //! What a group of the CPU backend has enqueued.
-#![forbid(unsafe_code)]
 
 use crate::backend::quiescence::{Graphs, Works};
 use crate::error::Result;

@@ -1,5 +1,4 @@
 //! Rows of a tensor as bytes.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use std::ops::Range;

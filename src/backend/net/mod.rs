@@ -17,6 +17,5 @@
 //! - the failure that has ended it, for the host, and an end after which no other node writes to this one.
 //!
 //! It needs no watchdog, no marks and no aborts: its waits are those of the group's own kernels.
-#![forbid(unsafe_code)]
 
 pub mod two_sided;

@@ -1,5 +1,4 @@
 //! The text of each rule, as it follows the argument that breaks it.
-#![forbid(unsafe_code)]
 
 use super::{Argument, code_name};
 use nccl_ep_core::error::refusal::{AmongRanks, Extent, InSequence, OfSettings, OfTensor, Rule};

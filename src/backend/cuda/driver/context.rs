@@ -2,7 +2,6 @@
 //!
 //! Every call into the driver happens inside [`Context::enter`], which pushes the context on the
 //! calling thread and pops it again: the caller's current context never changes.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;

@@ -4,7 +4,6 @@
 //! exchange, when no exchange of ours can hold that up. They stay when no group is left: the driver keeps
 //! most of what a load took when it unloads (`docs/development/host-time.md`), so a process
 //! whose groups come and go would grow. A context that is destroyed or reset ends both.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context_handle::{ContextId, Held};

@@ -1,5 +1,4 @@
 //! What the rest of the library asks of a group's GPU: memory, copies, streams and marks.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;

@@ -3,7 +3,6 @@
 //! An operation begins with a kernel of one warp, which writes the time to a place in host memory, and ends with one
 //! that writes zero. So a look is a read of memory: no call of the driver that a busy device could hold up. Copies of
 //! words instead of kernels took more than three times as long (`docs/development/host-time.md`).
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;

@@ -4,7 +4,6 @@
 //! Creation does not wait for the other ranks, so a rank may get a handle on which the ranks
 //! disagree. Its kernel finds that out, and then nothing runs on the handle: calls are refused once
 //! the host knows, and operations that were enqueued earlier fail.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::ht::{
     HT_DISAGREED, HT_DISAGREED_RANK_SHIFT, HT_DISAGREED_TOP_K, HT_VERDICT_CODE_SHIFT,

@@ -1,5 +1,4 @@
 //! What ranks do not agree on in high throughput, as kernels report it.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::ht::agreement::disagreement;

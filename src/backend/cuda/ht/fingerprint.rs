@@ -1,7 +1,6 @@
 //! The fingerprint: what ranks must agree on in an HT operation. It travels with every row.
 //!
 //! The kernels only compare it and need not know its fields.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::params::ht::{

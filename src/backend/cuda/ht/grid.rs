@@ -2,7 +2,6 @@
 //!
 //! Each rank decides for itself. Rows are announced one by one, so no rank needs to know how many
 //! blocks of another send or receive.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES,

@@ -1,5 +1,4 @@
 //! The device memory of an HT handle.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};

@@ -1,5 +1,4 @@
 //! High-throughput operations: checked operation -> kernel parameters -> launch.
-#![forbid(unsafe_code)]
 
 mod agreement;
 pub mod fault;

@@ -1,6 +1,5 @@
 //! The plan of HT kernels, made before they start: regions of the window, shares of shared memory,
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};

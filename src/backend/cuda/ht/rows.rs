@@ -1,5 +1,4 @@
 //! The rows of an HT operation: what travels of them, and how they pass through a warp's shared memory.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::ht::HT_STAMP_BYTES;
 use crate::model::group::ROW_ALIGN;

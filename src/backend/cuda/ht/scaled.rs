@@ -1,5 +1,4 @@
 //! The rows of a dispatch with scales, as its kernels take them.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::saturated;

@@ -1,5 +1,4 @@
 //! The state that the HT handles of a group share, on one node and on several.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver;

@@ -1,6 +1,5 @@
 //! The exchanges of an LL operation over several nodes. Each is one message per rank, as each costs the network's
 //! latency.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ll::messages::{HEADER_BYTES, Leg};

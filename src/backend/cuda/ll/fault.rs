@@ -1,5 +1,4 @@
 //! What ranks do not agree on in a low-latency operation, as its kernels report it.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;

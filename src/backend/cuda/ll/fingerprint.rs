@@ -1,6 +1,5 @@
 //! The fingerprint: what all ranks must agree on in an LL operation. Ranks exchange it first, in one
 //! word.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LL_MAX_TOP_K;

@@ -1,5 +1,4 @@
 //! An LL handle: its memory, and the parameters of the kernels that run its operations.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};

@@ -1,6 +1,5 @@
 //! How a handle's operations are launched: the part that a launch runs, its grid, and the chunks in which rows travel.
 //! One warp moves a chunk.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::params::ll::{

@@ -1,5 +1,4 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
-#![forbid(unsafe_code)]
 
 mod exchanges;
 pub mod fault;

@@ -1,6 +1,5 @@
 //! What LL operations over several nodes have beside those on one: memory for what crosses the network, and the order
 //! of what runs behind the caller's own work.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::CudaMemory;

@@ -7,7 +7,6 @@
 //!
 //! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
 //! what waits for the network, except for the weights, without which expert ranks cannot sum.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;

@@ -1,7 +1,6 @@
 //! The plan of LL kernels, made before they start: regions of the window, chunks of rows, grids.
 //!
 //! Pure functions of the group's facts and of an operation's shape.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{

@@ -5,7 +5,6 @@
 //! (`cuda/ll/protocol.cuh`). The session chooses the slot, so that all ranks use the same. On any
 //! streams, a send phase runs after the slot's last receive phase, and a receive phase after its
 //! send phase.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};
 use crate::backend::cuda::driver::event::Event;

@@ -1,5 +1,4 @@
 //! What the kernels of both modes and the self test have in common: peers, waits, the report of a fault.
-#![forbid(unsafe_code)]
 
 /// Most ranks of a group: the GPUs of the largest NVLink domain.
 pub const MAX_PEERS: usize = 72;

@@ -1,5 +1,4 @@
 //! Parameters of the high-throughput kernels.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 

@@ -3,7 +3,6 @@
 //! Every rank *forwards* tokens on its node: its own, and those of the remote ranks whose rail peer it is. These
 //! *forwarded ranks* have numbers: itself 0. A rank's tokens are divided into *chunks*, as many on all ranks; an
 //! operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::{
     MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,

@@ -1,5 +1,4 @@
 //! Parameters of the low-latency kernels.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::{
     MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,

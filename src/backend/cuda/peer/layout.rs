@@ -1,5 +1,4 @@
 //! The layout of a rank's window.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::SELFTEST_SLOT_BYTES;
 use crate::backend::cuda::peer::teardown::WORD_BYTES;

@@ -2,7 +2,6 @@
 //!
 //! The system's process id is not enough: containers on one machine number their processes
 //! separately.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use once_cell::sync::OnceCell;

@@ -1,6 +1,5 @@
 //! Runs `cuda/selftest.cu` when a group opens. It proves mapping, ordering and launching, and
 //! reports their failures while all ranks still take part.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;

@@ -12,7 +12,6 @@
 //!
 //! A word that comes late must not be taken for one of the next group that has the window. So a window with words
 //! serves again only behind something that follows each rank's last word: an exchange of the ranks, or those words.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::device::Memory;

@@ -1,5 +1,4 @@
 //! Unit tests of the teardown: its words, and ranks that come at the deadline.
-#![forbid(unsafe_code)]
 
 use super::*;
 use crate::model::node_view::tests::view;

@@ -3,7 +3,6 @@
 //! Ranks of one process use each other's addresses. Others map an exported handle (CUDA IPC), which
 //! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
 //! another provider of mappings needs no change elsewhere.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};

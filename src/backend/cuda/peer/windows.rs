@@ -1,5 +1,4 @@
 //! The windows that a group's ranks map, from mapping to teardown.
-#![forbid(unsafe_code)]
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::memory::CudaMemory;

@@ -1,6 +1,5 @@
 //! The routing of an HT handle: which rank sends which token where. Computed once per handle from
 //! the ids of all ranks.
-#![forbid(unsafe_code)]
 
 use crate::backend::host::numeric;
 use crate::error::{Code, Error, Result};

@@ -5,7 +5,6 @@
 //! combine are matched with the dispatched ones by their ids: the m-th entry that names an expert
 //! matches the m-th one dispatched to it, and any further ones match the last. An id that was not
 //! dispatched counts as masked. A dispatched entry without a match takes no part.
-#![forbid(unsafe_code)]
 
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;

@@ -9,7 +9,6 @@
 //! only then (`bench/abort_calls.cu`).
 //!
 //! If ranks of this node destroy it at different times, NCCL picks the moment.
-#![forbid(unsafe_code)]
 
 use crate::backend::detached;
 use crate::backend::device::Device;

@@ -4,7 +4,6 @@
 //! of the driver, which may block on the very operations to be aborted. So a thread does it, and aborts them after
 //! that; if it takes too long, the watchdog aborts them. Nothing else waits meanwhile: other groups may have failed,
 //! too.
-#![forbid(unsafe_code)]
 
 use crate::backend::detached;
 use crate::backend::net::two_sided::OnFault;

@@ -1,5 +1,4 @@
 //! The ranks that a transport joins, as the group and as its communicator number them.
-#![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::model::ids::{CommRank, GroupRank};

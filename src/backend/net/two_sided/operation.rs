@@ -1,5 +1,4 @@
 //! Operations, as texts of failures name them.
-#![forbid(unsafe_code)]
 
 use crate::backend::net::two_sided::Label;
 use crate::model::ids::GroupRank;

@@ -1,5 +1,4 @@
 //! Unit tests of operations under way, on streams that come along when a test says so.
-#![forbid(unsafe_code)]
 
 use super::*;
 use crate::backend::detached::within;

@@ -1,5 +1,4 @@
 //! [`Transport`] by NCCL's host API, on a communicator of our own.
-#![forbid(unsafe_code)]
 
 use crate::backend::detached;
 use crate::backend::device::Device;

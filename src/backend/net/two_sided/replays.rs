@@ -3,7 +3,6 @@
 //! The library does not see launches of graphs. Each captured operation has a place, which says in every replay
 //! since when it has been under way. Operations of a transport run one after the other here, too: time counts for
 //! the one that began first, since it was found to be that one.
-#![forbid(unsafe_code)]
 
 use crate::backend::nccl::own::InGraphs;
 use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};

@@ -6,7 +6,6 @@
 //!
 //! A group takes one only if all its ranks have kept it. Two groups that are created at once could disagree on who has
 //! it: whoever offers a communicator has it alone until the ranks have decided.
-#![forbid(unsafe_code)]
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::OwnCommunicator;

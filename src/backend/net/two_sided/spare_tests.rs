@@ -1,5 +1,4 @@
 //! Unit tests of communicators that are kept for other groups. Each has contexts of its own, as all tests share them.
-#![forbid(unsafe_code)]
 
 use super::*;
 use crate::backend::device::tests::TestDevice;

@@ -1,5 +1,4 @@
 //! The first messages of a transport: one to each rail peer, and what comes is checked.
-#![forbid(unsafe_code)]
 
 use crate::backend::device::Device;
 use crate::backend::nccl::own::{BROADCAST_BYTES, by_broadcasts};

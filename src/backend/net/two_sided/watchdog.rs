@@ -1,5 +1,4 @@
 //! One thread of the process that looks after all transports, while there are any.
-#![forbid(unsafe_code)]
 
 use crate::backend::detached;
 use crate::error::{Error, Result};

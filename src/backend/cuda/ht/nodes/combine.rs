@@ -3,7 +3,6 @@
 //!
 //! While the sums of a pass are on the network, the kernel of the next one runs. A bank is filled again when the
 //! messages, or the kernel, that empty it are through.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;

@@ -3,7 +3,6 @@
 //! First ranks announce their number of tokens along the rails, or that they refuse; then they send their ids. A kernel finds
 //! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
 //! many rows each message has: so operations need not wait.
-#![forbid(unsafe_code)]
 
 use crate::backend::HtRouting;
 use crate::backend::cuda::driver::function::LaunchShape;

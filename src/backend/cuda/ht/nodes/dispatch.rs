@@ -2,7 +2,6 @@
 //!
 //! The first two passes are on the network while the kernel of the own node runs. A bank is filled again when the
 //! kernel that empties it has run.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;

@@ -1,5 +1,4 @@
 //! A handle over several nodes, once it is made.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, Passes};

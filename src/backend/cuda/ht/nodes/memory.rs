@@ -1,5 +1,4 @@
 //! Memory of HT operations over several nodes: that of a handle, and the banks that rows pass through.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};

@@ -1,6 +1,5 @@
 //! The messages of a pass: one for each pair of ranks and direction, with a header, rows, and what travels beside
 //! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ht_nodes::HtMessages;

@@ -4,7 +4,6 @@
 //! the rail peer there, which forwards it to the node's ranks as it sends its own. Combine goes the other way: the
 //! rail peer sums what the node's ranks return for a token, and one row travels home, which adds its own node and
 //! then the others. Operations run in passes: while one is on the network, that before it is on NVLink.
-#![forbid(unsafe_code)]
 
 mod combine;
 mod create;

@@ -1,5 +1,4 @@
 //! A pass of an operation: its tokens, and its part of the rows between ranks, as kernel parameters.
-#![forbid(unsafe_code)]
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;

@@ -1,6 +1,5 @@
 //! The plan of HT operations over several nodes: chunks and passes, the layout of a handle's
 //! memory. Pure functions.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
 use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};

@@ -1,5 +1,4 @@
 //! What the handles of a group over several nodes share.
-#![forbid(unsafe_code)]
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;

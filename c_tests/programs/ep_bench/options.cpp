@@ -52,6 +52,8 @@ const char kUsage[] =
     "  -M, --dynamic-tokens     max_tokens_per_rank = NCCL_EP_AUTO (ht only)\n"
     "      --use-cuda-graph     also time replays of captured graphs\n"
     "      --graph-ops N        operations that a graph contains (1)\n"
+    "      --between code       also time graphs in which a kernel with 160 KB of code follows each operation,\n"
+    "                           less its own time: as a model meets the library's kernels, cold\n"
     "      --json FILE          write the results to FILE\n"
     "  -h, --help               this text\n"
     "      --version            the versions of this program and of the library\n"
@@ -105,6 +107,13 @@ std::string ReadChannels(const std::string& text, Options* options) {
     return error;
 }
 
+std::string ReadBetween(const std::string& what, Options* options) {
+    if (what != "code") return "--between: expected code, got \"" + what + "\"";
+    options->between_code = true;
+    options->use_cuda_graph = true;
+    return "";
+}
+
 std::string ReadLists(const std::string& text, bool sweep, Options* options) {
     std::string error;
     options->sweep = sweep;
@@ -145,7 +154,8 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             ep::Number(0, "masked", 0, &options->masked),
             Closing(&open->warmup, ep::Number('w', "warmup", 0, &options->warmup)),
             Closing(&open->iterations, ep::Number('i', "iters", 1, &options->iterations)),
-            ep::Number(0, "graph-ops", 1, &options->graph_ops)};
+            ep::Number(0, "graph-ops", 1, &options->graph_ops),
+            {0, "between", true, [=](const std::string& what) { return ReadBetween(what, options); }}};
 }
 
 std::vector<ep::Option> OtherOptions(ParsedOptions* parsed, Open* open) {

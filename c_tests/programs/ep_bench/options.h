@@ -1,6 +1,6 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
 // this name; --sweep, --dispatch, --cast, --forward, --max-tokens, --masked, --routing, --channels,
-// --use-cuda-graph, --graph-ops, --json and --version are ours; so is a number for each rank in --tokens.
+// --use-cuda-graph, --graph-ops, --between, --json and --version are ours; so is a number for each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -44,6 +44,7 @@ struct Options {
     bool dynamic_tokens = false;
     bool use_cuda_graph = false;
     unsigned graph_ops = 1;
+    bool between_code = false;  // --between code: graphs with a foreign kernel behind each operation, too
     std::string json_file;  // empty: no file
     std::string reduced;    // defaults that were reduced because there is no GPU; empty: none
 

@@ -85,6 +85,7 @@ void PrintTimes(const Timing& timing) {
     PrintPaced("from an idle stream", timing.idle);
     PrintPaced("queued", timing.queued);
     if (timing.graph) PrintPaced("graph replay", *timing.graph);
+    if (timing.cold) PrintPaced("between other code", *timing.cold);
     if (timing.handle) {
         PrintFigures("create and destroy a handle, from idle", timing.handle->stream);
         PrintFigures("host, inside ncclEpCreateHandle", timing.handle->host);

@@ -61,6 +61,7 @@ struct OperationTimes {
     PacedTimes idle;    // events around the calls, from idle streams and aligned ranks
     PacedTimes queued;  // events around operations that waited in the stream: no launch time
     std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
+    std::optional<PacedTimes> cold;   // the same with a foreign kernel behind each operation, less its time
     HostTimes host;
 };
 
@@ -83,6 +84,9 @@ OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const
 
 // Collective.
 PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs);
+
+// Collective. With --between code.
+PacedTimes TimeColdGraphs(const EpEnv& env, const Options& options, const Calls& calls);
 
 }  // namespace ep_bench
 

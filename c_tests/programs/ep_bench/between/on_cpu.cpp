@@ -1,0 +1,8 @@
+// The instruction caches of a CPU are not what is measured.
+#include "programs/ep_bench/between/between.h"
+
+namespace ep_bench {
+
+cudaError_t EnqueueCode(cudaStream_t) { return cudaSuccess; }
+
+}  // namespace ep_bench

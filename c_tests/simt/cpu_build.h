@@ -10,6 +10,7 @@
 #undef __global__
 #undef __host__
 #undef __forceinline__
+#undef __noinline__
 #undef __grid_constant__
 #undef __launch_bounds__
 #undef __align__

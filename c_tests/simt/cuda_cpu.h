@@ -15,6 +15,7 @@
 #define __global__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
@@ -207,6 +208,7 @@ T atomicCAS(T* at, T expected, T value) {
 // ---- Numbers ----------------------------------------------------------------------------------
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<uint32_t>(bits)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __uint_as_float(uint32_t bits) { return simt::FromBits<float>(bits); }
 inline uint32_t __float_as_uint(float value) {

@@ -25,6 +25,7 @@ struct ExpertMajor {
     // In `table`, turns what each source sends to `expert` into where its rows begin; returns their sum.
     __device__ uint32_t find_begins(uint32_t* table, uint32_t expert) const {
         uint32_t total = 0;
+#pragma unroll 1
         for (uint32_t source = 0; source < ranks; ++source) {
             const uint32_t count = table[cell(source, expert)];
             table[cell(source, expert)] = total;

@@ -12,10 +12,8 @@
 
 namespace nccl_ep {
 
-constexpr uint32_t kChunkVecs = LL_CHUNK_VECS;
-// Up to this many tokens of a rank, waiting warps poll for whole chunks: faster, and few enough.
+// Up to this many tokens of a rank, waiting warps poll for all that is missing: faster, and few enough.
 constexpr uint32_t kPollWholeTokens = 16;
-constexpr uint32_t kPollsPerFlag = 4;
 // A word of a row that has not arrived.
 constexpr uint32_t kMark = LL_MARK;
 
@@ -24,92 +22,79 @@ __device__ __forceinline__ bool has_mark(const Vec16& v) {
     return v.word[0] == kMark || v.word[1] == kMark || v.word[2] == kMark || v.word[3] == kMark;
 }
 
-// One chunk of a row: where it begins and how many 16-byte accesses it has.
-struct Chunk {
-    uint32_t index;
-    uint32_t offset;
-    uint32_t vecs;
+__device__ __forceinline__ Vec16 all_marks() { return {{kMark, kMark, kMark, kMark}}; }
 
-    __device__ Chunk(const LlShape& shape, uint32_t chunk_idx) : index(chunk_idx) {
-        const RowFormat row = row_format(shape);
-        offset = index * row.chunk_bytes;
-        vecs = row.chunk_at(offset) / sizeof(Vec16);
+// Consecutive chunks of a row without scales. A chunk has 16 bytes for each lane, in the last one perhaps not for all.
+template <uint32_t kChunks>
+struct Chunks {
+    // The first one.
+    uint32_t index;
+    // Bytes of the row.
+    uint32_t row_bytes;
+
+    __device__ Chunks(const LlShape& shape, uint32_t number)
+        : index(number * kChunks), row_bytes(shape.row_bytes) {}
+    __device__ Chunks(uint32_t first, uint32_t bytes) : index(first), row_bytes(bytes) {}
+    // Where this lane's part of chunk `i` of them begins in the row, and whether there is one.
+    __device__ uint32_t lane_byte(uint32_t i = 0) const {
+        return ((index + i) * kWarpSize + lane_idx()) * sizeof(Vec16);
     }
-    // Whether this lane has a part in the warp's access number `turn`, and which.
-    __device__ bool holds(uint32_t turn) const { return turn * kWarpSize + lane_idx() < vecs; }
-    __device__ uint32_t vec(uint32_t turn) const {
-        return offset / sizeof(Vec16) + turn * kWarpSize + lane_idx();
-    }
-    // Where it ends in its slot.
-    __device__ uint32_t end() const { return offset + vecs * sizeof(Vec16); }
+    __device__ bool holds(uint32_t i = 0) const { return lane_byte(i) < row_bytes; }
+    __device__ Chunks<1> chunk(uint32_t i) const { return {index + i, row_bytes}; }
 };
+using Chunk = Chunks<1>;
 
 // This lane's part of a chunk.
 struct ChunkData {
-    Vec16 vec[kChunkVecs];
+    Vec16 vec;
 
-    // `row` is the beginning of a row that nobody writes meanwhile.
-    __device__ __forceinline__ void load_const(const uint8_t* row, const Chunk& chunk) {
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.holds(i)) {
-                vec[i] = ld_const(reinterpret_cast<const Vec16*>(row) + chunk.vec(i));
-            }
+    // Calls `with` for each of the lane's accesses, and its number in the row.
+    template <typename Self, typename With>
+    __device__ __forceinline__ static void each(Self& self, const Chunk& chunk, With with) {
+        if (chunk.holds()) {
+            with(self.vec, chunk.index * kWarpSize + lane_idx());
         }
     }
-
-    __device__ __forceinline__ void load_arriving(const uint8_t* row, const Chunk& chunk) {
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.holds(i)) {
-                vec[i] = ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + chunk.vec(i));
-            }
-        }
-    }
-
-    __device__ __forceinline__ void store(uint8_t* row, const Chunk& chunk) const {
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.holds(i)) {
-                st_row(reinterpret_cast<Vec16*>(row) + chunk.vec(i), vec[i]);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void put_to(Remote<uint8_t> row, const Chunk& chunk) const {
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.holds(i)) {
-                put(as<Vec16>(row) + chunk.vec(i), vec[i]);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void fill(uint32_t word) {
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            vec[i] = {{word, word, word, word}};
-        }
-    }
-
-    // Whether some word of the warp's chunk is kMark.
-    __device__ __forceinline__ bool has_mark(const Chunk& chunk) const {
-        bool found = false;
-#pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
-            if (chunk.holds(i)) {
-                found |= nccl_ep::has_mark(vec[i]);
-            }
-        }
-        return ballot(found).any();
-    }
+    __device__ __forceinline__ void fill(uint32_t word) { vec = {{word, word, word, word}}; }
 };
 
-// After the warp's stores of a chunk: signals its flag if its data `has_mark`.
+// ---- What a warp does with its chunk, also of rows with scales (scaled_chunk.cuh) ----------------
+// `row` is the beginning of a row that nobody writes meanwhile.
+template <typename Chunk, typename Data>
+__device__ __forceinline__ void load_const(Data& data, const uint8_t* row, const Chunk& chunk) {
+    Data::each(data, chunk, [&](Vec16& vec, uint32_t index) {
+        vec = ld_const(reinterpret_cast<const Vec16*>(row) + index);
+    });
+}
+template <typename Chunk, typename Data>
+__device__ __forceinline__ void load_arriving(Data& data, const uint8_t* row, const Chunk& chunk) {
+    Data::each(data, chunk, [&](Vec16& vec, uint32_t index) {
+        vec = ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + index);
+    });
+}
+template <typename Chunk, typename Data>
+__device__ __forceinline__ void store(const Data& data, uint8_t* row, const Chunk& chunk) {
+    Data::each(data, chunk, [&](const Vec16& vec, uint32_t index) {
+        st_row(reinterpret_cast<Vec16*>(row) + index, vec);
+    });
+}
+template <typename Chunk, typename Data>
+__device__ __forceinline__ void put_to(const Data& data, Remote<uint8_t> row, const Chunk& chunk) {
+    Data::each(data, chunk, [&](const Vec16& vec, uint32_t index) { put(as<Vec16>(row) + index, vec); });
+}
+// Whether some word of this lane's part is kMark.
+template <typename Chunk, typename Data>
+__device__ __forceinline__ bool has_mark(const Data& data, const Chunk& chunk) {
+    bool found = false;
+    Data::each(data, chunk, [&](const Vec16& vec, uint32_t) { found |= has_mark(vec); });
+    return found;
+}
+
+// After the warp's stores of a chunk: signals its flag if its data is `marked`.
 template <typename Op, typename Chunk>
 __device__ __forceinline__ void signal_mark(const Op& op, const BankRow<Remote>& to,
-                                            const Chunk& chunk, bool has_mark) {
-    if (has_mark) {
+                                            const Chunk& chunk, bool marked) {
+    if (marked) {
         sync_warp();
         if (lane_idx() == 0) {
             signal(to.flags + chunk.index, op.packet(0));
@@ -117,56 +102,132 @@ __device__ __forceinline__ void signal_mark(const Op& op, const BankRow<Remote>&
     }
 }
 
-// A warp sends a chunk; `has_mark` is that of the data. Chunks and data may also be those of rows with scales
-// (scaled_chunk.cuh).
+// A warp sends a chunk; `marked` says whether some word of it is kMark.
 template <typename Op, typename Chunk, typename Data>
 __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk,
-                                     const Data& data, bool has_mark) {
-    data.put_to(to.data, chunk);
-    signal_mark(op, to, chunk, has_mark);
+                                     const Data& data, bool marked) {
+    put_to(data, to.data, chunk);
+    signal_mark(op, to, chunk, marked);
 }
-
-// A lane waits until the end of a chunk has come from `peer`; the rest follows soon. Cheap, where polling
-// for the whole chunk would take bandwidth from warps that still work.
-template <typename Op, typename Chunk>
-__device__ __forceinline__ void wait_for_end(const Op& op, const BankRow<Own>& from,
-                                             const Chunk& chunk, uint32_t peer) {
-    const uint32_t* last = reinterpret_cast<const uint32_t*>(from.data + chunk.end()) - 1;
-    const Awaited awaited = op.from(peer, WAIT_ROW);
-    wait_until(
-        op.common, awaited,
-        [&] {
-            const uint64_t flag = ld_relaxed_sys(from.flags + chunk.index);
-            return ld_relaxed_sys(last) != kMark ? op.packet(0) : flag;
-        },
-        [&](uint32_t epoch) { return epoch == awaited.epoch; });
-}
-
-// Completes what load_arriving of `from` returned, waiting for `peer` while something is missing, and makes
-// the bank ready for its next use. After a failed wait the data is arbitrary; the group has failed then.
 template <typename Op, typename Chunk, typename Data>
-__device__ __forceinline__ void take(const Op& op, const BankRow<Own>& from, const Chunk& chunk,
-                                     uint32_t peer, Data& data) {
-    if (data.has_mark(chunk)) {
-        uint32_t polls = 0;
-        bool flagged = false;
-        wait_as_warp(op.common, op.from(peer, WAIT_ROW), [&] {
-            // The flag matters only for data that contains kMark: seldom, so it is read seldom.
-            if (++polls % kPollsPerFlag == 0) {
-                const uint64_t flag = ld_acquire_sys(from.flags + chunk.index);
-                flagged = ballot(packet_epoch(flag) == op.epoch).all();
+__device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk, const Data& data) {
+    send(op, to, chunk, data, any_lane(has_mark(data, chunk)));
+}
+
+// The lanes whose `flag` says that a chunk is there, although it looks like kMark. All lanes call it; NULL for none.
+template <typename Op>
+__device__ __forceinline__ LaneMask flagged_lanes(const Op& op, uint64_t* flag) {
+    const bool is_flagged = flag != nullptr && packet_epoch(ld_acquire_sys(flag)) == op.epoch;
+    // Epochs repeat after 2^32 operations; a flag that was left would then vouch for other data.
+    if (is_flagged) {
+        st_relaxed_sys(flag, 0);
+    }
+    const LaneMask flagged = ballot(is_flagged);
+    sync_warp();  // what one lane has acquired, all see
+    return flagged;
+}
+
+// How a warp looks for what comes to its lanes.
+struct Lookout {
+    // Lanes that missed something at the last poll, and since how many polls they are the same.
+    LaneMask missing = {kAllLanes};
+    uint32_t unchanged = 0;
+
+    // Whether this lane looks. With `gently` only the last lane that misses something does, until it finds it: where
+    // many warps wait, polls of all lanes would take bandwidth from those that work.
+    __device__ __forceinline__ bool looks(bool gently) const {
+        return !gently || unchanged == 0 || missing.last() == lane_idx();
+    }
+    // Whether flags are asked for at this poll: data that contains kMark is rare.
+    __device__ __forceinline__ bool asks_for_flags() const { return unchanged % 8 == 7; }
+    // After a poll; returns whether no lane misses anything.
+    __device__ __forceinline__ bool note(bool misses) {
+        const LaneMask now = ballot(misses);
+        unchanged = now.bits == missing.bits ? unchanged + 1 : 0;
+        missing = now;
+        return !now.any();
+    }
+};
+
+// The same chunks of some rows without scales, as they come to a warp.
+template <uint32_t kRows, uint32_t kChunks>
+struct ArrivingRows {
+    // Where the rows are; NULL for those that do not come.
+    uint8_t* at[kRows];
+    Vec16 vec[kRows][kChunks];
+    // Bit i * kChunks + j: this lane's part of chunk j of row i has not come.
+    uint32_t waits;
+    Lookout lookout;
+
+    // Of `count` rows, of which those beyond kRows are left for later; `row_of` gives their addresses. Where a lane has
+    // much to load, it does not look at once if it polls `gently`.
+    template <typename RowOf>
+    __device__ __forceinline__ ArrivingRows(uint32_t count, const Chunks<kChunks>& chunks, bool gently, RowOf row_of)
+        : waits(0) {
+        lookout.unchanged = kChunks > 1 && gently ? 1 : 0;
+#pragma unroll
+        for (uint32_t i = 0; i < kRows; ++i) {
+            at[i] = i < count ? row_of(i) : nullptr;
+#pragma unroll
+            for (uint32_t j = 0; j < kChunks; ++j) {
+                waits |= i < count && chunks.holds(j) ? 1u << (i * kChunks + j) : 0;
             }
-            data.load_arriving(from.data, chunk);
-            return !data.has_mark(chunk) || flagged;
-        });
-        // Epochs repeat after 2^32 operations; a flag that was left would then vouch for other data.
-        if (flagged && lane_idx() == 0) {
-            st_relaxed_sys(from.flags + chunk.index, 0);
         }
     }
+    // One poll; returns whether all are there. `flagged_rows` asks for chunks that look as if they were not; its bits
+    // are those of `waits`.
+    template <typename FlaggedRows>
+    __device__ __forceinline__ bool poll(const Chunks<kChunks>& chunks, bool gently, FlaggedRows flagged_rows) {
+        const uint32_t flagged = lookout.asks_for_flags() ? flagged_rows() : 0;
+        const uint32_t looked_for = lookout.looks(gently) ? waits : waits & flagged;
+#pragma unroll
+        for (uint32_t i = 0; i < kRows * kChunks; ++i) {
+            if ((looked_for >> i & 1) != 0) {
+                vec[i / kChunks][i % kChunks] =
+                    ld_relaxed_sys(as<Vec16>(at[i / kChunks] + chunks.lane_byte(i % kChunks)));
+            }
+        }
+        waits &= ~flagged;
+#pragma unroll
+        for (uint32_t i = 0; i < kRows * kChunks; ++i) {
+            const bool is_marked = has_mark(vec[i / kChunks][i % kChunks]);
+            waits &= is_marked ? ~0u : ~(looked_for & 1u << i);
+        }
+        return lookout.note(waits != 0);
+    }
+    // After a failed wait: a row that did not come.
+    __device__ __forceinline__ uint32_t first_late() const {
+        return (__ffs(shuffle(waits, lookout.missing.first())) - 1) / kChunks;
+    }
+};
+
+// A chunk of a row of any kind, as it comes to a warp.
+template <typename DataOfKind>
+struct Arriving {
+    using Data = DataOfKind;
+    Data data;
+    bool flagged = false;
+    Lookout lookout;
+
+    // One poll; returns whether the chunk is there.
+    template <typename Op, typename Chunk>
+    __device__ __forceinline__ bool poll(const Op& op, const BankRow<Own>& from, const Chunk& chunk, bool gently) {
+        if (lookout.asks_for_flags() && !flagged) {
+            flagged = flagged_lanes(op, lane_idx() == 0 ? from.flags + chunk.index : nullptr).any();
+        }
+        if (lookout.missing.has_this() && (lookout.looks(gently) || flagged)) {
+            load_arriving(data, from.data, chunk);
+        }
+        return lookout.note(!flagged && has_mark(data, chunk));
+    }
+};
+
+// Makes a chunk of the bank ready for its next use.
+template <typename Data, typename Chunk>
+__device__ __forceinline__ void let_go(const BankRow<Own>& from, const Chunk& chunk) {
     Data marks;
     marks.fill(kMark);
-    marks.store(from.data, chunk);
+    store(marks, from.data, chunk);
 }
 
 }  // namespace nccl_ep

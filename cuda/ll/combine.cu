@@ -18,25 +18,21 @@
 // nearest even in the type of the rows. An entry that dispatch dropped counts as a row of zeros. One
 // that no id means any more (it was masked since the dispatch) travels, but is added to nothing.
 //
-// Over several nodes the carrier of a token's rank stands for its home on each other node: weights come over the
+// Over several nodes the forwarder of a token's rank stands for its home on each other node: weights come over the
 // network, the node's sum a is rounded and goes home as one row. The home begins with the a of its own node, not
 // rounded, and adds the rows of the node before it, of the one before that, and so on around the ring.
 
 #include "../base/entry.cuh"
 #include "combine_sums.cuh"
+#include "headers.cuh"
 
 namespace nccl_ep::ll_combine_impl {
-
-// Loop index at which this warp starts. The first warp starts last: with one token for a block it is busy
-// telling the token's weights, so the second sends the rows.
-__device__ __forceinline__ uint32_t first_send_turn() {
-    return (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
-}
 
 // Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it.
 template <typename Op>
 __device__ void send_fingerprint(const Block<Op>& block) {
     const Op& op = block.op;
+#pragma unroll 1
     for (uint32_t peer = lane_idx(); peer < op.peers(); peer += kWarpSize) {
         if (!is_active(op.common.peers, peer)) {
             continue;
@@ -52,22 +48,22 @@ __device__ void send_fingerprint(const Block<Op>& block) {
     }
 }
 
-// One warp per token: each weight goes to the rank of its expert, if that is a peer. `early` is of the warp's
-// first token.
+// One warp per token: each weight goes to the rank of its expert, if that is a peer.
 template <typename Op>
-__device__ void send_weights(const Block<Op>& block, const GateWords& early) {
+__device__ void send_weights(const Block<Op>& block) {
     const Op& op = block.op;
     if (is_fingerprint_warp(block)) {
         send_fingerprint(block);
     }
     const uint32_t tokens = tokens_of_sources(block);
-    for (uint32_t turn = warp_idx(); block.receivers.unit(turn) < tokens; turn += num_warps()) {
-        const SourceToken at = token_of_sources(block, block.receivers.unit(turn));
+    const uint32_t step = num_warps() * block.receivers.blocks;
+#pragma unroll 1
+    for (uint32_t index = block.receivers.unit(warp_idx()); index < tokens; index += step) {
+        const SourceToken at = token_of_sources(block, index);
         if (Op::kSeveral && !exists(block, at)) {
             continue;
         }
-        const bool is_early = turn == warp_idx() && at.number == 0;
-        const Gate gate = is_early ? make_gate(op, early) : gate_of(block, at);
+        const Gate gate = gate_of(block, at);
         const int32_t peer = op.nodes.peer_of(rank_of_expert(block.shape, gate.expert));
         if (peer >= 0 && is_active(op.common.peers, peer)) {
             uint32_t home = op.rank();
@@ -80,28 +76,16 @@ __device__ void send_weights(const Block<Op>& block, const GateWords& early) {
     }
 }
 
-// The bits of the weight of this lane's entry of (home, token), for lanes of `which`.
-template <typename Op>
-__device__ __forceinline__ Arrival wait_for_weight(const Block<Op>& block, LaneMask which,
-                                                   uint32_t home, uint32_t token) {
-    if (!which.has_this()) {
-        return {true, 0};
-    }
-    const Op& op = block.op;
-    return wait_for_first_packet(op, op.here().entries(home, token) + lane_idx(),
-                                 op.from(home, WAIT_WEIGHT));
-}
-
 // The output row of dispatch for this lane's entry of (home, token), kNowhere or kDropped.
 template <typename Op>
 __device__ __forceinline__ int32_t row_of_lane(const Block<Op>& block, uint32_t home, uint32_t token) {
     return lane_idx() < block.shape.top_k ? block.op.rows_of(home, token)[lane_idx()] : kNowhere;
 }
 
-// One warp sends a chunk; `found` is what row_of_lane says. The handle's memory holds anything if its
+// One warp sends some chunks; `found` is what row_of_lane says. The handle's memory holds anything if its
 // dispatch has not run; no such row is taken at its word.
 template <typename Type, typename Op>
-__device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, int32_t found) {
+__device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int32_t found) {
     const Op& op = block.op;
     const uint32_t home = outgoing.rank;
     const uint32_t token = outgoing.token;
@@ -111,115 +95,109 @@ __device__ void send_chunk(const Block<Op>& block, const UnitOfAll& outgoing, in
     if (!named.any()) {
         return;
     }
-    const Chunk chunk(block.shape, outgoing.chunk_idx);
-    const auto load = [&](uint32_t lane, ChunkData& data) {
-        const int32_t from = shuffle(row, lane);
-        data.fill(0);
-        if (from >= 0) {
-            data.load_const(block.params.rows + row_format(block.shape).offset(from), chunk);
+    const Chunks<Op::kChunks> chunks(block.shape, outgoing.number);
+    Addend* const addends = block.addends();
+    if (named.has_this()) {
+        addends[named.count_before()] = {row, 0.0f, static_cast<int32_t>(lane_idx()), 0};
+    }
+    sync_warp();
+    const auto send_to = [&](uint32_t slot, auto vec_of) {
+        const BankRow<Remote> to = op.at(op.nodes.forwarder_of(home)).row(slot);
+#pragma unroll
+        for (uint32_t i = 0; i < Op::kChunks; ++i) {
+            send(op, to, chunks.chunk(i), ChunkData{vec_of(i)});
         }
     };
-    const auto send_to = [&](uint32_t slot, const ChunkData& data) {
-        const bool has_mark = data.has_mark(chunk);
-        send(op, op.at(op.nodes.carrier_of(home)).row(slot), chunk, data, has_mark);
-    };
-    const uint32_t sum_slot =
-        block.bank_slots.of_sum(op.nodes.number_of(home), token, op.common.peers.rank);
-    if (block.params.exact != 0) {
-        in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
-            send_to(block.bank_slots.of_entry(token, k), data);
-        });
-    } else if (named.count() == 1) {
-        ChunkData data;
-        load(named.first(), data);
-        send_to(sum_slot, data);
-    } else {
-        Sum<Type> sum;
-        Arrival weight = {true, 0};
-        bool waited = false;
-        in_batches(named, load, [&](uint32_t k, const ChunkData& data) {
-            if (!waited) {
-                weight = wait_for_weight(block, named, home, token);
-                waited = true;
+    // A row that travels alone is sent as it is, without its weight.
+    const uint32_t count = named.count();
+    Vec16 alone[Op::kChunks];
+    Sum<Type, Op::kChunks> sum;
+    Arrival weight = {true, 0};
+#pragma unroll 1
+    for (uint32_t base = 0; base < count; base += Op::kRows) {
+        Vec16 vec[Op::kRows][Op::kChunks];
+#pragma unroll
+        for (uint32_t i = 0; i < Op::kRows; ++i) {
+            const int32_t from = base + i < count ? addends[base + i].index : kDropped;
+            const uint8_t* at = block.params.rows + row_format(block.shape).offset(max(from, 0));
+#pragma unroll
+            for (uint32_t j = 0; j < Op::kChunks; ++j) {
+                vec[i][j] = {{0, 0, 0, 0}};
+                if (from >= 0 && chunks.holds(j)) {
+                    vec[i][j] = ld_const(reinterpret_cast<const Vec16*>(at + chunks.lane_byte(j)));
+                }
+            }
+        }
+        if (base == 0) {
+#pragma unroll
+            for (uint32_t j = 0; j < Op::kChunks; ++j) {
+                alone[j] = vec[0][j];
+            }
+            if (!Op::kExact && count != 1) {
+                if (named.has_this()) {
+                    weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),
+                                                op.from(home, WAIT_WEIGHT));
+                    addends[named.count_before()].weight = __uint_as_float(weight.data);
+                }
                 sync_warp();
             }
-            sum.add(data, chunk, __uint_as_float(shuffle(weight.data, k)));
-        });
-        // The home may be late, not gone, and would take a sum without its weights for a right one.
-        if (all_lanes(weight.ok)) {
-            send_to(sum_slot, sum.rounded());
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < Op::kRows; ++i) {
+            if (base + i >= count) {
+                break;
+            }
+            if constexpr (Op::kExact) {
+                send_to(block.bank_slots.of_entry(token, addends[base + i].peer),
+                        [&](uint32_t j) { return vec[i][j]; });
+            } else {
+                sum.add(vec[i], addends[base + i].weight);
+            }
         }
     }
+    // The home may be late, not gone, and would take a sum without its weights for a right one.
+    if (!Op::kExact && all_lanes(weight.ok)) {
+        send_to(block.bank_slots.of_sum(op.nodes.number_of(home), token, op.common.peers.rank),
+                [&](uint32_t i) { return count == 1 ? alone[i] : sum.rounded(i); });
+    }
+    sync_warp();  // its addends are done with
 }
 
-// The chunks to send if the other ranks have as many tokens as this one; how many they have is not known
-// yet. Warps without a chunk should not find out which one they do not have: that takes divisions, and the
-// block waits for all.
-template <typename Op>
-__device__ __forceinline__ uint32_t early_units(const Block<Op>& block) {
-    return block.shape.tokens * block.op.ranks() * block.shape.chunks;
-}
-
-// `early` is what row_of_lane says of the warp's first unit.
 template <typename Type, typename Op>
-__device__ void send_rows(const Block<Op>& block, int32_t early) {
-    const uint32_t ranks = block.op.ranks();
+__device__ void send_rows(const Block<Op>& block) {
     uint32_t most_tokens = 0;
-    for (uint32_t home = 0; home < ranks; ++home) {
-        most_tokens = max(most_tokens, block.tokens_of[home]);
+#pragma unroll 1
+    for (uint32_t rank = 0; rank < block.op.ranks(); ++rank) {
+        most_tokens = max(most_tokens, block.tokens_of[rank]);
     }
-    const uint32_t units = most_tokens * ranks * block.shape.chunks;
-    const uint32_t first = block.senders.unit(first_send_turn());
-    for (uint32_t unit = first; unit < units;
-         unit = block.senders.next_unit(&block.shared.next_send)) {
-        const UnitOfAll outgoing(block.op, unit);
+    const uint32_t units = most_tokens * block.op.ranks() * block.units.count;
+    const uint32_t step = num_warps() * block.senders.blocks;
+    // With one token for a block its first warp tells the token's weights, so it begins last.
+    const uint32_t turn = (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
+#pragma unroll 1
+    for (uint32_t unit = block.senders.unit(turn); unit < units; unit += step) {
+        const UnitOfAll outgoing(block.op, block.units, unit);
         if (outgoing.token < block.tokens_of[outgoing.rank]) {
-            const bool is_early = unit == first && unit < early_units(block);
-            const int32_t row =
-                is_early ? early : row_of_lane(block, outgoing.rank, outgoing.token);
-            send_chunk<Type>(block, outgoing, row);
+            send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
         }
-    }
-}
-
-// What a warp loads before all else: of its first token, and of the first chunk that it may send.
-struct Begun {
-    GateWords gate;
-    int32_t row;
-};
-
-template <typename Op>
-__device__ __forceinline__ void begin_sending(const Block<Op>& block, Begun& begun) {
-    if (block.receivers.has_this_block()) {
-        const uint32_t index = block.receivers.unit(warp_idx());
-        const SourceToken at = token_of_sources(block, index);
-        if (index < tokens_of_sources(block) && at.number == 0 && exists(block, at)) {
-            begun.gate.load(block.params, at.token);
-        }
-    }
-    const uint32_t unit = block.senders.unit(first_send_turn());
-    if (block.senders.has_this_block() && unit < early_units(block)) {
-        const UnitOfAll first(block.op, unit);
-        begun.row = row_of_lane(block, first.rank, first.token);
     }
 }
 
 template <typename Op>
 __device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start& start) {
     const LlCommon& common = block.params.common;
+#pragma unroll 1
     for (uint32_t rank = threadIdx.x; rank < block.op.ranks(); rank += blockDim.x) {
         block.tokens_of[rank] = min(common.handle.tokens_of[rank], common.shape.max_tokens);
     }
     if (threadIdx.x == 0) {
-        block.shared.next_send = num_warps();
-        block.shared.next_receive = 0;
         block.shared.start = start;
     }
 }
 
-template <typename Type, typename Nodes>
+template <typename Type, typename SizeOfUnits, bool Exact, typename Nodes>
 __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes) {
-    using Op = CombineOperation<Nodes>;
+    using Op = CombineOperation<Nodes, SizeOfUnits, Exact>;
     __shared__ SharedStorage shared;
     __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
     Op op(params.common, nodes);
@@ -227,10 +205,6 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);
-    }
-    Begun begun;
-    if (op.sends()) {
-        begin_sending(block, begun);
     }
     MessageHeader head = {};
     if constexpr (Op::kSeveral) {
@@ -241,13 +215,13 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
     if constexpr (Op::kSeveral) {
         goes_on = goes_on && (!op.sends() || sources_agree(op, head)) &&
-                  (!op.receives() || gateways_succeeded(op));
+                  (!op.receives() || rail_peers_succeeded(op));
     }
     if (goes_on && op.sends() && block.receivers.has_this_block()) {
-        send_weights(block, begun.gate);
+        send_weights(block);
     }
     if (goes_on && op.sends() && block.senders.has_this_block()) {
-        send_rows<Type>(block, begun.row);
+        send_rows<Type>(block);
     }
     advance_epoch(op);
     if (!goes_on) {
@@ -265,19 +239,25 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     acknowledge(op);
 }
 
-template <typename Type>
+template <typename Type, typename SizeOfUnits, bool Exact = false>
 __device__ __forceinline__ void run(const LlCombineParams& params) {
-    run<Type>(params, OneNode{params.common.peers});
+    run<Type, SizeOfUnits, Exact>(params, OneNode{params.common.peers});
 }
 
 template <typename Type>
 __device__ __forceinline__ void run(const LlCombineNodesParams& params) {
-    run<Type>(params.combine, SeveralNodes{params.nodes, true});
+    run<Type, FewTokens, false>(params.combine, SeveralNodes{params.nodes, true});
 }
 
-ENTRY(ll_combine_bf16) { run<Bf16>(params); }
-ENTRY(ll_combine_f16) { run<F16>(params); }
-ENTRY(ll_combine_f32) { run<F32>(params); }
+ENTRY(ll_combine_bf16) { run<Bf16, FewTokens>(params); }
+ENTRY(ll_combine_f16) { run<F16, FewTokens>(params); }
+ENTRY(ll_combine_f32) { run<F32, FewTokens>(params); }
+ENTRY(ll_combine_many_bf16) { run<Bf16, ManyTokens>(params); }
+ENTRY(ll_combine_many_f16) { run<F16, ManyTokens>(params); }
+ENTRY(ll_combine_many_f32) { run<F32, ManyTokens>(params); }
+ENTRY(ll_combine_exact_bf16) { run<Bf16, ManyTokens, true>(params); }
+ENTRY(ll_combine_exact_f16) { run<F16, ManyTokens, true>(params); }
+ENTRY(ll_combine_exact_f32) { run<F32, ManyTokens, true>(params); }
 ENTRY(ll_combine_nodes_bf16) { run<Bf16>(params); }
 ENTRY(ll_combine_nodes_f16) { run<F16>(params); }
 ENTRY(ll_combine_nodes_f32) { run<F32>(params); }

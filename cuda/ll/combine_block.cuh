@@ -8,15 +8,38 @@
 
 namespace nccl_ep::ll_combine_impl {
 
-struct SharedStorage {
-    Start start;
-    uint32_t next_send;
-    uint32_t next_receive;
+// A row that a warp adds to the sum of a token: of the output of the dispatch, or in a slot of the bank, from a peer.
+// Warps keep theirs in shared memory, as shuffles take several times as much code.
+struct Addend {
+    int32_t index;
+    float weight;
+    int32_t peer;
+    int32_t unused;
 };
 
-// A combine of rows that lie as a dispatch of one layout left them.
-template <typename Nodes, typename LayoutOfRows = ExpertMajor>
+struct SharedStorage {
+    Start start;
+    Addend addends[LL_COMBINE_THREADS / kWarpSize][kWarpSize];
+};
+
+// What a warp takes at once of a token: chunks of each row, and rows that are loaded together.
+struct FewTokens {
+    static constexpr uint32_t kChunks = 1;
+    static constexpr uint32_t kRows = 2;
+};
+// More is on its way at a time, which takes more code.
+struct ManyTokens {
+    static constexpr uint32_t kChunks = 4;
+    static constexpr uint32_t kRows = 4;
+};
+
+// A combine of rows that lie as a dispatch of one layout left them. `Exact`: every entry's row comes home, summed in
+// the order of k.
+template <typename Nodes, typename SizeOfUnits, bool Exact = false, typename LayoutOfRows = ExpertMajor>
 struct CombineOperation : Operation<Nodes> {
+    static constexpr bool kExact = Exact;
+    static constexpr uint32_t kChunks = SizeOfUnits::kChunks;
+    static constexpr uint32_t kRows = SizeOfUnits::kRows;
     using Layout = LayoutOfRows;
     using Operation<Nodes>::Operation;
 };
@@ -32,8 +55,13 @@ struct Block {
     const LlShape& shape = params.common.shape;
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
+    // Of a row.
+    Units units = units_of_row<Op::kChunks>(shape);
     Share senders = senders_of(params.common);
     Share receivers = receivers_of(params.common);
+
+    // This warp's.
+    __device__ __forceinline__ Addend* addends() const { return shared.addends[warp_idx()]; }
 };
 
 // A token of one of this rank's sources.

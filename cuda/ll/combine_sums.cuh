@@ -1,60 +1,55 @@
 // How a combine sums: the terms of a token, in their order, as their rows arrive.
 #pragma once
 
+#include "chunk.cuh"
 #include "combine_block.cuh"
 #include "sum.cuh"
 
 namespace nccl_ep::ll_combine_impl {
 
-// What a lane adds to the sum of a token: the row in a slot of the bank, from a peer, with a weight.
-struct Term {
-    uint32_t slot;
-    int32_t peer;
-    float weight;
-};
-
-// Terms are entries, as they are, in the order of the combine's ids.
+// Fills in the addends of a token, and returns how many there are. In exact mode these are entries, as they are, in the
+// order of the combine's ids. `peer` hosts this lane's entry.
 template <typename Op>
-__device__ Term term_of_entry(const Block<Op>& block, uint32_t token, int32_t peer) {
-    const Gate gate = gate_of(block, {0, token});
-    const uint32_t from = lane_in_order(gate);
-    const uint32_t slot = block.bank_slots.of_entry(token, from);
-    return {slot, shuffle(peer, from), shuffle(gate.weight, from)};
+__device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_t token, const Gate& gate,
+                                                 int32_t peer) {
+    const uint32_t from = any_lane(gate.order != lane_idx()) ? lane_in_order(gate.order) : lane_idx();
+    const int32_t from_peer = shuffle(peer, from);
+    const float weight = shuffle(gate.weight, from);
+    const LaneMask which = ballot(from_peer != kNowhere);
+    if (which.has_this()) {
+        const uint32_t slot = block.bank_slots.of_entry(token, from);
+        block.addends()[which.count_before()] = {static_cast<int32_t>(slot), weight, from_peer, 0};
+    }
+    return which.count();
 }
 
-// One term per expert rank, ranks ascending in the lanes.
+// Else one row of each expert rank, ranks ascending.
 template <typename Op>
-__device__ Term term_of_peer(const Block<Op>& block, const SourceToken& at, int32_t peer) {
+__device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const SourceToken& at, const Gate& gate,
+                                              int32_t peer) {
     const LaneMask same = match(peer);
-    const LaneMask firsts = first_of_each_peer(peer);
-    const bool first = firsts.has_this();
-    const bool is_alone = first && same.count() == 1;
-    float weight = 1.0f;
-    if (any_lane(is_alone)) {
-        const Gate gate = gate_of(block, at);
-        weight = is_alone ? gate.weight : weight;
+    const bool is_first = peer >= 0 && same.first() == lane_idx();
+    const LaneMask which = ballot(is_first);
+    uint32_t before = 0;
+#pragma unroll 1
+    for (LaneMask left = which; left.any(); left.drop_first()) {
+        before += shuffle(peer, left.first()) < peer ? 1 : 0;
     }
-    Term term = {0, kNowhere, 0.0f};
-    for (LaneMask left = firsts; left.any(); left.drop_first()) {
-        const uint32_t lane = left.first();
-        const int32_t other = shuffle(peer, lane);
-        const float other_weight = shuffle(weight, lane);
-        if (lane_idx() == ballot(first && peer < other).count()) {
-            const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, other);
-            term = {slot, other, other_weight};
+    if (is_first) {
+        const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, peer);
+        block.addends()[before] = {static_cast<int32_t>(slot), same.count() == 1 ? gate.weight : 1.0f, peer, 0};
+    }
+    return which.count();
+}
+
+template <typename Type, uint32_t kChunks>
+__device__ __forceinline__ void store_sum(const Sum<Type, kChunks>& sum, uint8_t* row, const Chunks<kChunks>& chunks) {
+#pragma unroll
+    for (uint32_t i = 0; i < kChunks; ++i) {
+        if (chunks.holds(i)) {
+            st_row(as<Vec16>(row + chunks.lane_byte(i)), sum.rounded(i));
         }
     }
-    return term;
-}
-
-// The rank that hosts this lane's entry, as it was dispatched; kNowhere if none does.
-template <typename Op>
-__device__ __forceinline__ int32_t host_of_entry(const Block<Op>& block, const SourceToken& at) {
-    if (lane_idx() >= block.shape.top_k) {
-        return kNowhere;
-    }
-    const int32_t sent = block.op.experts_of(at.number, at.token)[lane_idx()];
-    return rank_of_expert(block.shape, dispatched_expert(block.op, sent));
 }
 
 // Adds what other nodes give for a token of this rank: the sums of those that have a part in it, the node
@@ -62,13 +57,12 @@ __device__ __forceinline__ int32_t host_of_entry(const Block<Op>& block, const S
 // them: meanwhile it lies in the output row at `out`, where each lane reads what it has stored. `host` is that of
 // this lane's entry.
 template <typename Type, typename Op>
-__device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t host,
-                                const Chunk& chunk, uint8_t* out, Sum<Type>& sum) {
+__device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const Gate& gate, int32_t host,
+                                const Chunks<Op::kChunks>& chunks, uint8_t* out, Sum<Type, Op::kChunks>& sum) {
     constexpr uint32_t kNone = OWN_NODE_FIRST;
     const Op& op = block.op;
     // A row that travels alone takes no part if it is masked; a sum always does.
     const LaneMask same = match(host);
-    const Gate gate = gate_of(block, {0, token});
     const bool takes_part = same.count() > 1 || !is_masked(gate.weight);
     uint32_t next = kNone;
     if (host >= 0 && takes_part && op.nodes.at(host).distance != 0) {
@@ -76,8 +70,8 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
     }
     uint32_t own = op.nodes.own_place();
     if (own != OWN_NODE_FIRST) {
-        sum.rounded().store(out, chunk);
-        sum = Sum<Type>();
+        store_sum(sum, out, chunks);
+        sum = Sum<Type, Op::kChunks>();
     }
     while (true) {
         uint32_t nearest = min(next, own);
@@ -88,15 +82,21 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, int32_t 
             return;
         }
         next = next == nearest ? kNone : next;
-        ChunkData data;
+        const uint8_t* row = out;
         if (nearest == own) {
             own = kNone;
-            data.load_arriving(out, chunk);
         } else {
-            const uint8_t* rows = body_of(op.nodes.returned_message(op.nodes.place_of(nearest)));
-            data.load_const(rows + row_format(block.shape).offset(token), chunk);
+            row = body_of(op.nodes.returned_message(op.nodes.place_of(nearest))) +
+                  row_format(block.shape).offset(token);
         }
-        sum.add(data, chunk, 1.0f);
+        Vec16 vec[Op::kChunks];
+#pragma unroll
+        for (uint32_t i = 0; i < Op::kChunks; ++i) {
+            if (chunks.holds(i)) {
+                vec[i] = ld_relaxed_sys(reinterpret_cast<const Vec16*>(row + chunks.lane_byte(i)));
+            }
+        }
+        sum.add(vec, 1.0f);
     }
 }
 
@@ -112,82 +112,116 @@ __device__ __forceinline__ uint8_t* out_row(const Block<Op>& block, const Source
     return block.params.out == nullptr ? nullptr : block.params.out + format.offset(at.token);
 }
 
-// One warp sums a chunk of a token and writes it out.
+// Adds `count` rows of a token in their order, some at a time, once they have arrived, and makes their slots ready for
+// the bank's next use.
 template <typename Type, typename Op>
-__device__ void receive_chunk(const Block<Op>& block, const SourceToken& at, uint32_t chunk_idx) {
+__device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t count, const Chunks<Op::kChunks>& chunks,
+                                             Sum<Type, Op::kChunks>& sum) {
     const Op& op = block.op;
-    const Chunk chunk(block.shape, chunk_idx);
-    const int32_t host = host_of_entry(block, at);
+    const bool gently = block.shape.tokens > kPollWholeTokens;
+#pragma unroll 1
+    for (uint32_t base = 0; base < count; base += Op::kRows) {
+        const Addend* addends = block.addends() + base;
+        ArrivingRows<Op::kRows, Op::kChunks> rows(count - base, chunks, gently, [&](uint32_t i) {
+            return op.here().row(addends[i].index).data;
+        });
+        wait_as_warp_in(
+            op,
+            [&] {
+                return rows.poll(chunks, gently, [&] {
+                    const uint32_t i = lane_idx() / Op::kChunks;
+                    const uint32_t chunk = chunks.index + lane_idx() % Op::kChunks;
+                    const bool has_flag = i < min(count - base, Op::kRows) && chunk < block.shape.chunks;
+                    uint64_t* flag = op.here().row(addends[has_flag ? i : 0].index).flags + chunk;
+                    return flagged_lanes(op, has_flag ? flag : nullptr).bits;
+                });
+            },
+            [&] { return op.from(op.nodes.rank_of_peer(addends[rows.first_late()].peer), WAIT_ROW); });
+#pragma unroll
+        for (uint32_t i = 0; i < Op::kRows; ++i) {
+            if (base + i < count) {
+#pragma unroll
+                for (uint32_t j = 0; j < Op::kChunks; ++j) {
+                    if (chunks.holds(j)) {
+                        st_row(as<Vec16>(rows.at[i] + chunks.lane_byte(j)), all_marks());
+                    }
+                }
+                sum.add(rows.vec[i], addends[i].weight);
+            }
+        }
+    }
+}
+
+// One warp sums some chunks of a token and writes them out.
+template <typename Type, typename Op>
+__device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint32_t number) {
+    const Op& op = block.op;
+    const Chunks<Op::kChunks> chunks(block.shape, number);
+    const Gate gate = gate_of(block, at);
+    const int32_t host = rank_of_expert(block.shape, gate.expert);
     int32_t peer = op.nodes.peer_of(host);
     peer = peer >= 0 && is_active(op.common.peers, peer) ? peer : kNowhere;
-    const Term term = !Op::kSeveral && block.params.exact != 0
-                          ? term_of_entry(block, at.token, peer)
-                          : term_of_peer(block, at, peer);
-    const LaneMask which = ballot(term.peer != kNowhere);
-    if (term.peer != kNowhere && block.shape.tokens > kPollWholeTokens) {
-        wait_for_end(op, op.here().row(term.slot), chunk, op.nodes.rank_of_peer(term.peer));
+    uint32_t count;
+    if constexpr (Op::kExact) {
+        count = find_entries(block, at.token, gate, peer);
+    } else {
+        count = find_sums(block, at, gate, peer);
     }
     sync_warp();
-    const auto row_of = [&](uint32_t lane) {
-        return op.here().row(shuffle(term.slot, lane));
-    };
-    Sum<Type> sum;
-    in_batches(
-        which,
-        [&](uint32_t lane, ChunkData& data) { data.load_arriving(row_of(lane).data, chunk); },
-        [&](uint32_t lane, ChunkData& data) {
-            const uint32_t from = shuffle(term.peer, lane);
-            take(op, row_of(lane), chunk, op.nodes.rank_of_peer(from), data);
-            sum.add(data, chunk, shuffle(term.weight, lane));
-        });
+    Sum<Type, Op::kChunks> sum;
+    add_arriving(block, count, chunks, sum);
     uint8_t* out = out_row(block, at);
     if (out == nullptr) {
         return;
     }
     if constexpr (Op::kSeveral) {
         if (at.number == 0) {
-            add_other_nodes(block, at.token, host, chunk, out, sum);
+            add_other_nodes(block, at.token, gate, host, chunks, out, sum);
         }
     }
-    sum.rounded().store(out, chunk);
+    store_sum(sum, out, chunks);
 }
 
 template <typename Op>
 __device__ void check_fingerprints(const Block<Op>& block) {
     for (uint32_t rank = lane_idx(); rank < block.op.ranks(); rank += kWarpSize) {
-        if (is_active(block.op.common.peers, block.op.nodes.carrier_of(rank))) {
+        if (is_active(block.op.common.peers, block.op.nodes.forwarder_of(rank))) {
             check_fingerprint(block.op, rank);
         }
     }
     sync_warp();
 }
 
+// Which of a block's units this warp receives first. The last warp begins, as the first ones have more to send.
+__device__ __forceinline__ uint32_t first_receive_turn() { return num_warps() - 1 - warp_idx(); }
+
 template <typename Type, typename Op>
 __device__ void receive_rows(const Block<Op>& block) {
-    const uint32_t chunks = block.shape.chunks;
-    const uint32_t units = block.shape.tokens * chunks;
+    const uint32_t units = block.shape.tokens * block.units.count;
+    const uint32_t step = num_warps() * block.receivers.blocks;
     if (is_fingerprint_warp(block)) {
         check_fingerprints(block);
     }
-    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
-         unit = block.receivers.next_unit(&block.shared.next_receive)) {
-        receive_chunk<Type>(block, {0, unit / chunks}, unit % chunks);
+#pragma unroll 1
+    for (uint32_t unit = block.receivers.unit(first_receive_turn()); unit < units; unit += step) {
+        const Divided at = divide(unit, block.units.count, block.units.reciprocal);
+        receive_unit<Type>(block, {0, at.quotient}, at.remainder);
     }
 }
 
-// Sums what the peers return for the ranks that this one carries.
+// Sums what the peers return for the ranks that this one forwards for.
 template <typename Type, typename Op>
 __device__ void relay_sums(const Block<Op>& block) {
     const LlNodes& nodes = block.op.nodes.nodes;
-    const uint32_t chunks = block.shape.chunks;
     const uint32_t others = nodes.sources - 1;
-    const uint32_t units = nodes.most_tokens * others * chunks;
-    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
-         unit = block.receivers.next_unit(&block.shared.next_receive)) {
-        const uint32_t pair = unit / chunks;
-        const SourceToken at = {1 + pair % others, pair / others};
+    const uint32_t units = nodes.most_tokens * others * block.units.count;
+    const uint32_t step = num_warps() * block.receivers.blocks;
+#pragma unroll 1
+    for (uint32_t unit = block.receivers.unit(first_receive_turn()); unit < units; unit += step) {
+        const Divided pair = divide(unit, block.units.count, block.units.reciprocal);
+        const SourceToken at = {1 + pair.quotient % others, pair.quotient / others};
         if (exists(block, at)) {
-            receive_chunk<Type>(block, at, unit % chunks);
+            receive_unit<Type>(block, at, pair.remainder);
         }
     }
 }

@@ -1,12 +1,10 @@
 // Low-latency dispatch: every row goes once to each rank that hosts one of its token's experts, and is
 // copied there to the rows of the output that the token takes (../layout).
 //
-// Grid: any number of blocks that fit on the GPU at once. Sending blocks do nothing but send rows. In the
-// others, the receivers, the first warps are routers. Those of the first receiving blocks, the notifiers,
-// count this rank's entries and notify the peers, in packets that carry their epoch, how many rows each
-// expert gets from here and which index each (token, k) has among them. All routers compute from the
-// peers' counts where each source's rows begin. All warps take arriving chunks as they come and copy them
-// out. A block may send and receive: then its routers count while the other warps load what they send.
+// Grid: any number of blocks that fit on the GPU at once. Sending blocks send rows. The first receiving blocks, the
+// notifiers, count this rank's entries and notify the peers, in packets that carry their epoch, how many rows each
+// expert gets from here and which index each (token, k) has among them. All receiving blocks compute from the peers'
+// counts where each source's rows begin; then their warps wait for arriving chunks and copy them out.
 //
 // Senders and notifiers are as many as this rank's tokens need. Receivers are enough for the most tokens
 // that any rank may have, as nobody knows at the launch how many the others have; those without a chunk
@@ -21,6 +19,7 @@
 #include "../base/entry.cuh"
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
+#include "headers.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
@@ -36,41 +35,33 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
     Start start;
     if (threadIdx.x == 0) {
         start.load(params.common);
-    }
-    Begun<Op> begun;
-    if (op.sends() || op.relays()) {
-        begin_sending(block, begun);
+        shared.most_tokens = 0;
     }
     MessageHeader head = {};
     if constexpr (Op::kSeveral) {
         head = first_head(op);
     }
-    if (threadIdx.x == 0) {
-        shared.next_receive = 0;
-        shared.most_tokens = 0;
-        mbarrier_init(&shared.tokens_known, kRouterThreads);
-        mbarrier_init(&shared.begins_known, kRouterThreads);
-    }
     clear_histograms(block);
-    if (threadIdx.x == 0) {
-        shared.start = start;
-    }
-    __syncthreads();
-    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
-    if constexpr (Op::kSeveral) {
-        goes_on = goes_on && (!op.relays() || sources_agree(op, head));
-    }
-    if (goes_on && (op.sends() || op.relays())) {
-        send_all(block, begun);
-    }
+    const bool goes_on = send_all(block, [&] {
+        if (threadIdx.x == 0) {
+            shared.start = start;
+        }
+        __syncthreads();
+        bool ok = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
+        if constexpr (Op::kSeveral) {
+            ok = ok && (!op.relays() || sources_agree(op, head));
+        }
+        if (ok && block.notifies()) {
+            notify_all(block);
+        }
+        return ok;
+    });
     advance_epoch(op);
     if (!goes_on) {
         return;
     }
     if (op.receives() && block.receivers.has_this_block()) {
-        if (warp_idx() < kRouterWarps) {
-            find_begins(block);
-        }
+        find_begins(block);
         receive_rows(block);
     }
     acknowledge(op);

@@ -8,19 +8,9 @@
 
 namespace nccl_ep::ll_dispatch_impl {
 
-constexpr uint32_t kRouterWarps = 4;
-constexpr uint32_t kRouterThreads = kRouterWarps * kWarpSize;
-constexpr uint32_t kRouterBarrier = 1;
-
 struct SharedStorage {
     Start start;
-    uint32_t next_send;
-    uint32_t next_receive;
     uint32_t most_tokens;
-    // Barriers whose one phase ends when the routers know how many tokens each source has, and
-    // where its rows begin.
-    uint64_t tokens_known;
-    uint64_t begins_known;
 };
 static_assert(sizeof(SharedStorage) + 4 * MAX_PEERS <= LL_STATIC_SHARED_BYTES, "launches leave no more room");
 
@@ -41,8 +31,8 @@ struct Block {
     SharedStorage& shared;
     // Of each rank.
     uint32_t* tokens_of;
-    // Two words per expert of the group. First the routers' histograms; then, by source and local
-    // expert, where the source's rows begin.
+    // Two words per expert of the group. First histograms; then, by source and local expert, where the source's rows
+    // begin.
     uint32_t* per_expert;
 
     const LlShape& shape = params.common.shape;
@@ -52,7 +42,10 @@ struct Block {
     Share receivers = receivers_of(params.common);
     Share notifiers = {receivers.first, params.notify_blocks};
 
-    // The sources whose rows this launch sends: this rank, those that it carries, or all.
+    // Whether this launch sends rows, and whether this block tells of them.
+    __device__ bool sends() const { return op.sends() || op.relays(); }
+    __device__ bool notifies() const { return sends() && notifiers.has_this_block(); }
+    // The sources whose rows this launch sends: this rank, those that it forwards for, or all.
     __device__ uint32_t first_source() const { return Op::kSeveral && !op.sends() ? 1 : 0; }
     __device__ uint32_t sources() const {
         if constexpr (Op::kSeveral) {
@@ -79,8 +72,6 @@ struct Block {
     }
 };
 
-__device__ __forceinline__ void meet_routers() { named_barrier(kRouterBarrier, kRouterThreads); }
-
 template <typename Op>
 __device__ __forceinline__ uint32_t num_experts(const Block<Op>& block) {
     return block.op.ranks() * block.shape.local_experts;
@@ -100,6 +91,7 @@ __device__ __forceinline__ uint32_t arriving_units(const Block<Op>& block) {
 
 template <typename Op>
 __device__ __forceinline__ void clear_histograms(const Block<Op>& block) {
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < num_experts(block) * 2; i += blockDim.x) {
         block.per_expert[i] = 0;
     }

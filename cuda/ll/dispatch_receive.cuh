@@ -1,30 +1,45 @@
 // The receiving half of a dispatch: arriving chunks to the rows of the output.
 #pragma once
 
-#include "dispatch_routers.cuh"
+#include "dispatch_notices.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
-// Waits until the routers of this block have come so far.
-__device__ __forceinline__ void wait_for_routers(uint64_t* barrier) {
-    while (!mbarrier_test_wait(barrier, 0)) {
-        shared_spin_hint();
-    }
-    sync_warp();
-}
-
-// What `source` says about this lane's entry of its token.
+// What came of a chunk of a token: the chunk, if some entry of the token is here, and in each lane one of the entries.
 template <typename Op>
-__device__ __forceinline__ EntryWord entry_of(const Block<Op>& block, uint32_t source, uint32_t token) {
-    if (lane_idx() >= block.shape.top_k) {
-        return EntryWord::elsewhere();
-    }
+struct Received {
+    Arriving<typename Op::Rows::Data> row;
+    EntryWord entry;
+};
+
+// Waits for a chunk of (source, token), if it comes here.
+template <typename Op, typename Chunk>
+__device__ __forceinline__ void receive(const Block<Op>& block, uint32_t source, uint32_t token,
+                                        const BankRow<Own>& from, const Chunk& chunk, Received<Op>& received) {
     const Op& op = block.op;
-    const Arrival arrival = wait_for_packet(
-        op.common, op.here().entries(source, token) + lane_idx(), op.from(source, WAIT_ENTRY));
-    const EntryWord entry = {arrival.data};
-    const bool is_valid = arrival.ok && entry.expert() < block.shape.local_experts;
-    return is_valid ? entry : EntryWord::elsewhere();
+    const uint64_t* at = op.here().entries(source, token) + lane_idx();
+    const bool has_entry = lane_idx() < block.shape.top_k;
+    const bool gently = block.shared.most_tokens > kPollWholeTokens;
+    bool is_known = false;
+    received.entry = EntryWord::elsewhere();
+    const bool ok = wait_as_warp_in(
+        op,
+        [&] {
+            // Both are under way together.
+            const uint64_t packet = has_entry ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
+            const bool has_come = received.row.poll(op, from, chunk, gently);
+            is_known = all_lanes(packet_epoch(packet) == op.epoch);
+            received.entry = {packet_data(packet)};
+            // It becomes an address.
+            if (received.entry.expert() >= block.shape.local_experts) {
+                received.entry = EntryWord::elsewhere();
+            }
+            return is_known && (has_come || !any_lane(received.entry.is_here()));
+        },
+        [&] { return op.from(source, is_known ? WAIT_ROW : WAIT_ENTRY); });
+    if (!ok) {
+        received.entry = EntryWord::elsewhere();
+    }
 }
 
 // One warp copies a chunk of (source, token) to the token's output rows here, if it has any.
@@ -32,20 +47,14 @@ template <typename Op>
 __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t token,
                               uint32_t chunk_idx) {
     const Op& op = block.op;
-    const EntryWord entry = entry_of(block, source, token);
-    const bool comes = ballot(entry.is_here()).any();
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
     const auto chunk = block.rows.chunk(block.shape, chunk_idx);
-    typename Op::Rows::Data data;
-    if (comes) {
-        if (lane_idx() == 0 && block.shared.most_tokens > kPollWholeTokens) {
-            wait_for_end(op, from, chunk, source);
-        }
-        sync_warp();
-        data.load_arriving(from.data, chunk);
-        take(op, from, chunk, source, data);
+    Received<Op> received;
+    receive(block, source, token, from, chunk, received);
+    const EntryWord entry = received.entry;
+    if (any_lane(entry.is_here())) {
+        let_go<typename Op::Rows::Data>(from, chunk);
     }
-    wait_for_routers(&block.shared.begins_known);
     const int32_t out_row =
         entry.is_here() ? block.output.row(block.per_expert, source, entry.expert(), entry.index()) : kNowhere;
     if (chunk_idx == 0 && lane_idx() < block.shape.top_k) {
@@ -55,21 +64,22 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
         return;
     }
     const auto target = block.rows.target(block.params, block.output, entry, out_row);
+#pragma unroll 1
     for (LaneMask left = ballot(out_row >= 0); left.any(); left.drop_first()) {
         const auto to = target.of(left.first());
-        block.rows.store(block.params, block.shape, to, chunk, data);
+        block.rows.store(block.params, block.shape, to, chunk, received.row.data);
     }
 }
 
 template <typename Op>
 __device__ void receive_rows(const Block<Op>& block) {
-    wait_for_routers(&block.shared.tokens_known);
     const uint32_t units = arriving_units(block);
-    for (uint32_t unit = block.receivers.next_unit(&block.shared.next_receive); unit < units;
-         unit = block.receivers.next_unit(&block.shared.next_receive)) {
-        const UnitOfAll arriving(block.op, unit);
+    const uint32_t step = num_warps() * block.receivers.blocks;
+#pragma unroll 1
+    for (uint32_t unit = block.receivers.unit(warp_idx()); unit < units; unit += step) {
+        const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
         if (arriving.token < block.tokens_of[arriving.rank]) {
-            receive_chunk(block, arriving.rank, arriving.token, arriving.chunk_idx);
+            receive_chunk(block, arriving.rank, arriving.token, arriving.number);
         }
     }
 }

@@ -21,16 +21,14 @@ struct PlainRows {
     __device__ Chunk chunk(const LlShape& shape, uint32_t index) const { return {shape, index}; }
     __device__ __forceinline__ void fetch(const LlShape& shape, const uint8_t* rows, uint32_t token,
                                           const Chunk& chunk, Fetched& fetched) const {
-        fetched.load_const(rows + row_format(shape).offset(token), chunk);
+        load_const(fetched, rows + row_format(shape).offset(token), chunk);
     }
     // `each_slot` calls what it is given with the chunk's slot at each peer.
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched, const Chunk& chunk,
                                          EachSlot each_slot) const {
-        const bool has_mark = fetched.has_mark(chunk);
-        each_slot([&](const BankRow<Remote>& to) {
-            nccl_ep::send(op, to, chunk, fetched, has_mark);
-        });
+        const bool marked = any_lane(has_mark(fetched, chunk));
+        each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, fetched, marked); });
     }
     // Where a row of the output is, as one lane knows it.
     struct Target {
@@ -47,7 +45,7 @@ struct PlainRows {
     __device__ __forceinline__ void store(const LlDispatchParams& params, const LlShape& shape,
                                           const Target& to, const Chunk& chunk,
                                           const Data& data) const {
-        data.store(params.out + row_format(shape).offset(to.row), chunk);
+        nccl_ep::store(data, params.out + row_format(shape).offset(to.row), chunk);
     }
 };
 
@@ -55,6 +53,7 @@ struct PlainRows {
 struct ScaledKind {
     static constexpr bool kScaled = true;
     using Data = ScaledData;
+    static constexpr uint32_t kVecs = Data::kVecs;
     const ScaledRows& rows;
 
     __device__ ScaledChunk chunk(const LlShape& shape, uint32_t index) const {
@@ -64,10 +63,8 @@ struct ScaledKind {
     __device__ __forceinline__ static void send_whole(const Op& op, const Data& data,
                                                       const ScaledChunk& chunk,
                                                       EachSlot each_slot) {
-        const bool has_mark = data.has_mark(chunk);
-        each_slot([&](const BankRow<Remote>& to) {
-            nccl_ep::send(op, to, chunk, data, has_mark);
-        });
+        const bool marked = any_lane(has_mark(data, chunk));
+        each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, data, marked); });
     }
 
     struct Target {
@@ -90,7 +87,7 @@ struct ScaledKind {
     __device__ __forceinline__ void store(const LlDispatchParams&, const LlShape&, const Target& to,
                                           const ScaledChunk& chunk, const Data& data) const {
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             if (chunk.has_payload(i)) {
                 st_row(reinterpret_cast<Vec16*>(to.payload + chunk.payload_byte(i)), data.payload[i]);
             }
@@ -114,7 +111,7 @@ struct ForwardedRows : ScaledKind {
                                           const ScaledChunk& chunk, Fetched& fetched) const {
         const uint8_t* payload = from + uint64_t{token} * rows.payload_bytes;
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             if (chunk.has_payload(i)) {
                 fetched.data.payload[i] =
                     ld_const(reinterpret_cast<const Vec16*>(payload + chunk.payload_byte(i)));
@@ -155,7 +152,7 @@ struct PackedRows : ScaledKind {
 
     __device__ __forceinline__ void fetch(const LlShape& shape, const uint8_t* from, uint32_t token,
                                           const ScaledChunk& chunk, Fetched& fetched) const {
-        fetched.load_const(from + row_format(shape).offset(token), chunk);
+        load_const(fetched, from + row_format(shape).offset(token), chunk);
     }
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
@@ -168,7 +165,7 @@ struct PackedRows : ScaledKind {
 template <typename Number>
 struct CastRows : ScaledKind {
     struct Fetched {
-        Uncast<Number> part[kChunkVecs];
+        Uncast<Number> part[kVecs];
     };
 
     __device__ __forceinline__ void fetch(const LlShape&, const uint8_t* from, uint32_t token,
@@ -176,7 +173,7 @@ struct CastRows : ScaledKind {
         constexpr uint32_t kWidth = Uncast<Number>::kBytesPerElement;
         const uint8_t* row = from + uint64_t{token} * rows.payload_bytes * kWidth;
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             if (chunk.has_payload(i)) {
                 const auto* at = reinterpret_cast<const Vec16*>(row + chunk.payload_byte(i) * kWidth);
 #pragma unroll
@@ -198,25 +195,25 @@ struct CastRows : ScaledKind {
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
                                          const ScaledChunk& chunk, EachSlot each_slot) const {
-        bool has_mark = false;
+        bool marked = false;
         Vec16 scales = {{0, 0, 0, 0}};
         each_turn(fetched, chunk, scales, [&](uint32_t turn, const Vec16& cast) {
             const bool is_there = chunk.has_payload(turn);
-            has_mark |= is_there && nccl_ep::has_mark(cast);
+            marked |= is_there && has_mark(cast);
             each_slot([&](const BankRow<Remote>& to) {
                 if (is_there) {
                     put(as<Vec16>(to.data) + chunk.payload_byte(turn) / sizeof(Vec16), cast);
                 }
             });
         });
-        has_mark |= chunk.has_scales(0) && nccl_ep::has_mark(scales);
-        has_mark = ballot(has_mark).any();
+        marked |= chunk.has_scales(0) && has_mark(scales);
+        marked = any_lane(marked);
         each_slot([&](const BankRow<Remote>& to) {
             if (chunk.has_scales(0)) {
                 const uint32_t at = chunk.payload_bytes + chunk.scale_byte(0);
                 put(as<Vec16>(to.data) + at / sizeof(Vec16), scales);
             }
-            signal_mark(op, to, chunk, has_mark);
+            signal_mark(op, to, chunk, marked);
         });
     }
 
@@ -225,13 +222,13 @@ struct CastRows : ScaledKind {
     template <typename With>
     __device__ __forceinline__ void each_turn(const Fetched& fetched, const ScaledChunk& chunk,
                                               Vec16& scales, With with) const {
-        float most[kChunkVecs];
+        float most[kVecs];
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             most[i] = fetched.part[i].largest_of_block(rows, chunk.has_payload(i));
         }
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             if (i * kWarpSize < chunk.payload_vecs) {
                 Vec16 cast;
                 const uint32_t stored = fetched.part[i].cast(rows, most[i], cast);

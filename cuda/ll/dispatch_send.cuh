@@ -1,7 +1,7 @@
 // The sending half of a dispatch: rows to the peers, and the notice of them.
 #pragma once
 
-#include "dispatch_routers.cuh"
+#include "dispatch_notices.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
@@ -35,13 +35,13 @@ struct Unit {
 
 template <typename Op>
 __device__ __forceinline__ Unit unit_at(const Block<Op>& block, uint32_t unit) {
-    const uint32_t pair = unit / block.shape.chunks;
-    const uint32_t chunk_idx = unit % block.shape.chunks;
+    const Divided at = divide(unit, block.shape.chunks, block.shape.chunks_reciprocal);
+    const uint32_t pair = at.quotient;
     if constexpr (!Op::kSeveral) {
-        return {0, pair, chunk_idx};
+        return {0, pair, at.remainder};
     }
     const uint32_t sources = block.sources();
-    return {block.first_source() + pair % sources, pair / sources, chunk_idx};
+    return {block.first_source() + pair % sources, pair / sources, at.remainder};
 }
 
 template <typename Op>
@@ -49,17 +49,16 @@ __device__ __forceinline__ bool is_left(const Block<Op>& block, const Outgoing<O
     return outgoing.unit < block.most_tokens() * block.sources() * block.shape.chunks;
 }
 
-// Takes unit `unit`, if it is left, and starts loading it.
+// Starts loading the warp's unit, if it is left.
 template <typename Op>
-__device__ __forceinline__ void fetch(const Block<Op>& block, uint32_t unit, Outgoing<Op>& outgoing) {
-    outgoing.unit = unit;
+__device__ __forceinline__ void fetch(const Block<Op>& block, Outgoing<Op>& outgoing) {
+    outgoing.peer = kNowhere;
     if (!is_left(block, outgoing)) {
         return;
     }
-    const Unit taken = unit_at(block, unit);
+    const Unit taken = unit_at(block, outgoing.unit);
     const typename Op::Source source = block.source(taken.source);
     if (Op::kSeveral && taken.token >= source.tokens()) {
-        outgoing.peer = kNowhere;
         return;
     }
     const auto chunk = block.rows.chunk(block.shape, taken.chunk_idx);
@@ -78,6 +77,7 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     const LaneMask peers = first_of_each_peer(outgoing.peer);
     // Calls `with` for the slot at each peer.
     const auto each_slot = [&](auto with) {
+#pragma unroll 1
         for (LaneMask left = peers; left.any(); left.drop_first()) {
             const int32_t peer = shuffle(outgoing.peer, left.first());
             if (is_active(op.common.peers, peer)) {
@@ -88,48 +88,24 @@ __device__ void send_chunk(const Block<Op>& block, Outgoing<Op>& outgoing) {
     block.rows.send(op, outgoing.fetched, chunk, each_slot);
 }
 
-// What a warp has to send and to notify of, and what it loads of that before all else.
-template <typename Op>
-struct Begun {
-    bool notifies;
-    bool sends;
+// All rows that are to be sent. `begin` is called once all threads have loaded what they need first, and says whether
+// the operation goes on; returns that.
+template <typename Op, typename Begin>
+__device__ __forceinline__ bool send_all(const Block<Op>& block, Begin begin) {
+    const bool sends = block.sends() && block.senders.has_this_block();
     Outgoing<Op> outgoing;
-    // The expert of this thread's first entry.
-    int32_t expert;
-};
-
-// The warps of the block that send have taken one unit each after this.
-template <typename Op>
-__device__ __forceinline__ void begin_sending(const Block<Op>& block, Begun<Op>& begun) {
-    begun.notifies = block.notifiers.has_this_block();
-    const uint32_t first_sender = begun.notifies ? kRouterWarps : 0;
-    begun.sends = block.senders.has_this_block() && warp_idx() >= first_sender;
-    if (begun.sends) {
-        fetch(block, block.senders.unit(warp_idx() - first_sender), begun.outgoing);
-    }
-    begun.expert = kNowhere;
-    if (begun.notifies) {
-        const typename Op::Source source = block.source(first_notified(block));
-        if (threadIdx.x < source.tokens() * block.shape.top_k) {
-            begun.expert = expert_of_entry(block, source, threadIdx.x);
+    outgoing.unit = sends ? block.senders.unit(warp_idx()) : ~uint32_t{0};
+#pragma unroll 1
+    for (bool has_begun = false;; has_begun = true) {
+        fetch(block, outgoing);
+        if (!has_begun && !begin()) {
+            return false;
         }
-    }
-    if (threadIdx.x == 0) {
-        block.shared.next_send = num_warps() - first_sender;
-    }
-}
-
-template <typename Op>
-__device__ void send_all(const Block<Op>& block, Begun<Op>& begun) {
-    if (begun.notifies) {
-        notify_all(block, begun.expert);
-    }
-    if (!begun.sends) {
-        return;
-    }
-    while (is_left(block, begun.outgoing)) {
-        send_chunk(block, begun.outgoing);
-        fetch(block, block.senders.next_unit(&block.shared.next_send), begun.outgoing);
+        if (!is_left(block, outgoing)) {
+            return true;
+        }
+        send_chunk(block, outgoing);
+        outgoing.unit += num_warps() * block.senders.blocks;
     }
 }
 

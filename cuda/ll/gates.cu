@@ -1,4 +1,4 @@
-// What a combine sends to the ranks that carry this one on other nodes before all else: with which weight each
+// What a combine sends to the ranks that forward for this one on other nodes before all else: with which weight each
 // entry of this rank's tokens takes part. A warp per token.
 
 #include "../base/entry.cuh"

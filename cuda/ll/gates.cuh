@@ -32,20 +32,19 @@ __device__ __forceinline__ float given_weight(float weight) {
     return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;
 }
 
-// Gives each lane's dispatched entry the weights of the entries of now that mean it; `now` and `weight`
-// are those of entry lane_idx().
-__device__ inline void match_entries(Gate& gate, uint32_t top_k, int32_t now, float weight) {
-    const LaneMask same = match(gate.expert);
+// What each lane's dispatched entry has to do with a combine whose ids are others; `now` and `weight` are those of
+// entry lane_idx(). Not inlined, as it is seldom done.
+__device__ __noinline__ static Gate match_entries(int32_t expert, uint32_t top_k, int32_t now, float weight) {
+    Gate gate = {expert, __uint_as_float(kMasked), top_k + lane_idx()};
+    const LaneMask same = match(expert);
     const uint32_t nth = same.count_before();
     const uint32_t nth_now = match(now).count_before();
-    gate.weight = __uint_as_float(kMasked);
-    gate.order = top_k + lane_idx();
-#pragma unroll 1  // seldom done
+#pragma unroll 1
     for (uint32_t k = 0; k < top_k; ++k) {
         const int32_t id = shuffle(now, k);
         const uint32_t meant = min(shuffle(nth_now, k), same.count() - 1);
         const float added = shuffle(weight, k);
-        if (id == kNowhere || id != gate.expert || meant != nth) {
+        if (id == kNowhere || id != expert || meant != nth) {
             continue;
         }
         if (is_masked(gate.weight)) {
@@ -55,6 +54,7 @@ __device__ inline void match_entries(Gate& gate, uint32_t top_k, int32_t now, fl
             gate.weight += added;
         }
     }
+    return gate;
 }
 
 // The loads for a gate. Nothing uses them yet, so that other loads can follow at once.
@@ -90,13 +90,12 @@ __device__ __forceinline__ int32_t dispatched_expert(const Op& op, int32_t sent)
 
 template <typename Op>
 __device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) {
-    Gate gate = {dispatched_expert(op, words.sent), given_weight(words.weight), lane_idx()};
+    const int32_t expert = dispatched_expert(op, words.sent);
     const int32_t now =
         expert_of_id(words.now, int64_t{op.ranks()} * op.common.shape.local_experts);
-    if (any_lane(now != gate.expert)) {
-        match_entries(gate, op.common.shape.top_k, now, gate.weight);
-    }
-    return gate;
+    const float weight = given_weight(words.weight);
+    return any_lane(now != expert) ? match_entries(expert, op.common.shape.top_k, now, weight)
+                                   : Gate{expert, weight, lane_idx()};
 }
 
 // The same of source `number`, another rank: its own gates came over the network.
@@ -112,19 +111,17 @@ __device__ __forceinline__ Gate gate_of_source(const Op& op, uint32_t number, ui
     return {expert, weights[token * shape.top_k + lane_idx()], lane_idx()};
 }
 
-// The lane whose entry comes as number lane_idx() in the order of the combine's ids.
-__device__ __forceinline__ uint32_t lane_in_order(const Gate& gate) {
+// The lane whose entry comes as number lane_idx(), where `order` says as which number each lane's comes.
+__device__ __noinline__ static uint32_t lane_in_order(uint32_t order) {
+    uint32_t position = 0;
     uint32_t from = lane_idx();
-    if (any_lane(gate.order != lane_idx())) {
-        uint32_t position = 0;
-#pragma unroll 1  // seldom done
-        for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-            position += shuffle(gate.order, lane) < gate.order;
-        }
 #pragma unroll 1
-        for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
-            from = shuffle(position, lane) == lane_idx() ? lane : from;
-        }
+    for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
+        position += shuffle(order, lane) < order;
+    }
+#pragma unroll 1
+    for (uint32_t lane = 0; lane < kWarpSize; ++lane) {
+        from = shuffle(position, lane) == lane_idx() ? lane : from;
     }
     return from;
 }

@@ -2,8 +2,8 @@
 // those for one node pay nothing for the other case.
 //
 // Ranks of this node are *peers*, by their local index: their windows are mapped. Every rank of the group has
-// a *carrier* on this node: itself, or its gateway here. The carrier sends its rows here and collects what the
-// peers return for it. The ranks that this rank carries are its *sources*, numbered from 0, which is itself.
+// a *forwarder* on this node: itself, or its rail peer here. The forwarder sends its rows here and collects what the
+// peers return for it. The ranks that this rank forwards for are its *sources*, numbered from 0, which is itself.
 #pragma once
 
 #include "../base/row.cuh"
@@ -23,8 +23,8 @@ struct OwnSource {
     __device__ const uint8_t* rows() const { return params.tokens; }
 };
 
-// Any of the ranks that this rank carries.
-struct CarriedSource {
+// Any of the ranks that this rank forwards for.
+struct ForwardedSource {
     uint32_t number_;
     uint32_t rank_;
     uint32_t tokens_;
@@ -47,7 +47,7 @@ __device__ __forceinline__ Byte* body_of(Byte* message) {
     return message + sizeof(MessageHeader);
 }
 
-// Every rank is a peer, and carries itself alone.
+// Every rank is a peer, and forwards for itself alone.
 struct OneNode {
     static constexpr bool kSeveral = false;
     using Source = OwnSource;
@@ -58,15 +58,15 @@ struct OneNode {
     // The local index of `rank`, negative if it is on another node; kNowhere for kNowhere.
     __device__ int32_t peer_of(int32_t rank) const { return rank; }
     __device__ uint32_t rank_of_peer(uint32_t peer) const { return peer; }
-    __device__ uint32_t carrier_of(uint32_t rank) const { return rank; }
-    // Of `rank` among the sources of its carrier.
+    __device__ uint32_t forwarder_of(uint32_t rank) const { return rank; }
+    // Of `rank` among the sources of its forwarder.
     __device__ uint32_t number_of(uint32_t) const { return 0; }
 };
 
 // The tables say where the other ranks are.
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
-    using Source = CarriedSource;
+    using Source = ForwardedSource;
     const LlNodes& nodes;
     const bool is_combine;
 
@@ -75,7 +75,7 @@ struct SeveralNodes {
     __device__ uint32_t rank() const { return nodes.rank; }
     __device__ int32_t peer_of(int32_t rank) const { return rank < 0 ? rank : at(rank).peer; }
     __device__ uint32_t rank_of_peer(uint32_t peer) const { return nodes.rank_of_peer[peer]; }
-    __device__ uint32_t carrier_of(uint32_t rank) const { return at(rank).forwarder; }
+    __device__ uint32_t forwarder_of(uint32_t rank) const { return at(rank).forwarder; }
     __device__ uint32_t number_of(uint32_t rank) const { return at(rank).number; }
 
     // The message of rows that came from source `number`, not this rank, or goes there.

@@ -1,4 +1,4 @@
-// What a dispatch sends to the ranks that carry this one on other nodes: a head, the rows and the ids, as one
+// What a dispatch sends to the ranks that forward for this one on other nodes: a head, the rows and the ids, as one
 // message. Each message costs the network its latency, and a copy of all rows costs less than one. Rows with scales
 // are written as they travel, so a cast is made here, and only here.
 
@@ -46,12 +46,13 @@ __device__ void run_scaled(const LlScaledPackParams& params) {
     const uint32_t units = shape.tokens * shape.chunks;
     for (uint32_t unit = blockIdx.x * num_warps() + warp_idx(); unit < units;
          unit += gridDim.x * num_warps()) {
-        const uint32_t token = unit / shape.chunks;
-        const ScaledChunk chunk = rows.chunk(shape, unit % shape.chunks);
+        const Divided at = divide(unit, shape.chunks, shape.chunks_reciprocal);
+        const uint32_t token = at.quotient;
+        const ScaledChunk chunk = rows.chunk(shape, at.remainder);
         typename Rows::Fetched fetched;
         rows.fetch(shape, params.pack.rows, token, chunk, fetched);
         uint8_t* to = body_of(params.pack.message) + row_format(shape).offset(token);
-        rows.as_sent(fetched, chunk).store(to, chunk);
+        store(rows.as_sent(fetched, chunk), to, chunk);
     }
     write_ids(params.pack);
 }

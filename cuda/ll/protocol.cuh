@@ -30,6 +30,7 @@
 // repeats after 2^32 of them.
 #pragma once
 
+#include "../base/divide.cuh"
 #include "../base/expert.cuh"
 #include "../peer/wait.cuh"
 #include "bank.cuh"
@@ -82,11 +83,16 @@ struct Operation {
     // receive phase of a staged operation finds that one.
     __device__ bool begin(const Start& start) {
         epoch_before = start.epoch;
-        epoch = sends() ? epoch_after(epoch_before) : epoch_before;
-        bank = bank_of_channel(common.channel, epoch);
+        resume(sends() ? epoch_after(epoch_before) : epoch_before);
         // A receive phase whose send phase never ran, as its graph was not launched: nothing will come.
         const bool is_void = !sends() && start.received == epoch;
         return start.failed == 0 && !is_void;
+    }
+
+    // As a function sees it that is told the operation's epoch.
+    __device__ void resume(uint32_t epoch_of_operation) {
+        epoch = epoch_of_operation;
+        bank = bank_of_channel(common.channel, epoch);
     }
 
     // Offset in a window of the bank that an operation of `channel` uses.
@@ -135,7 +141,7 @@ struct Operation {
 __device__ __forceinline__ int32_t rank_of_expert(const LlShape& shape, int32_t expert) {
     return expert == kNowhere
                ? kNowhere
-               : static_cast<int32_t>(static_cast<uint32_t>(expert) / shape.local_experts);
+               : static_cast<int32_t>(divide(expert, shape.local_experts, shape.local_experts_reciprocal).quotient);
 }
 
 // The expert that entry `index` of `topk_idx` names, or kNowhere.
@@ -153,7 +159,7 @@ __device__ __forceinline__ int32_t expert_of_entry(const Op& op, const int64_t* 
 template <typename Op>
 __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
     if (op.nodes.number_of(rank) != 0) {
-        // Its carrier relays what it sends, in the background and so in no order with whole operations. There the
+        // Its forwarder relays what it sends, in the background and so in no order with whole operations. There the
         // heads of messages tell.
         return false;
     }
@@ -173,29 +179,50 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
 
 // Reports what differs on a peer, and tells all peers: blocks of this rank that begin later send nothing,
 // not even the fingerprint from which a peer would learn it.
-template <typename Op>
-__device__ inline void report_difference(const Op& op, uint32_t fault, const Awaited& awaited,
-                                         uint32_t ours, uint32_t theirs, uint32_t their_scales = 0) {
-    if (report_failure(op.common.wait, fault, awaited, ours, theirs, 0, op.common.scales_word,
-                       their_scales)) {
-        broadcast_failure(op.common.peers, op.common.wait);
+__device__ __noinline__ static void report_difference(const LlCommon& common, uint32_t fault, const Awaited awaited,
+                                                      uint32_t ours, uint32_t theirs, uint32_t their_scales = 0) {
+    if (report_failure(common.wait, fault, awaited, ours, theirs, 0, common.scales_word, their_scales)) {
+        broadcast_failure(common.peers, common.wait);
     }
 }
 
-// As wait_for_packet, but notices a peer that stages otherwise before the deadline.
+// As nccl_ep::keep_waiting, but notices a peer that stages otherwise before the deadline.
+template <typename Nodes>
+__device__ __noinline__ uint64_t keep_waiting_in(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+                                                 const Awaited awaited, uint64_t start, uint32_t got) {
+    Operation<Nodes> op(common, nodes);
+    op.resume(epoch);
+    if (stages_otherwise(op, awaited.peer)) {
+        report_difference(common, FAULT_STAGED_DIFFERS, awaited, 0, 0);
+    }
+    return keep_waiting(common, awaited, start, got);
+}
+
+// A thread polls until `has_come`; false once it has given up. `got` is what it asks for a report.
+template <typename Op, typename HasCome, typename Got>
+__device__ __forceinline__ bool wait_in(const Op& op, const Awaited& awaited, HasCome has_come, Got got) {
+    return poll_until(has_come, [&](uint64_t start) {
+        return keep_waiting_in(op.common, op.nodes, op.epoch, awaited, start, got());
+    });
+}
+
+// A thread waits for a packet of the operation.
 template <typename Op>
-__device__ inline Arrival wait_for_first_packet(const Op& op, const uint64_t* at,
-                                                const Awaited& awaited) {
-    uint32_t polls = 0;
-    return wait_until(
-        op.common, awaited,
-        [&] {
-            if (++polls % kPollsPerCheck == 0 && stages_otherwise(op, awaited.peer)) {
-                report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
-            }
-            return ld_relaxed_sys(at);
-        },
-        [&](uint32_t epoch) { return epoch == awaited.epoch; });
+__device__ __forceinline__ Arrival wait_for_packet_in(const Op& op, const uint64_t* at, const Awaited& awaited) {
+    uint64_t packet;
+    const bool ok = wait_in(
+        op, awaited, [&] { return packet_epoch(packet = ld_relaxed_sys(at)) == op.epoch; },
+        [&] { return packet_epoch(packet); });
+    return {ok, ok ? packet_data(packet) : 0};
+}
+
+// A warp waits: all lanes call `has_come` together and get the same answer. `awaited` says for what, when asked.
+template <typename Op, typename HasCome, typename AwaitedOf>
+__device__ __forceinline__ bool wait_as_warp_in(const Op& op, HasCome has_come, AwaitedOf awaited) {
+    return poll_until(has_come, [&](uint64_t start) {
+        start = keep_waiting_in(op.common, op.nodes, op.epoch, awaited(), start, 0);
+        return any_lane(start == kGivenUp) ? kGivenUp : start;
+    });
 }
 
 // The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before its
@@ -212,118 +239,53 @@ __device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
     return packet_epoch(packet) == op.epoch ? packet_data(packet) : 0;
 }
 
+// `rank` has begun an operation with another fingerprint, `theirs`.
+template <typename Nodes>
+__device__ __noinline__ void report_fingerprint(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+                                                uint32_t rank, uint32_t theirs) {
+    Operation<Nodes> op(common, nodes);
+    op.resume(epoch);
+    report_difference(common, FAULT_DIFFERS, op.from(rank, WAIT_BEGIN), common.fingerprint, theirs,
+                      scales_word_of(op, rank));
+}
+
 // Waits until `rank` has begun the operation, and reports it if it runs another one than we do.
 template <typename Op>
 __device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
-    const Awaited awaited = op.from(rank, WAIT_BEGIN);
-    const Arrival theirs = wait_for_first_packet(op, op.here().fingerprint(rank), awaited);
+    const Arrival theirs = wait_for_packet_in(op, op.here().fingerprint(rank), op.from(rank, WAIT_BEGIN));
     if (theirs.ok && theirs.data != op.common.fingerprint) {
-        report_difference(op, FAULT_DIFFERS, awaited, op.common.fingerprint, theirs.data,
-                          scales_word_of(op, rank));
+        report_fingerprint(op.common, op.nodes, op.epoch, rank, theirs.data);
     }
-}
-
-// Waits until `rank`, whose fingerprint is ours, has said which scales its rows have, and reports others.
-template <typename Op>
-__device__ inline void check_scales(const Op& op, uint32_t rank) {
-    const Awaited awaited = op.from(rank, WAIT_BEGIN);
-    const Arrival theirs = wait_for_packet(op.common, op.here().scales_word(rank), awaited);
-    if (theirs.ok && theirs.data != op.common.scales_word) {
-        const uint32_t fingerprint = op.common.fingerprint;
-        report_difference(op, FAULT_DIFFERS, awaited, fingerprint, fingerprint, theirs.data);
-    }
-}
-
-// Over several nodes: whether source `number` runs this operation, by its head. An exchange that was ended leaves
-// what lay there before, of an earlier epoch.
-template <typename Op>
-__device__ inline bool head_fits(const Op& op, uint32_t number, const MessageHeader& head) {
-    const LlNodes& nodes = op.nodes.nodes;
-    const Awaited awaited = op.from(nodes.rank_of_source[number], WAIT_BEGIN);
-    if (head.channel != op.common.channel) {
-        report_difference(op, FAULT_STAGED_DIFFERS, awaited, 0, 0);
-    } else if (head.epoch != op.epoch) {
-        report_difference(op, FAULT_RAIL_PEER_FAILED, awaited, op.epoch, awaited.peer);
-    } else if (head.handle != nodes.handle) {
-        report_difference(op, FAULT_HANDLE_DIFFERS, awaited, nodes.handle, head.handle);
-    } else if (head.fingerprint != op.common.fingerprint ||
-               head.scales_word != op.common.scales_word) {
-        report_difference(op, FAULT_DIFFERS, awaited, op.common.fingerprint, head.fingerprint,
-                          head.scales_word);
-    } else {
-        return true;
-    }
-    return false;
-}
-
-// The head that this thread looks at first, loaded before it is needed.
-template <typename Op>
-__device__ __forceinline__ MessageHeader first_head(const Op& op) {
-    return threadIdx.x + 1 < op.nodes.nodes.sources ? op.nodes.head(threadIdx.x + 1) : MessageHeader{};
-}
-
-// Whether all sources run this operation. All threads call it before the block relays anything: what came over
-// the network has the right size also if it belongs to another operation.
-template <typename Op>
-__device__ inline bool sources_agree(const Op& op, const MessageHeader& first) {
-    bool differs = false;
-    for (uint32_t i = threadIdx.x; i + 1 < op.nodes.nodes.sources; i += blockDim.x) {
-        const MessageHeader head = i == threadIdx.x ? first : op.nodes.head(i + 1);
-        differs |= !head_fits(op, i + 1, head);
-    }
-    return __syncthreads_or(differs) == 0;
-}
-
-// After a relay of sums: the last block says in front of them that they are complete. All threads call it.
-template <typename Op>
-__device__ inline void finish_relay(const Op& op) {
-    const LlNodes& nodes = op.nodes.nodes;
-    __syncthreads();
-    const uint32_t last = op.common.receive_blocks - 1;
-    const bool finished_last =
-        threadIdx.x == 0 &&
-        inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
-    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
-        for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
-            *reinterpret_cast<MessageHeader*>(op.nodes.rows_message(i)) = {
-                nodes.handle, 0, 0, op.common.channel, 0, op.epoch, 0, 0};
-        }
-    }
-}
-
-// Whether the gateways have sent sums of this operation, and not what lay there before. All threads call it.
-template <typename Op>
-__device__ inline bool gateways_succeeded(const Op& op) {
-    const LlNodes& nodes = op.nodes.nodes;
-    bool failed = false;
-    for (uint32_t i = threadIdx.x; i < nodes.other_nodes; i += blockDim.x) {
-        const MessageHeader& head = head_of(op.nodes.returned_message(i + 1));
-        if (head.epoch != op.epoch) {
-            const Awaited awaited = op.from(nodes.rail_peers[i], WAIT_ROW);
-            report_difference(op, FAULT_RAIL_PEER_FAILED, awaited, op.epoch, nodes.rail_peers[i]);
-            failed = true;
-        }
-    }
-    return __syncthreads_or(failed) == 0;
 }
 
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call
 // it. "Or later": once some block of this rank has sent, a peer may have finished the new epoch before the
 // last block of this rank looks.
-template <typename Op>
-__device__ inline bool wait_until_bank_is_free(const Op& op) {
-    if (op.common.channel == LL_WHOLE_CHANNEL) {
-        return true;
-    }
-    uint8_t* window = own_window(op.common.peers);
+template <typename Nodes>
+__device__ __noinline__ bool wait_until_consumed(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+                                                 uint32_t epoch_before) {
+    Operation<Nodes> op(common, nodes);
+    op.resume(epoch);
     bool held = false;
     for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
-        held |= is_active(op.common.peers, peer) &&
-                !wait_for_epoch_or_later(op.common, op.template ack_in<Own>(window, peer),
-                                         {WAIT_ACK, op.nodes.rank_of_peer(peer), op.epoch_before})
-                     .ok;
+        if (!is_active(common.peers, peer)) {
+            continue;
+        }
+        const uint64_t* ack = op.template ack_in<Own>(own_window(common.peers), peer);
+        uint32_t acknowledged;
+        held |= !wait_in(
+            op, {WAIT_ACK, op.nodes.rank_of_peer(peer), epoch_before},
+            [&] { return is_or_follows(acknowledged = packet_epoch(ld_acquire_sys(ack)), epoch_before); },
+            [&] { return acknowledged; });
     }
     return __syncthreads_or(held) == 0;
+}
+
+// All threads call it before they send. Whole operations need not wait.
+template <typename Op>
+__device__ __forceinline__ bool wait_until_bank_is_free(const Op& op) {
+    return op.common.channel == LL_WHOLE_CHANNEL ||
+           wait_until_consumed(op.common, op.nodes, op.epoch, op.epoch_before);
 }
 
 // All threads call it after a barrier, once no thread of the block reads the channel's state any more. Behind the
@@ -338,27 +300,31 @@ __device__ inline void advance_epoch(const Op& op) {
 }
 
 // After a staged receive: the last block tells the peers. All threads call it.
-template <typename Op>
-__device__ inline void acknowledge(const Op& op) {
-    if (op.common.channel == LL_WHOLE_CHANNEL || !op.receives()) {
-        return;
-    }
+template <typename Nodes>
+__device__ __noinline__ void acknowledge_staged(const LlCommon& common, const Nodes nodes, uint32_t epoch) {
+    Operation<Nodes> op(common, nodes);
+    op.resume(epoch);
     __syncthreads();  // the block has read all that it will read
     const uint32_t last = gridDim.x - 1;
     const bool finished_last =
-        threadIdx.x == 0 &&
-        inc_acq_rel_gpu(&op.common.channel_state->blocks_finished, last) == last;
-    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
-        for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
-            if (is_active(op.common.peers, peer)) {
-                signal(op.template ack_in<Remote>(window_of(op.common.peers, peer),
-                                                  op.common.peers.rank),
-                       op.packet(0));
-            }
+        threadIdx.x == 0 && inc_acq_rel_gpu(&common.channel_state->blocks_finished, last) == last;
+    if (__syncthreads_or(finished_last) == 0 || has_failed(common.wait)) {
+        return;
+    }
+    for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
+        if (is_active(common.peers, peer)) {
+            signal(op.template ack_in<Remote>(window_of(common.peers, peer), common.peers.rank), op.packet(0));
         }
-        if (threadIdx.x == 0) {
-            st_relaxed_gpu(&op.common.channel_state->received, op.epoch);
-        }
+    }
+    if (threadIdx.x == 0) {
+        st_relaxed_gpu(&common.channel_state->received, epoch);
+    }
+}
+
+template <typename Op>
+__device__ __forceinline__ void acknowledge(const Op& op) {
+    if (op.common.channel != LL_WHOLE_CHANNEL && op.receives()) {
+        acknowledge_staged(op.common, op.nodes, op.epoch);
     }
 }
 

@@ -52,8 +52,9 @@ struct ScaledChunk {
 
 // This lane's part of a chunk.
 struct ScaledData {
-    Vec16 payload[kChunkVecs];
-    Vec16 scales[kChunkVecs];
+    static constexpr uint32_t kVecs = LL_SCALED_CHUNK_VECS;
+    Vec16 payload[kVecs];
+    Vec16 scales[kVecs];
 
     // Calls `with` for each of the lane's accesses, and its number in the row on its way.
     template <typename Self, typename With>
@@ -62,7 +63,7 @@ struct ScaledData {
         const uint32_t first_scale =
             (chunk.payload_bytes + chunk.scale_offset) / sizeof(Vec16) + lane_idx();
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             if (chunk.has_payload(i)) {
                 with(self.payload[i], first + i * kWarpSize);
             }
@@ -80,7 +81,7 @@ struct ScaledData {
         }
         if (chunk.scale_vecs > kWarpSize) {  // only in formats with as many scales as payload
 #pragma unroll
-            for (uint32_t i = 1; i < kChunkVecs; ++i) {
+            for (uint32_t i = 1; i < kVecs; ++i) {
                 if (chunk.has_scales(i)) {
                     with(self.scales[i], i);
                 }
@@ -88,40 +89,11 @@ struct ScaledData {
         }
     }
 
-    // `row` is the beginning of a row on its way that nobody writes meanwhile.
-    __device__ __forceinline__ void load_const(const uint8_t* row, const ScaledChunk& chunk) {
-        each(*this, chunk, [&](Vec16& vec, uint32_t index) {
-            vec = ld_const(reinterpret_cast<const Vec16*>(row) + index);
-        });
-    }
-    __device__ __forceinline__ void load_arriving(const uint8_t* row, const ScaledChunk& chunk) {
-        each(*this, chunk, [&](Vec16& vec, uint32_t index) {
-            vec = ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + index);
-        });
-    }
-    __device__ __forceinline__ void store(uint8_t* row, const ScaledChunk& chunk) const {
-        each(*this, chunk, [&](const Vec16& vec, uint32_t index) {
-            st_row(reinterpret_cast<Vec16*>(row) + index, vec);
-        });
-    }
-    __device__ __forceinline__ void put_to(Remote<uint8_t> row, const ScaledChunk& chunk) const {
-        each(*this, chunk, [&](const Vec16& vec, uint32_t index) {
-            put(as<Vec16>(row) + index, vec);
-        });
-    }
     __device__ __forceinline__ void fill(uint32_t word) {
 #pragma unroll
-        for (uint32_t i = 0; i < kChunkVecs; ++i) {
+        for (uint32_t i = 0; i < kVecs; ++i) {
             payload[i] = scales[i] = {{word, word, word, word}};
         }
-    }
-    // Whether some word of the warp's chunk is kMark.
-    __device__ __forceinline__ bool has_mark(const ScaledChunk& chunk) const {
-        bool found = false;
-        each(*this, chunk, [&](const Vec16& vec, uint32_t) {
-            found |= nccl_ep::has_mark(vec);
-        });
-        return ballot(found).any();
     }
 };
 

@@ -16,23 +16,40 @@ __device__ __forceinline__ Share receivers_of(const LlCommon& common) {
     return {gridDim.x - common.receive_blocks, common.receive_blocks};
 }
 
-// A chunk of a token of some rank: number `unit` of those of all ranks. Which rank comes first differs from
+// In how many units of some chunks a row is taken.
+struct Units {
+    uint32_t count;
+    uint32_t reciprocal;
+};
+template <uint32_t kChunks>
+__device__ __forceinline__ Units units_of_row(const LlShape& shape) {
+    if constexpr (kChunks == 1) {
+        return {shape.chunks, shape.chunks_reciprocal};
+    }
+    const uint32_t count = (shape.chunks + kChunks - 1) / kChunks;
+    return {count, ~uint32_t{0} / count};
+}
+
+// A unit of a token of some rank: number `unit` of those of all ranks. Which rank comes first differs from
 // rank to rank, so that not all work on the same one, and pseudo-randomly from token to token: blocks take
 // every n-th unit, so otherwise a block could get the tokens of one rank only, which may have few.
 struct UnitOfAll {
     uint32_t rank;
     uint32_t token;
-    uint32_t chunk_idx;
+    // Of the row.
+    uint32_t number;
 
     template <typename Op>
-    __device__ UnitOfAll(const Op& op, uint32_t unit) {
+    __device__ UnitOfAll(const Op& op, const Units& of_row, uint32_t unit) {
         constexpr uint32_t kGoldenRatio = 0x9e3779b1u;  // of 2^32: its multiples are spread evenly
-        const uint32_t pair = unit / op.common.shape.chunks;
-        chunk_idx = unit % op.common.shape.chunks;
-        token = pair / op.ranks();
+        const LlShape& shape = op.common.shape;
+        const Divided pair = divide(unit, of_row.count, of_row.reciprocal);
+        number = pair.remainder;
+        const Divided at = divide(pair.quotient, op.ranks(), shape.ranks_reciprocal);
+        token = at.quotient;
         const uint32_t turned = uint64_t{token * kGoldenRatio} * op.ranks() >> 32;
         // Each of the three is less than the number of ranks: cheaper than a remainder.
-        rank = pair % op.ranks() + op.rank();
+        rank = at.remainder + op.rank();
         rank -= rank >= op.ranks() ? op.ranks() : 0;
         rank += turned;
         rank -= rank >= op.ranks() ? op.ranks() : 0;

@@ -26,7 +26,7 @@ struct EntryWord {
 };
 
 // The slots of a bank. In dispatch a token's row has one slot at each rank that it goes to; in combine each
-// expert rank's sum has one at the token's home or its carrier, or, in exact mode, each entry's row.
+// expert rank's sum has one at the token's home or its forwarder, or, in exact mode, each entry's row.
 struct BankSlots {
     const LlShape& shape;
     // Ranks of a node.
@@ -35,7 +35,7 @@ struct BankSlots {
     __device__ uint32_t of_token(uint32_t source, uint32_t token) const {
         return source * shape.max_tokens + token;
     }
-    // At the carrier of the token's rank, whose source that is, from `peer`.
+    // At the forwarder of the token's rank, whose source that is, from `peer`.
     __device__ uint32_t of_sum(uint32_t number, uint32_t token, uint32_t peer) const {
         return (number * shape.max_tokens + token) * peers + peer;
     }

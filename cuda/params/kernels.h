@@ -8,7 +8,7 @@
 #define NCCL_EP_KERNELS(KERNEL) \
     KERNEL(peer_selftest, PeerSelftestParams, SELFTEST_THREADS, 0) \
     KERNEL(replay_mark, ReplayMarkParams, REPLAY_MARK_THREADS, 0) \
-    KERNEL(ll_dispatch, LlDispatchParams, LL_DISPATCH_THREADS, 1) \
+    KERNEL(ll_dispatch, LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1) \
     KERNEL(ll_dispatch_scaled, LlScaledDispatchParams, LL_DISPATCH_THREADS, 1) \
     KERNEL(ll_dispatch_cast_bf16, LlScaledDispatchParams, LL_DISPATCH_THREADS, 1) \
     KERNEL(ll_dispatch_cast_f16, LlScaledDispatchParams, LL_DISPATCH_THREADS, 1) \
@@ -16,6 +16,12 @@
     KERNEL(ll_combine_bf16, LlCombineParams, LL_COMBINE_THREADS, 1) \
     KERNEL(ll_combine_f16, LlCombineParams, LL_COMBINE_THREADS, 1) \
     KERNEL(ll_combine_f32, LlCombineParams, LL_COMBINE_THREADS, 1) \
+    KERNEL(ll_combine_many_bf16, LlCombineParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_many_f16, LlCombineParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_many_f32, LlCombineParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_exact_bf16, LlCombineParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_exact_f16, LlCombineParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_exact_f32, LlCombineParams, LL_COMBINE_MANY_THREADS, 1) \
     KERNEL(ll_pack, LlPackParams, LL_PACK_THREADS, 0) \
     KERNEL(ll_pack_scaled, LlScaledPackParams, LL_PACK_THREADS, 0) \
     KERNEL(ll_pack_cast_bf16, LlScaledPackParams, LL_PACK_THREADS, 0) \
@@ -24,9 +30,9 @@
     KERNEL(ll_gates, LlGatesParams, LL_GATES_THREADS, 0) \
     KERNEL(ll_dispatch_nodes, LlDispatchNodesParams, LL_DISPATCH_THREADS, 1) \
     KERNEL(ll_dispatch_nodes_scaled, LlScaledDispatchNodesParams, LL_DISPATCH_THREADS, 1) \
-    KERNEL(ll_combine_nodes_bf16, LlCombineNodesParams, LL_COMBINE_THREADS, 1) \
-    KERNEL(ll_combine_nodes_f16, LlCombineNodesParams, LL_COMBINE_THREADS, 1) \
-    KERNEL(ll_combine_nodes_f32, LlCombineNodesParams, LL_COMBINE_THREADS, 1) \
+    KERNEL(ll_combine_nodes_bf16, LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_nodes_f16, LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1) \
+    KERNEL(ll_combine_nodes_f32, LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1) \
     KERNEL(ht_route, HtRouteParams, HT_ROUTE_THREADS, 0) \
     KERNEL(ht_dispatch, HtDispatchParams, HT_DISPATCH_THREADS, 1) \
     KERNEL(ht_dispatch_scaled, HtScaledDispatchParams, HT_DISPATCH_THREADS, 1) \

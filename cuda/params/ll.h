@@ -38,18 +38,23 @@ constexpr static const uint32_t LL_GATES_THREADS = 128;
 /// above hold the local expert.
 constexpr static const uint32_t LL_INDEX_BITS = 20;
 
-/// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
-/// than it has routers (4).
+/// Most threads of a dispatch block, in whole warps.
 constexpr static const uint32_t LL_DISPATCH_THREADS = 512;
+
+/// The same of rows without scales on one node, which needs fewer registers.
+constexpr static const uint32_t LL_PLAIN_DISPATCH_THREADS = 1024;
 
 /// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
 constexpr static const uint32_t LL_STATIC_SHARED_BYTES = 1024;
 
 /// Most threads of a combine block, in whole warps.
-constexpr static const uint32_t LL_COMBINE_THREADS = 384;
+constexpr static const uint32_t LL_COMBINE_THREADS = 768;
 
-/// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
-constexpr static const uint32_t LL_CHUNK_VECS = 4;
+/// The same of a combine of many tokens, in exact mode or over several nodes, which needs more registers.
+constexpr static const uint32_t LL_COMBINE_MANY_THREADS = 384;
+
+/// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
+constexpr static const uint32_t LL_SCALED_CHUNK_VECS = 4;
 
 /// A word of a bank's row that has not arrived; all are so at first.
 constexpr static const uint32_t LL_MARK = 4293394323;
@@ -106,6 +111,14 @@ struct LlShape {
     uint32_t chunk_bytes;
     /// Chunks per row.
     uint32_t chunks;
+    /// For divisions by the ranks of the group; see `reciprocal`.
+    uint32_t ranks_reciprocal;
+    /// For divisions by `local_experts`.
+    uint32_t local_experts_reciprocal;
+    /// For divisions by `top_k`.
+    uint32_t top_k_reciprocal;
+    /// For divisions by `chunks`.
+    uint32_t chunks_reciprocal;
 };
 
 /// Device memory of an LL handle: what dispatch leaves for combine.
@@ -188,8 +201,6 @@ struct LlCombineParams {
     const float *weights;
     /// `[tokens]` rows.
     uint8_t *out;
-    /// Not zero: every entry's row comes home, summed in the order of k.
-    uint32_t exact;
 };
 
 /// What an operation over several nodes needs beside `LlCommon`; sources, the ranks that this one
@@ -305,17 +316,17 @@ struct LlGatesParams {
 }  // namespace nccl_ep
 
 static_assert(sizeof(nccl_ep::LlLayout) == 48, "LlLayout as in Rust");
-static_assert(sizeof(nccl_ep::LlShape) == 32, "LlShape as in Rust");
+static_assert(sizeof(nccl_ep::LlShape) == 48, "LlShape as in Rust");
 static_assert(sizeof(nccl_ep::LlHandleMemory) == 24, "LlHandleMemory as in Rust");
 static_assert(sizeof(nccl_ep::LlChannelState) == 20, "LlChannelState as in Rust");
-static_assert(sizeof(nccl_ep::LlCommon) == 760, "LlCommon as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchParams) == 800, "LlDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineParams) == 800, "LlCombineParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCommon) == 776, "LlCommon as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchParams) == 816, "LlDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineParams) == 808, "LlCombineParams as in Rust");
 static_assert(sizeof(nccl_ep::LlNodes) == 104, "LlNodes as in Rust");
-static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 904, "LlDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 888, "LlScaledDispatchParams as in Rust");
-static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 992, "LlScaledDispatchNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlScaledPackParams) == 200, "LlScaledPackParams as in Rust");
-static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 904, "LlCombineNodesParams as in Rust");
-static_assert(sizeof(nccl_ep::LlGatesParams) == 912, "LlGatesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 920, "LlDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 904, "LlScaledDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 1008, "LlScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlScaledPackParams) == 216, "LlScaledPackParams as in Rust");
+static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 912, "LlCombineNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlGatesParams) == 920, "LlGatesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlPackParams) == 80, "LlPackParams as in Rust");

@@ -14,7 +14,8 @@ struct Awaited {
 
 // Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later ones
 // are consequences and stay silent. Scales are given where `expected` and `got` describe rows.
-__device__ inline bool report_failure(const WaitParams& wait, uint32_t fault,
+// Not inlined, as nearly every function of a kernel could fail, and hardly any does.
+__device__ __noinline__ static bool report_failure(const WaitParams& wait, uint32_t fault,
                                       const Awaited& awaited, uint32_t expected, uint32_t got,
                                       uint64_t waited_ns = 0, uint32_t expected_scales = 0,
                                       uint32_t got_scales = 0) {
@@ -34,10 +35,10 @@ __device__ inline bool report_failure(const WaitParams& wait, uint32_t fault,
 }
 
 // Tells every peer that this rank has failed, so that their waits end.
-__device__ inline void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
+__device__ __noinline__ static void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
     const uint64_t offset =
         reinterpret_cast<const uint8_t*>(wait.peer_failed) - own_window(peers);
-#pragma unroll 1  // part of every wait, and seldom done
+#pragma unroll 1  // seldom done
     for (uint32_t peer = 0; peer < peers.ranks; ++peer) {
         if (peer != peers.rank && is_active(peers, peer)) {
             signal(as<uint32_t>(window_of(peers, peer) + offset), peers.rank + 1);

@@ -14,28 +14,51 @@ namespace nccl_ep {
 
 // A clock read and a look at the failure mark cost more than a poll: one in this many polls.
 constexpr uint32_t kPollsPerCheck = 64;
+// Instead of the time at which a wait has looked at the clock first: it must end without success.
+constexpr uint64_t kGivenUp = ~uint64_t{0};
 
-// Whether a wait that began at `start` must end without success.
+// What a wait does once in kPollsPerCheck polls: whether it must be given up. `start` is when it did so first, or 0;
+// returns that, or kGivenUp. Never inlined, as every wait has it and hardly any runs it.
 template <typename Common>
-__device__ inline bool must_give_up(const Common& common, const Awaited& awaited, uint64_t start,
-                                    uint32_t got) {
+__device__ __noinline__ uint64_t keep_waiting(const Common& common, const Awaited awaited, uint64_t start,
+                                              uint32_t got) {
     const WaitParams& wait = common.wait;
     if (has_failed(wait)) {
-        return true;
+        return kGivenUp;
     }
-    const uint64_t waited_ns = globaltimer_ns() - start;
+    const uint64_t now = globaltimer_ns();
+    start = start == 0 ? now : start;
+    const uint64_t waited_ns = now - start;
     const uint32_t failed_rank = ld_relaxed_sys(wait.peer_failed);
     if (failed_rank != 0) {
         report_failure(wait, FAULT_PEER_FAILED, awaited, awaited.epoch, failed_rank - 1, waited_ns);
-        return true;
+        return kGivenUp;
     }
     if (waited_ns <= wait.timeout_ns) {
-        return false;
+        return start;
     }
     // Not in a self test: there each rank reports by itself who did not answer.
     if (report_failure(wait, FAULT_TIMEOUT, awaited, awaited.epoch, got, waited_ns) &&
         wait.op != KERNEL_OP_PEER_SELFTEST) {
         broadcast_failure(common.peers, wait);
+    }
+    return kGivenUp;
+}
+
+// Polls until `has_come`; false once `keep_waiting`, which is asked now and then, has given up.
+template <typename HasCome, typename KeepWaiting>
+__device__ __forceinline__ bool poll_until(HasCome has_come, KeepWaiting keep_waiting) {
+    uint64_t start = 0;
+    uint32_t polls = 0;
+#pragma unroll 1
+    while (!has_come()) {
+        spin_hint();
+        if (++polls % kPollsPerCheck == 0) {
+            start = keep_waiting(start);
+            if (start == kGivenUp) {
+                return false;
+            }
+        }
     }
     return true;
 }
@@ -49,22 +72,11 @@ struct Arrival {
 template <typename Common, typename Load, typename HasArrived>
 __device__ __forceinline__ Arrival wait_until(const Common& common, const Awaited& awaited,
                                               Load load, HasArrived has_arrived) {
-    uint64_t packet = load();
-    if (has_arrived(packet_epoch(packet))) {
-        return {true, packet_data(packet)};
-    }
-    const uint64_t start = globaltimer_ns();
-    for (uint32_t polls = 1;; ++polls) {
-        spin_hint();
-        packet = load();
-        if (has_arrived(packet_epoch(packet))) {
-            return {true, packet_data(packet)};
-        }
-        if (polls % kPollsPerCheck == 0 &&
-            must_give_up(common, awaited, start, packet_epoch(packet))) {
-            return {false, 0};
-        }
-    }
+    uint64_t packet;
+    const bool ok = poll_until(
+        [&] { return has_arrived(packet_epoch(packet = load())); },
+        [&](uint64_t start) { return keep_waiting(common, awaited, start, packet_epoch(packet)); });
+    return {ok, ok ? packet_data(packet) : 0};
 }
 
 // Waits for exactly this epoch: in a bank no later one can be there before this one was consumed. It orders
@@ -81,30 +93,10 @@ __device__ __forceinline__ Arrival wait_for_packet(const Common& common, const u
 template <typename Common, typename HasArrived>
 __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited& awaited,
                                              HasArrived has_arrived) {
-    if (has_arrived()) {
-        return true;
-    }
-    const uint64_t start = globaltimer_ns();
-    for (uint32_t polls = 1;; ++polls) {
-        spin_hint();
-        if (has_arrived()) {
-            return true;
-        }
-        if (polls % kPollsPerCheck == 0 &&
-            ballot(must_give_up(common, awaited, start, 0)).any()) {
-            return false;
-        }
-    }
-}
-
-// For a packet that the peer may overwrite at any time: the awaited epoch or a later one.
-template <typename Common>
-__device__ __forceinline__ Arrival wait_for_epoch_or_later(const Common& common,
-                                                           const uint64_t* at,
-                                                           const Awaited& awaited) {
-    return wait_until(
-        common, awaited, [at] { return ld_acquire_sys(at); },
-        [&](uint32_t epoch) { return is_or_follows(epoch, awaited.epoch); });
+    return poll_until(has_arrived, [&](uint64_t start) {
+        start = keep_waiting(common, awaited, start, 0);
+        return any_lane(start == kGivenUp) ? kGivenUp : start;
+    });
 }
 
 // For a bare flag instead of a packet: true once `peer` has raised it to `expected` or later; then

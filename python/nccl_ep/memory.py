@@ -20,7 +20,7 @@ _MOST_TOP_K = 32
 _PACKET, _ID, _WORD = 8, 8, 4
 _SELF_TEST_SLOT = 4096
 # Low latency: banks of a window and their rows, the bytes that one arrival flag covers, channels.
-_BANKS, _LINE, _CHUNK, _CHANNELS = 4, 128, 2048, 3
+_BANKS, _LINE, _CHUNK, _CHANNELS = 4, 128, 512, 3
 _LL_COUNTS, _LL_HEAD = 3, 32
 # High throughput: slots of all rings into a rank, and the most bytes of them.
 _RING_SLOTS, _LEAST_DEPTH, _RING_BYTES = 2048, 64, 68 * MIB

@@ -77,7 +77,7 @@ kernels! {
     peer_selftest(PeerSelftestParams, SELFTEST_THREADS, 0);
     replay_mark(ReplayMarkParams, REPLAY_MARK_THREADS, 0);
 
-    ll_dispatch(LlDispatchParams, LL_DISPATCH_THREADS, 1);
+    ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
     ll_dispatch_scaled(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_bf16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_f16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -85,6 +85,12 @@ kernels! {
     ll_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
+    ll_combine_many_bf16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_many_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_many_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_exact_bf16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_exact_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_exact_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
 
     ll_pack(LlPackParams, LL_PACK_THREADS, 0);
     ll_pack_scaled(LlScaledPackParams, LL_PACK_THREADS, 0);
@@ -94,9 +100,9 @@ kernels! {
     ll_gates(LlGatesParams, LL_GATES_THREADS, 0);
     ll_dispatch_nodes(LlDispatchNodesParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_nodes_scaled(LlScaledDispatchNodesParams, LL_DISPATCH_THREADS, 1);
-    ll_combine_nodes_bf16(LlCombineNodesParams, LL_COMBINE_THREADS, 1);
-    ll_combine_nodes_f16(LlCombineNodesParams, LL_COMBINE_THREADS, 1);
-    ll_combine_nodes_f32(LlCombineNodesParams, LL_COMBINE_THREADS, 1);
+    ll_combine_nodes_bf16(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_nodes_f16(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_nodes_f32(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
 
     ht_route(HtRouteParams, HT_ROUTE_THREADS, 0);
     ht_dispatch(HtDispatchParams, HT_DISPATCH_THREADS, 1);
@@ -141,6 +147,8 @@ macro_rules! by_type {
 by_type! {
     ll_dispatch_cast(LlScaledDispatchParams): ll_dispatch_cast_bf16, ll_dispatch_cast_f16, ll_dispatch_cast_f32;
     ll_combine(LlCombineParams): ll_combine_bf16, ll_combine_f16, ll_combine_f32;
+    ll_combine_many(LlCombineParams): ll_combine_many_bf16, ll_combine_many_f16, ll_combine_many_f32;
+    ll_combine_exact(LlCombineParams): ll_combine_exact_bf16, ll_combine_exact_f16, ll_combine_exact_f32;
     ll_pack_cast(LlScaledPackParams): ll_pack_cast_bf16, ll_pack_cast_f16, ll_pack_cast_f32;
     ll_combine_nodes(LlCombineNodesParams): ll_combine_nodes_bf16, ll_combine_nodes_f16, ll_combine_nodes_f32;
     ht_combine(HtCombineParams): ht_combine_bf16, ht_combine_f16, ht_combine_f32;

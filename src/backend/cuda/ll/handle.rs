@@ -7,7 +7,9 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handshake::{Announced, Handshake, NewHandle};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
-use crate::backend::cuda::ll::launch::{Chunks, DispatchGrid, Grid, HandlePlan, Part};
+use crate::backend::cuda::ll::launch::{
+    Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
+};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
@@ -122,7 +124,7 @@ impl Handle {
                 &self.plan.cast_dispatch,
                 kernels::ll_dispatch_cast(cast.from)?,
             ),
-            None => (&self.plan.dispatch, kernels::ll_dispatch_scaled()),
+            None => (&self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
         };
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
@@ -133,7 +135,14 @@ impl Handle {
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, &self.plan.combine, part);
-        let kernel = kernels::ll_combine(op.row.dtype)?;
+        let kernel = match self.plan.combine_kernel {
+            CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
+            CombineKernel::ManyTokens => kernels::ll_combine_many(op.row.dtype)?,
+            CombineKernel::Exact => kernels::ll_combine_exact(op.row.dtype)?,
+            CombineKernel::OverNodes => {
+                return Err(Error::internal("a combine over nodes on one node"));
+            }
+        };
         let module = &self.context.module;
         module.launch(kernel, self.plan.combine_launch, &params, at)
     }
@@ -167,7 +176,6 @@ impl Handle {
             topk_idx: self.routing.ids.0 as *const i64,
             weights: kept(part, op.weights) as *const f32,
             out: kept(part, op.out) as *mut u8,
-            exact: self.plan.exact,
         }
     }
 

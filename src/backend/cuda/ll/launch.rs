@@ -3,7 +3,7 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::params::ll::{
-    LL_CHANNELS, LL_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape,
+    LL_CHANNELS, LL_SCALED_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal,
 };
 use crate::model::group::ROW_ALIGN;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
@@ -11,8 +11,10 @@ use crate::model::scales::WireRow;
 use crate::tuning::Choice;
 use std::ops::RangeInclusive;
 
-/// Most bytes of a chunk: what the lanes of a warp hold at once. Of a chunk with scales, most of either part.
-pub const CHUNK_BYTES: usize = LL_CHUNK_VECS as usize * 32 * 16;
+/// Bytes of a chunk but the last one: 16 for each lane of a warp.
+pub const CHUNK_BYTES: usize = 32 * 16;
+/// Of a chunk with scales, most of either part.
+const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
 
 /// A line of memory.
 const LINE_BYTES: usize = 128;
@@ -159,10 +161,24 @@ pub struct DispatchGrid {
     pub launch: LaunchShape,
 }
 
+/// Which of the kernels of a combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CombineKernel {
+    /// With little code.
+    FewTokens,
+    /// With more on its way at a time.
+    ManyTokens,
+    /// Each entry's row comes home.
+    Exact,
+    OverNodes,
+}
+
 /// What is the same for all operations of one handle: its tokens and ids per token do not change.
 #[derive(Clone, Copy, Debug)]
 pub struct HandlePlan {
     pub dispatch: DispatchGrid,
+    /// Of one that forwards rows with scales.
+    pub scaled_dispatch: DispatchGrid,
     /// Of one that casts its rows.
     pub cast_dispatch: DispatchGrid,
     pub combine: Grid,
@@ -170,8 +186,7 @@ pub struct HandlePlan {
     /// Of what runs in the background, over several nodes.
     pub relay_dispatch: DispatchGrid,
     pub relay_combine: Grid,
-    /// 1 if combines sum in exact mode.
-    pub exact: u32,
+    pub combine_kernel: CombineKernel,
     /// Without what depends on the rows.
     pub shape_of_handle: LlShape,
 }
@@ -185,6 +200,7 @@ impl HandlePlan {
             slot_bytes: slot_bytes(row_bytes) as u32,
             chunk_bytes: chunks.payload as u32,
             chunks: chunks.count as u32,
+            chunks_reciprocal: reciprocal(chunks.count as u32),
             ..self.shape_of_handle
         }
     }
@@ -216,7 +232,7 @@ impl Chunks {
         let count = chunks(row_bytes);
         Self {
             count,
-            payload: row_bytes.div_ceil(count).next_multiple_of(ROW_ALIGN),
+            payload: CHUNK_BYTES,
             scales: 0,
         }
     }
@@ -227,17 +243,17 @@ impl Chunks {
     fn with_scales(row: WireRow) -> Self {
         let payload = row.payload.bytes();
         let (scales, padded) = (row.scale_bytes(), row.slot_bytes() - payload);
-        let count = chunks(payload);
-        let per_chunk = scales * CHUNK_BYTES / payload.max(1) / ROW_ALIGN * ROW_ALIGN;
+        let count = scaled_chunks(payload);
+        let per_chunk = scales * SCALED_CHUNK_BYTES / payload.max(1) / ROW_ALIGN * ROW_ALIGN;
         let of_last = padded.saturating_sub((count - 1) * per_chunk);
-        if of_last <= CHUNK_BYTES && (count == 1 || per_chunk <= CHUNK_BYTES) {
+        if of_last <= SCALED_CHUNK_BYTES && (count == 1 || per_chunk <= SCALED_CHUNK_BYTES) {
             return Self {
                 count,
-                payload: CHUNK_BYTES,
-                scales: per_chunk.min(CHUNK_BYTES),
+                payload: SCALED_CHUNK_BYTES,
+                scales: per_chunk.min(SCALED_CHUNK_BYTES),
             };
         }
-        let count = count.max(chunks(padded));
+        let count = count.max(scaled_chunks(padded));
         Self {
             count,
             payload: payload.div_ceil(count).next_multiple_of(ROW_ALIGN),
@@ -256,6 +272,13 @@ pub fn slot_bytes(row_bytes: usize) -> usize {
 pub fn chunks(row_bytes: usize) -> usize {
     row_bytes.div_ceil(CHUNK_BYTES).max(1)
 }
+
+fn scaled_chunks(bytes: usize) -> usize {
+    bytes.div_ceil(SCALED_CHUNK_BYTES).max(1)
+}
+
+// So the flags of a slot suffice for rows of either kind.
+const _: () = assert!(CHUNK_BYTES <= SCALED_CHUNK_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -288,13 +311,13 @@ mod tests {
                     let scales = row.scales.unwrap();
                     let cast = Cast::new(DType::Bfloat16, hidden, scales, false).unwrap();
                     let cut = Chunks::of(row);
-                    assert_eq!(cut.payload, CHUNK_BYTES);
+                    assert_eq!(cut.payload, SCALED_CHUNK_BYTES);
                     if cut.count > 1 {
                         let of_block = match dtype {
                             DType::Float32 => 4,
                             _ => 1,
                         };
-                        assert_eq!(cut.scales, CHUNK_BYTES / cast.block * of_block);
+                        assert_eq!(cut.scales, SCALED_CHUNK_BYTES / cast.block * of_block);
                     }
                     // The kernels keep them in one access of each lane.
                     assert!(rest(row, cut) <= 4 * ROW_ALIGN, "{hidden} {dtype} {count}");
@@ -311,9 +334,9 @@ mod tests {
                     let row = wire(hidden, dtype, count);
                     let cut = Chunks::of(row);
                     assert!(cut.count <= chunks(row.slot_bytes()));
-                    assert!(cut.payload <= CHUNK_BYTES && cut.scales <= CHUNK_BYTES);
+                    assert!(cut.payload <= SCALED_CHUNK_BYTES && cut.scales <= SCALED_CHUNK_BYTES);
                     assert!(cut.count * cut.payload >= hidden);
-                    assert!(rest(row, cut) <= CHUNK_BYTES);
+                    assert!(rest(row, cut) <= SCALED_CHUNK_BYTES);
                     assert_eq!((cut.payload % ROW_ALIGN, cut.scales % ROW_ALIGN), (0, 0));
                 }
             }
@@ -321,13 +344,8 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_scales_are_cut_evenly() {
-        let cut = |bytes| {
-            let Chunks { count, payload, .. } = Chunks::without_scales(bytes);
-            (count, payload)
-        };
-        assert_eq!(cut(14_336), (7, 2048));
-        assert_eq!(cut(16), (1, 16));
-        assert_eq!(cut(2064), (2, 1040));
+    fn rows_without_scales_are_cut_into_accesses_of_a_warp() {
+        let count = |bytes| Chunks::without_scales(bytes).count;
+        assert_eq!([16, 512, 528, 14_336].map(count), [1, 1, 2, 28]);
     }
 }

@@ -4,12 +4,13 @@
 
 use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{
-    DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
+    CombineKernel, DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
 };
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::params::ll::{
-    LL_BANKS, LL_CHANNELS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
-    LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_STATIC_SHARED_BYTES, LlLayout, LlShape,
+    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
+    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS,
+    LL_STATIC_SHARED_BYTES, LlLayout, LlShape, reciprocal,
 };
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
@@ -32,13 +33,17 @@ const BLOCKS_PER_CHANNEL: usize = 2;
 const RELAY_BLOCKS: usize = 32;
 /// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
-/// Threads of a dispatch block's routers and of one warp that sends.
+/// Fewest threads of a dispatch block: fewer would count entries for long.
 const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink
 /// better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 /// With two ranks the wire leaves room for more that cast.
 const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
+/// Up to this many tokens more threads find nothing to do.
+const FEW_TOKENS: usize = 8;
+/// From this many tokens on, a combine needs more on its way at a time than its small kernel has (docs/performance.md).
+const MANY_TOKENS_OF_COMBINE: usize = 64;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;
 
@@ -203,17 +208,23 @@ impl LlPlan {
             notify_blocks,
             launch: grid.launch_shape(shared_bytes),
         };
-        let senders =
-            |one_in| dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in));
+        let senders = |one_in, threads| {
+            dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in, threads))
+        };
+        let plain_threads = match self.forwarders.nodes {
+            1 => LL_PLAIN_DISPATCH_THREADS,
+            _ => LL_DISPATCH_THREADS,
+        };
         let combine = self.combine_grid(routing.tokens, multiprocessors);
         Ok(HandlePlan {
-            dispatch: senders(MULTIPROCESSORS_PER_SENDER),
-            cast_dispatch: senders(per_casting_sender),
+            dispatch: senders(MULTIPROCESSORS_PER_SENDER, plain_threads),
+            scaled_dispatch: senders(MULTIPROCESSORS_PER_SENDER, LL_DISPATCH_THREADS),
+            cast_dispatch: senders(per_casting_sender, LL_DISPATCH_THREADS),
             combine,
             combine_launch: combine.launch_shape(0),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
-            relay_combine: Grid::shared(relay, LL_COMBINE_THREADS),
-            exact: u32::from(self.facts.ll_combine == LlCombineMode::Exact),
+            relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
+            combine_kernel: self.combine_kernel(routing.tokens),
             shape_of_handle: LlShape {
                 local_experts: to_u32(self.facts.local_experts())?,
                 max_tokens: to_u32(self.max_tokens)?,
@@ -223,6 +234,10 @@ impl LlPlan {
                 slot_bytes: 0,
                 chunk_bytes: 0,
                 chunks: 0,
+                ranks_reciprocal: reciprocal(to_u32(self.facts.ranks)?),
+                local_experts_reciprocal: reciprocal(to_u32(self.facts.local_experts())?),
+                top_k_reciprocal: reciprocal(to_u32(routing.top_k)?),
+                chunks_reciprocal: 0,
             },
         })
     }
@@ -243,8 +258,15 @@ impl LlPlan {
     ///
     /// A rank sends its own tokens and receives those of all ranks. The number of the others'
     /// tokens is unknown here, and in a graph it may change from launch to launch.
-    fn dispatch_grid(&self, tokens: usize, multiprocessors: u32, per_sender: u32) -> (Grid, u32) {
-        let even = |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender);
+    fn dispatch_grid(
+        &self,
+        tokens: usize,
+        multiprocessors: u32,
+        per_sender: u32,
+        most_threads: u32,
+    ) -> (Grid, u32) {
+        let even =
+            |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender, most_threads);
         if self.forwarders.nodes > 1 {
             let grid = even(self.served_tokens());
             return (grid, grid.receive_blocks);
@@ -258,13 +280,23 @@ impl LlPlan {
     ///
     /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink
     /// with rows; the others copy the arriving rows out.
-    fn even_dispatch_grid(&self, tokens: usize, multiprocessors: u32, per_sender: u32) -> Grid {
+    fn even_dispatch_grid(
+        &self,
+        tokens: usize,
+        multiprocessors: u32,
+        per_sender: u32,
+        most_threads: u32,
+    ) -> Grid {
         if let Some(choice) = self.measured(Operation::LlDispatch, tokens, multiprocessors) {
-            return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS);
+            return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=most_threads);
         }
         let senders = at_most(8 + tokens, multiprocessors / per_sender);
         let receivers = at_most(8 + 4 * tokens, multiprocessors - senders);
-        Grid::split(senders, receivers, LL_DISPATCH_THREADS)
+        let threads = match tokens {
+            ..=FEW_TOKENS => LL_DISPATCH_THREADS,
+            _ => most_threads,
+        };
+        Grid::split(senders, receivers, threads)
     }
 
     /// What was measured for an operation of `tokens`. Measurements are made with the tokens of one rank, also where
@@ -277,6 +309,19 @@ impl LlPlan {
     ) -> Option<Choice> {
         let choice = self.tuning.choice(operation, tokens.min(self.max_tokens))?;
         Some(choice.at_most(multiprocessors))
+    }
+
+    /// The kernel of a combine of `tokens`. Ranks need not have the same.
+    fn combine_kernel(&self, tokens: usize) -> CombineKernel {
+        if self.forwarders.nodes > 1 {
+            CombineKernel::OverNodes
+        } else if self.facts.ll_combine == LlCombineMode::Exact {
+            CombineKernel::Exact
+        } else if tokens >= MANY_TOKENS_OF_COMBINE {
+            CombineKernel::ManyTokens
+        } else {
+            CombineKernel::FewTokens
+        }
     }
 
     /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
@@ -293,19 +338,23 @@ impl LlPlan {
 
     /// The grid of a combine where all ranks have `tokens`.
     fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        let most_threads = match self.combine_kernel(tokens) {
+            CombineKernel::FewTokens => LL_COMBINE_THREADS,
+            _ => LL_COMBINE_MANY_THREADS,
+        };
         if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {
-            return Grid::chosen(choice, 1..=LL_COMBINE_THREADS);
+            return Grid::chosen(choice, 1..=most_threads);
         }
         if self.forwarders.nodes > 1 {
             let blocks = at_most(4 * tokens, multiprocessors);
-            return Grid::shared(blocks.max(1), LL_COMBINE_THREADS);
+            return Grid::shared(blocks.max(1), most_threads);
         }
         if tokens >= MANY_TOKENS {
             let senders = multiprocessors * 3 / 4;
-            return Grid::split(senders, multiprocessors - senders, LL_COMBINE_THREADS);
+            return Grid::split(senders, multiprocessors - senders, most_threads);
         }
         let blocks = at_most((4 * tokens).max(LEAST_COMBINE_BLOCKS), multiprocessors);
-        Grid::shared(blocks, LL_COMBINE_THREADS)
+        Grid::shared(blocks, most_threads)
     }
 }
 

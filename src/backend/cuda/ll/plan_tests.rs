@@ -125,7 +125,12 @@ fn chunks_cover_every_row() {
 }
 
 fn dispatch_grid(plan: &LlPlan, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
-    plan.dispatch_grid(tokens, multiprocessors, MULTIPROCESSORS_PER_SENDER)
+    plan.dispatch_grid(
+        tokens,
+        multiprocessors,
+        MULTIPROCESSORS_PER_SENDER,
+        LL_DISPATCH_THREADS,
+    )
 }
 
 #[test]
@@ -161,7 +166,7 @@ fn a_measured_grid_goes_first() {
     let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
     assert_eq!(dispatch_grid(&plan, 9, 132), (split, 15));
     assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
-    let serving = Grid::shared(66, LL_COMBINE_THREADS);
+    let serving = Grid::shared(66, LL_COMBINE_MANY_THREADS);
     assert_eq!(plan.combine_grid(16, 132), serving);
     assert_eq!(dispatch_grid(&plan, 17, 132), dispatch_grid(&own, 17, 132));
 }

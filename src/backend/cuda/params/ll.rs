@@ -23,15 +23,18 @@ pub const LL_GATES_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
 /// above hold the local expert.
 pub const LL_INDEX_BITS: u32 = 20;
-/// Most threads of a dispatch block, in whole warps. A block that sends and notifies needs more warps
-/// than it has routers (4).
+/// Most threads of a dispatch block, in whole warps.
 pub const LL_DISPATCH_THREADS: u32 = 512;
+/// The same of rows without scales on one node, which needs fewer registers.
+pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
 /// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
 pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
-pub const LL_COMBINE_THREADS: u32 = 384;
-/// Most 16-byte accesses per lane in a chunk of a row, so a chunk has at most 32 times as many.
-pub const LL_CHUNK_VECS: u32 = 4;
+pub const LL_COMBINE_THREADS: u32 = 768;
+/// The same of a combine of many tokens, in exact mode or over several nodes, which needs more registers.
+pub const LL_COMBINE_MANY_THREADS: u32 = 384;
+/// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
+pub const LL_SCALED_CHUNK_VECS: u32 = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 pub const LL_MARK: u32 = 0xffe7_ff93;
 
@@ -93,6 +96,21 @@ pub struct LlShape {
     pub chunk_bytes: u32,
     /// Chunks per row.
     pub chunks: u32,
+    /// For divisions by the ranks of the group; see `reciprocal`.
+    pub ranks_reciprocal: u32,
+    /// For divisions by `local_experts`.
+    pub local_experts_reciprocal: u32,
+    /// For divisions by `top_k`.
+    pub top_k_reciprocal: u32,
+    /// For divisions by `chunks`.
+    pub chunks_reciprocal: u32,
+}
+
+/// 2^32 divided by `divisor`, rounded down. With it kernels divide by a product and one step of correction, in a
+/// quarter of the code of a division.
+pub fn reciprocal(divisor: u32) -> u32 {
+    let quotient = (1 << 32) / u64::from(divisor.max(1));
+    u32::try_from(quotient).unwrap_or(u32::MAX)
 }
 
 /// Device memory of an LL handle: what dispatch leaves for combine.
@@ -227,8 +245,6 @@ pub struct LlCombineParams {
     pub weights: *const f32,
     /// `[tokens]` rows.
     pub out: *mut u8,
-    /// Not zero: every entry's row comes home, summed in the order of k.
-    pub exact: u32,
 }
 
 /// Parameters of `ll_dispatch_nodes`.

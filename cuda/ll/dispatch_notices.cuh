@@ -1,0 +1,238 @@
+// What a dispatch tells the peers beside rows: how many rows each expert gets from here, and which index each
+// (token, k) has among them. And what it hears: from the counts of all, where rows begin.
+#pragma once
+
+#include "dispatch_block.cuh"
+
+namespace nccl_ep::ll_dispatch_impl {
+
+// A block's part of the work for one source: number `index` of so many blocks.
+struct BlockOf {
+    uint32_t index;
+    uint32_t blocks;
+};
+
+// Counts the rows per expert: those of entries before `first` in the block's histogram and, in blocks that notify a
+// peer of its counts, those of all entries in `all`.
+template <typename Op>
+__device__ void count_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
+                              uint32_t* all) {
+    const uint32_t entries = source.tokens() * block.shape.top_k;
+    const uint32_t last = all != nullptr ? entries : first;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < last; i += blockDim.x) {
+        const int32_t expert = expert_of_entry(block, source, i);
+        if (expert == kNowhere) {
+            continue;
+        }
+        if (i < first) {
+            atomicAdd(&block.per_expert[expert], 1u);
+        }
+        if (all != nullptr) {
+            atomicAdd(&all[expert], 1u);
+        }
+    }
+}
+
+// Notifies every peer of an entry: its expert's rank gets the index, the others that it is elsewhere.
+template <typename Op>
+__device__ void notify_entry(const Block<Op>& block, const typename Op::Source& source, uint32_t entry,
+                             int32_t expert, uint32_t index) {
+    const Op& op = block.op;
+    const Divided at = divide(entry, block.shape.top_k, block.shape.top_k_reciprocal);
+    const uint32_t token = at.quotient;
+    const uint32_t k = at.remainder;
+    const int32_t rank = rank_of_expert(block.shape, expert);
+    const int32_t host = op.nodes.peer_of(rank);
+#pragma unroll 1
+    for (uint32_t peer = 0; peer < op.peers(); ++peer) {
+        EntryWord word = EntryWord::elsewhere();
+        if (host == static_cast<int32_t>(peer)) {
+            word = EntryWord::here(expert - rank * block.shape.local_experts, index);
+        }
+        if (is_active(op.common.peers, peer)) {
+            put_value(op.at(peer).entries(source.rank(), token) + k, op.packet(word.data));
+        }
+    }
+    op.experts_of(source.number(), token)[k] = expert;
+}
+
+// One warp walks entries [first, last) in order; the histogram holds all entries before them, and
+// them as well afterwards.
+template <typename Op>
+__device__ void notify_entries(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
+                               uint32_t last) {
+#pragma unroll 1
+    for (uint32_t base = first; base < last; base += kWarpSize) {
+        const uint32_t entry = base + lane_idx();
+        const int32_t expert = entry < last ? expert_of_entry(block, source, entry) : kNowhere;
+        const LaneMask same = match(expert);
+        const uint32_t before = same.count_before();
+        uint32_t index = 0;
+        if (expert != kNowhere) {
+            index = block.per_expert[expert] + before;
+        }
+        sync_warp();
+        if (expert != kNowhere && before == 0) {
+            block.per_expert[expert] += same.count();
+        }
+        sync_warp();
+        if (entry < last) {
+            notify_entry(block, source, entry, expert, index);
+        }
+    }
+}
+
+// The words by which a source notifies a peer of its counts: those of the peer's experts, then the source's tokens,
+// its fingerprint and, where rows have scales, their scales word.
+template <typename Op>
+__device__ __forceinline__ uint32_t words_of_counts(const Block<Op>& block) {
+    return block.shape.local_experts + (Op::Rows::kScaled ? 3 : 2);
+}
+
+// Notifies the peers that are this block's of how many rows their experts get from the source.
+template <typename Op>
+__device__ void notify_counts(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part,
+                              const uint32_t* all) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+#pragma unroll 1
+    for (uint32_t peer = part.index; peer < op.peers(); peer += part.blocks) {
+        if (!is_active(op.common.peers, peer)) {
+            continue;
+        }
+        const Remote<uint64_t> words = op.at(peer).counts(source.rank());
+        const uint32_t first = op.nodes.rank_of_peer(peer) * local;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < words_of_counts(block); i += blockDim.x) {
+            uint32_t word = op.common.scales_word;
+            word = i == local + 1 ? op.common.fingerprint : word;
+            word = i == local ? source.tokens() : word;
+            word = i < local ? all[first + i] : word;
+            put_value(words + i, op.packet(word));
+        }
+    }
+}
+
+// Repeated ids give a local expert `total` rows, more than it has slots: the group fails, before anybody sums without
+// those that find none.
+template <typename Layout>
+__device__ __noinline__ void report_surplus(const LlCommon& common, const Layout output, const uint32_t* begins,
+                                            uint32_t rank, uint32_t expert, uint32_t total) {
+    const auto surplus = output.find_surplus(begins, expert, total);
+    const uint32_t named = rank * common.shape.local_experts + expert;
+    report_difference(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
+}
+
+// Waits for what sources have notified this rank of: their words from number `first` to `last`. `with` takes each.
+template <typename Op, typename With>
+__device__ __forceinline__ void hear_sources(const Block<Op>& block, uint32_t first, uint32_t last, With with) {
+    const Op& op = block.op;
+    const uint32_t width = last - first;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < op.ranks() * width; i += blockDim.x) {
+        const uint32_t source = i / width;
+        const uint32_t word = first + i % width;
+        const bool says_what_runs = word > block.shape.local_experts;
+        if (is_active(op.common.peers, op.nodes.forwarder_of(source))) {
+            const uint32_t what = says_what_runs ? WAIT_BEGIN : WAIT_COUNTS;
+            const uint64_t* at = op.here().counts(source) + word;
+            with(source, word, wait_for_packet_in(op, at, op.from(source, what)).data);
+        } else if (!says_what_runs) {
+            with(source, word, 0u);
+        }
+    }
+}
+
+// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
+template <typename Op>
+__device__ void find_begins(const Block<Op>& block) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+    const bool is_first = block.receivers.index() == 0;
+    // The first block checks what the sources run, too.
+    const uint32_t last = is_first ? words_of_counts(block) : local + 1;
+    hear_sources(block, local, last, [&](uint32_t source, uint32_t word, uint32_t data) {
+        if (word == local) {
+            // It becomes an address: a peer cannot have more tokens than a rank may have.
+            const uint32_t tokens = min(data, block.shape.max_tokens);
+            block.tokens_of[source] = tokens;
+            atomicMax(&block.shared.most_tokens, tokens);
+            if (is_first) {
+                block.params.common.handle.tokens_of[source] = tokens;
+            }
+        } else if (word == local + 1 && data != op.common.fingerprint) {
+            report_fingerprint(op.common, op.nodes, op.epoch, source, data);
+        } else if (word == local + 2 && data != op.common.scales_word) {
+            report_difference(op.common, FAULT_DIFFERS, op.from(source, WAIT_BEGIN), op.common.fingerprint,
+                              op.common.fingerprint, data);
+        }
+    });
+    __syncthreads();  // the histograms are done with, too
+    if (!is_first && block.receivers.index() >= arriving_units(block)) {
+        return;
+    }
+    hear_sources(block, 0, local, [&](uint32_t source, uint32_t expert, uint32_t data) {
+        block.per_expert[block.output.cell(source, expert)] = data;
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x) {
+        const uint32_t total = block.output.find_begins(block.per_expert, expert);
+        if (!is_first) {
+            continue;
+        }
+        if (block.params.counter != nullptr) {
+            block.params.counter[expert] = block.output.kept(total);
+        }
+        if (total > block.output.rows_of_expert()) {
+            report_surplus(op.common, block.output, block.per_expert, op.rank(), expert, total);
+        }
+    }
+    __syncthreads();
+}
+
+// A part of a source's tokens: notifies the peers of their entries, in the first blocks also of the counts.
+template <typename Op>
+__device__ void notify(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
+    const Op& op = block.op;
+    const uint32_t tokens = source.tokens();
+    const uint32_t per_block = (tokens + part.blocks - 1) / part.blocks;
+    const uint32_t first = min(per_block * part.index, tokens) * block.shape.top_k;
+    const uint32_t last = min(per_block * (part.index + 1), tokens) * block.shape.top_k;
+    uint32_t* all = part.index < op.peers() ? block.per_expert + num_experts(block) : nullptr;
+    count_entries(block, source, first, all);
+    __syncthreads();
+    if (all != nullptr) {
+        notify_counts(block, source, part, all);
+    }
+    if (warp_idx() == 0) {
+        notify_entries(block, source, first, last);
+    }
+}
+
+// The notifiers' work: blocks take turns at the sources.
+template <typename Op>
+__device__ void notify_all(const Block<Op>& block) {
+    const uint32_t index = block.notifiers.index();
+    const uint32_t blocks = block.notifiers.blocks;
+    if constexpr (!Op::kSeveral) {
+        notify(block, block.source(0), {index, blocks});
+        return;
+    }
+    const uint32_t sources = block.sources();
+    const uint32_t turn = index % sources;
+    const BlockOf part = {index / sources, (blocks - turn + sources - 1) / sources};
+#pragma unroll 1
+    for (uint32_t next = turn; next < sources; next += blocks) {
+        const typename Op::Source source = block.source(block.first_source() + next);
+        if (next != turn) {
+            __syncthreads();  // all are done with the histograms
+            clear_histograms(block);
+            __syncthreads();
+        }
+        notify(block, source, part);
+    }
+}
+
+}  // namespace nccl_ep::ll_dispatch_impl

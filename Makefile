@@ -22,7 +22,8 @@ settings := prefix='$(prefix)' libdir='$(libdir)' includedir='$(includedir)' doc
 places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs run check \
+.PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs \
+        kernel-sizes run check \
         test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
         setup-wheel setup-plots plots clean
 # Two set-ups at once would fetch the same things.
@@ -68,6 +69,9 @@ programs: setup lib ## Build the C programs for this machine without GPU
 
 simt-programs: programs ## Build the C programs with the GPU kernels on the CPU
 	@$(env) $(MAKE) -C c_tests simt $(places)
+
+kernel-sizes: lib ## Show bytes of code, registers and shared memory of each kernel
+	@$(env) scripts/kernel_sizes.py "$$NCCL_EP_TARGET"
 
 run: setup-demo ## Run an MoE layer and a short benchmark, on GPUs if there are any; ARGS="--nodes 2" on two nodes, "--long" shows all
 	@scripts/demo.sh $(ARGS)

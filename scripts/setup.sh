@@ -125,7 +125,7 @@ unpack_cuda() {
 
 # For C programs alone: all but the compiler.
 unpack_cuda_headers() {
-    grep -vE '^nvidia-(cuda-nvcc|nvvm)==' "$2" >"$1/lock"
+    grep -vE '^nvidia-(cuda-nvcc|nvvm|cuda-cuobjdump)==' "$2" >"$1/lock"
     run_pip install --target "$1" -r "$1/lock"
 }
 

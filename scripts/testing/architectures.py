@@ -2,7 +2,7 @@
 
 Continuous integration, whose machines have no GPU, makes machine code for one architecture
 (NCCL_EP_ARCHS). For the others of build.rs every rule of the compiler and the assembler is asked here,
-without optimising, in a seventh of the time.
+without optimising, in a seventh of the time. What it makes is held to budgets of code (cuda/budgets.csv).
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ _DEFAULT = re.compile(r'DEFAULT_ARCHS: &str = "(.*)"')
 
 
 def steps(places: Places) -> list[Step]:
-    """The step; none if the build leaves nothing out."""
+    """The steps; none if the build leaves nothing out."""
     environment = places.environment
     if environment.get("NCCL_EP_CUDA") == "off" or not {"NVCC", "NCCL_EP_ARCHS"} <= environment.keys():
         return []
-    return [Step("build/other-architectures", lambda: _compile(environment))]
+    found = [Step("build/other-architectures", lambda: _compile(environment))]
+    has_tool = (pathlib.Path(environment.get("CUDA_HOME", "")) / "bin" / "cuobjdump").exists()
+    if has_tool and "90" in _named(environment["NCCL_EP_ARCHS"]):
+        sizes = ("python3", "scripts/kernel_sizes.py", str(places.target), "--check")
+        found.append(Step("build/kernel-sizes", sizes, counts.closing_line, ("build/lib",)))
+    return found
 
 
 def _named(text: str) -> set[str]:

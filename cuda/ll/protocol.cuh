@@ -225,8 +225,8 @@ __device__ __forceinline__ bool wait_as_warp_in(const Op& op, HasCome has_come, 
     });
 }
 
-// The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before its
-// fingerprint, but nothing orders the two.
+// The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before
+// its fingerprint, but nothing orders the two.
 template <typename Op>
 __device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
     constexpr uint64_t kLongNs = 20000000;

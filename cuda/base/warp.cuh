@@ -19,6 +19,7 @@ __device__ __forceinline__ uint32_t num_warps() { return blockDim.x / kWarpSize;
 struct LaneMask {
     uint32_t bits = 0;
 
+    __device__ __forceinline__ static LaneMask all_lanes() { return {~uint32_t{0}}; }
     __device__ __forceinline__ bool any() const { return bits != 0; }
     __device__ __forceinline__ bool all() const { return bits == ~uint32_t{0}; }
     __device__ __forceinline__ bool has_this() const { return (bits >> lane_idx() & 1) != 0; }

@@ -130,7 +130,7 @@ __device__ __forceinline__ LaneMask flagged_lanes(const Op& op, uint64_t* flag) 
 // How a warp looks for what comes to its lanes.
 struct Lookout {
     // Lanes that missed something at the last poll, and since how many polls they are the same.
-    LaneMask missing = {kAllLanes};
+    LaneMask missing = LaneMask::all_lanes();
     uint32_t unchanged = 0;
 
     // Whether this lane looks. With `gently` only the last lane that misses something does, until it finds it: where
@@ -197,7 +197,7 @@ struct ArrivingRows {
     }
     // After a failed wait: a row that did not come.
     __device__ __forceinline__ uint32_t first_late() const {
-        return (__ffs(shuffle(waits, lookout.missing.first())) - 1) / kChunks;
+        return LaneMask{shuffle(waits, lookout.missing.first())}.first() / kChunks;
     }
 };
 

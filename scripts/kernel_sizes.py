@@ -69,7 +69,7 @@ def main() -> int:
     arguments = parser.parse_args()
     cuobjdump = str(pathlib.Path(os.environ["CUDA_HOME"]) / "bin" / "cuobjdump")
     kernels: dict[str, tuple[int, ...]] = {}
-    for image in images(arguments.target):
+    for image in images(arguments.target.resolve()):
         kernels |= measure(cuobjdump, image)
     print(f"{'kernel, for ' + ARCHITECTURE:34} {'bytes':>7} {'registers':>9} {'stack':>6} {'shared':>7}")
     for name, row in sorted(kernels.items()):

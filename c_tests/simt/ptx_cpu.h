@@ -144,13 +144,6 @@ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
     simt::Block::Current().bulk().InitBarrier(barrier, arrivals);
 }
 
-inline void mbarrier_arrive(uint64_t* barrier) {
-    simt::Block& block = simt::Block::Current();
-    block.stores().MeetBlock(block.thread());
-    block.bulk().Arrive(barrier);
-    block.MayYield();
-}
-
 inline bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     return simt::Block::Current().bulk().HasEnded(barrier, parity);
 }

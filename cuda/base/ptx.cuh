@@ -180,19 +180,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
                  : "memory");
 }
 
-// A barrier's phases end when all its arrivals have come; whoever finds a phase ended sees what was
-// done before them.
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-    asm volatile(
-        "{\n"
-        ".reg .b64 state;\n"
-        "mbarrier.arrive.shared.b64 state, [%0];\n"
-        "}"
-        :
-        : "r"(shared_address(barrier))
-        : "memory");
-}
-
+// A barrier's phases end when all its arrivals have come; whoever finds a phase ended sees what was done before them.
 // Whether the phase of this parity has ended; the first phase has parity 0.
 __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t ended;

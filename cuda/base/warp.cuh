@@ -33,7 +33,6 @@ struct LaneMask {
     // The last one, which must exist.
     __device__ __forceinline__ uint32_t last() const { return kWarpSize - 1 - __clz(static_cast<int>(bits)); }
     __device__ __forceinline__ void drop_first() { bits &= bits - 1; }
-    __device__ __forceinline__ void add(uint32_t lane) { bits |= 1u << lane; }
     __device__ __forceinline__ void drop(uint32_t lane) { bits &= ~(1u << lane); }
     // The first one from `lane` on; where that is none, the first of all, which must exist.
     __device__ __forceinline__ uint32_t first_from(uint32_t lane) const {

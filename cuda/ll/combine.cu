@@ -98,7 +98,7 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int
     const Chunks<Op::kChunks> chunks(block.shape, outgoing.number);
     Addend* const addends = block.addends();
     if (named.has_this()) {
-        addends[named.count_before()] = {row, 0.0f, static_cast<int32_t>(lane_idx()), 0};
+        addends[named.count_before()] = {row, 0.0f, static_cast<int32_t>(lane_idx())};
     }
     sync_warp();
     const auto send_to = [&](uint32_t slot, auto vec_of) {

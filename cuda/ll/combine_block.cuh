@@ -10,11 +10,10 @@ namespace nccl_ep::ll_combine_impl {
 
 // A row that a warp adds to the sum of a token: of the output of the dispatch, or in a slot of the bank, from a peer.
 // Warps keep theirs in shared memory, as shuffles take several times as much code.
-struct Addend {
+struct alignas(16) Addend {  // one access
     int32_t index;
     float weight;
     int32_t peer;
-    int32_t unused;
 };
 
 struct SharedStorage {

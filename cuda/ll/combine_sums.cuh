@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_
     const LaneMask which = ballot(from_peer != kNowhere);
     if (which.has_this()) {
         const uint32_t slot = block.bank_slots.of_entry(token, from);
-        block.addends()[which.count_before()] = {static_cast<int32_t>(slot), weight, from_peer, 0};
+        block.addends()[which.count_before()] = {static_cast<int32_t>(slot), weight, from_peer};
     }
     return which.count();
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const Sour
     }
     if (is_first) {
         const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, peer);
-        block.addends()[before] = {static_cast<int32_t>(slot), same.count() == 1 ? gate.weight : 1.0f, peer, 0};
+        block.addends()[before] = {static_cast<int32_t>(slot), same.count() == 1 ? gate.weight : 1.0f, peer};
     }
     return which.count();
 }

@@ -42,7 +42,8 @@ const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
 /// Up to this many tokens more threads find nothing to do.
 const FEW_TOKENS: usize = 8;
-/// From this many tokens on, a combine needs more on its way at a time than its small kernel has (docs/performance.md).
+/// From this many tokens on, a combine needs more on its way at a time than its small kernel has
+/// (docs/development/README.md).
 const MANY_TOKENS_OF_COMBINE: usize = 64;
 /// From this many tokens on, combine is faster with blocks that only receive.
 const MANY_TOKENS: usize = 256;

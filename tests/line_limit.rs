@@ -49,6 +49,9 @@ fn functions(source: &str) -> Vec<(String, usize)> {
         if begins && line.contains('(') && !line.ends_with(';') {
             open = Some((line.to_owned(), index));
         }
+        if line == "};" {
+            open = None; // a type's declaration
+        }
         if line == "}"
             && let Some((name, first)) = open.take()
         {
@@ -77,6 +80,6 @@ fn no_c_function_is_over_the_limit() {
 #[test]
 fn a_function_is_counted_from_its_first_line_to_its_brace() {
     let source =
-        "int a;\nstatic int f(int x,\n             int y) {\n    return x + y;\n}\n\nint b;\n";
+        "struct alignas(4) A {\n    int a;\n};\n\nstatic int f(int x,\n             int y) {\n    return x + y;\n}\n\nint b;\n";
     assert_eq!(functions(source), [("static int f(int x,".to_owned(), 4)]);
 }

@@ -12,7 +12,7 @@ const FLOORS: [(&str, &[&str]); 7] = [
     ("layout", &["base", "params"]),
     ("peer", &["peer", "base", "params"]),
     ("ll", &["ll", "layout", "peer", "base", "params"]),
-    ("ht", &["ht", "peer", "base", "params"]),
+    ("ht", &["ht", "layout", "peer", "base", "params"]),
     ("", &["peer", "base", "params"]),
 ];
 

@@ -233,7 +233,7 @@ BUGS = (
         "homes[written] = node << HT_HOME_BITS | place;",
         "homes[written] = node << HT_HOME_BITS | written;", HT_NODES_BACKWARD),
     Bug("rows that begin with the source's first chunk", "ht/route_nodes.cuh",
-        "handle.source_begins[source] + before[0];", "handle.source_begins[source];", HT_NODES, slow=True),
+        "handle.source_begins[source], before[0]);", "handle.source_begins[source], 0);", HT_NODES, slow=True),
     Bug("rows of another source", "ll/nodes.cuh",
         "const uint8_t* rows = body_of(rows_message(number));",
         "const uint8_t* rows = body_of(rows_message(1));", OVER_NODES, slow=True),

@@ -1,7 +1,8 @@
 // Which rows a launch has: all of the operation on one node, or those of one pass (pipeline stage) over several.
 //
-// The kernels are templates over the two, which differ in where sequences begin and in a row's place in the
-// output. Over several nodes a token's experts are numbered by local rank and local expert.
+// The kernels are templates over the two, which differ in where sequences begin, and in whose rows lie together in the
+// output: those of a rank, or of a part of its tokens. Over several nodes a token's experts are numbered by local rank
+// and local expert.
 #pragma once
 
 #include "entries.cuh"
@@ -49,8 +50,9 @@ struct AllRows {
     // Whether the messages from other nodes belong to this operation. All threads call it.
     __device__ bool headers_fit(const HtCommon&, const HtPairs&) const { return true; }
     // The row of the output, or of combine's input, of row `index` from `peer`.
+    template <typename Layout>
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
-        return pairs.begins[peer] + index;
+        return Layout::row(pairs.begins[peer], index);
     }
     // The id by which callers name the expert of this lane.
     __device__ int32_t id_of(const HtCommon&, const TokenEntries& entries) const {
@@ -124,9 +126,10 @@ struct RowsOfPass {
         }
         return __syncthreads_and(fit ? 1 : 0) != 0;
     }
+    template <typename Layout>
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
-        const uint32_t at = pairs.begins[peer] + index;
-        return pass.begins != nullptr ? at : row_of_piece(peer, at);
+        const uint32_t begin = pairs.begins[peer];
+        return pass.begins != nullptr ? Layout::row(begin, index) : row_of_piece<Layout>(peer, begin + index);
     }
     __device__ int32_t id_of(const HtCommon& common, const TokenEntries& entries) const {
         const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
@@ -164,6 +167,7 @@ struct RowsOfPass {
         return false;
     }
     // Row `at` of all that `peer` forwards for others lies in the last piece (segment) that begins at or before it.
+    template <typename Layout>
     __device__ uint32_t row_of_piece(uint32_t peer, uint32_t at) const {
         const uint32_t* starts = pass.piece_starts + peer * (pass.pieces + 1);
         uint32_t low = 0;
@@ -171,7 +175,7 @@ struct RowsOfPass {
             const uint32_t middle = (low + high) / 2;
             (starts[middle] <= at ? low : high) = middle;
         }
-        return pass.piece_rows[peer * pass.pieces + low] + at - starts[low];
+        return Layout::row(pass.piece_rows[peer * pass.pieces + low], at - starts[low]);
     }
 };
 

@@ -32,7 +32,7 @@ def _low_latency(all_rows: Sequence[Row]) -> str:
     for ranks in _RANKS:
         head += [f"{ranks} GPUs: D", "C", "D+C", "idle", "floor"]
     lines = []
-    for tokens in (1, 4, 8, 32, 64, 128, 256, 1024):
+    for tokens in (1, 8, 32, 64, 128, 256, 1024):
         line = [str(tokens)]
         for ranks in _RANKS:
             line += _shown(_ours(all_rows, mode="ll", ranks=ranks, tokens=tokens), *_GRAPH,
@@ -48,7 +48,7 @@ def _high_throughput(all_rows: Sequence[Row]) -> str:
     for ranks in _RANKS[:2]:
         head += [f"{ranks} GPUs, {USUAL_SMS} SMs: D", "C", "all SMs: D", "C", "floor"]
     lines = []
-    for tokens in (512, 1024, 2048, 4096, 8192, 16384):
+    for tokens in (512, 1024, 4096, 16384):
         line = [str(tokens)]
         for ranks in _RANKS[:2]:
             for sms in (USUAL_SMS, ALL_SMS):

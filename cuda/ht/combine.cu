@@ -320,7 +320,7 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
     }
     clear_queues(shared.notify_state);
     if (!begin_operation(common, scope, true, shared.pairs) ||
-        !scope.headers_fit(common, shared.pairs)) {
+        !scope.messages_arrived(common, shared.pairs)) {
         return;
     }
     if (params.in_rows < shared.pairs.total) {
@@ -350,7 +350,7 @@ __device__ void run(const HtCombineParams& params) {
 
 template <typename Type>
 __device__ void run(const HtCombineNodesParams& params) {
-    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials});
+    run<Type>(params.of_node, RowsOfPass<TwoSided>{params.pass}, NodePartials{params.partials});
 }
 
 ENTRY(ht_combine_bf16) { run<Bf16>(params); }

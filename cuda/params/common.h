@@ -73,8 +73,6 @@ enum Fault : uint32_t {
     FAULT_TIMEOUT = 1,
     /// A rank runs another operation than this one. All other fields are valid.
     FAULT_DIFFERS = 2,
-    /// As `Differs`, but in HT.
-    FAULT_SHAPE_DIFFERS = 3,
     /// A wait ended because a rank, named by `got`, reported its own failure.
     FAULT_PEER_FAILED = 4,
     /// Fewer output rows for tokens, `got`, than rows received, `expected`.
@@ -132,15 +130,15 @@ struct FaultReport {
     uint32_t what;
     /// The rank that was waited for.
     uint32_t peer;
-    /// The epoch that should have arrived; `Differs` and `ShapeDiffers`: our fingerprint.
+    /// The epoch that should have arrived; `Differs`: our fingerprint.
     uint32_t expected;
-    /// The epoch that had arrived; `Differs` and `ShapeDiffers`: the peer's fingerprint.
+    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
     uint32_t got;
     /// How long the wait had lasted then.
     uint32_t waited_ms;
-    /// `Differs` and `ShapeDiffers`: the scales of our rows, as a scales word.
+    /// `Differs`: the scales of our rows, as a scales word.
     uint32_t expected_scales;
-    /// `Differs` and `ShapeDiffers`: the scales of the peer's rows.
+    /// `Differs`: the scales of the peer's rows.
     uint32_t got_scales;
 };
 

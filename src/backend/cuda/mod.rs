@@ -11,7 +11,6 @@ mod gpu_tests;
 mod group;
 mod group_context;
 mod group_creation;
-mod handshake;
 mod ht;
 pub mod kernels;
 mod ll;
@@ -22,7 +21,6 @@ mod peer;
 mod pool;
 mod regions;
 mod scaled_rows;
-mod side_streams;
 
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;

@@ -2,7 +2,7 @@
 # Gathers what a machine with GPUs but without compilers needs to run the C programs: stripped
 # programs, the libraries, the runner. Takes a folder, which is made anew:
 #   gpu/ onegpu/  programs over NCCL, and over c_tests/fake_nccl
-#   lib/          libnccl_ep.so, libncclep_fake_nccl.so
+#   lib/          libnccl_ep.so, libncclep_fake_nccl.so, libnccl-net-ep-test.so
 #   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's
 #   bench/layer.py                   times an MoE layer
 #   bench/run_sweep.py               times ep_bench: DIR/bench/run_sweep.py --prebuilt DIR
@@ -34,6 +34,8 @@ strip --strip-unneeded -o "$package/lib/libnccl_ep_probe.so" \
     "$NCCL_EP_TARGET/release/libnccl_ep_probe.so"
 strip --strip-unneeded -o "$package/lib/libncclep_fake_nccl.so" \
     "$NCCL_EP_TARGET/c/fake_nccl/gpu/libncclep_fake_nccl.so"
+strip --strip-unneeded -o "$package/lib/libnccl-net-ep-test.so" \
+    "$NCCL_EP_TARGET/c/lib/libnccl-net-ep-test.so"
 cp scripts/{env.sh,gpus.py,gpu_test.py,on_nodes.sh} "$package/scripts/"
 cp scripts/testing/*.py "$package/scripts/testing/"
 cp c_tests/programs/moe_layer/data/loomings.txt "$package/c_tests/programs/moe_layer/data/"

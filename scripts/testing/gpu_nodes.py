@@ -6,11 +6,13 @@ On one GPU NCCL takes each rank for a host of its own, and the library takes som
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from testing import counts, nodes
 from testing.gpu_machine import Machine
-from testing.step import Step
+from testing.programs import BENCH_PASSED
+from testing.step import Counts, Finished, Step
 
 # By the number of GPUs that they need: the splits of programs with many cases, and of the others.
 _SPLITS = {1: ("01",), 4: ("0101", "0001"), 8: ("00112233",)}
@@ -36,7 +38,6 @@ _SHARING_RELAYS = (("0011", "test_ll"), ("0011", "test_ht"), ("0110", "test_stag
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
 _FORKED = ("test_death --nodes {}",
            "test_faults --nodes {} --trials 15 --seed 43")
-_BENCH = "ep_bench --algorithm ll --experts 64 --tokens 128 --hidden 7168 --warmup 1 --iters 5 --validate"
 
 _LIMIT_SECONDS = 240
 # A creation has three quarters of it to connect by NCCL, which once took more than 730 ms where two nodes shared a GPU.
@@ -44,6 +45,12 @@ _DEATH_TIMEOUT_MS = "2000"
 # One machine has no network but this one, unless somebody says so.
 _NETWORK = (("NCCL_IB_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo"),
             ("NCCL_SOCKET_NTHREADS", "4"), ("NCCL_NSOCKS_PERTHREAD", "4"))
+
+# Over a third party's network plugin: rows enough to see in what the plugin has carried.
+_PLUGIN_BENCH = ("ep_bench --algorithm ll --experts 64 --tokens 128 --hidden 7168 --warmup 1"
+                 " --iters 5 --validate")
+_PLUGIN_ROW_BYTES = 2 * 5 * 128 * 7168 * 2
+_PLUGIN_SENT = re.compile(r"NET/EP-test: sent (\d+) bytes")
 
 
 def steps(machine: Machine, quick: bool) -> Iterator[Step]:
@@ -66,7 +73,7 @@ def steps(machine: Machine, quick: bool) -> Iterator[Step]:
     for split in () if quick else more:
         for command in _MORE_PROGRAMS:
             yield _step(machine, split, command)
-    yield _step(machine, "01", _BENCH)
+    yield _plugin_step(machine)
 
 
 def _step(machine: Machine, split: str, command: str) -> Step:
@@ -82,10 +89,26 @@ def _launched(machine: Machine, split: str, command: str) -> Sequence[str]:
 
 
 def _as_step(machine: Machine, label: str, words: Sequence[str],
-             environment: Sequence[tuple[str, str]] = ()) -> Step:
+             environment: Sequence[tuple[str, str]] = (), read=counts.closing_line) -> Step:
     network = tuple((name, os.environ.get(name, value)) for name, value in _NETWORK)
-    read = counts.says(counts.BENCH_PASSED, 1) if label.startswith("ep_bench") else counts.closing_line
     return Step(f"gpu/nodes/{label}", tuple(words), read, ("setup/nccl",),
                 cores=len(machine.devices), timeout=_LIMIT_SECONDS,
                 environment=(*network, ("EP_TEST_DEADLINE", str(_LIMIT_SECONDS - 30)),
                              *environment))
+
+
+def _plugin_step(machine: Machine) -> Step:
+    plugin = machine.programs / "lib" / "libnccl-net-ep-test.so"
+    environment = (("NCCL_NET_PLUGIN", str(plugin)), ("NCCL_NET", "EP-test"),
+                   ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET"))
+    return _as_step(machine, "net_plugin/01", _launched(machine, "01", _PLUGIN_BENCH), environment,
+                    _rows_over_plugin)
+
+
+def _rows_over_plugin(finished: Finished) -> Counts:
+    """The benchmark's results are right, and the plugin's lines in NCCL's log show its rows."""
+    sent = sum(map(int, _PLUGIN_SENT.findall(finished.output)))
+    least = 2 * _PLUGIN_ROW_BYTES  # of two ranks
+    if sent < least:
+        return Counts(0, 1, f"the plugin has sent {sent} bytes, at least {least} expected")
+    return counts.says(BENCH_PASSED, 1)(finished)

@@ -21,6 +21,18 @@ constexpr static const uint32_t SELFTEST_THREADS = 128;
 /// Threads of `replay_mark`: one warp, of which one thread works.
 constexpr static const uint32_t REPLAY_MARK_THREADS = 32;
 
+/// Threads of `handle_header`: one warp.
+constexpr static const uint32_t HANDLE_HEADER_THREADS = 32;
+
+/// Words of the header of a handle's block.
+constexpr static const size_t HANDLE_HEADER_WORDS = 20;
+
+/// The first of them, which an operation compares.
+constexpr static const uint32_t HANDLE_HEADER_COMPARED = 16;
+
+/// The word of the number of rows.
+constexpr static const size_t HANDLE_HEADER_ROWS = 18;
+
 /// `SelftestResult::outcome` of a block that did not end.
 constexpr static const uint32_t SELFTEST_MISSING = 0;
 
@@ -97,6 +109,8 @@ enum Fault : uint32_t {
     /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
     /// its share of `expected`.
     FAULT_EXPERT_ROWS = 13,
+    /// Word `what` of the header of the handle's memory, which a caller gave, is `got` instead of `expected`.
+    FAULT_FOREIGN_STATE = 14,
 };
 
 /// What is waited for, `FaultReport::what`.
@@ -252,6 +266,22 @@ struct ReplayMarkParams {
     uint32_t begins;
 };
 
+/// Parameters of `handle_header`.
+struct HandleHeaderParams {
+    /// Where the ranks' windows are.
+    PeerTable peers;
+    /// The report.
+    WaitParams wait;
+    /// The header, in a caller's memory.
+    uint32_t *header;
+    /// What it says.
+    uint32_t words[HANDLE_HEADER_WORDS];
+    /// Not zero if it is written, zero if it is compared.
+    uint32_t writes;
+    /// If it is written, its number of rows, or NULL.
+    const uint32_t *rows;
+};
+
 /// Parameters of `peer_selftest`.
 struct PeerSelftestParams {
     /// Where the ranks' windows are.
@@ -279,4 +309,5 @@ static_assert(sizeof(nccl_ep::RankOnNode) == 16, "RankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::MessageHeader) == 32, "MessageHeader as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
 static_assert(sizeof(nccl_ep::ReplayMarkParams) == 16, "ReplayMarkParams as in Rust");
+static_assert(sizeof(nccl_ep::HandleHeaderParams) == 728, "HandleHeaderParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as in Rust");

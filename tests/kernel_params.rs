@@ -50,6 +50,7 @@ const PAIRS: [Pair; 4] = [
             MessageHeader,
             SelftestResult,
             ReplayMarkParams,
+            HandleHeaderParams,
             PeerSelftestParams
         ],
     },

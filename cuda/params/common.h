@@ -13,6 +13,10 @@ constexpr static const size_t MAX_PEERS = 72;
 constexpr static const size_t SELFTEST_SLOT_BYTES = 4096;
 constexpr static const uint32_t SELFTEST_THREADS = 128;
 constexpr static const uint32_t REPLAY_MARK_THREADS = 32;
+constexpr static const uint32_t HANDLE_HEADER_THREADS = 32;
+constexpr static const size_t HANDLE_HEADER_WORDS = 20;
+constexpr static const uint32_t HANDLE_HEADER_COMPARED = 16;
+constexpr static const size_t HANDLE_HEADER_ROWS = 18;
 constexpr static const uint32_t SELFTEST_MISSING = 0;
 constexpr static const uint32_t SELFTEST_PASSED = 1;
 constexpr static const uint32_t SELFTEST_MISMATCH = 2;
@@ -50,6 +54,7 @@ enum Fault : uint32_t {
     FAULT_RAIL_PEER_FAILED = 11,
     FAULT_SCALE_ROWS = 12,
     FAULT_EXPERT_ROWS = 13,
+    FAULT_FOREIGN_STATE = 14,
 };
 
 enum Wait : uint32_t {
@@ -136,6 +141,15 @@ struct ReplayMarkParams {
     uint32_t begins;
 };
 
+struct HandleHeaderParams {
+    PeerTable peers;
+    WaitParams wait;
+    uint32_t *header;
+    uint32_t words[HANDLE_HEADER_WORDS];
+    uint32_t writes;
+    const uint32_t *rows;
+};
+
 struct PeerSelftestParams {
     PeerTable peers;
     WaitParams wait;
@@ -156,4 +170,5 @@ static_assert(sizeof(nccl_ep::RankOnNode) == 16, "RankOnNode as in Rust");
 static_assert(sizeof(nccl_ep::MessageHeader) == 32, "MessageHeader as in Rust");
 static_assert(sizeof(nccl_ep::SelftestResult) == 8, "SelftestResult as in Rust");
 static_assert(sizeof(nccl_ep::ReplayMarkParams) == 16, "ReplayMarkParams as in Rust");
+static_assert(sizeof(nccl_ep::HandleHeaderParams) == 728, "HandleHeaderParams as in Rust");
 static_assert(sizeof(nccl_ep::PeerSelftestParams) == 656, "PeerSelftestParams as in Rust");

@@ -347,7 +347,7 @@ ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor,
 // Returns `ncclInvalidArgument` for any other descriptor, or one that was destroyed already.
 ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
 
-// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Not served yet: pass no memory.
+// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Local.
 //
 // @param ep_group  the group
 // @param layout    how rows lie
@@ -355,7 +355,7 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
 // @param size      gets the bytes
 // @param num_topk  K
 //
-// Returns as `ncclEpInitHandle`.
+// Returns as `ncclEpInitHandle`, and `ncclInvalidUsage` over several nodes.
 ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
                                  ncclEpLayout_t layout,
                                  const struct ncclEpHandleConfig_t *config,
@@ -371,7 +371,10 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 // @param layout      how rows lie
 // @param config      may be NULL
 // @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
-// @param handle_mem  must be NULL yet: the memory is the library's
+// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
+//                    routing will be there. Not touched before an update, or in LL a dispatch. HT: a combine may be made on
+//                    a handle whose memory holds what an update of an equal handle has left, or a copy of it; a forward
+//                    dispatch needs an update of its own yet. NULL: memory of the library's. HT: on all ranks or on none
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL; `ncclInvalidUsage`
 // for K in HT, and what the library does not serve yet.

@@ -24,7 +24,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Not served yet: pass no memory.
+/// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Local.
 ///
 /// @param ep_group  the group
 /// @param layout    how rows lie
@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// @param size      gets the bytes
 /// @param num_topk  K
 ///
-/// Returns as `ncclEpInitHandle`.
+/// Returns as `ncclEpInitHandle`, and `ncclInvalidUsage` over several nodes.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -50,13 +50,11 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
         let config = unsafe { read::optional("config", config) }?;
         check_out("size", size)?;
         check_shape(&group, number(layout), config.as_ref())?;
-        top_k(&group, "num_topk", i64::from(num_topk))?;
-        Err(memory_of_the_caller())
+        let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
+        let bytes = group.session.handle_bytes(top_k)?;
+        // SAFETY: this function's contract.
+        unsafe { write_out("size", size, bytes) }
     })
-}
-
-fn memory_of_the_caller() -> Error {
-    not_served("handle_mem", "memory of the caller (anything but NULL)")
 }
 
 /// Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
@@ -68,7 +66,10 @@ fn memory_of_the_caller() -> Error {
 /// @param layout      how rows lie
 /// @param config      may be NULL
 /// @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
-/// @param handle_mem  must be NULL yet: the memory is the library's
+/// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
+///                    routing will be there. Not touched before an update, or in LL a dispatch. HT: a combine may be made on
+///                    a handle whose memory holds what an update of an equal handle has left, or a copy of it; a forward
+///                    dispatch needs an update of its own yet. NULL: memory of the library's. HT: on all ranks or on none
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL; `ncclInvalidUsage`
 /// for K in HT, and what the library does not serve yet.
@@ -95,11 +96,11 @@ pub unsafe extern "C" fn ncclEpInitHandle(
         };
         check_shape(&group, number(layout), config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
-        if let Some(memory) = memory {
-            check_memory(&memory)?;
-            return Err(memory_of_the_caller());
-        }
-        let core = session::handle::Handle::new(Arc::clone(&group.session));
+        let session = Arc::clone(&group.session);
+        let core = match memory {
+            None => session::handle::Handle::new(session),
+            Some(memory) => in_memory(session, &memory, top_k)?,
+        };
         let made = Handle {
             core,
             group,
@@ -111,14 +112,17 @@ pub unsafe extern "C" fn ncclEpInitHandle(
     })
 }
 
-fn check_memory(memory: &Tensor) -> Result<()> {
-    if memory.sizes().len() == 1 && memory.dtype == Some(DType::Uint8) {
-        return Ok(());
-    }
-    Err(refuse::argument(
-        "handle_mem",
-        "must be uint8 with one dimension",
-    ))
+fn in_memory(
+    group: Arc<session::group::Group>,
+    memory: &Tensor,
+    top_k: usize,
+) -> Result<session::handle::Handle> {
+    let (&[bytes], Some(DType::Uint8)) = (memory.sizes(), memory.dtype) else {
+        let rule = "must be uint8 with one dimension";
+        return Err(refuse::argument("handle_mem", rule));
+    };
+    session::handle::Handle::in_memory(group, memory.data, bytes as usize, top_k)
+        .map_err(|error| error.within("handle_mem"))
 }
 
 /// Routes by `topk_idx` from now on.

@@ -6,6 +6,8 @@
 //! All exported functions work alike: enter the guard, read the arguments, call the core, return a
 //! code. What the core does not serve yet is refused (`texts::not_served`).
 
+mod combine;
+mod dispatch;
 /// The enums of the header.
 pub mod enums;
 mod group;
@@ -13,7 +15,7 @@ mod guard;
 mod handle;
 mod info;
 mod objects;
-mod ops;
+mod options;
 mod read;
 mod settings;
 mod tensor;

@@ -1,5 +1,6 @@
 //! A caller's configuration of a group -> settings of the core, and what this ABI keeps of it.
 
+use crate::options::known;
 use crate::read::number;
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
@@ -69,15 +70,6 @@ fn algorithm(number: u32) -> Result<Algorithm> {
                 .got(other, "0 (low latency) or 1 (high throughput)"),
         ),
     }
-}
-
-/// Refuses a number that no enumerator has.
-pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
-    if number <= last {
-        return Ok(());
-    }
-    let error = refuse::argument(name, "must be a value of its enum");
-    Err(error.got(number, format_args!("0 to {last}")))
 }
 
 fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {

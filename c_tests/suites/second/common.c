@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false};
+                       kGeneration5, false, false, NULL};
 const Case kSmallHt = {NCCL_EP_ALGO_HIGH_THROUGHPUT, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false};
+                       kGeneration5, false, false, NULL};
 
 // The backends of the CPU have both modes.
 bool ep_has_high_throughput(const EpEnv* env) {
@@ -98,14 +98,36 @@ ncclEpGroup_t group_of(const EpEnv* env, const Case* test) {
     return group;
 }
 
+static ncclEpLayout_t layout_of(const Case* test) {
+    const bool is_ll = test->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    return is_ll ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+}
+
+ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
+    const ncclEpLayout_t layout = layout_of(test);
+    const int top_k = (int)test->top_k;
+    size_t size = 0;
+    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, NULL, &size, top_k));
+    *test->memory = ref_buffer_new(size);
+    if (bytes != NULL) ref_buffer_upload(test->memory, bytes);
+    View memory;
+    view_of(&memory, ref_buffer_data(test->memory), ncclUint8, size, 0, 0);
+    ncclEpHandle_t handle = NULL;
+    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, top_k, &memory.tensor));
+    view_scrap(&memory);
+    return handle;
+}
+
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream) {
-    const bool is_ll = test->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
-    const ncclEpLayout_t layout = is_ll ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+    const ncclEpLayout_t layout = layout_of(test);
     const ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
     void* old = info != NULL ? old_layout_info(info, test->generation) : NULL;
     ncclEpHandle_t handle = NULL;
-    if (test->updated) {
+    if (test->memory != NULL) {
+        handle = handle_in_memory(group, test, NULL);
+        EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
+    } else if (test->updated) {
         EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, (int)test->top_k, NULL));
         EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
     } else {

@@ -176,6 +176,20 @@ static void combine(const Run* run, ncclEpHandle_t handle) {
     free(expected);
 }
 
+// The bytes of the handle's memory serve another handle at another address.
+static void combine_elsewhere(const Run* run, ncclEpGroup_t group) {
+    RefBuffer before = *run->test->memory;
+    void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    ncclEpHandle_t handle = handle_in_memory(group, run->test, bytes);
+    free(bytes);
+    ref_buffer_free(&before);
+    ref_buffer_poison(&run->combined);
+    combine(run, handle);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    ref_buffer_free(run->test->memory);
+}
+
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     Run run;
     open_run(&run, env, test, seed);
@@ -190,6 +204,7 @@ static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
         combine(&run, handle);
     }
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    if (test->memory != NULL) combine_elsewhere(&run, group);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     close_run(&run);
 }
@@ -233,4 +248,13 @@ EP_TEST(high_throughput_serves_every_generation) {
         test.updated = true;
         exchange(env, &test, 400 + it);
     }
+}
+
+EP_TEST(high_throughput_keeps_a_routing_in_memory_of_callers) {
+    RefBuffer memory;
+    Case test = kSmallHt;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    test.uneven = true;
+    test.memory = &memory;
+    exchange(env, &test, 500);
 }

@@ -152,6 +152,7 @@ static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
         combine(&run, handle);
     }
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    if (test->memory != NULL) ref_buffer_free(test->memory);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     close_run(&run);
 }
@@ -194,4 +195,12 @@ EP_TEST(low_latency_serves_every_generation) {
         test.send_only = true;
         exchange(env, &test, 200 + it);
     }
+}
+
+EP_TEST(low_latency_keeps_a_routing_in_memory_of_callers) {
+    RefBuffer memory;
+    Case test = kSmallLl;
+    test.uneven = true;
+    test.memory = &memory;
+    exchange(env, &test, 210);
 }

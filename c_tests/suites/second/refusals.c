@@ -196,22 +196,27 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
     close_handles(&ht);
 }
 
-EP_TEST(memory_of_callers_is_not_served) {
+EP_TEST(memory_of_callers_is_checked) {
+    const ncclResult_t no = ncclInvalidArgument;
     const ncclEpLayout_t em = NCCL_EP_LAYOUT_EXPERT_MAJOR;
     Handles it;
     open_handles(&it, env, &kSmallLl);
     size_t size = 7;
-    CHECK_REFUSED(ncclEpHandleMemSize(it.group, em, NULL, NULL, 2), ncclInvalidArgument, "size");
-    CHECK_REFUSED(ncclEpHandleMemSize(it.group, em, NULL, &size, 0), ncclInvalidArgument, "num_topk");
-    CHECK_REFUSED(ncclEpHandleMemSize(it.group, em, NULL, &size, 2), ncclInvalidUsage, "handle_mem");
+    CHECK_REFUSED(ncclEpHandleMemSize(it.group, em, NULL, NULL, 2), no, "size: must not be NULL");
+    CHECK_REFUSED(ncclEpHandleMemSize(it.group, em, NULL, &size, 0), no, "num_topk");
     EP_CHECK_EQ_U64(size, 7);
+    EP_CHECK_NCCL(ncclEpHandleMemSize(it.group, em, NULL, &size, 2));
     View memory;
-    view_of(&memory, it.memory, ncclUint8, 64, 0, 0);
-    CHECK_REFUSED(ncclEpInitHandle(&it.handle, it.group, em, NULL, 2, &memory.tensor),
-                  ncclInvalidUsage, "handle_mem");
-    memory.tensor.datatype = ncclInt8;
-    CHECK_REFUSED(ncclEpInitHandle(&it.handle, it.group, em, NULL, 2, &memory.tensor),
-                  ncclInvalidArgument, "handle_mem: must be uint8");
+    view_of(&memory, it.memory, ncclInt8, size, 0, 0);
+#define INIT ncclEpInitHandle(&it.handle, it.group, em, NULL, 2, &memory.tensor)
+    CHECK_REFUSED(INIT, no, "handle_mem: must be uint8");
+    memory.tensor.datatype = ncclUint8;
+    memory.sizes[0] = size - 1;
+    CHECK_REFUSED(INIT, no, "handle_mem: a handle's memory is too small");
+    memory.sizes[0] = size;
+    memory.tensor.data = (unsigned char*)it.memory + 8;
+    CHECK_REFUSED(INIT, no, "handle_mem: a handle's memory must begin at an address");
+#undef INIT
     close_handles(&it);
 }
 

@@ -44,11 +44,14 @@ typedef struct {
     Generation generation;
     bool updated;    // the handle is made in two steps
     bool send_only;  // LL: in two phases
+    RefBuffer* memory;  // gets the handle's memory; NULL: it is the library's
 } Case;
 
 RefShape shape_of(const EpEnv* env, const Case* test);
 ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
+// A handle without a routing, in memory that has `bytes`, or new memory.
+ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
 // A handle for these ids, as the case says.
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream);

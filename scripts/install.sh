@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the release build: both libraries, the header, the files by which pkg-config and CMake find
+# Installs the release build: both libraries, the headers, the files by which pkg-config and CMake find
 # them, and the licences; or removes what it has installed.
 #
 # Usage: install.sh install|uninstall [NAME=VALUE...], with GNU's names:
@@ -44,7 +44,7 @@ library=libnccl_ep.so
 cmake=$libdir/cmake/nccl_ep
 
 # What a package has besides the libraries.
-files=("$includedir/nccl_ep.h" "$libdir/pkgconfig/nccl_ep.pc" "$cmake/nccl_ep-config.cmake"
+files=("$includedir"/nccl_ep.{h,hpp} "$libdir/pkgconfig/nccl_ep.pc" "$cmake/nccl_ep-config.cmake"
     "$cmake/nccl_ep-config-version.cmake" "$docdir/LICENSE" "$docdir/THIRD-PARTY.txt")
 
 uninstall() {
@@ -90,7 +90,9 @@ install_all() {
     install -D -m 755 "$libraries/libnccl_ep.so" "$stage$libdir/$library"
     [ "$library" = libnccl_ep.so ] || ln -s "$library" "$stage$libdir/libnccl_ep.so"
     install -D -m 644 "$libraries/libnccl_ep.a" "$stage$libdir/libnccl_ep.a"
-    install -D -m 644 "$root/include/nccl_ep.h" "$stage$includedir/nccl_ep.h"
+    for file in nccl_ep.h nccl_ep.hpp; do
+        install -D -m 644 "$root/include/$file" "$stage$includedir/$file"
+    done
     fill nccl_ep.pc.in "$stage$libdir/pkgconfig/nccl_ep.pc"
     fill nccl_ep-config.cmake.in "$stage$cmake/nccl_ep-config.cmake"
     fill nccl_ep-config-version.cmake.in "$stage$cmake/nccl_ep-config-version.cmake"

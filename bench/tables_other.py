@@ -86,18 +86,6 @@ def _both(starts: Sequence[Row], column: str) -> str:
     return ", ".join(numbers((row.number(column) for row in starts), 0))
 
 
-def _change(all_rows: Sequence[Row]) -> str:
-    """Medians of five starts by turns, before and after."""
-    columns = ("graph_dispatch", "graph_combine", "graph_pair", "queued_dispatch", "queued_pair")
-    return _before_and_after(where(all_rows, name="25 November"), columns)
-
-
-def _compact(all_rows: Sequence[Row]) -> str:
-    """Low latency before and after its kernels were made compact: in a loop, and between other code."""
-    columns = ("graph_dispatch", "graph_combine", "graph_pair", "cold_pair", "idle_pair")
-    return _before_and_after(where(all_rows, name="compact"), columns)
-
-
 def _cold(all_rows: Sequence[Row]) -> str:
     """Pairs of the compact kernels, back to back and between other code."""
     chosen = where(all_rows, name="compact", library="after", rows="bfloat16")
@@ -106,8 +94,10 @@ def _cold(all_rows: Sequence[Row]) -> str:
     return table(("D+C", *(row["tokens"] for row in chosen)), lines)
 
 
-def _before_and_after(chosen: Sequence[Row], columns: Sequence[str]) -> str:
-    """A line for each number of tokens and kind of rows; in a cell the figure before, then the one after."""
+def _compact(all_rows: Sequence[Row]) -> str:
+    """Low latency before and after its kernels were made compact: in a loop, and between other code."""
+    columns = ("graph_dispatch", "graph_combine", "graph_pair", "cold_pair", "idle_pair")
+    chosen = where(all_rows, name="compact")
     lines = []
     for kind in dict.fromkeys((row["mode"], row["tokens"], row["rows"], row["options"]) for row in chosen):
         mode, tokens, rows, options = kind
@@ -119,22 +109,6 @@ def _before_and_after(chosen: Sequence[Row], columns: Sequence[str]) -> str:
         of = "" if rows == "bfloat16" else f", {_label((rows, options.split(';')[0]))}"
         lines.append((f"{mode.upper()} {tokens}{of}", *cells))
     return table(("tokens", *(column.replace("_", " ") for column in columns)), lines)
-
-
-def _exchanges(all_rows: Sequence[Row]) -> str:
-    """Medians of the starts: sends and receives, then what was compared with them in that run."""
-    chosen = where(all_rows, name="exchanges")
-    lines = []
-    for other in ("all-gathers", "broadcasts"):
-        for mode, tokens in dict.fromkeys((row["mode"], row["tokens"])
-                                          for row in where(chosen, library=other)):
-            for library in (f"sends and receives beside {other}", other):
-                starts = where(chosen, mode=mode, tokens=tokens, library=library)
-                if starts:
-                    lines.append((f"{mode.upper()} {tokens}", library.split(" beside")[0], *(
-                        number(median(starts, f"{way}_{operation}"), 0)
-                        for way in ("idle", "graph") for operation in ("dispatch", "combine"))))
-    return table(("tokens", "exchanges", "idle D", "C", "graph D", "C"), lines)
 
 
 def _tuning(all_rows: Sequence[Row], mode: str) -> str:
@@ -162,10 +136,8 @@ TABLES = {
     "rows-ll": _rows_low_latency,
     "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
-    "change": _change,
     "compact": _compact,
     "cold": _cold,
-    "exchanges": _exchanges,
     "tuning-ll": lambda all_rows: _tuning(all_rows, "ll"),
     "tuning-ht": lambda all_rows: _tuning(all_rows, "ht"),
 }

@@ -61,7 +61,7 @@ def _high_throughput(all_rows: Sequence[Row]) -> str:
 
 def _by_sms(all_rows: Sequence[Row]) -> str:
     """The sweeps, then the newer kernels with the blocks that send as the library has them."""
-    head, lines = ["SMs"], {sms: [sms] for sms in ("8", "16", USUAL_SMS, "32", ALL_SMS)}
+    head, lines = ["SMs"], {sms: [sms] for sms in ("8", "16", USUAL_SMS, ALL_SMS)}
     for ranks in map(str, _RANKS):
         head += [f"{ranks} GPUs: D", "C"]
         for sms, line in lines.items():
@@ -91,7 +91,7 @@ def _newest(all_rows: Sequence[Row], ranks: str, sms: str) -> list[float | None]
 def _peers(all_rows: Sequence[Row], mode: str, tokens: str) -> str:
     """This library and others in runs of their own, by the time for both operations."""
     found = []
-    chosen = where(all_rows, name="peers", mode=mode, tokens=tokens)
+    chosen = [row for row in where(all_rows, name="peers", mode=mode, tokens=tokens) if row["ranks"] != "2"]
     for ranks in sorted({row["ranks"] for row in chosen}):
         ours = [row for row in where(all_rows, name="sweep", mode=mode, tokens=tokens, ranks=ranks,
                                      routing="scores") if row["sms"] in ("", USUAL_SMS, ALL_SMS)]

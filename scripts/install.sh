@@ -47,7 +47,7 @@ later_version=$(sed -n 's/^#define NCCL_EP_\(MAJOR\|MINOR\|PATCH\) //p' "$root/i
     paste -sd.)
 
 # What a package has besides the libraries.
-files=("$includedir/nccl_ep.h" "$docdir/LICENSE" "$docdir/THIRD-PARTY.txt" "$later_headers/nccl_ep.h"
+files=("$includedir"/nccl_ep.{h,hpp} "$docdir/LICENSE" "$docdir/THIRD-PARTY.txt" "$later_headers/nccl_ep.h"
     "$later_headers/nccl_ep/ep_enums.h")
 for package in nccl_ep nccl_ep_2; do
     files+=("$libdir/pkgconfig/$package.pc" "$libdir/cmake/$package/$package-config.cmake"
@@ -118,7 +118,9 @@ install_all() {
     install -D -m 755 "$libraries/libnccl_ep.so" "$stage$libdir/$library"
     [ "$library" = libnccl_ep.so ] || ln -s "$library" "$stage$libdir/libnccl_ep.so"
     install -D -m 644 "$libraries/libnccl_ep.a" "$stage$libdir/libnccl_ep.a"
-    install -D -m 644 "$root/include/nccl_ep.h" "$stage$includedir/nccl_ep.h"
+    for file in nccl_ep.h nccl_ep.hpp; do
+        install -D -m 644 "$root/include/$file" "$stage$includedir/$file"
+    done
     describe nccl_ep "$version" libnccl_ep.so "$libdir" "$includedir"
     install_later "$libraries"
     install -D -m 644 "$root/LICENSE" "$stage$docdir/LICENSE"

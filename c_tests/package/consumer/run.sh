@@ -15,6 +15,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$NCCL_EP_ROOT/Cargo.toml" | head 
 
 
 expected_files="include/nccl_ep.h
+include/nccl_ep.hpp
 include/nccl_ep_2/nccl_ep.h
 include/nccl_ep_2/nccl_ep/ep_enums.h
 lib/cmake/nccl_ep/nccl_ep-config-version.cmake

@@ -4,7 +4,7 @@
 // their places follow from their numbers alone.
 #pragma once
 
-#include "../params/ht_nodes.h"
+#include "params/ht_nodes.h"
 #include "../peer/fault.cuh"
 
 namespace nccl_ep {

@@ -2,7 +2,7 @@
 #ifndef C_TESTS_REFERENCE_LAYOUT_H_
 #define C_TESTS_REFERENCE_LAYOUT_H_
 
-#include "harness/harness.h"
+#include "harness/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -43,8 +43,6 @@ library=libnccl_ep.so
 [ "${given[versioned]:-0}" = 0 ] || library=libnccl_ep.so.$version
 later=$libdir/nccl_ep_2
 later_headers=$includedir/nccl_ep_2
-later_version=$(sed -n 's/^#define NCCL_EP_\(MAJOR\|MINOR\|PATCH\) //p' "$root/include/nccl_ep_2/nccl_ep.h" |
-    paste -sd.)
 
 # What a package has besides the libraries.
 files=("$includedir"/nccl_ep.{h,hpp} "$docdir/LICENSE" "$docdir/THIRD-PARTY.txt" "$later_headers/nccl_ep.h"
@@ -58,7 +56,7 @@ uninstall() {
     rm -f "${files[@]/#/$stage}" "$stage$libdir"/libnccl_ep.{a,so}
     # Of any version: the one that is removed may be another than that of the sources.
     rm -f "$stage$libdir"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
-    rm -f "$stage$later"/libnccl_ep.{a,so,so.0,"so.$later_version"}
+    rm -f "$stage$later"/libnccl_ep.{a,so,so.0} "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
     rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later" "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
         2>/dev/null || true
     echo "removed nccl_ep from $stage$prefix"
@@ -96,14 +94,16 @@ describe() {
 }
 
 install_later() {
-    local libraries=$1 file=libnccl_ep.so.$later_version
+    local libraries=$1 headers=$root/include/nccl_ep_2 of file
+    of=$(sed -n 's/^#define NCCL_EP_\(MAJOR\|MINOR\|PATCH\) //p' "$headers/nccl_ep.h" | paste -sd.)
+    file=libnccl_ep.so.$of
     install -D -m 755 "$libraries/libnccl_ep_2.so" "$stage$later/$file"
     ln -sf "$file" "$stage$later/libnccl_ep.so.0"
     ln -sf libnccl_ep.so.0 "$stage$later/libnccl_ep.so"
     install -D -m 644 "$libraries/libnccl_ep_2.a" "$stage$later/libnccl_ep.a"
-    install -D -m 644 "$root/include/nccl_ep_2/nccl_ep.h" "$stage$later_headers/nccl_ep.h"
-    install -D -m 644 "$root/include/nccl_ep_2/nccl_ep/ep_enums.h" "$stage$later_headers/nccl_ep/ep_enums.h"
-    describe nccl_ep_2 "$later_version" "$file" "$later" "$later_headers"
+    install -D -m 644 "$headers/nccl_ep.h" "$stage$later_headers/nccl_ep.h"
+    install -D -m 644 "$headers/nccl_ep/ep_enums.h" "$stage$later_headers/nccl_ep/ep_enums.h"
+    describe nccl_ep_2 "$of" "$file" "$later" "$later_headers"
 }
 
 install_all() {

@@ -116,9 +116,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
     yield Run("test_two_abis", "test_two_abis", (), few, cpu_only=True)
-    for count in (ranks[0], few, 4):
-        if count in ranks:
-            yield Run("test_second", "test_second", (), count, cpu_only=True)
+    for count in ranks:
+        if count in (1, 2, 4):
+            yield Run("test_second", "test_second", (), count, needs_ht=True)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,

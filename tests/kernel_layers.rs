@@ -6,13 +6,14 @@
 mod sources;
 
 /// Each folder of `cuda/`, and the folders whose headers its files may include.
-const FLOORS: [(&str, &[&str]); 7] = [
+const FLOORS: [(&str, &[&str]); 8] = [
     ("params", &["params"]),
     ("base", &["base", "params"]),
     ("layout", &["base", "params"]),
     ("peer", &["peer", "base", "params"]),
-    ("ll", &["ll", "layout", "peer", "base", "params"]),
-    ("ht", &["ht", "peer", "base", "params"]),
+    ("net", &["net", "peer", "base", "params"]),
+    ("ll", &["ll", "net", "layout", "peer", "base", "params"]),
+    ("ht", &["ht", "net", "layout", "peer", "base", "params"]),
     ("", &["peer", "base", "params"]),
 ];
 

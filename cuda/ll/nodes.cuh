@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../base/row.cuh"
-#include "../peer/peer.cuh"
+#include "../net/message.cuh"
 
 namespace nccl_ep {
 
@@ -38,18 +38,10 @@ struct ForwardedSource {
     __device__ const uint8_t* rows() const { return rows_; }
 };
 
-// A message between nodes: its head, and what follows it.
-__device__ __forceinline__ const MessageHeader& head_of(const uint8_t* message) {
-    return *reinterpret_cast<const MessageHeader*>(message);
-}
-template <typename Byte>
-__device__ __forceinline__ Byte* body_of(Byte* message) {
-    return message + sizeof(MessageHeader);
-}
-
 // Every rank is a peer, and forwards for itself alone.
 struct OneNode {
     static constexpr bool kSeveral = false;
+    using Net = NoNet;
     using Source = OwnSource;
     const PeerTable& peers;
 
@@ -63,9 +55,11 @@ struct OneNode {
     __device__ uint32_t number_of(uint32_t) const { return 0; }
 };
 
-// The tables say where the other ranks are.
+// The tables say where the other ranks are, and messages of a network come from there.
+template <typename Network>
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
+    using Net = Network;
     using Source = ForwardedSource;
     const LlNodes& nodes;
     const bool is_combine;
@@ -100,13 +94,13 @@ struct SeveralNodes {
         const uint32_t place = nodes.own_place + all - distance;
         return place < all ? place : place - all;
     }
-    // The head of what source `number` sent for the operation.
-    __device__ const MessageHeader& head(uint32_t number) const {
-        return head_of(is_combine ? weights_message(number) : rows_message(number));
+    // The header of what source `number` sent for the operation.
+    __device__ const MessageHeader& header(uint32_t number) const {
+        return header_of(is_combine ? weights_message(number) : rows_message(number));
     }
     // How many tokens source `number` has, which is not this rank.
     __device__ uint32_t tokens_of(const LlShape& shape, uint32_t number) const {
-        return min(head(number).tokens, shape.max_tokens);
+        return min(header(number).tokens, shape.max_tokens);
     }
     // In a dispatch.
     __device__ Source source(const LlShape& shape, uint32_t number) const {

@@ -43,7 +43,6 @@ enum Fault : uint32_t {
     FAULT_NONE = 0,
     FAULT_TIMEOUT = 1,
     FAULT_DIFFERS = 2,
-    FAULT_SHAPE_DIFFERS = 3,
     FAULT_PEER_FAILED = 4,
     FAULT_TOKEN_ROWS = 5,
     FAULT_ROUTING_ROWS = 6,

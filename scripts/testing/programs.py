@@ -116,6 +116,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
     yield Run("test_two_abis", "test_two_abis", (), few, cpu_only=True)
+    for count in (ranks[0], few, 4):
+        if count in ranks:
+            yield Run("test_second", "test_second", (), count, cpu_only=True)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,
@@ -211,7 +214,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
                     timeout=300, environment=environment)
 
     steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
-                 counts.closing_line) for name in (*TESTS, *FEW_RANKS, "moe_layer")]
+                 counts.closing_line) for name in (*TESTS, *FEW_RANKS, "moe_layer", "test_second")]
     steps += [run("test_fuzz", f"test_fuzz-{label}", options, _SANITIZED_RANKS, counts.closing_line)
               for label, options in _SANITIZED_FUZZ]
     for algorithm in ("ll", "ht"):

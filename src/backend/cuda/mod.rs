@@ -12,7 +12,6 @@ mod group;
 mod group_context;
 mod group_creation;
 mod handle_header;
-mod handshake;
 mod ht;
 pub mod kernels;
 mod ll;
@@ -23,7 +22,6 @@ mod peer;
 mod pool;
 mod regions;
 mod scaled_rows;
-mod side_streams;
 
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;

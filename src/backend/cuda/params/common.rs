@@ -52,7 +52,7 @@ macro_rules! from_raw {
 }
 
 from_raw! {
-    Fault: None Timeout Differs ShapeDiffers PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
+    Fault: None Timeout Differs PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
         HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState;
     KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
     Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
@@ -106,8 +106,6 @@ pub enum Fault {
     Timeout = 1,
     /// A rank runs another operation than this one. All other fields are valid.
     Differs = 2,
-    /// As `Differs`, but in HT.
-    ShapeDiffers = 3,
     /// A wait ended because a rank, named by `got`, reported its own failure.
     PeerFailed = 4,
     /// Fewer output rows for tokens, `got`, than rows received, `expected`.
@@ -189,15 +187,15 @@ pub struct FaultReport {
     pub what: u32,
     /// The rank that was waited for.
     pub peer: u32,
-    /// The epoch that should have arrived; `Differs` and `ShapeDiffers`: our fingerprint.
+    /// The epoch that should have arrived; `Differs`: our fingerprint.
     pub expected: u32,
-    /// The epoch that had arrived; `Differs` and `ShapeDiffers`: the peer's fingerprint.
+    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
     pub got: u32,
     /// How long the wait had lasted then.
     pub waited_ms: u32,
-    /// `Differs` and `ShapeDiffers`: the scales of our rows, as a scales word.
+    /// `Differs`: the scales of our rows, as a scales word.
     pub expected_scales: u32,
-    /// `Differs` and `ShapeDiffers`: the scales of the peer's rows.
+    /// `Differs`: the scales of the peer's rows.
     pub got_scales: u32,
 }
 

@@ -96,7 +96,8 @@ impl Handshake {
         let sends = view.rail_peers.iter().map(|it| message((0, it)));
         let receives = view.forwarded().iter().enumerate().skip(1).map(message);
         let label = handle.label();
-        handle.network.exchange(label, sends, receives, at.stream)?;
+        let exchanges = &handle.network.exchanges;
+        exchanges.enqueue(label, sends, receives, at.stream)?;
         self.arrived.lock().record(at.stream)?;
         Ok(())
     }
@@ -107,7 +108,7 @@ impl Handshake {
     /// after the group's earlier network operations, and so perhaps after a stream that never reaches its part: then
     /// the watchdog's clock has not started, so this limit applies and ends the network.
     fn wait_until_arrived(&self, handle: &NewHandle<'_>) -> Result<()> {
-        let transport = handle.network.transport()?;
+        let transport = handle.network.exchanges.transport()?;
         let limit = 2 * handle.faults.timeout();
         let start = Instant::now();
         while !self.arrived.lock().is_over()? {

@@ -1,6 +1,9 @@
 //! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
 //! network does to the group.
 
+mod side_streams;
+pub mod two_sided;
+
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
@@ -9,20 +12,19 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::network::side_streams::SideStreams;
+use crate::backend::cuda::network::two_sided::Exchanges;
 use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::backend::cuda::params::ht_nodes::HT_NONE;
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::cuda::side_streams::SideStreams;
 use crate::backend::net::two_sided::open::{Wanted, over_nccl};
-use crate::backend::net::two_sided::{Label, Message, OnFault, Transport};
+use crate::backend::net::{Net, OnFault};
 use crate::error::{Error, Result};
 use crate::model::ids::{GroupRank, Node};
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
 pub const NETWORK_BLOCKS: u32 = 4;
@@ -42,13 +44,9 @@ pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
 pub struct Network {
     pub view: Arc<NodeView>,
     pub on_device: OnDevice,
-    /// `None` once the group has closed.
-    transport: RwLock<Option<Arc<dyn Transport>>>,
+    /// What carries the messages of operations.
+    pub exchanges: Exchanges,
     failure: Arc<Failure>,
-    /// What the exchange that is being enqueued sends and receives, kept for its memory.
-    messages: Mutex<(Vec<Message>, Vec<Message>)>,
-    /// How many operations were enqueued.
-    operations: AtomicU64,
 }
 
 /// What the device has for the network: the ranks on their nodes, as kernels read them, and streams.
@@ -134,45 +132,16 @@ impl Network {
             on_fault,
             new_replay_marks: &|places| graph_marks::new_replay_marks(memory.context(), places),
         };
-        let transport: Arc<dyn Transport> = Arc::from(over_nccl(bootstrap, wanted, stream)?);
         Ok(Self {
             view: Arc::clone(view),
             on_device,
-            transport: RwLock::new(Some(transport)),
+            exchanges: Exchanges::new(over_nccl(bootstrap, wanted, stream)?),
             failure,
-            messages: Mutex::default(),
-            operations: AtomicU64::new(0),
         })
     }
 
-    /// What carries messages.
-    pub fn transport(&self) -> Result<Arc<dyn Transport>> {
-        let transport = self.transport.read();
-        let transport = transport.as_ref().map(Arc::clone);
-        transport.ok_or_else(|| Error::internal("the network has ended"))
-    }
-
-    /// Enqueues an exchange on `stream`.
-    pub fn exchange(
-        &self,
-        label: Label,
-        sends: impl IntoIterator<Item = Message>,
-        receives: impl IntoIterator<Item = Message>,
-        stream: Stream,
-    ) -> Result<()> {
-        let transport = self.transport()?;
-        let (to, from) = &mut *self.messages.lock();
-        to.clear();
-        to.extend(sends);
-        from.clear();
-        from.extend(receives);
-        transport.exchange(label, to, from, stream)
-    }
-
-    /// The next operation, which does `what`.
-    pub fn label(&self, what: &'static str) -> Label {
-        let number = self.operations.fetch_add(1, Ordering::Relaxed) + 1;
-        Label { what, number }
+    fn net(&self) -> Result<Arc<dyn Net>> {
+        Ok(self.exchanges.transport()?)
     }
 
     /// Where this node comes in the sums of this rank's tokens, as a kernel parameter.
@@ -184,16 +153,16 @@ impl Network {
     /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same
     /// operations.
     pub fn fail(&self, error: &Error) {
-        match self.transport() {
-            Ok(transport) => transport.fail(error),
+        match self.net() {
+            Ok(net) => net.fail(error),
             Err(_) => self.failure.failed(error),
         }
     }
 
     /// Aborts the network's operations: nothing waits for their end any more.
     pub fn give_up(&self) {
-        if let Ok(transport) = self.transport() {
-            transport.abort();
+        if let Ok(net) = self.net() {
+            net.abort();
         }
     }
 
@@ -207,7 +176,7 @@ impl Network {
     /// No operation will follow, and the peers' windows go.
     pub fn close(&self) {
         self.failure.marks.forget_all_but(0);
-        drop(self.transport.write().take());
+        self.exchanges.end();
     }
 }
 

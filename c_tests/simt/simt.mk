@@ -7,7 +7,8 @@
 #   $(OUT)/simt/host_path                           what calls cost the host, from host_path/
 simt_lib      := $(OUT)/simt/lib
 simt_programs := $(addprefix $(OUT)/simt/,$(programs))
-simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) -g1 $(warnings) -Isimt \
+# Beside the library cargo has put params/, the headers of the kernels' parameters.
+simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) -g1 $(warnings) -Isimt -I$(EP_LIBDIR) \
                  -isystem $(CUDA_HOME)/include -MMD -MP
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(filter-out %/kernel_list.o,$(call simt_object,simt/*.cpp))

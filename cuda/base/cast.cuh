@@ -4,7 +4,7 @@
 // and divisions are rounded one by one, as the CPU backend's are: results are equal bit for bit.
 #pragma once
 
-#include "../params/common.h"
+#include "params/common.h"
 #include "e4m3.cuh"
 #include "numeric.cuh"
 #include "warp.cuh"

@@ -4,7 +4,7 @@
 // their places follow from their numbers alone.
 #pragma once
 
-#include "../params/ht_nodes.h"
+#include "params/ht_nodes.h"
 #include "../net/message.cuh"
 
 namespace nccl_ep {

@@ -45,7 +45,7 @@
 #pragma once
 
 #include "../base/row.cuh"
-#include "../params/ht.h"
+#include "params/ht.h"
 #include "../peer/wait.cuh"
 
 namespace nccl_ep {

@@ -13,11 +13,10 @@ mod group_context;
 mod group_creation;
 mod handle_header;
 mod ht;
-pub mod kernels;
+mod kernels;
 mod ll;
 mod network;
 mod order;
-pub mod params;
 mod peer;
 mod pool;
 mod regions;
@@ -35,6 +34,7 @@ use crate::model::topology::Topology;
 use driver::context::Context;
 use driver::graph_marks;
 use driver::memory::CudaMemory;
+use nccl_ep_params as params;
 use std::sync::Arc;
 
 /// One GPU of this process, before a group is open on it.

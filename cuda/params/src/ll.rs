@@ -1,8 +1,6 @@
 //! Parameters of the low-latency kernels.
 
-use crate::backend::cuda::params::common::{
-    MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,
-};
+use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;

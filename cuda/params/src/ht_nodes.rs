@@ -4,10 +4,8 @@
 //! *forwarded ranks* have numbers: itself 0. A rank's tokens are divided into *chunks*, as many on all ranks; an
 //! operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
 
-use crate::backend::cuda::params::common::{
-    MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams,
-};
-use crate::backend::cuda::params::ht::{
+use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
+use crate::ht::{
     HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams,
     HtSequences,
 };

@@ -1,6 +1,6 @@
 //! Parameters of the high-throughput kernels.
 
-use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
+use crate::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;

@@ -17,6 +17,8 @@ typedef struct {
     RefBuffer ids, weights, tokens_in, packed, counters, results_in, combined;
 } Run;
 
+static RefLayout layout_of(const Run* run) { return ref_expert_major(run->test->local_experts, run->capacity); }
+
 static void fill_inputs(const Run* run) {
     const RefRouting* routing = run->routing;
     ref_buffer_upload(&run->ids, routing->topk_idx[run->rank]);
@@ -26,7 +28,7 @@ static void fill_inputs(const Run* run) {
     ref_buffer_upload(&run->tokens_in, rows);
     free(rows);
     rows = ref_host_poison(run->results_in.bytes);
-    ref_ll_results(routing, run->rank, run->capacity, &run->results, rows);
+    ref_ll_results(routing, run->rank, layout_of(run), &run->results, rows);
     ref_buffer_upload(&run->results_in, rows);
     free(rows);
 }
@@ -97,7 +99,7 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
 static void check_dispatch(const Run* run) {
     unsigned char* packed = ref_host_poison(run->packed.bytes);
     int32_t* counts = ref_host_poison(run->counters.bytes);
-    ref_ll_dispatch(run->routing, run->rank, run->capacity, &run->tokens, packed, counts);
+    ref_ll_dispatch(run->routing, run->rank, layout_of(run), &run->tokens, packed, counts);
     REF_CHECK_BUFFER(&run->packed, packed);
     REF_CHECK_BUFFER(&run->counters, counts);
     free(packed);
@@ -131,7 +133,7 @@ static void combine(const Run* run, ncclEpHandle_t handle) {
     EP_CHECK_NCCL(ncclEpComplete(handle, &complete, run->env->stream));
     ep_sync(run->env);
     void* expected = ref_host_new(run->combined.bytes);
-    ref_ll_combine(run->routing, run->routing, run->rank, run->capacity, &run->results, expected);
+    ref_ll_combine(run->routing, run->routing, run->rank, layout_of(run), &run->results, expected);
     REF_CHECK_BUFFER(&run->combined, expected);
     free(expected);
 }

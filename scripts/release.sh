@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the files of a release from the release build: a tarball of the library, the header and the files for
+# Makes the files of a release from the release build: a tarball of the libraries, the headers and the files for
 # pkg-config and CMake, which work from any folder; the wheel; and their checksums.
 #
 # Usage: release.sh FOLDER
@@ -17,8 +17,8 @@ rm -f "$folder"/nccl_ep-*.{tar.gz,whl} "$folder/SHA256SUMS"
 
 "$root/scripts/install.sh" install prefix=/ libdir=/lib includedir=/include docdir=/ \
     DESTDIR="$stage/$name" relocatable=1 >/dev/null
-strip --strip-unneeded "$stage/$name/lib/libnccl_ep.so"
-strip --strip-debug "$stage/$name/lib/libnccl_ep.a"
+strip --strip-unneeded "$stage/$name"/lib/{libnccl_ep.so,nccl_ep_2/libnccl_ep.so.*.*.*}
+strip --strip-debug "$stage/$name"/lib/{,nccl_ep_2/}libnccl_ep.a
 cp "$root"/{CHANGELOG.md,SECURITY.md} "$stage/$name"
 # The same sources and compiler give the same file.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@${SOURCE_DATE_EPOCH:-0}" \

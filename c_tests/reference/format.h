@@ -4,8 +4,8 @@
 #ifndef C_TESTS_REFERENCE_FORMAT_H_
 #define C_TESTS_REFERENCE_FORMAT_H_
 
-#include "reference/buffer.h"
 #include "reference/layout.h"
+#include "reference/lists.h"
 #include "reference/rows.h"
 
 #ifdef __cplusplus

@@ -321,6 +321,8 @@ BUGS = (
     Bug("sequences advanced by a block that is not the last", "ht/rings.cuh",
         "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT,
         slow=True),
+    Bug("a header compared as far as all handles have it", "handle_header.cu", "ballot(got != expected)",
+        "ballot(word < 8 && got != expected)", "2 test_two_abis other_tokens"),
     # ---- What a peer tells ----------------------------------------------------------------------
     Bug("more tokens than a rank may have", "ll/dispatch_notices.cuh",
         "min(data, block.shape.max_tokens)", "data", LL_MOST, lie=MANY_TOKENS),

@@ -67,10 +67,10 @@ simt-compiler:
 $(foreach name,$(programs),$(call object,$(CPU_$(name)))): private common += -Wno-unknown-pragmas -Isimt
 $(foreach name,$(programs),$(call object,$(CPU_$(name)))): private system :=
 
-link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
+link_simt = -L$(ep_libdir) -lnccl_ep $(call rpath,$(OUT)/simt,$(ep_libdir)) \
             -L$(simt_lib) -lncclep_simt $(call rpath,$(OUT)/simt,$(simt_lib)) $(link_common)
-$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(CPU_$$*)) $(harness) $(OUT)/flags \
-                  $(simt_lib)/libncclep_simt.so
+$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(CPU_$$*)) $$(call shared_by,$$*) \
+                  $(OUT)/flags $(simt_lib)/libncclep_simt.so
 	@mkdir -p $(@D)
 	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(LINK_$*) $(link_simt)
 

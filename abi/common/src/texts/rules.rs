@@ -1,19 +1,24 @@
 //! The text of each rule, as it follows the argument that breaks it.
 
-use super::{Argument, code_name};
-use nccl_ep_core::error::refusal::{AmongRanks, Extent, InSequence, OfSettings, OfTensor, Rule};
+use super::{Names, code_name};
+use nccl_ep_core::error::refusal::{
+    AmongRanks, Extent, InSequence, OfSettings, OfTensor, Role, Rule,
+};
 use std::fmt::{self, Display, Formatter};
 
 /// Prints the text of a rule.
-pub(super) struct Text(pub(super) Rule);
+pub(super) struct Text<'a> {
+    pub(super) rule: Rule,
+    pub(super) names: &'a Names,
+}
 
-impl Display for Text {
+impl Display for Text<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self.0 {
+        match self.rule {
             Rule::AmongRanks(rule) => among_ranks(f, rule),
             Rule::OfSettings(rule) => f.write_str(of_settings(rule)),
             Rule::InSequence(rule) => in_sequence(f, rule),
-            Rule::OfTensor(rule) => of_tensor(f, rule),
+            Rule::OfTensor(rule) => of_tensor(f, rule, self.names),
         }
     }
 }
@@ -108,16 +113,27 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
     })
 }
 
-fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
+fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Result {
+    let name = names.tensor;
+    let (row_bytes, tokens) = (names.row_bytes, name(Role::TokensIn));
+    let (ids, weights) = (name(Role::IdsIn), name(Role::WeightsIn));
+    let scales_out = name(Role::ScalesOut);
     f.write_str(match rule {
-        OfTensor::Exactly(what) => return write!(f, "must be {}", Measure(what)),
-        OfTensor::AtLeast(what) => return write!(f, "must be at least {}", Measure(what)),
-        OfTensor::AtMost(what) => return write!(f, "must be at most {}", Measure(what)),
+        OfTensor::Exactly(what) => return write!(f, "must be {}", Measure { what, names }),
+        OfTensor::AtLeast(what) => {
+            return write!(f, "must be at least {}", Measure { what, names });
+        }
+        OfTensor::AtMost(what) => return write!(f, "must be at most {}", Measure { what, names }),
         OfTensor::Required => "is required",
         OfTensor::OnlyWithRouting => {
-            "needs inputs[TOPK_IDX] and inputs[TOPK_WEIGHTS]: a tokens-only dispatch has none"
+            return write!(
+                f,
+                "needs {ids} and {weights}: a tokens-only dispatch has none"
+            );
         }
-        OfTensor::OnlyWithIds => "needs inputs[TOPK_IDX]: a tokens-only dispatch has no weights",
+        OfTensor::OnlyWithIds => {
+            return write!(f, "needs {ids}: a tokens-only dispatch has no weights");
+        }
         OfTensor::CounterAtDispatch => {
             "a low-latency handle has no counter; pass it to ncclEpDispatch"
         }
@@ -128,19 +144,27 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
         OfTensor::ScalesReceived => "is required: scales that are sent must be received",
         OfTensor::ScalesSent => "is required: tokens of this type are not cast",
         OfTensor::SameTypeOrCast => {
-            "must be the type of inputs[TOKENS], or of one byte with outputs[SCALES]"
+            return write!(
+                f,
+                "must be the type of {tokens}, or of one byte with {scales_out}"
+            );
         }
         OfTensor::CastToE4m3 => "a cast gives float8e4m3; declare that, uint8 or int8",
         OfTensor::CastScaleType => "must be float32, uint8 or int32 for a cast",
-        OfTensor::TypeOf(role) => return write!(f, "must be the type of {}", Argument(role)),
+        OfTensor::TypeOf(role) => return write!(f, "must be the type of {}", name(role)),
         OfTensor::ScaleWidth => "a scale has 1, 2 or 4 bytes",
         OfTensor::Pitched => "must be dense, or row-major or column-major with a pitch",
         OfTensor::ForwardedAsIs => "scales that are forwarded cannot be rounded",
         OfTensor::RowAndScalesBound => {
-            "a row with its scales must not exceed the group's token_size_bytes"
+            return write!(
+                f,
+                "a row with its scales must not exceed the group's {row_bytes}"
+            );
         }
         OfTensor::RowMultipleOf16 => "a row must be a positive multiple of 16 bytes",
-        OfTensor::RowBound => "a row must not exceed the group's token_size_bytes",
+        OfTensor::RowBound => {
+            return write!(f, "a row must not exceed the group's {row_bytes}");
+        }
         OfTensor::NotNullUnlessEmpty => "must not be NULL unless the tensor is empty",
         OfTensor::Aligned => "must be aligned for its elements",
         OfTensor::MappedHostMemory => "must be mapped pinned host memory",
@@ -149,23 +173,27 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
 }
 
 /// Prints what an extent is compared with.
-struct Measure(Extent);
+struct Measure<'a> {
+    what: Extent,
+    names: &'a Names,
+}
 
-impl Display for Measure {
+impl Display for Measure<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
+        let name = self.names.tensor;
+        f.write_str(match self.what {
             Extent::HandleTokens => "the handle's number of tokens",
             Extent::HandleTopK => "the handle's top-k",
             Extent::LocalExperts => "the number of local experts",
-            Extent::RecvRows => "ranks times max_tokens_per_rank",
+            Extent::RecvRows => self.names.recv_rows,
             Extent::InputHidden => "the hidden size of the input tokens",
-            Extent::MaxTokens => "the group's max_tokens_per_rank",
+            Extent::MaxTokens => self.names.max_tokens,
             Extent::CountableTokens => "what all ranks can send to one",
             Extent::MostTopK => "the largest top-k",
-            Extent::RowsOf(role) => return write!(f, "the rows of {}", Argument(role)),
+            Extent::RowsOf(role) => return write!(f, "the rows of {}", name(role)),
             Extent::Blocks => "one scale for 128 or 32 elements",
-            Extent::ExpertsOf(role) => return write!(f, "the experts of {}", Argument(role)),
-            Extent::ColumnsOf(role) => return write!(f, "the columns of {}", Argument(role)),
+            Extent::ExpertsOf(role) => return write!(f, "the experts of {}", name(role)),
+            Extent::ColumnsOf(role) => return write!(f, "the columns of {}", name(role)),
         })
     }
 }

@@ -5,6 +5,7 @@
 
 #include "../base/row.cuh"
 #include "../peer/peer.cuh"
+#include "params/ll.h"
 
 namespace nccl_ep {
 

@@ -3,6 +3,7 @@
 
 #include "../base/expert.cuh"
 #include "../peer/peer.cuh"
+#include "params/ll.h"
 
 namespace nccl_ep {
 

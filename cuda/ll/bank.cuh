@@ -6,6 +6,7 @@
 #include "../base/expert.cuh"
 #include "../base/row.cuh"
 #include "../peer/peer.cuh"
+#include "params/ll.h"
 
 namespace nccl_ep {
 

@@ -8,6 +8,7 @@
 
 #include "../base/row.cuh"
 #include "../net/message.cuh"
+#include "params/ll.h"
 
 namespace nccl_ep {
 

@@ -79,7 +79,7 @@ fill() {
 }
 
 install_all() {
-    local libraries=${NCCL_EP_LIBRARIES:-$NCCL_EP_TARGET/release} file
+    local libraries=${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE} file
     # Root, who installs, often has no compiler, and would leave files in target/ that are not the
     # user's.
     for file in libnccl_ep.so libnccl_ep.a; do

@@ -135,6 +135,27 @@ class Setup(unittest.TestCase):
         self.assertEqual(said("scripts/setup.sh --library --wheel"), "")
         self.assertEqual((build / "deps" / "wheel").readlink(), machine.root / ".deps" / "wheel")
 
+    def test_another_machine_needs_its_tools(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        machine.command("uname", "echo x86_64")
+        machine.command("rustc", 'case "$*" in *aarch64*) echo "$PWD/std" ;; esac')
+        machine.command("rustup", 'echo "$*"; mkdir std')
+        machine.environment["CARGO_BUILD_TARGET"] = "aarch64-unknown-linux-gnu"
+        refused = machine.run("scripts/setup.sh", "--library", "--emulator")
+        self.assertIn("missing: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user", refused.stdout)
+        machine.command("aarch64-linux-gnu-gcc", "")
+        done = machine.run("scripts/setup.sh", "--library")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("target add aarch64-unknown-linux-gnu", done.stdout)
+        self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "", "once is enough")
+        show = "echo $NCCL_EP_RELEASE $NCCL_EP_TOOLS $CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER"
+        found = machine.run("bash", "-c", f". scripts/env.sh; {show}").stdout.split()
+        self.assertEqual(found, [f"{machine.root}/target/aarch64-unknown-linux-gnu/release", "aarch64-linux-gnu-",
+                                 "aarch64-linux-gnu-gcc"])
+        machine.command("uname", "echo aarch64")
+        self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "", "its own tools serve")
+
     def test_a_tool_kit_that_is_not_used_is_named(self):
         machine = Machine(self)
         machine.environment["NCCL_EP_CUDA"] = "off"
@@ -170,7 +191,7 @@ class Setup(unittest.TestCase):
     def test_a_missing_rust_is_told_by_the_line_that_installs_it(self):
         machine = Machine(self)
         machine.environment["PATH"] = str(machine.tools)
-        for command in ("bash", "dirname", "realpath", "sed", "readlink", "sort", "head", "env"):
+        for command in ("bash", "dirname", "realpath", "sed", "readlink", "sort", "head", "env", "uname"):
             (machine.tools / command).symlink_to(shutil.which(command))
         said = machine.run("scripts/setup.sh").stdout
         self.assertIn("  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh", said)

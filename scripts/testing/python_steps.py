@@ -32,13 +32,13 @@ _BENCH = ROOT / "bench" / "layer.py"
 _ONE_BY_ONE = str(ROOT / "scripts" / "testing" / "one_by_one.py")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 # setup.sh fetches what only these steps need beside the builds.
-_FETCHED = "setup/python"
-_NEEDS = ("build/lib", _FETCHED)
+FETCHED = "setup/python"
+_NEEDS = ("build/lib", FETCHED)
 
 
 def setup() -> Step:
     """Fetches PyTorch, pytest and mypy. It waits for the network more than for a core."""
-    return Step(_FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=None)
+    return Step(FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=None)
 
 
 def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -81,7 +81,7 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
                       ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
-    steps.append(Step("python/types", lambda: python_types.check(places), needs=(_FETCHED,)))
+    steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
 

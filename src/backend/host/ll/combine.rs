@@ -17,8 +17,9 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
+use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::gates::{Gates, Wanted};
-use crate::backend::host::ll::{HostLl, Placed};
+use crate::backend::host::ll::last::Placed;
 use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::message::Reader;
 use crate::backend::host::node_sums::NodeSums;
@@ -59,7 +60,7 @@ impl HostLl {
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
         let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
-        let last = self.last.lock();
+        let last = self.last()?;
         let mut message = fingerprint.message();
         for (home, placed) in last.placed.iter().enumerate() {
             let groups: Vec<&[Placed]> = match facts.ll_combine {
@@ -97,7 +98,7 @@ impl HostLl {
         epoch: u64,
     ) -> Result<Vec<Gates>> {
         let mut message = fingerprint.message();
-        self.gates(op).write(&mut message);
+        self.gates(op)?.write(&mut message);
         let epoch = Mailboxes::before(epoch);
         self.shared.mailboxes.post(epoch, &message)?;
         let received = self.shared.mailboxes.receive_all(epoch)?;
@@ -111,7 +112,7 @@ impl HostLl {
     }
 
     /// The gates of this rank's own tokens.
-    fn gates(&self, op: &LlCombine) -> Gates {
+    fn gates(&self, op: &LlCombine) -> Result<Gates> {
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
         // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
@@ -122,7 +123,8 @@ impl HostLl {
                 weights: bytes(op.weights, entries * 4),
             }
         };
-        Gates::new(self.facts(), top_k, &self.last.lock().sent, wanted)
+        let sent = &self.last()?.sent;
+        Ok(Gates::new(self.facts(), top_k, sent, wanted))
     }
 
     pub(super) fn receive_results(
@@ -133,7 +135,7 @@ impl HostLl {
     ) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.mailboxes.receive_all(epoch)?;
-        let gates = self.gates(op);
+        let gates = self.gates(op)?;
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             let reader = fingerprint.read(message, source)?;

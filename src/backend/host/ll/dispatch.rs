@@ -4,7 +4,8 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
+use crate::backend::host::ll::HostLl;
+use crate::backend::host::ll::last::{LastDispatch, Placed};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
@@ -86,6 +87,7 @@ impl HostLl {
                 from_source.push(Placed { token, k, row });
             }
             last.placed.push(from_source);
+            last.tokens.push(sent.tokens);
             if source == facts.rank.index() {
                 last.sent = numeric::i64s(sent.ids).collect();
             }
@@ -101,8 +103,7 @@ impl HostLl {
                 )?;
             }
         }
-        *self.last.lock() = last;
-        Ok(())
+        self.keep(last)
     }
 }
 
@@ -142,6 +143,7 @@ fn check_room(facts: &GroupFacts, sent: &[SentTokens<'_>]) -> Result<()> {
 
 /// The message of a source rank.
 struct SentTokens<'a> {
+    tokens: u32,
     top_k: usize,
     ids: &'a [u8],
     rows: Incoming<'a>,
@@ -154,6 +156,7 @@ impl<'a> SentTokens<'a> {
         let tokens = reader.number()?;
         let ids = reader.array(tokens, top_k * 8)?;
         Ok(Self {
+            tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             top_k,
             ids,
             rows: Incoming::read(&mut reader, tokens, fingerprint.row)?,

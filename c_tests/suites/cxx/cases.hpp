@@ -108,7 +108,7 @@ class LowLatency {
     }
     Tensor Away(const RefBuffer& buffer) const {
         return Tensor::tokens(Data(buffer), run_.shape.datatype,
-                              {run_.local_experts, run_.capacity, run_.shape.hidden});
+                              {run_.local_experts, run_.layout.rows, run_.shape.hidden});
     }
 
     LlRun run_;
@@ -167,12 +167,12 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
 
     Handle handle(std::exchange(run.handle, nullptr));
     unsigned strides[3];
-    ref_scale_strides(&format, format.out_order, run.capacity, strides);
+    ref_scale_strides(&format, format.out_order, run.layout.rows, strides);
     const Tensor scales = Tensor::scales(Data(run.scales_out), format.scale_type,
-                                         {run.local_experts, run.capacity, format.num_scales})
+                                         {run.local_experts, run.layout.rows, format.num_scales})
                               .with_strides(strides);
     const Tensor rows = Tensor::tokens(Data(run.packed), format.to,
-                                       {run.local_experts, run.capacity, shape.hidden});
+                                       {run.local_experts, run.layout.rows, shape.hidden});
     const Tensor tokens = Tensor::tokens(Data(run.tokens_in), format.from,
                                          {run.now->num_tokens[env->rank], shape.hidden});
     run.without_counter = true;

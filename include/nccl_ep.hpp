@@ -35,7 +35,7 @@
 
 #pragma once
 
-#include <nccl_ep.h>
+#include "nccl_ep.h"
 
 #include <array>
 #include <cstddef>

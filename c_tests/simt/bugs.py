@@ -148,7 +148,7 @@ BUGS = (
     Bug("scales of another chunk", "ll/scaled_chunk.cuh",
         "min(index * rows.scale_chunk_bytes, padded)", "min(index * shape.chunk_bytes, padded)",
         "2 test_formats casts"),
-    Bug("ties rounded up", "base/e4m3.cuh", "rest > half ||", "rest >= half ||",
+    Bug("ties rounded up", "base/cast.cuh", "rest > half ||", "rest >= half ||",
         "1 test_formats all_bfloat16", slow=True),
     Bug("scales that nobody compares", "ll/dispatch_notices.cuh",
         "word == local + 2 && data != op.common.scales_word", "false", "2 test_errors ll_scales_that_differ",
@@ -245,7 +245,7 @@ BUGS = (
     Bug("scales of a packed cast counted from the warp's elements", "ht/pack.cu",
         "store_scale(rows, scales, at, stored);", "store_scale(rows, scales, at - first, stored);",
         "2 NODES=01 test_formats all_bfloat16_ht", slow=True),
-    Bug("other operations of other nodes", "ll/headers.cuh",
+    Bug("other operations of other nodes", "ll/nodes.cuh",
         "return Op::Net::arrived(op.common, header, header_of_operation(op, 0), op.from(rank, WAIT_BEGIN), rank);",
         "return true;", "2 NODES=01 test_errors over_nodes", slow=True),
     # ---- High throughput ------------------------------------------------------------------------

@@ -24,7 +24,6 @@
 
 #include "../base/entry.cuh"
 #include "combine_sums.cuh"
-#include "headers.cuh"
 
 namespace nccl_ep::ll_combine_impl {
 

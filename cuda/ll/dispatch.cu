@@ -19,7 +19,6 @@
 #include "../base/entry.cuh"
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
-#include "headers.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 

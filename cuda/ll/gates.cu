@@ -3,7 +3,6 @@
 
 #include "../base/entry.cuh"
 #include "gates.cuh"
-#include "headers.cuh"
 
 namespace nccl_ep::ll_gates_impl {
 

@@ -20,7 +20,7 @@ OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
-                             r"|ld-linux-x86-64\.so\.2")
+                             r"|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)")
 
 # Of the second interface over the same core, for tests alone (abi/probe).
 _PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Tune", "Bytes", "RouteIn",

@@ -99,6 +99,14 @@ class LowLatency {
                      .has_value());
     }
     void Complete() { EP_CHECK(handle_.complete(run_.env->stream).has_value()); }
+    // Until it is completed, a staged operation is in the way of others.
+    void CheckPending() {
+        const Tensor weights =
+            Tensor::topk_weights(Data<float>(run_.weights), {tokens_, run_.shape.top_k});
+        EP_CHECK(Refused(
+            handle_.combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream),
+            ncclInvalidUsage, "ncclEpCombine", "staged"));
+    }
     void CheckDispatch() { ll_check_dispatch(&run_); }
     void CheckCombine() { ll_check_combine(&run_); }
 
@@ -137,6 +145,7 @@ EP_TEST(two_staged_batches_take_turns) {
     LowLatency first(env, group, shape, 21), second(env, group, shape, 22);
     first.Dispatch(Phase::send);
     second.Dispatch(Phase::send);
+    first.CheckPending();
     first.Complete();
     ep_sync(env);
     first.CheckDispatch();
@@ -145,6 +154,7 @@ EP_TEST(two_staged_batches_take_turns) {
     ep_sync(env);
     second.CheckDispatch();
     second.Combine(Phase::send);
+    second.CheckPending();
     first.Complete();
     second.Complete();
     ep_sync(env);

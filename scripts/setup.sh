@@ -175,6 +175,17 @@ unpack_torch() {
     rm -rf "$1/torch/include" "$1/torch/lib/libtorch_cuda_linalg.so"
 }
 
+# Links what read-only sources have already beside what will be fetched; a part that is out of date is replaced.
+link_fetched_parts() {
+    local part
+    [ "$NCCL_EP_DEPS" != "$NCCL_EP_ROOT/.deps" ] && [ -d "$NCCL_EP_ROOT/.deps" ] || return 0
+    mkdir -p "$NCCL_EP_DEPS"
+    for part in "$NCCL_EP_ROOT"/.deps/*/; do
+        part=$(basename "$part")
+        [ -e "$NCCL_EP_DEPS/$part" ] || ln -s "$NCCL_EP_ROOT/.deps/$part" "$NCCL_EP_DEPS/$part"
+    done
+}
+
 # --- What is needed here --------------------------------------------------------------------------
 
 # Says which copy of $1 that was here already is used: once, a stamp remembers the text.
@@ -197,6 +208,7 @@ install_nccl_library() {
     esac
 }
 
+link_fetched_parts
 command -v cargo >/dev/null ||
     die "cargo is missing. This line installs Rust; open a new shell then, and try again:" \
         "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"

@@ -7,7 +7,7 @@
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
 static void upload_routing(LlRun* run) {
-    ref_routing_fit(run->now, run->capacity);
+    ref_routing_fit(run->now, run->layout.rows);
     ref_buffer_upload(&run->ids, run->now->topk_idx[run->env->rank]);
     ref_buffer_upload(&run->weights, run->now->weights[run->env->rank]);
 }
@@ -16,13 +16,12 @@ void ll_run_set_format(LlRun* run, const RefFormat* format) {
     RefBuffer* buffers[] = {&run->tokens_in, &run->scales_in, &run->packed, &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     run->format = *format;
-    const size_t slots = (size_t)run->local_experts * run->capacity;
     const unsigned tokens = my_tokens(run);
     run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
-    run->scales_in = ref_buffer_new_input(ref_scale_memory(format, format->in_order, 1, tokens));
-    run->packed = ref_buffer_new(slots * ref_format_out_bytes(format));
-    run->scales_out = ref_buffer_new(
-        ref_scale_memory(format, format->out_order, run->local_experts, run->capacity));
+    run->scales_in =
+        ref_buffer_new_input(ref_scale_memory(format, format->in_order, ref_flat(tokens)));
+    run->packed = ref_buffer_new(ref_layout_rows(run->layout) * ref_format_out_bytes(format));
+    run->scales_out = ref_buffer_new(ref_scale_memory(format, format->out_order, run->layout));
 }
 
 static void allocate_buffers(LlRun* run) {
@@ -30,11 +29,10 @@ static void allocate_buffers(LlRun* run) {
     ll_run_set_format(run, &opaque);
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
     const size_t entries = ref_entries_of(run->now, (unsigned)run->env->rank);
-    const size_t slots = (size_t)run->local_experts * run->capacity;
     run->ids = ref_buffer_new_input(entries * sizeof(int64_t));
     run->weights = ref_buffer_new_input(entries * sizeof(float));
     run->counter = ref_buffer_new(run->local_experts * sizeof(int32_t));
-    run->results_in = ref_buffer_new_input(slots * row_bytes);
+    run->results_in = ref_buffer_new_input(ref_layout_rows(run->layout) * row_bytes);
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 
@@ -44,7 +42,7 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefSha
     run->env = env;
     run->shape = *shape;
     run->local_experts = shape->num_experts / (unsigned)env->size;
-    run->capacity = (unsigned)env->size * shape->max_tokens;
+    run->layout = ref_expert_major(run->local_experts, (unsigned)env->size * shape->max_tokens);
     run->seed = seed;
     run->now = routing;
     run->sent = ref_routing_copy(routing);
@@ -114,32 +112,16 @@ void ll_prepare_dispatch(LlRun* run) {
     ref_buffer_poison(&run->counter);
 }
 
-// Rows of `datatype` [.., hidden].
-typedef struct {
-    ncclDataType_t datatype;
-    unsigned hidden;
-} RowType;
-
-static void add_rows(RefList* list, const LlRun* run, const RefBuffer* buffer, RowType type,
-                     bool packed) {
-    const unsigned by_slot[] = {run->local_experts, run->capacity, type.hidden};
-    const unsigned by_token[] = {my_tokens(run), type.hidden};
-    ref_list_add(list, ref_buffer_data(buffer), type.datatype, NCCL_EP_TENSOR_TAG_TOKENS,
-                 packed ? 3 : 2, packed ? by_slot : by_token);
-}
-
 static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     const RefFormat* format = &run->format;
-    const RowType from = {format->from, format->hidden};
-    const RowType to = {format->to, format->hidden};
-    add_rows(inputs, run, &run->tokens_in, from, false);
-    add_rows(outputs, run, &run->packed, to, true);
+    const RefLayout in = ref_flat(my_tokens(run));
+    ref_list_add_rows(inputs, &run->tokens_in, format->from, format->hidden, in);
+    ref_list_add_rows(outputs, &run->packed, format->to, format->hidden, run->layout);
     if (format->meaning == kRefForward) {
-        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, 0, my_tokens(run));
+        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, in);
     }
     if (format->meaning != kRefOpaque) {
-        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order,
-                            run->local_experts, run->capacity);
+        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, run->layout);
     }
 }
 
@@ -172,12 +154,13 @@ bool ll_check_dispatch(LlRun* run) {
     void* out_scales = format->meaning == kRefOpaque ? NULL : scales;
     int32_t* used = ref_host_new(run->counter.bytes);
     int32_t* counts = ref_host_poison(run->counter.bytes);
-    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->capacity, used);
+    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
     const uint64_t* number = numbers;
     for (unsigned expert = 0; expert < run->local_experts; ++expert) {
         for (int32_t slot = 0; slot < used[expert]; ++slot) {
-            ref_format_place(format, run->tokens_seed, *number++, expert, run->capacity,
-                             (size_t)slot, packed, out_scales);
+            const size_t row = ref_layout_row(run->layout, expert, (size_t)slot);
+            ref_format_place(format, run->tokens_seed, *number++, run->layout, row, packed,
+                             out_scales);
         }
     }
     bool match = REF_CHECK_BUFFER(&run->packed, packed);
@@ -199,7 +182,7 @@ void ll_prepare_combine(LlRun* run) {
     const unsigned rank = (unsigned)run->env->rank;
     // Rows of unused slots stay poison: they must not show in any sum.
     void* host = ref_host_poison(run->results_in.bytes);
-    ref_ll_results(run->sent, rank, run->capacity, &run->results, host);
+    ref_ll_results(run->sent, rank, run->layout, &run->results, host);
     ref_buffer_upload(&run->results_in, host);
     free(host);
     ref_buffer_poison(&run->combined);
@@ -208,9 +191,10 @@ void ll_prepare_combine(LlRun* run) {
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
-    const RowType type = {run->shape.datatype, run->shape.hidden};
-    add_rows(&lists.inputs, run, &run->results_in, type, true);
-    add_rows(&lists.outputs, run, &run->combined, type, false);
+    const RefShape* shape = &run->shape;
+    ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden, run->layout);
+    ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden,
+                      ref_flat(my_tokens(run)));
     const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
     ref_list_add(&lists.locals, ref_buffer_data(&run->weights), ncclFloat32,
                  NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
@@ -220,7 +204,7 @@ ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) 
 
 bool ll_check_combine(LlRun* run) {
     void* combined = ref_host_poison(run->combined.bytes);
-    ref_ll_combine(run->sent, run->now, (unsigned)run->env->rank, run->capacity, &run->results,
+    ref_ll_combine(run->sent, run->now, (unsigned)run->env->rank, run->layout, &run->results,
                    combined);
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     free(combined);

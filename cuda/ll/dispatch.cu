@@ -19,7 +19,6 @@
 #include "../base/entry.cuh"
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
-#include "headers.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
@@ -37,9 +36,9 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         start.load(params.common);
         shared.most_tokens = 0;
     }
-    MessageHeader head = {};
+    MessageHeader header = {};
     if constexpr (Op::kSeveral) {
-        head = first_head(op);
+        header = first_header(op);
     }
     clear_histograms(block);
     const bool goes_on = send_all(block, [&] {
@@ -49,7 +48,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         __syncthreads();
         bool ok = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
         if constexpr (Op::kSeveral) {
-            ok = ok && (!op.relays() || sources_agree(op, head));
+            ok = ok && (!op.relays() || sources_arrived(op, header));
         }
         if (ok && block.notifies()) {
             notify_all(block);
@@ -78,10 +77,10 @@ ENTRY(ll_dispatch_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
 ENTRY(ll_dispatch_cast_f16) { run_scaled<CastRows<F16>>(params); }
 ENTRY(ll_dispatch_cast_f32) { run_scaled<CastRows<F32>>(params); }
 ENTRY(ll_dispatch_nodes) {
-    run(params.dispatch, SeveralNodes{params.nodes, false}, PlainRows{});
+    run(params.dispatch, SeveralNodes<TwoSided>{params.nodes, false}, PlainRows{});
 }
 ENTRY(ll_dispatch_nodes_scaled) {
-    run(params.dispatch, SeveralNodes{params.nodes, false}, PackedRows{params.rows});
+    run(params.dispatch, SeveralNodes<TwoSided>{params.nodes, false}, PackedRows{params.rows});
 }
 
 }  // namespace nccl_ep::ll_dispatch_impl

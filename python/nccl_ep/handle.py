@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 import torch
 
 from nccl_ep.arguments import cannot_be_copied
+from nccl_ep.gradients import check_differentiable, needs_gradient
 from nccl_ep.modes import Mode
+from nccl_ep.operators.numbers import forget, register
+from nccl_ep.operators.traced import is_traced, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
                              ScaledResult, WeightedResult, WeightedScaledResult, result_class)
 from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
@@ -44,8 +47,9 @@ class EpHandle(Generic[Mode]):
         self._handle: Any = None
         self._staged: list[TensorList] = []
         self._staged_on: int | None = None
-        self._staged_outputs: list[torch.Tensor] = []
+        self.staged_outputs: list[torch.Tensor] = []
         self._rows: int | None = None
+        self.number = register(self)  # of operators
         self.group = group
         self.topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
         # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
@@ -163,6 +167,10 @@ class EpHandle(Generic[Mode]):
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
         `out` and `stream` is differentiable; backward is collective, too.
         """
+        if is_traced():
+            return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
+                                         scales_order=scales_order, out=out, out_scales=out_scales,
+                                         send_only=send_only, stream=stream)
         group = self.group
         low_latency = group.algorithm == "ll"
         if low_latency and topk_weights is not None:
@@ -172,9 +180,9 @@ class EpHandle(Generic[Mode]):
         if topk_weights is not None:
             ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
-        if _needs_gradient(tokens, topk_weights, scales):
+        if needs_gradient(tokens, topk_weights, scales):
             plain = out is None and not send_only and stream is None and not is_scaled
-            self._check_differentiable("dispatch", plain)
+            check_differentiable(group.algorithm, "dispatch", plain)
             from nccl_ep import autograd
 
             return autograd.dispatch(self, tokens, topk_weights)
@@ -228,6 +236,9 @@ class EpHandle(Generic[Mode]):
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
         differentiable as `dispatch` is.
         """
+        if is_traced():
+            return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
+                                        stream=stream)
         group = self.group
         low_latency = group.algorithm == "ll"
         if low_latency != (topk_weights is not None):
@@ -235,8 +246,9 @@ class EpHandle(Generic[Mode]):
                                                  "combine_with_weights returns them"))
         tokens = self._results(tokens)
         local = None if topk_weights is None else self._weights(topk_weights, self.num_tokens)
-        if _needs_gradient(tokens, local):
-            self._check_differentiable("combine", out is None and not send_only and stream is None)
+        if needs_gradient(tokens, local):
+            check_differentiable(group.algorithm, "combine",
+                                 out is None and not send_only and stream is None)
             from nccl_ep import autograd
 
             return autograd.ht_combine(self, tokens)
@@ -253,10 +265,12 @@ class EpHandle(Generic[Mode]):
 
         Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros.
         """
+        if is_traced():
+            return traced(self).combine_with_weights(tokens, topk_weights, stream=stream)
         tokens = self._results(tokens)
         weights = self._weights(topk_weights, tokens.shape[0])
-        if _needs_gradient(tokens, weights):
-            self._check_differentiable("combine_with_weights", False)
+        if needs_gradient(tokens, weights):
+            check_differentiable(self.group.algorithm, "combine_with_weights", False)
         out = self._home(tokens, None)
         home_weights = self._new((self.num_tokens, self.top_k), torch.float32)
         self._run("combine",
@@ -270,13 +284,15 @@ class EpHandle(Generic[Mode]):
 
         `stream` waits for the send phase only, so work on the current stream continues meanwhile.
         """
+        if is_traced():
+            return traced(self).complete(stream=stream)
         group = self.group
         address = group.runtime.stream(stream)
         with group.runtime.current():
             group.call(group.library.ncclEpComplete, self.handle, None, address)
             self._keep_if_captured(stream)
         staged, self._staged = self._staged, []
-        outputs, self._staged_outputs = self._staged_outputs, []
+        outputs, self.staged_outputs = self.staged_outputs, []
         written(outputs)
         if staged and address != self._staged_on:
             group.runtime.keep_for(stream, self._memory(staged))
@@ -285,7 +301,8 @@ class EpHandle(Generic[Mode]):
     def close(self) -> None:
         """Destroys the handle; local. A second call does nothing."""
         handle, self._handle = self._handle, None
-        self._staged, self._staged_outputs = [], []
+        self._staged, self.staged_outputs = [], []
+        forget(self.number)
         if handle is not None:
             self.group.library.ncclEpHandleDestroy(handle)
 
@@ -312,19 +329,9 @@ class EpHandle(Generic[Mode]):
         if send_only and group.algorithm == "ll":
             # The receive phase writes to them, even if the caller drops them.
             self._staged.extend(lists)
-            self._staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
+            self.staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
             self._staged_on = address
         group.settle()
-
-    def _check_differentiable(self, operation: str, plain: bool) -> None:
-        """Refuses an operation whose tensors require gradients that it would drop."""
-        if self.group.algorithm == "ht" and plain:
-            return
-        why = ("low latency has no gradients" if self.group.algorithm == "ll" else
-               "it has no gradient" if operation == "combine_with_weights" else
-               "with out, send_only, stream or scales it has no gradient")
-        raise RuntimeError(f"{operation}: its tensors require gradients, but {why}; call it under "
-                           "torch.no_grad(), or with detached tensors")
 
     def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
         """The tensors that operations with these lists use."""
@@ -381,11 +388,3 @@ class EpHandle(Generic[Mode]):
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending() and getattr(self, "_handle", None) is not None:
             self.close()
-
-
-def _needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
-                    scales: torch.Tensor | None = None) -> bool:
-    """Whether autograd is to record an operation on these tensors."""
-    return torch.is_grad_enabled() and (
-        tokens.requires_grad or weights is not None and weights.requires_grad
-        or scales is not None and scales.requires_grad)

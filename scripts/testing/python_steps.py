@@ -22,6 +22,9 @@ _HOST_RANKS = (1, 4)
 # The node of each rank, which NCCL_HOSTID tells.
 _SPLITS = ("0,1", "0,1,0,1", "0,0,0,1")
 _EXAMPLE_RANKS = 2
+# These load torch's compiler, which takes longest. The runs of all tests skip them.
+_COMPILED = "test_compiled or test_operators"
+_COMPILED_RANKS = 2
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
@@ -68,8 +71,11 @@ def host_steps(places: Places) -> list[Step]:
         return Step(f"python/{name}/{ranks}", launch, read, _NEEDS, timeout=240,
                     environment=environment)
 
-    steps = [step("tests", ranks, pytest_words(ROOT / "python" / "tests"), counts.closing_line)
+    tests = ROOT / "python" / "tests"
+    steps = [step("tests", ranks, pytest_words(tests), counts.closing_line)
              for ranks in _HOST_RANKS]
+    steps.append(step("compiled", _COMPILED_RANKS,
+                      pytest_words(tests, "-k", _COMPILED), counts.closing_line))
     steps += list(_node_steps(environment))
     steps.append(step("examples", _EXAMPLE_RANKS, *_all_examples()))
     steps.append(step("bench-layer", _EXAMPLE_RANKS,

@@ -60,7 +60,7 @@ setup-docs:
 setup-package:
 	@scripts/setup.sh --pytest
 
-lib: setup-lib ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
+lib: setup-lib ## Build the libraries of both interfaces and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace; \
 	    scripts/third_party.py "$$NCCL_EP_RELEASE/THIRD-PARTY.txt"
 

@@ -4,6 +4,7 @@ use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
+use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, StagedSlot, Stream};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{CombineTensors, DispatchTensors, ht, ll};
@@ -30,7 +31,8 @@ type Ht = (
 #[derive(Default)]
 struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
-    dispatched: bool,
+    /// How the rows of the last dispatch lie, which are those of the next combine.
+    dispatched: Option<Layout>,
     staged: Option<Sent>,
 }
 
@@ -70,7 +72,7 @@ impl Handle {
                 }
                 let routed = route::ll(&self.group, backend, tensors)?;
                 handle.routed = Some(routed);
-                handle.dispatched = false;
+                handle.dispatched = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
@@ -114,7 +116,7 @@ impl Handle {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
                 self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
-                handle.dispatched = true;
+                handle.dispatched = Some(op.layout);
                 Ok(())
             }
             ByMode::Ht((_, handle)) => {
@@ -143,8 +145,9 @@ impl Handle {
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
-                let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors)?;
-                if !handle.dispatched {
+                let layout = handle.dispatched.unwrap_or(facts.layout());
+                let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors, layout)?;
+                if handle.dispatched.is_none() {
                     return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                 }
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
@@ -189,9 +192,11 @@ impl Handle {
             return Ok(());
         };
         // If this is refused, the operation stays pending: the caller may try again.
-        let backend = &routed(&handle.routed)?.backend;
+        let Routed {
+            routing, backend, ..
+        } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
-            checks.ll_receive(&sent.op, stream);
+            checks.ll_receive(routing, &sent.op, stream);
         }
         backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);

@@ -81,6 +81,7 @@ impl Display for Name {
             Subject::RowBytes => f.write_str("row bytes"),
             Subject::RowType => f.write_str("data type"),
             Subject::ScaleType => f.write_str("data type of scales"),
+            Subject::Layout => f.write_str("layout"),
             Subject::RoundScales => f.write_str("config.round_scales"),
             Subject::Tensor(role) => write!(f, "{}", Argument(role)),
             Subject::Dims(role) => write!(f, "{}.ndim", Argument(role)),

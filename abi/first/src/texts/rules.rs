@@ -61,6 +61,7 @@ fn of_settings(rule: OfSettings) -> &'static str {
         OfSettings::BoundNeeded => "NCCL_EP_AUTO is for high throughput only",
         OfSettings::CountableRows => "received rows must be countable in 31 bits",
         OfSettings::OneNode => "is for groups on one node only",
+        OfSettings::HostOnly => "is not one that the kernels have",
         OfSettings::RoomForAllRanks => "must leave room for what all ranks may send",
         OfSettings::LlKernelsCount => "is more than the low-latency kernels can count",
         OfSettings::HtKernelsCount => "is more than the high-throughput kernels can count",
@@ -125,6 +126,9 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor) -> fmt::Result {
         OfTensor::ElementType => "must be an element type that this tensor may have",
         OfTensor::Summable => "a combine sums bfloat16, float16 or float32",
         OfTensor::SumsWithoutScales => "a combine sums rows, which have no scales",
+        OfTensor::WeighedByCaller => {
+            "the caller applies the weights before a combine of rank-major rows"
+        }
         OfTensor::ScalesReceived => "is required: scales that are sent must be received",
         OfTensor::ScalesSent => "is required: tokens of this type are not cast",
         OfTensor::SameTypeOrCast => {
@@ -158,6 +162,7 @@ impl Display for Measure {
             Extent::HandleTopK => "the handle's top-k",
             Extent::LocalExperts => "the number of local experts",
             Extent::RecvRows => "ranks times max_tokens_per_rank",
+            Extent::Ranks => "the number of ranks",
             Extent::InputHidden => "the hidden size of the input tokens",
             Extent::MaxTokens => "the group's max_tokens_per_rank",
             Extent::CountableTokens => "what all ranks can send to one",

@@ -174,7 +174,7 @@ impl Handle {
             common: self.common(KernelOp::LlCombine, op.row.into(), grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
-            weights: kept(part, op.weights) as *const f32,
+            weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
             out: kept(part, op.out) as *mut u8,
         }
     }

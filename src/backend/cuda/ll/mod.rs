@@ -25,7 +25,9 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::Pool;
-use crate::error::Result;
+use crate::error::refusal::{OfSettings, Subject};
+use crate::error::{Error, Result};
+use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
@@ -154,8 +156,17 @@ impl InGroup {
     }
 }
 
+/// Refuses what there are no kernels for.
+fn check_layout(op: &LlOp) -> Result<()> {
+    match op.layout() {
+        Layout::RankMajor { .. } => Err(Error::usage(Subject::Layout, OfSettings::HostOnly)),
+        _ => Ok(()),
+    }
+}
+
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
+        check_layout(op)?;
         let this = &self.0;
         let at = &this.enter(stream)?;
         let follows = this.follow_receiver(at)?;
@@ -172,6 +183,7 @@ impl LlBackend for CudaLl {
     }
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
+        check_layout(op)?;
         let this = &self.0;
         let at = &this.enter(stream)?;
         let follows = this.follow_receiver(at)?;

@@ -84,7 +84,7 @@ impl HostHt {
         let none = vec![0; scaled.scales.bytes()];
         for index in 0..scaled.out.rows {
             let row = RowOf {
-                expert: 0,
+                zone: 0,
                 ordinal: index,
             };
             let scales = match self.map.arrivals.get(index) {

@@ -50,6 +50,7 @@ impl HostHt {
             staged: false,
             handle: Some(self.map.number),
             top_k: self.routing.top_k,
+            by_rank: false,
             row,
         }
     }

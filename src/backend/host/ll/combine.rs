@@ -10,6 +10,10 @@
 //! Over several nodes there is reduce mode only. The contributions of each node other than the
 //! home's are summed and rounded there (`node_sums`).
 //!
+//! Rank-major rows are sums of a rank already, so a rank posts one contribution per token, which is added as it is, in
+//! the order of the first k that the dispatch found for the rank, in either mode. Ids and weights of the combine do not
+//! matter there.
+//!
 //! The dispatch fixed what a contribution covers, and k is numbered as it was there. The ids of the
 //! combine decide whether it takes part and with which weight `w[k]` (`gates`). Exact mode sums in
 //! the order of the combine's ids.
@@ -49,22 +53,23 @@ impl HostLl {
         epoch: u64,
     ) -> Result<()> {
         let facts = self.facts();
-        let gates = match facts.ll_combine {
-            LlCombineMode::Exact => Vec::new(),
-            LlCombineMode::Reduce => self.exchange_gates(op, fingerprint, epoch)?,
+        let sums = facts.ll_combine == LlCombineMode::Reduce && op.weights.is_some();
+        let gates = match sums {
+            false => Vec::new(),
+            true => self.exchange_gates(op, fingerprint, epoch)?,
         };
         let row_bytes = op.row.bytes();
-        let count = self.rows()?;
-        // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
+        let count = self.rows(op.layout)?;
+        // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
         let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
         let last = self.last.lock();
         let mut message = fingerprint.message();
         for (home, placed) in last.placed.iter().enumerate() {
-            let groups: Vec<&[Placed]> = match facts.ll_combine {
-                LlCombineMode::Exact => placed.chunks(1).collect(),
-                LlCombineMode::Reduce => placed.chunk_by(|a, b| a.token == b.token).collect(),
+            let groups: Vec<&[Placed]> = match sums {
+                false => placed.chunks(1).collect(),
+                true => placed.chunk_by(|a, b| a.token == b.token).collect(),
             };
             message.number(groups.len());
             for group in groups {
@@ -97,7 +102,9 @@ impl HostLl {
         epoch: u64,
     ) -> Result<Vec<Gates>> {
         let mut message = fingerprint.message();
-        self.gates(op).write(&mut message);
+        if let Some(gates) = self.gates(op) {
+            gates.write(&mut message);
+        }
         let epoch = Mailboxes::before(epoch);
         self.shared.mailboxes.post(epoch, &message)?;
         let received = self.shared.mailboxes.receive_all(epoch)?;
@@ -110,8 +117,9 @@ impl HostLl {
             .collect()
     }
 
-    /// The gates of this rank's own tokens.
-    fn gates(&self, op: &LlCombine) -> Gates {
+    /// The gates of this rank's own tokens; none rank-major.
+    fn gates(&self, op: &LlCombine) -> Option<Gates> {
+        let weights = op.weights?;
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
         // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
@@ -119,10 +127,11 @@ impl HostLl {
         let wanted = unsafe {
             Wanted {
                 ids: bytes(self.routing.ids, entries * 8),
-                weights: bytes(op.weights, entries * 4),
+                weights: bytes(weights, entries * 4),
             }
         };
-        Gates::new(self.facts(), top_k, &self.last.lock().sent, wanted)
+        let sent = &self.last.lock().sent;
+        Some(Gates::new(self.facts(), top_k, sent, wanted))
     }
 
     pub(super) fn receive_results(
@@ -137,7 +146,13 @@ impl HostLl {
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             let reader = fingerprint.read(message, source)?;
-            self.collect(reader, source, op.row.bytes(), &gates, &mut by_token)?;
+            self.collect(
+                reader,
+                source,
+                op.row.bytes(),
+                gates.as_ref(),
+                &mut by_token,
+            )?;
         }
         // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
@@ -161,7 +176,7 @@ impl HostLl {
         mut reader: Reader<'a>,
         source: usize,
         row_bytes: usize,
-        gates: &Gates,
+        gates: Option<&Gates>,
         by_token: &mut [Vec<Contribution<'a>>],
     ) -> Result<()> {
         for home in 0..self.facts().ranks {
@@ -175,14 +190,16 @@ impl HostLl {
                 let contributions = by_token
                     .get_mut(token)
                     .ok_or_else(|| Error::internal("a contribution without a token"))?;
-                let (order, weight) = if covers.is_power_of_two() {
-                    let k = covers.trailing_zeros() as usize;
-                    let Some(gate) = gates.get(token, k)? else {
-                        continue;
-                    };
-                    (self.order(gate.k, source), Some(gate.weight))
-                } else {
-                    (source, None)
+                let k = covers.trailing_zeros() as usize;
+                let (order, weight) = match gates {
+                    None => (k, None),
+                    Some(gates) if covers.is_power_of_two() => {
+                        let Some(gate) = gates.get(token, k)? else {
+                            continue;
+                        };
+                        (self.order(gate.k, source), Some(gate.weight))
+                    }
+                    Some(_) => (source, None),
                 };
                 contributions.push(Contribution {
                     order,

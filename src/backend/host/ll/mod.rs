@@ -1,5 +1,6 @@
 //! Low-latency operations: the state of a handle, and the two phases of an operation.
 
+mod by_rank;
 mod combine;
 mod dispatch;
 mod gates;
@@ -11,6 +12,7 @@ use crate::backend::host::order::Order;
 use crate::error::refusal::Operation;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
+use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -54,12 +56,12 @@ struct LastDispatch {
     placed: Vec<Vec<Placed>>,
 }
 
-/// An entry that names an expert of this rank.
+/// An entry that names an expert of this rank; rank-major the first one of its token.
 #[derive(Clone, Copy)]
 struct Placed {
     token: usize,
     k: usize,
-    /// Row of the output `[L * R * M, H]`.
+    /// Row of the output `[L * R * M, H]`, or `[R * M, H]`.
     row: usize,
 }
 
@@ -76,8 +78,8 @@ impl HostLl {
     }
 
     /// Rows of the tensor of a dispatch's output.
-    fn rows(&self) -> Result<usize> {
-        let rows = self.shared.facts.layout().rows();
+    fn rows(&self, layout: Layout) -> Result<usize> {
+        let rows = layout.rows();
         rows.ok_or_else(|| Error::internal("an LL layout that does not say how many rows"))
     }
 
@@ -113,6 +115,7 @@ impl HostLl {
             staged,
             handle: None,
             top_k: self.routing.top_k,
+            by_rank: op.layout().is_rank_major(),
             row,
         }
     }

@@ -144,13 +144,11 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, uint32_t fi
     }
 }
 
-// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
+// Waits until all sources have said how many tokens they have. The first block checks what they run, too.
 template <typename Op>
-__device__ void find_begins(const Block<Op>& block) {
+__device__ __forceinline__ void hear_beginnings(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
-    const bool is_first = block.receivers.index() == 0;
-    // The first block checks what the sources run, too.
     const uint32_t last = is_first ? words_of_counts(block) : local + 1;
     hear_sources(block, local, last, [&](uint32_t source, uint32_t word, uint32_t data) {
         if (word == local) {
@@ -168,6 +166,15 @@ __device__ void find_begins(const Block<Op>& block) {
                               op.common.fingerprint, data);
         }
     });
+}
+
+// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
+template <typename Op>
+__device__ void find_begins(const Block<Op>& block) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+    const bool is_first = block.receivers.index() == 0;
+    hear_beginnings(block, is_first);
     __syncthreads();  // the histograms are done with, too
     if (!is_first && block.receivers.index() >= arriving_units(block)) {
         return;
@@ -211,9 +218,9 @@ __device__ void notify(const Block<Op>& block, const typename Op::Source& source
     }
 }
 
-// The notifiers' work: blocks take turns at the sources.
-template <typename Op>
-__device__ void notify_all(const Block<Op>& block) {
+// The notifiers' work: blocks take turns at the sources. `notify` is given a source and the block's part of it.
+template <typename Op, typename Notify>
+__device__ void notify_all(const Block<Op>& block, Notify notify) {
     const uint32_t index = block.notifiers.index();
     const uint32_t blocks = block.notifiers.blocks;
     if constexpr (!Op::kSeveral) {

@@ -88,7 +88,7 @@ struct LlLayout {
     uint64_t flags;
     /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
     uint64_t counts;
-    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`, and as many for rank-major weights.
     uint64_t entries;
 };
 
@@ -269,6 +269,60 @@ struct LlScaledDispatchNodesParams {
     ScaledRows rows;
 };
 
+/// What a rank-major dispatch sends beside its rows, and where it comes.
+struct LlBeside {
+    /// `[tokens][top_k]`: the weights of this rank's tokens.
+    const float *weights;
+    /// `[ranks][max_tokens][top_k]`: local ids, -1 elsewhere and in rows that hold nothing.
+    int64_t *out_ids;
+    /// `[ranks][max_tokens][top_k]`.
+    float *out_weights;
+};
+
+/// Parameters of `ll_rank_dispatch`.
+struct LlRankDispatchParams {
+    /// As expert-major, but `out` is `[ranks][max_tokens]` rows and `counter` `[ranks]`.
+    LlDispatchParams dispatch;
+    /// Ids and weights.
+    LlBeside beside;
+};
+
+/// Parameters of `ll_rank_dispatch_scaled` and its siblings.
+struct LlRankScaledDispatchParams {
+    /// As without scales.
+    LlRankDispatchParams dispatch;
+    /// Payloads and scales.
+    ScaledRows rows;
+};
+
+/// Parameters of `ll_rank_dispatch_nodes`.
+struct LlRankDispatchNodesParams {
+    /// As on one node.
+    LlRankDispatchParams dispatch;
+    /// The other nodes, whose messages have weights behind the ids.
+    LlNodes nodes;
+};
+
+/// Parameters of `ll_rank_dispatch_nodes_scaled`.
+struct LlRankScaledDispatchNodesParams {
+    /// As without scales, but `tokens` are rows with scales as they travel.
+    LlRankDispatchParams dispatch;
+    /// The other nodes.
+    LlNodes nodes;
+    /// Payloads and scales.
+    ScaledRows rows;
+};
+
+/// Parameters of `ll_rank_pack`.
+struct LlRankPackParams {
+    /// The caller's weights.
+    const float *weights;
+    /// Where they go.
+    float *to;
+    /// How many.
+    uint64_t num_weights;
+};
+
 /// Parameters of `ll_pack`.
 struct LlPackParams {
     /// The message's header, without the epoch.
@@ -326,6 +380,12 @@ static_assert(sizeof(nccl_ep::LlNodes) == 104, "LlNodes as in Rust");
 static_assert(sizeof(nccl_ep::LlDispatchNodesParams) == 920, "LlDispatchNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchParams) == 904, "LlScaledDispatchParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledDispatchNodesParams) == 1008, "LlScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlBeside) == 24, "LlBeside as in Rust");
+static_assert(sizeof(nccl_ep::LlRankDispatchParams) == 840, "LlRankDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlRankScaledDispatchParams) == 928, "LlRankScaledDispatchParams as in Rust");
+static_assert(sizeof(nccl_ep::LlRankDispatchNodesParams) == 944, "LlRankDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlRankScaledDispatchNodesParams) == 1032, "LlRankScaledDispatchNodesParams as in Rust");
+static_assert(sizeof(nccl_ep::LlRankPackParams) == 24, "LlRankPackParams as in Rust");
 static_assert(sizeof(nccl_ep::LlScaledPackParams) == 216, "LlScaledPackParams as in Rust");
 static_assert(sizeof(nccl_ep::LlCombineNodesParams) == 912, "LlCombineNodesParams as in Rust");
 static_assert(sizeof(nccl_ep::LlGatesParams) == 920, "LlGatesParams as in Rust");

@@ -186,8 +186,6 @@ pub enum OfSettings {
     CountableRows,
     /// Possible within one node only.
     OneNode,
-    /// The kernels do not have it yet.
-    HostOnly,
     /// Fewer received rows than all ranks may send are not supported.
     RoomForAllRanks,
     /// More than the low-latency kernels can count.

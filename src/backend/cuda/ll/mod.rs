@@ -1,5 +1,6 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 
+mod by_rank;
 mod exchanges;
 pub mod fault;
 mod fingerprint;
@@ -25,9 +26,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::Pool;
-use crate::error::refusal::{OfSettings, Subject};
-use crate::error::{Error, Result};
-use crate::model::layout::Layout;
+use crate::error::Result;
 use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
@@ -156,17 +155,8 @@ impl InGroup {
     }
 }
 
-/// Refuses what there are no kernels for.
-fn check_layout(op: &LlOp) -> Result<()> {
-    match op.layout() {
-        Layout::RankMajor { .. } => Err(Error::usage(Subject::Layout, OfSettings::HostOnly)),
-        _ => Ok(()),
-    }
-}
-
 impl LlBackend for CudaLl {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
-        check_layout(op)?;
         let this = &self.0;
         let at = &this.enter(stream)?;
         let follows = this.follow_receiver(at)?;
@@ -183,7 +173,6 @@ impl LlBackend for CudaLl {
     }
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
-        check_layout(op)?;
         let this = &self.0;
         let at = &this.enter(stream)?;
         let follows = this.follow_receiver(at)?;

@@ -25,7 +25,7 @@ places := EP_LIBDIR="$$NCCL_EP_TARGET/release" OUT="$$NCCL_EP_TARGET/c"
 .PHONY: help setup setup-lib setup-gpu setup-demo setup-gpu-tests setup-package lib header programs simt-programs \
         kernel-sizes run check \
         test sanitize gpu-programs gpu-test gpu-package gpu-bench install uninstall wheel release \
-        setup-wheel setup-plots plots clean
+        setup-wheel setup-plots plots setup-docs docs clean
 # Two set-ups at once would fetch the same things.
 .NOTPARALLEL:
 
@@ -53,6 +53,9 @@ setup-wheel:
 
 setup-plots:
 	@scripts/setup.sh --plots
+
+setup-docs:
+	@scripts/setup.sh --docs
 
 setup-package:
 	@scripts/setup.sh --pytest
@@ -99,6 +102,10 @@ gpu-package: setup-package gpu-programs ## Gather what gpu-test needs on a machi
 
 gpu-bench: setup-gpu gpu-programs ## Benchmark on the GPUs of this machine, results in bench/results/, which git ignores
 	@$(env) bench/run_sweep.py $(ARGS)
+
+docs: setup-docs ## Make the site of the documents, with Sphinx: target/docs/index.html
+	@$(env) PYTHONPATH="$$NCCL_EP_DEPS/docs" python3 -m sphinx -q -E -W --keep-going -c docs/site . \
+	    "$$NCCL_EP_TARGET/docs" && echo "$$NCCL_EP_TARGET/docs/index.html"
 
 plots: setup-plots ## Draw docs/plots/ anew from bench/results.csv, with matplotlib
 	@$(env) PYTHONPATH="$$NCCL_EP_DEPS/plots" bench/plot.py

@@ -21,10 +21,12 @@ import diagrams
 import results
 import rows
 from results import ALL_SMS, HT_TOKENS, OURS, USUAL_SMS, Floor, Row, where
-from tables_run import COMPARED, one_run
+from tables_run import one_run
 
 PLOTS = rows.ROOT / "docs" / "plots"
 _RANKS = ("2", "4", "8")
+# Ways by which libraries are compared, in order of preference: an idle stream would add the launch.
+_COMPARED = ("graph", "kernel", "queued", "waited")
 
 # Okabe and Ito's palette, distinguishable with most kinds of colour blindness: colour and marker.
 _STYLES = {
@@ -53,10 +55,10 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Library, how it was timed, microseconds; the shortest first."""
+    """Library, microseconds; the shortest first."""
 
     title: str
-    bars: tuple[tuple[str, str, float], ...]
+    bars: tuple[tuple[str, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +107,8 @@ def pictures(all_rows: Sequence[Row]) -> dict[str, Picture]:
     shape = "hidden 7168, top-8 of 256 experts, bfloat16"
     both = "dispatch and combine; their sum where they were not timed together"
     return {
-        "one-run": Picture("Microseconds on 2 x H200, all libraries in one run",
-                           f"{shape}; high throughput with {USUAL_SMS} SMs; (kernel): without launch and copies", _one_run(all_rows)),
+        "one-run": Picture("Microseconds on 2 x H100, all libraries in one run, in CUDA graphs",
+                           f"{shape}; LL: low latency, HT: high throughput with {USUAL_SMS} SMs", _one_run(all_rows)),
         "low-latency": Picture("Low latency: microseconds over tokens of each rank",
                                f"{shape}; {both}", _panels(all_rows, "ll")),
         "high-throughput": Picture("High throughput: microseconds over tokens of each rank",
@@ -116,19 +118,14 @@ def pictures(all_rows: Sequence[Row]) -> dict[str, Picture]:
 
 def _one_run(all_rows: Sequence[Row]) -> tuple[Bars, ...]:
     panels = []
-    for mode, name, tokens, sms in (
-            ("ll", "Low latency, 128 tokens", "128", ""),
-            ("ht", f"High throughput, {HT_TOKENS} tokens", HT_TOKENS, USUAL_SMS)):
-        for operation in ("dispatch", "combine"):
-            best: dict[str, tuple[int, float]] = {}
-            for row in one_run(all_rows, mode=mode, tokens=tokens, sms=sms):
-                for rank, way in enumerate(COMPARED):
-                    if (time := row.time(way, operation)) is not None:
-                        best[row["library"]] = min((rank, time),
-                                                   best.get(row["library"], (rank, time)))
-            bars = sorted(((library, COMPARED[rank], time)
-                           for library, (rank, time) in best.items()), key=lambda bar: bar[2])
-            panels.append(Bars(f"{name}: {operation}", tuple(bars)))
+    for mode, name, tokens, sms, operation in (
+            ("ll", "LL, 1 token: both operations", "1", "", "pair"),
+            ("ll", "LL, 128 tokens: both operations", "128", "", "pair"),
+            ("ht", f"HT, {HT_TOKENS} tokens: dispatch", HT_TOKENS, USUAL_SMS, "dispatch"),
+            ("ht", f"HT, {HT_TOKENS} tokens: combine", HT_TOKENS, USUAL_SMS, "combine")):
+        bars = [(row["library"], time) for row in one_run(all_rows, mode=mode, tokens=tokens, sms=sms)
+                if (time := row.time("graph", operation)) is not None]
+        panels.append(Bars(name, tuple(sorted(bars, key=lambda bar: bar[1]))))
     return tuple(panels)
 
 
@@ -148,13 +145,12 @@ def _series(all_rows: Sequence[Row], mode: str, ranks: str) -> list[Series]:
         name = f"{OURS} ({_TIMED[way]})" if mode == "ll" else (
             f"{OURS}, {'all' if sms == ALL_SMS else sms} SMs ({_TIMED[way]})")
         series.append(Series(name, colour, "o", _points(where(ours, sms=sms), way), hollow=hollow))
-    others = [*where(all_rows, name="peers", mode=mode, ranks=ranks),
-              *where(all_rows, name="one run", mode=mode, ranks=ranks, rows="bfloat16")]
+    others = where(all_rows, name="peers", mode=mode, ranks=ranks)
     for library, sms in dict.fromkeys((row["library"], row["sms"]) for row in others):
         chosen = where(others, library=library, sms=sms)
         ways = {way for row in chosen for way in row.ways()}
-        way = next((way for way in (*COMPARED, "waited") if way in ways), "")
-        if library != OURS and way:
+        way = next((way for way in _COMPARED if way in ways), "")
+        if way:
             name = f"{library}{f', {sms} SMs' if sms else ''} ({_TIMED[way]})"
             series.append(Series(name, *_STYLES[library], _points(chosen, way),
                                  hollow=way == "graph"))
@@ -175,7 +171,7 @@ def _points(chosen: Sequence[Row], way: str) -> tuple[tuple[float, float], ...]:
 def _draw(picture: Picture) -> Any:
     from matplotlib.figure import Figure
     if isinstance(picture.panels[0], Bars):
-        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+        figure = Figure(figsize=(9.6, 4.4), layout="constrained")
         for axes, bars in zip(figure.subplots(2, 2).flat, picture.panels):
             _draw_bars(axes, bars)
     else:
@@ -205,11 +201,9 @@ def _draw_series(axes: Any, series: Series) -> Any:
 
 
 def _draw_bars(axes: Any, panel: Bars) -> None:
-    names = [f"{library} (kernel)" if way == "kernel" else library
-             for library, way, _ in panel.bars]
-    drawn = axes.barh(names, [time for *_, time in panel.bars], height=0.7,
-                      color=[_OURS if library == OURS else _GREY for library, *_ in panel.bars])
-    axes.bar_label(drawn, [f"{time:g}" for *_, time in panel.bars], padding=3)
+    names, times = zip(*panel.bars)
+    drawn = axes.barh(names, times, height=0.7, color=[_OURS if name == OURS else _GREY for name in names])
+    axes.bar_label(drawn, [f"{time:g}" for time in times], padding=3)
     axes.set_title(panel.title, loc="left", fontsize=10)
     axes.invert_yaxis()
     axes.xaxis.set_visible(False)

@@ -22,8 +22,9 @@ FILE = BENCH / "results.csv"
 OURS = "this library"
 
 OPERATIONS = ("dispatch", "combine", "pair")
-# Ways of timing: `waited` has a wait of the host in combine, `kernel` is a profiler's, of others only.
-WAYS = ("idle", "queued", "graph", "waited", "kernel")
+# Ways of timing: `cold` is between other code, `waited` has a wait of the host in combine, `kernel` is a profiler's,
+# of others only.
+WAYS = ("idle", "queued", "graph", "cold", "waited", "kernel")
 TIMES = tuple(f"{way}_{operation}" for way in WAYS for operation in OPERATIONS)
 _CALLS = ("host_dispatch", "host_dispatch_p99", "host_combine", "host_combine_p99")
 # Rows that the busiest rank sends to others or receives from them, and what group and handle take.
@@ -112,7 +113,7 @@ def _times(entry: dict[str, Any], cast_outside: bool) -> dict[str, Any]:
     """With a cast outside, dispatch and pair contain it."""
     times = {}
     for way, place in (("idle", "idle"), ("queued", "queued"), ("graph", "graph"),
-                       ("waited", "reference")):
+                       ("cold", "cold"), ("waited", "reference")):
         for operation in OPERATIONS:
             inside = "total" if (way, operation) == ("waited", "pair") else operation
             if cast_outside and operation != "combine":

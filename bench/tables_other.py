@@ -86,36 +86,29 @@ def _both(starts: Sequence[Row], column: str) -> str:
     return ", ".join(numbers((row.number(column) for row in starts), 0))
 
 
-def _change(all_rows: Sequence[Row]) -> str:
-    """Medians of five starts by turns, before and after."""
-    columns = ("graph_dispatch", "graph_combine", "graph_pair", "queued_dispatch", "queued_pair")
-    chosen = where(all_rows, name="25 November")
+def _cold(all_rows: Sequence[Row]) -> str:
+    """Pairs of the compact kernels, back to back and between other code."""
+    chosen = where(all_rows, name="compact", library="after", rows="bfloat16")
+    lines = [(name, *numbers(row.time(way, "pair") for row in chosen))
+             for name, way in (("one after the other", "graph"), ("between other kernels", "cold"))]
+    return table(("D+C", *(row["tokens"] for row in chosen)), lines)
+
+
+def _compact(all_rows: Sequence[Row]) -> str:
+    """Low latency before and after its kernels were made compact: in a loop, and between other code."""
+    columns = ("graph_dispatch", "graph_combine", "graph_pair", "cold_pair", "idle_pair")
+    chosen = where(all_rows, name="compact")
     lines = []
-    for mode, tokens in dict.fromkeys((row["mode"], row["tokens"]) for row in chosen):
-        cells = []
-        for column in columns:
-            digits = 2 if mode == "ll" else 1
-            cells.append(", ".join(number(median(where(
-                chosen, mode=mode, tokens=tokens, library=library), column), digits)
-                for library in ("before (9d3d259)", "after")))
-        lines.append((f"{mode.upper()} {tokens}", *cells))
+    for kind in dict.fromkeys((row["mode"], row["tokens"], row["rows"], row["options"]) for row in chosen):
+        mode, tokens, rows, options = kind
+        starts = where(chosen, mode=mode, tokens=tokens, rows=rows, options=options)
+        cells = [", ".join(number(median([row for row in starts
+                                          if row["library"].startswith(when)], column),
+                                  2 if mode == "ll" else 1) for when in ("before", "after"))
+                 for column in columns]
+        of = "" if rows == "bfloat16" else f", {_label((rows, options.split(';')[0]))}"
+        lines.append((f"{mode.upper()} {tokens}{of}", *cells))
     return table(("tokens", *(column.replace("_", " ") for column in columns)), lines)
-
-
-def _exchanges(all_rows: Sequence[Row]) -> str:
-    """Medians of the starts: sends and receives, then what was compared with them in that run."""
-    chosen = where(all_rows, name="exchanges")
-    lines = []
-    for other in ("all-gathers", "broadcasts"):
-        for mode, tokens in dict.fromkeys((row["mode"], row["tokens"])
-                                          for row in where(chosen, library=other)):
-            for library in (f"sends and receives beside {other}", other):
-                starts = where(chosen, mode=mode, tokens=tokens, library=library)
-                if starts:
-                    lines.append((f"{mode.upper()} {tokens}", library.split(" beside")[0], *(
-                        number(median(starts, f"{way}_{operation}"), 0)
-                        for way in ("idle", "graph") for operation in ("dispatch", "combine"))))
-    return table(("tokens", "exchanges", "idle D", "C", "graph D", "C"), lines)
 
 
 def _tuning(all_rows: Sequence[Row], mode: str) -> str:
@@ -143,8 +136,8 @@ TABLES = {
     "rows-ll": _rows_low_latency,
     "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
-    "change": _change,
-    "exchanges": _exchanges,
+    "compact": _compact,
+    "cold": _cold,
     "tuning-ll": lambda all_rows: _tuning(all_rows, "ll"),
     "tuning-ht": lambda all_rows: _tuning(all_rows, "ht"),
 }

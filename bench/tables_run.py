@@ -1,17 +1,13 @@
-"""Tables of the one run in which all libraries were measured together."""
+"""Tables of the one run in which all libraries were measured together, in graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from markdown import number, numbers, table
-from results import HT_TOKENS, OURS, USUAL_SMS, Row, median, where
+from results import ALL_SMS, HT_TOKENS, OURS, USUAL_SMS, Row, where
 
-# Ways by which libraries are compared, in order of preference: an idle stream would add the launch.
-COMPARED = ("graph", "kernel", "queued")
-_LIBRARIES = (OURS, "MSCCL++ EP", "DeepEP V2", "NCCL EP 0.1.0", "NCCL EP, first release")
-# Layouts of a library that serve the same purpose as its first one.
-_LAYOUTS = ("", ", rank-major", ", expanded")
+_TOKENS = ("1", "8", "32", "128")
 
 
 def name_of(row: Row) -> str:
@@ -22,63 +18,56 @@ def one_run(all_rows: Sequence[Row], **equal: str) -> list[Row]:
     return where(all_rows, name="one run", **{"rows": "bfloat16", **equal})
 
 
-def _best_of_each(all_rows: Sequence[Row]) -> str:
-    """Four figures of each library, in its best layout."""
+def _all_libraries(all_rows: Sequence[Row]) -> str:
+    """Low latency by tokens of each rank, then high throughput; each layout of a library is a line."""
+    chosen = one_run(all_rows)
     lines = []
-    for mode, what, tokens, sms, operations in (
-            ("ll", "low latency, 1 token", "1", "", ("pair",)),
-            ("ll", "low latency, 128 tokens", "128", "", ("pair",)),
-            ("ht", f"high throughput, {HT_TOKENS} tokens, {USUAL_SMS} SMs", HT_TOKENS, USUAL_SMS,
-             ("dispatch", "combine"))):
-        chosen = one_run(all_rows, mode=mode, tokens=tokens, sms=sms)
-        for operation in operations:
-            timed = "dispatch and combine" if operation == "pair" else operation
-            lines.append((f"{what}: {timed}",
-                          *(_best(chosen, library, operation) for library in _LIBRARIES)))
-    return table(("microseconds", f"**{OURS}**", *_LIBRARIES[1:]), lines)
+    for library in dict.fromkeys(row["library"] for row in chosen):
+        low = where(chosen, library=library, mode="ll")
+        high = where(chosen, library=library, mode="ht", sms=USUAL_SMS)
+        name = f"**{OURS}**" if library == OURS else library
+        lines.append((name, *_pairs(low),
+                      *(numbers(high[0].times("graph"), 0) if high else ["-"] * 3)))
+    return table(("us", *(f"LL {tokens}" for tokens in _TOKENS),
+                  f"HT {HT_TOKENS}, {USUAL_SMS} SMs: D", "C", "D+C"), lines)
 
 
-def _best(chosen: Sequence[Row], library: str, operation: str) -> str:
-    found = [(COMPARED.index(way), time) for row in chosen for way in COMPARED
-             if row["library"] in [library + layout for layout in _LAYOUTS]
-             and (time := row.time(way, operation)) is not None]
-    shown = number(min(found)[1] if found else None, 1 if found and min(found)[1] < 100 else 0)
-    return f"**{shown}**" if library == OURS else shown
+def _pairs(chosen: Sequence[Row], way: str = "graph", tokens: Sequence[str] = _TOKENS) -> list[str]:
+    """Of dispatch and combine."""
+    found = {row["tokens"]: row.time(way, "pair") for row in chosen}
+    return [number(found.get(each)) for each in tokens]
 
 
 def _low_latency(all_rows: Sequence[Row]) -> str:
-    """By library and way, with 128 tokens and with one."""
-    lines: dict[tuple[str, str], dict[str, list[float | None]]] = {}
-    for tokens in ("128", "1"):
-        for row in one_run(all_rows, mode="ll", tokens=tokens):
-            for way in row.ways():
-                lines.setdefault((name_of(row), way), {})[tokens] = row.times(way)
-    nothing: list[float | None] = [None] * 3
-    return table(("library", "timed", "128 tokens: D", "C", "D+C", "1 token: D", "C", "D+C"),
-                 [(*who, *numbers(times.get("128", nothing)), *numbers(times.get("1", nothing)))
-                  for who, times in lines.items()])
+    """Both operations apart, and pairs between other code."""
+    chosen = one_run(all_rows, mode="ll")
+    cold = ("1", "32", "128")
+    lines = []
+    for library in dict.fromkeys(row["library"] for row in chosen):
+        of = where(chosen, library=library)
+        apart = where(of, tokens="128")[0].times("graph")[:2]
+        if any(apart):
+            lines.append((name_of(of[0]), *numbers(apart), *_pairs(of, "cold", cold)))
+    return table(("us", "128 tokens: D", "C", *(f"D+C cold, {tokens}" for tokens in cold)), lines)
 
 
 def _high_throughput(all_rows: Sequence[Row]) -> str:
-    return table(("library", "SMs", "timed", "dispatch", "combine", "D+C"),
-                 [(name_of(row), row["sms"], way, *numbers(row.times(way)))
-                  for row in one_run(all_rows, mode="ht") for way in row.ways()])
+    return table(("library", "SMs", "dispatch", "combine", "D+C"),
+                 [(name_of(row), row["sms"], *numbers(row.times("graph"), 0))
+                  for row in one_run(all_rows, mode="ht")])
 
 
 def _fp8(all_rows: Sequence[Row]) -> str:
-    """Dispatches that cast to FP8; the pair's combine returns bfloat16."""
-    columns = (("1", "", "dispatch"), ("128", "", "dispatch"), ("128", "", "pair"),
-               (HT_TOKENS, USUAL_SMS, "dispatch"), (HT_TOKENS, "64", "dispatch"))
+    """Dispatches of rows in FP8; the pair's combine returns bfloat16."""
     chosen = one_run(all_rows, rows="fp8")
     lines = []
-    for library, way in dict.fromkeys((row["library"], row.ways()[0]) for row in chosen):
-        lines.append((library, way, *(
-            number(median(where(chosen, library=library, tokens=tokens, sms=sms),
-                          f"{way}_{operation}")) for tokens, sms, operation in columns)))
-    return table(("library", "timed", "LL 1 token", "LL 128", "LL 128, D+C",
-                  f"HT {USUAL_SMS} SMs", "HT 64 SMs"), lines)
+    for library, options in dict.fromkeys((row["library"], row["options"]) for row in chosen):
+        of = where(chosen, library=library, options=options)
+        high = {row["sms"]: row.time("graph", "dispatch") for row in where(of, mode="ht")}
+        lines.append((name_of(of[0]), options, *_pairs(where(of, mode="ll"), tokens=("1", "128")),
+                      *(number(high.get(sms), 0) for sms in ("16", USUAL_SMS, "64", ALL_SMS))))
+    return table(("us", "rows", "LL 1, D+C", "LL 128, D+C", "HT 16 SMs: D", USUAL_SMS, "64", "all"), lines)
 
 
 # By name.
-TABLES = {"run-best": _best_of_each, "run-ll": _low_latency, "run-ht": _high_throughput,
-          "run-fp8": _fp8}
+TABLES = {"run-all": _all_libraries, "run-ll": _low_latency, "run-ht": _high_throughput, "run-fp8": _fp8}

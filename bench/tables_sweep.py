@@ -32,7 +32,7 @@ def _low_latency(all_rows: Sequence[Row]) -> str:
     for ranks in _RANKS:
         head += [f"{ranks} GPUs: D", "C", "D+C", "idle", "floor"]
     lines = []
-    for tokens in (1, 4, 8, 32, 64, 128, 256, 1024):
+    for tokens in (1, 8, 32, 64, 128, 256, 1024):
         line = [str(tokens)]
         for ranks in _RANKS:
             line += _shown(_ours(all_rows, mode="ll", ranks=ranks, tokens=tokens), *_GRAPH,
@@ -48,7 +48,7 @@ def _high_throughput(all_rows: Sequence[Row]) -> str:
     for ranks in _RANKS[:2]:
         head += [f"{ranks} GPUs, {USUAL_SMS} SMs: D", "C", "all SMs: D", "C", "floor"]
     lines = []
-    for tokens in (512, 1024, 2048, 4096, 8192, 16384):
+    for tokens in (512, 1024, 4096, 16384):
         line = [str(tokens)]
         for ranks in _RANKS[:2]:
             for sms in (USUAL_SMS, ALL_SMS):
@@ -61,7 +61,7 @@ def _high_throughput(all_rows: Sequence[Row]) -> str:
 
 def _by_sms(all_rows: Sequence[Row]) -> str:
     """The sweeps, then the newer kernels with the blocks that send as the library has them."""
-    head, lines = ["SMs"], {sms: [sms] for sms in ("8", "16", USUAL_SMS, "32", ALL_SMS)}
+    head, lines = ["SMs"], {sms: [sms] for sms in ("8", "16", USUAL_SMS, ALL_SMS)}
     for ranks in map(str, _RANKS):
         head += [f"{ranks} GPUs: D", "C"]
         for sms, line in lines.items():
@@ -91,7 +91,7 @@ def _newest(all_rows: Sequence[Row], ranks: str, sms: str) -> list[float | None]
 def _peers(all_rows: Sequence[Row], mode: str, tokens: str) -> str:
     """This library and others in runs of their own, by the time for both operations."""
     found = []
-    chosen = where(all_rows, name="peers", mode=mode, tokens=tokens)
+    chosen = [row for row in where(all_rows, name="peers", mode=mode, tokens=tokens) if row["ranks"] != "2"]
     for ranks in sorted({row["ranks"] for row in chosen}):
         ours = [row for row in where(all_rows, name="sweep", mode=mode, tokens=tokens, ranks=ranks,
                                      routing="scores") if row["sms"] in ("", USUAL_SMS, ALL_SMS)]

@@ -12,7 +12,8 @@
 #   --gpu      also NCCL's library, on a machine that has GPUs but no libnccl.so.2
 #   --demo     as --gpu; without a GPU only what the demonstration needs there, which is no compiler
 #   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
-#   --python   also pytest, PyTorch and mypy
+#   --docs     also Sphinx, which makes the site of the documents
+#   --python   also all that tests in Python need: pytest, PyTorch, mypy, Sphinx
 #   --wheel    also setuptools, which builds the wheel of the Python package
 #   --plots    only matplotlib, which draws docs/plots/ (x86-64, Python 3.11 to 3.13)
 set -euo pipefail
@@ -217,6 +218,7 @@ case "$(command -v cmake || true)" in
 esac
 if wants --gpu || wants --demo; then install_nccl_library; fi
 if wants --pytest || wants --python; then install_wheels pytest unpack; fi
+if wants --docs || wants --python; then install_wheels docs unpack; fi
 if wants --python; then
     install_wheels torch unpack_torch
     install_wheels mypy unpack

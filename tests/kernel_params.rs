@@ -50,6 +50,7 @@ const PAIRS: [Pair; 4] = [
             MessageHeader,
             SelftestResult,
             ReplayMarkParams,
+            HandleHeaderParams,
             PeerSelftestParams
         ],
     },
@@ -134,10 +135,10 @@ fn generate(pair: &Pair) -> String {
         sys_includes: vec!["cstddef".to_owned(), "cstdint".to_owned()],
         includes: pair.base.map(str::to_owned).into_iter().collect(),
         tab_width: 4,
-        documentation_style: cbindgen::DocumentationStyle::Cxx,
+        documentation: false,
         header: Some(format!(
-            "// Kernel parameters. Generated from {} by\n\
-             // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params; do not edit.\n\
+            "// Kernel parameters, explained in {}, from which\n\
+             // NCCL_EP_UPDATE_HEADER=1 cargo test --test kernel_params makes this; do not edit.\n\
              // clang-format off",
             pair.source
         )),
@@ -169,7 +170,9 @@ fn generate(pair: &Pair) -> String {
         .expect("they are plain #[repr(C)] Rust");
     let mut text = Vec::new();
     bindings.write(&mut text);
-    String::from_utf8(text).expect("cbindgen writes UTF-8")
+    let text = String::from_utf8(text).expect("cbindgen writes UTF-8");
+    // Only structs and enums stay apart.
+    text.replace(";\n\nconstexpr", ";\nconstexpr")
 }
 
 /// The list of kernels as a macro of the C preprocessor.

@@ -87,8 +87,8 @@ __device__ void receive_chunk(const Block<Op>& block, const LlBeside& beside, ui
     }
     const bool is_kept = row >= 0 && block.params.out != nullptr;
     if (chunk_idx == 0) {
-        if (lane_idx() == 0) {
-            op.rows_of(source, token)[0] = row;
+        if (lane_idx() < block.shape.top_k) {
+            op.rows_of(source, token)[lane_idx()] = lane_idx() == 0 ? row : kNowhere;
         }
         if (is_kept) {
             receive_beside(block, beside, source, token, entry, row);

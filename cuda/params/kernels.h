@@ -8,6 +8,7 @@
 #define NCCL_EP_KERNELS(KERNEL) \
     KERNEL(peer_selftest, PeerSelftestParams, SELFTEST_THREADS, 0) \
     KERNEL(replay_mark, ReplayMarkParams, REPLAY_MARK_THREADS, 0) \
+    KERNEL(handle_header, HandleHeaderParams, HANDLE_HEADER_THREADS, 0) \
     KERNEL(ll_dispatch, LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1) \
     KERNEL(ll_dispatch_scaled, LlScaledDispatchParams, LL_DISPATCH_THREADS, 1) \
     KERNEL(ll_dispatch_cast_bf16, LlScaledDispatchParams, LL_DISPATCH_THREADS, 1) \

@@ -18,8 +18,9 @@ pub mod quiescence;
 pub mod select;
 
 use crate::backend::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
+use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
@@ -69,8 +70,13 @@ pub trait GroupBackend: Send + Sync {
 
 /// A group for LL operations.
 pub trait LlGroupBackend: Send + Sync {
-    /// Creates a handle; local, and enqueues no work.
-    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>>;
+    /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work. There
+    /// the block of an equal handle serves combines before this one dispatches.
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Routing,
+        home: HandleHome,
+    ) -> Result<Box<dyn LlBackend>>;
 }
 
 /// A group for HT operations.
@@ -83,6 +89,14 @@ pub trait HtGroupBackend: Send + Sync {
         routing: Result<HtRouting>,
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>>;
+
+    /// In a group on one node, a handle over `block`, for a routing of so many tokens that an equal one has stored there, or its bytes; the
+    /// ids are not looked at. Local, enqueues no work and does not touch the block: each operation compares its header.
+    fn reopen_handle(
+        self: Arc<Self>,
+        routing: Routing,
+        block: GivenBlock,
+    ) -> Result<Box<dyn HtBackend>>;
 }
 
 /// The inputs for an HT handle.
@@ -92,6 +106,22 @@ pub struct HtRouting {
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
+    /// Where the handle's block is, a caller's memory on one node only.
+    pub home: HandleHome,
+}
+
+/// The failure of an operation whose handle's block, in a caller's memory, is of another handle, or none: word `word` of
+/// its header is `got`.
+pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
+    let text = "the handle's memory holds no routing of a handle like this one";
+    let shown = |value: u32| format!("word {word} {value:#x}");
+    Error::new(Code::InvalidUsage, text).got(shown(got), shown(expected))
+}
+
+/// The refusal of a question that only the handle can answer that was routed.
+pub fn opened_again() -> Error {
+    let text = "the number of rows is known where the handle was routed";
+    Error::new(Code::InvalidUsage, text)
 }
 
 /// LL operations of one handle.
@@ -114,6 +144,7 @@ pub trait HtBackend: Send + Sync {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
     /// Enqueues a combine.
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
-    /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange.
+    /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange. An error on a handle that
+    /// was opened again: its number is on the device alone.
     fn num_recv_tokens(&self) -> Result<usize>;
 }

@@ -4,11 +4,13 @@
 //! own.
 
 pub mod group;
+pub mod handle_state;
 pub mod hash;
 pub mod ids;
 pub mod layout;
 pub mod node_view;
 pub mod ops;
+pub mod regions;
 pub mod scales;
 pub mod tensor;
 pub mod topology;

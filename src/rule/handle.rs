@@ -1,8 +1,9 @@
 //! Rules for the ids of a new handle and for its counter of received tokens.
 
-use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
+use crate::error::{Code, Error, Result};
 use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K, most_tokens};
+use crate::model::handle_state::{BLOCK_ALIGN, GivenBlock};
 use crate::model::ops::{IdWidth, Routing};
 use crate::model::tensor::{DType, DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
@@ -44,6 +45,46 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor) -> Result<Routing> {
         tokens: ids.size(0),
         top_k: ids.size(1),
     })
+}
+
+/// The routing of so many tokens as `rows` has, which a caller's memory has to hold already; its ids are not known.
+pub fn routed_before(
+    facts: &GroupFacts,
+    (role, rows): (Role, Option<&Tensor>),
+    top_k: usize,
+) -> Result<Routing> {
+    let most = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
+    let rows = Argument::required(role, rows)?.dims(2)?;
+    let rows = rows.size_at_most(0, most, Extent::MaxTokens)?;
+    Ok(Routing {
+        ids: DevPtr::default(),
+        width: IdWidth::Bits64,
+        tokens: rows.size(0),
+        top_k,
+    })
+}
+
+/// Checks that the ids are so many per token as the handle's memory was made for.
+pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
+    let ids = Argument::new(Role::Ids, &tensors.ids);
+    ids.size_is(1, top_k, Extent::HandleTopK).map(drop)
+}
+
+/// Checks memory of a caller's for the block of a handle, which takes `needed` of its `bytes`.
+pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock> {
+    let fail = |text| Error::new(Code::InvalidArgument, text);
+    if memory.0 == 0 || !memory.0.is_multiple_of(BLOCK_ALIGN) {
+        let text = "a handle's memory must begin at an address";
+        let of = format!("a multiple of {BLOCK_ALIGN}");
+        return Err(fail(text).got(format_args!("{:#x}", memory.0), of));
+    }
+    if bytes < needed {
+        let least = format!("{needed} or more");
+        return Err(
+            fail("a handle's memory is too small").got(format_args!("{bytes} bytes"), least)
+        );
+    }
+    Ok(GivenBlock(memory))
 }
 
 /// Checks the counters: an HT handle may have one, an LL handle has none.

@@ -72,7 +72,14 @@ pub fn group(
     let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, backend.common.device());
-    Ok(Group::new(facts, backend, own_stream?, about, checks))
+    Ok(Group::new(
+        facts,
+        nodes,
+        backend,
+        own_stream?,
+        about,
+        checks,
+    ))
 }
 
 /// The numbers that must be the same on every rank.

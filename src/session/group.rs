@@ -3,9 +3,10 @@
 use crate::backend::device::{Device, EnteredDevice};
 use crate::backend::own_stream::OwnStream;
 use crate::backend::{Faults, OpenGroup};
-use crate::error::refusal::{InSequence, Subject};
-use crate::error::{Context, Error, Result};
-use crate::model::group::GroupFacts;
+use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subject};
+use crate::error::{Code, Context, Error, Result};
+use crate::model::group::{GroupFacts, MAX_TOP_K};
+use crate::model::handle_state::block_bytes;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
 use crate::session::about::About;
 use crate::session::check::Checks;
@@ -18,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// An open group.
 pub struct Group {
     facts: GroupFacts,
+    nodes: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
     own_stream: Option<OwnStream>,
@@ -41,6 +43,7 @@ impl Group {
     /// A group over an open backend, with a stream for its exchanges if the caller gave none.
     pub(super) fn new(
         facts: GroupFacts,
+        nodes: usize,
         backend: OpenGroup,
         own_stream: Option<OwnStream>,
         about: Option<About>,
@@ -48,6 +51,7 @@ impl Group {
     ) -> Self {
         Self {
             facts,
+            nodes,
             faults: backend.common.faults(),
             backend,
             own_stream,
@@ -86,6 +90,21 @@ impl Group {
     /// What all ranks know about the group.
     pub fn facts(&self) -> &GroupFacts {
         &self.facts
+    }
+
+    /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
+    pub fn handle_bytes(&self, top_k: usize) -> Result<usize> {
+        if self.nodes > 1 {
+            return Err(Error::usage(Subject::Handle, OfSettings::OneNode));
+        }
+        if top_k > MAX_TOP_K {
+            let rule = OfTensor::AtMost(Extent::MostTopK);
+            return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
+        }
+        block_bytes(&self.facts, top_k).ok_or_else(|| {
+            let text = "handles in a caller's memory need a bound of tokens per rank";
+            Error::new(Code::InvalidUsage, text)
+        })
     }
 
     /// What to tell about it, if somebody wants to be told.

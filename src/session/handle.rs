@@ -1,21 +1,24 @@
 //! A handle: a replaceable routing, its backend side, and its pending staged operation.
 
 use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
-use crate::error::refusal::{InSequence, Subject};
+use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, StagedSlot, Stream};
+use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
-use crate::rule::{CombineTensors, DispatchTensors, ht, ll};
+use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::group::Group;
-use crate::session::route::{self, Routed};
+use crate::session::route::{self, Given, Routed};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
 /// A routing of tokens to experts, and its state.
 pub struct Handle {
     mode: ByMode<Ll, Ht>,
+    /// `None`: the library has the memory.
+    given: Option<Given>,
     // Dropped last, after the group's backend in `mode`.
     group: Arc<Group>,
 }
@@ -55,7 +58,29 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        Self { mode, group }
+        let given = None;
+        Self { mode, given, group }
+    }
+
+    /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
+    /// least; every routing has `top_k` ids per token. Nothing is touched there before an update, or in LL a dispatch, has
+    /// run on its stream.
+    ///
+    /// What those of an equal handle have stored there, or a copy of it from any other address, may be used without an
+    /// update (HT), or without a dispatch (LL, which needs its ids). The device finds out whether there is such, and the
+    /// group fails if not. In HT the ranks' handles all lie in memory of callers, or none does. A staged operation that
+    /// is given up uses the memory until the next one in its slot.
+    pub fn in_memory(
+        group: Arc<Group>,
+        memory: DevPtr,
+        bytes: usize,
+        top_k: usize,
+    ) -> Result<Self> {
+        let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k)?)?;
+        Ok(Self {
+            given: Some(Given { block, top_k }),
+            ..Self::new(group)
+        })
     }
 
     /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
@@ -64,19 +89,20 @@ impl Handle {
     /// the old routing then waits for them in vain, until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
+        let given = self.given.as_ref();
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend, tensors)?;
+                let routed = route::ll(&self.group, backend, tensors, given)?;
                 handle.routed = Some(routed);
                 handle.dispatched = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
-                let routed = route::ht(&self.group, backend, tensors, stream)?;
+                let routed = route::ht(&self.group, backend, tensors, given, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
                 Ok(())
@@ -119,16 +145,14 @@ impl Handle {
                 handle.dispatched = Some(op.layout);
                 Ok(())
             }
-            ByMode::Ht((_, handle)) => {
-                let handle = handle.read();
-                let routed = routed(&handle)?;
+            ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
                 ht::dispatch_holds(&op, routed.told.get().copied())?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
                 routed.backend.dispatch(&op, stream)
-            }
+            }),
         }
     }
 
@@ -147,19 +171,44 @@ impl Handle {
                 let mut handle = handle.lock();
                 let layout = handle.dispatched.unwrap_or(facts.layout());
                 let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors, layout)?;
-                if handle.dispatched.is_none() {
+                if handle.dispatched.is_none() && self.given.is_none() {
                     return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                 }
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
-            ByMode::Ht((_, handle)) => {
-                let handle = handle.read();
-                let routed = routed(&handle)?;
+            ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
                 let op = ht::combine(facts, &routed.routing, tensors)?;
                 ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
-            }
+            }),
         }
+    }
+
+    /// Enqueues an HT operation on as many tokens of this rank as `rows` has. In a caller's memory any routing may lie by
+    /// now, so only their number is taken from there.
+    #[inline]
+    fn with_ht(
+        &self,
+        (backend, handle): &Ht,
+        rows: (Role, Option<&Tensor>),
+        run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<()>,
+    ) -> Result<()> {
+        let Some(given) = &self.given else {
+            return run(routed(&handle.read())?);
+        };
+        let routing = rule::handle::routed_before(self.group.facts(), rows, given.top_k)?;
+        let cached = handle.read();
+        if let Some(routed) = &*cached
+            && routed.routing.tokens == routing.tokens
+        {
+            return run(routed);
+        }
+        drop(cached);
+        let routed = route::ht_before(backend, routing, given)?;
+        let outcome = run(&routed);
+        let before = handle.write().replace(routed);
+        drop(before);
+        outcome
     }
 
     fn start(&self, handle: &mut LlHandle, op: &LlOp, staged: bool, stream: Stream) -> Result<()> {
@@ -221,7 +270,9 @@ impl Handle {
                     let handle = handle.read();
                     let routed = routed(&handle)?;
                     let rows = routed.backend.num_recv_tokens()?;
-                    let _ = routed.told.set(rows);
+                    if self.given.is_none() {
+                        let _ = routed.told.set(rows);
+                    }
                     Ok(rows)
                 }
             },

@@ -36,6 +36,8 @@ pub struct EpProbeSettings {
     pub tokens: usize,
     /// Elements of the largest row, bfloat16.
     pub hidden: usize,
+    /// Not zero for high throughput.
+    pub high_throughput: usize,
 }
 
 /// Addresses in device memory and the width of rows, bfloat16.
@@ -44,9 +46,10 @@ pub struct EpProbeSettings {
 pub struct EpProbeRows {
     /// `[tokens, hidden]` of this rank: read by a dispatch, written by a combine.
     pub home: *mut c_void,
-    /// `[local experts, ranks * most tokens, hidden]`: written by a dispatch, read by a combine.
+    /// `[local experts, ranks * most tokens, hidden]`, in high throughput `[ranks * most tokens, hidden]`: written by a
+    /// dispatch, read by a combine.
     pub away: *mut c_void,
-    /// float32 `[tokens, top-k]`, read by a combine.
+    /// float32 `[tokens, top-k]`, read by a combine in low latency.
     pub weights: *mut c_void,
     /// Elements of a row.
     pub hidden: usize,
@@ -86,12 +89,12 @@ fn answer(outcome: Result<()>) -> c_int {
 }
 
 /// A dense tensor; extents beyond 32 bits are refused.
-fn tensor<const N: usize>(data: *const c_void, dtype: DType, sizes: [usize; N]) -> Result<Tensor> {
-    let mut kept = [0; N];
-    for (to, from) in kept.iter_mut().zip(sizes) {
-        *to = u32::try_from(from)
-            .map_err(|_| Error::new(Code::InvalidArgument, "an extent is beyond 32 bits"))?;
-    }
+fn tensor(data: *const c_void, dtype: DType, sizes: &[usize]) -> Result<Tensor> {
+    let beyond = |_| Error::new(Code::InvalidArgument, "an extent is beyond 32 bits");
+    let sizes = sizes
+        .iter()
+        .map(|&size| u32::try_from(size).map_err(beyond));
+    let kept: Vec<u32> = sizes.collect::<Result<_>>()?;
     Ok(Tensor::new(DevPtr(data as usize), Some(dtype), &kept))
 }
 
@@ -99,7 +102,7 @@ fn null(what: &str) -> Error {
     Error::new(Code::InvalidArgument, format!("no {what}"))
 }
 
-/// Opens a low-latency group over all ranks of the communicator `comm`, on the library's own
+/// Opens a group over all ranks of the communicator `comm`, on the library's own
 /// stream.
 ///
 /// # Safety
@@ -115,7 +118,10 @@ pub unsafe extern "C" fn epProbeOpen(
     let settings = settings
         .ok_or_else(|| null("settings"))
         .map(|settings| GroupSettings {
-            algorithm: Algorithm::LowLatency,
+            algorithm: match settings.high_throughput {
+                0 => Algorithm::LowLatency,
+                _ => Algorithm::HighThroughput,
+            },
             experts: settings.experts,
             max_tokens: Some(settings.tokens),
             max_recv_rows: None,
@@ -202,6 +208,61 @@ pub unsafe extern "C" fn epProbeRoute(
     }))
 }
 
+/// Memory of the caller's for a route.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EpProbeMemory {
+    /// Where it begins.
+    pub data: *mut c_void,
+    /// How large it is.
+    pub bytes: usize,
+    /// Tokens of the routing that it holds already, if it does.
+    pub tokens: usize,
+    /// Ids per token.
+    pub top_k: usize,
+}
+
+/// Bytes that a route needs of a caller's memory.
+///
+/// # Safety
+/// `group` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeBytes(group: *const EpProbeGroup, top_k: usize) -> usize {
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { &*group }.0.handle_bytes(top_k);
+    answer(bytes.as_ref().map(|_| ()).map_err(Error::clone));
+    bytes.unwrap_or_default()
+}
+
+/// Creates a route in a caller's memory, perhaps with the routing that is there.
+///
+/// # Safety
+/// `group` is open; the memory outlives the route's operations.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epProbeRouteIn(
+    route: *mut *mut EpProbeRoute,
+    group: *const EpProbeGroup,
+    memory: *const EpProbeMemory,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (route, group, memory) = unsafe { (route.as_mut(), Arc::clone(&(*group).0), *memory) };
+    let EpProbeMemory {
+        data,
+        bytes,
+        tokens,
+        top_k,
+    } = memory;
+    let made = Handle::in_memory(group, DevPtr(data as usize), bytes, top_k);
+    answer(made.and_then(|core| {
+        *route.ok_or_else(|| null("place for a route"))? = Box::into_raw(Box::new(EpProbeRoute {
+            core,
+            tokens,
+            top_k,
+        }));
+        Ok(())
+    }))
+}
+
 /// Routes `tokens` tokens by `ids`, int64 `[tokens, top_k]`, from now on.
 ///
 /// # Safety
@@ -215,7 +276,7 @@ pub unsafe extern "C" fn epProbeUpdate(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let route = unsafe { &mut *route };
-    let tensors = tensor(ids, DType::Int64, [tokens, top_k]).map(|ids| HandleTensors {
+    let tensors = tensor(ids, DType::Int64, &[tokens, top_k]).map(|ids| HandleTensors {
         ids,
         counter: None,
         host_counter: None,
@@ -239,15 +300,15 @@ pub unsafe extern "C" fn epProbeForget(route: *mut EpProbeRoute) {
 
 fn shapes(route: &EpProbeRoute, rows: &EpProbeRows) -> Result<[Tensor; 3]> {
     let facts = route.core.group().facts();
-    let away = [
-        facts.local_experts(),
-        facts.max_recv_rows.unwrap_or_default(),
-        rows.hidden,
-    ];
+    let (received, hidden) = (facts.max_recv_rows.unwrap_or_default(), rows.hidden);
+    let away = match facts.algorithm {
+        Algorithm::LowLatency => &[facts.local_experts(), received, hidden][..],
+        Algorithm::HighThroughput => &[received, hidden],
+    };
     Ok([
-        tensor(rows.home, DType::Bfloat16, [route.tokens, rows.hidden])?,
+        tensor(rows.home, DType::Bfloat16, &[route.tokens, rows.hidden])?,
         tensor(rows.away, DType::Bfloat16, away)?,
-        tensor(rows.weights, DType::Float32, [route.tokens, route.top_k])?,
+        tensor(rows.weights, DType::Float32, &[route.tokens, route.top_k])?,
     ])
 }
 
@@ -290,6 +351,7 @@ pub unsafe extern "C" fn epProbeHome(
     answer(shapes(route, rows).and_then(|[home, away, weights]| {
         let tensors = CombineTensors {
             tokens: Some(&away),
+            // High throughput takes none and looks at none.
             token_weights: Some(&weights),
             out_tokens: Some(&home),
             ..CombineTensors::default()

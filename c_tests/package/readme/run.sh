@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Proves that what README says about building a program works as it stands there: the commands that install and
+# Proves that what README says works as it stands there: the program in Python, the commands that install and
 # compile, the lines for CMake, the pieces of C; and the commands of docs/python.md for a machine without a GPU.
 #
 # The library is built already, so `cargo build` does nothing here; `sudo` runs its command, DESTDIR keeps the
@@ -82,6 +82,15 @@ without_gpu() {
         grep -q '^PASSED' "$work/log"
 }
 
+program_in_python() {
+    block python "import os" >"$work/app/moe.py"
+    block "" "torch.distributed.run" >"$work/python"
+    (cd "$work/app" && unset NCCL_HOME && PATH="$work/bin:$PATH" PYTHONPATH=$NCCL_EP_DEPS/torch OMP_NUM_THREADS=1 \
+        NCCLEP_HOSTSIM_WITH_GPU=1 timeout 120 bash -euo pipefail "$work/python") &&
+        [ "$(grep -c '16 went home$' "$work/log")" = 2 ]
+}
+
+check "the program in Python" program_in_python
 check "the commands" commands
 check "Python without a GPU" without_gpu
 check "the lines for CMake" lines_for_cmake

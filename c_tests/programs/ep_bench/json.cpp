@@ -4,7 +4,7 @@
 //   idle        each operation from an idle stream; gbps is computed from its medians
 //   queued      operations that waited in the stream for their turn
 //   graph       replays back to back, or null
-//   cold        the same between other code (--between code), or null
+//   cold, cold_queued  graph and queued between other code (--between code), or null
 //   host_call   inside the calls, on the calling thread
 //   create_handle  creation and destruction of one more handle; null in low latency
 // `tokens` is the largest number of `tokens_by_rank`; `max_tokens` is the group's bound, null if it
@@ -199,6 +199,7 @@ std::string ResultJson(const Options& options, const Result& result) {
                    {"queued", PacedJson(timing.queued)},
                    {"graph", timing.graph ? PacedJson(*timing.graph) : "null"},
                    {"cold", timing.cold ? PacedJson(*timing.cold) : "null"},
+                   {"cold_queued", timing.cold_queued ? PacedJson(*timing.cold_queued) : "null"},
                    {"host_call", HostJson(timing.host)},
                    {"create_handle", timing.handle ? HandleJson(*timing.handle) : "null"}});
 }

@@ -90,7 +90,7 @@ Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {
     if (options.use_cuda_graph) {
         graphs.emplace(*env, options, session.MakeCalls());
         timing.graph = TimeGraphs(*env, options, &*graphs);
-        if (options.between_code) timing.cold = TimeColdGraphs(*env, options, session.MakeCalls());
+        if (options.between_code) TimeCold(*env, options, session.MakeCalls(), &timing);
     }
     Graphs* const replayed = graphs ? &*graphs : nullptr;
     const Traffic traffic = CountTraffic(routing, options.low_latency());

@@ -52,7 +52,7 @@ const char kUsage[] =
     "  -M, --dynamic-tokens     max_tokens_per_rank = NCCL_EP_AUTO (ht only)\n"
     "      --use-cuda-graph     also time replays of captured graphs\n"
     "      --graph-ops N        operations that a graph contains (1)\n"
-    "      --between code       also time graphs in which a kernel with 160 KB of code follows each operation,\n"
+    "      --between code       also time graphs and queued operations with a kernel of 160 KB of code behind each,\n"
     "                           less its own time: as a model meets the library's kernels, cold\n"
     "      --json FILE          write the results to FILE\n"
     "  -h, --help               this text\n"

@@ -86,6 +86,7 @@ void PrintTimes(const Timing& timing) {
     PrintPaced("queued", timing.queued);
     if (timing.graph) PrintPaced("graph replay", *timing.graph);
     if (timing.cold) PrintPaced("between other code", *timing.cold);
+    if (timing.cold_queued) PrintPaced("queued between other code", *timing.cold_queued);
     if (timing.handle) {
         PrintFigures("create and destroy a handle, from idle", timing.handle->stream);
         PrintFigures("host, inside ncclEpCreateHandle", timing.handle->host);

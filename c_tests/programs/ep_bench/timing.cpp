@@ -286,6 +286,18 @@ PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& 
     return times;
 }
 
+// The times of operations each of which had code behind it that takes `code_us`.
+PacedTimes Without(double code_us, PacedTimes times) {
+    times.dispatch.Subtract(code_us);
+    times.combine.Subtract(code_us);
+    times.pair.Subtract(2 * code_us);
+    if (times.cast) {
+        times.cast->dispatch.Subtract(code_us);
+        times.cast->pair.Subtract(2 * code_us);
+    }
+    return times;
+}
+
 }  // namespace
 
 void WarmUp(const EpEnv& env, const Options& options, Session* session) {
@@ -330,7 +342,7 @@ PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs) 
     return times;
 }
 
-PacedTimes TimeColdGraphs(const EpEnv& env, const Options& options, const Calls& calls) {
+void TimeCold(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times) {
     const auto code = [&] { EP_REQUIRE_CUDA(EnqueueCode(env.stream)); };
     code();  // now, as code that loads at its first use may not be loaded during a capture
     Settle(env);
@@ -339,17 +351,11 @@ PacedTimes TimeColdGraphs(const EpEnv& env, const Options& options, const Calls&
         calls.call_complete();
         code();
     };
+    const double queued_us = MeasureBatches(env, options, code, code).first.median_us;
+    times->cold_queued = Without(queued_us, MeasureQueued(env, options, followed));
     Graphs graphs(env, options, followed);
-    PacedTimes times = TimeGraphs(env, options, &graphs);
-    const double code_us = Graph(env.stream, options.graph_ops, code).TimeReplays(env, options).median_us;
-    times.dispatch.Subtract(code_us);
-    times.combine.Subtract(code_us);
-    times.pair.Subtract(2 * code_us);
-    if (times.cast) {
-        times.cast->dispatch.Subtract(code_us);
-        times.cast->pair.Subtract(2 * code_us);
-    }
-    return times;
+    const double graph_us = Graph(env.stream, options.graph_ops, code).TimeReplays(env, options).median_us;
+    times->cold = Without(graph_us, TimeGraphs(env, options, &graphs));
 }
 
 }  // namespace ep_bench

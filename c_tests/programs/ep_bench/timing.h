@@ -62,6 +62,7 @@ struct OperationTimes {
     PacedTimes queued;  // events around operations that waited in the stream: no launch time
     std::optional<PacedTimes> graph;  // replays back to back, for one operation; with the option
     std::optional<PacedTimes> cold;   // the same with a foreign kernel behind each operation, less its time
+    std::optional<PacedTimes> cold_queued;  // so queued
     HostTimes host;
 };
 
@@ -85,8 +86,8 @@ OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const
 // Collective.
 PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs);
 
-// Collective. With --between code.
-PacedTimes TimeColdGraphs(const EpEnv& env, const Options& options, const Calls& calls);
+// Collective. With --between code: the cold times.
+void TimeCold(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times);
 
 }  // namespace ep_bench
 

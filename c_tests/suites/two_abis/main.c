@@ -170,7 +170,7 @@ static void update_elsewhere(EpProbeRoute* route, Side* side) {
 }
 
 EP_TEST(both_work_at_once) {
-    const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden};
+    const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden, 0};
     ncclComm_t comm = another_comm(env);
     Side sides[2];
     First first;
@@ -205,7 +205,7 @@ EP_TEST(both_work_at_once) {
 }
 
 EP_TEST(each_refuses_in_words_of_its_own) {
-    const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden / 2};
+    const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden / 2, 0};
     ncclComm_t comm = another_comm(env);
     Side side;
     First first;
@@ -238,7 +238,7 @@ EP_TEST(other_ranks_are_told_in_its_words) {
         return;
     }
     const size_t experts = env->rank == 0 ? 0 : experts_of(env);
-    const EpProbeSettings settings = {experts, kMostTokens, kHidden};
+    const EpProbeSettings settings = {experts, kMostTokens, kHidden, 0};
     ncclComm_t comm = another_comm(env);
     EpProbeGroup* group = NULL;
     const int expected = env->rank == 0 ? ncclInvalidArgument : ncclRemoteError;

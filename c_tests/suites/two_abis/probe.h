@@ -15,14 +15,20 @@ typedef struct {
     size_t experts;  // over all ranks
     size_t tokens;   // most of any rank
     size_t hidden;   // elements of the largest row, bfloat16
+    size_t high_throughput;  // not zero: high throughput
 } EpProbeSettings;
 
 typedef struct {
     void* home;     // [tokens, hidden] of this rank
-    void* away;     // [local experts, ranks * most tokens, hidden]
-    void* weights;  // float32 [tokens, top-k]
+    void* away;     // [local experts, ranks * most tokens, hidden]; HT without the first
+    void* weights;  // float32 [tokens, top-k], low latency
     size_t hidden;
 } EpProbeRows;
+
+typedef struct {
+    void* data;
+    size_t bytes, tokens, top_k;  // tokens of the routing that is there, if any
+} EpProbeMemory;
 
 typedef struct {
     size_t operation;  // 0: dispatch, 1: combine
@@ -37,6 +43,9 @@ int epProbeClose(EpProbeGroup* group);
 int epProbeTune(const EpProbeGroup* group, const EpProbeShape* shapes, size_t count);
 // A route is usable after its first update; each further update changes it.
 int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group);
+// A route in memory of the caller's, and how much it takes (0: refused).
+size_t epProbeBytes(const EpProbeGroup* group, size_t top_k);
+int epProbeRouteIn(EpProbeRoute** route, const EpProbeGroup* group, const EpProbeMemory* memory);
 int epProbeUpdate(EpProbeRoute* route, const void* ids, size_t tokens, size_t top_k);
 void epProbeForget(EpProbeRoute* route);
 int epProbeAway(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);

@@ -19,8 +19,8 @@ OPERATIONS = {"ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_com
 _BLOCKS = (8, 16, 24, 32, 64)
 # High throughput: a block either sends or receives.
 _SEND_EIGHTHS = {"ll": (8, 2, 6), "ht": (3, 4, 5)}
-# A high-throughput combine has at most 512 threads and reduces larger numbers to that.
-_THREADS = {"ll": (256, 512), "ht": (384, 768)}
+# A kernel that has fewer at most reduces larger numbers to that.
+_THREADS = {"ll": (256, 512, 1024), "ht": (384, 768)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,11 @@
 //! What the kernels report when another rank does not come, or comes with something else.
 
-use crate::backend::Faults;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp, Wait, WaitParams};
 use crate::backend::cuda::params::ht_nodes::HT_RANK_OF_GROUP;
 use crate::backend::cuda::scaled_rows::ScalesWord;
+use crate::backend::{Faults, foreign_state};
 use crate::error::refusal::{AmongRanks, OfTensor, Operation, Role, Subject};
 use crate::error::{Code, Context as Circumstance, Error, Result, Value};
 use crate::model::ids::{GroupRank, LocalRank};
@@ -145,6 +145,7 @@ impl Faults for FaultPage {
             Some(Fault::RoutingRows) => too_few_rows(Role::IdsOut, &report),
             Some(Fault::InputRows) => too_few_rows(Role::TokensIn, &report),
             Some(Fault::ExpertRows) => repeated_ids(&report),
+            Some(Fault::ForeignState) => foreign_state(report.what, report.got, report.expected),
             _ => (self.of_mode)(&report).unwrap_or_else(|| self.lateness(&report)),
         };
         Some(match operation(report.op) {

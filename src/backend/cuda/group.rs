@@ -16,6 +16,7 @@ use crate::backend::{
 };
 use crate::error::Result;
 use crate::model::group::ByMode;
+use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{Routing, Stream};
 use crate::tuning::Tuning;
 use parking_lot::Mutex;
@@ -134,8 +135,12 @@ impl GroupBackend for CudaGroup {
 }
 
 impl LlGroupBackend for LlGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(Self::open_handle(&self, routing)?))
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Routing,
+        home: HandleHome,
+    ) -> Result<Box<dyn LlBackend>> {
+        Ok(Box::new(Self::open_handle(&self, routing, home)?))
     }
 }
 
@@ -146,5 +151,13 @@ impl HtGroupBackend for HtGroup {
         stream: Stream,
     ) -> Result<Box<dyn HtBackend>> {
         Self::open_handle(&self, routing, stream)
+    }
+
+    fn reopen_handle(
+        self: Arc<Self>,
+        routing: Routing,
+        block: GivenBlock,
+    ) -> Result<Box<dyn HtBackend>> {
+        Self::reopen_handle(&self, routing, block)
     }
 }

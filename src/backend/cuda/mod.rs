@@ -11,6 +11,7 @@ mod gpu_tests;
 mod group;
 mod group_context;
 mod group_creation;
+mod handle_header;
 mod handshake;
 mod ht;
 pub mod kernels;

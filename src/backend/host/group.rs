@@ -15,6 +15,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
+use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
@@ -145,8 +146,13 @@ impl GroupBackend for HostGroup {
 }
 
 impl LlGroupBackend for HostGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing)))
+    fn open_handle(
+        self: Arc<Self>,
+        routing: Routing,
+        home: HandleHome,
+    ) -> Result<Box<dyn LlBackend>> {
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(HostLl::new(shared, routing, home)))
     }
 }
 
@@ -159,5 +165,14 @@ impl HtGroupBackend for HostGroup {
         let shared = Arc::clone(&self.shared);
         let handle = HostHt::open(shared, routing, stream, self.timeout)?;
         Ok(Box::new(handle))
+    }
+
+    fn reopen_handle(
+        self: Arc<Self>,
+        routing: Routing,
+        block: GivenBlock,
+    ) -> Result<Box<dyn HtBackend>> {
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(HostHt::reopen(shared, routing, block)))
     }
 }

@@ -5,6 +5,7 @@
 //! window, reads all ranks' messages, and releases them. It runs on the caller's stream as a host
 //! function of the CPU stand-ins, so missing synchronisation shows as it would on a GPU.
 
+mod block;
 mod device;
 mod e4m3;
 mod fingerprint;

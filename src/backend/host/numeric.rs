@@ -81,6 +81,12 @@ pub fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> {
     words.map(|bytes| f32::from_ne_bytes(*bytes))
 }
 
+/// All u32 of `bytes`.
+pub fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    let words = bytes.as_chunks::<4>().0.iter();
+    words.map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
 /// All i64 of `bytes`.
 pub fn i64s(bytes: &[u8]) -> impl Iterator<Item = i64> {
     let words = bytes.as_chunks::<8>().0.iter();

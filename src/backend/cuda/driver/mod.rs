@@ -61,7 +61,8 @@ pub fn most_shared_bytes() -> Result<u32> {
 }
 
 /// A stream that is not ordered with the legacy default one; to be destroyed once. Its kernels come before waiting blocks
-/// of the caller's: behind those of a matrix product, work between nodes would begin 5 ms late (`bench/side_priority.cu`).
+/// of the caller's: behind those of a matrix product, work between nodes would begin 5 ms late
+/// (`docs/development/host-time.md`).
 pub fn create_stream() -> Result<Stream> {
     const FLAGS: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     let (mut least, mut greatest) = (0, 0);

@@ -8,14 +8,16 @@ use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
-    HtEntry, HtLayout, HtShape,
+    HtLayout, HtShape,
 };
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
+use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
+use crate::model::ops::Routing;
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -88,16 +90,6 @@ pub struct TallyLayout {
     pub bytes: usize,
 }
 
-/// Offsets in a handle's device memory, and its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandleLayout {
-    pub begins: usize,
-    pub departures: usize,
-    pub counts: usize,
-    pub entries: usize,
-    pub bytes: usize,
-}
-
 impl HtPlan {
     /// The plan of a high-throughput group.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
@@ -155,21 +147,22 @@ impl HtPlan {
         }
     }
 
-    /// The device memory of a handle with `tokens`, or with the group's maximum.
-    pub fn handle(&self, tokens: usize, top_k: usize) -> HandleLayout {
-        let ranks = self.facts.ranks;
-        let tokens = self
-            .facts
-            .max_tokens
-            .unwrap_or_else(|| tokens.next_power_of_two());
-        let mut memory = Regions::new(REGION_ALIGN);
-        HandleLayout {
-            begins: memory.take((ranks + 1) * size_of::<u32>()),
-            departures: memory.take(ranks * size_of::<u32>()),
-            counts: memory.take(self.facts.local_experts() * size_of::<i32>()),
-            entries: memory.take(tokens * top_k * size_of::<HtEntry>()),
-            bytes: memory.bytes(),
-        }
+    /// The block of a handle with `tokens`, or with the group's maximum.
+    pub fn handle(&self, tokens: usize, top_k: usize) -> HtSections {
+        HtSections::new(StateShape {
+            ranks: self.facts.ranks,
+            local_experts: self.facts.local_experts(),
+            most_tokens: self
+                .facts
+                .max_tokens
+                .unwrap_or_else(|| tokens.next_power_of_two()),
+            top_k,
+        })
+    }
+
+    /// The header of the block of a handle with the number `number`.
+    pub fn header(&self, routing: &Routing, number: u32) -> [u32; HEADER_WORDS] {
+        header(&self.facts, routing, number.into())
     }
 
     /// The device memory in which the blocks of `ht_route` count together.

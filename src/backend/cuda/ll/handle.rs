@@ -4,6 +4,7 @@ use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handshake::{Announced, Handshake, NewHandle};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
@@ -11,21 +12,24 @@ use crate::backend::cuda::ll::launch::{
     Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
 };
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::plan::{HandleSizes, LlPlan};
+use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
-    LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlScaledDispatchParams,
+    LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlPhase,
+    LlScaledDispatchParams,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::handle_state::{GivenBlock, LlSections};
 use crate::model::layout::Layout;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, StagedSlot};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
+use std::ptr::null;
 use std::sync::Arc;
 
 /// One routing of a group's LL operations. The data that a dispatch stores for its combine stays on the device.
@@ -36,6 +40,8 @@ pub struct Handle {
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,
+    /// Of a block in a caller's memory.
+    pub header: Option<GivenHeader>,
     /// In the order of creation, from 1 on.
     pub number: u32,
     /// What the forwarded ranks have announced, once an operation has asked.
@@ -94,8 +100,26 @@ impl Handle {
         })
     }
 
-    /// Enqueues `part` of an operation on one node.
+    /// Enqueues `part` of an operation on one node. In a caller's memory a dispatch writes the header once its block is
+    /// complete, and a combine looks at it first.
     pub fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+        let Some(header) = &self.header else {
+            return self.launch_kernel(op, part, at);
+        };
+        match op {
+            LlOp::Combine(_) if part.phases != LlPhase::Receive => {
+                header.compare(&self.context, KernelOp::LlCombine, at)?;
+                self.launch_kernel(op, part, at)
+            }
+            LlOp::Dispatch(_) if part.phases != LlPhase::Send => {
+                self.launch_kernel(op, part, at)?;
+                header.write(&self.context, KernelOp::LlDispatch, null(), at)
+            }
+            _ => self.launch_kernel(op, part, at),
+        }
+    }
+
+    fn launch_kernel(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => match (&op.beside, &op.scaled) {
                 (None, None) => self.launch_dispatch(op, part, at),
@@ -252,8 +276,10 @@ pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> 
 
 /// One handle's memory: the data that its dispatch stores for its combine.
 pub struct HandleMemory {
-    buffer: Buffer,
-    sizes: HandleSizes,
+    /// `None` if the block is in a caller's memory.
+    _buffer: Option<Buffer>,
+    block: DevPtr,
+    sections: LlSections,
     top_k: usize,
     /// `None` on one node.
     handshake: Option<Handshake>,
@@ -272,17 +298,30 @@ impl HandleMemory {
         plan: &LlPlan,
         (top_k, forwarded): (usize, Option<usize>),
     ) -> Result<Self> {
-        let sizes = plan.handle_memory(top_k);
-        let bytes = sizes.expert_of + sizes.row_of + sizes.tokens_of;
+        let sections = plan.handle_memory(top_k);
+        let buffer = Buffer::new(memory, sections.bytes)?;
         Ok(Self {
-            buffer: Buffer::new(memory, bytes)?,
-            sizes,
+            block: buffer.data(),
+            _buffer: Some(buffer),
+            sections,
             top_k,
             handshake: forwarded
                 .map(|forwarded| Handshake::new(memory, forwarded))
                 .transpose()?,
             receiver: Mutex::default(),
         })
+    }
+
+    /// The block of a handle with `top_k` ids per token in a caller's memory, of a group on one node.
+    pub fn given(plan: &LlPlan, top_k: usize, GivenBlock(block): GivenBlock) -> Self {
+        Self {
+            _buffer: None,
+            block,
+            sections: plan.handle_memory(top_k),
+            top_k,
+            handshake: None,
+            receiver: Mutex::default(),
+        }
     }
 
     /// Whether the memory fits a handle with `top_k` ids per token.
@@ -297,11 +336,11 @@ impl HandleMemory {
 
     /// The memory as a kernel parameter.
     pub fn memory(&self) -> LlHandleMemory {
-        let at = |offset: usize| DevPtr(self.buffer.data().0 + offset);
+        let at = |offset: usize| self.block.0 + offset;
         LlHandleMemory {
-            expert_of: at(0).0 as *mut i32,
-            row_of: at(self.sizes.expert_of).0 as *mut i32,
-            tokens_of: at(self.sizes.expert_of + self.sizes.row_of).0 as *mut u32,
+            expert_of: at(self.sections.expert_of) as *mut i32,
+            row_of: at(self.sections.row_of) as *mut i32,
+            tokens_of: at(self.sections.tokens_of) as *mut u32,
         }
     }
 

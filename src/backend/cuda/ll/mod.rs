@@ -16,6 +16,7 @@ use crate::backend::LlBackend;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::ll::handle::{Handle, HandleMemory};
 use crate::backend::cuda::ll::launch::Part;
 use crate::backend::cuda::ll::network::LlNetwork;
@@ -27,6 +28,7 @@ use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
+use crate::model::handle_state::{GivenBlock, HandleHome, header};
 use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
@@ -80,8 +82,8 @@ impl LlGroup {
         self.plan.takes_shapes()
     }
 
-    /// A handle with the ids `routing`.
-    pub fn open_handle(self: &Arc<Self>, routing: Routing) -> Result<CudaLl> {
+    /// A handle with the ids `routing`, whose block is in `home`.
+    pub fn open_handle(self: &Arc<Self>, routing: Routing, home: HandleHome) -> Result<CudaLl> {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
         let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
@@ -97,7 +99,15 @@ impl LlGroup {
                 .of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,
-            memory: self.pool.take(serves, make)?,
+            memory: match home {
+                HandleHome::Own => self.pool.take(serves, make)?,
+                HandleHome::Given(block) => {
+                    Arc::new(HandleMemory::given(&self.plan, routing.top_k, block))
+                }
+            },
+            header: (home.given()).map(|GivenBlock(block)| {
+                GivenHeader::new(block, header(self.plan.facts(), &routing, 0))
+            }),
             number: 1 + self.handles.fetch_add(1, Relaxed),
             source_tokens: OnceCell::new(),
             routing,
@@ -132,8 +142,13 @@ impl InGroup {
     }
 
     /// Makes `at` wait for a receive phase that uses the handle's memory on another stream. True if
-    /// `at` is now ordered after every receive on this memory.
+    /// `at` is now ordered after every receive on this memory. A caller's memory may be another handle's, too.
     fn follow_receiver(&self, at: &StreamScope) -> Result<bool> {
+        if self.handle.header.is_some() {
+            let mut slots = StagedSlot::ALL.into_iter();
+            slots.try_for_each(|slot| self.group.staged.follow(slot, at).map(drop))?;
+            return Ok(false);
+        }
         match self.handle.memory.receiver() {
             None => Ok(false),
             Some(slot) => self.group.staged.follow(slot, at),

@@ -16,6 +16,7 @@ use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::handle_state::{LlSections, StateShape};
 use crate::model::node_view::NodeView;
 use crate::model::ops::Routing;
 use crate::tuning::{Choice, Operation, Tuning};
@@ -79,14 +80,6 @@ struct Forwarders {
     /// Most ranks that one of them forwards for.
     sources: usize,
     nodes: usize,
-}
-
-/// Bytes of a handle's device memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandleSizes {
-    pub expert_of: usize,
-    pub row_of: usize,
-    pub tokens_of: usize,
 }
 
 impl LlPlan {
@@ -185,14 +178,15 @@ impl LlPlan {
         (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
     }
 
-    /// Sizes of a handle's device memory.
-    pub fn handle_memory(&self, top_k: usize) -> HandleSizes {
-        let entries = self.max_tokens * top_k;
-        HandleSizes {
-            expert_of: self.forwarders.sources * entries * size_of::<i32>(),
-            row_of: self.facts.ranks * entries * size_of::<i32>(),
-            tokens_of: self.facts.ranks * size_of::<u32>(),
-        }
+    /// The block of a handle.
+    pub fn handle_memory(&self, top_k: usize) -> LlSections {
+        let shape = StateShape {
+            ranks: self.facts.ranks,
+            local_experts: self.facts.local_experts(),
+            most_tokens: self.max_tokens,
+            top_k,
+        };
+        LlSections::new(shape, self.forwarders.sources)
     }
 
     /// What is the same for all operations of a handle with the ids `routing`, on a device with so many

@@ -34,7 +34,7 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
 fn the_common_configuration_fits_64_mib() {
     let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let handle = plan.handle_memory(8);
-    let bytes = plan.bytes() + handle.expert_of + handle.row_of + handle.tokens_of;
+    let bytes = plan.bytes() + handle.bytes;
     assert!(bytes <= 64 << 20, "{bytes}");
 }
 

@@ -12,6 +12,15 @@ pub const SELFTEST_THREADS: u32 = 128;
 /// Threads of `replay_mark`: one warp, of which one thread works.
 pub const REPLAY_MARK_THREADS: u32 = 32;
 
+/// Threads of `handle_header`: one warp.
+pub const HANDLE_HEADER_THREADS: u32 = 32;
+/// Words of the header of a handle's block.
+pub const HANDLE_HEADER_WORDS: usize = 20;
+/// The first of them, which an operation compares.
+pub const HANDLE_HEADER_COMPARED: u32 = 16;
+/// The word of the number of rows.
+pub const HANDLE_HEADER_ROWS: usize = 18;
+
 /// `SelftestResult::outcome` of a block that did not end.
 pub const SELFTEST_MISSING: u32 = 0;
 /// `SelftestResult::outcome`: everything arrived as it was sent.
@@ -44,7 +53,7 @@ macro_rules! from_raw {
 
 from_raw! {
     Fault: None Timeout Differs ShapeDiffers PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
-        HandleDiffers RailPeerFailed ScaleRows ExpertRows;
+        HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState;
     KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
     Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
 }
@@ -121,6 +130,8 @@ pub enum Fault {
     /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
     /// its share of `expected`.
     ExpertRows = 13,
+    /// Word `what` of the header of the handle's memory, which a caller gave, is `got` instead of `expected`.
+    ForeignState = 14,
 }
 
 /// What waits on the device, `FaultReport::op`.
@@ -278,6 +289,24 @@ pub struct ReplayMarkParams {
     pub place: *mut u64,
     /// Not zero if the operation begins, zero if it ends.
     pub begins: u32,
+}
+
+/// Parameters of `handle_header`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HandleHeaderParams {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// The report.
+    pub wait: WaitParams,
+    /// The header, in a caller's memory.
+    pub header: *mut u32,
+    /// What it says.
+    pub words: [u32; HANDLE_HEADER_WORDS],
+    /// Not zero if it is written, zero if it is compared.
+    pub writes: u32,
+    /// If it is written, its number of rows, or NULL.
+    pub rows: *const u32,
 }
 
 /// What one rank found out about one peer.

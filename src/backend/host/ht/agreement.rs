@@ -135,7 +135,12 @@ fn agree(
     epoch: u64,
     announced: Vec<Announced>,
 ) -> Result<HtMap> {
-    let HtRouting { routing, counter } = wanted.as_ref().map_err(Error::clone)?;
+    let wanted = wanted.as_ref().map_err(Error::clone)?;
+    let HtRouting {
+        routing,
+        counter,
+        home,
+    } = wanted;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
@@ -147,13 +152,15 @@ fn agree(
     }
     let map = HtMap::new(facts, epoch, &all);
     if let Some(counter) = counter {
-        let counts = map.expert_counts(facts.local_experts());
         // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
         // library until the handle is made.
-        let out = unsafe { bytes_mut(*counter, counts.len() * size_of::<i32>()) };
-        for (index, count) in counts.iter().enumerate() {
+        let out = unsafe { bytes_mut(*counter, map.counts.len() * size_of::<i32>()) };
+        for (index, count) in map.counts.iter().enumerate() {
             copy_row(out, index, &count.to_ne_bytes())?;
         }
+    }
+    if let Some(block) = home.given() {
+        map.store(facts, routing, block)?;
     }
     Ok(map)
 }

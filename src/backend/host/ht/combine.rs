@@ -4,8 +4,8 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ht::route::Departure;
-use crate::backend::host::ht::{HostHt, source};
+use crate::backend::host::ht::route::Destination;
+use crate::backend::host::ht::{Routed, source};
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
@@ -14,15 +14,17 @@ use crate::error::{Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HtCombine, WeightGradients};
 
-impl HostHt {
+impl Routed {
     pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
-        let rows = self.map.arrivals.len();
+        let rows = self.map.received();
         let mut message = self
             .fingerprint(Operation::HtCombine, op.row.into())
             .message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
+        let begins = self.map.begins.iter().flat_map(|row| row.to_ne_bytes());
+        message.owned_bytes(begins.collect());
         // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
         // until the operation has run.
         message.bytes(unsafe { bytes(op.expert_rows.data, rows * op.row.bytes()) });
@@ -40,7 +42,7 @@ impl HostHt {
         let results: Vec<Results<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| Results::read(message, source, columns, &fingerprint))
+            .map(|(source, message)| self.results(message, source, columns, &fingerprint))
             .collect::<Result<_>>()?;
         let row_bytes = op.row.bytes();
         // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
@@ -48,12 +50,11 @@ impl HostHt {
         let mut sums = NodeSums::new(&self.shared.topology, self.shared.facts.rank, op.row);
         let add =
             |sums: &mut [f32], (_, row): &(usize, &[u8])| numeric::add(sums, row, op.row.dtype);
-        let mut departures = self.map.departures.iter().peekable();
         for (token, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let mut rows = Vec::new();
-            while let Some(departure) = departures.next_if(|next| next.token == token) {
-                let from = source(&results, departure.rank)?;
-                rows.push((departure.rank, row(from.rows, departure.row, row_bytes)?));
+            for to in self.destinations(token) {
+                let from = source(&results, to.rank)?;
+                rows.push((to.rank, row(from.rows, from.begin + to.index, row_bytes)?));
             }
             sums.store(&mut rows, |(rank, _)| GroupRank::new(*rank), add, out)?;
         }
@@ -69,37 +70,35 @@ impl HostHt {
         // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(gradients.output, self.routing.tokens * columns * 4) };
         out.fill(0);
-        let departures = &self.map.departures;
-        for of_token in departures.chunk_by(|a, b| a.token == b.token) {
-            let columns_of = |departure: &Departure| {
-                let first = departure.row * columns;
-                let (rank, count) = (departure.rank, departure.experts.min(columns));
-                (first..first + count).map(move |index| (rank, index))
+        for token in 0..self.routing.tokens {
+            let to = self.destinations(token).into_iter();
+            let columns_of = |to: Destination| {
+                (0..to.experts.len().min(columns)).map(move |column| (to.rank, to.index, column))
             };
-            let found = of_token.iter().flat_map(columns_of).take(columns);
-            let begin = of_token.first().map_or(0, |first| first.token) * columns;
-            for (column, (rank, index)) in found.enumerate() {
-                let weights = source(results, rank)?.weights;
-                copy_row(out, begin + column, row(weights, index, 4)?)?;
+            let found = to.flat_map(columns_of).take(columns).enumerate();
+            for (column, (rank, index, theirs)) in found {
+                let from = source(results, rank)?;
+                let weight = row(from.weights, (from.begin + index) * columns + theirs, 4)?;
+                copy_row(out, token * columns + column, weight)?;
             }
         }
         Ok(())
     }
-}
 
-/// The message of an expert rank.
-struct Results<'a> {
-    rows: &'a [u8],
-    weights: &'a [u8],
-}
+    /// Where `token` has gone.
+    fn destinations(&self, token: usize) -> Vec<Destination> {
+        let (facts, top_k) = (&self.shared.facts, self.routing.top_k);
+        self.map.destinations(facts, token, top_k)
+    }
 
-impl<'a> Results<'a> {
-    fn read(
+    /// The message of expert rank `source`.
+    fn results<'a>(
+        &self,
         message: &'a [u8],
         source: usize,
         columns: usize,
         fingerprint: &Fingerprint,
-    ) -> Result<Self> {
+    ) -> Result<Results<'a>> {
         let mut reader = fingerprint.read(message, source)?;
         let rows = reader.number()?;
         let theirs = reader.number()?;
@@ -108,9 +107,20 @@ impl<'a> Results<'a> {
             let rule = AmongRanks::SameColumns { rank };
             return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
-        Ok(Self {
+        let facts = &self.shared.facts;
+        let mut begins = numeric::u32s(reader.array(facts.ranks + 1, 4)?);
+        Ok(Results {
+            begin: begins.nth(facts.rank.index()).unwrap_or(0) as usize,
             rows: reader.array(rows, fingerprint.row.payload.bytes())?,
             weights: reader.array(rows, columns * 4)?,
         })
     }
+}
+
+/// The message of an expert rank.
+struct Results<'a> {
+    /// Its first row of a token of this rank.
+    begin: usize,
+    rows: &'a [u8],
+    weights: &'a [u8],
 }

@@ -4,7 +4,8 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ht::{HostHt, source};
+use crate::backend::host::ht::route::{self, ENTRY_BYTES};
+use crate::backend::host::ht::{Routed, source};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
@@ -16,7 +17,17 @@ use crate::model::ops::{HtDispatch, IdsAndWeights, Routing, Rows};
 use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 
-impl HostHt {
+/// A token that this rank receives.
+struct Arrival {
+    /// Its home rank.
+    source: usize,
+    /// Its index there.
+    token: usize,
+    /// Its experts on this rank: local ids, ascending.
+    experts: Vec<usize>,
+}
+
+impl Routed {
     pub(super) fn send_tokens(&self, op: &HtDispatch, epoch: u64) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.routing;
         let mut message = self.fingerprint(Operation::HtDispatch, op.wire()).message();
@@ -36,6 +47,7 @@ impl HostHt {
             // SAFETY: as above, `[T, K]` of f32.
             message.bytes(unsafe { bytes(weights, tokens * top_k * 4) });
         }
+        message.bytes(&self.map.entries);
         self.shared.mailboxes.post(epoch, &message)
     }
 
@@ -47,17 +59,18 @@ impl HostHt {
             .enumerate()
             .map(|(source, message)| SentTokens::read(message, source, op, &fingerprint))
             .collect::<Result<_>>()?;
+        let arrivals = self.arrivals(&sent)?;
         if let Some(out) = op.out {
             self.check_capacity(Role::TokensOut, out.rows)?;
-            self.write_rows(&out, op.row.bytes(), &sent)?;
+            write_rows(&out, op.row.bytes(), &arrivals, &sent)?;
         }
         if let Some(scaled) = &op.scaled {
             self.check_capacity(Role::ScalesOut, scaled.out.rows)?;
-            self.write_scales(scaled, &sent)?;
+            write_scales(scaled, &arrivals, &sent)?;
         }
         if let Some(out) = op.routing_out {
             self.check_capacity(Role::IdsOut, out.rows)?;
-            self.write_routing(&out, &sent)?;
+            self.write_routing(&out, &arrivals, &sent)?;
         }
         match op.counter {
             Some(counter) => self.write_counter(counter),
@@ -65,43 +78,36 @@ impl HostHt {
         }
     }
 
-    /// Writes the received rows, then zeros.
-    fn write_rows(&self, out: &Rows, row_bytes: usize, sent: &[SentTokens<'_>]) -> Result<()> {
-        // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
-        let rows = unsafe { bytes_mut(out.data, out.rows * row_bytes) };
-        for (index, arrival) in self.map.arrivals.iter().enumerate() {
-            let from = source(sent, arrival.source)?;
-            copy_row(rows, index, from.rows.payload(arrival.token)?)?;
+    /// The rows that come here, in order: source rank, then token.
+    fn arrivals(&self, sent: &[SentTokens<'_>]) -> Result<Vec<Arrival>> {
+        let facts = &self.shared.facts;
+        let mut arrivals = Vec::new();
+        for (source, (from, end)) in sent.iter().zip(self.map.begins.iter().skip(1)).enumerate() {
+            let width = self.routing.top_k.max(1) * ENTRY_BYTES;
+            for (token, entries) in from.entries.chunks(width).enumerate() {
+                let here = |to: &route::Destination| to.rank == facts.rank.index();
+                let all = route::destinations(facts, entries);
+                arrivals.extend(all.into_iter().find(here).map(|here| Arrival {
+                    source,
+                    token,
+                    experts: here.experts,
+                }));
+            }
+            if arrivals.len() != *end as usize {
+                let text = format!("rank {source} sends other rows than it has told");
+                return Err(Error::internal(text));
+            }
         }
-        if let Some(unused) = rows.get_mut(self.map.arrivals.len() * row_bytes..) {
-            unused.fill(0);
-        }
-        Ok(())
-    }
-
-    /// Writes the scales of the received rows, then zeros.
-    fn write_scales(&self, scaled: &Scaled, sent: &[SentTokens<'_>]) -> Result<()> {
-        let none = vec![0; scaled.scales.bytes()];
-        for index in 0..scaled.out.rows {
-            let row = RowOf {
-                zone: 0,
-                ordinal: index,
-            };
-            let scales = match self.map.arrivals.get(index) {
-                Some(arrival) => {
-                    let from = source(sent, arrival.source)?;
-                    from.rows.scales(arrival.token)?
-                }
-                None => &none,
-            };
-            // SAFETY: `rule` has checked the tensor `[n, S]`; the caller leaves it to the operation.
-            unsafe { scaled::store(scaled, row, scales) }?;
-        }
-        Ok(())
+        Ok(arrivals)
     }
 
     /// Writes local expert ids, ascending, then -1; and their weights, then 0.
-    fn write_routing(&self, out: &IdsAndWeights, sent: &[SentTokens<'_>]) -> Result<()> {
+    fn write_routing(
+        &self,
+        out: &IdsAndWeights,
+        arrivals: &[Arrival],
+        sent: &[SentTokens<'_>],
+    ) -> Result<()> {
         let top_k = self.routing.top_k;
         let entries = out.rows * top_k;
         // SAFETY: `rule` has checked both tensors `[n, K]`; the caller leaves them to the operation.
@@ -114,7 +120,7 @@ impl HostHt {
         ids.fill(0xff); // -1
         weights.fill(0);
         let first = self.shared.facts.experts_of(self.shared.facts.rank).start;
-        for (index, arrival) in self.map.arrivals.iter().enumerate() {
+        for (index, arrival) in arrivals.iter().enumerate() {
             let from = source(sent, arrival.source)?;
             for (column, expert) in arrival.experts.iter().enumerate() {
                 let weight = from.weight(arrival.token, first + expert, top_k);
@@ -126,7 +132,7 @@ impl HostHt {
     }
 
     fn write_counter(&self, counter: DevPtr) -> Result<()> {
-        let counts = self.map.expert_counts(self.shared.facts.local_experts());
+        let counts = &self.map.counts;
         // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
         // operation.
         let out = unsafe { bytes_mut(counter, counts.len() * 4) };
@@ -137,11 +143,53 @@ impl HostHt {
     }
 }
 
+/// Writes the received rows, then zeros.
+fn write_rows(
+    out: &Rows,
+    row_bytes: usize,
+    arrivals: &[Arrival],
+    sent: &[SentTokens<'_>],
+) -> Result<()> {
+    // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
+    let rows = unsafe { bytes_mut(out.data, out.rows * row_bytes) };
+    for (index, arrival) in arrivals.iter().enumerate() {
+        let from = source(sent, arrival.source)?;
+        copy_row(rows, index, from.rows.payload(arrival.token)?)?;
+    }
+    if let Some(unused) = rows.get_mut(arrivals.len() * row_bytes..) {
+        unused.fill(0);
+    }
+    Ok(())
+}
+
+/// Writes the scales of the received rows, then zeros.
+fn write_scales(scaled: &Scaled, arrivals: &[Arrival], sent: &[SentTokens<'_>]) -> Result<()> {
+    let none = vec![0; scaled.scales.bytes()];
+    for index in 0..scaled.out.rows {
+        let row = RowOf {
+            zone: 0,
+            ordinal: index,
+        };
+        let scales = match arrivals.get(index) {
+            Some(arrival) => {
+                let from = source(sent, arrival.source)?;
+                from.rows.scales(arrival.token)?
+            }
+            None => &none,
+        };
+        // SAFETY: `rule` has checked the tensor `[n, S]`; the caller leaves it to the operation.
+        unsafe { scaled::store(scaled, row, scales) }?;
+    }
+    Ok(())
+}
+
 /// The message of a source rank.
 struct SentTokens<'a> {
     rows: Incoming<'a>,
     ids: &'a [u8],
     weights: &'a [u8],
+    /// Where its tokens go.
+    entries: &'a [u8],
 }
 
 impl<'a> SentTokens<'a> {
@@ -165,6 +213,7 @@ impl<'a> SentTokens<'a> {
             rows,
             ids: reader.array(tokens, columns * 8)?,
             weights: reader.array(tokens, columns * 4)?,
+            entries: reader.array(tokens, fingerprint.top_k * ENTRY_BYTES)?,
         })
     }
 
@@ -198,6 +247,7 @@ mod tests {
             rows: Incoming::read(&mut Reader::new(&[]), 0, row).unwrap(),
             ids: &ids,
             weights: &weights,
+            entries: &[],
         };
         sent.weight(0, expert, entries.len()).to_bits()
     }

@@ -8,9 +8,10 @@ mod route;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
-use crate::backend::{HtBackend, HtRouting};
+use crate::backend::{HtBackend, HtRouting, opened_again};
 use crate::error::refusal::{OfTensor, Operation, Role, Subject};
 use crate::error::{Error, Result};
+use crate::model::handle_state::GivenBlock;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::scales::WireRow;
 use std::sync::Arc;
@@ -21,7 +22,9 @@ use std::time::Duration;
 pub struct HostHt {
     shared: Arc<GroupState>,
     routing: Routing,
-    map: Arc<HtMap>,
+    /// In a caller's memory what this handle has stored there, if it has; each operation reads it anew.
+    map: Option<Arc<HtMap>>,
+    given: Option<GivenBlock>,
 }
 
 impl HostHt {
@@ -33,16 +36,63 @@ impl HostHt {
         stream: Stream,
         timeout: Duration,
     ) -> Result<Self> {
-        let routing = wanted.as_ref().map(|wanted| wanted.routing);
-        let routing = routing.map_err(Error::clone);
+        let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream, timeout)?;
+        let HtRouting { routing, home, .. } = own?;
         Ok(Self {
             shared,
-            routing: routing?,
-            map: Arc::new(map),
+            routing,
+            map: Some(Arc::new(map)),
+            given: home.given(),
         })
     }
 
+    /// A handle over what lies in `block`.
+    pub fn reopen(shared: Arc<GroupState>, routing: Routing, block: GivenBlock) -> Self {
+        Self {
+            shared,
+            routing,
+            map: None,
+            given: Some(block),
+        }
+    }
+
+    /// The handle as an operation sees it that runs now.
+    fn routed(&self) -> Result<Routed> {
+        let (facts, routing) = (&self.shared.facts, self.routing);
+        let map = match (self.given, &self.map) {
+            (Some(block), _) => Arc::new(HtMap::load(facts, &routing, block)?),
+            (None, Some(map)) => Arc::clone(map),
+            (None, None) => return Err(Error::internal("a handle without a map")),
+        };
+        Ok(Routed {
+            shared: Arc::clone(&self.shared),
+            routing,
+            map,
+        })
+    }
+
+    fn enqueue(
+        &self,
+        call: Operation,
+        stream: Stream,
+        work: impl FnOnce(&Routed, u64) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let handle = self.clone();
+        let work = move |epoch| work(&handle.routed()?, epoch);
+        let enqueued = self.shared.enqueue_operation(call, stream, || (), work);
+        enqueued.map(drop)
+    }
+}
+
+/// A handle and its map.
+struct Routed {
+    shared: Arc<GroupState>,
+    routing: Routing,
+    map: Arc<HtMap>,
+}
+
+impl Routed {
     /// The fingerprint of a call. Ranks may differ in `staged`, which has no effect in HT.
     fn fingerprint(&self, call: Operation, row: WireRow) -> Fingerprint {
         Fingerprint {
@@ -57,7 +107,7 @@ impl HostHt {
 
     /// Refuses a tensor that cannot hold all received rows: silently losing tokens would be worse.
     fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
-        let received = self.map.arrivals.len();
+        let received = self.map.received();
         if rows >= received {
             return Ok(());
         }
@@ -70,37 +120,24 @@ impl HostHt {
 
 impl HtBackend for HostHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        let (handle, op) = (self.clone(), *op);
-        self.shared
-            .enqueue_operation(
-                Operation::HtDispatch,
-                stream,
-                || (),
-                move |epoch| {
-                    handle.send_tokens(&op, epoch)?;
-                    handle.receive_tokens(&op, epoch)
-                },
-            )
-            .map(drop)
+        let op = *op;
+        self.enqueue(Operation::HtDispatch, stream, move |handle, epoch| {
+            handle.send_tokens(&op, epoch)?;
+            handle.receive_tokens(&op, epoch)
+        })
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        let (handle, op) = (self.clone(), *op);
-        self.shared
-            .enqueue_operation(
-                Operation::HtCombine,
-                stream,
-                || (),
-                move |epoch| {
-                    handle.send_results(&op, epoch)?;
-                    handle.receive_results(&op, epoch)
-                },
-            )
-            .map(drop)
+        let op = *op;
+        self.enqueue(Operation::HtCombine, stream, move |handle, epoch| {
+            handle.send_results(&op, epoch)?;
+            handle.receive_results(&op, epoch)
+        })
     }
 
     fn num_recv_tokens(&self) -> Result<usize> {
-        Ok(self.map.arrivals.len())
+        let map = self.map.as_ref().ok_or_else(opened_again)?;
+        Ok(map.received())
     }
 }
 

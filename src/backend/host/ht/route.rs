@@ -1,45 +1,44 @@
 //! The routing of an HT handle: which rank sends which token where. Computed once per handle from
 //! the ids of all ranks.
+#![allow(unsafe_code)]
 
+use crate::backend::host::block::Block;
 use crate::backend::host::numeric;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
+use crate::model::handle_state::{
+    GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header,
+};
+use crate::model::ops::Routing;
 
-/// A token that this rank receives.
+/// A rank that one of a token's experts is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// Its home rank.
-    pub source: usize,
-    /// Its index there.
-    pub token: usize,
-    /// Its experts on this rank: local ids, ascending, without repetition.
+pub struct Destination {
+    /// The rank.
+    pub rank: usize,
+    /// The token's row there, among those from the token's rank.
+    pub index: usize,
+    /// Its experts there: local ids, ascending, without repetition.
     pub experts: Vec<usize>,
 }
 
-/// One destination of one of this rank's tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Departure {
-    /// The token.
-    pub token: usize,
-    /// A rank with at least one of the token's experts.
-    pub rank: usize,
-    /// The token's row there.
-    pub row: usize,
-    /// How many of the token's experts that rank hosts.
-    pub experts: usize,
-}
-
-/// The routing of one handle, as one rank sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The routing of one handle, as one rank sees it: the sections of its block (`model::handle_state`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HtMap {
     /// Number of the operation that exchanged the ids, the same on all ranks.
     pub number: u64,
-    /// Rows that this rank receives, in order: source rank, then token.
-    pub arrivals: Vec<Arrival>,
-    /// Destinations of this rank's tokens, by token, then rank. Tokens without a destination have
-    /// no entry: without ids a rank may have any number of them.
-    pub departures: Vec<Departure>,
+    /// This rank's first row of each source, then the number of rows.
+    pub begins: Vec<u32>,
+    /// Rows that go from this rank to each.
+    departures: Vec<u32>,
+    /// Received rows per local expert.
+    pub counts: Vec<u32>,
+    /// `[tokens][top_k]` pairs of expert and index.
+    pub entries: Vec<u8>,
 }
+
+/// Bytes of an expert and an index.
+pub const ENTRY_BYTES: usize = 8;
 
 /// The ids of one rank.
 pub struct RankIds {
@@ -73,51 +72,136 @@ impl RankIds {
 impl HtMap {
     /// Computes the map of `facts.rank` from the ids of all ranks, exchanged in operation `number`.
     pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds]) -> Self {
-        let mut received = vec![0_usize; facts.ranks];
-        let mut arrivals = Vec::new();
-        let mut departures = Vec::new();
+        let me = facts.rank.index();
+        let mut map = Self {
+            number,
+            begins: vec![0],
+            departures: vec![0; facts.ranks],
+            counts: vec![0; facts.local_experts()],
+            entries: Vec::new(),
+        };
+        let mut rows = 0;
         for (source, of_source) in all.iter().enumerate() {
-            for (token, ids) in of_source.by_token().enumerate() {
-                for (rank, experts) in by_rank(facts, ids) {
-                    let row = received.get(rank).copied().unwrap_or(0);
-                    if source == facts.rank.index() {
-                        departures.push(Departure {
-                            token,
-                            rank,
-                            row,
-                            experts: experts.len(),
-                        });
-                    }
-                    if rank == facts.rank.index() {
-                        arrivals.push(Arrival {
-                            source,
-                            token,
-                            experts,
-                        });
-                    }
-                    if let Some(count) = received.get_mut(rank) {
-                        *count += 1;
+            for ids in of_source.by_token() {
+                let ranks = by_rank(facts, ids);
+                if let Some((_, experts)) = ranks.iter().find(|(rank, _)| *rank == me) {
+                    rows += 1;
+                    for expert in experts {
+                        if let Some(count) = map.counts.get_mut(*expert) {
+                            *count += 1;
+                        }
                     }
                 }
+                if source == me {
+                    map.push(facts, &ranks, of_source.top_k);
+                }
             }
+            map.begins.push(rows);
         }
-        Self {
-            number,
-            arrivals,
-            departures,
-        }
+        map
     }
 
-    /// Received tokens per local expert.
-    pub fn expert_counts(&self, local_experts: usize) -> Vec<i32> {
-        let mut counts = vec![0; local_experts];
-        for expert in self.arrivals.iter().flat_map(|arrival| &arrival.experts) {
-            if let Some(count) = counts.get_mut(*expert) {
-                *count += 1;
-            }
+    /// Appends the entries of this rank's next token, which goes to `ranks`.
+    fn push(&mut self, facts: &GroupFacts, ranks: &[(usize, Vec<usize>)], top_k: usize) {
+        let mut entries = Vec::new();
+        for (rank, experts) in ranks {
+            let Some(index) = self.departures.get_mut(*rank) else {
+                continue;
+            };
+            let first = rank * facts.local_experts();
+            entries.extend(
+                experts
+                    .iter()
+                    .map(|expert| [(first + expert) as u32, *index]),
+            );
+            *index += 1;
         }
-        counts
+        entries.resize(top_k, [u32::MAX, 0]);
+        let words = entries.iter().flatten();
+        (self.entries).extend(words.flat_map(|word| word.to_ne_bytes()));
     }
+
+    /// Rows that this rank receives.
+    pub fn received(&self) -> usize {
+        self.begins.last().map_or(0, |rows| *rows as usize)
+    }
+
+    /// Where `token` of this rank goes, by ascending rank.
+    pub fn destinations(&self, facts: &GroupFacts, token: usize, top_k: usize) -> Vec<Destination> {
+        let width = top_k * ENTRY_BYTES;
+        let entries = self.entries.get(token * width..(token + 1) * width);
+        destinations(facts, entries.unwrap_or_default())
+    }
+
+    /// Stores the map in a block, of a handle with this routing.
+    pub fn store(&self, facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<()> {
+        let sections = sections(facts, routing)?;
+        // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
+        let mut block = unsafe { Block::new(block, sections.bytes) };
+        let mut set = |offset, words: &[u32]| {
+            block.set(offset, words.iter().flat_map(|word| word.to_ne_bytes()))
+        };
+        set(sections.begins, &self.begins)?;
+        set(sections.departures, &self.departures)?;
+        set(sections.counts, &self.counts)?;
+        block.set(sections.entries, self.entries.iter().copied())?;
+        let mut header = header(facts, routing, self.number);
+        if let Some(rows) = header.get_mut(ROWS_WORD) {
+            *rows = self.received() as u32;
+        }
+        block.set_header(&header)
+    }
+
+    /// The map that a block holds, if it is that of a handle with this routing.
+    pub fn load(facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<Self> {
+        let sections = sections(facts, routing)?;
+        // SAFETY: as above.
+        let block = unsafe { Block::new(block, sections.bytes) };
+        let header = block.header(&header(facts, routing, 0))?;
+        let words = |offset, count: usize| {
+            let bytes = block.section(offset, count * size_of::<u32>())?;
+            Ok::<_, Error>(numeric::u32s(bytes).collect())
+        };
+        let number = header.iter().skip(NUMBER_WORD).take(2).rev();
+        let entry_bytes = routing.tokens * routing.top_k * ENTRY_BYTES;
+        Ok(Self {
+            number: number.fold(0, |high, word| high << u32::BITS | u64::from(*word)),
+            begins: words(sections.begins, facts.ranks + 1)?,
+            departures: words(sections.departures, facts.ranks)?,
+            counts: words(sections.counts, facts.local_experts())?,
+            entries: block.section(sections.entries, entry_bytes)?.to_vec(),
+        })
+    }
+}
+
+fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
+    let shape = StateShape::of_group(facts, routing.top_k);
+    let shape = shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?;
+    Ok(HtSections::new(shape))
+}
+
+/// Where a token with these `entries` goes, by ascending rank.
+pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
+    let mut all: Vec<Destination> = Vec::new();
+    for entry in entries.as_chunks::<ENTRY_BYTES>().0 {
+        let mut words = numeric::u32s(entry);
+        let (Some(expert), Some(index)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else {
+            continue;
+        };
+        let (rank, local) = (facts.owner(expert), expert % facts.local_experts());
+        match all.last_mut() {
+            Some(last) if last.rank == rank => last.experts.push(local),
+            _ => all.push(Destination {
+                rank,
+                index: index as usize,
+                experts: vec![local],
+            }),
+        }
+    }
+    all
 }
 
 /// The ranks that host the experts in `ids` (int64), ascending, each with its local ids.
@@ -143,7 +227,10 @@ fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
 mod tests {
     use super::*;
     use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::handle_state::block_bytes;
     use crate::model::ids::GroupRank;
+    use crate::model::ops::IdWidth;
+    use crate::model::tensor::DevPtr;
 
     fn facts(rank: usize) -> GroupFacts {
         GroupFacts {
@@ -167,48 +254,63 @@ mod tests {
         }
     }
 
+    /// (rank, index, experts) of each destination of each token.
+    fn goes_to(map: &HtMap, rank: usize, tokens: usize) -> Vec<(usize, usize, Vec<usize>)> {
+        let of = |token| map.destinations(&facts(rank), token, 2);
+        let all = (0..tokens).flat_map(of);
+        all.map(|it| (it.rank, it.index, it.experts)).collect()
+    }
+
     #[test]
-    fn rows_are_ordered_by_source_and_token_and_not_repeated() {
+    fn rows_are_numbered_by_source_and_not_repeated() {
         let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
         let map = HtMap::new(&facts(1), 0, &all);
         assert_eq!(
-            map.arrivals,
-            [
-                Arrival {
-                    source: 0,
-                    token: 0,
-                    experts: vec![0, 1]
-                },
-                Arrival {
-                    source: 1,
-                    token: 0,
-                    experts: vec![0]
-                },
-            ]
+            (&map.begins[..], &map.counts[..]),
+            (&[0, 1, 2][..], &[2, 1][..])
         );
+        assert_eq!((map.received(), &map.departures[..]), (2, &[0, 1][..]));
+        assert_eq!(goes_to(&map, 1, 1), [(1, 0, vec![0])]);
+        let map = HtMap::new(&facts(0), 0, &all);
         assert_eq!(
-            map.departures,
-            [Departure {
-                token: 0,
-                rank: 1,
-                row: 1,
-                experts: 1
-            }]
+            (&map.begins[..], &map.departures[..]),
+            (&[0, 1, 1][..], &[1, 1][..])
         );
-        assert_eq!(map.expert_counts(2), [2, 1]);
+        assert_eq!(goes_to(&map, 0, 2), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
     }
 
     #[test]
     fn a_repeated_expert_counts_once() {
-        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1]), ids(&[])]);
-        assert_eq!(
-            map.arrivals,
-            [Arrival {
-                source: 0,
-                token: 0,
-                experts: vec![1]
-            }]
+        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1, 0, 1]), ids(&[])]);
+        assert_eq!(goes_to(&map, 0, 2), [(0, 0, vec![1]), (0, 1, vec![0, 1])]);
+        assert_eq!(map.counts, [1, 2]);
+    }
+
+    #[test]
+    fn a_map_comes_back_from_moved_bytes_and_from_no_others() {
+        let facts = GroupFacts {
+            max_tokens: Some(3),
+            ..facts(1)
+        };
+        let routing = |tokens| Routing {
+            ids: DevPtr::default(),
+            width: IdWidth::Bits64,
+            tokens,
+            top_k: 2,
+        };
+        let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])]);
+        let at = |block: &mut Vec<u64>| GivenBlock(DevPtr(block.as_mut_ptr() as usize));
+        let mut first = vec![!0; block_bytes(&facts, 2).unwrap() / 8];
+        let found = HtMap::load(&facts, &routing(1), at(&mut first)).unwrap_err();
+        assert!(
+            found.text().contains("holds no routing"),
+            "{}",
+            found.text()
         );
-        assert_eq!(map.expert_counts(2), [0, 1]);
+        map.store(&facts, &routing(1), at(&mut first)).unwrap();
+        let mut second = first.clone();
+        first.fill(!0);
+        assert_eq!(HtMap::load(&facts, &routing(1), at(&mut second)), Ok(map));
+        assert!(HtMap::load(&facts, &routing(2), at(&mut second)).is_err());
     }
 }

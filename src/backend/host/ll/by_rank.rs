@@ -3,8 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::dispatch::{Landed, SentTokens};
-use crate::backend::host::ll::{HostLl, Placed};
+use crate::backend::host::ll::last::Placed;
 use crate::backend::host::message::Message;
 use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::scaled;
@@ -72,7 +73,11 @@ impl HostLl {
                         unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
                     }
                     copy_row(weights, at, row(sent.weights, token, top_k * WEIGHT_BYTES)?)?;
-                    placed.push(Placed { token, k, row: at });
+                    placed.push(Placed {
+                        token,
+                        k: 0,
+                        row: at,
+                    });
                 }
                 let at = placed.last().ok_or_else(no_row)?.row;
                 let local = i64::try_from(local).map_err(|_| no_row())?;

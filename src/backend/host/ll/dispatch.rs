@@ -4,7 +4,8 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ll::{HostLl, LastDispatch, Placed};
+use crate::backend::host::ll::HostLl;
+use crate::backend::host::ll::last::{LastDispatch, Placed};
 use crate::backend::host::numeric;
 use crate::backend::host::rows::copy_row;
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
@@ -80,11 +81,11 @@ impl HostLl {
             }
         }
         let own = sent.get(facts.rank.index());
-        *self.last.lock() = LastDispatch {
+        self.keep(LastDispatch {
             sent: own.map_or(Vec::new(), |own| numeric::i64s(own.ids).collect()),
+            tokens: sent.iter().map(|sent| sent.tokens).collect(),
             placed: landed.placed,
-        };
-        Ok(())
+        })
     }
 
     fn place_by_expert(
@@ -169,6 +170,7 @@ fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Re
 
 /// The message of a source rank.
 pub(super) struct SentTokens<'a> {
+    tokens: u32,
     top_k: usize,
     ids: &'a [u8],
     /// f32 `[tokens, top_k]` if it is rank-major.
@@ -184,6 +186,7 @@ impl<'a> SentTokens<'a> {
         let ids = reader.array(tokens, top_k * 8)?;
         let weight_bytes = if fingerprint.by_rank { top_k * 4 } else { 0 };
         Ok(Self {
+            tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             top_k,
             ids,
             weights: reader.array(tokens, weight_bytes)?,

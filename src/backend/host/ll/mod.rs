@@ -4,14 +4,17 @@ mod by_rank;
 mod combine;
 mod dispatch;
 mod gates;
+mod last;
 
 use crate::backend::LlBackend;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
+use crate::backend::host::ll::last::LastDispatch;
 use crate::backend::host::order::Order;
 use crate::error::refusal::Operation;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
+use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
 use parking_lot::Mutex;
@@ -23,7 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct HostLl {
     shared: Arc<GroupState>,
     routing: Routing,
-    last: Arc<Mutex<LastDispatch>>,
+    last: Arc<Mutex<Arc<LastDispatch>>>,
+    /// Where the last dispatch is kept instead.
+    given: Option<GivenBlock>,
     received: Arc<Received>,
     /// Epoch of the last operation that was sent in each slot.
     staged: Arc<[AtomicU64; STAGED_SLOTS]>,
@@ -47,33 +52,33 @@ impl Received {
     }
 }
 
-/// What a dispatch stores for the combines that follow it.
-#[derive(Default)]
-struct LastDispatch {
-    /// This rank's ids at the time of sending.
-    sent: Vec<i64>,
-    /// The entries from each source rank, by token, then k.
-    placed: Vec<Vec<Placed>>,
-}
-
-/// An entry that names an expert of this rank; rank-major the first one of its token.
-#[derive(Clone, Copy)]
-struct Placed {
-    token: usize,
-    k: usize,
-    /// Row of the output `[L * R * M, H]`, or `[R * M, H]`.
-    row: usize,
-}
-
 impl HostLl {
     /// A handle with the ids `routing`, which every operation reads again.
-    pub fn new(shared: Arc<GroupState>, routing: Routing) -> Self {
+    pub fn new(shared: Arc<GroupState>, routing: Routing, home: HandleHome) -> Self {
         Self {
             shared,
             routing,
             last: Arc::default(),
+            given: home.given(),
             received: Arc::default(),
             staged: Arc::default(),
+        }
+    }
+
+    /// Keeps what a dispatch leaves.
+    fn keep(&self, last: LastDispatch) -> Result<()> {
+        match self.given {
+            Some(block) => last.store(self.facts(), &self.routing, block)?,
+            None => *self.last.lock() = Arc::new(last),
+        }
+        Ok(())
+    }
+
+    /// What the last dispatch has left.
+    fn last(&self) -> Result<Arc<LastDispatch>> {
+        match self.given {
+            Some(block) => LastDispatch::load(self.facts(), &self.routing, block).map(Arc::new),
+            None => Ok(Arc::clone(&self.last.lock())),
         }
     }
 

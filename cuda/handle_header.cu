@@ -1,0 +1,38 @@
+// The header of a handle's block in a caller's memory: written behind the kernel that fills the block, and compared
+// before an operation that uses it, as the caller may have moved other bytes there.
+//
+// Grid: one warp, a lane for each word. If the header is another one, the group fails, and no kernel that comes later
+// follows what is in the block.
+
+#include "base/entry.cuh"
+#include "base/warp.cuh"
+#include "peer/fault.cuh"
+
+namespace nccl_ep::handle_header_impl {
+
+__device__ void write(const HandleHeaderParams& params, uint32_t word) {
+    if (word < HANDLE_HEADER_WORDS) {
+        const bool is_rows = word == HANDLE_HEADER_ROWS && params.rows != nullptr;
+        params.header[word] = is_rows ? *params.rows : params.words[word];
+    }
+}
+
+__device__ void compare(const HandleHeaderParams& params, uint32_t word) {
+    const uint32_t expected = word < HANDLE_HEADER_COMPARED ? params.words[word] : 0;
+    const uint32_t got = word < HANDLE_HEADER_COMPARED ? params.header[word] : 0;
+    const LaneMask wrong = ballot(got != expected);
+    if (wrong.any() && wrong.first() == lane_idx()) {
+        report_failure(params.wait, FAULT_FOREIGN_STATE, {word, params.peers.rank, 0}, expected, got);
+        broadcast_failure(params.peers, params.wait);
+    }
+}
+
+ENTRY(handle_header) {
+    if (params.writes != 0) {
+        write(params, lane_idx());
+    } else {
+        compare(params, lane_idx());
+    }
+}
+
+}  // namespace nccl_ep::handle_header_impl

@@ -1,0 +1,26 @@
+//! Regions of an allocation, one after the other.
+
+/// Lays regions out, and yields their offsets and the total size.
+pub struct Regions {
+    align: usize,
+    end: usize,
+}
+
+impl Regions {
+    /// Starts without regions; each will begin at a multiple of `align`.
+    pub fn new(align: usize) -> Self {
+        Self { align, end: 0 }
+    }
+
+    /// Adds a region of `bytes` and returns its offset.
+    pub fn take(&mut self, bytes: usize) -> usize {
+        let start = self.end;
+        self.end = (start + bytes).next_multiple_of(self.align);
+        start
+    }
+
+    /// Total size of the regions.
+    pub fn bytes(&self) -> usize {
+        self.end
+    }
+}

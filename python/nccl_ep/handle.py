@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 import torch
 
 from nccl_ep.arguments import cannot_be_copied
-from nccl_ep.modes import Mode
+from nccl_ep.gradients import check_differentiable, needs_gradient
+from nccl_ep.modes import Mode, RowLayout, checked_layout
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
-                             ScaledResult, WeightedResult, WeightedScaledResult, result_class)
+                             RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult,
+                             result_class)
 from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
                             new_scales, scaled_rows)
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
@@ -46,6 +48,7 @@ class EpHandle(Generic[Mode]):
         self._staged_on: int | None = None
         self._staged_outputs: list[torch.Tensor] = []
         self._rows: int | None = None
+        self._by_rank = False
         self.group = group
         self.topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
         # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
@@ -86,6 +89,13 @@ class EpHandle(Generic[Mode]):
             ask = self.group.library.ncclEpHandleGetNumRecvTokens
             self._rows = int(self.group.call(ask, self.handle))
         return self._rows
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                 layout: Literal["rank"], scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> RankMajorResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
@@ -138,17 +148,20 @@ class EpHandle(Generic[Mode]):
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 scales: torch.Tensor | None = None, cast: CastName | None = None,
-                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
-                 out_scales: torch.Tensor | None = None, send_only: bool = False,
-                 stream: Any = None) -> DispatchResult: ...
+                 layout: RowLayout = "expert", scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> DispatchResult: ...
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 scales: torch.Tensor | None = None, cast: CastName | None = None,
-                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
-                 out_scales: torch.Tensor | None = None, send_only: bool = False,
-                 stream: Any = None) -> DispatchResult:
+                 layout: RowLayout = "expert", scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> DispatchResult:
         """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them.
+
+        LL with `layout` "rank": a row for each token and rank, with its ids and `topk_weights`;
+        combine takes what the caller has made of each row for all experts of the rank.
 
         `scales` [T, S] of any type of 1, 2 or 4 bytes go with rows of any type; or `cast` rounds
         bfloat16, float16 or float32 rows to float8_e4m3fn and makes scales: "fp8" (float32 for 128
@@ -165,16 +178,20 @@ class EpHandle(Generic[Mode]):
         """
         group = self.group
         low_latency = group.algorithm == "ll"
-        if low_latency and topk_weights is not None:
+        by_rank = checked_layout(layout, group.algorithm)
+        if by_rank and topk_weights is None:
+            raise ValueError("topk_weights: needed with layout=\"rank\"")
+        if low_latency and not by_rank and topk_weights is not None:
             raise ValueError("topk_weights: in low latency they belong to combine")
         tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
         ids = None
         if topk_weights is not None:
-            ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
+            ids = None if low_latency else self.topk_idx
+            topk_weights = self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
-        if _needs_gradient(tokens, topk_weights, scales):
+        if needs_gradient(tokens, topk_weights, scales):
             plain = out is None and not send_only and stream is None and not is_scaled
-            self._check_differentiable("dispatch", plain)
+            check_differentiable(group.algorithm, "dispatch", plain)
             from nccl_ep import autograd
 
             return autograd.dispatch(self, tokens, topk_weights)
@@ -184,7 +201,7 @@ class EpHandle(Generic[Mode]):
                             (Tag.TOPK_WEIGHTS, topk_weights))
         # In HT the host may wait here, and the GPU then waits for the host: do as little as
         # possible afterwards.
-        shape = self._received_shape(tokens.shape[1])
+        shape = self._received_shape(tokens.shape[1], by_rank)
         rows = scaled_rows(tokens, scales, cast) if is_scaled else None
         dtype = tokens.dtype if rows is None else rows.dtype
         given = [each for each in (out, out_scales) if each is not None]
@@ -200,14 +217,14 @@ class EpHandle(Generic[Mode]):
         else:
             out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
                                     group.device)
-        kind = result_class(low_latency, topk_weights is not None, is_scaled)
-        result = kind(out)
+        result = result_class(low_latency, topk_weights is not None, is_scaled)(out)
         if low_latency:
-            result = kind(out, counts=self._new((group.num_local_experts,), torch.int32))
-        elif topk_weights is not None:
-            routing = (out.shape[0], self.top_k)
-            result = kind(out, None, self._new(routing, torch.int64),
-                          self._new(routing, torch.float32))
+            zones = group.world_size if by_rank else group.num_local_experts
+            result = result._replace(counts=self._new((zones,), torch.int32))
+        if topk_weights is not None:
+            routing = (*out.shape[:-1], self.top_k)
+            result = result._replace(topk_idx=self._new(routing, torch.int64),
+                                     topk_weights=self._new(routing, torch.float32))
         if rows is not None:
             result = result._replace(scales=out_scales)
         outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),
@@ -217,6 +234,7 @@ class EpHandle(Generic[Mode]):
         rounds = rows is not None and rows.round_scales
         self._run("dispatch", (inputs, outputs, counter), given, send_only, stream,
                   _ROUND_SCALES if rounds else _NO_OPTIONS)
+        self._by_rank = by_rank
         return result
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -224,19 +242,23 @@ class EpHandle(Generic[Mode]):
                 stream: Any = None) -> torch.Tensor:
         """Returns results to their home ranks: [T, H], for each token the sum over its experts.
 
-        LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum.
+        LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum; after a
+        dispatch with layout "rank" `tokens` [R, M, H] alone, weighed and summed as in HT.
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
         differentiable as `dispatch` is.
         """
         group = self.group
         low_latency = group.algorithm == "ll"
-        if low_latency != (topk_weights is not None):
-            raise ValueError("topk_weights: " + ("needed in low latency" if low_latency else
-                                                 "combine_with_weights returns them"))
+        weighs = low_latency and not self._by_rank
+        if weighs != (topk_weights is not None):
+            raise ValueError("topk_weights: " + (
+                "needed in low latency" if weighs else "applied by the caller with layout=\"rank\""
+                if low_latency else "combine_with_weights returns them"))
         tokens = self._results(tokens)
         local = None if topk_weights is None else self._weights(topk_weights, self.num_tokens)
-        if _needs_gradient(tokens, local):
-            self._check_differentiable("combine", out is None and not send_only and stream is None)
+        if needs_gradient(tokens, local):
+            plain = out is None and not send_only and stream is None
+            check_differentiable(group.algorithm, "combine", plain)
             from nccl_ep import autograd
 
             return autograd.ht_combine(self, tokens)
@@ -255,8 +277,8 @@ class EpHandle(Generic[Mode]):
         """
         tokens = self._results(tokens)
         weights = self._weights(topk_weights, tokens.shape[0])
-        if _needs_gradient(tokens, weights):
-            self._check_differentiable("combine_with_weights", False)
+        if needs_gradient(tokens, weights):
+            check_differentiable(self.group.algorithm, "combine_with_weights", False)
         out = self._home(tokens, None)
         home_weights = self._new((self.num_tokens, self.top_k), torch.float32)
         self._run("combine",
@@ -316,16 +338,6 @@ class EpHandle(Generic[Mode]):
             self._staged_on = address
         group.settle()
 
-    def _check_differentiable(self, operation: str, plain: bool) -> None:
-        """Refuses an operation whose tensors require gradients that it would drop."""
-        if self.group.algorithm == "ht" and plain:
-            return
-        why = ("low latency has no gradients" if self.group.algorithm == "ll" else
-               "it has no gradient" if operation == "combine_with_weights" else
-               "with out, send_only, stream or scales it has no gradient")
-        raise RuntimeError(f"{operation}: its tensors require gradients, but {why}; call it under "
-                           "torch.no_grad(), or with detached tensors")
-
     def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
         """The tensors that operations with these lists use."""
         # LL reads the ids in every phase, even after the caller has dropped the handle.
@@ -336,16 +348,18 @@ class EpHandle(Generic[Mode]):
         if self.group.runtime.is_capturing(stream):
             self.group.keep(self)
 
-    def _received_shape(self, hidden: int) -> tuple[int, ...]:
+    def _received_shape(self, hidden: int, by_rank: bool) -> tuple[int, ...]:
         group = self.group
         if group.algorithm == "ht":
             return self.num_recv_tokens, hidden
+        if by_rank:
+            return group.world_size, group.max_tokens_per_rank, hidden
         return group.num_local_experts, group.world_size * group.max_tokens_per_rank, hidden
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")
         if self.group.algorithm == "ll":
-            shape = (*self._received_shape(0)[:-1], "H")
+            shape = (*self._received_shape(0, self._by_rank)[:-1], "H")
         return checked("tokens", tokens, shape, self.group.device)
 
     def _home(self, tokens: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -381,11 +395,3 @@ class EpHandle(Generic[Mode]):
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending() and getattr(self, "_handle", None) is not None:
             self.close()
-
-
-def _needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
-                    scales: torch.Tensor | None = None) -> bool:
-    """Whether autograd is to record an operation on these tensors."""
-    return torch.is_grad_enabled() and (
-        tokens.requires_grad or weights is not None and weights.requires_grad
-        or scales is not None and scales.requires_grad)

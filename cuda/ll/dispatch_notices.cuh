@@ -144,11 +144,13 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, uint32_t fi
     }
 }
 
-// Waits until all sources have said how many tokens they have. The first block checks what they run, too.
+// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
 template <typename Op>
-__device__ __forceinline__ void hear_beginnings(const Block<Op>& block, bool is_first) {
+__device__ void find_begins(const Block<Op>& block) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
+    const bool is_first = block.receivers.index() == 0;
+    // The first block checks what the sources run, too.
     const uint32_t last = is_first ? words_of_counts(block) : local + 1;
     hear_sources(block, local, last, [&](uint32_t source, uint32_t word, uint32_t data) {
         if (word == local) {
@@ -166,15 +168,6 @@ __device__ __forceinline__ void hear_beginnings(const Block<Op>& block, bool is_
                               op.common.fingerprint, data);
         }
     });
-}
-
-// From the sources' counts: where the rows of each begin, and how many an expert gets in all.
-template <typename Op>
-__device__ void find_begins(const Block<Op>& block) {
-    const Op& op = block.op;
-    const uint32_t local = block.shape.local_experts;
-    const bool is_first = block.receivers.index() == 0;
-    hear_beginnings(block, is_first);
     __syncthreads();  // the histograms are done with, too
     if (!is_first && block.receivers.index() >= arriving_units(block)) {
         return;

@@ -33,25 +33,59 @@ __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32
     }
 }
 
-// Hears of the sources' tokens and rows.
+// What a source tells beside its rows. Four, so that threads share them out without a division.
+enum Told : uint32_t { kRowsThatCome, kTokens, kFingerprint, kScalesWord, kNumTold };
+
+// Hears of the sources' tokens and rows. The first block checks what they run, too.
+template <typename Op>
+__device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, bool is_first) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < op.ranks() * kNumTold; i += blockDim.x) {
+        const uint32_t source = i / kNumTold;
+        const uint32_t told = i % kNumTold;
+        const bool says_what_runs = told >= kFingerprint;
+        const bool is_heard = is_active(op.common.peers, op.nodes.forwarder_of(source));
+        if (says_what_runs && (!is_first || !is_heard || (told == kScalesWord && !Op::Rows::kScaled))) {
+            continue;
+        }
+        uint32_t data = 0;
+        if (is_heard) {
+            const uint64_t* at = op.here().counts(source) + (told == kRowsThatCome ? 0 : local + told - kTokens);
+            data = wait_for_packet_in(op, at, op.from(source, says_what_runs ? WAIT_BEGIN : WAIT_COUNTS)).data;
+        }
+        // They become addresses: a peer cannot have more tokens than a rank may have.
+        const uint32_t bounded = min(data, block.shape.max_tokens);
+        if (told == kRowsThatCome) {
+            block.per_expert[source] = bounded;
+            if (is_first && block.params.counter != nullptr) {
+                block.params.counter[source] = bounded;
+            }
+        } else if (told == kTokens) {
+            block.tokens_of[source] = bounded;
+            atomicMax(&block.shared.most_tokens, bounded);
+            if (is_first) {
+                block.params.common.handle.tokens_of[source] = bounded;
+            }
+        } else if (told == kFingerprint && data != op.common.fingerprint) {
+            report_fingerprint(op.common, op.nodes, op.epoch, source, data);
+        } else if (told == kScalesWord && data != op.common.scales_word) {
+            report_difference(op.common, FAULT_DIFFERS, op.from(source, WAIT_BEGIN), op.common.fingerprint,
+                              op.common.fingerprint, data);
+        }
+    }
+}
+
 template <typename Op>
 __device__ void hear_all(const Block<Op>& block, const LlBeside& beside) {
-    const bool is_first = block.receivers.index() == 0;
-    hear_beginnings(block, is_first);
-    __syncthreads();  // the histograms are done with, too
-    const uint32_t blocks = max(1u, min(block.receivers.blocks, arriving_units(block)));
-    if (block.receivers.index() >= blocks || block.params.out == nullptr) {
-        return;
-    }
-    hear_sources(block, 0, 1, [&](uint32_t source, uint32_t, uint32_t data) {
-        const uint32_t count = min(data, block.shape.max_tokens);
-        block.per_expert[source] = count;
-        if (is_first && block.params.counter != nullptr) {
-            block.params.counter[source] = count;
-        }
-    });
+    __syncthreads();  // the histograms are done with
+    hear_sources_by_rank(block, block.receivers.index() == 0);
     __syncthreads();
-    clear_ids(block, beside, blocks);
+    const uint32_t blocks = max(1u, min(block.receivers.blocks, arriving_units(block)));
+    if (block.receivers.index() < blocks && block.params.out != nullptr) {
+        clear_ids(block, beside, blocks);
+    }
 }
 
 // The ids and weights of a row: lanes have its token's entries.

@@ -62,10 +62,10 @@ setup-package:
 
 lib: setup-lib ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace; \
-	    scripts/third_party.py "$$NCCL_EP_TARGET/release/THIRD-PARTY.txt"
+	    scripts/third_party.py "$$NCCL_EP_RELEASE/THIRD-PARTY.txt"
 
-header: setup-lib ## Write the generated headers anew from the Rust sources
-	@$(env) NCCL_EP_CUDA=off NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header --test kernel_params
+header: setup-lib ## Write include/nccl_ep.h anew from the Rust sources
+	@$(env) NCCL_EP_CUDA=off NCCL_EP_UPDATE_HEADER=1 cargo test --locked --test header
 
 programs: setup lib ## Build the C programs for this machine without GPU
 	@$(env) $(MAKE) -C c_tests host $(places)

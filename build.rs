@@ -5,8 +5,8 @@
 //!
 //! Without nvcc the build continues with the host backend alone and says so once;
 //! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc
-//! is always an error: whoever has one expects kernels. Headers are not generated here: they are
-//! committed, and tests compare them.
+//! is always an error: whoever has one expects kernels. The headers of their parameters are made by
+//! `cuda/params`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -146,7 +146,7 @@ impl Unit {
             .with_extension("");
         let name = name.to_string_lossy().replace('/', "_");
         let mut files = BTreeSet::new();
-        find_sources(source, &mut files)?;
+        find_sources(source, nvcc.params.as_deref(), &mut files)?;
         let mut inputs = format!("{} {}\n", nvcc.banner, nvcc.options.join(" "));
         for file in &files {
             let _ = writeln!(inputs, "// {}\n{}", file.display(), text_of(file)?);
@@ -167,13 +167,20 @@ impl Unit {
         let _ = fs::remove_file(&self.record);
         let mut command = Command::new(&nvcc.path);
         command.args(&nvcc.options).arg("-o").arg(&self.fatbin);
+        if let Some(params) = &nvcc.params {
+            command.arg("-I").arg(params);
+        }
         run(command.arg(&self.source))?;
         write(&self.record, &self.inputs)
     }
 }
 
-/// Adds `file` and what it includes of this project.
-fn find_sources(file: &Path, files: &mut BTreeSet<PathBuf>) -> Result<(), String> {
+/// Adds `file` and what it includes of this project, beside itself or below `params`.
+fn find_sources(
+    file: &Path,
+    params: Option<&Path>,
+    files: &mut BTreeSet<PathBuf>,
+) -> Result<(), String> {
     let file = fs::canonicalize(file)
         .map_err(|error| format!("cannot find {}: {error}", file.display()))?;
     if !files.insert(file.clone()) {
@@ -184,7 +191,10 @@ fn find_sources(file: &Path, files: &mut BTreeSet<PathBuf>) -> Result<(), String
             .strip_prefix("#include \"")
             .and_then(|it| it.split('"').next());
         if let Some(included) = included {
-            find_sources(&file.with_file_name(included), files)?;
+            let beside = file.with_file_name(included);
+            let made = params.map(|folder| folder.join(included));
+            let found = made.filter(|made| made.is_file()).unwrap_or(beside);
+            find_sources(&found, params, files)?;
         }
     }
     Ok(())
@@ -211,6 +221,8 @@ struct Nvcc {
     /// What `--version` says, which names the build.
     banner: String,
     options: Vec<String>,
+    /// Where the headers of the parameters are, in a folder `params`.
+    params: Option<PathBuf>,
 }
 
 impl Nvcc {
@@ -240,12 +252,14 @@ impl Nvcc {
                  to a newer one (NCCL_EP_CUDA=off builds without the kernels)"
             ));
         }
+        let params = env::var_os("DEP_NCCL_EP_PARAMS_INCLUDE").map(PathBuf::from);
         let options = options(&path, version)?;
         Ok(Some(Self {
             path,
             version,
             banner,
             options,
+            params,
         }))
     }
 }

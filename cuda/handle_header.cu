@@ -1,8 +1,9 @@
-// The header of a handle's block in a caller's memory: written behind the kernel that fills the block, and compared
-// before an operation that uses it, as the caller may have moved other bytes there.
+// The header of a handle's block in a caller's memory: written behind the kernel that fills the
+// block, and compared before an operation that uses it, as the caller may have moved other bytes
+// there.
 //
-// Grid: one warp, a lane for each word. If the header is another one, the group fails, and no kernel that comes later
-// follows what is in the block.
+// Grid: one warp, a lane for each word. If the header is another one, the group fails, and no
+// kernel that comes later follows what is in the block.
 
 #include "base/entry.cuh"
 #include "base/warp.cuh"
@@ -22,7 +23,8 @@ __device__ void compare(const HandleHeaderParams& params, uint32_t word) {
     const uint32_t got = word < HANDLE_HEADER_COMPARED ? params.header[word] : 0;
     const LaneMask wrong = ballot(got != expected);
     if (wrong.any() && wrong.first() == lane_idx()) {
-        report_failure(params.wait, FAULT_FOREIGN_STATE, {word, params.peers.rank, 0}, expected, got);
+        report_failure(params.wait, FAULT_FOREIGN_STATE, {word, params.peers.rank, 0}, expected,
+                       got);
         broadcast_failure(params.peers, params.wait);
     }
 }

@@ -4,13 +4,14 @@ Everything else is in pyproject.toml.
 """
 
 import pathlib
-import platform
 import re
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 _LIBRARY = pathlib.Path(__file__).resolve().parent / "nccl_ep" / "lib" / "libnccl_ep.so"
+# By e_machine of the ELF header: the library may be another machine's than this one.
+_MACHINES = {62: "x86_64", 183: "aarch64"}
 # The oldest glibc that a manylinux tag of this form can name.
 _OLDEST_GLIBC = (2, 17)
 
@@ -20,9 +21,10 @@ def manylinux() -> str:
 
     It needs nothing else that manylinux leaves out (step abi/needed of the tests).
     """
-    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", _LIBRARY.read_bytes())
+    library = _LIBRARY.read_bytes()
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", library)
     major, minor = max([_OLDEST_GLIBC, *(tuple(map(int, version)) for version in versions)])
-    return f"manylinux_{major}_{minor}_{platform.machine()}"
+    return f"manylinux_{major}_{minor}_{_MACHINES[int.from_bytes(library[18:20], 'little')]}"
 
 
 class Package(Distribution):

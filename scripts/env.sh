@@ -16,10 +16,23 @@ for NCCL_EP_PLACE in "$NCCL_EP_ROOT" "$NCCL_EP_TARGET"; do
         return 1
     fi
 done
-unset NCCL_EP_PLACE
-# What setup.sh fetches; beside the build where the sources are read-only.
+# The machine that libraries are built for: another than this one if cargo's CARGO_BUILD_TARGET says so, which also
+# names a folder then. The C tools for it have Debian's names.
+NCCL_EP_MACHINE=$(uname -m)
+NCCL_EP_RELEASE="$NCCL_EP_TARGET/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release"
+NCCL_EP_TOOLS=""
+if [ -n "${CARGO_BUILD_TARGET:-}" ] && [ "${CARGO_BUILD_TARGET%%-*}" != "$NCCL_EP_MACHINE" ]; then
+    NCCL_EP_MACHINE=${CARGO_BUILD_TARGET%%-*}
+    NCCL_EP_TOOLS=$NCCL_EP_MACHINE-linux-gnu-
+    NCCL_EP_LINKER=${CARGO_BUILD_TARGET//-/_}
+    export "CARGO_TARGET_${NCCL_EP_LINKER^^}_LINKER=${NCCL_EP_TOOLS}gcc"
+    unset NCCL_EP_LINKER
+fi
+# What setup.sh fetches; beside the build where the sources are read-only, with links to what they have.
 NCCL_EP_DEPS="$NCCL_EP_ROOT/.deps"
-if ! [ -d "$NCCL_EP_DEPS" ] && ! [ -w "$NCCL_EP_ROOT" ]; then NCCL_EP_DEPS="$NCCL_EP_TARGET/deps"; fi
+if [ -d "$NCCL_EP_DEPS" ]; then NCCL_EP_PLACE=$NCCL_EP_DEPS; else NCCL_EP_PLACE=$NCCL_EP_ROOT; fi
+if ! [ -w "$NCCL_EP_PLACE" ]; then NCCL_EP_DEPS="$NCCL_EP_TARGET/deps"; fi
+unset NCCL_EP_PLACE
 NCCL_EP_PINNED_CUDA="$NCCL_EP_DEPS/cuda/nvidia/cu13"
 NCCL_EP_PINNED_NCCL="$NCCL_EP_DEPS/nccl/nvidia/nccl/include"
 NCCL_EP_PINNED_CMAKE="$NCCL_EP_DEPS/cmake/cmake/data/bin"
@@ -83,7 +96,7 @@ if [ -n "${CUDA_HOME:-}" ] && [ "$CUDA_HOME" != "$NCCL_EP_PINNED_CUDA" ] &&
 fi
 CUDA_HOME=$(nccl_ep_find_cuda)
 NCCL_INCLUDE=$(nccl_ep_find_nccl)
-export CUDA_HOME NCCL_INCLUDE NCCL_EP_DEPS NCCL_EP_TARGET
+export CUDA_HOME NCCL_INCLUDE NCCL_EP_DEPS NCCL_EP_TARGET NCCL_EP_RELEASE
 
 # build.rs is told the compiler itself: cargo would build anew whenever what it is searched by
 # (PATH) changes. What the caller set stays; what this file set may change with CUDA_HOME.

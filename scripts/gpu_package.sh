@@ -3,6 +3,7 @@
 # programs, the libraries, the runner. Takes a folder, which is made anew:
 #   gpu/ onegpu/  programs over NCCL, and over c_tests/fake_nccl
 #   lib/          libnccl_ep.so, libncclep_fake_nccl.so, libnccl-net-ep-test.so
+#   second/       libnccl_ep.so.0, the later interface
 #   python/ examples/ .deps/pytest/  the Python package with its tests; PyTorch is the machine's
 #   bench/layer.py                   times an MoE layer
 #   bench/run_sweep.py               times ep_bench: DIR/bench/run_sweep.py --prebuilt DIR
@@ -22,7 +23,7 @@ if [ -e "$package" ] && [ ! -d "$package/onegpu" ]; then
     exit 1
 fi
 rm -rf "$package"
-mkdir -p "$package"/{gpu,onegpu,lib,scripts/testing,c_tests/programs/moe_layer/data}
+mkdir -p "$package"/{gpu,onegpu,lib,second,scripts/testing,c_tests/programs/moe_layer/data}
 
 for kind in gpu onegpu; do
     for program in "$NCCL_EP_TARGET/c/$kind"/*; do
@@ -30,6 +31,7 @@ for kind in gpu onegpu; do
     done
 done
 strip --strip-unneeded -o "$package/lib/libnccl_ep.so" "$NCCL_EP_TARGET/release/libnccl_ep.so"
+strip --strip-unneeded -o "$package/second/libnccl_ep.so.0" "$NCCL_EP_TARGET/release/libnccl_ep_2.so"
 strip --strip-unneeded -o "$package/lib/libnccl_ep_probe.so" \
     "$NCCL_EP_TARGET/release/libnccl_ep_probe.so"
 strip --strip-unneeded -o "$package/lib/libncclep_fake_nccl.so" \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the release build: both libraries, the header, the files by which pkg-config and CMake find
-# them, and the licences; or removes what it has installed.
+# Installs the release build: for each of the two interfaces the libraries, the headers, and the files by which
+# pkg-config and CMake find them; and the licences. Or removes what it has installed. The later interface has the same
+# names of headers and libraries, so they are in folders of their own, nccl_ep_2.
 #
 # Usage: install.sh install|uninstall [NAME=VALUE...], with GNU's names:
 #   prefix=/usr/local  libdir=PREFIX/lib  includedir=PREFIX/include  docdir=PREFIX/share/doc/nccl_ep
@@ -38,20 +39,26 @@ done
 stage=${given[DESTDIR]:-}
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n1)
-IFS=. read -r major minor _ <<<"$version"
 library=libnccl_ep.so
 [ "${given[versioned]:-0}" = 0 ] || library=libnccl_ep.so.$version
-cmake=$libdir/cmake/nccl_ep
+later=$libdir/nccl_ep_2
+later_headers=$includedir/nccl_ep_2
 
 # What a package has besides the libraries.
-files=("$includedir/nccl_ep.h" "$libdir/pkgconfig/nccl_ep.pc" "$cmake/nccl_ep-config.cmake"
-    "$cmake/nccl_ep-config-version.cmake" "$docdir/LICENSE" "$docdir/THIRD-PARTY.txt")
+files=("$includedir"/nccl_ep.{h,hpp} "$docdir/LICENSE" "$docdir/THIRD-PARTY.txt" "$later_headers/nccl_ep.h"
+    "$later_headers/nccl_ep/ep_enums.h")
+for package in nccl_ep nccl_ep_2; do
+    files+=("$libdir/pkgconfig/$package.pc" "$libdir/cmake/$package/$package-config.cmake"
+        "$libdir/cmake/$package/$package-config-version.cmake")
+done
 
 uninstall() {
     rm -f "${files[@]/#/$stage}" "$stage$libdir"/libnccl_ep.{a,so}
     # Of any version: the one that is removed may be another than that of the sources.
     rm -f "$stage$libdir"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
-    rmdir "$stage$cmake" "$stage$docdir" 2>/dev/null || true
+    rm -f "$stage$later"/libnccl_ep.{a,so,so.0} "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
+    rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later" "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
+        2>/dev/null || true
     echo "removed nccl_ep from $stage$prefix"
 }
 
@@ -61,28 +68,49 @@ below_prefix() {
     if [[ $1 == "$below"/* ]]; then echo "\${prefix}${1#"$below"}"; else echo "$1"; fi
 }
 
-# fill TEMPLATE FILE: replaces the placeholders of a template.
-fill() {
-    local home=$prefix
+# describe PACKAGE VERSION FILE LIBDIR INCLUDEDIR: the files by which pkg-config and CMake find a package, whose shared
+# library has this file.
+describe() {
+    local package=$1 of=$2 file=$3 libs=$4 headers=$5 cmake=$libdir/cmake/$1 home=$prefix target
+    local soname=libnccl_ep.so
+    [ "$package" = nccl_ep ] || soname=libnccl_ep.so.0
     # pkg-config knows the folder of its file.
     [ "${given[relocatable]:-0}" = 0 ] ||
         home="\${pcfiledir}/$(realpath -ms --relative-to="$libdir/pkgconfig" "$prefix")"
-    mkdir -p "$(dirname "$2")"
-    sed -e "s|@PREFIX@|$home|g" -e "s|@VERSION@|$version|g" \
-        -e "s|@LIBDIR@|$(below_prefix "$libdir")|g" \
-        -e "s|@INCLUDEDIR@|$(below_prefix "$includedir")|g" \
-        -e "s|@INCLUDE_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$includedir")|g" \
-        -e "s|@VERSION_MAJOR@|$major|g" -e "s|@VERSION_MINOR@|$minor|g" \
-        -e "s|@NATIVE_STATIC_LIBS@|$(cat "$root/packaging/native-static-libs")|g" \
-        "$root/packaging/$1" >"$2"
-    chmod 644 "$2"
+    for target in "$libdir/pkgconfig/$package.pc" "$cmake/$package-config.cmake" \
+        "$cmake/$package-config-version.cmake"; do
+        local template=${target##*/}
+        mkdir -p "$stage$(dirname "$target")"
+        sed -e "s|@PACKAGE@|$package|g" -e "s|@PREFIX@|$home|g" -e "s|@VERSION@|$of|g" \
+            -e "s|@LIBDIR@|$(below_prefix "$libs")|g" -e "s|@INCLUDEDIR@|$(below_prefix "$headers")|g" \
+            -e "s|@LIBDIR_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$libs")|g" \
+            -e "s|@INCLUDE_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$headers")|g" \
+            -e "s|@FILE@|$file|g" -e "s|@SONAME@|$soname|g" \
+            -e "s|@VERSION_MAJOR@|$(cut -d. -f1 <<<"$of")|g" -e "s|@VERSION_MINOR@|$(cut -d. -f2 <<<"$of")|g" \
+            -e "s|@NATIVE_STATIC_LIBS@|$(cat "$root/packaging/native-static-libs")|g" \
+            "$root/packaging/${template/#$package/nccl_ep}.in" >"$stage$target"
+        chmod 644 "$stage$target"
+    done
+}
+
+install_later() {
+    local libraries=$1 headers=$root/include/nccl_ep_2 of file
+    of=$(sed -n 's/^#define NCCL_EP_\(MAJOR\|MINOR\|PATCH\) //p' "$headers/nccl_ep.h" | paste -sd.)
+    file=libnccl_ep.so.$of
+    install -D -m 755 "$libraries/libnccl_ep_2.so" "$stage$later/$file"
+    ln -sf "$file" "$stage$later/libnccl_ep.so.0"
+    ln -sf libnccl_ep.so.0 "$stage$later/libnccl_ep.so"
+    install -D -m 644 "$libraries/libnccl_ep_2.a" "$stage$later/libnccl_ep.a"
+    install -D -m 644 "$headers/nccl_ep.h" "$stage$later_headers/nccl_ep.h"
+    install -D -m 644 "$headers/nccl_ep/ep_enums.h" "$stage$later_headers/nccl_ep/ep_enums.h"
+    describe nccl_ep_2 "$of" "$file" "$later" "$later_headers"
 }
 
 install_all() {
-    local libraries=${NCCL_EP_LIBRARIES:-$NCCL_EP_TARGET/release} file
+    local libraries=${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE} file
     # Root, who installs, often has no compiler, and would leave files in target/ that are not the
     # user's.
-    for file in libnccl_ep.so libnccl_ep.a; do
+    for file in libnccl_ep{,_2}.{so,a}; do
         [ -f "$libraries/$file" ] || die "$libraries/$file is missing: run \`make lib\` first"
     done
     # A link there would have the file that it leads to overwritten.
@@ -90,10 +118,11 @@ install_all() {
     install -D -m 755 "$libraries/libnccl_ep.so" "$stage$libdir/$library"
     [ "$library" = libnccl_ep.so ] || ln -s "$library" "$stage$libdir/libnccl_ep.so"
     install -D -m 644 "$libraries/libnccl_ep.a" "$stage$libdir/libnccl_ep.a"
-    install -D -m 644 "$root/include/nccl_ep.h" "$stage$includedir/nccl_ep.h"
-    fill nccl_ep.pc.in "$stage$libdir/pkgconfig/nccl_ep.pc"
-    fill nccl_ep-config.cmake.in "$stage$cmake/nccl_ep-config.cmake"
-    fill nccl_ep-config-version.cmake.in "$stage$cmake/nccl_ep-config-version.cmake"
+    for file in nccl_ep.h nccl_ep.hpp; do
+        install -D -m 644 "$root/include/$file" "$stage$includedir/$file"
+    done
+    describe nccl_ep "$version" libnccl_ep.so "$libdir" "$includedir"
+    install_later "$libraries"
     install -D -m 644 "$root/LICENSE" "$stage$docdir/LICENSE"
     if [ -f "$libraries/THIRD-PARTY.txt" ]; then
         install -m 644 "$libraries/THIRD-PARTY.txt" "$stage$docdir/THIRD-PARTY.txt"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the files of a release from the release build: a tarball of the library, the header and the files for
-# pkg-config and CMake, which work from any folder; the wheel; and their checksums.
+# Makes the files of a release from the release build: a tarball of the libraries, the headers, the files for pkg-config
+# and CMake, which work from any folder, the documents and the examples; the wheel; and their checksums.
 #
 # Usage: release.sh FOLDER
 set -euo pipefail
@@ -9,17 +9,19 @@ set -euo pipefail
 root=$NCCL_EP_ROOT
 folder=${1:?usage: release.sh FOLDER}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n1)
-name=nccl_ep-$version-linux-$(uname -m)
+name=nccl_ep-$version-linux-$NCCL_EP_MACHINE
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$folder"
-rm -f "$folder"/nccl_ep-*.{tar.gz,whl} "$folder/SHA256SUMS"
+# Those of other machines stay.
+rm -f "$folder"/nccl_ep-*"$NCCL_EP_MACHINE".{tar.gz,whl} "$folder/SHA256SUMS"
 
 "$root/scripts/install.sh" install prefix=/ libdir=/lib includedir=/include docdir=/ \
     DESTDIR="$stage/$name" relocatable=1 >/dev/null
-strip --strip-unneeded "$stage/$name/lib/libnccl_ep.so"
-strip --strip-debug "$stage/$name/lib/libnccl_ep.a"
-cp "$root"/{CHANGELOG.md,SECURITY.md} "$stage/$name"
+"${NCCL_EP_TOOLS}strip" --strip-unneeded "$stage/$name"/lib/{libnccl_ep.so,nccl_ep_2/libnccl_ep.so.*.*.*}
+"${NCCL_EP_TOOLS}strip" --strip-debug "$stage/$name"/lib/{,nccl_ep_2/}libnccl_ep.a
+cp -r "$root"/{README.md,CHANGELOG.md,SECURITY.md,docs,examples} "$stage/$name"
+find "$stage/$name" -name __pycache__ -prune -exec rm -r {} +
 # The same sources and compiler give the same file.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@${SOURCE_DATE_EPOCH:-0}" \
     -cf - "$name" | gzip -n >"$folder/$name.tar.gz"

@@ -15,6 +15,7 @@
 #   --docs     also Sphinx, which makes the site of the documents
 #   --python   also all that tests in Python need: pytest, PyTorch, mypy, Sphinx
 #   --wheel    also setuptools, which builds the wheel of the Python package
+#   --emulator also what builds and runs C programs for the machine of CARGO_BUILD_TARGET, if it is another one
 #   --plots    only matplotlib, which draws docs/plots/ (x86-64, Python 3.11 to 3.13)
 set -euo pipefail
 
@@ -41,6 +42,12 @@ wants() { [[ $options == *" $1 "* ]]; }
 missing_packages() {
     command -v g++ >/dev/null || echo g++
     python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+    local cross=${NCCL_EP_TOOLS//_/-}
+    [ -z "$cross" ] || command -v "${NCCL_EP_TOOLS}gcc" >/dev/null || echo "gcc-${cross%-}"
+    if [ -n "$cross" ] && wants --emulator; then
+        command -v "${NCCL_EP_TOOLS}g++" >/dev/null || echo "g++-${cross%-}"
+        command -v "qemu-$NCCL_EP_MACHINE" >/dev/null || echo qemu-user
+    fi
     wants --library && return
     command -v mpirun >/dev/null || echo openmpi-bin
     command -v mpicc >/dev/null || echo libopenmpi-dev
@@ -73,6 +80,15 @@ install_packages() {
     # shellcheck disable=SC2086 # the packages are words
     $root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Acquire::Retries=3 \
         -o Dpkg::Use-Pty=0 install --no-install-recommends $packages >/dev/null </dev/null
+}
+
+# For another machine.
+install_rust_library() {
+    cd "$NCCL_EP_ROOT" # whose rust-toolchain.toml counts
+    if [ -z "$NCCL_EP_TOOLS" ] || [ -d "$(rustc --print target-libdir --target "$CARGO_BUILD_TARGET")" ]; then return; fi
+    command -v rustup >/dev/null || die "no library of Rust for $CARGO_BUILD_TARGET, and no rustup to fetch it"
+    say "fetching Rust's library for $CARGO_BUILD_TARGET (rustup)"
+    rustup --quiet target add "$CARGO_BUILD_TARGET" || die "rustup could not fetch it"
 }
 
 check_mpi() {
@@ -159,6 +175,17 @@ unpack_torch() {
     rm -rf "$1/torch/include" "$1/torch/lib/libtorch_cuda_linalg.so"
 }
 
+# Links what read-only sources have already beside what will be fetched; a part that is out of date is replaced.
+link_fetched_parts() {
+    local part
+    [ "$NCCL_EP_DEPS" != "$NCCL_EP_ROOT/.deps" ] && [ -d "$NCCL_EP_ROOT/.deps" ] || return 0
+    mkdir -p "$NCCL_EP_DEPS"
+    for part in "$NCCL_EP_ROOT"/.deps/*/; do
+        part=$(basename "$part")
+        [ -e "$NCCL_EP_DEPS/$part" ] || ln -s "$NCCL_EP_ROOT/.deps/$part" "$NCCL_EP_DEPS/$part"
+    done
+}
+
 # --- What is needed here --------------------------------------------------------------------------
 
 # Says which copy of $1 that was here already is used: once, a stamp remembers the text.
@@ -181,6 +208,7 @@ install_nccl_library() {
     esac
 }
 
+link_fetched_parts
 command -v cargo >/dev/null ||
     die "cargo is missing. This line installs Rust; open a new shell then, and try again:" \
         "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
@@ -191,6 +219,7 @@ if wants --plots; then
     exit 0
 fi
 install_packages
+install_rust_library
 if [ -n "$NCCL_EP_REFUSED_CUDA" ]; then say "CUDA_HOME is not used: $NCCL_EP_REFUSED_CUDA"; fi
 if wants --wheel; then install_wheels wheel unpack; fi
 # The library alone, without kernels, needs nothing of CUDA; programs need its headers.

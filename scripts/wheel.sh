@@ -17,8 +17,8 @@ cp "$NCCL_EP_ROOT/LICENSE" "$source"
 "$NCCL_EP_ROOT/scripts/third_party.py" "$source/NOTICE-THIRD-PARTY.txt"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
 library=$source/nccl_ep/lib/libnccl_ep.so
-install -D -m 755 "$NCCL_EP_TARGET/release/libnccl_ep.so" "$library"
-strip --strip-unneeded "$library"
+install -D -m 755 "${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE}/libnccl_ep.so" "$library"
+"${NCCL_EP_TOOLS}strip" --strip-unneeded "$library"
 PYTHONPATH="$NCCL_EP_DEPS/wheel" python3 -m pip --disable-pip-version-check wheel --quiet \
     --no-index --no-deps --no-build-isolation --wheel-dir "$folder" "$source"
 ls "$folder"/nccl_ep-*.whl

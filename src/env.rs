@@ -10,8 +10,8 @@ use std::time::Duration;
 /// Settings taken from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Env {
-    /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last. Default 100,000 ms.
-    pub timeout: Duration,
+    /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last.
+    pub timeout: Option<Duration>,
     /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. Default reduce.
     pub ll_combine: LlCombineMode,
     /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default
@@ -142,7 +142,7 @@ impl Env {
             _ => None,
         });
         Self {
-            timeout: Duration::from_millis(timeout_ms.unwrap_or(100_000)),
+            timeout: timeout_ms.map(Duration::from_millis),
             ll_combine: ll_combine.unwrap_or(LlCombineMode::Reduce),
             node_sums: node_sums.unwrap_or_default(),
             tuning_file: reader.text("NCCL_EP_TUNING_FILE"),
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn defaults_apply_when_nothing_is_set() {
         let (env, unused) = read(&|_| None);
-        assert_eq!(env.timeout, Duration::from_secs(100));
+        assert_eq!(env.timeout, None);
         assert_eq!(env.ll_combine, LlCombineMode::Reduce);
         assert_eq!(env.node_sums, NodeSums::HomeFirst);
         assert_eq!(env.host_id, None);
@@ -277,7 +277,7 @@ mod tests {
             _ => None,
         };
         let (env, unused) = read(&set);
-        assert_eq!(env.timeout, Duration::from_millis(250));
+        assert_eq!(env.timeout, Some(Duration::from_millis(250)));
         assert_eq!(env.host_id.as_deref(), Some("left"));
         assert_eq!(env.ll_combine, LlCombineMode::Exact);
         assert_eq!(env.node_sums, NodeSums::Invariant);
@@ -291,7 +291,7 @@ mod tests {
     fn values_that_are_not_allowed_are_told() {
         for value in ["-1", "00", "abc", "1k", "Exact"] {
             let (env, unused) = read(&|_| Some(value.to_owned()));
-            assert_eq!(env.timeout, Duration::from_secs(100));
+            assert_eq!(env.timeout, None);
             assert_eq!(env.ll_combine, LlCombineMode::Reduce);
             assert_eq!(env.node_sums, NodeSums::HomeFirst);
             assert_eq!((env.ht_chunk_bytes, env.check), (None, false));

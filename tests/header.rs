@@ -1,26 +1,58 @@
-//! `include/nccl_ep.h` is cbindgen's output for the sources; `make header` regenerates it.
+//! The headers are cbindgen's output for the sources; `make header` regenerates them.
 
 #![allow(clippy::unwrap_used)] // A test.
 
 use std::path::{Path, PathBuf};
 
-/// In the header's reading order.
-const SOURCES: [&str; 6] = [
-    "abi/first/src/types.rs",
-    "abi/first/src/group.rs",
-    "abi/first/src/tensor.rs",
-    "abi/first/src/handle.rs",
-    "abi/first/src/ops.rs",
-    "abi/first/src/info.rs",
+/// A generated header.
+struct Header {
+    path: &'static str,
+    config: &'static str,
+    /// In the header's reading order.
+    sources: &'static [&'static str],
+}
+
+const HEADERS: [Header; 3] = [
+    Header {
+        path: "include/nccl_ep.h",
+        config: "abi/first/cbindgen.toml",
+        sources: &[
+            "abi/first/src/types.rs",
+            "abi/first/src/group.rs",
+            "abi/first/src/tensor.rs",
+            "abi/first/src/handle.rs",
+            "abi/first/src/ops.rs",
+            "abi/first/src/info.rs",
+        ],
+    },
+    Header {
+        path: "include/nccl_ep_2/nccl_ep.h",
+        config: "abi/second/cbindgen.toml",
+        sources: &[
+            "abi/second/src/types.rs",
+            "abi/second/src/group.rs",
+            "abi/second/src/tensor.rs",
+            "abi/second/src/handle.rs",
+            "abi/second/src/dispatch.rs",
+            "abi/second/src/combine.rs",
+            "abi/second/src/info.rs",
+        ],
+    },
+    Header {
+        path: "include/nccl_ep_2/nccl_ep/ep_enums.h",
+        config: "abi/second/enums.toml",
+        sources: &["abi/second/src/enums.rs"],
+    },
 ];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn generate(root: &Path) -> String {
-    let config = cbindgen::Config::from_file(root.join("abi/first/cbindgen.toml")).unwrap();
-    let builder = SOURCES
+fn generate(root: &Path, header: &Header) -> String {
+    let config = cbindgen::Config::from_file(root.join(header.config)).unwrap();
+    let builder = header
+        .sources
         .iter()
         .fold(cbindgen::Builder::new().with_config(config), |b, source| {
             b.with_src(root.join(source))
@@ -52,15 +84,16 @@ fn tidy(header: &str) -> String {
 }
 
 #[test]
-fn the_committed_header_is_fresh() {
-    let path = root().join("include/nccl_ep.h");
-    let generated = generate(&root());
-    if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
-        std::fs::write(&path, &generated).unwrap();
+fn the_committed_headers_are_fresh() {
+    for header in &HEADERS {
+        let path = root().join(header.path);
+        let generated = generate(&root(), header);
+        if std::env::var_os("NCCL_EP_UPDATE_HEADER").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &generated).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        let name = header.path;
+        assert!(committed == generated, "{name} is stale: run `make header`");
     }
-    let committed = std::fs::read_to_string(&path).unwrap();
-    assert!(
-        committed == generated,
-        "include/nccl_ep.h is stale: run `make header`"
-    );
 }

@@ -1,7 +1,4 @@
 // Calls that many tests make alike; see harness.h.
-#define _GNU_SOURCE  // usleep
-#include <unistd.h>
-
 #include "harness.h"
 
 // Not one of the first release's entry points.
@@ -25,16 +22,3 @@ ncclResult_t ep_group_state(ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpGetAsyncError(group, &state));
     return state;
 }
-
-static void wait_at(void* argument) {
-    enum { kPauseUs = 100 };
-    const EpGate* gate = argument;
-    while (!__atomic_load_n(&gate->is_open, __ATOMIC_ACQUIRE)) usleep(kPauseUs);
-}
-
-void ep_gate_close(EpGate* gate, cudaStream_t stream) {
-    gate->is_open = false;
-    EP_REQUIRE_CUDA(cudaLaunchHostFunc(stream, wait_at, gate));
-}
-
-void ep_gate_open(EpGate* gate) { __atomic_store_n(&gate->is_open, true, __ATOMIC_RELEASE); }

@@ -36,8 +36,6 @@ bool ep_has_high_throughput(const EpEnv* env) {
     return answer == kYes;
 }
 
-void ep_skip_high_throughput(void) { ep_skip("no high throughput on this backend"); }
-
 unsigned ep_num_algorithms(const EpEnv* env) {
     if (ep_has_high_throughput(env)) return 2;
     ep_skip_high_throughput();

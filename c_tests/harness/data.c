@@ -3,7 +3,7 @@
 // of the library and of CUDA's headers, so that it can judge both.
 #include <string.h>
 
-#include "harness.h"
+#include "base.h"
 
 static uint64_t finalise(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -3,7 +3,7 @@
 #ifndef C_TESTS_HARNESS_GRAPHS_H_
 #define C_TESTS_HARNESS_GRAPHS_H_
 
-#include "harness/harness.h"
+#include "harness/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,7 +1,7 @@
 // The leak check of a sanitizer build. It runs before MPI_Finalize:
 // after it Open MPI's plug-ins are unloaded, and what they keep could
 // no longer be told from a leak of the library or of the test.
-#include "harness.h"
+#include "base.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>

@@ -1,32 +1,10 @@
-// Device buffers, groups and tensor descriptors. Two kinds of
+// Groups and tensor descriptors. Two kinds of
 // descriptors are in use by programs: those of ncclEpTensorCreate, which
 // own their memory, and those that a program fills field by field.
 #include <stdatomic.h>
 #include <string.h>
 
 #include "harness.h"
-
-void* ep_device_alloc(size_t bytes) {
-    void* device = NULL;
-    EP_REQUIRE_CUDA(cudaMalloc(&device, bytes > 0 ? bytes : 1));
-    return device;
-}
-
-void* ep_device_upload(const void* host, size_t bytes) {
-    void* device = ep_device_alloc(bytes);
-    ep_upload(device, host, bytes);
-    return device;
-}
-
-void ep_device_free(void* device) { EP_REQUIRE_CUDA(cudaFree(device)); }
-
-void ep_download(void* host, const void* device, size_t bytes) {
-    if (bytes > 0) EP_REQUIRE_CUDA(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
-}
-
-void ep_upload(void* device, const void* host, size_t bytes) {
-    if (bytes > 0) EP_REQUIRE_CUDA(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
-}
 
 static atomic_llong g_counted_live;
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "harness.h"
+#include "base.h"
 
 enum { kHungStatus = 124, kOtherRanksSeconds = 1 };
 

@@ -146,31 +146,41 @@ void ref_scale_strides(const RefFormat* format, RefOrder order, unsigned rows,
     }
 }
 
-size_t ref_scale_memory(const RefFormat* format, RefOrder order, unsigned experts, unsigned rows) {
+size_t ref_scale_memory(const RefFormat* format, RefOrder order, RefLayout layout) {
     unsigned strides[3];
-    ref_scale_strides(format, order, rows, strides);
-    return (size_t)experts * strides[0] * ep_datatype_size(format->scale_type);
+    ref_scale_strides(format, order, layout.rows, strides);
+    const size_t parts = layout.parts == 0 ? 1 : layout.parts;
+    return parts * strides[0] * ep_datatype_size(format->scale_type);
 }
 
 void ref_list_add_scales(RefList* list, const RefBuffer* buffer, const RefFormat* format,
-                         RefOrder order, unsigned experts, unsigned rows) {
-    const unsigned sizes[] = {experts, rows, format->num_scales};
-    const unsigned skipped = experts == 0 ? 1 : 0;
+                         RefOrder order, RefLayout layout) {
+    unsigned sizes[3];
+    const unsigned count = ref_layout_sizes(layout, format->num_scales, sizes);
     ref_list_add(list, ref_buffer_data(buffer), format->scale_type, NCCL_EP_TENSOR_TAG_SCALES,
-                 3 - skipped, &sizes[skipped]);
+                 count, sizes);
     if (order == kRefDense) return;
     unsigned strides[3];
-    ref_scale_strides(format, order, rows, strides);
-    ref_list_set_strides(list, &strides[skipped]);
+    ref_scale_strides(format, order, layout.rows, strides);
+    ref_list_set_strides(list, &strides[3 - count]);
 }
 
-static void put_scales(const RefFormat* format, RefOrder order, unsigned rows, unsigned expert,
-                       size_t row, const void* scales, void* memory) {
+void ref_list_add_rows(RefList* list, const RefBuffer* buffer, ncclDataType_t datatype,
+                       unsigned hidden, RefLayout layout) {
+    unsigned sizes[3];
+    const unsigned count = ref_layout_sizes(layout, hidden, sizes);
+    ref_list_add(list, ref_buffer_data(buffer), datatype, NCCL_EP_TENSOR_TAG_TOKENS, count, sizes);
+}
+
+static void put_scales(const RefFormat* format, RefOrder order, RefLayout layout, size_t row,
+                       const void* scales, void* memory) {
     unsigned strides[3];
-    ref_scale_strides(format, order, rows, strides);
+    ref_scale_strides(format, order, layout.rows, strides);
+    const size_t first =
+        row / layout.rows * (size_t)strides[0] + row % layout.rows * (size_t)strides[1];
     const size_t width = ep_datatype_size(format->scale_type);
     for (size_t i = 0; i < format->num_scales; ++i) {
-        const size_t element = expert * (size_t)strides[0] + row * strides[1] + i * strides[2];
+        const size_t element = first + i * strides[2];
         memcpy((char*)memory + element * width, (const char*)scales + i * width, width);
     }
 }
@@ -202,7 +212,7 @@ void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsi
         source_row(format, seed, number, host + token * ref_format_in_bytes(format));
         if (format->meaning != kRefForward) continue;
         source_scales(format, seed, number, row_scales);
-        put_scales(format, format->in_order, tokens, 0, token, row_scales, host_scales);
+        put_scales(format, format->in_order, ref_flat(tokens), token, row_scales, host_scales);
     }
     ref_buffer_upload(rows, host);
     ref_buffer_upload(scales, host_scales);
@@ -211,8 +221,8 @@ void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsi
     free(row_scales);
 }
 
-void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, unsigned expert,
-                      unsigned rows, size_t row, void* out, void* out_scales) {
+void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, RefLayout layout,
+                      size_t row, void* out, void* out_scales) {
     const size_t bytes = ref_format_out_bytes(format);
     void* scales = ref_host_new(ref_format_scale_bytes(format));
     unsigned char* payload = ref_host_new(bytes);
@@ -225,21 +235,20 @@ void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, u
         source_row(format, seed, number, payload);
         source_scales(format, seed, number, scales);
     }
-    const size_t at = (size_t)expert * rows + row;
-    if (out != NULL) memcpy((char*)out + at * bytes, payload, bytes);
+    if (out != NULL) memcpy((char*)out + row * bytes, payload, bytes);
     if (out_scales != NULL) {
-        put_scales(format, format->out_order, rows, expert, row, scales, out_scales);
+        put_scales(format, format->out_order, layout, row, scales, out_scales);
     }
     free(scales);
     free(payload);
 }
 
-void ref_format_clear(const RefFormat* format, unsigned rows, size_t row, void* out,
+void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
                       void* out_scales) {
     const size_t bytes = ref_format_out_bytes(format);
     if (out != NULL) memset((char*)out + row * bytes, 0, bytes);
     if (out_scales == NULL) return;
     void* scales = ref_host_new(ref_format_scale_bytes(format));
-    put_scales(format, format->out_order, rows, 0, row, scales, out_scales);
+    put_scales(format, format->out_order, layout, row, scales, out_scales);
     free(scales);
 }

@@ -4,7 +4,8 @@
 #ifndef C_TESTS_REFERENCE_FORMAT_H_
 #define C_TESTS_REFERENCE_FORMAT_H_
 
-#include "reference/buffer.h"
+#include "reference/layout.h"
+#include "reference/lists.h"
 #include "reference/rows.h"
 
 #ifdef __cplusplus
@@ -51,22 +52,25 @@ size_t ref_format_slot_bytes(const RefFormat* format);
 // A value of config.round_scales for the format: anything where it has no effect.
 unsigned ref_format_rounds(const RefFormat* format, unsigned variation);
 
-// The strides of a tensor of scales [experts, rows, num_scales], and the bytes of its memory.
+// The strides of a tensor of scales [parts, rows, num_scales], and the bytes of its memory.
 void ref_scale_strides(const RefFormat* format, RefOrder order, unsigned rows, unsigned strides[3]);
-size_t ref_scale_memory(const RefFormat* format, RefOrder order, unsigned experts, unsigned rows);
-// Adds the tensor to a list: [rows, num_scales] if `experts` is 0.
+size_t ref_scale_memory(const RefFormat* format, RefOrder order, RefLayout layout);
+// Adds the tensor to a list.
 void ref_list_add_scales(RefList* list, const RefBuffer* buffer, const RefFormat* format,
-                         RefOrder order, unsigned experts, unsigned rows);
+                         RefOrder order, RefLayout layout);
+// Adds a tensor of rows of `hidden` elements.
+void ref_list_add_rows(RefList* list, const RefBuffer* buffer, ncclDataType_t datatype,
+                       unsigned hidden, RefLayout layout);
 
 // Fills the inputs of `rank`: `tokens` rows and, where they are forwarded, their scales.
 void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsigned tokens,
                      const RefBuffer* rows, const RefBuffer* scales);
 // Writes what must arrive for the row `number`, ref_row_of(source, token), to row `row` of
-// `expert`, which has `rows`. Either output may be NULL.
-void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, unsigned expert,
-                      unsigned rows, size_t row, void* out, void* out_scales);
+// tensors of that layout. Either may be NULL.
+void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, RefLayout layout,
+                      size_t row, void* out, void* out_scales);
 // Writes zeros there.
-void ref_format_clear(const RefFormat* format, unsigned rows, size_t row, void* out,
+void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
                       void* out_scales);
 
 #ifdef __cplusplus

@@ -91,9 +91,11 @@ void ht_run_set_format(HtRun* run, const RefFormat* format) {
     run->format = *format;
     const unsigned tokens = run->routing->num_tokens[run->env->rank];
     run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
-    run->scales_in = ref_buffer_new_input(ref_scale_memory(format, format->in_order, 1, tokens));
+    run->scales_in =
+        ref_buffer_new_input(ref_scale_memory(format, format->in_order, ref_flat(tokens)));
     run->tokens_out = ref_buffer_new(run->num_rows * ref_format_out_bytes(format));
-    run->scales_out = ref_buffer_new(ref_scale_memory(format, format->out_order, 1, run->num_rows));
+    run->scales_out =
+        ref_buffer_new(ref_scale_memory(format, format->out_order, ref_flat(run->num_rows)));
 }
 
 static void allocate_buffers(HtRun* run) {

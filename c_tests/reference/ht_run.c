@@ -36,7 +36,7 @@ static void add_2d(RefList* list, const RefBuffer* buffer, ncclDataType_t dataty
 }
 
 static void add_tokens(RefList* list, const HtRun* run, const RefBuffer* buffer, unsigned rows) {
-    add_2d(list, buffer, run->shape.datatype, NCCL_EP_TENSOR_TAG_TOKENS, rows, run->shape.hidden);
+    ref_list_add_rows(list, buffer, run->shape.datatype, run->shape.hidden, ref_flat(rows));
 }
 
 static void add_routing(RefList* list, const HtRun* run, const RefBuffer* ids,
@@ -47,17 +47,17 @@ static void add_routing(RefList* list, const HtRun* run, const RefBuffer* ids,
 
 static void add_dispatched(HtRun* run, HtPass pass, RefList* inputs, RefList* outputs) {
     const RefFormat* format = &run->format;
-    add_2d(inputs, &run->tokens_in, format->from, NCCL_EP_TENSOR_TAG_TOKENS, my_tokens(run),
-           format->hidden);
+    const RefLayout in = ref_flat(my_tokens(run));
+    const RefLayout out = ref_flat(run->num_rows);
+    ref_list_add_rows(inputs, &run->tokens_in, format->from, format->hidden, in);
     if (format->meaning == kRefForward) {
-        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, 0, my_tokens(run));
+        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, in);
     }
     if (!pass.no_tokens) {
-        add_2d(outputs, &run->tokens_out, format->to, NCCL_EP_TENSOR_TAG_TOKENS, run->num_rows,
-               format->hidden);
+        ref_list_add_rows(outputs, &run->tokens_out, format->to, format->hidden, out);
     }
     if (format->meaning != kRefOpaque) {
-        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, 0, run->num_rows);
+        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, out);
     }
 }
 
@@ -85,12 +85,13 @@ ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
 // The rows and scales that must arrive; either output may be NULL.
 static void expect_rows(const HtRun* run, void* tokens, void* scales) {
     uint64_t* numbers = ref_ht_rows(run->routing, rank_of(run));
+    const RefLayout layout = ref_flat(run->num_rows);
     for (size_t row = 0; row < run->num_rows; ++row) {
         if (row < run->received) {
-            ref_format_place(&run->format, run->tokens_seed, numbers[row], 0, run->num_rows, row,
-                             tokens, scales);
+            ref_format_place(&run->format, run->tokens_seed, numbers[row], layout, row, tokens,
+                             scales);
         } else {
-            ref_format_clear(&run->format, run->num_rows, row, tokens, scales);
+            ref_format_clear(&run->format, layout, row, tokens, scales);
         }
     }
     free(numbers);

@@ -13,14 +13,14 @@ typedef struct {
     size_t token;
     size_t entry;     // token * top_k + k
     unsigned owner;   // the rank of the expert
-    size_t slot_row;  // its row in the owner's [L * capacity, hidden]
+    size_t slot_row;  // its row at the owner
 } Placed;
 
 typedef void (*PlacedFn)(const Placed* placed, void* context);
 
 // Calls `each`, if there is one, for every entry that names an expert, in slot order. `used` gets the number
 // of slots of each of the E experts.
-static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, PlacedFn each,
+static void walk(const RefRouting* routing, RefLayout layout, unsigned* used, PlacedFn each,
                  void* context) {
     const unsigned local_experts = ref_local_experts(routing);
     memset(used, 0, routing->num_experts * sizeof(*used));
@@ -28,11 +28,11 @@ static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, P
         for (size_t entry = 0; entry < ref_entries_of(routing, source); ++entry) {
             const int64_t expert = ref_expert_of(routing, routing->topk_idx[source][entry]);
             if (expert < 0) continue;
-            EP_REQUIRE(used[expert] < capacity);
+            EP_REQUIRE(used[expert] < layout.rows);
             const unsigned owner = (unsigned)expert / local_experts;
-            const size_t local = (unsigned)expert % local_experts;
+            const unsigned local = (unsigned)expert % local_experts;
             const Placed placed = {source, entry / routing->top_k, entry, owner,
-                                   local * capacity + used[expert]};
+                                   ref_layout_row(layout, local, used[expert])};
             ++used[expert];
             if (each != NULL) each(&placed, context);
         }
@@ -41,7 +41,7 @@ static void walk(const RefRouting* routing, unsigned capacity, unsigned* used, P
 
 typedef struct {
     unsigned rank;
-    unsigned capacity;
+    RefLayout layout;
     size_t* begins;  // of each local expert's slots in `rows`
     uint64_t* rows;
 } Slots;
@@ -49,18 +49,18 @@ typedef struct {
 static void note_token(const Placed* placed, void* context) {
     const Slots* slots = context;
     if (placed->owner != slots->rank) return;
-    const size_t local = placed->slot_row / slots->capacity;
-    slots->rows[slots->begins[local] + placed->slot_row % slots->capacity] =
+    const size_t local = placed->slot_row / slots->layout.rows;
+    slots->rows[slots->begins[local] + placed->slot_row % slots->layout.rows] =
         ref_row_of(placed->source, placed->token);
 }
 
-uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, unsigned capacity,
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout,
                        int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
     unsigned* used = malloc(routing->num_experts * sizeof(*used));
-    Slots slots = {rank, capacity, malloc(local_experts * sizeof(*slots.begins)), NULL};
+    Slots slots = {rank, layout, malloc(local_experts * sizeof(*slots.begins)), NULL};
     EP_REQUIRE(used != NULL && slots.begins != NULL);
-    walk(routing, capacity, used, NULL, NULL);
+    walk(routing, layout, used, NULL, NULL);
     size_t all = 0;
     for (unsigned local = 0; local < local_experts; ++local) {
         slots.begins[local] = all;
@@ -69,22 +69,22 @@ uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, unsigned capaci
     }
     slots.rows = malloc((all + 1) * sizeof(*slots.rows));
     EP_REQUIRE(slots.rows != NULL);
-    walk(routing, capacity, used, note_token, &slots);
+    walk(routing, layout, used, note_token, &slots);
     free(used);
     free(slots.begins);
     return slots.rows;
 }
 
-void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity,
+void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout,
                      const RefRows* tokens, void* packed, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
     const size_t row_bytes = ref_row_bytes(tokens);
     int32_t* used = malloc(local_experts * sizeof(*used));
     EP_REQUIRE(used != NULL);
-    uint64_t* rows = ref_ll_slots(routing, rank, capacity, used);
+    uint64_t* rows = ref_ll_slots(routing, rank, layout, used);
     const uint64_t* row = rows;
-    for (size_t local = 0; local < local_experts; ++local) {
-        unsigned char* to = (unsigned char*)packed + local * capacity * row_bytes;
+    for (unsigned local = 0; local < local_experts; ++local) {
+        unsigned char* to = (unsigned char*)packed + ref_layout_row(layout, local, 0) * row_bytes;
         for (int32_t i = 0; i < used[local]; ++i, to += row_bytes) ref_row_fill(tokens, *row++, to);
     }
     if (counts != NULL) memcpy(counts, used, local_experts * sizeof(*used));
@@ -92,14 +92,14 @@ void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity
     free(rows);
 }
 
-void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
+void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out) {
     const unsigned local_experts = ref_local_experts(routing);
     int32_t* used = malloc(local_experts * sizeof(*used));
     EP_REQUIRE(used != NULL);
-    free(ref_ll_slots(routing, rank, capacity, used));
-    for (size_t local = 0; local < local_experts; ++local) {
-        const size_t slot = local * capacity;
+    free(ref_ll_slots(routing, rank, layout, used));
+    for (unsigned local = 0; local < local_experts; ++local) {
+        const size_t slot = ref_layout_row(layout, local, 0);
         ref_rows_fill(expert_rows, rank, slot, (size_t)used[local],
                       (unsigned char*)out + slot * ref_row_bytes(expert_rows));
     }
@@ -242,7 +242,7 @@ static float reduced_sum(const Combine* combine, size_t token, unsigned column) 
     return sum;
 }
 
-void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, unsigned capacity,
+void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
     unsigned* used = malloc(sent->num_experts * sizeof(*used));
@@ -256,7 +256,7 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
                        .first = calloc(entries + 1, sizeof(unsigned))};
     EP_REQUIRE(used != NULL && combine.row != NULL && combine.results != NULL);
     EP_REQUIRE(combine.weights != NULL && combine.first != NULL);
-    walk(sent, capacity, used, fetch_result, &combine);
+    walk(sent, layout, used, fetch_result, &combine);
     match_all(&combine, now);
     const bool exact = ref_ll_sum() == kRefExact;
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {

@@ -4,6 +4,7 @@
 #ifndef C_TESTS_REFERENCE_LL_H_
 #define C_TESTS_REFERENCE_LL_H_
 
+#include "reference/layout.h"
 #include "reference/routing.h"
 #include "reference/rows.h"
 
@@ -13,18 +14,18 @@ extern "C" {
 
 // The tokens in the used slots of `rank`, expert by expert, as row numbers ref_row_of(source,
 // token); the caller frees them. `counts` gets how many slots each of the L experts uses.
-uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, unsigned capacity,
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout,
                        int32_t* counts);
 
-// Writes the used slots of the packed output [L, capacity, hidden] of `rank`; the caller's poison
+// Writes the used slots of the packed output of `rank`; the caller's poison
 // stays in the others. `tokens` has row ref_row_of(source, token) for each token. `counts` gets the
 // L numbers of used slots and may be NULL.
-void ref_ll_dispatch(const RefRouting* routing, unsigned rank, unsigned capacity,
+void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout,
                      const RefRows* tokens, void* packed, int32_t* counts);
 
 // Writes the experts' rows into the used slots of `rank`: row ref_row_of(rank, slot) into slot
-// [L * capacity]; the others stay as they are.
-void ref_ll_results(const RefRouting* routing, unsigned rank, unsigned capacity,
+// of its layout; the others stay as they are.
+void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out);
 
 // The order in which combines sum, as NCCL_EP_LL_COMBINE says; groups read it when they are made.
@@ -50,8 +51,8 @@ RefLlSum ref_ll_sum(void);
 
 // Writes the whole output of combine on `rank`. `sent` is the routing of the last dispatch; `now`
 // is that of the combine, with the weights and ids that may have changed since. `expert_rows` has
-// row ref_row_of(expert's rank, slot) for each slot [L * capacity] of that rank.
-void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, unsigned capacity,
+// row ref_row_of(expert's rank, slot) for each slot of its layout of that rank.
+void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out);
 
 #ifdef __cplusplus

@@ -6,19 +6,12 @@
 
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
-// How rows lie: experts or sources, and rows of each.
-typedef struct {
-    unsigned zones, rows;
-} Extents;
-
-static Extents extents(const LlRun* run, bool by_rank) {
-    const Extents by_source = {(unsigned)run->env->size, run->shape.max_tokens};
-    const Extents by_expert = {run->local_experts, run->capacity};
-    return by_rank ? by_source : by_expert;
+static RefLayout layout_of(const LlRun* run, bool by_rank) {
+    return by_rank ? ref_rank_major((unsigned)run->env->size, run->shape.max_tokens) : run->layout;
 }
 
 static void upload_routing(LlRun* run) {
-    ref_routing_fit(run->now, run->capacity);
+    ref_routing_fit(run->now, run->layout.rows);
     ref_buffer_upload(&run->ids, run->now->topk_idx[run->env->rank]);
     ref_buffer_upload(&run->weights, run->now->weights[run->env->rank]);
 }
@@ -27,15 +20,15 @@ void ll_run_set_format(LlRun* run, const RefFormat* format) {
     RefBuffer* buffers[] = {&run->tokens_in, &run->scales_in, &run->packed, &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     run->format = *format;
-    const size_t slots = (size_t)run->local_experts * run->capacity;
     const unsigned tokens = my_tokens(run);
     run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
-    run->scales_in = ref_buffer_new_input(ref_scale_memory(format, format->in_order, 1, tokens));
-    run->packed = ref_buffer_new(slots * ref_format_out_bytes(format));
+    run->scales_in =
+        ref_buffer_new_input(ref_scale_memory(format, format->in_order, ref_flat(tokens)));
+    run->packed = ref_buffer_new(ref_layout_rows(run->layout) * ref_format_out_bytes(format));
     size_t scale_bytes[2];
     for (int by_rank = 0; by_rank < 2; ++by_rank) {
-        const Extents of = extents(run, by_rank != 0);
-        scale_bytes[by_rank] = ref_scale_memory(format, format->out_order, of.zones, of.rows);
+        const RefLayout layout = layout_of(run, by_rank != 0);
+        scale_bytes[by_rank] = ref_scale_memory(format, format->out_order, layout);
     }
     run->scales_out = ref_buffer_new(scale_bytes[scale_bytes[1] > scale_bytes[0] ? 1 : 0]);
 }
@@ -45,16 +38,15 @@ static void allocate_buffers(LlRun* run) {
     ll_run_set_format(run, &opaque);
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
     const size_t entries = ref_entries_of(run->now, (unsigned)run->env->rank);
-    const size_t slots = (size_t)run->local_experts * run->capacity;
     run->ids = ref_buffer_new_input(entries * sizeof(int64_t));
     run->weights = ref_buffer_new_input(entries * sizeof(float));
     const unsigned ranks = (unsigned)run->env->size;
     const unsigned counts = run->local_experts > ranks ? run->local_experts : ranks;
     run->counter = ref_buffer_new(counts * sizeof(int32_t));
-    const size_t entries_out = (size_t)run->capacity * run->shape.top_k;
+    const size_t entries_out = ref_layout_rows(layout_of(run, true)) * run->shape.top_k;
     run->ids_out = ref_buffer_new(entries_out * sizeof(int64_t));
     run->weights_out = ref_buffer_new(entries_out * sizeof(float));
-    run->results_in = ref_buffer_new_input(slots * row_bytes);
+    run->results_in = ref_buffer_new_input(ref_layout_rows(run->layout) * row_bytes);
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 
@@ -64,7 +56,7 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefSha
     run->env = env;
     run->shape = *shape;
     run->local_experts = shape->num_experts / (unsigned)env->size;
-    run->capacity = (unsigned)env->size * shape->max_tokens;
+    run->layout = ref_expert_major(run->local_experts, (unsigned)env->size * shape->max_tokens);
     run->seed = seed;
     run->now = routing;
     run->sent = ref_routing_copy(routing);
@@ -137,22 +129,6 @@ void ll_prepare_dispatch(LlRun* run) {
     ref_buffer_poison(&run->weights_out);
 }
 
-// Rows of `datatype` [.., hidden].
-typedef struct {
-    ncclDataType_t datatype;
-    unsigned hidden;
-} RowType;
-
-static void add_tokens(RefList* list, const LlRun* run, const RefBuffer* buffer, RowType type) {
-    const unsigned sizes[] = {my_tokens(run), type.hidden};
-    ref_list_add(list, ref_buffer_data(buffer), type.datatype, NCCL_EP_TENSOR_TAG_TOKENS, 2, sizes);
-}
-
-static void add_received(RefList* list, const RefBuffer* buffer, RowType type, Extents of) {
-    const unsigned sizes[] = {of.zones, of.rows, type.hidden};
-    ref_list_add(list, ref_buffer_data(buffer), type.datatype, NCCL_EP_TENSOR_TAG_TOKENS, 3, sizes);
-}
-
 static void add_weights(RefList* list, const LlRun* run) {
     const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
     ref_list_add(list, ref_buffer_data(&run->weights), ncclFloat32,
@@ -160,29 +136,27 @@ static void add_weights(RefList* list, const LlRun* run) {
 }
 
 static void add_beside(LlRun* run, RefList* inputs, RefList* outputs) {
-    const Extents of = extents(run, true);
-    const unsigned sizes[] = {of.zones, of.rows, run->shape.top_k};
+    unsigned sizes[3];
+    const unsigned dims = ref_layout_sizes(layout_of(run, true), run->shape.top_k, sizes);
     add_weights(inputs, run);
-    ref_list_add(outputs, ref_buffer_data(&run->ids_out), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 3,
-                 sizes);
+    ref_list_add(outputs, ref_buffer_data(&run->ids_out), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
+                 dims, sizes);
     ref_list_add(outputs, ref_buffer_data(&run->weights_out), ncclFloat32,
-                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 3, sizes);
+                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, dims, sizes);
 }
 
 static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     const RefFormat* format = &run->format;
-    const RowType from = {format->from, format->hidden};
-    const RowType to = {format->to, format->hidden};
-    const Extents of = extents(run, run->by_rank);
-    add_tokens(inputs, run, &run->tokens_in, from);
-    add_received(outputs, &run->packed, to, of);
+    const RefLayout in = ref_flat(my_tokens(run));
+    const RefLayout out = layout_of(run, run->by_rank);
+    ref_list_add_rows(inputs, &run->tokens_in, format->from, format->hidden, in);
+    ref_list_add_rows(outputs, &run->packed, format->to, format->hidden, out);
     if (run->by_rank) add_beside(run, inputs, outputs);
     if (format->meaning == kRefForward) {
-        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, 0, my_tokens(run));
+        ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, in);
     }
     if (format->meaning != kRefOpaque) {
-        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, of.zones,
-                            of.rows);
+        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, out);
     }
 }
 
@@ -191,9 +165,9 @@ ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only)
     memset(&lists, 0, sizeof(lists));
     add_dispatched(run, &lists.inputs, &lists.outputs);
     if (!run->without_counter) {
-        const Extents of = extents(run, run->by_rank);
+        const RefLayout layout = layout_of(run, run->by_rank);
         ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
-                     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &of.zones);
+                     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &layout.parts);
     }
     ref_lists_dress(&lists, run->variation++);
     ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
@@ -222,28 +196,28 @@ typedef struct {
 static void place_row(unsigned source, size_t token, size_t row, void* context) {
     const Expected* expected = context;
     const LlRun* run = expected->run;
-    const unsigned rows = run->shape.max_tokens;
-    ref_format_place(&run->format, run->tokens_seed, ref_row_of(source, token), source, rows,
-                     row - (size_t)source * rows, expected->packed, expected->scales);
+    ref_format_place(&run->format, run->tokens_seed, ref_row_of(source, token),
+                     layout_of(run, true), row, expected->packed, expected->scales);
 }
 
 static void expect_by_rank(Expected* expected) {
     const LlRun* run = expected->run;
     const unsigned rank = (unsigned)run->env->rank;
-    ref_rank_each(run->sent, rank, run->shape.max_tokens, place_row, expected);
-    ref_rank_beside(run->sent, rank, run->shape.max_tokens, expected->ids, expected->weights);
+    ref_rank_each(run->sent, rank, layout_of(run, true), place_row, expected);
+    ref_rank_beside(run->sent, rank, layout_of(run, true), expected->ids, expected->weights);
     if (!run->without_counter) ref_rank_counts(run->sent, rank, expected->counts);
 }
 
 static void expect_by_expert(Expected* expected) {
     const LlRun* run = expected->run;
     int32_t* used = ref_host_new(run->local_experts * sizeof(*used));
-    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->capacity, used);
+    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
     const uint64_t* number = numbers;
     for (unsigned expert = 0; expert < run->local_experts; ++expert) {
         for (int32_t slot = 0; slot < used[expert]; ++slot) {
-            ref_format_place(&run->format, run->tokens_seed, *number++, expert, run->capacity,
-                             (size_t)slot, expected->packed, expected->scales);
+            const size_t row = ref_layout_row(run->layout, expert, (size_t)slot);
+            ref_format_place(&run->format, run->tokens_seed, *number++, run->layout, row,
+                             expected->packed, expected->scales);
         }
     }
     const size_t bytes = run->local_experts * sizeof(*used);
@@ -283,9 +257,9 @@ void ll_prepare_combine(LlRun* run) {
     // Rows of unused slots stay poison: they must not show in any sum.
     void* host = ref_host_poison(run->results_in.bytes);
     if (run->sent_by_rank) {
-        ref_rank_results(run->sent, rank, run->shape.max_tokens, &run->results, host);
+        ref_rank_results(run->sent, rank, layout_of(run, true), &run->results, host);
     } else {
-        ref_ll_results(run->sent, rank, run->capacity, &run->results, host);
+        ref_ll_results(run->sent, rank, run->layout, &run->results, host);
     }
     ref_buffer_upload(&run->results_in, host);
     free(host);
@@ -295,9 +269,11 @@ void ll_prepare_combine(LlRun* run) {
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
-    const RowType type = {run->shape.datatype, run->shape.hidden};
-    add_received(&lists.inputs, &run->results_in, type, extents(run, run->sent_by_rank));
-    add_tokens(&lists.outputs, run, &run->combined, type);
+    const RefShape* shape = &run->shape;
+    ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden,
+                      layout_of(run, run->sent_by_rank));
+    ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden,
+                      ref_flat(my_tokens(run)));
     if (!run->sent_by_rank) add_weights(&lists.locals, run);
     ref_lists_dress(&lists, run->variation++);
     return ref_lists_combine(&lists, run->handle, send_only, stream);
@@ -307,9 +283,9 @@ bool ll_check_combine(LlRun* run) {
     void* combined = ref_host_poison(run->combined.bytes);
     const unsigned rank = (unsigned)run->env->rank;
     if (run->sent_by_rank) {
-        ref_rank_combine(run->sent, rank, run->shape.max_tokens, &run->results, combined);
+        ref_rank_combine(run->sent, rank, layout_of(run, true), &run->results, combined);
     } else {
-        ref_ll_combine(run->sent, run->now, rank, run->capacity, &run->results, combined);
+        ref_ll_combine(run->sent, run->now, rank, run->layout, &run->results, combined);
     }
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     free(combined);

@@ -17,7 +17,7 @@ typedef struct {
     const EpEnv* env;
     RefShape shape;
     unsigned local_experts;
-    unsigned capacity;   // slots of one expert
+    RefLayout layout;    // of what arrives, and of the experts' rows
     uint64_t seed;       // of the next inputs
     unsigned variation;  // of the next list of tensors
     bool without_counter;

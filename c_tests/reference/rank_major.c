@@ -31,12 +31,13 @@ static bool goes_to(const RefRouting* routing, unsigned source, size_t token, un
     return false;
 }
 
-void ref_rank_each(const RefRouting* routing, unsigned rank, unsigned max_tokens, RefRankRowFn each,
+void ref_rank_each(const RefRouting* routing, unsigned rank, RefLayout layout, RefRankRowFn each,
                    void* context) {
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
-        size_t row = (size_t)source * max_tokens;
+        size_t index = 0;
         for (size_t token = 0; token < routing->num_tokens[source]; ++token) {
-            if (goes_to(routing, source, token, rank)) each(source, token, row++, context);
+            if (!goes_to(routing, source, token, rank)) continue;
+            each(source, token, ref_layout_row(layout, source, index++), context);
         }
     }
 }
@@ -48,7 +49,7 @@ static void count_row(unsigned source, size_t token, size_t row, void* context) 
 
 void ref_rank_counts(const RefRouting* routing, unsigned rank, int32_t* counts) {
     memset(counts, 0, routing->num_ranks * sizeof(*counts));
-    ref_rank_each(routing, rank, 0, count_row, counts);
+    ref_rank_each(routing, rank, ref_rank_major(routing->num_ranks, 0), count_row, counts);
 }
 
 typedef struct {
@@ -72,12 +73,12 @@ static void write_beside(unsigned source, size_t token, size_t row, void* contex
     }
 }
 
-void ref_rank_beside(const RefRouting* routing, unsigned rank, unsigned max_tokens, int64_t* ids,
+void ref_rank_beside(const RefRouting* routing, unsigned rank, RefLayout layout, int64_t* ids,
                      float* weights) {
     Beside beside = {routing, rank, ids, weights};
-    const size_t entries = (size_t)routing->num_ranks * max_tokens * routing->top_k;
+    const size_t entries = ref_layout_rows(layout) * routing->top_k;
     for (size_t i = 0; i < entries; ++i) ids[i] = -1;
-    ref_rank_each(routing, rank, max_tokens, write_beside, &beside);
+    ref_rank_each(routing, rank, layout, write_beside, &beside);
 }
 
 typedef struct {
@@ -93,17 +94,17 @@ static void write_result(unsigned source, size_t token, size_t row, void* contex
                  results->out + row * ref_row_bytes(results->rows));
 }
 
-void ref_rank_results(const RefRouting* routing, unsigned rank, unsigned max_tokens,
+void ref_rank_results(const RefRouting* routing, unsigned rank, RefLayout layout,
                       const RefRows* expert_rows, void* out) {
     Results results = {rank, expert_rows, out};
-    ref_rank_each(routing, rank, max_tokens, write_result, &results);
+    ref_rank_each(routing, rank, layout, write_result, &results);
 }
 
 // The sum of a token while it is made.
 typedef struct {
     const RefRouting* sent;
     unsigned rank;
-    unsigned max_tokens;
+    RefLayout layout;
     const RefRows* rows;
     size_t* begins;  // by rank, how many rows it has of this one's tokens before the current token
     float* sum;      // [hidden]
@@ -113,7 +114,7 @@ typedef struct {
 } Sum;
 
 static void add_owner(const Sum* sum, unsigned owner, float* to) {
-    const size_t row = (size_t)sum->rank * sum->max_tokens + sum->begins[owner];
+    const size_t row = ref_layout_row(sum->layout, sum->rank, sum->begins[owner]);
     ref_row_fill(sum->rows, ref_row_of(owner, row), sum->packed);
     ep_load_all(sum->rows->datatype, sum->packed, sum->rows->hidden, sum->row);
     for (unsigned i = 0; i < sum->rows->hidden; ++i) to[i] += sum->row[i];
@@ -140,10 +141,10 @@ static void add_node(const Sum* sum, unsigned distance, size_t token) {
     }
 }
 
-void ref_rank_combine(const RefRouting* sent, unsigned rank, unsigned max_tokens,
+void ref_rank_combine(const RefRouting* sent, unsigned rank, RefLayout layout,
                       const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
-    Sum sum = {sent, rank, max_tokens, expert_rows, calloc(sent->num_ranks, sizeof(size_t)),
+    Sum sum = {sent, rank, layout, expert_rows, calloc(sent->num_ranks, sizeof(size_t)),
                calloc(hidden, sizeof(float)), calloc(hidden, sizeof(float)),
                calloc(hidden, sizeof(float)), malloc(ref_row_bytes(expert_rows))};
     EP_REQUIRE(sum.begins != NULL && sum.sum != NULL && sum.of_node != NULL);

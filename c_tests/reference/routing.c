@@ -12,12 +12,6 @@ static void* allocate(size_t count, size_t size) {
     return memory;
 }
 
-ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape) {
-    const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
-    return ep_group_create(env, algorithm, shape->num_experts, shape->max_tokens,
-                           (unsigned)row_bytes);
-}
-
 unsigned ref_local_experts(const RefRouting* routing) {
     return routing->num_experts / routing->num_ranks;
 }
@@ -130,7 +124,7 @@ void ref_routing_new_weights(RefRouting* routing, uint64_t seed) {
 RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style,
                               bool uneven, uint64_t seed) {
     enum { kTokensIfAuto = 9 };
-    const unsigned most = shape->max_tokens == NCCL_EP_AUTO ? kTokensIfAuto : shape->max_tokens;
+    const unsigned most = shape->max_tokens == 0 ? kTokensIfAuto : shape->max_tokens;
     unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
     if (uneven) {
         ref_tokens_uneven(num_tokens, num_ranks, most, seed);

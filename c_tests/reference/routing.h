@@ -3,7 +3,7 @@
 #ifndef C_TESTS_REFERENCE_ROUTING_H_
 #define C_TESTS_REFERENCE_ROUTING_H_
 
-#include "harness/harness.h"
+#include "harness/base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,13 +33,11 @@ typedef struct {
 // What groups and tests in both modes are made of.
 typedef struct {
     unsigned num_experts;
-    unsigned max_tokens;  // in high throughput also NCCL_EP_AUTO
+    unsigned max_tokens;  // in high throughput also 0, NCCL_EP_AUTO
     unsigned top_k;
     ncclDataType_t datatype;
     unsigned hidden;
 } RefShape;
-
-ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape);
 
 // A new routing; `num_tokens` has one entry for each rank and is copied.
 RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned top_k,

@@ -4,7 +4,7 @@
 #ifndef C_TESTS_REFERENCE_ROWS_H_
 #define C_TESTS_REFERENCE_ROWS_H_
 
-#include "harness/harness.h"
+#include "harness/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,5 +1,5 @@
 // The kernels of a library of kernels, by name: all that cuda/ lists.
-#include "../../cuda/params/kernels.h"
+#include "params/kernels.h"
 #include "kernel.h"
 
 #define DECLARED(name, params, ...) extern "C" void name(nccl_ep::params);

@@ -7,7 +7,8 @@
 #   $(OUT)/simt/host_path                           what calls cost the host, from host_path/
 simt_lib      := $(OUT)/simt/lib
 simt_programs := $(addprefix $(OUT)/simt/,$(programs))
-simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) -g1 $(warnings) -Isimt \
+# Beside the library cargo has put params/, the headers of the kernels' parameters.
+simt_flags     = -std=c++17 -fPIC -ffp-contract=off $(OPTIMISE) -g1 $(warnings) -Isimt -I$(EP_LIBDIR) \
                  -isystem $(CUDA_HOME)/include -MMD -MP
 simt_object    = $(patsubst simt/%.cpp,$(OUT)/obj/simt/%.o,$(sort $(wildcard $(1))))
 simt_objects  := $(filter-out %/kernel_list.o,$(call simt_object,simt/*.cpp))
@@ -67,10 +68,10 @@ simt-compiler:
 $(foreach name,$(programs),$(call object,$(CPU_$(name)))): private common += -Wno-unknown-pragmas -Isimt
 $(foreach name,$(programs),$(call object,$(CPU_$(name)))): private system :=
 
-link_simt = -L$(EP_LIBDIR) -lnccl_ep $(call rpath,$(OUT)/simt,$(EP_LIBDIR)) \
+link_simt = -L$(ep_libdir) -lnccl_ep $(call rpath,$(OUT)/simt,$(ep_libdir)) \
             -L$(simt_lib) -lncclep_simt $(call rpath,$(OUT)/simt,$(simt_lib)) $(link_common)
-$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(CPU_$$*)) $(harness) $(OUT)/flags \
-                  $(simt_lib)/libncclep_simt.so
+$(simt_programs): $(OUT)/simt/%: $$(call object,$$(SOURCES_$$*) $$(CPU_$$*)) $$(call shared_by,$$*) \
+                  $(OUT)/flags $(simt_lib)/libncclep_simt.so
 	@mkdir -p $(@D)
 	$(call quiet,LINK $@)$(call linker,$*) -o $@ $(filter %.o,$^) $(LINK_$*) $(link_simt)
 

@@ -1,5 +1,5 @@
 // Division by a number that the launch knows: a product and one step of correction, in a quarter of the code of a
-// division. `reciprocal` is 2^32 / by, rounded down (src/backend/cuda/params/ll.rs).
+// division. `reciprocal` is 2^32 / by, rounded down (cuda/params/src/ll.rs).
 #pragma once
 
 #include "primitive.cuh"

@@ -2,7 +2,7 @@
 // the launch bounds are what the list of kernels says (params/kernels.h); other names do not compile.
 #pragma once
 
-#include "../params/kernels.h"
+#include "params/kernels.h"
 #include "primitive.cuh"
 
 namespace nccl_ep::listed {

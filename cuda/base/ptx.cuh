@@ -294,7 +294,7 @@ __device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
     return bits;
 }
 
-// Chips before sm_89 round to e4m3 by integers (e4m3.cuh).
+// Chips before sm_89 round to e4m3 by integers (cast.cuh).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define NCCL_EP_HAS_E4M3 1
 

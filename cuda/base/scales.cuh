@@ -4,7 +4,7 @@
 // the caller's order or alignment does not allow more.
 #pragma once
 
-#include "../params/common.h"
+#include "params/common.h"
 #include "primitive.cuh"
 
 namespace nccl_ep {

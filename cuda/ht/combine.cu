@@ -11,6 +11,7 @@
 // nodes partial sums of the other nodes are added next (partials.cuh).
 
 #include "../base/entry.cuh"
+#include "../layout/flat.cuh"
 #include "credits.cuh"
 #include "entries.cuh"
 #include "notify.cuh"
@@ -33,8 +34,9 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave no more room");
 
-template <typename Scope, typename Partials>
+template <typename Scope, typename Partials, typename LayoutOfRows = Flat>
 struct Block {
+    using Layout = LayoutOfRows;
     const HtCombineParams& params;
     Scope scope;
     Partials partials;
@@ -46,6 +48,10 @@ struct Block {
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
+    // The row of the input of row `index` from `home`.
+    __device__ uint32_t row_from(uint32_t home, uint32_t index) const {
+        return scope.template row<Layout>(shared.pairs, home, index);
+    }
     // Whether there are so many senders that most wait for a slot anyway: then each polls for itself. The
     // threshold was measured.
     __device__ bool senders_fill_rings() const {
@@ -68,7 +74,7 @@ struct Returning {
     // Its number among all rows that this rank received.
     template <typename Block>
     __device__ uint32_t row(const Block& block) const {
-        return block.scope.row(block.shared.pairs, home, index);
+        return block.row_from(home, index);
     }
 };
 
@@ -184,7 +190,7 @@ __device__ __forceinline__ Part part_of(const Block& block, const TokenEntries& 
     const HtPairs& pairs = block.shared.pairs;
     const uint32_t rank = entries.rank;
     if (rank == block.rank()) {
-        const uint64_t row = block.scope.row(pairs, rank, entries.entry.index);
+        const uint64_t row = block.row_from(rank, entries.entry.index);
         return {block.params.rows + row_format(block.common).offset(row), 0, false};
     }
     const uint32_t sequence = unit_of_row(WholeSlots{}, pairs.received[rank], entries.entry.index);
@@ -246,8 +252,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
     if (part.is_remote) {
         gradients = part.row + block.common.shape.row_bytes;
     } else if (entries.is_first()) {
-        const uint64_t row =
-            block.scope.row(block.shared.pairs, block.rank(), entries.entry.index);
+        const uint64_t row = block.row_from(block.rank(), entries.entry.index);
         gradients = reinterpret_cast<const uint8_t*>(block.params.gradients + row * columns);
     }
     uint32_t word = 0;
@@ -315,7 +320,7 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
     }
     clear_queues(shared.notify_state);
     if (!begin_operation(common, scope, true, shared.pairs) ||
-        !scope.headers_fit(common, shared.pairs)) {
+        !scope.messages_arrived(common, shared.pairs)) {
         return;
     }
     if (params.in_rows < shared.pairs.total) {
@@ -345,7 +350,7 @@ __device__ void run(const HtCombineParams& params) {
 
 template <typename Type>
 __device__ void run(const HtCombineNodesParams& params) {
-    run<Type>(params.of_node, RowsOfPass{params.pass}, NodePartials{params.partials});
+    run<Type>(params.of_node, RowsOfPass<TwoSided>{params.pass}, NodePartials{params.partials});
 }
 
 ENTRY(ht_combine_bf16) { run<Bf16>(params); }

@@ -66,7 +66,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     const Block<Scope, Rows> block = {params, scope, rows, shared, zeros};
     clear_shared(shared, zeros);
     if (!begin_operation(common, scope, false, shared.pairs) ||
-        !scope.headers_fit(common, shared.pairs) || !check_outputs(block)) {
+        !scope.messages_arrived(common, shared.pairs) || !check_outputs(block)) {
         return;
     }
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
@@ -104,13 +104,13 @@ __device__ void run(const HtScaledDispatchParams& params) {
 
 template <typename Rows>
 __device__ void run(const HtScaledDispatchNodesParams& params) {
-    run(params.of_node.rows, RowsOfPass{params.pass}, Rows{params.of_node.scaled});
+    run(params.of_node.rows, RowsOfPass<TwoSided>{params.pass}, Rows{params.of_node.scaled});
 }
 
 ENTRY(ht_dispatch) { run(params, AllRows{}, PlainRows{}); }
 ENTRY(ht_dispatch_scaled) { run<ForwardedRows>(params); }
 ENTRY(ht_dispatch_cast) { run<CastRows>(params); }
-ENTRY(ht_dispatch_nodes) { run(params.of_node, RowsOfPass{params.pass}, PlainRows{}); }
+ENTRY(ht_dispatch_nodes) { run(params.of_node, RowsOfPass<TwoSided>{params.pass}, PlainRows{}); }
 ENTRY(ht_dispatch_nodes_scaled) { run<ForwardedRows>(params); }
 ENTRY(ht_dispatch_nodes_cast) { run<CastRows>(params); }
 

@@ -1,6 +1,7 @@
 // What the warps of a dispatch block share.
 #pragma once
 
+#include "../layout/flat.cuh"
 #include "credits.cuh"
 #include "notify.cuh"
 #include "rows.cuh"
@@ -23,8 +24,9 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave no more room");
 
-template <typename Scope, typename Rows>
+template <typename Scope, typename Rows, typename LayoutOfOutput = Flat>
 struct Block {
+    using Layout = LayoutOfOutput;
     using Place = typename Scope::Place;
     using Ahead = typename Rows::Ahead;
     static constexpr bool kKeptBySender = Rows::kKeptBySender;
@@ -57,6 +59,10 @@ struct Block {
     __device__ const uint8_t* row_of_token(uint32_t token, Place place) const {
         const RowFormat format = {rows.token_bytes(common), common.shape.chunk_bytes};
         return scope.row_of_token(params.tokens, format, place, token);
+    }
+    // The row of the output of row `index` from `source`.
+    __device__ uint32_t row_from(uint32_t source, uint32_t index) const {
+        return scope.template row<Layout>(shared.pairs, source, index);
     }
     __device__ uint8_t* out_row(uint32_t row) const {
         return params.out + uint64_t{row} * rows.payload_bytes(common);
@@ -97,7 +103,7 @@ struct KeptRow {
     // The row of the output, if it is here.
     template <typename Block>
     __device__ uint32_t row(const Block& block) const {
-        return block.scope.row(block.shared.pairs, block.rank(), index);
+        return block.row_from(block.rank(), index);
     }
 
     // Writes the ids and weights of a row that is here; `given` are the token's.

@@ -77,11 +77,10 @@ __device__ bool work_locally(const Block& block, Staging& staging) {
     if (!block.scope.is_own()) {
         return false;
     }
-    // With outputs of nearly 2^32 rows, 32 bits do not hold the numbers past the last one.
     const Share own_turns = {blockIdx.x, 1};
     const uint64_t turn = own_turns.next_unit(&shared.next_unused);
     const uint64_t unused = turn * block.receivers.blocks + block.receivers.index();
-    return fill_unused_row(block, shared.pairs.total + unused, staging);
+    return fill_unused_row(block, Block::Layout::unused_row(shared.pairs.total, unused), staging);
 }
 
 }  // namespace nccl_ep::ht_dispatch_impl

@@ -11,7 +11,7 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
     const HtCommon& common = block.common;
     const RowFormat format = row_format(common);
     const uint32_t sequence = unit_of_row(AnyUnits{common}, block.shared.pairs.received[source], index);
-    const uint32_t row = block.scope.row(block.shared.pairs, source, index);
+    const uint32_t row = block.row_from(source, index);
     const uint8_t* slot = own_rings(common).row(source, sequence);
     for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
         const bool is_last = format.is_last_chunk(offset);

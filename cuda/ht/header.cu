@@ -1,10 +1,10 @@
-// High-throughput combine over several nodes: the headers of a pass's messages, whose rows another kernel has summed.
+// High-throughput combine over several nodes: a pass's messages are sent, whose rows another kernel has summed.
 
 #include "../base/entry.cuh"
 #include "messages.cuh"
 
 namespace nccl_ep {
 
-ENTRY(ht_header) { write_headers(params); }
+ENTRY(ht_header) { send_messages<TwoSided>(params); }
 
 }  // namespace nccl_ep

@@ -4,8 +4,8 @@
 // their places follow from their numbers alone.
 #pragma once
 
-#include "../params/ht_nodes.h"
-#include "../peer/fault.cuh"
+#include "params/ht_nodes.h"
+#include "../net/message.cuh"
 
 namespace nccl_ep {
 
@@ -29,11 +29,12 @@ __device__ __forceinline__ uint8_t* tail_of(const HtMessages& messages, uint32_t
            (uint64_t{index} + 1) * messages.tail_bytes;
 }
 
-// All threads of a block write the headers of what this rank sends. The first pass of an operation begins its epoch:
+// All threads of a block send the messages of a pass, by their headers. The first pass of an operation begins its epoch:
 // no kernel of this group that reads headers runs meanwhile, as those of the operation before have ended and its own
 // follow the exchange. A header also says whether this rank knows of a failure: then sums that it should have made are
 // not what it sends.
-__device__ __forceinline__ void write_headers(const HtHeaderParams& params) {
+template <typename Net>
+__device__ __forceinline__ void send_messages(const HtHeaderParams& params) {
     const uint32_t before = ld_relaxed_gpu(&params.sequences->epoch);
     MessageHeader header = params.header;
     header.epoch = before;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void write_headers(const HtHeaderParams& params) {
         }
     }
     for (uint32_t i = threadIdx.x; i < params.count; i += blockDim.x) {
-        *header_of(params.messages, i) = header;
+        Net::send(reinterpret_cast<uint8_t*>(header_of(params.messages, i)), header);
     }
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../base/warp.cuh"
-#include "../params/ht_nodes.h"
+#include "params/ht_nodes.h"
 
 namespace nccl_ep {
 

@@ -122,25 +122,25 @@ __device__ void pack_message(const HtPackParams& params, const Rows& rows, uint3
     }
 }
 
-template <typename Rows>
+template <typename Net, typename Rows>
 __device__ void run(const HtPackParams& params, const Rows& rows) {
     if (blockIdx.x == 0) {
-        write_headers(params.headers);
+        send_messages<Net>(params.headers);
     }
     for (uint32_t other = 0; other < params.headers.count; ++other) {
         pack_message(params, rows, other);
     }
 }
 
-template <typename Rows>
+template <typename Net, typename Rows>
 __device__ void run(const HtScaledPackParams& params) {
-    run(params.pack, Rows{params.rows});
+    run<Net>(params.pack, Rows{params.rows});
 }
 
-ENTRY(ht_pack) { run(params, PlainRows{}); }
-ENTRY(ht_pack_scaled) { run<ForwardedRows>(params); }
-ENTRY(ht_pack_cast_bf16) { run<CastRows<Bf16>>(params); }
-ENTRY(ht_pack_cast_f16) { run<CastRows<F16>>(params); }
-ENTRY(ht_pack_cast_f32) { run<CastRows<F32>>(params); }
+ENTRY(ht_pack) { run<TwoSided>(params, PlainRows{}); }
+ENTRY(ht_pack_scaled) { run<TwoSided, ForwardedRows>(params); }
+ENTRY(ht_pack_cast_bf16) { run<TwoSided, CastRows<Bf16>>(params); }
+ENTRY(ht_pack_cast_f16) { run<TwoSided, CastRows<F16>>(params); }
+ENTRY(ht_pack_cast_f32) { run<TwoSided, CastRows<F32>>(params); }
 
 }  // namespace nccl_ep::ht_pack_impl

@@ -45,7 +45,7 @@
 #pragma once
 
 #include "../base/row.cuh"
-#include "../params/ht.h"
+#include "params/ht.h"
 #include "../peer/wait.cuh"
 
 namespace nccl_ep {
@@ -275,7 +275,7 @@ struct ScalesWords {
 // One thread: `peer` sends rows of another shape, or with other scales. Nothing sensible can follow.
 __device__ inline void fail_for_scales(const HtCommon& common, uint32_t peer, uint32_t fingerprint,
                                        const ScalesWords& scales) {
-    report_failure(common.wait, FAULT_SHAPE_DIFFERS, {WAIT_STREAMED_ROW, peer, 0},
+    report_failure(common.wait, FAULT_DIFFERS, {WAIT_STREAMED_ROW, peer, 0},
                    common.shape.fingerprint, fingerprint, 0, scales.own, scales.peer);
     broadcast_failure(common.peers, common.wait);
 }

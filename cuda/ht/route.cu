@@ -20,6 +20,7 @@
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
+#include "../layout/flat.cuh"
 #include "rings.cuh"
 
 namespace nccl_ep::ht_route_impl {
@@ -305,14 +306,12 @@ __device__ void receive_rows(const Block& block) {
 }
 
 // One thread stores where each source's rows begin, and tells the host how many there are.
+template <typename Layout>
 __device__ void store_rows(const Block& block) {
     const HtRouteParams& params = block.params;
     const uint32_t conclusion = block.shared.conclusion;
-    uint32_t total = 0;
-    for (uint32_t source = 0; source < block.ranks(); ++source) {
-        params.handle.begins[source] = total;
-        total += block.shared.rows[source];
-    }
+    const auto rows_from = [&](uint32_t source) { return block.shared.rows[source]; };
+    const uint32_t total = Layout::find_begins(block.ranks(), rows_from, params.handle.begins);
     const uint32_t rows = conclusion == kAgreed ? total : conclusion;
     params.handle.begins[block.ranks()] = rows;
     if (conclusion != HT_VERDICT_MISSING) {
@@ -322,6 +321,7 @@ __device__ void store_rows(const Block& block) {
 }
 
 // The last block: receives from every rank.
+template <typename Layout>
 __device__ void receive(const Block& block) {
     const HtRouteParams& params = block.params;
     receive_rows(block);
@@ -329,7 +329,7 @@ __device__ void receive(const Block& block) {
         return;
     }
     if (threadIdx.x == 0) {
-        store_rows(block);
+        store_rows<Layout>(block);
     }
     const uint32_t sources = block.shared.conclusion == kAgreed ? block.ranks() : 0;
     for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_ROUTE_THREADS) {
@@ -353,11 +353,12 @@ __device__ void clear_rows(const Block& block) {
     }
 }
 
-ENTRY(ht_route) {
+template <typename Layout>
+__device__ void run(const HtRouteParams& params) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     if (blockIdx.x == gridDim.x - 1) {
-        receive(block);
+        receive<Layout>(block);
         return;
     }
     const uint32_t first = min(blockIdx.x * params.block_tokens, block.tokens());
@@ -373,5 +374,7 @@ ENTRY(ht_route) {
         number_tokens(block, first, last);
     }
 }
+
+ENTRY(ht_route) { run<Flat>(params); }
 
 }  // namespace nccl_ep::ht_route_impl

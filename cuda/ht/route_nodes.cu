@@ -242,7 +242,8 @@ __device__ void list_departing(const Block& block, uint32_t other) {
 
 // ---- The kernel --------------------------------------------------------------------------------
 
-ENTRY(ht_route_nodes) {
+template <typename Layout>
+__device__ void run(const HtRouteNodesParams& params) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     clear_numbering(shared.numbering);
@@ -259,8 +260,10 @@ ENTRY(ht_route_nodes) {
     } else if (blockIdx.x < forwarded + params.nodes.others) {
         list_departing(block, blockIdx.x - forwarded);
     } else {
-        receive(block);
+        receive<Layout>(block);
     }
 }
+
+ENTRY(ht_route_nodes) { run<Flat>(params); }
 
 }  // namespace nccl_ep::ht_route_nodes_impl

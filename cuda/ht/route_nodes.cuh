@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../base/expert.cuh"
+#include "../layout/flat.cuh"
 #include "numbering.cuh"
 #include "rings.cuh"
 
@@ -129,19 +130,20 @@ __device__ inline void receive_rows(const Block& block) {
 }
 
 // One thread stores where each source's rows begin, and their number.
+template <typename Layout>
 __device__ inline void store_begins(const Block& block) {
     const HtNodesMemory& handle = block.params.handle;
     const uint32_t chunks = block.nodes().chunks;
-    uint32_t total = 0;
-    for (uint32_t source = 0; source < block.nodes().ranks; ++source) {
-        handle.source_begins[source] = total;
-        total += handle.received_rows[source * block.chunk_ends() + chunks];
-    }
+    const auto rows_from = [&](uint32_t source) {
+        return handle.received_rows[source * block.chunk_ends() + chunks];
+    };
+    const uint32_t total = Layout::find_begins(block.nodes().ranks, rows_from, handle.source_begins);
     const uint32_t conclusion = block.shared.conclusion;
     *handle.total = conclusion == kAgreed ? total : conclusion;
 }
 
 // One thread stores what comes from a local rank, in the order in which it sends it.
+template <typename Layout>
 __device__ inline void store_arrivals(const Block& block, uint32_t local) {
     const HtNodesMemory& handle = block.params.handle;
     const HtNodes& nodes = block.nodes();
@@ -163,7 +165,7 @@ __device__ inline void store_arrivals(const Block& block, uint32_t local) {
             if (source != HT_NONE) {
                 const uint32_t* before =
                     handle.received_rows + source * block.chunk_ends() + chunk;
-                piece_rows[piece] = handle.source_begins[source] + before[0];
+                piece_rows[piece] = Layout::row(handle.source_begins[source], before[0]);
                 rows += before[1] - before[0];
             }
         }
@@ -195,14 +197,15 @@ __device__ inline void store_counts(const Block& block) {
 }
 
 // The last block: receives what the ranks of this node forward to this one.
+template <typename Layout>
 __device__ inline void receive(const Block& block) {
     receive_rows(block);
     if (threadIdx.x == 0) {
-        store_begins(block);
+        store_begins<Layout>(block);
     }
     __syncthreads();
     for (uint32_t local = threadIdx.x; local < block.local_ranks(); local += HT_ROUTE_THREADS) {
-        store_arrivals(block, local);
+        store_arrivals<Layout>(block, local);
     }
     store_counts(block);
     __syncthreads();

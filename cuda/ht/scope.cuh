@@ -1,7 +1,8 @@
 // Which rows a launch has: all of the operation on one node, or those of one pass (pipeline stage) over several.
 //
-// The kernels are templates over the two, which differ in where sequences begin and in a row's place in the
-// output. Over several nodes a token's experts are numbered by local rank and local expert.
+// The kernels are templates over the two, which differ in where sequences begin, and in whose rows lie together in the
+// output: those of a rank, or of a part of its tokens. Over several nodes a token's experts are numbered by local rank
+// and local expert.
 #pragma once
 
 #include "entries.cuh"
@@ -46,11 +47,12 @@ struct AllRows {
                 has_ring ? common.handle.departures[peer] : 0};
     }
     __device__ void settle(const HtCommon&, bool, HtPairs&) const {}
-    // Whether the messages from other nodes belong to this operation. All threads call it.
-    __device__ bool headers_fit(const HtCommon&, const HtPairs&) const { return true; }
+    // Whether the messages from other nodes have arrived. All threads call it.
+    __device__ bool messages_arrived(const HtCommon&, const HtPairs&) const { return true; }
     // The row of the output, or of combine's input, of row `index` from `peer`.
+    template <typename Layout>
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
-        return pairs.begins[peer] + index;
+        return Layout::row(pairs.begins[peer], index);
     }
     // The id by which callers name the expert of this lane.
     __device__ int32_t id_of(const HtCommon&, const TokenEntries& entries) const {
@@ -60,6 +62,7 @@ struct AllRows {
 
 // A pass of an operation over several nodes. Entry indices are handle-global: they count the rows of earlier
 // passes, too. Scheduler indices are pass-local.
+template <typename Net>
 struct RowsOfPass {
     const HtPass& pass;
 
@@ -116,17 +119,19 @@ struct RowsOfPass {
         }
         __syncthreads();
     }
-    __device__ bool headers_fit(const HtCommon& common, const HtPairs& pairs) const {
-        bool fit = true;
-        for (uint32_t i = threadIdx.x; i < pass.header_count; i += blockDim.x) {
-            fit = fit && header_fits(common, *header_of(pass.headers, i), pass.header_ranks[i],
-                                     pairs.operation);
-        }
-        return __syncthreads_and(fit ? 1 : 0) != 0;
+    __device__ bool messages_arrived(const HtCommon& common, const HtPairs& pairs) const {
+        return all_arrived(pass.header_count, [&](uint32_t i) {
+            MessageHeader ours = pass.expected;
+            ours.epoch = ld_relaxed_gpu(&common.sequences->epoch);
+            const uint32_t rank = pass.header_ranks[i];
+            const Awaited awaited = {WAIT_STREAMED_ROW, HT_RANK_OF_GROUP | rank, pairs.operation};
+            return Net::arrived(common, *header_of(pass.headers, i), ours, awaited, rank);
+        });
     }
+    template <typename Layout>
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
-        const uint32_t at = pairs.begins[peer] + index;
-        return pass.begins != nullptr ? at : row_of_piece(peer, at);
+        const uint32_t begin = pairs.begins[peer];
+        return pass.begins != nullptr ? Layout::row(begin, index) : row_of_piece<Layout>(peer, begin + index);
     }
     __device__ int32_t id_of(const HtCommon& common, const TokenEntries& entries) const {
         const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
@@ -138,32 +143,8 @@ struct RowsOfPass {
     }
 
    private:
-    __device__ bool header_fits(const HtCommon& common, const MessageHeader& header, uint32_t rank,
-                                uint32_t operation) const {
-        const Awaited awaited = {WAIT_STREAMED_ROW, HT_RANK_OF_GROUP | rank, operation};
-        const MessageHeader& ours = pass.expected;
-        bool first = false;
-        if (header.epoch != ld_relaxed_gpu(&common.sequences->epoch) || header.pass != ours.pass) {
-            // What lay there before: the exchange was ended.
-            first = report_failure(common.wait, FAULT_RAIL_PEER_FAILED, awaited, operation, rank);
-        } else if (header.fingerprint != ours.fingerprint ||
-                   header.scales_word != ours.scales_word) {
-            first = report_failure(common.wait, FAULT_SHAPE_DIFFERS, awaited, ours.fingerprint,
-                                   header.fingerprint, 0, ours.scales_word, header.scales_word);
-        } else if (header.handle != ours.handle) {
-            first = report_failure(common.wait, FAULT_HANDLE_DIFFERS, awaited, ours.handle,
-                                   header.handle);
-        } else if (header.failed != 0) {
-            first = report_failure(common.wait, FAULT_RAIL_PEER_FAILED, awaited, operation, rank);
-        } else {
-            return true;
-        }
-        if (first) {
-            broadcast_failure(common.peers, common.wait);
-        }
-        return false;
-    }
     // Row `at` of all that `peer` forwards for others lies in the last piece (segment) that begins at or before it.
+    template <typename Layout>
     __device__ uint32_t row_of_piece(uint32_t peer, uint32_t at) const {
         const uint32_t* starts = pass.piece_starts + peer * (pass.pieces + 1);
         uint32_t low = 0;
@@ -171,7 +152,7 @@ struct RowsOfPass {
             const uint32_t middle = (low + high) / 2;
             (starts[middle] <= at ? low : high) = middle;
         }
-        return pass.piece_rows[peer * pass.pieces + low] + at - starts[low];
+        return Layout::row(pass.piece_rows[peer * pass.pieces + low], at - starts[low]);
     }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../base/expert.cuh"
+#include "params/ll.h"
 
 namespace nccl_ep {
 

@@ -156,7 +156,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
 
 template <typename Type>
 __device__ __forceinline__ void run(const LlCombineNodesParams& params) {
-    run<Type, FewTokens, false>(params.combine, SeveralNodes{params.nodes, true});
+    run<Type, FewTokens, false>(params.combine, SeveralNodes<TwoSided>{params.nodes, true});
 }
 
 ENTRY(ll_combine_bf16) { run<Bf16, FewTokens>(params); }

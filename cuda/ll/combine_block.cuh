@@ -4,7 +4,6 @@
 #include "../layout/expert_major.cuh"
 #include "gates.cuh"
 #include "scheduler.cuh"
-#include "slots.cuh"
 
 namespace nccl_ep::ll_combine_impl {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "combine_sums.cuh"
-#include "headers.cuh"
 
 namespace nccl_ep::ll_combine_impl {
 
@@ -70,16 +69,16 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     if (threadIdx.x == 0) {
         start.load(params.common);
     }
-    MessageHeader head = {};
+    MessageHeader header = {};
     if constexpr (Op::kSeveral) {
-        head = first_head(op);
+        header = first_header(op);
     }
     fill_shared(block, start);
     __syncthreads();
     bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
     if constexpr (Op::kSeveral) {
-        goes_on = goes_on && (!op.sends() || sources_agree(op, head)) &&
-                  (!op.receives() || rail_peers_succeeded(op));
+        goes_on = goes_on && (!op.sends() || sources_arrived(op, header)) &&
+                  (!op.receives() || sums_arrived(op));
     }
     if (goes_on && op.sends() && block.receivers.has_this_block()) {
         if (is_fingerprint_warp(block)) {

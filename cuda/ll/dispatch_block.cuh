@@ -4,7 +4,6 @@
 #include "../layout/expert_major.cuh"
 #include "dispatch_rows.cuh"
 #include "scheduler.cuh"
-#include "slots.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 

@@ -8,7 +8,6 @@
 #include "../base/cast.cuh"
 #include "../base/scales.cuh"
 #include "scaled_chunk.cuh"
-#include "slots.cuh"
 
 namespace nccl_ep {
 

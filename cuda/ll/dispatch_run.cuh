@@ -3,7 +3,6 @@
 
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
-#include "headers.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
@@ -21,9 +20,9 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         start.load(params.common);
         shared.most_tokens = 0;
     }
-    MessageHeader head = {};
+    MessageHeader header = {};
     if constexpr (Op::kSeveral) {
-        head = first_head(op);
+        header = first_header(op);
     }
     clear_histograms(block);
     const bool goes_on = send_all(block, [&] {
@@ -33,7 +32,7 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         __syncthreads();
         bool ok = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
         if constexpr (Op::kSeveral) {
-            ok = ok && (!op.relays() || sources_agree(op, head));
+            ok = ok && (!op.relays() || sources_arrived(op, header));
         }
         if (ok && block.notifies()) {
             notify_all(block, notify);

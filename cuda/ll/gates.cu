@@ -6,19 +6,14 @@
 
 namespace nccl_ep::ll_gates_impl {
 
-ENTRY(ll_gates) {
+template <typename Net>
+__device__ void run(const LlGatesParams& params) {
     const LlCombineParams& combine = params.combine.combine;
     const LlCommon& common = combine.common;
-    const Operation<SeveralNodes> op(common, {params.combine.nodes, true});
+    Operation<SeveralNodes<Net>> op(common, {params.combine.nodes, true});
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *reinterpret_cast<MessageHeader*>(params.message) = {params.combine.nodes.handle,
-                                                       common.shape.tokens,
-                                                       common.fingerprint,
-                                                       common.channel,
-                                                       0,
-                                                       next_epoch(*common.channel_state),
-                                                       0,
-                                                       0};
+        op.resume(next_epoch(*common.channel_state));
+        Net::send(params.message, header_of_operation(op, common.shape.tokens));
     }
     float* weights = reinterpret_cast<float*>(body_of(params.message));
     const uint32_t top_k = common.shape.top_k;
@@ -32,5 +27,7 @@ ENTRY(ll_gates) {
         }
     }
 }
+
+ENTRY(ll_gates) { run<TwoSided>(params); }
 
 }  // namespace nccl_ep::ll_gates_impl

@@ -1,5 +1,5 @@
-// Where the ranks of a group are: all on this node, or on several. Kernels are templates over the two, so that
-// those for one node pay nothing for the other case.
+// Where the ranks of a group are: all on this node, or on several, with messages between them. Kernels are templates
+// over the two, so that those for one node pay nothing for the other case.
 //
 // Ranks of this node are *peers*, by their local index: their windows are mapped. Every rank of the group has
 // a *forwarder* on this node: itself, or its rail peer here. The forwarder sends its rows here and collects what the
@@ -7,7 +7,8 @@
 #pragma once
 
 #include "../base/row.cuh"
-#include "../peer/peer.cuh"
+#include "../net/message.cuh"
+#include "params/ll.h"
 
 namespace nccl_ep {
 
@@ -38,18 +39,10 @@ struct ForwardedSource {
     __device__ const uint8_t* rows() const { return rows_; }
 };
 
-// A message between nodes: its head, and what follows it.
-__device__ __forceinline__ const MessageHeader& head_of(const uint8_t* message) {
-    return *reinterpret_cast<const MessageHeader*>(message);
-}
-template <typename Byte>
-__device__ __forceinline__ Byte* body_of(Byte* message) {
-    return message + sizeof(MessageHeader);
-}
-
 // Every rank is a peer, and forwards for itself alone.
 struct OneNode {
     static constexpr bool kSeveral = false;
+    using Net = NoNet;
     using Source = OwnSource;
     const PeerTable& peers;
 
@@ -63,9 +56,11 @@ struct OneNode {
     __device__ uint32_t number_of(uint32_t) const { return 0; }
 };
 
-// The tables say where the other ranks are.
+// The tables say where the other ranks are, and messages of a network come from there.
+template <typename Network>
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
+    using Net = Network;
     using Source = ForwardedSource;
     const LlNodes& nodes;
     const bool is_combine;
@@ -100,13 +95,13 @@ struct SeveralNodes {
         const uint32_t place = nodes.own_place + all - distance;
         return place < all ? place : place - all;
     }
-    // The head of what source `number` sent for the operation.
-    __device__ const MessageHeader& head(uint32_t number) const {
-        return head_of(is_combine ? weights_message(number) : rows_message(number));
+    // The header of what source `number` sent for the operation.
+    __device__ const MessageHeader& header(uint32_t number) const {
+        return header_of(is_combine ? weights_message(number) : rows_message(number));
     }
     // How many tokens source `number` has, which is not this rank.
     __device__ uint32_t tokens_of(const LlShape& shape, uint32_t number) const {
-        return min(head(number).tokens, shape.max_tokens);
+        return min(header(number).tokens, shape.max_tokens);
     }
     // In a dispatch.
     __device__ Source source(const LlShape& shape, uint32_t number) const {
@@ -117,5 +112,61 @@ struct SeveralNodes {
                 rows};
     }
 };
+
+// ---- The messages of an operation over several nodes -------------------------------------------
+
+// The header of a message of this rank.
+template <typename Op>
+__device__ __forceinline__ MessageHeader header_of_operation(const Op& op, uint32_t tokens) {
+    const LlCommon& common = op.common;
+    return {op.nodes.nodes.handle, tokens, common.fingerprint, common.channel, common.scales_word, op.epoch, 0, 0};
+}
+
+// The header that this thread looks at first, loaded before it is needed.
+template <typename Op>
+__device__ __forceinline__ MessageHeader first_header(const Op& op) {
+    return threadIdx.x + 1 < op.nodes.nodes.sources ? op.nodes.header(threadIdx.x + 1) : MessageHeader{};
+}
+
+// Whether the messages of all sources have arrived. All threads call it before the block relays anything.
+template <typename Op>
+__device__ inline bool sources_arrived(const Op& op, const MessageHeader& first) {
+    const LlNodes& nodes = op.nodes.nodes;
+    return all_arrived(nodes.sources - 1, [&](uint32_t i) {
+        const MessageHeader header = i == threadIdx.x ? first : op.nodes.header(i + 1);
+        const uint32_t rank = nodes.rank_of_source[i + 1];
+        return Op::Net::arrived(op.common, header, header_of_operation(op, 0), op.from(rank, WAIT_BEGIN), rank);
+    });
+}
+
+// After a relay of sums: the last block sends them. All threads call it.
+template <typename Op>
+__device__ inline void finish_relay(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    __syncthreads();
+    const uint32_t last = op.common.receive_blocks - 1;
+    const bool finished_last =
+        threadIdx.x == 0 &&
+        inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
+    if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
+        for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
+            Op::Net::send(op.nodes.rows_message(i), header_of_operation(op, 0));
+        }
+    }
+}
+
+// Whether the sums of all rail peers have arrived; the epoch tells, as all else was compared when the operation began.
+// All threads call it.
+template <typename Op>
+__device__ inline bool sums_arrived(const Op& op) {
+    const LlNodes& nodes = op.nodes.nodes;
+    return all_arrived(nodes.other_nodes, [&](uint32_t i) {
+        const uint32_t rank = nodes.rail_peers[i];
+        const MessageHeader ours = header_of_operation(op, 0);
+        MessageHeader header = ours;
+        header.epoch = header_of(op.nodes.returned_message(i + 1)).epoch;
+        return Op::Net::arrived(op.common, header, ours, op.from(rank, WAIT_ROW), rank);
+    });
+}
 
 }  // namespace nccl_ep

@@ -1,4 +1,4 @@
-// What a dispatch sends to the ranks that forward for this one on other nodes: a head, the rows and the ids, as one
+// What a dispatch sends to the ranks that forward for this one on other nodes: a header, the rows and the ids, as one
 // message. Each message costs the network its latency, and a copy of all rows costs less than one. Rows with scales
 // are written as they travel, so a cast is made here, and only here.
 
@@ -8,11 +8,12 @@
 
 namespace nccl_ep::ll_pack_impl {
 
-__device__ void write_head(const LlPackParams& params) {
+template <typename Net>
+__device__ void send(const LlPackParams& params) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        MessageHeader head = params.head;
-        head.epoch = next_epoch(*params.channel_state);
-        *reinterpret_cast<MessageHeader*>(params.message) = head;
+        MessageHeader header = params.head;
+        header.epoch = next_epoch(*params.channel_state);
+        Net::send(params.message, header);
     }
 }
 
@@ -25,8 +26,9 @@ __device__ void write_ids(const LlPackParams& params) {
     }
 }
 
+template <typename Net>
 __device__ void run(const LlPackParams& params) {
-    write_head(params);
+    send<Net>(params);
     Vec16* rows = reinterpret_cast<Vec16*>(body_of(params.message));
     const uint64_t first = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
@@ -38,11 +40,11 @@ __device__ void run(const LlPackParams& params) {
 }
 
 // A warp per chunk of a row.
-template <typename Rows>
+template <typename Net, typename Rows>
 __device__ void run_scaled(const LlScaledPackParams& params) {
     const LlShape& shape = params.shape;
     const Rows rows{params.rows};
-    write_head(params.pack);
+    send<Net>(params.pack);
     const uint32_t units = shape.tokens * shape.chunks;
     for (uint32_t unit = blockIdx.x * num_warps() + warp_idx(); unit < units;
          unit += gridDim.x * num_warps()) {
@@ -57,10 +59,10 @@ __device__ void run_scaled(const LlScaledPackParams& params) {
     write_ids(params.pack);
 }
 
-ENTRY(ll_pack) { run(params); }
-ENTRY(ll_pack_scaled) { run_scaled<ForwardedRows>(params); }
-ENTRY(ll_pack_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
-ENTRY(ll_pack_cast_f16) { run_scaled<CastRows<F16>>(params); }
-ENTRY(ll_pack_cast_f32) { run_scaled<CastRows<F32>>(params); }
+ENTRY(ll_pack) { run<TwoSided>(params); }
+ENTRY(ll_pack_scaled) { run_scaled<TwoSided, ForwardedRows>(params); }
+ENTRY(ll_pack_cast_bf16) { run_scaled<TwoSided, CastRows<Bf16>>(params); }
+ENTRY(ll_pack_cast_f16) { run_scaled<TwoSided, CastRows<F16>>(params); }
+ENTRY(ll_pack_cast_f32) { run_scaled<TwoSided, CastRows<F32>>(params); }
 
 }  // namespace nccl_ep::ll_pack_impl

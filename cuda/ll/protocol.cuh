@@ -69,6 +69,7 @@ struct Start {
 template <typename Nodes>
 struct Operation {
     static constexpr bool kSeveral = Nodes::kSeveral;
+    using Net = typename Nodes::Net;
     using Source = typename Nodes::Source;
     const LlCommon& common;
     const Nodes nodes;
@@ -160,7 +161,7 @@ template <typename Op>
 __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
     if (op.nodes.number_of(rank) != 0) {
         // Its forwarder relays what it sends, in the background and so in no order with whole operations. There the
-        // heads of messages tell.
+        // headers of messages tell.
         return false;
     }
     const LlChannelState* states = op.common.channel_state - op.common.channel;

@@ -55,7 +55,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params) {
 
 template <typename Type>
 __device__ __forceinline__ void run(const LlCombineNodesParams& params) {
-    run<Type>(params.combine, SeveralNodes{params.nodes, true});
+    run<Type>(params.combine, SeveralNodes<TwoSided>{params.nodes, true});
 }
 
 ENTRY(ll_rank_combine_bf16) { run<Bf16>(params); }

@@ -5,7 +5,7 @@
 // on that.
 #pragma once
 
-#include "../params/params.h"
+#include "params/common.h"
 
 namespace nccl_ep {
 

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "../base/warp.cuh"
-#include "../params/params.h"
+#include "params/common.h"
 #include "mask.cuh"
 
 namespace nccl_ep {

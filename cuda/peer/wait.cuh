@@ -1,16 +1,34 @@
 // The one way to wait for another rank: with a deadline, and with a report of who did not come.
 //
-// Most waits are for a packet. Warps also wait for rows, for credits and for other warps of their block.
-// A wait that fails never traps: it reports the failure, the kernel finishes its grid, the peers learn of
-// it, and the host reads the report and answers later calls with ncclRemoteError.
+// Most waits are for a packet: 32 bits of data and the epoch that they belong to, in one indivisible word. Nothing has
+// to be cleared between operations, and no second word says that the data has come. Warps also wait for rows, for
+// credits and for other warps of their block. A wait that fails never traps: it reports the failure, the kernel
+// finishes its grid, the peers learn of it, and the host reads the report and answers later calls with
+// ncclRemoteError.
 //
 // `Common` is the part of a kernel's parameters that has `peers` and `wait`.
 #pragma once
 
 #include "fault.cuh"
-#include "packet.cuh"
 
 namespace nccl_ep {
+
+__device__ __forceinline__ uint64_t make_packet(uint32_t epoch, uint32_t data) {
+    return uint64_t{epoch} << 32 | data;
+}
+
+__device__ __forceinline__ uint32_t packet_epoch(uint64_t packet) {
+    return static_cast<uint32_t>(packet >> 32);
+}
+
+__device__ __forceinline__ uint32_t packet_data(uint64_t packet) {
+    return static_cast<uint32_t>(packet);
+}
+
+// Whether a running number is `expected` or a later one, also across the wrap.
+__device__ __forceinline__ bool is_or_follows(uint32_t number, uint32_t expected) {
+    return static_cast<int32_t>(number - expected) >= 0;
+}
 
 // A clock read and a look at the failure mark cost more than a poll: one in this many polls.
 constexpr uint32_t kPollsPerCheck = 64;

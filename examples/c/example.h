@@ -49,9 +49,10 @@ typedef struct {
 
 // One process for each GPU: the i-th process of a machine takes GPU i of those that it sees.
 static inline Ranks example_start(int* argc, char*** argv) {
-    Ranks ranks = {0};
+    Ranks ranks;
     MPI_Comm machine;
     int local_rank = 0, devices = 0;
+    memset(&ranks, 0, sizeof(ranks));
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &ranks.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks.size);

@@ -33,8 +33,8 @@ def _require_memory(name: str, value: torch.Tensor) -> None:
     kind = type(value)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         why = (f"pass {name}.to_local(), this rank's part" if hasattr(value, "to_local") else
-               "it has no memory: torch.compile, torch.export and FakeTensorMode trace with such, "
-               "and this call cannot be traced" if kind.__name__ == "FakeTensor" else
+               "it has no memory; call inside its FakeTensorMode, where operators know its shape"
+               if kind.__name__ == "FakeTensor" else
                "pass a plain tensor, whose memory the library can read")
         raise TypeError(f"{name}: must be a plain tensor, not {kind.__name__}; {why}")
     if value.is_nested or value.layout != torch.strided:

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult, WeightedResult
-from nccl_ep.routing import known_ids
+from nccl_ep.operators.traced import TracedHandle, is_traced
+from nccl_ep.routing import in_callers_order
 
 
 def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
@@ -28,6 +29,9 @@ def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
     float32 [n, K].
     """
     _require_ht(handle)
+    if is_traced() or isinstance(handle, TracedHandle):
+        of_trace = handle.dispatch(tokens, topk_weights)
+        return of_trace.tokens, of_trace.topk_idx, of_trace.topk_weights
     received: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _apply(
         _Dispatch, handle, tokens, topk_weights)
     return received
@@ -36,6 +40,8 @@ def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
 def ht_combine(handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
     """Sums the ranks' results `tokens` [n, H] for each token: [T, H]."""
     _require_ht(handle)
+    if is_traced() or isinstance(handle, TracedHandle):
+        return handle.combine(tokens)
     home: torch.Tensor = _apply(_Combine, handle, tokens)
     return home
 
@@ -55,7 +61,7 @@ def _apply(function: Any, *arguments: Any) -> Any:
 
 
 def _require_ht(handle: EpHandle) -> None:
-    if not isinstance(handle, EpHandle):
+    if not isinstance(handle, (EpHandle, TracedHandle)):
         raise TypeError(f"handle: must be an EpHandle, not {type(handle).__name__}")
     if handle.group.algorithm != "ht":
         raise ValueError("handle: low latency has no gradients; its group must be \"ht\"")
@@ -114,19 +120,3 @@ class _Combine(torch.autograd.Function):
         out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
         with handle.group.backward_of("combine"):
             return None, handle.dispatch(grad, out=out).tokens
-
-
-def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
-                     num_experts: int) -> torch.Tensor:
-    """Moves values [T, K], one for each expert of a token by ascending id, to the places of the ids
-    in `topk_idx`.
-
-    Ids without an expert get 0, those that a token repeats all the value of their expert: its
-    weight is their sum.
-    """
-    keys, order = known_ids(topk_idx, num_experts).sort(dim=1)
-    # How many other experts come before.
-    column = torch.zeros_like(keys)
-    column[:, 1:] = (keys[:, 1:] != keys[:, :-1]).cumsum(dim=1)
-    in_order = torch.where(keys < num_experts, values.gather(1, column), 0.0)
-    return torch.zeros_like(values).scatter_(1, order, in_order)

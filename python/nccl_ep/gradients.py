@@ -1,13 +1,8 @@
-"""Whether an operation of a handle has gradients, and what says so if it has none."""
+"""Which operations autograd is to record, and refusals of those whose gradients would be dropped."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-
-if TYPE_CHECKING:
-    from nccl_ep.modes import Algorithm
 
 
 def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
@@ -18,7 +13,7 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
         or scales is not None and scales.requires_grad)
 
 
-def check_differentiable(algorithm: Algorithm, operation: str, plain: bool) -> None:
+def check_differentiable(algorithm: str, operation: str, plain: bool) -> None:
     """Refuses an operation whose tensors require gradients that it would drop."""
     if algorithm == "ht" and plain:
         return

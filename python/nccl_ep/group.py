@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, cast, overload
 
 import torch
 
@@ -18,6 +18,8 @@ from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype
 from nccl_ep.errors import NcclEpError, RemoteError, failure
 from nccl_ep.modes import Algorithm, Mode
 from nccl_ep.nccl_wrapper import NCCLLibrary
+from nccl_ep.operators.numbers import forget, register
+from nccl_ep.operators.traced import create_handle as traced_handle, is_traced
 from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
@@ -88,6 +90,7 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
+        self.number = register(self)  # of operators
         self.label = ""
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
@@ -134,6 +137,8 @@ class EpGroup(Generic[Mode]):
         Ids outside 0..E-1 take no part. Collective in HT, where `counts` int32 [L] gets the number
         of tokens that come here for each local expert, on the stream.
         """
+        if is_traced():
+            return cast("EpHandle[Mode]", traced_handle(self, topk_idx, counts, stream))
         from nccl_ep.handle import EpHandle
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
@@ -195,6 +200,7 @@ class EpGroup(Generic[Mode]):
         group, self._group = self._group, None
         if group is None:
             return
+        forget(self.number)
         with self.runtime.current():
             try:
                 self.library.ncclEpGroupDestroy(group, self._stream())

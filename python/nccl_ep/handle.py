@@ -11,10 +11,14 @@ import torch
 
 from nccl_ep.arguments import cannot_be_copied
 from nccl_ep.gradients import check_differentiable, needs_gradient
-from nccl_ep.modes import Mode, RowLayout, checked_layout
+from nccl_ep.modes import Mode
+from nccl_ep.operators.numbers import forget, register
+from nccl_ep.operators.traced import is_traced, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
                              RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult,
                              result_class)
+from nccl_ep.row_layout import (RowLayout, check_weights_of_combine, checked_layout,
+                                low_latency_shape)
 from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
                             new_scales, scaled_rows)
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
@@ -46,9 +50,10 @@ class EpHandle(Generic[Mode]):
         self._handle: Any = None
         self._staged: list[TensorList] = []
         self._staged_on: int | None = None
-        self._staged_outputs: list[torch.Tensor] = []
+        self.staged_outputs: list[torch.Tensor] = []
         self._rows: int | None = None
         self._by_rank = False
+        self.number = register(self)  # of operators
         self.group = group
         self.topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
         # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
@@ -158,10 +163,8 @@ class EpHandle(Generic[Mode]):
                  cast: CastName | None = None, scales_order: ScalesOrder = "row",
                  out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
                  send_only: bool = False, stream: Any = None) -> DispatchResult:
-        """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them.
-
-        LL with `layout` "rank": a row for each token and rank, with its ids and `topk_weights`;
-        combine takes what the caller has made of each row for all experts of the rank.
+        """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them;
+        so they do in LL with `layout` "rank": a row for each token and rank.
 
         `scales` [T, S] of any type of 1, 2 or 4 bytes go with rows of any type; or `cast` rounds
         bfloat16, float16 or float32 rows to float8_e4m3fn and makes scales: "fp8" (float32 for 128
@@ -176,13 +179,13 @@ class EpHandle(Generic[Mode]):
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
         `out` and `stream` is differentiable; backward is collective, too.
         """
+        by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
+        if is_traced():
+            return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
+                                         scales_order=scales_order, out=out, out_scales=out_scales,
+                                         send_only=send_only, stream=stream)
         group = self.group
         low_latency = group.algorithm == "ll"
-        by_rank = checked_layout(layout, group.algorithm)
-        if by_rank and topk_weights is None:
-            raise ValueError("topk_weights: needed with layout=\"rank\"")
-        if low_latency and not by_rank and topk_weights is not None:
-            raise ValueError("topk_weights: in low latency they belong to combine")
         tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
         ids = None
         if topk_weights is not None:
@@ -247,13 +250,11 @@ class EpHandle(Generic[Mode]):
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
         differentiable as `dispatch` is.
         """
+        if is_traced():
+            return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
+                                        stream=stream)
         group = self.group
-        low_latency = group.algorithm == "ll"
-        weighs = low_latency and not self._by_rank
-        if weighs != (topk_weights is not None):
-            raise ValueError("topk_weights: " + (
-                "needed in low latency" if weighs else "applied by the caller with layout=\"rank\""
-                if low_latency else "combine_with_weights returns them"))
+        check_weights_of_combine(group.algorithm, self._by_rank, topk_weights is not None)
         tokens = self._results(tokens)
         local = None if topk_weights is None else self._weights(topk_weights, self.num_tokens)
         if needs_gradient(tokens, local):
@@ -275,6 +276,8 @@ class EpHandle(Generic[Mode]):
 
         Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros.
         """
+        if is_traced():
+            return traced(self).combine_with_weights(tokens, topk_weights, stream=stream)
         tokens = self._results(tokens)
         weights = self._weights(topk_weights, tokens.shape[0])
         if needs_gradient(tokens, weights):
@@ -292,13 +295,15 @@ class EpHandle(Generic[Mode]):
 
         `stream` waits for the send phase only, so work on the current stream continues meanwhile.
         """
+        if is_traced():
+            return traced(self).complete(stream=stream)
         group = self.group
         address = group.runtime.stream(stream)
         with group.runtime.current():
             group.call(group.library.ncclEpComplete, self.handle, None, address)
             self._keep_if_captured(stream)
         staged, self._staged = self._staged, []
-        outputs, self._staged_outputs = self._staged_outputs, []
+        outputs, self.staged_outputs = self.staged_outputs, []
         written(outputs)
         if staged and address != self._staged_on:
             group.runtime.keep_for(stream, self._memory(staged))
@@ -307,7 +312,8 @@ class EpHandle(Generic[Mode]):
     def close(self) -> None:
         """Destroys the handle; local. A second call does nothing."""
         handle, self._handle = self._handle, None
-        self._staged, self._staged_outputs = [], []
+        self._staged, self.staged_outputs = [], []
+        forget(self.number)
         if handle is not None:
             self.group.library.ncclEpHandleDestroy(handle)
 
@@ -334,7 +340,7 @@ class EpHandle(Generic[Mode]):
         if send_only and group.algorithm == "ll":
             # The receive phase writes to them, even if the caller drops them.
             self._staged.extend(lists)
-            self._staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
+            self.staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
             self._staged_on = address
         group.settle()
 
@@ -349,12 +355,9 @@ class EpHandle(Generic[Mode]):
             self.group.keep(self)
 
     def _received_shape(self, hidden: int, by_rank: bool) -> tuple[int, ...]:
-        group = self.group
-        if group.algorithm == "ht":
+        if self.group.algorithm == "ht":
             return self.num_recv_tokens, hidden
-        if by_rank:
-            return group.world_size, group.max_tokens_per_rank, hidden
-        return group.num_local_experts, group.world_size * group.max_tokens_per_rank, hidden
+        return low_latency_shape(self.group, hidden, by_rank)
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")

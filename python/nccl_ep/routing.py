@@ -30,3 +30,19 @@ def stable_sort(keys: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tens
                    if most <= torch.iinfo(dtype).max), torch.int32)
     ordered, places = torch.sort(keys.to(narrow), stable=True)
     return ordered, places
+
+
+def in_callers_order(topk_idx: torch.Tensor, values: torch.Tensor,
+                     num_experts: int) -> torch.Tensor:
+    """Moves values [T, K], one for each expert of a token by ascending id, to the places of the ids
+    in `topk_idx`.
+
+    Ids without an expert get 0, those that a token repeats all the value of their expert: its
+    weight is their sum.
+    """
+    keys, order = known_ids(topk_idx, num_experts).sort(dim=1)
+    # How many other experts come before.
+    column = torch.zeros_like(keys)
+    column[:, 1:] = (keys[:, 1:] != keys[:, :-1]).cumsum(dim=1)
+    in_order = torch.where(keys < num_experts, values.gather(1, column), 0.0)
+    return torch.zeros_like(values).scatter_(1, order, in_order)

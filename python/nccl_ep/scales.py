@@ -88,6 +88,6 @@ def new_scales(shape: tuple[int, ...], dtype: torch.dtype, order: str,
         return torch.empty(shape, dtype=dtype, device=device)
     *experts, rows, columns = shape
     step = _COLUMN_BYTES // dtype.itemsize
-    pitch = max(-(-rows // step), 1) * step
+    pitch = torch.sym_max(-(-rows // step), 1) * step  # rows of traced code may be unknown
     memory = torch.empty((*experts, columns, pitch), dtype=dtype, device=device)
     return memory.transpose(-1, -2)[..., :rows, :]

@@ -98,6 +98,13 @@ def alone(world: tuple[int, int]) -> None:
 
 
 @pytest.fixture(scope="session")
+def two_ranks(world: tuple[int, int]) -> None:
+    """For a test that loads the compiler, which takes seconds on each rank."""
+    if world[1] != 2:
+        pytest.skip("the run with two ranks does this")
+
+
+@pytest.fixture(scope="session")
 def nodes(world, pytestconfig) -> list[str]:
     """The node of each rank: its NCCL_HOSTID, or nothing."""
     rank, size = world

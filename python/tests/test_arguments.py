@@ -121,7 +121,7 @@ def test_tensors_without_memory_of_their_own(alone, group, device):
     with FakeTensorMode():
         fake = torch.empty((2, 8), device=device)
     for tensor, text in ((Distributed(tokens), "not Distributed; pass tokens.to_local()"),
-                         (fake, "not FakeTensor; it has no memory: torch.compile"),
+                         (fake, "not FakeTensor; it has no memory; call inside its FakeTensorMode"),
                          (Elsewhere(tokens), "not Elsewhere; pass a plain tensor"),
                          (torch.nested.nested_tensor([tokens[0], tokens[1]]), "not a nested one"),
                          (tokens.to_sparse(), "must be a dense tensor, not one of torch.sparse_coo")):

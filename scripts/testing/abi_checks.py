@@ -20,12 +20,17 @@ OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
-                             r"|ld-linux-x86-64\.so\.2")
+                             r"|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)")
 
 # Of the second interface over the same core, for tests alone (abi/probe).
 _PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Tune", "Bytes", "RouteIn",
           *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health",
                                        "Faults", "Abort")))
+
+# Of the later interface (abi/second).
+_SECOND = ("GetVersion", "TensorAlloc", "TensorDestroy", "CreateGroup", "GroupDestroy", "HandleMemSize", "InitHandle",
+           "UpdateHandle", "CreateHandle", "HandleDestroy", "Dispatch", "Combine", "Complete", "MaskQuery",
+           "MaskUpdate", "MaskClean", "GetAsyncError", "ErrorClear")
 
 _STANDARDS = ("c99", "c11", "c++11", "c++14", "c++17", "c++20")
 
@@ -44,6 +49,22 @@ int main(void) {
 }
 """
 
+_SECOND_HEADER_USER = """
+#include <nccl_ep.h>
+#include <nccl_ep.h>
+#if NCCL_EP_VERSION_CODE != 200
+#error "the macros of the version"
+#endif
+int main(void) {
+    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+    ncclEpTensor_t tensor = NCCL_EP_TENSOR_INIT;
+    ncclEpDispatchConfig_t options = NCCL_EP_DISPATCH_CONFIG_INIT;
+    ncclEpGroup_t group = NULL;
+    if (!NCCL_EP_HAS_FIELD(&options, ncclEpDispatchConfig_t, quant_recipe)) return (int)tensor.size;
+    return ncclEpCreateGroup(&group, NULL, &config);
+}
+"""
+
 
 def steps(places: Places) -> list[Step]:
     """The steps of this file."""
@@ -54,6 +75,7 @@ def steps(places: Places) -> list[Step]:
         return Step(f"abi/{name}", check, needs=needs)
 
     probe = places.libraries / "libnccl_ep_probe.so"
+    second = places.libraries / "libnccl_ep_2.so"
     own = [f"ncclEp{name}" for name in FIRST_RELEASE + OWN_ADDITIONS]
     result = [
         checked("exports", lambda: _exports(shared, own)),
@@ -63,11 +85,17 @@ def steps(places: Places) -> list[Step]:
         checked("soname-hostsim", lambda: _dynamic(places.libraries / "libncclep_hostsim.so",
                                                    "SONAME", ["libncclep_hostsim.so"])),
         checked("needed", lambda: _needed(shared)),
+        checked("exports-second", lambda: _exports(second, [f"ncclEp{name}" for name in _SECOND])),
+        checked("soname-second", lambda: _dynamic(second, "SONAME", ["libnccl_ep.so.0"])),
+        checked("needed-second", lambda: _needed(second)),
+        checked("banner-second", lambda: _banner(second)),
         checked("native-static-libs", lambda: _native_static_libs(places)),
     ]
     for standard in _STANDARDS:
         result.append(Step(f"abi/header-{standard}",
                            lambda standard=standard: _header(places, standard)))
+        result.append(Step(f"abi/header-second-{standard}",
+                           lambda standard=standard: _header(places, standard, "nccl_ep_2", _SECOND_HEADER_USER)))
     return result
 
 
@@ -105,6 +133,12 @@ def _needed(library) -> tuple[Counts, str]:
     return Counts(0, 1, "needs a library that not every system has"), f"needed: {needed}"
 
 
+def _banner(library) -> tuple[Counts, str]:
+    """Clients look for the version in the file."""
+    banners = re.findall(rb"\0NCCL EP version ([^\0]*)\0", library.read_bytes())
+    return _compare([re.sub(rb"\+cuda.*", b"", it).decode() for it in banners], ["0.2.0"])
+
+
 def _native_static_libs(places: Places) -> tuple[Counts, str]:
     """The list for static links in packaging/ equals the one that rustc prints for a library of the core,
     on which alone it depends: an ABI has no native library of its own."""
@@ -123,12 +157,12 @@ def _native_static_libs(places: Places) -> tuple[Counts, str]:
     return _compare([printed[-1].strip()], [packaged])
 
 
-def _header(places: Places, standard: str) -> tuple[Counts, str]:
+def _header(places: Places, standard: str, folder: str = "", user: str = _HEADER_USER) -> tuple[Counts, str]:
     language, compiler = ("c++", "g++") if "++" in standard else ("c", "gcc")
     words = [compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic",
-             "-Werror", "-fsyntax-only", f"-I{ROOT / 'include'}",
+             "-Werror", "-fsyntax-only", f"-I{ROOT / 'include' / folder}",
              "-isystem", f"{places.environment['CUDA_HOME']}/include",
              "-isystem", places.environment["NCCL_INCLUDE"], "-"]
-    done = subprocess.run(words, input=_HEADER_USER, stdout=subprocess.PIPE,
+    done = subprocess.run(words, input=user, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False)
     return counts.exit_status(command.Finished(done.returncode, done.stdout)), done.stdout

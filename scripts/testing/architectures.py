@@ -23,7 +23,7 @@ def steps(places: Places) -> list[Step]:
     environment = places.environment
     if environment.get("NCCL_EP_CUDA") == "off" or not {"NVCC", "NCCL_EP_ARCHS"} <= environment.keys():
         return []
-    found = [Step("build/other-architectures", lambda: _compile(environment))]
+    found = [Step("build/other-architectures", lambda: _compile(environment, places.libraries), needs=("build/lib",))]
     has_tool = (pathlib.Path(environment.get("CUDA_HOME", "")) / "bin" / "cuobjdump").exists()
     if has_tool and "90" in _named(environment["NCCL_EP_ARCHS"]):
         sizes = ("python3", "scripts/kernel_sizes.py", str(places.target), "--check")
@@ -35,7 +35,7 @@ def _named(text: str) -> set[str]:
     return set(re.findall(r"\d+[a-z]?", text))
 
 
-def _compile(environment: Mapping[str, str]) -> tuple[Counts, str]:
+def _compile(environment: Mapping[str, str], libraries: pathlib.Path) -> tuple[Counts, str]:
     [default] = _DEFAULT.findall((ROOT / "build.rs").read_text())
     nvcc = environment["NVCC"]
     known = command.run((nvcc, "--list-gpu-arch"), environment, 60).output
@@ -47,6 +47,6 @@ def _compile(environment: Mapping[str, str]) -> tuple[Counts, str]:
         # One unit, since each would parse CUDA's headers again.
         unit = pathlib.Path(folder) / "kernels.cu"
         unit.write_text("".join(f'#include "{file}"\n' for file in sorted((ROOT / "cuda").rglob("*.cu"))))
-        words = (nvcc, "-std=c++17", "-G", "--fatbin", *generate, "-o", f"{unit}.fatbin", str(unit))
+        words = (nvcc, "-std=c++17", "-G", "--fatbin", f"-I{libraries}", *generate, "-o", f"{unit}.fatbin", str(unit))
         finished = command.run(words, environment, None)
     return counts.exit_status(finished), finished.output

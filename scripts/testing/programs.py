@@ -19,9 +19,10 @@ RANKS = (1, 2, 3, 4, 8)
 TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
          "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "capabilities")
 
-# Those of examples/c, which also end with such a line; on few numbers of ranks.
-EXAMPLES = ("example_low_latency", "example_high_throughput", "example_staged",
-            "example_cuda_graph", "example_several_nodes")
+# Others that end with such a line, on few numbers of ranks: the examples, and nccl_ep.hpp by each standard.
+FEW_RANKS = ("example_low_latency", "example_high_throughput", "example_staged",
+            "example_cuda_graph", "example_several_nodes", "example_cxx_low_latency",
+            "example_cxx_high_throughput", "test_cxx17", "test_cxx20", "test_cxx_status")
 
 # Those that compare every bit of low-latency sums, with the options of a second run, whose sums are
 # in exact order; by default they are rank-local.
@@ -54,7 +55,7 @@ _MOST_TRANSPORT_RANKS = 4
 _CONNECTING = (("NCCLEP_HOSTSIM_CONNECT_SECONDS", "30"), ("NCCLEP_HOSTSIM_DELAY_US", "2000"))
 
 # Programs that need high throughput.
-_NEEDS_HT = ("test_ht", "example_high_throughput", "example_several_nodes")
+_NEEDS_HT = ("test_ht", "example_high_throughput", "example_several_nodes", "example_cxx_high_throughput")
 
 _EP_TEST_RANKS = (2, 4, 8)
 _STAGING = ("none", "dispatch", "combine", "both")
@@ -107,7 +108,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for name, count in itertools.product(TESTS, ranks):
         few = name == "test_random" and count >= _MANY_RANKS
         yield Run(name, name, _FEW_CONFIGS if few else (), count, needs_ht=name in _NEEDS_HT)
-    for name, count in itertools.product(EXAMPLES, sorted({ranks[0], ranks[-1]})):
+    for name, count in itertools.product(FEW_RANKS, sorted({ranks[0], ranks[-1]})):
         yield Run(name, name, (), count, needs_ht=name in _NEEDS_HT)
     for name, options in _EXACT_SUMS:
         yield Run(f"{name}/exact", name, options, ranks[-1], environment=_EXACT)
@@ -115,6 +116,9 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
     yield Run("test_two_abis", "test_two_abis", (), few, cpu_only=True)
+    for count in ranks:
+        if count in (1, 2, 4):
+            yield Run("test_second", "test_second", (), count, needs_ht=True)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,
@@ -210,7 +214,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
                     timeout=300, environment=environment)
 
     steps = [run(name, name, _FEW_CONFIGS if name == "test_random" else (), _SANITIZED_RANKS,
-                 counts.closing_line) for name in (*TESTS, *EXAMPLES, "moe_layer")]
+                 counts.closing_line) for name in (*TESTS, *FEW_RANKS, "moe_layer", "test_second")]
     steps += [run("test_fuzz", f"test_fuzz-{label}", options, _SANITIZED_RANKS, counts.closing_line)
               for label, options in _SANITIZED_FUZZ]
     for algorithm in ("ll", "ht"):

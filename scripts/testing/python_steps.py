@@ -22,6 +22,9 @@ _HOST_RANKS = (1, 4)
 # The node of each rank, which NCCL_HOSTID tells.
 _SPLITS = ("0,1", "0,1,0,1", "0,0,0,1")
 _EXAMPLE_RANKS = 2
+# These load torch's compiler, which takes longest. The runs of all tests skip them.
+_COMPILED = "test_compiled or test_operators"
+_COMPILED_RANKS = 2
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
@@ -29,13 +32,13 @@ _BENCH = ROOT / "bench" / "layer.py"
 _ONE_BY_ONE = str(ROOT / "scripts" / "testing" / "one_by_one.py")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 # setup.sh fetches what only these steps need beside the builds.
-_FETCHED = "setup/python"
-_NEEDS = ("build/lib", _FETCHED)
+FETCHED = "setup/python"
+_NEEDS = ("build/lib", FETCHED)
 
 
 def setup() -> Step:
     """Fetches PyTorch, pytest and mypy. It waits for the network more than for a core."""
-    return Step(_FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=None)
+    return Step(FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=None)
 
 
 def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -68,14 +71,17 @@ def host_steps(places: Places) -> list[Step]:
         return Step(f"python/{name}/{ranks}", launch, read, _NEEDS, timeout=240,
                     environment=environment)
 
-    steps = [step("tests", ranks, pytest_words(ROOT / "python" / "tests"), counts.closing_line)
+    tests = ROOT / "python" / "tests"
+    steps = [step("tests", ranks, pytest_words(tests), counts.closing_line)
              for ranks in _HOST_RANKS]
+    steps.append(step("compiled", _COMPILED_RANKS,
+                      pytest_words(tests, "-k", _COMPILED), counts.closing_line))
     steps += list(_node_steps(environment))
     steps.append(step("examples", _EXAMPLE_RANKS, *_all_examples()))
     steps.append(step("bench-layer", _EXAMPLE_RANKS,
                       ("python3", str(_BENCH), "--alternatives"), example_counts()))
     steps += list(_unchanged_script(places))
-    steps.append(Step("python/types", lambda: python_types.check(places), needs=(_FETCHED,)))
+    steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
 

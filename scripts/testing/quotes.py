@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = ("src", "abi/first/src")
+SOURCES = ("src", "abi/common/src", "abi/first/src")
 # Fewest quotes of a document; with fewer the patterns below no longer find them.
 DOCUMENTS = {"README.md": 1, "docs/several-nodes.md": 1, "docs/guide/hangs.md": 10}
 

@@ -5,6 +5,7 @@ The step `scripts/self-test` runs them; by hand, `python3 -m unittest testing.sc
 scripts/.
 """
 
+import hashlib
 import os
 import pathlib
 import shutil
@@ -25,6 +26,11 @@ _PIP = """case "$*" in
         mkdir -p "$2" && cp "$(dirname "$0")/nccl.whl" "$2/" ;;
     *) exec {python} "$@" ;;
 esac"""
+
+
+def _stamp(part: str) -> str:
+    """What marks a part as installed."""
+    return hashlib.sha256((ROOT / "scripts" / f"{part}-requirements.lock").read_bytes()).hexdigest()
 
 
 class Gpus(unittest.TestCase):
@@ -103,22 +109,52 @@ class Setup(unittest.TestCase):
         # Root may write everywhere.
         other = {"user": 65534, "group": 65534, "extra_groups": ()} if os.getuid() == 0 else {}
 
-        def place() -> str:
+        for command in ("cargo", "python3"):
+            machine.command(command, "")
+        build = machine.root.parent / "build"
+        build.mkdir()
+        build.chmod(0o777)
+
+        def said(command: str) -> str:
             try:
                 return subprocess.run(
-                    ("bash", "-c", ". scripts/env.sh && echo $NCCL_EP_DEPS && env"), cwd=machine.root,
-                    env={"PATH": os.defpath, "CARGO_TARGET_DIR": "/build"}, stdout=subprocess.PIPE,
-                    text=True, check=True, **other).stdout
+                    ("bash", "-c", f". scripts/env.sh && {command}"), cwd=machine.root,
+                    env={"PATH": f"{machine.tools}:{os.defpath}", "CARGO_TARGET_DIR": str(build), "NCCL_EP_CUDA": "off"},
+                    stdout=subprocess.PIPE, text=True, check=True, **other).stdout
             except OSError:
                 self.skipTest("nothing can run as another user here")
 
         machine.root.chmod(0o555)
-        self.assertTrue(place().startswith("/build/deps\n"))
-        self.assertIn("\nNCCL_EP_DEPS=/build/deps\n", place(), "Python needs it, too")
+        self.assertEqual(said("echo $NCCL_EP_DEPS"), f"{build}/deps\n")
+        self.assertIn(f"\nNCCL_EP_DEPS={build}/deps\n", said("env"), "Python needs it, too")
+        # What was fetched before is linked, what is missing comes beside it.
         machine.root.chmod(0o755)
-        machine.write(".deps/README")
+        machine.write(".deps/wheel/.stamp", _stamp("wheel"))
+        (machine.root / ".deps").chmod(0o555)
         machine.root.chmod(0o555)
-        self.assertTrue(place().startswith(f"{machine.root}/.deps\n"), "fetched before")
+        self.assertEqual(said("scripts/setup.sh --library --wheel"), "")
+        self.assertEqual((build / "deps" / "wheel").readlink(), machine.root / ".deps" / "wheel")
+
+    def test_another_machine_needs_its_tools(self):
+        machine = Machine(self)
+        machine.tool_kit()
+        machine.command("uname", "echo x86_64")
+        machine.command("rustc", 'case "$*" in *aarch64*) echo "$PWD/std" ;; esac')
+        machine.command("rustup", 'echo "$*"; mkdir std')
+        machine.environment["CARGO_BUILD_TARGET"] = "aarch64-unknown-linux-gnu"
+        refused = machine.run("scripts/setup.sh", "--library", "--emulator")
+        self.assertIn("missing: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user", refused.stdout)
+        machine.command("aarch64-linux-gnu-gcc", "")
+        done = machine.run("scripts/setup.sh", "--library")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("target add aarch64-unknown-linux-gnu", done.stdout)
+        self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "", "once is enough")
+        show = "echo $NCCL_EP_RELEASE $NCCL_EP_TOOLS $CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER"
+        found = machine.run("bash", "-c", f". scripts/env.sh; {show}").stdout.split()
+        self.assertEqual(found, [f"{machine.root}/target/aarch64-unknown-linux-gnu/release", "aarch64-linux-gnu-",
+                                 "aarch64-linux-gnu-gcc"])
+        machine.command("uname", "echo aarch64")
+        self.assertEqual(machine.run("scripts/setup.sh", "--library").stdout, "", "its own tools serve")
 
     def test_a_tool_kit_that_is_not_used_is_named(self):
         machine = Machine(self)
@@ -155,7 +191,7 @@ class Setup(unittest.TestCase):
     def test_a_missing_rust_is_told_by_the_line_that_installs_it(self):
         machine = Machine(self)
         machine.environment["PATH"] = str(machine.tools)
-        for command in ("bash", "dirname", "realpath", "sed", "readlink", "sort", "head", "env"):
+        for command in ("bash", "dirname", "realpath", "sed", "readlink", "sort", "head", "env", "uname"):
             (machine.tools / command).symlink_to(shutil.which(command))
         said = machine.run("scripts/setup.sh").stdout
         self.assertIn("  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh", said)

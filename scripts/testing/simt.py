@@ -67,6 +67,7 @@ _RUNS = (
     _Run("test_fuzz/threads", "test_fuzz --threads 2 --calls 600 --seed 8", 2, 2),
     _Run("test_two_abis", "test_two_abis", 2, 2),
     _Run("test_two_abis", "test_two_abis", 3, 2),
+    _Run("test_second", "test_second", 2, 2),
     _Run("example_staged", "example_staged", 3, 2),
     _Run("moe_layer", "moe_layer --algorithm ll", 4, 1),
     _Run("ep_test/ll", "ep_test -a ll -s both -c -r -t 16 -d 512", 4, 2),

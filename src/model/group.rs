@@ -112,6 +112,8 @@ pub struct GroupSettings {
     pub row_bytes: usize,
     /// Channels to use; `None`: the library chooses.
     pub channels: Option<usize>,
+    /// How long any wait for another rank may last, unless the environment says so; `None`: the library chooses.
+    pub timeout: Option<Duration>,
 }
 
 /// What the environment decides about a group; must be the same on every rank.

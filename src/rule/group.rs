@@ -113,6 +113,7 @@ mod tests {
         max_recv_rows: None,
         row_bytes: 14_336,
         channels: None,
+        timeout: None,
     };
 
     fn checked(settings: &GroupSettings, rank: usize) -> Result<GroupFacts> {

@@ -36,11 +36,16 @@ pub(super) struct Checks {
 
 impl Checks {
     /// Those of a group, if the environment asks for them.
-    pub(super) fn wanted(env: &Env, facts: &GroupFacts, device: Arc<dyn Device>) -> Option<Self> {
+    pub(super) fn wanted(
+        env: &Env,
+        facts: &GroupFacts,
+        patience: Duration,
+        device: Arc<dyn Device>,
+    ) -> Option<Self> {
         env.check.then(|| Self {
             device,
             facts: *facts,
-            patience: env.timeout,
+            patience,
             told_of_captures: AtomicBool::new(false),
         })
     }

@@ -25,6 +25,10 @@ use crate::session::check::Checks;
 use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a wait for another rank may last if nobody says so.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Opens a group over the communicator at address `comm`. `settings` is an error if they could not
 /// be read; `formatter` puts errors into words for other ranks. Without a stream, the exchanges run on
@@ -51,6 +55,7 @@ pub fn group(
     // A rank that got no stream tells the others so, on whichever stream that runs.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);
+    let asked = settings.iter().find_map(|settings| settings.timeout);
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
         let settings = settings?;
         let choices = GroupChoices {
@@ -60,18 +65,19 @@ pub fn group(
         rule::group::check(&settings, &choices, ranks, rank)
     });
     let of_rank = RankChoices {
-        timeout: env.timeout,
+        timeout: env.timeout.or(asked).unwrap_or(DEFAULT_TIMEOUT),
         tuning_file: env.tuning_file.clone(),
         check: env.check,
     };
-    let bootstrap = Bootstrap::new(comm.clone(), device, of_rank.timeout, formatter);
+    let timeout = of_rank.timeout;
+    let bootstrap = Bootstrap::new(comm.clone(), device, timeout, formatter);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
     let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
     let profile = backend.common.profile();
     let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
-    let checks = Checks::wanted(&env, &facts, backend.common.device());
+    let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
     Ok(Group::new(
         facts,
         nodes,

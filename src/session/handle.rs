@@ -256,26 +256,25 @@ impl Handle {
     /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the
     /// exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
-        let facts = self.group.facts();
-        match &self.mode {
-            ByMode::Ll(_) => Err(
-                Error::usage(Subject::Handle, InSequence::HighThroughputOnly).got(
-                    Algorithm::LowLatency.name(),
-                    Algorithm::HighThroughput.name(),
-                ),
-            ),
-            ByMode::Ht((_, handle)) => match facts.max_recv_rows {
-                Some(rows) => Ok(rows),
-                None => {
-                    let handle = handle.read();
-                    let routed = routed(&handle)?;
-                    let rows = routed.backend.num_recv_tokens()?;
-                    if self.given.is_none() {
-                        let _ = routed.told.set(rows);
-                    }
-                    Ok(rows)
-                }
-            },
+        match (&self.mode, self.group.facts().max_recv_rows) {
+            (ByMode::Ht(_), Some(rows)) => Ok(rows),
+            _ => self.received_rows(),
         }
+    }
+
+    /// The rows that an HT dispatch delivers to this rank. Waits until the routing has been exchanged.
+    pub fn received_rows(&self) -> Result<usize> {
+        let ByMode::Ht((_, handle)) = &self.mode else {
+            let (got, expected) = (Algorithm::LowLatency, Algorithm::HighThroughput);
+            let refused = Error::usage(Subject::Handle, InSequence::HighThroughputOnly);
+            return Err(refused.got(got.name(), expected.name()));
+        };
+        let handle = handle.read();
+        let routed = routed(&handle)?;
+        let rows = routed.backend.num_recv_tokens()?;
+        if self.given.is_none() {
+            let _ = routed.told.set(rows);
+        }
+        Ok(rows)
     }
 }

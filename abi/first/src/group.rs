@@ -4,13 +4,13 @@
 use crate::callbacks::Callbacks;
 use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::Group;
-use crate::refuse;
 use crate::texts;
 use crate::types::{
     cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t,
     ncclEpGroupConfig_t, ncclResult_t,
 };
 use crate::version;
+use nccl_ep_abi::{process, refuse};
 use nccl_ep_core::error::Result;
 use nccl_ep_core::log;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
@@ -57,6 +57,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // SAFETY: as above.
         let config = unsafe { group_config(config) };
         let config = check_out("ep_group", ep_group).and(config);
+        let config = process::claim("libnccl_ep.so").and(config);
         let stream = Some(Stream(stream as usize));
         let session = session::create::group(comm as usize, config, texts::text, stream)?;
         log::version(version::TEXT);
@@ -167,6 +168,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         max_recv_rows: None,
         row_bytes: token_size_bytes as usize,
         channels: given(num_channels),
+        timeout: None,
     })
 }
 

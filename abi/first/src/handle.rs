@@ -4,10 +4,10 @@
 use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::{self, Group};
 use crate::read::{self, Tag, TensorSet};
-use crate::refuse;
 use crate::types::{
     cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t,
 };
+use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::rule::handle::HandleTensors;

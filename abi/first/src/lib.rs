@@ -16,7 +16,6 @@ mod objects;
 mod ops;
 mod owners;
 mod read;
-mod refuse;
 mod tensor;
 mod texts;
 /// The types of the header, including those that Rust never constructs.

@@ -1,14 +1,13 @@
 //! The objects behind the numbers that C holds, and those numbers.
 
 use crate::owners::{Freeing, TensorAllocator};
-use crate::refuse;
+use nccl_ep_abi::registry::{Missing, Registry, refusal};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
-use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 static GROUPS: Registry<Group> = Registry::new(1);
 static HANDLES: Registry<Handle> = Registry::new(2);
@@ -87,107 +86,4 @@ fn no_group(missing: Missing) -> Error {
 #[cold]
 fn no_handle(missing: Missing) -> Error {
     refusal("handle", "handle", missing)
-}
-
-/// The refusal of `argument`, a number without a live object of this `kind`.
-fn refusal(argument: &str, kind: &str, missing: Missing) -> Error {
-    match missing {
-        Missing::Null => refuse::argument(argument, "must not be NULL"),
-        Missing::Destroyed => refuse::argument(argument, "was destroyed already"),
-        Missing::Foreign => {
-            refuse::argument(argument, format_args!("is not a {kind} of this library"))
-        }
-    }
-}
-
-/// Live objects of one kind, by number.
-///
-/// Numbers grow and are never reused, so `resolve` tells "destroyed" from "never existed".
-struct Registry<T> {
-    live: RwLock<Option<HashMap<usize, Arc<T>>>>,
-    issued: AtomicUsize,
-    kind: usize,
-}
-
-/// Why a number does not name a live object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Missing {
-    /// NULL.
-    Null,
-    /// It was destroyed.
-    Destroyed,
-    /// It never named an object of this kind.
-    Foreign,
-}
-
-/// Numbers of different kinds differ in their low bits.
-const KINDS: usize = 16;
-
-impl<T> Registry<T> {
-    /// An empty registry; `kind` is 1 to 15 and differs between registries.
-    const fn new(kind: usize) -> Self {
-        Self {
-            live: RwLock::new(None),
-            issued: AtomicUsize::new(0),
-            kind,
-        }
-    }
-
-    /// Registers `object` and returns its number, never 0.
-    fn insert(&self, object: Arc<T>) -> usize {
-        let count = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
-        let number = count * KINDS + self.kind;
-        self.live
-            .write()
-            .get_or_insert_with(HashMap::new)
-            .insert(number, object);
-        number
-    }
-
-    /// The live object numbered `number`.
-    fn resolve(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
-        let live = self.live.read();
-        match live.as_ref().and_then(|live| live.get(&number)) {
-            Some(object) => Ok(Arc::clone(object)),
-            None => Err(self.missing(number)),
-        }
-    }
-
-    /// Removes the object numbered `number`; from now on it counts as destroyed.
-    fn remove(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
-        let taken = self
-            .live
-            .write()
-            .as_mut()
-            .and_then(|live| live.remove(&number));
-        taken.ok_or_else(|| self.missing(number))
-    }
-
-    fn missing(&self, number: usize) -> Missing {
-        let issued = self.issued.load(Ordering::Relaxed);
-        if number == 0 {
-            Missing::Null
-        } else if number % KINDS == self.kind && (1..=issued).contains(&(number / KINDS)) {
-            Missing::Destroyed
-        } else {
-            Missing::Foreign
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dead_and_foreign_numbers_are_told_apart() {
-        let registry = Registry::new(3);
-        let number = registry.insert(Arc::new("first"));
-        assert_eq!(registry.resolve(number).as_deref(), Ok(&"first"));
-        assert!(registry.remove(number).is_ok());
-        assert_eq!(registry.resolve(number), Err(Missing::Destroyed));
-        assert_eq!(registry.resolve(number + 1), Err(Missing::Foreign));
-        assert_eq!(registry.resolve(0), Err(Missing::Null));
-        assert_ne!(registry.insert(Arc::new("second")), number);
-    }
 }

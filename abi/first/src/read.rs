@@ -4,8 +4,8 @@
 //! refuses NULL; the core checks what the values mean.
 #![allow(unsafe_code)]
 
-use crate::refuse;
 use crate::types::ncclNDTensor_t;
+use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Strides, Tensor};
 use std::ffi::c_uint;

@@ -3,11 +3,12 @@
 
 use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
 use crate::objects::Group;
+use crate::owners;
 use crate::types::{
     ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t,
     ncclResult_t,
 };
-use crate::{owners, refuse};
+use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS};
 use std::ffi::{c_uint, c_void};

@@ -1,99 +1,26 @@
-//! The core's refusals in the words of this ABI. `docs/errors.md` lists them all.
+//! The names of this ABI in the core's refusals. `docs/errors.md` lists all texts.
 
-mod rules;
+use nccl_ep_abi::texts::{self, Names};
+use nccl_ep_core::error::Error;
+use nccl_ep_core::error::refusal::{Role, Setting};
 
-use crate::read::Tag;
-use nccl_ep_core::error::refusal::{Operation, Role, Setting, Subject};
-use nccl_ep_core::error::{Cause, Code, Context, Error, Value};
-use std::fmt::{self, Display};
+const NAMES: Names = Names {
+    tensor,
+    setting,
+    send_only: "send_only",
+    round_scales: "config.round_scales",
+    row_bytes: "token_size_bytes",
+    max_tokens: "the group's max_tokens_per_rank",
+    recv_rows: "ranks times max_tokens_per_rank",
+};
 
 /// One line: the context, the argument, the rule, got and expected.
 #[cold]
 pub fn text(error: &Error) -> String {
-    let report = error.report();
-    let mut line = match &report.cause {
-        Cause::Text(text) => text.clone(),
-        Cause::Refused(subject, rule) => format!("{}: {}", Name(*subject), rules::Text(*rule)),
-    };
-    if let Some((got, expected)) = &report.got {
-        line = format!("{line} (got {}, expected {})", value(got), value(expected));
-    }
-    if let Some(other) = &report.also {
-        line = format!("{line}; and {}", text(other));
-    }
-    for context in &report.contexts {
-        line = match context {
-            // The call itself was the operation that failed.
-            Context::Text(text) if line.starts_with(&format!("{text}: ")) => line,
-            Context::Text(text) => format!("{text}: {line}"),
-            Context::Running(operation) => format!("{}: {line}", operation_name(*operation)),
-            Context::GroupFailed => format!("the group has failed: {line}"),
-        };
-    }
-    line
+    texts::text(error, &NAMES)
 }
 
-fn value(value: &Value) -> String {
-    match value {
-        Value::Text(text) => text.clone(),
-        Value::Operation(operation) => operation_name(*operation).to_owned(),
-        Value::Error(error) => text(error),
-    }
-}
-
-fn operation_name(operation: Operation) -> &'static str {
-    match operation {
-        Operation::LlDispatch => "ncclEpDispatch (low latency)",
-        Operation::LlCombine => "ncclEpCombine (low latency)",
-        Operation::HtDispatch => "ncclEpDispatch (high throughput)",
-        Operation::HtCombine => "ncclEpCombine (high throughput)",
-        Operation::HtHandle => "ncclEpCreateHandle",
-    }
-}
-
-fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::UnhandledCudaError => "ncclUnhandledCudaError",
-        Code::SystemError => "ncclSystemError",
-        Code::InternalError => "ncclInternalError",
-        Code::InvalidArgument => "ncclInvalidArgument",
-        Code::InvalidUsage => "ncclInvalidUsage",
-        Code::RemoteError => "ncclRemoteError",
-    }
-}
-
-/// Prints the argument of this ABI that a subject stands for.
-struct Name(Subject);
-
-impl Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Subject::Communicator => f.write_str("comm"),
-            Subject::Nccl => f.write_str("NCCL"),
-            Subject::Stream => f.write_str("stream"),
-            Subject::Group => f.write_str("ep_group"),
-            Subject::Handle => f.write_str("handle"),
-            Subject::Staging => f.write_str("send_only"),
-            Subject::Library => f.write_str("libnccl_ep"),
-            Subject::Process => f.write_str("this process"),
-            Subject::Setting(setting) => f.write_str(setting_name(setting)),
-            Subject::Operation => f.write_str("operation"),
-            Subject::RowBytes => f.write_str("row bytes"),
-            Subject::RowType => f.write_str("data type"),
-            Subject::ScaleType => f.write_str("data type of scales"),
-            Subject::Layout => f.write_str("layout"),
-            Subject::RoundScales => f.write_str("config.round_scales"),
-            Subject::Tensor(role) => write!(f, "{}", Argument(role)),
-            Subject::Dims(role) => write!(f, "{}.ndim", Argument(role)),
-            Subject::Size(role, index) => write!(f, "{}.sizes[{index}]", Argument(role)),
-            Subject::ElementType(role) => write!(f, "{}.datatype", Argument(role)),
-            Subject::Strides(role) => write!(f, "{}.strides", Argument(role)),
-            Subject::Data(role) => write!(f, "{}.data", Argument(role)),
-        }
-    }
-}
-
-fn setting_name(setting: Setting) -> &'static str {
+fn setting(setting: Setting) -> &'static str {
     match setting {
         Setting::Algorithm => "config.algorithm",
         Setting::Experts => "config.num_experts",
@@ -106,33 +33,28 @@ fn setting_name(setting: Setting) -> &'static str {
     }
 }
 
-/// Prints the parameter, or the list and tag, that passes a tensor.
-struct Argument(Role);
-
-impl Display for Argument {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (list, tag) = match self.0 {
-            Role::Ids => return f.write_str("topk_idx"),
-            Role::TokensIn => ("inputs", Tag::Tokens),
-            Role::TokensOut => ("outputs", Tag::Tokens),
-            Role::ScalesIn => ("inputs", Tag::Scales),
-            Role::ScalesOut => ("outputs", Tag::Scales),
-            Role::IdsIn => ("inputs", Tag::TopkIdx),
-            Role::IdsOut => ("outputs", Tag::TopkIdx),
-            Role::WeightsIn => ("inputs", Tag::TopkWeights),
-            Role::WeightsOut => ("outputs", Tag::TopkWeights),
-            Role::TokenWeights => ("local_tensors", Tag::TopkWeights),
-            Role::Counter => ("local_tensors", Tag::RecvExpertCounterDevice),
-            Role::HostCounter => ("local_tensors", Tag::RecvExpertCounterHost),
-        };
-        write!(f, "{list}[{tag}]")
+fn tensor(role: Role) -> &'static str {
+    match role {
+        Role::Ids => "topk_idx",
+        Role::TokensIn => "inputs[TOKENS]",
+        Role::TokensOut => "outputs[TOKENS]",
+        Role::ScalesIn => "inputs[SCALES]",
+        Role::ScalesOut => "outputs[SCALES]",
+        Role::IdsIn => "inputs[TOPK_IDX]",
+        Role::IdsOut => "outputs[TOPK_IDX]",
+        Role::WeightsIn => "inputs[TOPK_WEIGHTS]",
+        Role::WeightsOut => "outputs[TOPK_WEIGHTS]",
+        Role::TokenWeights => "local_tensors[TOPK_WEIGHTS]",
+        Role::Counter => "local_tensors[RECV_EXPERT_COUNTER_DEVICE]",
+        Role::HostCounter => "local_tensors[RECV_EXPERT_COUNTER_HOST]",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_ep_core::error::refusal::{AmongRanks, Extent, OfTensor};
+    use nccl_ep_core::error::refusal::{AmongRanks, Extent, OfTensor, Operation, Subject};
+    use nccl_ep_core::error::{Code, Context, Value};
     use nccl_ep_core::model::ids::GroupRank;
 
     #[test]

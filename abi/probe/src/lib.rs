@@ -127,6 +127,7 @@ pub unsafe extern "C" fn epProbeOpen(
             max_recv_rows: None,
             row_bytes: settings.hidden * DType::Bfloat16.size(),
             channels: None,
+            timeout: None,
         });
     answer(
         create::group(comm as usize, settings, words::text, None).and_then(|opened| {

@@ -4,8 +4,9 @@
 use crate::{answer, null, words};
 use nccl_ep_core::backend::bootstrap::Bootstrap;
 use nccl_ep_core::backend::nccl::Communicator;
+use nccl_ep_core::backend::net::OnFault;
 use nccl_ep_core::backend::net::two_sided::open::{Wanted, over_nccl};
-use nccl_ep_core::backend::net::two_sided::{Label, Message, OnFault, Transport};
+use nccl_ep_core::backend::net::two_sided::{Label, Message, Transport};
 use nccl_ep_core::backend::select;
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::ids::GroupRank;

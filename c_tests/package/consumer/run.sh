@@ -15,11 +15,21 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$NCCL_EP_ROOT/Cargo.toml" | head 
 
 
 expected_files="include/nccl_ep.h
+include/nccl_ep.hpp
+include/nccl_ep_2/nccl_ep.h
+include/nccl_ep_2/nccl_ep/ep_enums.h
 lib/cmake/nccl_ep/nccl_ep-config-version.cmake
 lib/cmake/nccl_ep/nccl_ep-config.cmake
+lib/cmake/nccl_ep_2/nccl_ep_2-config-version.cmake
+lib/cmake/nccl_ep_2/nccl_ep_2-config.cmake
 lib/libnccl_ep.a
 lib/libnccl_ep.so
+lib/nccl_ep_2/libnccl_ep.a
+lib/nccl_ep_2/libnccl_ep.so
+lib/nccl_ep_2/libnccl_ep.so.0
+lib/nccl_ep_2/libnccl_ep.so.0.2.0
 lib/pkgconfig/nccl_ep.pc
+lib/pkgconfig/nccl_ep_2.pc
 share/doc/nccl_ep/LICENSE
 share/doc/nccl_ep/THIRD-PARTY.txt"
 
@@ -114,6 +124,27 @@ with_pkg_config() {
     done
 }
 
+# The later interface has a package of its own, nccl_ep_2, with the same names of files inside.
+later_flags() {
+    pkg-config --cflags --libs $1 nccl_ep_2 | { [ -z "$1" ] && cat || sed 's/-lnccl_ep/-l:libnccl_ep.a/'; }
+}
+later_by_cmake() {
+    cmake -S "$here" -B "$work/cmake-later" -DCMAKE_PREFIX_PATH="$prefix" -DLATER=ON &&
+        cmake --build "$work/cmake-later" && "$work/cmake-later/later_nccl_ep" &&
+        "$work/cmake-later/later_nccl_ep_static"
+}
+needs_later() { readelf -d "$1" | grep -q 'NEEDED.*\[libnccl_ep\.so\.0\]'; }
+
+with_later_interface() {
+    check "later: version" test "$(pkg-config --modversion nccl_ep_2)" = 0.2.0
+    check "later: build, shared" pkg_config_build later.c later.so "$(later_flags "")"
+    check "later: needs the library" needs_later "$work/later.so"
+    check "later: run, shared" env LD_LIBRARY_PATH="$prefix/lib/nccl_ep_2" "$work/later.so"
+    check "later: build, static" pkg_config_build later.c later.a "$(later_flags --static)"
+    check "later: run, static" "$work/later.a"
+    check "later: cmake" later_by_cmake
+}
+
 # configure VERSION DIRECTORY
 configure() {
     cmake -S "$here" -B "$2" -DCMAKE_PREFIX_PATH="$prefix" -DHOSTSIM_DIRECTORY="$libraries" \
@@ -148,4 +179,5 @@ check "install: over a link" installs_over_a_link
 check "uninstall" uninstalls
 with_pkg_config
 with_cmake
+with_later_interface
 finish

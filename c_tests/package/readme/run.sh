@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Proves that what README says works as it stands there: the program in Python, the commands that install and
-# compile, the lines for CMake, the pieces of C; and the commands of docs/python.md for a machine without a GPU.
+# compile, the lines for CMake, the pieces of C, those of C++ in docs/guide/cpp.md; and the commands of docs/python.md
+# for a machine without a GPU.
 #
 # The library is built already, so `cargo build` does nothing here; `sudo` runs its command, DESTDIR keeps the
 # installation away from the machine, and NCCL_HOME has the CPU stand-ins under NCCL's name.
@@ -29,7 +30,7 @@ mkdir -p "$work"/{bin,nccl/lib,app,cmake,piece}
 printf '#!/bin/sh\n[ "$1" = build ] || exec "%s" "$@"\n' "$(command -v cargo)" >"$work/bin/cargo"
 printf '#!/bin/sh\nexec "$@"\n' >"$work/bin/sudo"
 chmod 755 "$work"/bin/*
-ln -s "$libraries/libncclep_hostsim.so" "$work/nccl/lib/libnccl.so"
+ln -s "$libraries/libncclep_hostsim.so" "$work/nccl/lib/libnccl.so.2"
 ln -s "$NCCL_INCLUDE" "$work/nccl/include"
 export NCCL_HOME=$work/nccl
 
@@ -75,6 +76,24 @@ piece() {
         -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE"
 }
 
+# The pieces of C++, one behind the other.
+pieces_of_cpp() {
+    local standard
+    {
+        printf '#include <nccl_ep.hpp>\n#include <cstdio>\n'
+        printf 'ncclResult_t piece(ncclComm_t comm, cudaStream_t stream, std::int64_t* ids, void* input,\n'
+        printf '                   void* received, std::int32_t* counts, unsigned num_tokens, unsigned top_k,\n'
+        printf '                   unsigned hidden, unsigned local_experts, unsigned num_slots) {\n'
+        block cpp group_config docs/guide/cpp.md
+        block cpp fprintf docs/guide/cpp.md
+        printf 'return ncclSuccess;\n}\n'
+    } >"$work/piece/piece.cpp"
+    for standard in c++17 c++20; do
+        g++ -std=$standard -Wall -Wextra -Werror -fsyntax-only "$work/piece/piece.cpp" -I"$NCCL_EP_ROOT/include" \
+            -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE" || return 1
+    done
+}
+
 without_gpu() {
     block "" "04_moe_layer" docs/python.md >"$work/python"
     (cd "$work/app" && unset CUDA_HOME NCCL_INCLUDE NCCL_HOME &&
@@ -96,4 +115,5 @@ check "Python without a GPU" without_gpu
 check "the lines for CMake" lines_for_cmake
 check "the text of a refusal" piece ncclEpGetLastError
 check "FP8" piece scales
+check "C++" pieces_of_cpp
 finish

@@ -14,8 +14,18 @@ same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep
 sums_fit() { (cd "$work/files" && sha256sum -c SHA256SUMS && [ "$(wc -l <SHA256SUMS)" = 2 ]); }
 unpacks() { tar -C "$work" -xzf "$work"/files/nccl_ep-*.tar.gz && mv "$work"/nccl_ep-* "$work/some where"; }
 has_all() {
-    cd "$work/some where" && ls LICENSE THIRD-PARTY.txt CHANGELOG.md SECURITY.md include/nccl_ep.h \
-        lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake
+    cd "$work/some where" && ls LICENSE THIRD-PARTY.txt README.md CHANGELOG.md SECURITY.md docs/guide/README.md include/nccl_ep.{h,hpp} \
+        lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake \
+        lib/nccl_ep_2/libnccl_ep.{a,so.0} lib/pkgconfig/nccl_ep_2.pc include/nccl_ep_2/nccl_ep/ep_enums.h
+}
+builds_an_example() {
+    local flags
+    flags=$(PKG_CONFIG_PATH="$work/some where/lib/pkgconfig" pkg-config --cflags --libs nccl_ep)
+    eval mpicxx -std=c++17 "'$work/some where/examples/cpp/low_latency.cpp'" -o "'$work/example'" -DOMPI_SKIP_MPICXX \
+        -isystem "'$CUDA_HOME/include'" -isystem "'$NCCL_INCLUDE'" "$flags" -L"'$NCCL_EP_TARGET/release'" \
+        -lncclep_hostsim
+    LD_LIBRARY_PATH="$work/some where/lib:$NCCL_EP_TARGET/release" NCCLEP_HOSTSIM_WITH_GPU=1 \
+        timeout 60 mpirun -np 2 "$work/example"
 }
 has_licences() { grep -q "^  half " "$work/some where/THIRD-PARTY.txt"; }
 builds_by_pkg_config() {
@@ -38,4 +48,5 @@ check "it has all files" has_all
 check "it has the licences of its parts" has_licences
 check "pkg-config" builds_by_pkg_config
 check "CMake" builds_by_cmake
+check "an example that it brings" builds_an_example
 finish

@@ -118,7 +118,7 @@ void ExpectRow(const DispatchRows& rows, uint64_t number, void* row, void* scale
         FillRow(rows, number, row, scales);
         return;
     }
-    ref_format_place(&*rows.scaled, kSeed, number, 0, 1, 0, row, scales);
+    ref_format_place(&*rows.scaled, kSeed, number, ref_flat(1), 0, row, scales);
 }
 
 }  // namespace ep_bench

@@ -25,17 +25,20 @@ struct Part {
     std::vector<uint64_t> tokens;  // the numbers of their rows
 };
 
-std::vector<Part> PartsLl(const Routing& routing, unsigned slots) {
-    const unsigned experts = routing.shape().local_experts();
-    std::vector<int32_t> counts(experts);
+RefLayout LayoutLl(const Session& session) {
+    return ref_expert_major(session.received.sizes[0], session.received.sizes[1]);
+}
+
+std::vector<Part> PartsLl(const Routing& routing, RefLayout layout) {
+    std::vector<int32_t> counts(layout.parts);
     const ref::RowNumbers numbers(
-        ref_ll_slots(&routing.all(), routing.rank(), slots, counts.data()));
+        ref_ll_slots(&routing.all(), routing.rank(), layout, counts.data()));
     const uint64_t* next = numbers.get();
     std::vector<Part> parts;
-    for (unsigned expert = 0; expert < experts; ++expert) {
+    for (unsigned expert = 0; expert < layout.parts; ++expert) {
         const uint64_t* const begin = next;
         next += counts[expert];
-        parts.push_back({size_t{expert} * slots, {begin, next}});
+        parts.push_back({ref_layout_row(layout, expert, 0), {begin, next}});
     }
     return parts;
 }
@@ -73,7 +76,7 @@ class Validation {
           session_(session),
           tokens_(TokenRows(options)),
           results_{tokens_.datatype, tokens_.hidden, tokens_.seed + 1, false},
-          parts_(options.low_latency() ? PartsLl(routing, session.received.sizes[1])
+          parts_(options.low_latency() ? PartsLl(routing, LayoutLl(session))
                                        : PartsHt(routing)) {}
 
     void Prepare() const;
@@ -195,7 +198,7 @@ uint64_t Validation::WrongCombine() const {
     const size_t hidden = results_.hidden;
     std::vector<uint16_t> expected(routing_.tokens() * hidden);
     if (options_.low_latency()) {
-        ref_ll_combine(&all, &all, rank, session_.received.sizes[1], &results_, expected.data());
+        ref_ll_combine(&all, &all, rank, LayoutLl(session_), &results_, expected.data());
     } else {
         ref_ht_combine(&all, rank, &results_, expected.data());
     }

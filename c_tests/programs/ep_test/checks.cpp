@@ -51,9 +51,9 @@ std::vector<uint16_t> Exchange::Tokens() const {
 }
 
 std::vector<uint16_t> Exchange::ResultsLl() const {
-    const size_t rows = size_t{ref_local_experts(routing_.get())} * slots();
+    const size_t rows = ref_layout_rows(layout());
     std::vector<uint16_t> results = Poisoned<uint16_t>(rows * results_.hidden);
-    ref_ll_results(routing_.get(), rank_, slots(), &results_, results.data());
+    ref_ll_results(routing_.get(), rank_, layout(), &results_, results.data());
     return results;
 }
 
@@ -74,7 +74,7 @@ std::vector<float> Exchange::Gradients(unsigned rows) const {
 void Exchange::CheckDispatchLl(const ncclNDTensor_t& tokens, const ncclNDTensor_t& counter) const {
     std::vector<int32_t> counts(ep_tensor_elements(&counter));
     Check<uint16_t>(tokens, [&](uint16_t* out) {
-        ref_ll_dispatch(routing_.get(), rank_, slots(), &tokens_, out, counts.data());
+        ref_ll_dispatch(routing_.get(), rank_, layout(), &tokens_, out, counts.data());
     });
     Check<int32_t>(counter,
                    [&](int32_t* out) { std::copy(counts.begin(), counts.end(), out); });
@@ -97,7 +97,7 @@ void Exchange::CheckRoutingHt(const ncclNDTensor_t& ids, const ncclNDTensor_t& w
 
 void Exchange::CheckCombineLl(const ncclNDTensor_t& combined) const {
     Check<uint16_t>(combined, [&](uint16_t* out) {
-        ref_ll_combine(routing_.get(), routing_.get(), rank_, slots(), &results_, out);
+        ref_ll_combine(routing_.get(), routing_.get(), rank_, layout(), &results_, out);
     });
 }
 

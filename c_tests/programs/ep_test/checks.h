@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "harness/harness.h"
+#include "reference/layout.h"
 #include "reference/owned.hpp"
 #include "reference/rows.h"
 
@@ -21,7 +22,10 @@ class Exchange {
 
     const RefRouting& routing() const { return *routing_; }
     unsigned tokens() const { return routing_->num_tokens[rank_]; }
-    unsigned slots() const { return routing_->num_ranks * tokens(); }  // ll: of an expert
+    // Of what arrives in low latency.
+    RefLayout layout() const {
+        return ref_expert_major(ref_local_experts(routing_.get()), routing_->num_ranks * tokens());
+    }
 
     // Inputs. Rows and columns that nobody may read are poison.
     std::vector<uint16_t> Tokens() const;

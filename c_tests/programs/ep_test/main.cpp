@@ -101,7 +101,7 @@ void Run::CreateTensors() {
 
     if (options_.low_latency()) {
         const unsigned experts = ref_local_experts(&routing());
-        const unsigned slots = exchange_.slots();
+        const unsigned slots = exchange_.layout().rows;
         received_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         expert_outputs_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         counter_ =

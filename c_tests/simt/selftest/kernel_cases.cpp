@@ -1,7 +1,7 @@
 // Parts of the kernels at limits that no operation of a test can reach.
 #include "../ptx_cpu.h"
 
-#include "../../../cuda/ll/slots.cuh"
+#include "../../../cuda/ll/bank.cuh"
 #include "cases.h"
 
 namespace simt_selftest {

@@ -35,27 +35,21 @@ static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens,
     return cast;
 }
 
-// Where rows and scales arrive: `rows` rows, of each of `experts` experts; of none in HT.
+// Where rows and scales arrive.
 typedef struct {
     const RefBuffer *rows, *scales;
-    unsigned experts, num_rows;
+    RefLayout layout;
 } Outputs;
 
 static void forward(const EpEnv* env, ncclEpHandle_t handle, const RefFormat* format,
                     const Cast* cast, const Outputs* to) {
     const unsigned tokens = (unsigned)(cast->rows.bytes / kHidden);
-    const unsigned in_sizes[] = {tokens, kHidden};
-    const unsigned first = to->experts == 0 ? 1 : 0;
-    const unsigned out_sizes[] = {to->experts, to->num_rows, kHidden};
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
-    ref_list_add(&lists.inputs, ref_buffer_data(&cast->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS,
-                 2, in_sizes);
-    ref_list_add_scales(&lists.inputs, &cast->scales, format, kRefDense, 0, tokens);
-    ref_list_add(&lists.outputs, ref_buffer_data(to->rows), format->to, NCCL_EP_TENSOR_TAG_TOKENS,
-                 3 - first, &out_sizes[first]);
-    ref_list_add_scales(&lists.outputs, to->scales, format, format->out_order, to->experts,
-                        to->num_rows);
+    ref_list_add_rows(&lists.inputs, &cast->rows, format->to, kHidden, ref_flat(tokens));
+    ref_list_add_scales(&lists.inputs, &cast->scales, format, kRefDense, ref_flat(tokens));
+    ref_list_add_rows(&lists.outputs, to->rows, format->to, kHidden, to->layout);
+    ref_list_add_scales(&lists.outputs, to->scales, format, format->out_order, to->layout);
     EP_CHECK_NCCL(ref_lists_dispatch(&lists, handle, 0, NULL, env->stream));
 }
 
@@ -79,7 +73,7 @@ EP_TEST(casts_on_some_ranks) {
     ll_prepare_dispatch(&run);
     const unsigned tokens = run.now->num_tokens[env->rank];
     Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
-    const Outputs outputs = {&run.packed, &run.scales_out, run.local_experts, run.capacity};
+    const Outputs outputs = {&run.packed, &run.scales_out, run.layout};
     if (casts(env)) {
         EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
     } else {
@@ -106,7 +100,7 @@ EP_TEST_HT(casts_on_some_ranks_ht) {
     ht_prepare_dispatch(&run);
     const unsigned tokens = run.routing->num_tokens[env->rank];
     Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
-    const Outputs outputs = {&run.tokens_out, &run.scales_out, 0, run.num_rows};
+    const Outputs outputs = {&run.tokens_out, &run.scales_out, ref_flat(run.num_rows)};
     const HtPass cached = {.forward = false};
     if (casts(env)) {
         EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));

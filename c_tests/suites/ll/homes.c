@@ -20,10 +20,10 @@ EP_TEST(ll_bits_from_any_home) {
     ll_prepare_combine(&run);
     // Half of each source's tokens are in an expert's rows, source by source.
     char* rows = ref_host_new(run.results_in.bytes);
-    for (size_t expert = 0; expert < kLocalExperts; ++expert) {
+    for (unsigned expert = 0; expert < kLocalExperts; ++expert) {
         for (size_t i = 0; i < ranks * kTokens / kLocalExperts; ++i) {
             const size_t token = i % (kTokens / kLocalExperts) * kLocalExperts + expert;
-            const size_t slot = expert * run.capacity + i;
+            const size_t slot = ref_layout_row(run.layout, expert, i);
             ref_answer((unsigned)env->rank, token, kHidden, rows + slot * kHidden * 2);
         }
     }

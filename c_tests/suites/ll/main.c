@@ -224,7 +224,7 @@ EP_TEST(tensors_of_the_library) {
     ncclNDTensor_t in = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                      run.now->num_tokens[env->rank], shape.hidden);
     ncclNDTensor_t out = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                      run.local_experts, run.capacity, shape.hidden);
+                                      run.layout.parts, run.layout.rows, shape.hidden);
     void* packed = ref_host_poison(run.packed.bytes);
     ep_download(packed, ref_buffer_data(&run.tokens_in), run.tokens_in.bytes);
     ep_tensor_upload(&in, packed);
@@ -235,7 +235,7 @@ EP_TEST(tensors_of_the_library) {
     ep_sync(env);
     void* expected = ref_host_poison(run.packed.bytes);
     const RefRows tokens = {shape.datatype, shape.hidden, run.tokens_seed, true};
-    ref_ll_dispatch(run.now, (unsigned)env->rank, run.capacity, &tokens, expected, NULL);
+    ref_ll_dispatch(run.now, (unsigned)env->rank, run.layout, &tokens, expected, NULL);
     ep_tensor_download(&out, packed);
     EP_CHECK_EQ_BYTES(packed, expected, run.packed.bytes);
     free(packed);

@@ -1,8 +1,11 @@
-// Routes in memory of the caller's: what a handle keeps is one block of bytes, which works wherever it lies.
+// Routes in memory of the caller's: what a handle keeps is one block of bytes, which works wherever
+// it lies.
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/graphs.h"
 #include "harness/harness.h"
+#include "harness/nodes.h"
 #include "suites/two_abis/probe.h"
 
 enum { kMostTokens = 8, kTopK = 3, kHidden = 64, kLocalExperts = 4 };
@@ -20,8 +23,8 @@ typedef struct {
 
 static void open_side(const EpEnv* env, Side* side, bool high_throughput) {
     const size_t slots = (size_t)env->size * kMostTokens;
-    const EpProbeSettings settings = {(size_t)kLocalExperts * (size_t)env->size, kMostTokens, kHidden,
-                                      high_throughput};
+    const EpProbeSettings settings = {(size_t)kLocalExperts * (size_t)env->size, kMostTokens,
+                                      kHidden, high_throughput};
     ncclUniqueId id;
     memset(&id, 0, sizeof(id));
     if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
@@ -30,7 +33,7 @@ static void open_side(const EpEnv* env, Side* side, bool high_throughput) {
     EP_REQUIRE(epProbeOpen(&side->group, side->comm, &settings) == 0);
     side->away_bytes = slots * kRow * (high_throughput ? 1 : kLocalExperts);
     side->block_bytes = epProbeBytes(side->group, kTopK);
-    EP_REQUIRE(side->block_bytes > 0);
+    EP_REQUIRE(side->block_bytes > 0 || ep_num_nodes() > 1);
     side->rows.home = ep_device_alloc(kHomeBytes);
     side->rows.away = ep_device_alloc(side->away_bytes);
     side->rows.weights = ep_device_alloc(kMostTokens * kTopK * sizeof(float));
@@ -107,18 +110,22 @@ static void expect_same(const Side* side, const Seen* seen, const Seen* expected
     free(seen->away);
 }
 
-// Both operations, of two routes of one routing: `back` is that of the combine.
-static Seen run(const Side* side, const EpProbeRoute* out, const EpProbeRoute* back) {
+static Seen download(const Side* side) {
     Seen seen;
     seen.away = malloc(side->away_bytes);
     EP_REQUIRE(seen.away != NULL);
+    ep_download(seen.away, side->rows.away, side->away_bytes);
+    ep_download(seen.home, side->rows.home, kHomeBytes);
+    return seen;
+}
+
+// Both operations, of two routes of one routing: `back` is that of the combine.
+static Seen run(const Side* side, const EpProbeRoute* out, const EpProbeRoute* back) {
     if (out != NULL) EP_CHECK_EQ_I64(epProbeAway(out, &side->rows, side->stream), 0);
     EP_CHECK_CUDA(cudaMemsetAsync(side->rows.home, 0, kHomeBytes, side->stream));
     EP_CHECK_EQ_I64(epProbeHome(back, &side->rows, side->stream), 0);
     EP_CHECK_CUDA(cudaStreamSynchronize(side->stream));
-    ep_download(seen.away, side->rows.away, side->away_bytes);
-    ep_download(seen.home, side->rows.home, kHomeBytes);
-    return seen;
+    return download(side);
 }
 
 // What a route in the library's own memory delivers.
@@ -182,6 +189,50 @@ EP_TEST_HT(ht_routing_works_where_its_bytes_are) {
         ep_device_free(blocks[seed]);
         ep_device_free(elsewhere[seed]);
     }
+    close_side(&side);
+}
+
+typedef struct {
+    const Side* side;
+    const EpProbeRoute* route;
+} Captured;
+
+static void play(void* context) {
+    const Captured* it = context;
+    EP_CHECK_EQ_I64(epProbeAway(it->route, &it->side->rows, it->side->stream), 0);
+    EP_CHECK_EQ_I64(epProbeHome(it->route, &it->side->rows, it->side->stream), 0);
+}
+
+// A graph's replay goes by what lies in the memory then: nothing of a routing is in the graph.
+EP_TEST_HT(ht_graph_follows_the_memory) {
+    Side side;
+    open_side(env, &side, true);
+    void* home = new_block(&side);
+    const Captured context = {&side, route_in(&side, home, tokens_of(env, 0))};
+    const EpCaptured captured = ep_capture(side.stream, play, (void*)&context);
+    for (uint64_t seed = 0; seed < 9; seed += 3) {  // of so many tokens each
+        void *ids = upload_ids(env, seed), *block = new_block(&side);
+        const Seen expected = run_own(env, &side, ids, seed);
+        EpProbeRoute* route = route_in(&side, block, 0);
+        EP_CHECK_EQ_I64(epProbeUpdate(route, ids, tokens_of(env, seed), kTopK), 0);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        move(&side, home, block);
+        epProbeForget(route);
+        fill_rows(env, &side, seed);
+        ep_replay(&captured);
+        EP_CHECK_CUDA(cudaDeviceSynchronize());
+        const Seen seen = download(&side);
+        // The combine has written the tokens that there are; the others are as they were.
+        EP_CHECK_EQ_BYTES(seen.away, expected.away, side.away_bytes);
+        EP_CHECK_EQ_BYTES(seen.home, expected.home, tokens_of(env, seed) * kRow);
+        free(seen.away);
+        free(expected.away);
+        ep_device_free(ids);
+        ep_device_free(block);
+    }
+    ep_release_captured(&captured);
+    epProbeForget((EpProbeRoute*)context.route);
+    ep_device_free(home);
     close_side(&side);
 }
 
@@ -249,7 +300,8 @@ EP_TEST_HT(memory_that_does_not_fit_is_refused) {
     EP_CHECK_STR_CONTAINS(epProbeText(), "must begin at an address");
     EP_CHECK(route == NULL);
     EP_CHECK_EQ_I64(epProbeBytes(side.group, 33), 0);
-    // Another number of ids than it was made for; all ranks refuse, and nothing is in the way of what follows.
+    // Another number of ids than it was made for; all ranks refuse, and nothing is in the way of
+    // what follows.
     void* ids = upload_ids(env, 7);
     route = route_in(&side, block, 0);
     EP_CHECK_RESULT(epProbeUpdate(route, ids, 4, kTopK - 1), ncclInvalidArgument);
@@ -259,4 +311,23 @@ EP_TEST_HT(memory_that_does_not_fit_is_refused) {
     ep_device_free(ids);
     ep_device_free(block);
     close_side(&side);
+}
+
+// There a handle's numbers are on the host, too.
+EP_TEST(memory_over_several_nodes_is_refused) {
+    if (ep_num_nodes() == 1) {
+        ep_skip("needs several nodes");
+        return;
+    }
+    for (unsigned mode = 0; mode < ep_num_algorithms(env); ++mode) {
+        Side side;
+        open_side(env, &side, mode == 1);
+        EP_CHECK_EQ_I64(side.block_bytes, 0);
+        EP_CHECK_STR_CONTAINS(epProbeText(), "OneNode");
+        EpProbeRoute* route = NULL;
+        const EpProbeMemory memory = {side.rows.away, side.away_bytes, 0, kTopK};
+        EP_CHECK_RESULT(epProbeRouteIn(&route, side.group, &memory), ncclInvalidUsage);
+        EP_CHECK(route == NULL);
+        close_side(&side);
+    }
 }

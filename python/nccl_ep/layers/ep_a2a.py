@@ -18,13 +18,17 @@ import torch.distributed as dist
 
 from nccl_ep.arguments import cannot_be_copied, integer, require_group
 from nccl_ep.autograd import ht_combine
+from nccl_ep.gradients import needs_gradient
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
-from nccl_ep.layers import expand, scaled, scatter
+from nccl_ep.layers import expand, scaled, scatter, traced
+from nccl_ep.layers.latency import Latency
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc, EPConfig, Expansion, check_experts
 from nccl_ep.layers.rows import prepare
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.nccl_wrapper import NCCLLibrary
+from nccl_ep.operators.numbers import register_for_life
+from nccl_ep.operators.traced import is_traced
 from nccl_ep.results import WeightedResult
 from nccl_ep.routing import pairs_of_ids
 from nccl_ep.runtime import HostCopy, Runtime
@@ -50,6 +54,8 @@ class EPAll2AllLayer(torch.nn.Module):
     num_sm                SMs that communication may use; 0: the library chooses
     enable_local_combine  no effect: results are always summed on the rank of the experts first
     use_aot               no effect: kernels are always built ahead of time
+    latency_tokens        M of low latency: batches of at most so many tokens, without gradients and
+                          `full_scatter_indices`, use it; 0: none does. All ranks decide alike
 
     Constructing and `finalize` are collective. It has no parameters: `to`, `half` and the like
     leave it as it is, `state_dict` has nothing of it, and a `copy.deepcopy` shares its group, which
@@ -60,7 +66,7 @@ class EPAll2AllLayer(torch.nn.Module):
                  num_tot_experts: int, local_world_size: int, world_size: int,
                  dtype: torch.dtype = torch.bfloat16, weight_dtype: torch.dtype = torch.float32,
                  num_sm: int = 20, enable_local_combine: bool = False,
-                 use_aot: bool = False) -> None:
+                 use_aot: bool = False, *, latency_tokens: int = 0) -> None:
         super().__init__()
         check_experts("num_tot_experts", num_tot_experts, world_size)
         self.label = f"EPAll2AllLayer {next(_NUMBERS)}"
@@ -72,7 +78,7 @@ class EPAll2AllLayer(torch.nn.Module):
         have = dist.get_rank(ep_group), dist.get_world_size(ep_group)
         if have != (rank, world_size):
             raise ValueError(f"rank, world_size: {rank}, {world_size}, but ep_group has {have}")
-        num_sm = integer("num_sm", num_sm)
+        num_sm, small = integer("num_sm", num_sm), integer("latency_tokens", latency_tokens)
         self.ep_group, self.num_sm = ep_group, num_sm
         self.enable_local_combine, self.use_aot = enable_local_combine, use_aot
         # What can fail on one rank comes before the group, which only all ranks together can close.
@@ -82,9 +88,17 @@ class EPAll2AllLayer(torch.nn.Module):
         for of_rows in {dtype, torch.float32}:
             prepare(of_rows, hidden, min(topk, self.num_experts_per_rank), device)
         # A channel uses two SMs. Without a bound the group takes any number of tokens.
+        channels = max(num_sm // 2, 1) if num_sm else NCCL_EP_AUTO
         self._group = EpGroup(num_tot_experts, hidden, algorithm="ht", dtype=dtype, comm=ep_group,
-                              num_channels=max(num_sm // 2, 1) if num_sm else NCCL_EP_AUTO)
+                              num_channels=channels)
         self._group.label = self.label
+        self._latency = None
+        if small:
+            group = EpGroup(num_tot_experts, hidden, algorithm="ll", max_tokens_per_rank=small,
+                            dtype=dtype, comm=self._group.comm, num_channels=channels)
+            group.label = f"{self.label}, low latency"
+            self._latency = Latency(group, self.ep_config)
+        self.number = register_for_life(self)  # of operators
 
     def forward(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: torch.Tensor | None,
                 experts: Callable[[torch.Tensor, EPAllToAllLayoutDesc], torch.Tensor],
@@ -97,16 +111,18 @@ class EPAll2AllLayer(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EPAll2AllLayer:
         """A layer of its own over the same group: only all ranks together could make another."""
-        for shared in (self._group, self.ep_group, self._host_counts):
+        for shared in (self._group, self.ep_group, self._host_counts, self._latency):
             memo[id(shared)] = shared
         same = self.__copy__()
         memo[id(self)] = same
         same.__dict__ = copy.deepcopy(self.__dict__, memo)
+        same.number = register_for_life(same)
         return same
 
     def __copy__(self) -> EPAll2AllLayer:
         same = type(self).__new__(type(self))
         same.__dict__.update(self.__dict__)
+        same.number = register_for_life(same)
         return same
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -167,8 +183,27 @@ class EPAll2AllLayer(torch.nn.Module):
         `scales`, `cast` and `scales_order` are those of `EpHandle.dispatch`: rows of any type with
         their `scales` [T, S], or rows that `cast` rounds to float8_e4m3fn. The scales of the rows
         returned are `layout.scales` [recv_tokens, S]. Such rows have no gradients.
+
+        Of at most `latency_tokens` tokens the rows are [L * R*M, H], R*M for each expert, of which the
+        first `layout.num_recv_tokens_per_expert` are tokens; their weights are 1, as combine applies
+        those that were passed. The host waits for nothing.
         """
-        config, scaling = self.ep_config, Scaling(scales, cast, scales_order)
+        scaling = Scaling(scales, cast, scales_order)
+        small = full_scatter_indices is None and self._is_small(input, weight)
+        if is_traced():
+            if full_scatter_indices is not None:
+                raise ValueError("full_scatter_indices: must be None in code that is traced")
+            return traced.dispatch(self, input, exp_indices, weight, scaling, small)
+        if small:
+            return self.dispatch_small(input, exp_indices, weight, scaling)
+        return self.dispatch_large(input, exp_indices, weight, scaling, full_scatter_indices)
+
+    def dispatch_large(self, input: torch.Tensor, exp_indices: torch.Tensor,
+                       weight: torch.Tensor | None, scaling: Scaling,
+                       full_scatter_indices: torch.Tensor | None = None,
+                       ) -> tuple[torch.Tensor, torch.Tensor | None, EPAllToAllLayoutDesc]:
+        """`dispatch` by high throughput."""
+        config = self.ep_config
         # All refusals come before the exchange of the routing, in which other ranks would wait.
         input, scales = scaled.checked_rows(input, scaling, config, self._group.device)
         ids, factors, given = self._checked_routing(input.shape[0], exp_indices, weight,
@@ -181,7 +216,7 @@ class EPAll2AllLayer(torch.nn.Module):
         handle = self._group.create_handle(ids, counts=rows_per_expert)
         self._host_counts.start(rows_per_expert)
         ids = pairs_of_ids(handle.topk_idx, config.num_experts)
-        received = handle.dispatch(input, factors, scales=scales, cast=cast)
+        received = handle.dispatch(input, factors, scales=scales, cast=scaling.cast)
         on_host = self._host_counts.wait().tolist()
         counts = destinations = positions = None
         if given is not None:
@@ -190,7 +225,7 @@ class EPAll2AllLayer(torch.nn.Module):
             positions = self._send_positions(handle, destinations)
         expansion = expand.by_expert(received.topk_idx, sum(on_host), config.num_experts_per_rank,
                                      positions)
-        output, row_scales = expand.received_rows(received, expansion, scales_order)
+        output, row_scales = expand.received_rows(received, expansion, scaling.order)
         weights = None if weight is None else self._weights_of_rows(received, expansion)
         layout = EPAllToAllLayoutDesc(
             num_dispatch_token_cur_rank=output.shape[0],
@@ -203,6 +238,34 @@ class EPAll2AllLayer(torch.nn.Module):
                                               destinations))
         return output, weights, layout
 
+    def dispatch_small(self, input: torch.Tensor, exp_indices: torch.Tensor,
+                       weight: torch.Tensor | None, scaling: Scaling,
+                       ) -> tuple[torch.Tensor, torch.Tensor | None, EPAllToAllLayoutDesc]:
+        """`dispatch` by low latency."""
+        latency = self._latency
+        assert latency is not None
+        input, scales = scaled.checked_rows(input, scaling, self.ep_config, self._group.device)
+        ids, factors, _ = self._checked_routing(input.shape[0], exp_indices, weight, None)
+        received, exchange = latency.dispatch(input, ids, factors, scaling._replace(scales=scales))
+        assert received.counts is not None
+        rows, row_scales = received.tokens.flatten(0, 1), received.scales
+        if row_scales is not None and scaling.order == "row":
+            row_scales = row_scales.flatten(0, 1)
+        weights = None if weight is None else torch.ones(
+            rows.shape[0], dtype=self.ep_config.weight_dtype, device=rows.device)
+        return rows, weights, EPAllToAllLayoutDesc(
+            num_dispatch_token_cur_rank=rows.shape[0],
+            topk_indices_tensor=exp_indices.to(torch.int32, copy=True),
+            num_recv_tokens_per_expert=received.counts,
+            num_recv_tokens_per_expert_list=[latency.rows_per_expert] * self.num_experts_per_rank,
+            scales=row_scales, exchange=exchange)
+
+    @property
+    def latency_rows(self) -> int:
+        """L * R*M: rows of a dispatch of low latency; 0 if there is none."""
+        return (0 if self._latency is None else
+                self._latency.rows_per_expert * self.num_experts_per_rank)
+
     def combine(self, input: torch.Tensor, layout_desc: EPAllToAllLayoutDesc) -> torch.Tensor:
         """For each token the sum over its experts of `input` [recv_tokens, H]: [T, H].
 
@@ -212,13 +275,17 @@ class EPAll2AllLayer(torch.nn.Module):
         if not isinstance(layout_desc, EPAllToAllLayoutDesc):
             raise TypeError("layout_desc: must be what dispatch returned, not "
                             f"{type(layout_desc).__name__}")
-        if layout_desc.handle is None or layout_desc.expansion is None:
-            raise ValueError("layout_desc: not made by dispatch")
+        if layout_desc.ticket is not None or is_traced():
+            return traced.combine(self, input, layout_desc)
         rows = layout_desc.num_dispatch_token_cur_rank
         input = checked("input", input, (rows, "H"), self._group.device)
         if input.dtype.itemsize == 1:
             raise ValueError(f"input: has type {input.dtype}; rows are summed without scales, so "
                              "multiply them by theirs first")
+        if layout_desc.exchange is not None and self._latency is not None:
+            return self._latency.combine(input, layout_desc.exchange)
+        if layout_desc.handle is None or layout_desc.expansion is None:
+            raise ValueError("layout_desc: not made by dispatch")
         # Sums are in float32; rows travel in the layer's dtype.
         sums = expand.reduce(input, layout_desc.expansion).to(self.ep_config.token_dtype)
         return ht_combine(layout_desc.handle, sums)
@@ -243,7 +310,16 @@ class EPAll2AllLayer(torch.nn.Module):
 
     def finalize(self) -> None:
         """Releases everything; collective. Layouts cannot be combined afterwards."""
+        if self._latency is not None:
+            self._latency.close()
         self._group.close()
+
+    def _is_small(self, input: torch.Tensor, weight: torch.Tensor | None) -> bool:
+        """Whether low latency has room for these tokens, and no gradient is wanted of it."""
+        latency = self._latency
+        if latency is None or input.shape[0] > latency.group.max_tokens_per_rank:
+            return False
+        return not needs_gradient(input, weight)
 
     def _checked_routing(
             self, tokens: int, exp_indices: torch.Tensor, weight: torch.Tensor | None,

@@ -14,6 +14,7 @@ from nccl_ep.group import ROW_TYPES
 from nccl_ep.handle import EpHandle
 
 if TYPE_CHECKING:
+    from nccl_ep.layers.latency import Exchange
     from nccl_ep.layers.scatter import Destinations
 
 
@@ -109,11 +110,14 @@ class EPAllToAllLayoutDesc:
     token_dst_scatter_idx        int32 [T, K]: the row of each pair in the output of dispatch on the
                                  rank of its expert; -1 for ids that take no part, and for all but
                                  the last of those that a token repeats
-    num_recv_tokens_per_expert   int32 [L]: rows of each local expert
-    num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting
+    num_recv_tokens_per_expert   int32 [L]: rows of each local expert; of low latency those of its
+                                 R*M rows, the first, that are tokens
+    num_recv_tokens_per_expert_list  the same on the host, where it is known without waiting; of low
+                                 latency R*M for each expert, in traced code empty
     send_reqs_for_nodes, send_reqs_recv_tensor, skipped_token_mapping_indices,
     skipped_token_topk_mapping_indices: None; the library exchanges these itself between nodes
-    scales                       [recv_tokens, S]: those of dispatch's output, if it has any
+    scales                       [recv_tokens, S]: those of dispatch's output, if it has any; of low
+                                 latency by columns [L, R*M, S]
     """
 
     num_dispatch_token_cur_rank: int
@@ -129,6 +133,9 @@ class EPAllToAllLayoutDesc:
     handle: EpHandle | None = dataclasses.field(default=None, repr=False)
     expansion: Expansion | None = dataclasses.field(default=None, repr=False)
     destinations: Destinations | None = dataclasses.field(default=None, repr=False)
+    # Of low latency, and in traced code, instead of these.
+    exchange: Exchange | None = dataclasses.field(default=None, repr=False)
+    ticket: torch.Tensor | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def num_input_tokens_per_rank(self) -> torch.Tensor:
@@ -143,5 +150,6 @@ class EPAllToAllLayoutDesc:
 
     def _destinations(self) -> Destinations:
         if self.destinations is None:
-            raise ValueError("layout_desc: not made by dispatch")
+            raise ValueError("layout_desc: of a dispatch of low latency, in traced code, or not made "
+                             "by dispatch; it has no rows of pairs")
         return self.destinations

@@ -1,7 +1,7 @@
 //! The one list of kernels: their names, parameters and launch bounds.
 //!
-//! A kernel is named by the function that is called like it. `cuda/params/kernels.h` is generated from the list
-//! (`tests/kernel_params.rs`); definitions in `cuda/` have their parameters and bounds from there.
+//! A kernel is named by the function that is called like it. `params/kernels.h` is made from the list
+//! (`cuda/params/build.rs`); definitions in `cuda/` have their parameters and bounds from there.
 
 use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;
@@ -29,14 +29,8 @@ impl<P> Kernel<P> {
 pub struct Definition {
     /// Name of the `extern "C"` function.
     pub name: &'static str,
-    /// Name of the parameter's type.
-    pub params: &'static str,
     /// The most threads of a block.
     pub threads: u32,
-    /// Name of the constant that says so.
-    pub bound: &'static str,
-    /// How many blocks an SM is to have room for; 0 leaves it to the compiler.
-    pub blocks: u32,
 }
 
 macro_rules! kernels {
@@ -55,10 +49,7 @@ macro_rules! kernels {
                 match self {
                     $(Entry::$kernel => Definition {
                         name: stringify!($kernel),
-                        params: stringify!($params),
                         threads: $threads,
-                        bound: stringify!($threads),
-                        blocks: $blocks,
                     }),+
                 }
             }
@@ -73,6 +64,7 @@ macro_rules! kernels {
     };
 }
 
+// The parameters, the most threads of a block, how many blocks an SM is to have room for; 0 leaves it to the compiler.
 kernels! {
     peer_selftest(PeerSelftestParams, SELFTEST_THREADS, 0);
     replay_mark(ReplayMarkParams, REPLAY_MARK_THREADS, 0);

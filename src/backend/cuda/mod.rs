@@ -12,18 +12,15 @@ mod group;
 mod group_context;
 mod group_creation;
 mod handle_header;
-mod handshake;
 mod ht;
-pub mod kernels;
+mod kernels;
 mod ll;
 mod network;
 mod order;
-pub mod params;
 mod peer;
 mod pool;
 mod regions;
 mod scaled_rows;
-mod side_streams;
 
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
@@ -37,6 +34,7 @@ use crate::model::topology::Topology;
 use driver::context::Context;
 use driver::graph_marks;
 use driver::memory::CudaMemory;
+use nccl_ep_params as params;
 use std::sync::Arc;
 
 /// One GPU of this process, before a group is open on it.

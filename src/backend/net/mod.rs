@@ -8,7 +8,7 @@
 //! CUDA's driver.
 //!
 //! A one-sided network, in which kernels put messages into windows of other nodes and signal them, would stand beside
-//! it, and has to give what groups and operations ask for:
+//! it as another [`Net`], and has to give what groups and operations ask for:
 //!
 //! - when a group opens: the ranks that this one sends to and hears of, connected, with memory that they can reach;
 //! - a way to send what is packed, and a word with each message that says which operation it is of, so that kernels can
@@ -19,3 +19,26 @@
 //! It needs no watchdog, no marks and no aborts: its waits are those of the group's own kernels.
 
 pub mod two_sided;
+
+use crate::error::Error;
+
+/// A group's network, whatever carries its messages, as the group knows it. Dropping it ends it.
+pub trait Net: Send + Sync {
+    /// The failure that has ended it.
+    fn health(&self) -> Option<Error>;
+    /// Ends it, as a failure would; does not wait.
+    fn abort(&self);
+    /// Ends it by a failure that this rank has found on the host; does not wait.
+    fn fail(&self, error: &Error);
+}
+
+/// Who is told of the failure that ends a network, before its operations are ended.
+pub trait OnFault: Send + Sync {
+    /// Told on any thread, once. Returns at once.
+    fn failed(&self, error: &Error);
+    /// Tells the device, on a thread that may wait: kernels that begin from now on leave at once, as what they
+    /// received is undefined.
+    fn mark(&self);
+    /// Whether the group has failed otherwise. Then the network ends, too.
+    fn has_failed(&self) -> bool;
+}

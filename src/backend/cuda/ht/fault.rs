@@ -11,7 +11,7 @@ use crate::model::ids::GroupRank;
 /// The failure of a report with fingerprints, or with the verdict on a handle; none of any other.
 pub fn of_report(report: &FaultReport) -> Option<Error> {
     match Fault::from_raw(report.state)? {
-        Fault::ShapeDiffers => Some(other_shape(report)),
+        Fault::Differs => Some(other_shape(report)),
         Fault::Disagreed => Some(
             disagreement(report.got, report.expected)
                 .unwrap_or_else(|| Error::internal("a failure without a reason")),

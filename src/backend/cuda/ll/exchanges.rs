@@ -35,7 +35,8 @@ impl OverNodes<'_> {
             let data = DevPtr(leg.receives.0 + node * leg.stride);
             message(peer, data, own, bytes)
         });
-        self.network.exchange(label, sends, receives, at.stream)
+        let exchanges = &self.network.exchanges;
+        exchanges.enqueue(label, sends, receives, at.stream)
     }
 
     /// This rank's message in `leg` goes to the rail peers, those of the remote ranks come here.
@@ -44,7 +45,8 @@ impl OverNodes<'_> {
         let peers = self.network.view.rail_peers.iter();
         let sends = peers.map(|&peer| message(peer, leg.sends, own, bytes));
         let receives = self.of_remote(leg.receives, leg.stride, bytes);
-        self.network.exchange(label, sends, receives, at.stream)
+        let exchanges = &self.network.exchanges;
+        exchanges.enqueue(label, sends, receives, at.stream)
     }
 
     /// Messages to or from the remote ranks, `stride` apart.

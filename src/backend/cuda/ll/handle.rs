@@ -5,7 +5,6 @@ use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::handshake::{Announced, Handshake, NewHandle};
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{
@@ -13,6 +12,7 @@ use crate::backend::cuda::ll::launch::{
 };
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::plan::LlPlan;
+use crate::backend::cuda::network::two_sided::handshake::{Announced, Handshake, NewHandle};
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlPhase,

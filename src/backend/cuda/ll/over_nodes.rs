@@ -156,7 +156,7 @@ impl<'a> OverNodes<'a> {
 
     /// The name of `op`, in its turn among the group's operations: each takes one, when nothing refuses it any more.
     fn label(&self, op: &LlOp) -> Label {
-        self.network.label(match op {
+        self.network.exchanges.label(match op {
             LlOp::Dispatch(_) => "LL dispatch",
             LlOp::Combine(_) => "LL combine",
         })

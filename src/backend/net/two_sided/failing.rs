@@ -6,7 +6,7 @@
 //! too.
 
 use crate::backend::detached;
-use crate::backend::net::two_sided::OnFault;
+use crate::backend::net::OnFault;
 use crate::backend::net::two_sided::ending::Ending;
 use crate::error::Error;
 use once_cell::sync::OnceCell;

@@ -16,6 +16,7 @@ mod spare;
 mod warm_up;
 pub mod watchdog;
 
+use crate::backend::net::Net;
 use crate::error::{Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
@@ -57,17 +58,6 @@ impl fmt::Display for Label {
     }
 }
 
-/// Who is told of the failure that ends a transport, before its operations are ended.
-pub trait OnFault: Send + Sync {
-    /// Told on any thread, once. Returns at once.
-    fn failed(&self, error: &Error);
-    /// Tells the device, on a thread that may wait: kernels that begin from now on leave at once, as what they
-    /// received is undefined.
-    fn mark(&self);
-    /// Whether the group has failed otherwise. Then the transport ends, too.
-    fn has_failed(&self) -> bool;
-}
-
 /// What carries messages between nodes. Operations are the same, in the same order, on the ranks that take
 /// part in them, and run one after the other, whatever their streams; one of them is captured into a graph on
 /// all its ranks or on none.
@@ -77,7 +67,7 @@ pub trait OnFault: Send + Sync {
 /// undefined. For captured operations that holds in every replay.
 ///
 /// Dropping it waits for its operations, at most as long as the deadline.
-pub trait Transport: Send + Sync {
+pub trait Transport: Net {
     /// Enqueues messages between this rank, its rail peers and the ranks that it forwards for as one operation, in
     /// which all progress together.
     fn exchange(
@@ -90,10 +80,4 @@ pub trait Transport: Send + Sync {
     /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may
     /// not have begun. Gives the failure that counts; none if that operation is over.
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;
-    /// The failure that has ended this transport.
-    fn health(&self) -> Option<Error>;
-    /// Ends it, as a failure would; does not wait.
-    fn abort(&self);
-    /// Ends it by a failure that this rank has found on the host; does not wait.
-    fn fail(&self, error: &Error);
 }

@@ -9,7 +9,8 @@ use crate::backend::net::two_sided::members::Members;
 use crate::backend::net::two_sided::operation::{Late, Operation, Recent};
 use crate::backend::net::two_sided::outstanding::Outstanding;
 use crate::backend::net::two_sided::watchdog::{Watched, watch};
-use crate::backend::net::two_sided::{Label, Message, OnFault, Transport, spare, warm_up};
+use crate::backend::net::two_sided::{Label, Message, Transport, spare, warm_up};
+use crate::backend::net::{Net, OnFault};
 use crate::error::{Code, Error, Result};
 use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;
@@ -295,7 +296,9 @@ impl Transport for NcclTransport {
         };
         Some(shared.fail(error))
     }
+}
 
+impl Net for NcclTransport {
     fn health(&self) -> Option<Error> {
         self.shared.health()
     }

@@ -7,7 +7,6 @@
 use crate::backend::HtRouting;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::handshake::{Announced, NewHandle};
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
@@ -15,6 +14,7 @@ use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
+use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
 use crate::backend::cuda::params::ht_nodes::{
@@ -243,7 +243,8 @@ impl Creation<'_> {
         let turn = self.group.order.begin(self.at)?;
         let sends = view.rail_peers.iter().map(send);
         let label = self.new_handle().label();
-        let exchanged = (rails.network).exchange(label, sends, receives, self.at.stream);
+        let exchanges = &rails.network.exchanges;
+        let exchanged = exchanges.enqueue(label, sends, receives, self.at.stream);
         turn.end_after(
             exchanged
                 .and_then(|()| self.launch_route(part))

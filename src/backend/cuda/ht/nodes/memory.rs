@@ -10,6 +10,9 @@ use crate::error::Result;
 use std::sync::Arc;
 
 /// One handle's memory: device memory, and pages that host and device share.
+///
+/// The device memory is one block of sections by a pure function, too, but the handle also has what each message carries
+/// (`Counts`) and its passes on the host, which no copy of the block brings along: it cannot lie in a caller's memory.
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,

@@ -255,7 +255,7 @@ impl<'a> Enqueueing<'a> {
         what: &'static str,
     ) -> Result<Self> {
         Ok(Self {
-            label: rails.network.label(what),
+            label: rails.network.exchanges.label(what),
             side: rails.network.on_device.side.of(at.capture)?,
             rails,
             turn,
@@ -291,8 +291,8 @@ impl<'a> Enqueueing<'a> {
         sends: impl Iterator<Item = Message>,
         receives: impl Iterator<Item = Message>,
     ) -> Result<()> {
-        let network = &self.rails.network;
-        network.exchange(self.label, sends, receives, self.side)?;
+        let exchanges = &self.rails.network.exchanges;
+        exchanges.enqueue(self.label, sends, receives, self.side)?;
         let [even, odd] = &mut self.turn.landed;
         let landed = if pass.is_multiple_of(2) { even } else { odd };
         landed.record(self.side)

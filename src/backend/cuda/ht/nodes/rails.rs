@@ -3,11 +3,11 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::handshake::Handshake;
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::network::Network;
+use crate::backend::cuda::network::two_sided::handshake::Handshake;
 use crate::backend::cuda::params::common::RankOnNode;
 use crate::backend::cuda::params::ht_nodes::HtNodes;
 use crate::backend::cuda::pool::Pool;

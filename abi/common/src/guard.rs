@@ -1,0 +1,112 @@
+//! The guard around every exported function: nothing unwinds into C, and every refusal leaves a
+//! text.
+#![allow(unsafe_code)]
+
+use crate::refuse;
+use nccl_ep_core::error::{Error, Formatter, Result};
+use nccl_ep_core::{fork, log, nvtx};
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Bytes for the text of a refusal and its NUL; longer texts are cut.
+const TEXT_BYTES: usize = 1024;
+
+thread_local! {
+    // An array, which needs no drop: it works even in the thread's last destructors and in atexit,
+    // and the address that callers hold stays valid.
+    static LAST_ERROR: RefCell<[u8; TEXT_BYTES]> = const { RefCell::new([0; TEXT_BYTES]) };
+}
+
+/// An exported function.
+#[derive(Clone, Copy)]
+pub struct Function {
+    /// Its name.
+    pub name: &'static str,
+    /// Puts its refusals into words.
+    pub words: Formatter,
+}
+
+impl Function {
+    /// Runs the body, as a range that profilers show. A panic is told to `panicked`. In a forked process the call is
+    /// refused.
+    pub fn run(self, panicked: impl FnOnce(&Error), body: impl FnOnce() -> Result<()>) -> c_int {
+        if fork::is_child() {
+            return self.run_unseen(|_| {}, fork::check);
+        }
+        let _range = nvtx::range(self.name);
+        self.run_unseen(panicked, body)
+    }
+
+    /// As [`Function::run`], for a function that destroys something: in a forked process it succeeds and does nothing,
+    /// since all is its parent's.
+    pub fn destroy(self, body: impl FnOnce() -> Result<()>) -> c_int {
+        if fork::is_child() {
+            return 0;
+        }
+        self.run(|_| {}, body)
+    }
+
+    /// The same without a range, for functions that only look at something.
+    pub fn run_unseen(
+        self,
+        panicked: impl FnOnce(&Error),
+        body: impl FnOnce() -> Result<()>,
+    ) -> c_int {
+        let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_default();
+            let error = Error::internal(format!("a panic in the library: {text}"));
+            panicked(&error);
+            Err(error)
+        });
+        match outcome {
+            Ok(()) => 0,
+            Err(error) => {
+                let error = error.within(self.name);
+                let text = (self.words)(&error);
+                log::warn(&text);
+                set_last_error(&text);
+                error.code() as c_int
+            }
+        }
+    }
+}
+
+/// The text of this thread's last refusal; empty if there was none. The next refusal replaces it.
+pub fn last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|text| text.as_ptr().cast())
+}
+
+/// Makes `text` what [`last_error`] returns.
+pub fn set_last_error(text: &str) {
+    let kept = &text[..text.floor_char_boundary(TEXT_BYTES - 1)];
+    LAST_ERROR.with_borrow_mut(|bytes| {
+        bytes.fill(0);
+        for (to, from) in bytes.iter_mut().zip(kept.bytes()) {
+            *to = if from == 0 { b'?' } else { from };
+        }
+    });
+}
+
+/// Writes `value` to `*out`.
+///
+/// # Safety
+/// `out` is NULL or points to a writable `T`.
+pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
+    check_out(name, out)?;
+    // SAFETY: not NULL (checked), so by contract writable.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Refuses a NULL result pointer.
+pub fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
+    if out.is_null() {
+        return Err(refuse::argument(name, "must not be NULL"));
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! Dispatch.
+#![allow(unsafe_code)]
+
+use crate::guard::{Subject, guard};
+use crate::objects::{self, Handle};
+use crate::options::{NO_SCALES, forward, known};
+use crate::read::{self, number};
+use crate::tensor::{self, absent, first, rows};
+use crate::texts::not_served;
+use crate::types::{
+    cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t,
+    ncclEpHandle_t, ncclEpLayoutInfo_t, ncclResult_t,
+};
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::group::Algorithm;
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::tensor::Tensor;
+use nccl_ep_core::rule::DispatchTensors;
+
+/// A dispatch, as the caller passed it.
+struct Dispatch {
+    inputs: ncclEpDispatchInputs_t,
+    outputs: ncclEpDispatchOutputs_t,
+    info: Option<ncclEpLayoutInfo_t>,
+    config: Option<ncclEpDispatchConfig_t>,
+}
+
+/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
+/// same order of operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows,
+/// and in the first operation of an LL handle over several nodes.
+///
+/// With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
+/// size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
+///
+/// LL expert-major: inputs tokens [T, H]; outputs tokens [L, R*M, H], or longer in the first extent; layout_info
+/// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by
+/// source rank, token, k. The counter gets their number. Other slots keep their content.
+///
+/// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K], topk_weights
+/// float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows are used. A rank
+/// receives a token once; rows are ordered by source rank and token. The ids of a
+/// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
+/// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
+/// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group.
+///
+/// @param handle       the routing
+/// @param inputs       tensors that are read
+/// @param outputs      tensors that are written
+/// @param layout_info  LL expert-major: required. HT: may be NULL
+/// @param config       may be NULL
+/// @param stream       stream to run on
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
+/// a rule; `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of
+/// the handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
+/// the code of the failure if the group has failed.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpDispatch(
+    handle: ncclEpHandle_t,
+    inputs: *const ncclEpDispatchInputs_t,
+    outputs: *const ncclEpDispatchOutputs_t,
+    layout_info: *const ncclEpLayoutInfo_t,
+    config: *const ncclEpDispatchConfig_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let subject = Subject::Handle(handle as usize);
+    guard("ncclEpDispatch", subject, || {
+        let handle = objects::handle(handle as usize)?;
+        // SAFETY: this function's contract.
+        unsafe {
+            let call = Dispatch {
+                inputs: read::required("inputs", inputs)?,
+                outputs: read::required("outputs", outputs)?,
+                info: read::optional("layout_info", layout_info)?,
+                config: read::optional("config", config)?,
+            };
+            call.check()?;
+            call.run(&handle, Stream(stream as usize))
+        }
+    })
+}
+
+impl Dispatch {
+    /// Checks the recipe and the direction.
+    fn check(&self) -> Result<()> {
+        let Some(config) = &self.config else {
+            return Ok(());
+        };
+        let recipe = number(config.quant_recipe);
+        known("config.quant_recipe", recipe, 2)?;
+        if recipe != 0 {
+            return Err(not_served(
+                "config.quant_recipe",
+                "NCCL_EP_DISP_QUANT_FWD or _DS_FP8E3M4",
+            ));
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn run(&self, handle: &Handle, stream: Stream) -> Result<()> {
+        let algorithm = handle.group.session.facts().algorithm;
+        forward(
+            algorithm,
+            self.config.as_ref().map(|config| config.pass_direction),
+        )?;
+        absent("inputs.scales", self.inputs.scales, NO_SCALES)?;
+        absent("outputs.scales", self.outputs.scales, NO_SCALES)?;
+        // SAFETY: this function's contract.
+        unsafe {
+            match algorithm {
+                Algorithm::LowLatency => self.low_latency(handle, stream),
+                Algorithm::HighThroughput => self.high_throughput(handle, stream),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn low_latency(&self, handle: &Handle, stream: Stream) -> Result<()> {
+        let Self {
+            inputs,
+            outputs,
+            info,
+            config,
+        } = self;
+        let rule = "must be NULL in low latency, expert-major";
+        absent("inputs.topk_weights", inputs.topk_weights, rule)?;
+        absent("outputs.topk_weights", outputs.topk_weights, rule)?;
+        absent("outputs.topk_idx", outputs.topk_idx, rule)?;
+        let info = info.as_ref();
+        let info =
+            info.ok_or_else(|| refuse::argument("layout_info", "is required in low latency"))?;
+        absent(
+            "layout_info.src_rank_counters",
+            info.src_rank_counters,
+            rule,
+        )?;
+        // SAFETY: this function's contract.
+        let (tokens, out, counter) = unsafe {
+            let tokens = tensor::required("inputs.tokens", inputs.tokens)?;
+            let out = tensor::required("outputs.tokens", outputs.tokens)?;
+            let counter = info.expert_counters;
+            (
+                tokens,
+                out,
+                tensor::required("layout_info.expert_counters", counter)?,
+            )
+        };
+        let experts = handle.group.session.facts().local_experts();
+        let tensors = DispatchTensors {
+            tokens: Some(&tokens),
+            out_tokens: Some(&first(&out, experts)),
+            counter: Some(&first(&counter, experts)),
+            ..DispatchTensors::default()
+        };
+        let staged = config.as_ref().is_some_and(|config| config.send_only != 0);
+        handle.core.dispatch(&tensors, staged, stream)
+    }
+
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn high_throughput(&self, handle: &Handle, stream: Stream) -> Result<()> {
+        let Self {
+            inputs,
+            outputs,
+            info,
+            ..
+        } = self;
+        if let Some(info) = info {
+            let kind = number(info.recv_topk_idx_kind);
+            known("layout_info.recv_topk_idx_kind", kind, 2)?;
+            if kind == 2 {
+                let what = "NCCL_EP_EXPERT_ID_GLOBAL";
+                return Err(not_served("layout_info.recv_topk_idx_kind", what));
+            }
+        }
+        // SAFETY: this function's contract.
+        let (tokens, weights, mut out) = unsafe {
+            let tokens = tensor::required("inputs.tokens", inputs.tokens)?;
+            let weights = tensor::required("inputs.topk_weights", inputs.topk_weights)?;
+            let out = Received {
+                tokens: tensor::required("outputs.tokens", outputs.tokens)?,
+                weights: tensor::required("outputs.topk_weights", outputs.topk_weights)?,
+                ids: tensor::required("outputs.topk_idx", outputs.topk_idx)?,
+            };
+            (tokens, weights, out)
+        };
+        out.check_rows(handle, stream)?;
+        let ids = *handle.ids.lock();
+        if ids.is_none() {
+            let what = "a forward dispatch before the first ncclEpUpdateHandle";
+            return Err(not_served("handle", what));
+        }
+        let tensors = DispatchTensors {
+            tokens: Some(&tokens),
+            ids: ids.as_ref(),
+            weights: Some(&weights),
+            out_tokens: Some(&out.tokens),
+            out_ids: Some(&out.ids),
+            out_weights: Some(&out.weights),
+            ..DispatchTensors::default()
+        };
+        handle.core.dispatch(&tensors, false, stream)
+    }
+}
+
+/// The tensors of received rows in HT.
+struct Received {
+    tokens: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+}
+
+impl Received {
+    /// Refuses tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
+    /// bound alone.
+    fn check_rows(&mut self, handle: &Handle, stream: Stream) -> Result<()> {
+        let group = &handle.group;
+        let (least, what) = match group.kept.recv_rows {
+            Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
+            None => {
+                if group.session.device().is_captured(stream)? {
+                    let text =
+                        "stream: must not be captured in a group without max_recv_tokens_per_rank";
+                    return Err(Error::new(Code::InvalidUsage, text));
+                }
+                (
+                    handle.core.received_rows()?,
+                    "all rows that this rank receives",
+                )
+            }
+        };
+        let all = [
+            ("outputs.tokens", &mut self.tokens),
+            ("outputs.topk_weights", &mut self.weights),
+            ("outputs.topk_idx", &mut self.ids),
+        ];
+        for (name, tensor) in all {
+            if rows(tensor) < least {
+                let rule = format_args!("must have room for {what}");
+                return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
+                    .got(rows(tensor), format_args!("{least} or more")));
+            }
+            if group.kept.recv_rows.is_some() {
+                *tensor = first(tensor, least);
+            }
+        }
+        Ok(())
+    }
+}

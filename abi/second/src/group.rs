@@ -1,0 +1,74 @@
+//! Creation and destruction of groups.
+#![allow(unsafe_code)]
+
+use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::objects::Group;
+use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
+use crate::{read, settings, texts, version};
+use nccl_ep_abi::process;
+use nccl_ep_core::{log, session};
+use std::sync::Arc;
+
+/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
+/// `config`, and either all ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
+///
+/// A process has groups of this library or of the first release's `libnccl_ep.so`, not of both.
+///
+/// @param ep_group  gets the group; written on success only
+/// @param comm      communicator whose ranks form the group; must outlive the group
+/// @param config    see `ncclEpGroupConfig_t`
+///
+/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
+/// between ranks; `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of
+/// another libnccl_ep, or if the
+/// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
+/// another rank refused or did not arrive in time; `ncclSystemError` if the
+/// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
+/// that failed.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpCreateGroup(
+    ep_group: *mut ncclEpGroup_t,
+    comm: ncclComm_t,
+    config: *const ncclEpGroupConfig_t,
+) -> ncclResult_t {
+    guard("ncclEpCreateGroup", Subject::Nothing, || {
+        // Programs make such mistakes on all ranks, and before they have a communicator.
+        check_out("ep_group", ep_group)?;
+        // SAFETY: this function's contract.
+        let config = unsafe { read::required("config", config) }?;
+        let settings = process::claim("libnccl_ep.so.0").and(settings::of(&config));
+        let core = settings.clone().map(|(core, _)| core);
+        let session = session::create::group(comm as usize, core, texts::text, None)?;
+        let (_, kept) = settings?;
+        log::version(version::TEXT);
+        if let Some(about) = session.about() {
+            log::group(about.device, &format_args!("{}, {about}", version::TEXT));
+        }
+        let session = Arc::new(session);
+        let number = Group { session, kept }.register();
+        // SAFETY: this function's contract.
+        unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
+    })
+}
+
+/// Destroys a group. Collective: every rank of the group calls it, before its communicator is
+/// destroyed. Waits for the group's operations on all ranks. Launches of
+/// graphs with operations of the group must have ended. NULL is a successful
+/// no-op.
+///
+/// Returns `ncclInvalidArgument` for a group that was destroyed already. Later calls on its handles are refused.
+///
+/// # Safety
+/// None: a dead or foreign group is recognised.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResult_t {
+    guard_destroy("ncclEpGroupDestroy", || {
+        if ep_group.is_null() {
+            return Ok(());
+        }
+        Group::take(ep_group as usize)?.session.close(None)
+    })
+}

@@ -1,0 +1,123 @@
+//! The version, and masks of lost ranks, which no group has yet.
+#![allow(unsafe_code)]
+
+use crate::guard::{guard_unseen, write_out};
+use crate::objects::Group;
+use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
+use crate::version;
+use nccl_ep_core::error::{Code, Error};
+use nccl_ep_core::fork;
+use std::ffi::c_int;
+
+/// Gets the version of the interface: MAJOR * 10000 + MINOR * 100 + PATCH.
+///
+/// Returns `ncclInvalidArgument` if `version` is NULL.
+///
+/// # Safety
+/// `version` is NULL or points to a writable int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
+    guard_unseen("ncclEpGetVersion", || {
+        // SAFETY: this function's contract.
+        unsafe { write_out("version", version, version::NUMBER) }
+    })
+}
+
+/// Refuses a call that only a group with a mask has; there is none.
+fn without_mask(name: &'static str, ep_group: ncclEpGroup_t) -> ncclResult_t {
+    guard_unseen(name, || {
+        fork::check()?;
+        Group::resolve(ep_group as usize)?;
+        let text = "ep_group: was made without config.enable_mask";
+        Err(Error::new(Code::InvalidUsage, text))
+    })
+}
+
+/// Gets which ranks are active. Not served yet.
+///
+/// @param ep_group  the group
+/// @param mask      device memory: R numbers
+/// @param stream    stream to run on
+///
+/// Returns `ncclInvalidUsage`, or `ncclInvalidArgument` for a NULL or dead group.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMaskQuery(
+    ep_group: ncclEpGroup_t,
+    mask: *mut c_int,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = (mask, stream);
+    without_mask("ncclEpMaskQuery", ep_group)
+}
+
+/// Sets which ranks are active. Not served yet.
+///
+/// @param ep_group  the group
+/// @param mask      host memory: R numbers
+/// @param stream    stream to run on
+///
+/// Returns as `ncclEpMaskQuery`.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMaskUpdate(
+    ep_group: ncclEpGroup_t,
+    mask: *const c_int,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = (mask, stream);
+    without_mask("ncclEpMaskUpdate", ep_group)
+}
+
+/// Makes all ranks active again. Not served yet.
+///
+/// @param ep_group  the group
+/// @param stream    stream to run on
+///
+/// Returns as `ncclEpMaskQuery`.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMaskClean(
+    ep_group: ncclEpGroup_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let _ = stream;
+    without_mask("ncclEpMaskClean", ep_group)
+}
+
+/// Gets whether a rank was masked. Not served yet.
+///
+/// @param ep_group  the group
+/// @param error     gets 0 or 1
+///
+/// Returns as `ncclEpMaskQuery`.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGetAsyncError(
+    ep_group: ncclEpGroup_t,
+    error: *mut c_int,
+) -> ncclResult_t {
+    let _ = error;
+    without_mask("ncclEpGetAsyncError", ep_group)
+}
+
+/// Forgets that a rank was masked. Not served yet.
+///
+/// @param ep_group  the group
+///
+/// Returns as `ncclEpMaskQuery`.
+///
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpErrorClear(ep_group: ncclEpGroup_t) -> ncclResult_t {
+    without_mask("ncclEpErrorClear", ep_group)
+}

@@ -1,0 +1,25 @@
+//! The later ABI of NVIDIA's NCCL EP, `libnccl_ep.so.0`, over the core: named structs with size and magic.
+//!
+//! It has what this ABI alone needs: its functions and raw structs (`types`, `enums` and the functions are the source of
+//! the headers in `include/nccl_ep_2`), how structs of other generations are read, tensor descriptors, and names in texts.
+//!
+//! All exported functions work alike: enter the guard, read the arguments, call the core, return a
+//! code. What the core does not serve yet is refused (`texts::not_served`).
+
+mod combine;
+mod dispatch;
+/// The enums of the header.
+pub mod enums;
+mod group;
+mod guard;
+mod handle;
+mod info;
+mod objects;
+mod options;
+mod read;
+mod settings;
+mod tensor;
+mod texts;
+/// The types of the header, including those that Rust never constructs.
+pub mod types;
+mod version;

@@ -1,0 +1,74 @@
+//! The objects behind the numbers that C holds.
+
+use crate::settings::Kept;
+use nccl_ep_abi::registry::{Registry, refusal};
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::tensor::Tensor;
+use nccl_ep_core::session;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+static GROUPS: Registry<Group> = Registry::new(1);
+static HANDLES: Registry<Handle> = Registry::new(2);
+
+/// A group of this ABI.
+pub struct Group {
+    /// The core's group.
+    pub session: Arc<session::group::Group>,
+    /// What this ABI keeps of the settings.
+    pub kept: Kept,
+}
+
+impl Group {
+    /// Registers the group and returns its number.
+    pub fn register(self) -> usize {
+        GROUPS.insert(Arc::new(self))
+    }
+
+    /// The group numbered `number`.
+    pub fn resolve(number: usize) -> Result<Arc<Self>> {
+        GROUPS
+            .resolve(number)
+            .map_err(|why| refusal("ep_group", "group", why))
+    }
+
+    /// Removes the group numbered `number`; later calls do not find it.
+    pub fn take(number: usize) -> Result<Arc<Self>> {
+        GROUPS
+            .remove(number)
+            .map_err(|why| refusal("ep_group", "group", why))
+    }
+}
+
+/// A handle of this ABI.
+pub struct Handle {
+    /// The core's handle.
+    pub core: session::handle::Handle,
+    /// Its group.
+    pub group: Arc<Group>,
+    /// Ids per token.
+    pub top_k: usize,
+    /// The ids of the last update: a dispatch sends them along.
+    pub ids: Mutex<Option<Tensor>>,
+}
+
+impl Handle {
+    /// Registers the handle and returns its number.
+    pub fn register(self) -> usize {
+        HANDLES.insert(Arc::new(self))
+    }
+}
+
+/// The handle numbered `number`.
+pub fn handle(number: usize) -> Result<Arc<Handle>> {
+    HANDLES
+        .resolve(number)
+        .map_err(|why| refusal("handle", "handle", why))
+}
+
+/// Removes the handle numbered `number`; later calls do not find it.
+pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
+    HANDLES
+        .remove(number)
+        .map_err(|why| refusal("handle", "handle", why))
+}

@@ -1,0 +1,182 @@
+//! A caller's structs -> structs of this generation, owned.
+//!
+//! The only place that dereferences pointers to structs. Each begins with its size and a magic number: a shorter one is of
+//! an earlier generation, and what it lacks counts as zero; of a longer one the rest is not read.
+#![allow(unsafe_code)]
+
+use crate::types::{
+    ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t, ncclEpCompleteConfig_t,
+    ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpGroupConfig_t,
+    ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
+};
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::Result;
+use std::mem::{MaybeUninit, offset_of};
+
+/// The magic number of every struct but tensors; the header has it, too.
+pub const MAGIC: u32 = 0xC00F_FFEE;
+/// That of a tensor which a program has made.
+const TENSOR_MAGIC: u32 = 0xCAFE_CAFE;
+/// What a tensor of `ncclEpTensorAlloc` has instead.
+pub const OWN_TENSOR_MAGIC: u32 = 0xCAFE_A110;
+
+/// A struct that begins with its size and a magic number.
+///
+/// # Safety
+/// It is plain data, and zeros are a value of it.
+pub unsafe trait Prefixed: Copy {
+    /// Bytes in the first generation that has it.
+    const FIRST_SIZE: usize;
+    /// Its magic numbers.
+    const MAGIC: &[u32] = &[MAGIC];
+}
+
+macro_rules! prefixed {
+    ($($name:ident: $first:expr;)*) => {
+        $(
+            // SAFETY: numbers, enums that may be any number, and addresses.
+            unsafe impl Prefixed for $name {
+                const FIRST_SIZE: usize = $first;
+            }
+        )*
+    };
+}
+
+prefixed! {
+    ncclEpGroupConfig_t: offset_of!(ncclEpGroupConfig_t, zero_copy);
+    ncclEpLayoutInfo_t: offset_of!(ncclEpLayoutInfo_t, recv_topk_idx_kind);
+    ncclEpDispatchInputs_t: size_of::<Self>();
+    ncclEpDispatchOutputs_t: size_of::<Self>();
+    ncclEpCombineInputs_t: offset_of!(ncclEpCombineInputs_t, scales);
+    ncclEpCombineOutputs_t: size_of::<Self>();
+    ncclEpHandleConfig_t: size_of::<Self>();
+    ncclEpDispatchConfig_t: offset_of!(ncclEpDispatchConfig_t, quant_recipe);
+    ncclEpCombineConfig_t: offset_of!(ncclEpCombineConfig_t, quant_recipe);
+    ncclEpCompleteConfig_t: size_of::<Self>();
+    ncclEpTensorAllocConfig_t: size_of::<Self>();
+}
+
+// SAFETY: numbers and addresses.
+unsafe impl Prefixed for ncclEpTensor {
+    const FIRST_SIZE: usize = size_of::<Self>();
+    const MAGIC: &[u32] = &[TENSOR_MAGIC, OWN_TENSOR_MAGIC];
+}
+
+/// Copies the struct `name`; `None` if the caller passed NULL.
+///
+/// # Safety
+/// `raw` is NULL or points to eight bytes; if they are a size and the magic number, to so many bytes.
+pub unsafe fn optional<T: Prefixed>(name: &str, raw: *const T) -> Result<Option<T>> {
+    if raw.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not NULL, so by contract there are eight bytes.
+    let [size, magic] = unsafe { raw.cast::<[u32; 2]>().read_unaligned() };
+    if !T::MAGIC.contains(&magic) {
+        let error = refuse::argument(format_args!("{name}.magic"), "must be that of its struct");
+        let expected = T::MAGIC.first().copied().unwrap_or_default();
+        return Err(error.got(format_args!("{magic:#x}"), format_args!("{expected:#x}")));
+    }
+    let size = size as usize;
+    if size < T::FIRST_SIZE {
+        let error = refuse::argument(
+            format_args!("{name}.size"),
+            "must be the size of its struct",
+        );
+        return Err(error.got(size, format_args!("{} or more", T::FIRST_SIZE)));
+    }
+    let mut copy = MaybeUninit::<T>::zeroed();
+    let bytes = size.min(size_of::<T>());
+    // SAFETY: there are `size` bytes by contract, and zeros behind them are a value of every field.
+    let copy = unsafe {
+        let from = raw.cast::<MaybeUninit<u8>>();
+        std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr().cast(), bytes);
+        copy.assume_init()
+    };
+    Ok(Some(copy))
+}
+
+/// The same for a struct that the call requires.
+///
+/// # Safety
+/// As of [`optional`].
+pub unsafe fn required<T: Prefixed>(name: &str, raw: *const T) -> Result<T> {
+    // SAFETY: this function's contract.
+    let read = unsafe { optional(name, raw) }?;
+    read.ok_or_else(|| refuse::argument(name, "must not be NULL"))
+}
+
+/// The number that a caller has written where an enumerator of a struct belongs.
+pub fn number<E: Copy>(enumerator: MaybeUninit<E>) -> u32 {
+    const { assert!(size_of::<E>() == size_of::<u32>()) };
+    // SAFETY: the enum is 4 bytes of a struct that was copied, or an argument; u32 takes every bit pattern.
+    unsafe { enumerator.as_ptr().cast::<u32>().read() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::NCCL_EP_AUTO;
+
+    /// A struct of combine options with what a caller of a later generation has behind it.
+    #[repr(C)]
+    struct Longer {
+        known: ncclEpCombineConfig_t,
+        more: [u32; 4],
+    }
+
+    fn longer(size: usize, magic: u32) -> Longer {
+        // SAFETY: numbers.
+        let mut longer: Longer = unsafe { MaybeUninit::zeroed().assume_init() };
+        longer.known.size = size as u32;
+        longer.known.magic = magic;
+        longer.known.send_only = 7;
+        longer.known.quant_recipe =
+            MaybeUninit::new(crate::types::ncclEpCombQuant_t::NCCL_EP_COMB_QUANT_MXFP8);
+        longer.more = [u32::MAX; 4];
+        longer
+    }
+
+    fn read(longer: &Longer) -> Result<ncclEpCombineConfig_t> {
+        // SAFETY: it points to a struct of any size that the tests say.
+        unsafe {
+            required(
+                "config",
+                (&raw const *longer).cast::<ncclEpCombineConfig_t>(),
+            )
+        }
+    }
+
+    #[test]
+    fn what_a_shorter_struct_lacks_is_zero() {
+        let config = read(&longer(16, MAGIC)).unwrap();
+        assert_eq!(
+            (config.send_only, number(config.quant_recipe)),
+            (7, NCCL_EP_AUTO as u32)
+        );
+        let config = read(&longer(20, MAGIC)).unwrap();
+        assert_eq!(number(config.quant_recipe), 2);
+        let config = read(&longer(36, MAGIC)).unwrap();
+        assert_eq!((config.size, number(config.quant_recipe)), (36, 2));
+    }
+
+    #[test]
+    fn short_structs_and_foreign_ones_are_refused() {
+        for (size, magic) in [(15, MAGIC), (0, MAGIC), (20, TENSOR_MAGIC), (20, 0)] {
+            assert!(read(&longer(size, magic)).is_err(), "{size} {magic:#x}");
+        }
+        // SAFETY: NULL is allowed.
+        let missing = unsafe { optional::<ncclEpCombineConfig_t>("config", std::ptr::null()) };
+        assert!(missing.is_ok_and(|config| config.is_none()));
+    }
+
+    #[test]
+    fn the_first_generations_sizes_are_those_of_their_programs() {
+        assert_eq!(ncclEpGroupConfig_t::FIRST_SIZE, 96);
+        assert_eq!(ncclEpLayoutInfo_t::FIRST_SIZE, 40);
+        assert_eq!(ncclEpDispatchConfig_t::FIRST_SIZE, 20);
+        assert_eq!(ncclEpCombineInputs_t::FIRST_SIZE, 24);
+        assert_eq!(ncclEpCombineConfig_t::FIRST_SIZE, 16);
+        assert_eq!(ncclEpTensor::FIRST_SIZE, 48);
+    }
+}

@@ -1,0 +1,210 @@
+//! A caller's configuration of a group -> settings of the core, and what this ABI keeps of it.
+
+use crate::options::known;
+use crate::read::number;
+use crate::texts::not_served;
+use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::group::{Algorithm, GroupSettings};
+use std::ffi::c_uint;
+use std::time::Duration;
+
+/// What a row of HT is a multiple of. LL rounds its bound up.
+const ROW_ALIGN: c_uint = 16;
+/// SMs of a channel, by which the core counts.
+const CHANNEL_SMS: usize = 2;
+
+/// What this ABI keeps of a group's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// HT: the rows that every dispatch has room for; `None`: as many as come.
+    pub recv_rows: Option<usize>,
+    /// HT: the largest K of a handle, if there is a bound.
+    pub top_k: Option<usize>,
+}
+
+/// Checks what the core does not know of.
+pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
+    let algorithm = algorithm(number(config.algorithm))?;
+    match algorithm {
+        Algorithm::LowLatency if config.enable_mask != 0 => {
+            return Err(not_served("config.enable_mask", "a mask of lost ranks"));
+        }
+        Algorithm::LowLatency => {}
+        Algorithm::HighThroughput => high_throughput(config)?,
+    }
+    allocator(&config.alloc)?;
+    known("config.zero_copy", number(config.zero_copy), 2)?;
+    let tokens = config.max_dispatch_tokens_per_rank;
+    if tokens == 0 {
+        let error = refuse::argument("config.max_dispatch_tokens_per_rank", "must be positive");
+        return Err(error.got(tokens, "1 or more"));
+    }
+    let is_ht = algorithm == Algorithm::HighThroughput;
+    let given = |number: c_uint| (is_ht && number > 0).then_some(number as usize);
+    let kept = Kept {
+        recv_rows: given(config.max_recv_tokens_per_rank),
+        top_k: given(config.num_topk),
+    };
+    let row_bytes = config.max_token_bytes as usize;
+    let settings = GroupSettings {
+        algorithm,
+        experts: config.num_experts as usize,
+        max_tokens: Some(tokens as usize),
+        // The core has room for all that ranks may send.
+        max_recv_rows: None,
+        row_bytes: row_bytes.next_multiple_of(ROW_ALIGN as usize),
+        channels: channels(config),
+        timeout: (config.timeout_ns > 0).then(|| Duration::from_nanos(config.timeout_ns)),
+    };
+    Ok((settings, kept))
+}
+
+fn algorithm(number: u32) -> Result<Algorithm> {
+    match number {
+        0 => Ok(Algorithm::LowLatency),
+        1 => Ok(Algorithm::HighThroughput),
+        other => Err(
+            refuse::argument("config.algorithm", "must be a known algorithm")
+                .got(other, "0 (low latency) or 1 (high throughput)"),
+        ),
+    }
+}
+
+fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {
+    let bytes = config.max_token_bytes;
+    if !bytes.is_multiple_of(ROW_ALIGN) {
+        let error = refuse::argument(
+            "config.max_token_bytes",
+            "must be a positive multiple of 16",
+        );
+        return Err(error.got(bytes, "a multiple of 16"));
+    }
+    let (rows, tokens) = (
+        config.max_recv_tokens_per_rank,
+        config.max_dispatch_tokens_per_rank,
+    );
+    if rows > 0 && rows < tokens {
+        let rule = "must be at least max_dispatch_tokens_per_rank, or NCCL_EP_AUTO";
+        let error = refuse::argument("config.max_recv_tokens_per_rank", rule);
+        return Err(error.got(rows, format_args!("{tokens} or more")));
+    }
+    if config.num_topk > config.num_experts {
+        let error = refuse::argument("config.num_topk", "must be at most the number of experts");
+        return Err(error.got(
+            config.num_topk,
+            format_args!("{} or less", config.num_experts),
+        ));
+    }
+    let policy = number(config.overflow_policy);
+    known("config.overflow_policy", policy, 2)?;
+    if policy == 2 {
+        return Err(not_served(
+            "config.overflow_policy",
+            "NCCL_EP_OVERFLOW_DROP",
+        ));
+    }
+    Ok(())
+}
+
+fn allocator(alloc: &ncclEpAllocConfig_t) -> Result<()> {
+    if alloc.alloc_fn.is_some() == alloc.free_fn.is_some() {
+        return Ok(());
+    }
+    let text = "config.alloc: must have both functions or none";
+    Err(Error::new(Code::InvalidUsage, text))
+}
+
+/// The channels of the larger budget; the library chooses if one of the two operations has none.
+fn channels(config: &ncclEpGroupConfig_t) -> Option<usize> {
+    let budget = |own: c_uint| if own > 0 { own } else { config.max_num_sms };
+    let (dispatch, combine) = (
+        budget(config.dispatch_num_sms),
+        budget(config.combine_num_sms),
+    );
+    let sms = dispatch.max(combine) as usize;
+    (dispatch.min(combine) > 0).then(|| (sms / CHANNEL_SMS).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::enums::{ncclEpAlgorithm_t, ncclEpOverflowPolicy_t, ncclEpZeroCopyMode_t};
+    use crate::read::MAGIC;
+    use std::mem::MaybeUninit;
+
+    fn config(algorithm: ncclEpAlgorithm_t) -> ncclEpGroupConfig_t {
+        // SAFETY: zeros are a value of every field.
+        #[allow(unsafe_code)]
+        let mut config: ncclEpGroupConfig_t = unsafe { MaybeUninit::zeroed().assume_init() };
+        config.size = size_of::<ncclEpGroupConfig_t>() as c_uint;
+        config.magic = MAGIC;
+        config.algorithm = MaybeUninit::new(algorithm);
+        config.num_experts = 8;
+        config.max_dispatch_tokens_per_rank = 5;
+        config.max_recv_tokens_per_rank = 10;
+        config.max_token_bytes = 32;
+        config
+    }
+
+    const LL: ncclEpAlgorithm_t = ncclEpAlgorithm_t::NCCL_EP_ALGO_LOW_LATENCY;
+    const HT: ncclEpAlgorithm_t = ncclEpAlgorithm_t::NCCL_EP_ALGO_HIGH_THROUGHPUT;
+
+    fn code(
+        algorithm: ncclEpAlgorithm_t,
+        change: impl FnOnce(&mut ncclEpGroupConfig_t),
+    ) -> Option<Code> {
+        let mut config = config(algorithm);
+        change(&mut config);
+        of(&config).err().map(|error| error.code())
+    }
+
+    #[test]
+    fn settings_are_read_by_mode() {
+        let mut given = config(HT);
+        given.num_topk = 4;
+        given.dispatch_num_sms = 24;
+        given.max_num_sms = 16;
+        let (core, kept) = of(&given).unwrap();
+        assert_eq!((kept.recv_rows, kept.top_k), (Some(10), Some(4)));
+        assert_eq!((core.max_tokens, core.channels), (Some(5), Some(12)));
+        let mut given = config(LL);
+        given.max_recv_tokens_per_rank = 1;
+        given.max_token_bytes = 30;
+        given.timeout_ns = 7;
+        let (core, kept) = of(&given).unwrap();
+        assert_eq!(
+            (kept.recv_rows, core.row_bytes, core.channels),
+            (None, 32, None)
+        );
+        assert_eq!(core.timeout, Some(Duration::from_nanos(7)));
+    }
+
+    #[test]
+    fn wrong_settings_are_arguments_and_unserved_ones_usage() {
+        let argument = Some(Code::InvalidArgument);
+        let usage = Some(Code::InvalidUsage);
+        assert_eq!(code(HT, |it| it.max_token_bytes = 24), argument);
+        assert_eq!(code(HT, |it| it.max_recv_tokens_per_rank = 4), argument);
+        assert_eq!(code(HT, |it| it.num_topk = 9), argument);
+        assert_eq!(code(LL, |it| it.num_topk = 9), None);
+        assert_eq!(code(LL, |it| it.max_dispatch_tokens_per_rank = 0), argument);
+        assert_eq!(code(LL, |it| it.enable_mask = 1), usage);
+        assert_eq!(code(HT, |it| it.enable_mask = 1), None);
+        let drop = ncclEpOverflowPolicy_t::NCCL_EP_OVERFLOW_DROP;
+        assert_eq!(
+            code(HT, |it| it.overflow_policy = MaybeUninit::new(drop)),
+            usage
+        );
+        let windows = ncclEpZeroCopyMode_t::NCCL_EP_ZERO_COPY_ON;
+        assert_eq!(
+            code(HT, |it| it.zero_copy = MaybeUninit::new(windows)),
+            None
+        );
+        extern "C" fn free(_: *mut std::ffi::c_void, _: *mut std::ffi::c_void) -> i32 {
+            0
+        }
+        assert_eq!(code(LL, |it| it.alloc.free_fn = Some(free)), usage);
+    }
+}

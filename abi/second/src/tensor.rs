@@ -1,0 +1,202 @@
+//! Tensor descriptors: those that the library makes, and how it reads any.
+#![allow(unsafe_code)]
+
+use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::read::{self, OWN_TENSOR_MAGIC};
+use crate::texts;
+use crate::types::{
+    ncclDataType_t, ncclEpTensor, ncclEpTensor_t, ncclEpTensorAllocConfig_t, ncclResult_t,
+};
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Tensor};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::c_uint;
+use std::fmt::Display;
+
+/// The last number of NCCL's element types: two float4e2m1 in a byte, which the core does not know.
+const LAST_DATATYPE: u32 = 12;
+
+/// The descriptors of `ncclEpTensorAlloc` that were not destroyed, by address, and their extents. Both are raw, since
+/// the caller writes to them.
+static OWN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+type Sizes = [usize; MAX_DIMS];
+
+/// Makes a descriptor. Local. It has no memory: set `data`. The extents are copied.
+///
+/// @param tensor    gets the descriptor; written on success only
+/// @param ndim      1 to 5
+/// @param datatype  element type
+/// @param sizes     `ndim` extents, slowest first
+/// @param config    may be NULL
+///
+/// Returns `ncclInvalidArgument` for a NULL pointer, a bad `ndim` or an unknown `datatype`.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpTensorAlloc(
+    tensor: *mut *mut ncclEpTensor_t,
+    ndim: c_uint,
+    datatype: ncclDataType_t,
+    sizes: *const usize,
+    config: *const ncclEpTensorAllocConfig_t,
+) -> ncclResult_t {
+    guard("ncclEpTensorAlloc", Subject::Nothing, || {
+        // SAFETY: this function's contract.
+        unsafe { read::optional("config", config) }?;
+        check_out("tensor", tensor)?;
+        // SAFETY: as above.
+        let given = unsafe { extents("tensor", ndim, sizes) }?;
+        if datatype > LAST_DATATYPE {
+            let error = refuse::argument("datatype", "must be an NCCL element type");
+            return Err(error.got(datatype, format_args!("0 to {LAST_DATATYPE}")));
+        }
+        let mut kept: Sizes = [0; MAX_DIMS];
+        for (to, from) in kept.iter_mut().zip(given) {
+            *to = *from;
+        }
+        let sizes = Box::into_raw(Box::new(kept));
+        let made = Box::into_raw(Box::new(ncclEpTensor {
+            size: size_of::<ncclEpTensor>() as c_uint,
+            magic: OWN_TENSOR_MAGIC,
+            ndim,
+            datatype,
+            data: std::ptr::null_mut(),
+            win_hdl: std::ptr::null_mut(),
+            win_offset: 0,
+            sizes: sizes.cast(),
+        }));
+        OWN.lock().insert(made as usize, sizes as usize);
+        // SAFETY: this function's contract.
+        unsafe { write_out("tensor", tensor, made) }
+    })
+}
+
+/// Destroys a descriptor of `ncclEpTensorAlloc`, not the memory that it names. Local. NULL is a successful no-op.
+///
+/// Returns `ncclInvalidArgument` for any other descriptor, or one that was destroyed already.
+///
+/// # Safety
+/// Nobody uses the descriptor any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpTensorDestroy(tensor: *mut ncclEpTensor_t) -> ncclResult_t {
+    guard_destroy("ncclEpTensorDestroy", || {
+        if tensor.is_null() {
+            return Ok(());
+        }
+        let Some(sizes) = OWN.lock().remove(&(tensor as usize)) else {
+            return Err(refuse::argument(
+                "tensor",
+                "must be a tensor of ncclEpTensorAlloc",
+            ));
+        };
+        // SAFETY: both came from boxes, and were known until now.
+        unsafe {
+            drop(Box::from_raw(tensor));
+            drop(Box::from_raw(sizes as *mut Sizes));
+        }
+        Ok(())
+    })
+}
+
+/// Copies the tensor `name`; `None` if the caller passed NULL.
+///
+/// # Safety
+/// `raw` is NULL or points to a descriptor whose `sizes` are NULL or `ndim` numbers.
+pub unsafe fn optional(name: &'static str, raw: *const ncclEpTensor_t) -> Result<Option<Tensor>> {
+    // SAFETY: this function's contract.
+    let Some(raw) = unsafe { read::optional(name, raw) }? else {
+        return Ok(None);
+    };
+    // SAFETY: as above.
+    let given = unsafe { extents(name, raw.ndim, raw.sizes) }?;
+    let mut sizes = [0_u32; MAX_DIMS];
+    for (to, from) in sizes.iter_mut().zip(given) {
+        *to = u32::try_from(*from).map_err(|_| {
+            let error =
+                refuse::argument(format_args!("{name}.sizes"), "must be numbers of 32 bits");
+            error.got(format_args!("{given:?}"), "less than 2^32 each")
+        })?;
+    }
+    let sizes = sizes.get(..given.len()).unwrap_or_default();
+    if raw.data.is_null() && !sizes.contains(&0) {
+        if !raw.win_hdl.is_null() {
+            return Err(texts::not_served(
+                format_args!("{name}.win_hdl"),
+                "memory in a window without data",
+            ));
+        }
+        let rule = "must not be NULL unless the tensor is empty";
+        return Err(refuse::argument(format_args!("{name}.data"), rule));
+    }
+    let dtype = DType::from_raw(raw.datatype);
+    Ok(Some(Tensor::new(DevPtr(raw.data as usize), dtype, sizes)))
+}
+
+/// The same for a tensor that the call requires.
+///
+/// # Safety
+/// As of [`optional`].
+pub unsafe fn required(name: &'static str, raw: *const ncclEpTensor_t) -> Result<Tensor> {
+    // SAFETY: this function's contract.
+    let read = unsafe { optional(name, raw) }?;
+    read.ok_or_else(|| refuse::argument(name, "is required"))
+}
+
+/// # Safety
+/// `sizes` are NULL or `ndim` numbers.
+unsafe fn extents<'a>(
+    name: impl Display,
+    ndim: c_uint,
+    sizes: *const usize,
+) -> Result<&'a [usize]> {
+    let dims = ndim as usize;
+    if dims == 0 || dims > MAX_DIMS {
+        let error = refuse::argument(
+            format_args!("{name}.ndim"),
+            "must be a supported number of dimensions",
+        );
+        return Err(error.got(dims, format_args!("1 to {MAX_DIMS}")));
+    }
+    if sizes.is_null() {
+        return Err(refuse::argument(
+            format_args!("{name}.sizes"),
+            "must not be NULL",
+        ));
+    }
+    // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
+    Ok(unsafe { std::slice::from_raw_parts(sizes, dims) })
+}
+
+/// Refuses the tensor `name`, which the operation has not.
+pub fn absent(name: &str, tensor: *const ncclEpTensor_t, rule: &str) -> Result<()> {
+    if tensor.is_null() {
+        Ok(())
+    } else {
+        Err(refuse::argument(name, rule))
+    }
+}
+
+/// The first `most` entries of a tensor in the direction of its first dimension.
+pub fn first(tensor: &Tensor, most: usize) -> Tensor {
+    let mut sizes = [0; MAX_DIMS];
+    let given = tensor.sizes();
+    for (to, from) in sizes.iter_mut().zip(given) {
+        *to = *from;
+    }
+    let [rows, ..] = &mut sizes;
+    *rows = (*rows).min(u32::try_from(most).unwrap_or(u32::MAX));
+    Tensor::new(
+        tensor.data,
+        tensor.dtype,
+        sizes.get(..given.len()).unwrap_or_default(),
+    )
+}
+
+/// The rows of a tensor.
+pub fn rows(tensor: &Tensor) -> usize {
+    tensor.sizes().first().map_or(0, |&rows| rows as usize)
+}

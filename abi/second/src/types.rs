@@ -1,0 +1,321 @@
+//! The types of the C interface, exactly as they lie in memory (x86-64 and AArch64 Linux).
+//!
+//! cbindgen turns this file, `enums` and the exported functions into the headers, so the comments here are the
+//! documentation that C programmers read. Enums that a caller passes in are `MaybeUninit`: any bit
+//! pattern may arrive, and cbindgen prints the bare enum.
+#![allow(non_camel_case_types)] // C names, as the ABI dictates.
+
+use crate::enums::{
+    ncclEpAlgorithm_t, ncclEpExpertIdKind_t, ncclEpOverflowPolicy_t, ncclEpPassDir_t,
+    ncclEpZeroCopyMode_t,
+};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
+
+/// NCCL's result type; see `nccl.h`.
+pub type ncclResult_t = c_int;
+/// NCCL's element type; see `nccl.h`.
+pub type ncclDataType_t = c_uint;
+/// NCCL's communicator; see `nccl.h`.
+pub type ncclComm_t = *mut c_void;
+/// NCCL's window; see `nccl.h`.
+pub type ncclWindow_t = *mut c_void;
+/// The CUDA runtime's stream; see `cuda_runtime.h`.
+pub type cudaStream_t = *mut c_void;
+/// The CUDA runtime's error type; see `cuda_runtime.h`.
+pub type cudaError_t = c_int;
+
+/// The version of this interface; `ncclEpGetVersion` gives that of the library.
+pub const NCCL_EP_MAJOR: c_int = 0;
+/// See `NCCL_EP_MAJOR`.
+pub const NCCL_EP_MINOR: c_int = 2;
+/// See `NCCL_EP_MAJOR`.
+pub const NCCL_EP_PATCH: c_int = 0;
+/// MAJOR * 10000 + MINOR * 100 + PATCH.
+pub const NCCL_EP_VERSION_CODE: c_int = 200;
+/// The generation of the structs.
+pub const NCCL_EP_API_VERSION: c_int = 3;
+/// Let the library choose a value.
+pub const NCCL_EP_AUTO: c_int = 0;
+/// How the rows of a dispatch travel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpDispQuant_t {
+    /// As they are.
+    NCCL_EP_DISP_QUANT_NONE = 0,
+    /// As they are, with the caller's scales. Not served yet.
+    NCCL_EP_DISP_QUANT_FWD = 1,
+    /// LL: the dispatch casts to float8e4m3. Not served yet.
+    NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2,
+}
+
+/// How the rows of a combine travel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpCombQuant_t {
+    /// As they are.
+    NCCL_EP_COMB_QUANT_NONE = 0,
+    /// LL. Not served.
+    NCCL_EP_COMB_QUANT_NVFP4 = 1,
+    /// HT. Not served.
+    NCCL_EP_COMB_QUANT_MXFP8 = 2,
+}
+
+/// A tensor, dense and row-major. Copied at each call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpTensor {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_TENSOR_MAGIC`.
+    pub magic: c_uint,
+    /// Number of dimensions, 1 to 5.
+    pub ndim: c_uint,
+    /// Element type.
+    pub datatype: ncclDataType_t,
+    /// Address in device memory, or of mapped host memory; NULL only if an extent is 0.
+    pub data: *mut c_void,
+    /// Window that has the data, if `data` is NULL. Not served yet.
+    pub win_hdl: ncclWindow_t,
+    /// Where in the window.
+    pub win_offset: u64,
+    /// Extents, slowest first: host array of `ndim`.
+    pub sizes: *mut usize,
+}
+/// A tensor.
+pub type ncclEpTensor_t = ncclEpTensor;
+
+/// Options of `ncclEpTensorAlloc`: none.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpTensorAllocConfig_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+}
+
+/// A caller's allocator: both functions or none.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpAllocConfig_t {
+    /// Allocates device memory.
+    pub alloc_fn: Option<
+        unsafe extern "C" fn(
+            ptr: *mut *mut c_void,
+            bytes: usize,
+            context: *mut c_void,
+        ) -> cudaError_t,
+    >,
+    /// Frees what `alloc_fn` gave.
+    pub free_fn:
+        Option<unsafe extern "C" fn(ptr: *mut c_void, context: *mut c_void) -> cudaError_t>,
+    /// Passed to both.
+    pub context: *mut c_void,
+}
+
+/// Configuration of a group; the same on every rank.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpGroupConfig_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// `NCCL_EP_API_VERSION`. Not read: `size` says what there is.
+    pub version: c_uint,
+    /// LL or HT.
+    pub algorithm: MaybeUninit<ncclEpAlgorithm_t>,
+    /// Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
+    /// rank `g / L` as local expert `g % L`, where L = E / R.
+    pub num_experts: c_uint,
+    /// Most tokens of one rank, M.
+    pub max_dispatch_tokens_per_rank: c_uint,
+    /// HT: most rows that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
+    /// come, which a dispatch waits to know. LL: not read.
+    pub max_recv_tokens_per_rank: c_uint,
+    /// Largest token row in bytes; HT: a multiple of 16.
+    pub max_token_bytes: c_uint,
+    /// Not read: the library finds what it needs.
+    pub rdma_buffer_size: c_ulong,
+    /// Not read.
+    pub num_qp_per_rank: c_uint,
+    /// Not read.
+    pub num_channels: c_uint,
+    /// Most SMs of an operation, or `NCCL_EP_AUTO`.
+    pub max_num_sms: c_uint,
+    /// For handle memory of the library's own. Not called yet: that memory comes with the group.
+    pub alloc: ncclEpAllocConfig_t,
+    /// Not 0 in LL: lost ranks are masked. Not served yet.
+    pub enable_mask: c_uint,
+    /// How long an operation waits for another rank; NCCL_EP_TIMEOUT_MS has priority. 0: 100 seconds.
+    pub timeout_ns: u64,
+    /// Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
+    pub zero_copy: MaybeUninit<ncclEpZeroCopyMode_t>,
+    /// HT. `NCCL_EP_OVERFLOW_DROP` is not served yet.
+    pub overflow_policy: MaybeUninit<ncclEpOverflowPolicy_t>,
+    /// HT: largest K of a handle, or 0.
+    pub num_topk: c_uint,
+    /// Not read.
+    pub padding_v2: [u8; 4],
+    /// As `max_num_sms`, for dispatches; 0: the same.
+    pub dispatch_num_sms: c_uint,
+    /// As `max_num_sms`, for combines; 0: the same.
+    pub combine_num_sms: c_uint,
+}
+
+/// What a rank learns of the rows that it receives; each tensor may be NULL, unless it is said otherwise.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpLayoutInfo_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// Received rows by local expert: int32 `[L]` or longer. LL expert-major: required, by a dispatch.
+    pub expert_counters: *mut ncclEpTensor_t,
+    /// LL rank-major: received rows by source rank.
+    pub src_rank_counters: *mut ncclEpTensor_t,
+    /// HT expert-major: where zones begin. Elsewhere not read.
+    pub expert_offsets: *mut ncclEpTensor_t,
+    /// HT: all received rows, int32 or int64 `[1]`. LL: not read.
+    pub recv_total_counter: *mut ncclEpTensor_t,
+    /// How received ids count. `NCCL_EP_EXPERT_ID_GLOBAL` is not served yet.
+    pub recv_topk_idx_kind: MaybeUninit<ncclEpExpertIdKind_t>,
+    /// Not read.
+    pub padding_v2: [u8; 4],
+}
+
+/// What a dispatch reads.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpDispatchInputs_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// `[T, H]`: required.
+    pub tokens: *mut ncclEpTensor_t,
+    /// float32 `[T, K]`.
+    pub topk_weights: *mut ncclEpTensor_t,
+    /// Scales of the tokens.
+    pub scales: *mut ncclEpTensor_t,
+}
+
+/// What a dispatch writes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpDispatchOutputs_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// Received rows: required.
+    pub tokens: *mut ncclEpTensor_t,
+    /// Their weights.
+    pub topk_weights: *mut ncclEpTensor_t,
+    /// Their scales.
+    pub scales: *mut ncclEpTensor_t,
+    /// Their ids.
+    pub topk_idx: *mut ncclEpTensor_t,
+}
+
+/// What a combine reads.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpCombineInputs_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// Rows of the experts: required.
+    pub tokens: *mut ncclEpTensor_t,
+    /// HT backward: gradients of weights.
+    pub topk_weights: *mut ncclEpTensor_t,
+    /// Must be NULL.
+    pub scales: *mut ncclEpTensor_t,
+}
+
+/// What a combine writes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpCombineOutputs_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// `[T, H]`: required.
+    pub tokens: *mut ncclEpTensor_t,
+    /// LL expert-major: float32 `[T, K]`, which is read: the weights of the sums.
+    pub topk_weights: *mut ncclEpTensor_t,
+}
+
+/// Options of a handle.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpHandleConfig_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two. Elsewhere not read.
+    pub dispatch_output_per_expert_alignment: usize,
+}
+
+/// Options of a dispatch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpDispatchConfig_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
+    pub send_only: c_uint,
+    /// Whether a cast's scales are powers of two.
+    pub round_scales: c_uint,
+    /// Backward is not served yet.
+    pub pass_direction: MaybeUninit<ncclEpPassDir_t>,
+    /// Only `NCCL_EP_DISP_QUANT_NONE` is served yet.
+    pub quant_recipe: MaybeUninit<ncclEpDispQuant_t>,
+}
+
+/// Options of a combine.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpCombineConfig_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+    /// LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
+    pub send_only: c_uint,
+    /// Backward is not served yet.
+    pub pass_direction: MaybeUninit<ncclEpPassDir_t>,
+    /// Only `NCCL_EP_COMB_QUANT_NONE` is served.
+    pub quant_recipe: MaybeUninit<ncclEpCombQuant_t>,
+}
+
+/// Options of a completion: none.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpCompleteConfig_t {
+    /// Bytes of this struct.
+    pub size: c_uint,
+    /// `NCCL_EP_MAGIC`.
+    pub magic: c_uint,
+}
+
+/// A group of ranks that exchange tokens.
+pub struct ncclEpGroup {
+    _private: [u8; 0],
+}
+/// Names a group.
+pub type ncclEpGroup_t = *mut ncclEpGroup;
+
+/// A routing of tokens to experts.
+pub struct ncclEpHandle {
+    _private: [u8; 0],
+}
+/// Names a handle.
+pub type ncclEpHandle_t = *mut ncclEpHandle;

@@ -1,0 +1,168 @@
+// What the tests share; see second.h.
+#define _GNU_SOURCE  // mkstemp, setenv
+#include "suites/second/second.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
+                       kGeneration5, false, false, NULL};
+const Case kSmallHt = {NCCL_EP_ALGO_HIGH_THROUGHPUT, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
+                       kGeneration5, false, false, NULL};
+
+// The backends of the CPU have both modes.
+bool ep_has_high_throughput(const EpEnv* env) {
+    (void)env;
+    return true;
+}
+
+enum { kMore = 16, kGarbage = 0xee };
+
+static void* copy_of(const void* now, size_t bytes, size_t bytes_now) {
+    const size_t known = bytes < bytes_now ? bytes : bytes_now;
+    const unsigned size = (unsigned)bytes;
+    void* copy = malloc(bytes);
+    EP_REQUIRE(copy != NULL);
+    memset(copy, kGarbage, bytes);
+    memcpy(copy, now, known);
+    memcpy(copy, &size, sizeof(size));
+    return copy;
+}
+
+static size_t bytes_in(Generation generation, size_t third, size_t now) {
+    return generation == kGeneration3 ? third : generation == kLaterGeneration ? now + kMore : now;
+}
+
+void* old_group_config(const ncclEpGroupConfig_t* config, Generation generation) {
+    const size_t bytes =
+        generation == kGeneration4 ? 112 : bytes_in(generation, 96, sizeof(*config));
+    return copy_of(config, bytes, sizeof(*config));
+}
+
+void* old_layout_info(const ncclEpLayoutInfo_t* info, Generation generation) {
+    return copy_of(info, bytes_in(generation, 40, sizeof(*info)), sizeof(*info));
+}
+
+void* old_dispatch_config(const ncclEpDispatchConfig_t* config, Generation generation) {
+    return copy_of(config, bytes_in(generation, 20, sizeof(*config)), sizeof(*config));
+}
+
+void* old_combine_inputs(const ncclEpCombineInputs_t* inputs, Generation generation) {
+    return copy_of(inputs, bytes_in(generation, 24, sizeof(*inputs)), sizeof(*inputs));
+}
+
+void* old_combine_config(const ncclEpCombineConfig_t* config, Generation generation) {
+    return copy_of(config, bytes_in(generation, 16, sizeof(*config)), sizeof(*config));
+}
+
+void old_free(void* copy) { free(copy); }
+
+void view_of(View* view, void* data, ncclDataType_t datatype, size_t size0, size_t size1,
+             size_t size2) {
+    view->tensor = NCCL_EP_TENSOR_INIT;
+    view->sizes[0] = size0;
+    view->sizes[1] = size1;
+    view->sizes[2] = size2;
+    view->tensor.ndim = size2 > 0 ? 3 : size1 > 0 ? 2 : 1;
+    view->tensor.datatype = datatype;
+    view->tensor.data = size0 > 0 ? data : NULL;
+    view->tensor.sizes = view->sizes;
+}
+
+void view_scrap(View* view) { memset(view, kGarbage, sizeof(*view)); }
+
+RefShape shape_of(const EpEnv* env, const Case* test) {
+    const RefShape shape = {test->local_experts * (unsigned)env->size, test->max_tokens, test->top_k,
+                            test->datatype, test->hidden};
+    return shape;
+}
+
+ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test) {
+    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
+    config.algorithm = test->algorithm;
+    config.num_experts = test->local_experts * (unsigned)env->size;
+    config.max_dispatch_tokens_per_rank = test->max_tokens;
+    config.max_recv_tokens_per_rank = test->recv_rows;
+    config.max_token_bytes = test->hidden * (unsigned)ep_datatype_size(test->datatype);
+    return config;
+}
+
+ncclEpGroup_t group_of(const EpEnv* env, const Case* test) {
+    const ncclEpGroupConfig_t now = config_of(env, test);
+    void* config = old_group_config(&now, test->generation);
+    ncclEpGroup_t group = NULL;
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, config));
+    old_free(config);
+    return group;
+}
+
+static ncclEpLayout_t layout_of(const Case* test) {
+    const bool is_ll = test->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    return is_ll ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+}
+
+ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
+    const ncclEpLayout_t layout = layout_of(test);
+    const int top_k = (int)test->top_k;
+    size_t size = 0;
+    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, NULL, &size, top_k));
+    *test->memory = ref_buffer_new(size);
+    if (bytes != NULL) ref_buffer_upload(test->memory, bytes);
+    View memory;
+    view_of(&memory, ref_buffer_data(test->memory), ncclUint8, size, 0, 0);
+    ncclEpHandle_t handle = NULL;
+    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, top_k, &memory.tensor));
+    view_scrap(&memory);
+    return handle;
+}
+
+ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
+                         const ncclEpLayoutInfo_t* info, cudaStream_t stream) {
+    const ncclEpLayout_t layout = layout_of(test);
+    const ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
+    void* old = info != NULL ? old_layout_info(info, test->generation) : NULL;
+    ncclEpHandle_t handle = NULL;
+    if (test->memory != NULL) {
+        handle = handle_in_memory(group, test, NULL);
+        EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
+    } else if (test->updated) {
+        EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, (int)test->top_k, NULL));
+        EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
+    } else {
+        EP_CHECK_NCCL(
+            ncclEpCreateHandle(&handle, group, layout, &ids->tensor, old, &config, stream));
+    }
+    old_free(old);
+    return handle;
+}
+
+// Texts are told by NCCL_DEBUG alone, which the library reads before its first line.
+static int g_log = -1;
+
+__attribute__((constructor)) static void open_log(void) {
+    char name[] = "/tmp/nccl_ep_second_XXXXXX";
+    const int made = mkstemp(name);
+    g_log = open(name, O_RDONLY);
+    if (made < 0 || close(made) != 0 || g_log < 0 || setenv("NCCL_DEBUG", "WARN", 1) != 0 || setenv("NCCL_DEBUG_FILE", name, 1) != 0) {
+        abort();
+    }
+}
+
+__attribute__((destructor)) static void remove_log(void) { unlink(getenv("NCCL_DEBUG_FILE")); }
+
+// The lines that were logged since the last call.
+static const char* new_lines(void) {
+    static char lines[8192];
+    const ssize_t got = read(g_log, lines, sizeof(lines) - 1);
+    lines[got > 0 ? got : 0] = '\0';
+    return lines;
+}
+
+void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* words) {
+    const char* lines = new_lines();
+    if (ep_check_result(site, actual, expected)) ep_check_str_contains(site, lines, words);
+}
+
+int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -1,0 +1,67 @@
+// What the tests of the later interface share (include/nccl_ep_2): structs of any generation, tensors over buffers,
+// groups.
+#ifndef C_TESTS_SUITES_SECOND_SECOND_H_
+#define C_TESTS_SUITES_SECOND_SECOND_H_
+
+#include <nccl_ep.h>
+
+#include "harness/base.h"
+#include "reference/buffer.h"
+#include "reference/routing.h"
+#include "reference/rows.h"
+
+// Programs of three generations, and of one that is yet to come.
+typedef enum { kGeneration3, kGeneration4, kGeneration5, kLaterGeneration, kNumGenerations } Generation;
+
+// A copy of a struct as a program of `generation` has it: shorter, or longer with garbage behind. It lies at the end of
+// its memory, which `old_free` frees.
+void* old_group_config(const ncclEpGroupConfig_t* config, Generation generation);
+void* old_layout_info(const ncclEpLayoutInfo_t* info, Generation generation);
+void* old_dispatch_config(const ncclEpDispatchConfig_t* config, Generation generation);
+void* old_combine_inputs(const ncclEpCombineInputs_t* inputs, Generation generation);
+void* old_combine_config(const ncclEpCombineConfig_t* config, Generation generation);
+void old_free(void* copy);
+
+// A tensor whose extents are in the view itself.
+typedef struct {
+    ncclEpTensor_t tensor;
+    size_t sizes[3];
+} View;
+// Extents of 0 end the list, but for the first.
+void view_of(View* view, void* data, ncclDataType_t datatype, size_t size0, size_t size1, size_t size2);
+// Overwrites a view: nothing may be read after a call.
+void view_scrap(View* view);
+
+// An operation's mode, sizes and routing.
+typedef struct {
+    ncclEpAlgorithm_t algorithm;
+    unsigned local_experts, max_tokens, top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+    RefStyle style;
+    bool uneven;
+    unsigned recv_rows;  // HT: the group's bound; 0 for none
+    Generation generation;
+    bool updated;    // the handle is made in two steps
+    bool send_only;  // LL: in two phases
+    RefBuffer* memory;  // gets the handle's memory; NULL: it is the library's
+} Case;
+
+RefShape shape_of(const EpEnv* env, const Case* test);
+ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
+ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
+// A handle without a routing, in memory that has `bytes`, or new memory.
+ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
+// A handle for these ids, as the case says.
+ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
+                         const ncclEpLayoutInfo_t* info, cudaStream_t stream);
+
+// One check of a refused call: its result, and words of the line that the library logs.
+#define CHECK_REFUSED(call, expected, words) \
+    (EP_REACHED, check_refused(EP_HERE(#call), (call), (expected), (words)))
+void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* words);
+
+// Small ones.
+extern const Case kSmallLl, kSmallHt;
+
+#endif  // C_TESTS_SUITES_SECOND_SECOND_H_

@@ -1,0 +1,336 @@
+//! What the kernels of both modes and the self test have in common: peers, waits, the report of a fault.
+
+/// Most ranks of a group: the GPUs of the largest NVLink domain.
+pub const MAX_PEERS: usize = 72;
+
+/// Bytes that a rank sends to each peer in the self test.
+pub const SELFTEST_SLOT_BYTES: usize = 4096;
+
+/// Threads per block of `peer_selftest`; its grid has one block per rank.
+pub const SELFTEST_THREADS: u32 = 128;
+
+/// Threads of `replay_mark`: one warp, of which one thread works.
+pub const REPLAY_MARK_THREADS: u32 = 32;
+
+/// Threads of `handle_header`: one warp.
+pub const HANDLE_HEADER_THREADS: u32 = 32;
+/// Words of the header of a handle's block.
+pub const HANDLE_HEADER_WORDS: usize = 20;
+/// The first of them, which an operation compares.
+pub const HANDLE_HEADER_COMPARED: u32 = 16;
+/// The word of the number of rows.
+pub const HANDLE_HEADER_ROWS: usize = 18;
+
+/// `SelftestResult::outcome` of a block that did not end.
+pub const SELFTEST_MISSING: u32 = 0;
+/// `SelftestResult::outcome`: everything arrived as it was sent.
+pub const SELFTEST_PASSED: u32 = 1;
+/// `SelftestResult::outcome`: the flag arrived, but not the data that it announced.
+pub const SELFTEST_MISMATCH: u32 = 2;
+/// `SelftestResult::outcome`: no flag within the deadline.
+pub const SELFTEST_TIMEOUT: u32 = 3;
+
+/// Instead of the own node's place among the sums of all nodes: it comes first, not rounded, and the others follow by
+/// distance. With a place, all sums are rounded and added by ascending node.
+pub const OWN_NODE_FIRST: u32 = 0xffff_ffff;
+
+/// The value of an enum for a number that a kernel or a peer has written, if there is one.
+macro_rules! from_raw {
+    ($($name:ident: $($value:ident)+;)+) => {
+        $(
+            impl $name {
+                /// The one with this number.
+                pub fn from_raw(number: u32) -> Option<Self> {
+                    let mut all = [$(Self::$value),+].into_iter();
+                    all.find(|it| *it as u32 == number)
+                }
+            }
+            // A list that lacks one does not compile.
+            const _: fn($name) = |it| match it { $($name::$value => ()),+ };
+        )+
+    };
+}
+
+from_raw! {
+    Fault: None Timeout Differs PeerFailed TokenRows RoutingRows InputRows Disagreed StagedDiffers
+        HandleDiffers RailPeerFailed ScaleRows ExpertRows ForeignState;
+    KernelOp: PeerSelftest LlDispatch LlCombine HtRoute HtDispatch HtCombine;
+    Wait: Pattern Counts Entry Row Weight Begin Ack Credit StreamedRow;
+}
+
+/// Where a rank of the group is, as the ranks of one node see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct RankOnNode {
+    /// Its local index, or -1 on another node.
+    pub peer: i32,
+    /// The local index of its forwarder here.
+    pub forwarder: u32,
+    /// Its number among the ranks that its forwarder forwards for, which is number 0 itself.
+    pub number: u32,
+    /// How many nodes before this one its node is, around the ring.
+    pub distance: u32,
+}
+
+/// Begins every message between nodes: nothing else tells to which operation the rows behind it belong, as messages of
+/// different ones may have the same sizes. A handshake is a header alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct MessageHeader {
+    /// The handle; a group numbers them from 1 in the order of their creation.
+    pub handle: u32,
+    /// Tokens of the rank that sends it: in LL, and in a handshake.
+    pub tokens: u32,
+    /// The operation's fingerprint; in a handshake the verdict: ids per token, or why the rank refuses.
+    pub fingerprint: u32,
+    /// LL: the operation's channel.
+    pub channel: u32,
+    /// What ranks must agree on in the scales of rows; 0 without.
+    pub scales_word: u32,
+    /// The operation's, which kernels fill in, never 0: an exchange that ends without a message leaves an earlier one.
+    /// LL has those of the channel. In a handshake 0.
+    pub epoch: u32,
+    /// HT: which pass of the operation.
+    pub pass: u32,
+    /// HT: not zero if the rank knew of a failure of the group; then what follows is not what it should be.
+    pub failed: u32,
+}
+
+/// What a fault report says, `FaultReport::state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Fault {
+    /// Nothing has failed.
+    None = 0,
+    /// A wait reached its deadline. All other fields are valid.
+    Timeout = 1,
+    /// A rank runs another operation than this one. All other fields are valid.
+    Differs = 2,
+    /// A wait ended because a rank, named by `got`, reported its own failure.
+    PeerFailed = 4,
+    /// Fewer output rows for tokens, `got`, than rows received, `expected`.
+    TokenRows = 5,
+    /// Fewer output rows for ids and weights, `got`, than rows received, `expected`.
+    RoutingRows = 6,
+    /// Fewer input rows, `got`, than rows to return, `expected`.
+    InputRows = 7,
+    /// An operation on an HT handle with the number of rows `got`, which has `HT_DISAGREED`; `expected` are this rank's
+    /// ids per token.
+    Disagreed = 8,
+    /// A rank has staged an operation that is whole here, or the other way round.
+    StagedDiffers = 9,
+    /// A rank on another node uses handle `got` where this one uses `expected`.
+    HandleDiffers = 10,
+    /// As `PeerFailed`, but `got` is on another node and nothing was waited for.
+    RailPeerFailed = 11,
+    /// Fewer output rows for scales, `got`, than rows received, `expected`.
+    ScaleRows = 12,
+    /// An expert of this rank, named by `what`, gets more rows than it has slots, as rank `peer` sends `got`, more than
+    /// its share of `expected`.
+    ExpertRows = 13,
+    /// Word `what` of the header of the handle's memory, which a caller gave, is `got` instead of `expected`.
+    ForeignState = 14,
+}
+
+/// What waits on the device, `FaultReport::op`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum KernelOp {
+    /// The self test.
+    PeerSelftest = 1,
+    /// An LL dispatch.
+    LlDispatch = 2,
+    /// An LL combine.
+    LlCombine = 3,
+    /// The creation of an HT handle.
+    HtRoute = 4,
+    /// An HT dispatch.
+    HtDispatch = 5,
+    /// An HT combine.
+    HtCombine = 6,
+}
+
+/// What is waited for, `FaultReport::what`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Wait {
+    /// Data of the self test.
+    Pattern = 0,
+    /// How many rows a rank sends for each expert.
+    Counts = 1,
+    /// Where a token's rows go.
+    Entry = 2,
+    /// A row.
+    Row = 3,
+    /// The weights of a token.
+    Weight = 4,
+    /// That a rank has begun the operation, and which.
+    Begin = 5,
+    /// That a rank has let go of the last staged operation.
+    Ack = 6,
+    /// A credit: a free slot for a row of a pair's sequence.
+    Credit = 7,
+    /// A row of a pair's sequence.
+    StreamedRow = 8,
+}
+
+/// The first failure of a group. Lives in host memory that the device maps; the kernel writes `state`
+/// last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct FaultReport {
+    /// A `Fault`.
+    pub state: u32,
+    /// Which kernel waited, a `KernelOp`.
+    pub op: u32,
+    /// What was waited for, a `Wait`.
+    pub what: u32,
+    /// The rank that was waited for.
+    pub peer: u32,
+    /// The epoch that should have arrived; `Differs`: our fingerprint.
+    pub expected: u32,
+    /// The epoch that had arrived; `Differs`: the peer's fingerprint.
+    pub got: u32,
+    /// How long the wait had lasted then.
+    pub waited_ms: u32,
+    /// `Differs`: the scales of our rows, as a scales word.
+    pub expected_scales: u32,
+    /// `Differs`: the scales of the peer's rows.
+    pub got_scales: u32,
+}
+
+/// Where the scales of rows that are sent come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Scales {
+    /// Rows have them already.
+    Forwarded = 0,
+    /// A cast stores them as float32.
+    Float = 1,
+    /// A cast stores them as float32, rounded up to a power of two.
+    PowerOfTwo = 2,
+    /// A cast stores the exponent byte of that power.
+    Exponent = 3,
+}
+
+/// Where scales lie. Distances are in scales.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ScaleView {
+    /// The first scale.
+    pub data: *mut u8,
+    /// From an expert to the next.
+    pub expert: u64,
+    /// From a row to the next.
+    pub row: u64,
+    /// From a scale of a row to the next.
+    pub column: u64,
+}
+
+/// Rows with scales, as a dispatch sends and stores them. On the way a row's scales are dense and filled up with
+/// zeros to a multiple of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ScaledRows {
+    /// Bytes of a row without its scales, a multiple of 16.
+    pub payload_bytes: u32,
+    /// Bytes of a row's scales, without the zeros behind them.
+    pub scale_bytes: u32,
+    /// Bytes of a scale: 1, 2 or 4.
+    pub scale_width: u32,
+    /// Where the scales of the rows that are sent come from.
+    pub form: Scales,
+    /// Elements that share a scale of a cast: 128 or 32.
+    pub block: u32,
+    /// LL: bytes of scales in each chunk of a row but the last ones, a multiple of 16.
+    pub scale_chunk_bytes: u32,
+    /// If they are forwarded, the scales of the rows that are sent; they are of one expert.
+    pub from: ScaleView,
+    /// Receives the scales.
+    pub out: ScaleView,
+}
+
+/// What every wait on the device needs.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct WaitParams {
+    /// How long one wait may last.
+    pub timeout_ns: u64,
+    /// Where the first failure of the group is described.
+    pub report: *mut FaultReport,
+    /// Not zero once some wait of the group has failed here, so that others give up. Beside what kernels
+    /// load first, as they want to know this first, too.
+    pub failed: *mut u32,
+    /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
+    pub peer_failed: *mut u32,
+    /// Who waits.
+    pub op: KernelOp,
+}
+
+/// The windows of all ranks, as this rank maps them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PeerTable {
+    /// First byte of each rank's window; this rank's own included.
+    pub window: [*mut u8; MAX_PEERS],
+    /// Number of ranks.
+    pub ranks: u32,
+    /// This rank.
+    pub rank: u32,
+}
+
+/// Parameters of `replay_mark`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ReplayMarkParams {
+    /// In host memory that the device maps: when an operation in a graph began, zero while it is not under way.
+    pub place: *mut u64,
+    /// Not zero if the operation begins, zero if it ends.
+    pub begins: u32,
+}
+
+/// Parameters of `handle_header`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HandleHeaderParams {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// The report.
+    pub wait: WaitParams,
+    /// The header, in a caller's memory.
+    pub header: *mut u32,
+    /// What it says.
+    pub words: [u32; HANDLE_HEADER_WORDS],
+    /// Not zero if it is written, zero if it is compared.
+    pub writes: u32,
+    /// If it is written, its number of rows, or NULL.
+    pub rows: *const u32,
+}
+
+/// What one rank found out about one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct SelftestResult {
+    /// `SELFTEST_...`.
+    pub outcome: u32,
+    /// Threads that saw a wrong value.
+    pub wrong_threads: u32,
+}
+
+/// Parameters of `peer_selftest`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PeerSelftestParams {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Offset in a window: one u32 arrival flag per source rank.
+    pub flags_offset: u64,
+    /// Offset in a window: one slot of `SELFTEST_SLOT_BYTES` per source rank.
+    pub slots_offset: u64,
+    /// One result per rank, in host memory that the device maps.
+    pub results: *mut SelftestResult,
+    /// The value of a flag that announces this run's data.
+    pub epoch: u32,
+}

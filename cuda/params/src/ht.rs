@@ -1,0 +1,283 @@
+//! Parameters of the high-throughput kernels.
+
+use crate::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
+
+/// Most experts that a token can name in HT: one lane of a warp for each.
+pub const HT_MAX_TOP_K: u32 = 32;
+/// Threads of a block of `ht_route`.
+pub const HT_ROUTE_THREADS: u32 = 512;
+/// Most threads of a block of `ht_dispatch`, in whole warps.
+pub const HT_DISPATCH_THREADS: u32 = 768;
+/// Most threads of a block of `ht_dispatch_cast`, in whole warps: as many as have room for the rows that they cast,
+/// so that each may have more registers.
+pub const HT_CAST_THREADS: u32 = 512;
+/// Most threads of a block of `ht_combine_bf16` and its siblings, in whole warps.
+pub const HT_COMBINE_THREADS: u32 = 512;
+/// Most static shared memory of a block of `ht_dispatch` or `ht_combine_bf16` and their siblings; they have all else of the
+/// device's for rows.
+pub const HT_STATIC_SHARED_BYTES: u32 = 3584;
+/// Zeros that a dispatch block keeps in shared memory, in front of the warps' parts.
+pub const HT_ZERO_BYTES: u32 = 4096;
+/// Bytes between a row that travels and its scales: their word, then zeros.
+pub const HT_STAMP_BYTES: u32 = 16;
+/// Lowest bits of a fingerprint: a row without its scales, in 16 bytes.
+pub const HT_FINGERPRINT_PAYLOAD_BITS: u32 = 17;
+/// Bit of a dispatch's fingerprint: rows have scales.
+pub const HT_FINGERPRINT_SCALED: u32 = 0x0400_0000;
+/// Bit of a fingerprint: it is a combine's.
+pub const HT_FINGERPRINT_COMBINE: u32 = 0x8000_0000;
+
+/// Packets by which a rank notifies each other of its part of a new handle, besides the one for each local
+/// expert: how many rows it sends, then `HtRouteParams::verdict`.
+pub const HT_COUNTS_BESIDE_EXPERTS: u32 = 2;
+/// Lowest bit, in `HtRouteParams::verdict`, of the `ncclResult_t` with which a rank refuses its part; below it
+/// are its ids per token.
+pub const HT_VERDICT_CODE_SHIFT: u32 = 8;
+/// Bit of a handle's number of rows that marks it invalid: the ranks do not agree, and nothing runs on the
+/// handle. The other bits say why: which rank, and its verdict.
+pub const HT_DISAGREED: u32 = 0x8000_0000;
+/// Bit of the mark: that rank has other ids per token; else it refused.
+pub const HT_DISAGREED_TOP_K: u32 = 0x4000_0000;
+/// Lowest bit of the rank in the mark.
+pub const HT_DISAGREED_RANK_SHIFT: u32 = 16;
+/// Instead of the mark: no verdict of some rank came in time. No rank has this number.
+pub const HT_VERDICT_MISSING: u32 = 0xffff_fffe;
+
+/// Offsets in every rank's window; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtLayout {
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
+    /// each other rank.
+    pub counts: u64,
+    /// u64 packets `[ranks][units]`: which unit of the source's sequence is there.
+    pub arrivals: u64,
+    /// u32 `[ranks][units]`: credits, how far the destination has emptied what this rank fills.
+    pub credits: u64,
+    /// `[ranks][units]` units, by source. Two of them are a slot.
+    pub slots: u64,
+    /// Bytes of a unit.
+    pub unit_bytes: u64,
+    /// Units of each ordered pair of ranks; a power of two.
+    pub units: u32,
+    /// Experts per rank.
+    pub local_experts: u32,
+}
+
+/// Where one of a token's experts is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtEntry {
+    /// Its global id; negative past the last one.
+    pub expert: i32,
+    /// The row's index among those that this operation sends from the token's rank to this expert's.
+    pub index: u32,
+}
+
+/// Device memory of an HT handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtHandleMemory {
+    /// `[tokens][top_k]`: each token's experts, ascending, without repetition.
+    pub entries: *mut HtEntry,
+    /// `[ranks + 1]`: this rank's first row of each source, then the number of rows, or
+    /// `HT_DISAGREED` and why.
+    pub begins: *mut u32,
+    /// `[ranks]`: rows that go from this rank to each, itself included.
+    pub departures: *mut u32,
+    /// `[local_experts]`: received rows per expert.
+    pub counts: *mut i32,
+    /// This rank's tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+}
+
+/// A count for the host, in host memory that the device maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtCount {
+    /// The count.
+    pub value: u32,
+    /// The handle's epoch, once `value` is valid.
+    pub epoch: u32,
+}
+
+/// Parameters of `ht_route`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtRouteParams {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: HtLayout,
+    /// What is to be filled.
+    pub handle: HtHandleMemory,
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// The rows that this rank receives, or `HT_DISAGREED` and why.
+    pub received: *mut HtCount,
+    /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
+    /// what they have counted for each rank, and for each expert.
+    pub tally: *mut u32,
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
+    /// in the window, where peers could change it.
+    pub own_counts: *mut u64,
+    /// Most tokens of a rank: the bound for the numbers that peers send.
+    pub max_tokens: u32,
+    /// Handles of the group so far, this one included.
+    pub epoch: u32,
+    /// Which of the two banks of counts: they alternate from kernel to kernel.
+    pub bank: u32,
+    /// Tokens that one block numbers.
+    pub block_tokens: u32,
+    /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
+    /// no memory and no counter.
+    pub verdict: u32,
+}
+
+/// Device memory of a group, zero at first: how far the sequences of rows have come.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtSequences {
+    /// Units sent to each rank by all operations so far.
+    pub sent: [u32; MAX_PEERS],
+    /// Units received from each rank.
+    pub received: [u32; MAX_PEERS],
+    /// Operations so far.
+    pub operations: u32,
+    /// Blocks that have read all this.
+    pub blocks_started: u32,
+    /// Of the last operation that was sent to other nodes.
+    pub epoch: u32,
+}
+
+/// How rows travel in an operation, and which part of the grid does what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtShape {
+    /// What the ranks must agree on (`ht/fingerprint.rs`); it travels with every row.
+    pub fingerprint: u32,
+    /// Bytes of a row as it travels, with its scales.
+    pub row_bytes: u32,
+    /// Units that a row takes: 1 or 2. The last row of an operation may take the second one, too.
+    pub row_units: u32,
+    /// Bytes of the chunks in which a row passes through shared memory.
+    pub chunk_bytes: u32,
+    /// Bytes that follow a row in its slot, a multiple of 16.
+    pub tail_bytes: u32,
+    /// Shared memory of a warp: a chunk, then tails; at its end its notify queue.
+    pub warp_bytes: u32,
+    /// Warps of a block that have such memory; at least one warp has none.
+    pub copy_warps: u32,
+    /// The first `send_blocks` of the grid send; the others receive.
+    pub send_blocks: u32,
+}
+
+/// Parameters of both `ht_dispatch` and `ht_combine`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCommon {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: HtLayout,
+    /// The handle's memory.
+    pub handle: HtHandleMemory,
+    /// The group's sequences.
+    pub sequences: *mut HtSequences,
+    /// The shape of rows and of the grid.
+    pub shape: HtShape,
+}
+
+/// Parameters of `ht_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDispatchParams {
+    /// Common to both kernels.
+    pub common: HtCommon,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`, or NULL: tokens only.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`, or NULL.
+    pub weights: *const f32,
+    /// `[out_rows]` rows, or NULL.
+    pub out: *mut u8,
+    /// `[routing_rows][top_k]`: local ids, or NULL.
+    pub out_idx: *mut i64,
+    /// `[routing_rows][top_k]`, or NULL.
+    pub out_weights: *mut f32,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// Rows of `out`; the largest number where it is not wanted, since NULL may also be no rows.
+    pub out_rows: u32,
+    /// Rows of `out_idx` and `out_weights`, likewise.
+    pub routing_rows: u32,
+}
+
+/// The type of rows that a dispatch casts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum HtCast {
+    /// bfloat16.
+    Bf16 = 0,
+    /// float16.
+    F16 = 1,
+    /// float32.
+    F32 = 2,
+}
+
+/// Rows with scales in a dispatch.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledRows {
+    /// Their format, and where scales lie.
+    pub rows: ScaledRows,
+    /// What ranks must agree on in the scales; not zero.
+    pub word: u32,
+    /// Rows of `rows.out`.
+    pub out_rows: u32,
+    /// Bytes from one of the caller's rows to the next.
+    pub token_bytes: u32,
+    /// Elements that are cast at a time, a multiple of 512; 0 if rows are forwarded.
+    pub cast_chunk: u32,
+    /// The type that is cast.
+    pub cast_from: HtCast,
+}
+
+/// Parameters of `ht_dispatch_scaled` and `ht_dispatch_cast`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledDispatchParams {
+    /// As without scales.
+    pub rows: HtDispatchParams,
+    /// The scales.
+    pub scaled: HtScaledRows,
+}
+
+/// Parameters of `ht_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCombineParams {
+    /// Common to both kernels.
+    pub common: HtCommon,
+    /// `[in_rows]` rows, in the order of dispatch.
+    pub rows: *const u8,
+    /// `[in_rows][columns]`, or NULL.
+    pub gradients: *const f32,
+    /// `[tokens]` rows.
+    pub out: *mut u8,
+    /// `[tokens][columns]`.
+    pub out_gradients: *mut f32,
+    /// Rows of `rows`.
+    pub in_rows: u32,
+    /// Columns of both gradients.
+    pub columns: u32,
+}

@@ -1,0 +1,355 @@
+//! Parameters of the high-throughput kernels of groups over several nodes.
+//!
+//! Every rank *forwards* tokens on its node: its own, and those of the remote ranks whose rail peer it is. These
+//! *forwarded ranks* have numbers: itself 0. A rank's tokens are divided into *chunks*, as many on all ranks; an
+//! operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
+
+use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
+use crate::ht::{
+    HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams,
+    HtSequences,
+};
+
+/// Most chunks of a rank's tokens.
+pub const HT_MOST_CHUNKS: u32 = 16;
+/// Packets by which a rank notifies each other of its node about a forwarded rank, besides the one for each
+/// local expert and the rows of each chunk: its verdict and its number of tokens.
+pub const HT_COUNTS_OF_SOURCE: u32 = 2;
+/// Threads of a block of `ht_place`.
+pub const HT_PLACE_THREADS: u32 = 256;
+/// Threads of a block of `ht_pack`.
+pub const HT_PACK_THREADS: u32 = 512;
+/// A token without a row, a place without a rank.
+pub const HT_NONE: u32 = 0xffff_ffff;
+/// Bits of `HtNodesMemory::homes` for the place of an expert among the token's experts on its node. Above
+/// them is 0 for this node, else one more than the other node's number.
+pub const HT_HOME_BITS: u32 = 8;
+/// Bit of `FaultReport::peer` in HT: the other bits are a rank as the group numbers it, not a local index.
+pub const HT_RANK_OF_GROUP: u32 = 0x8000_0000;
+/// Threads of the block of `ht_header`.
+pub const HT_HEADER_THREADS: u32 = 32;
+/// A rank's tokens all travel, so that they can be sent from where they lie, if at least so many of 32 do.
+pub const HT_WHOLE_OF_32: u32 = 31;
+
+/// The group's ranks on their nodes, as this rank sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtNodes {
+    /// `[ranks]`.
+    pub of_rank: *const RankOnNode,
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, as the group numbers them, then `HT_NONE`.
+    pub forwarded_by: *const u32,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// Other nodes.
+    pub others: u32,
+    /// Most remote ranks that a local rank forwards for.
+    pub width: u32,
+    /// Ranks that this one forwards for, itself included.
+    pub forwarded: u32,
+    /// Chunks of a rank's tokens.
+    pub chunks: u32,
+}
+
+/// A rank that this one forwards for, in host memory that the device maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtForwarded {
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// Its tokens.
+    pub tokens: u32,
+    /// Tokens of the remote ranks before it.
+    pub first: u32,
+    /// As the group numbers it.
+    pub rank: u32,
+    /// Its verdict, as in `HtRouteParams::verdict`.
+    pub verdict: u32,
+}
+
+/// Whose a token is that came from another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtOrigin {
+    /// The remote rank among those, from 0 on.
+    pub source: u32,
+    /// Its number among those that come here from it.
+    pub index: u32,
+}
+
+/// Device memory of an HT handle of such a group. Arrays with `chunks + 1` entries count what comes before each
+/// chunk, then all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtNodesMemory {
+    /// `[tokens][top_k]`: the experts of the own tokens on this node, numbered by local rank and local expert,
+    /// ascending, without repetition.
+    pub own_entries: *mut HtEntry,
+    /// `[tokens of remote ranks][top_k]`: the same of those tokens of each that come here; indices are
+    /// within a rank.
+    pub raw_entries: *mut HtEntry,
+    /// The same by chunk, then rank; indices count the rows from all remote ranks.
+    pub entries: *mut HtEntry,
+    /// `[tokens of remote ranks]`: whose each is, in the order of `entries`.
+    pub origins: *mut HtOrigin,
+    /// `[tokens][top_k]`: for the own tokens' experts on all nodes, ascending: the node, and the place there.
+    pub homes: *mut u32,
+    /// `[others][tokens]`: the own tokens that go to each other node, ascending.
+    pub list: *mut u32,
+    /// `[others][tokens]`: where a token is in that list, or `HT_NONE`.
+    pub spots: *mut u32,
+    /// `[others][chunks + 1]`: tokens that go to each other node.
+    pub departing: *mut u32,
+    /// `[forwarded][chunks + 1]`: tokens that come here from each forwarded rank.
+    pub starts: *mut u32,
+    /// `[forwarded]`: tokens of the remote ranks before each.
+    pub firsts: *mut u32,
+    /// `[forwarded][chunks + 1][local ranks]`: rows of each forwarded rank for each local rank.
+    pub source_rows: *mut u32,
+    /// `[chunks + 1][local ranks]`: rows from all remote ranks together.
+    pub departures: *mut u32,
+    /// `[ranks][chunks + 1]`: rows that this rank receives from each rank of the group.
+    pub received_rows: *mut u32,
+    /// `[ranks]`: their first rows in the output.
+    pub source_begins: *mut u32,
+    /// `[chunks + 1][local ranks]`: rows that this rank receives of the own tokens of each local rank.
+    pub own_arrivals: *mut u32,
+    /// `[chunks + 1][local ranks]`: the same of the remote tokens that each forwards.
+    pub arrivals: *mut u32,
+    /// `[local ranks]`: the first row of the own tokens of each.
+    pub own_begins: *mut u32,
+    /// `[local ranks]`: the first row of the remote tokens of each, where they are of one rank.
+    pub begins: *mut u32,
+    /// `[local ranks][chunks * width + 1]`: rows before each piece, a rank's chunk, by chunk, then rank.
+    pub piece_starts: *mut u32,
+    /// `[local ranks][chunks * width]`: the first row of each piece in the output.
+    pub piece_rows: *mut u32,
+    /// The number of rows that this rank receives, or `HT_DISAGREED` and why.
+    pub total: *mut u32,
+    /// `[local_experts]`: received rows per expert.
+    pub counts: *mut i32,
+    /// The own tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+}
+
+/// Parameters of `ht_route_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtRouteNodesParams {
+    /// The windows of this node.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them; here the counts are u64 packets
+    /// `[2][ranks][local_experts + chunks + HT_COUNTS_OF_SOURCE]`, by `bank`.
+    pub layout: HtLayout,
+    /// The ranks on their nodes.
+    pub nodes: HtNodes,
+    /// What is to be filled.
+    pub handle: HtNodesMemory,
+    /// `[forwarded]`.
+    pub forwarded: *const HtForwarded,
+    /// `[others][chunks + 1]`, then `[forwarded][chunks + 1]`, then the most tokens of a rank, and
+    /// the rows that this rank receives, or `HT_DISAGREED` and why.
+    pub announced: *mut HtCount,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// `[forwarded][local ranks * local_experts]`, zero except while the kernel runs: rows for each expert.
+    pub tally: *mut u32,
+    /// From this rank to itself, like the counts. Not in the window, where peers could change it.
+    pub own_counts: *mut u64,
+    /// Most tokens of a rank.
+    pub max_tokens: u32,
+    /// Handles of the group so far, this one included.
+    pub epoch: u32,
+    /// Which of the two banks of counts: they alternate from kernel to kernel.
+    pub bank: u32,
+    /// This rank's verdict.
+    pub verdict: u32,
+}
+
+/// Parameters of `ht_place`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPlaceParams {
+    /// The ranks on their nodes.
+    pub nodes: HtNodes,
+    /// The handle that `ht_route_nodes` has filled.
+    pub handle: HtNodesMemory,
+    /// `[tokens][top_k]`: the own ids.
+    pub topk_idx: *const i64,
+    /// Experts per rank.
+    pub local_experts: u32,
+    /// Ranks of this node.
+    pub local_ranks: u32,
+    /// Blocks for pieces; the others note homes.
+    pub piece_blocks: u32,
+}
+
+/// The messages of a pass, one with each rank that takes part, at equal distances.
+///
+/// A message is one run of bytes: its tails, from the last one to the first, its header, its rows. Everything is
+/// counted from the first row, so nothing's place depends on how many rows there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtMessages {
+    /// The first row of the first message, a multiple of 256.
+    pub rows: *mut u8,
+    /// From a message's first row to that of the next one.
+    pub stride: u64,
+    /// Bytes of a row as it travels, a multiple of 16.
+    pub row_bytes: u32,
+    /// Bytes that travel beside each row, a multiple of 16: in dispatch `[top_k]` ids of 8 bytes, then as many weights,
+    /// in combine gradients.
+    pub tail_bytes: u32,
+}
+
+/// Parameters of `ht_header`, which writes the headers of messages.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtHeaderParams {
+    /// For the marks of failures.
+    pub wait: WaitParams,
+    /// What is sent.
+    pub messages: HtMessages,
+    /// How many messages.
+    pub count: u32,
+    /// The header, without what is known on the device alone.
+    pub header: MessageHeader,
+    /// For the epoch, which begins with the first pass.
+    pub sequences: *mut HtSequences,
+}
+
+/// Parameters of `ht_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPackParams {
+    /// The headers, and what they are written to: one message for each other node.
+    pub headers: HtHeaderParams,
+    /// The handle.
+    pub handle: HtNodesMemory,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`; not read if rows have no tails.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`; likewise.
+    pub weights: *const f32,
+    /// Where all tokens travel, and their rows take more bytes than this, these are sent from where they lie.
+    pub packed_bytes: u64,
+    /// Chunks of a rank's tokens.
+    pub chunks: u32,
+    /// The chunks of the pass.
+    pub first_chunk: u32,
+    /// The chunk after them.
+    pub end_chunk: u32,
+}
+
+/// Parameters of `ht_pack_scaled`, and of `ht_pack_cast_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledPackParams {
+    /// As without scales; all rows are packed.
+    pub pack: HtPackParams,
+    /// The rows.
+    pub rows: ScaledRows,
+}
+
+/// A pass of an operation: which part of each pair's rows it has.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPass {
+    /// `[local ranks]`: rows that go from this rank to each in dispatch, before this pass.
+    pub departures: *const u32,
+    /// The same, up to its end.
+    pub departures_end: *const u32,
+    /// `[local ranks]`: rows that come from each in dispatch, before this pass.
+    pub arrivals: *const u32,
+    /// The same, up to its end.
+    pub arrivals_end: *const u32,
+    /// `[local ranks]`: the output's first row from each; NULL: by pieces.
+    pub begins: *const u32,
+    /// `HtNodesMemory::piece_starts`.
+    pub piece_starts: *const u32,
+    /// `HtNodesMemory::piece_rows`.
+    pub piece_rows: *const u32,
+    /// Pieces of each local rank.
+    pub pieces: u32,
+    /// Whether the tokens are this rank's own.
+    pub is_own: u32,
+    /// `HtNodesMemory::total`.
+    pub total: *const u32,
+    /// `[local ranks]`: group rank of each local rank.
+    pub locals: *const u32,
+    /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
+    pub messages: HtMessages,
+    /// `HtNodesMemory::origins`, of the first token of the pass. NULL: there is one message, with all in order.
+    pub origins: *const HtOrigin,
+    /// `HtNodesMemory::starts`, of the first remote rank and the first chunk of the pass.
+    pub starts: *const u32,
+    /// `chunks + 1`: the distance between ranks in `starts`.
+    pub chunk_ends: u32,
+    /// How many messages have come whose headers are to be read.
+    pub header_count: u32,
+    /// These messages.
+    pub headers: HtMessages,
+    /// `[header_count]`: the ranks that they are from, as the group numbers them.
+    pub header_ranks: *const u32,
+    /// The headers as they must be, but for the epoch.
+    pub expected: MessageHeader,
+}
+
+/// Parameters of `ht_dispatch_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDispatchNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    pub of_node: HtDispatchParams,
+    /// Which rows they have.
+    pub pass: HtPass,
+}
+
+/// Parameters of `ht_dispatch_nodes_scaled` and `ht_dispatch_nodes_cast`. Rows that came from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledDispatchNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    pub of_node: HtScaledDispatchParams,
+    /// Which rows they have.
+    pub pass: HtPass,
+}
+
+/// Sums from other nodes, for the own tokens of a pass.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPartials {
+    /// One for each other node: rows, with gradients as tails.
+    pub messages: HtMessages,
+    /// `HtNodesMemory::spots`, of the first token of the pass.
+    pub spots: *const u32,
+    /// `HtNodesMemory::departing`, of the first chunk of the pass.
+    pub departing: *const u32,
+    /// `HtNodesMemory::homes`, of the first token of the pass.
+    pub homes: *const u32,
+    /// All tokens of this rank: the distance between nodes in `spots`.
+    pub tokens: u32,
+    /// `chunks + 1`: the distance between nodes in `departing`.
+    pub chunk_ends: u32,
+    /// Other nodes.
+    pub others: u32,
+    /// Where this node comes in the sums, or `OWN_NODE_FIRST`.
+    pub own_place: u32,
+}
+
+/// Parameters of `ht_combine_nodes_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCombineNodesParams {
+    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    pub of_node: HtCombineParams,
+    /// Which rows they have.
+    pub pass: HtPass,
+    /// Partial sums from other nodes, for the own tokens; `others == 0` for remote tokens.
+    pub partials: HtPartials,
+}

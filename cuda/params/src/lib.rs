@@ -1,0 +1,19 @@
+//! Kernel parameters: one `#[repr(C)]` struct per kernel, defined here and nowhere else.
+//!
+//! `build.rs` makes a C++ header of each file. Addresses are the device's; the host never follows them through these
+//! structs.
+
+pub mod common;
+pub mod ht;
+pub mod ht_nodes;
+pub mod ll;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_c_programs_send_the_word_that_means_not_arrived() {
+        let source = include_str!("../../../c_tests/reference/rows.h");
+        let defined = format!("#define kRefMark {:#x}u", super::ll::LL_MARK);
+        assert!(source.contains(&defined), "{defined}");
+    }
+}

@@ -1,0 +1,396 @@
+//! Parameters of the low-latency kernels.
+
+use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
+
+/// Most experts that a token can name.
+pub const LL_MAX_TOP_K: u32 = 32;
+/// Packets by which a rank notifies each other, besides the one for each local expert.
+pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 3;
+/// Channels of operations, each with its own epochs: one for whole operations, two for staged ones.
+pub const LL_CHANNELS: u32 = 3;
+/// The channel of whole operations; staged ones have the others.
+pub const LL_WHOLE_CHANNEL: u32 = 0;
+/// Banks: the channel of whole operations alternates between 0 and 1; staged channel c owns bank c + 1.
+pub const LL_BANKS: u32 = 4;
+/// Most ranks of a group over several nodes.
+pub const LL_MAX_RANKS: usize = 1024;
+/// Threads of an `ll_pack` block.
+pub const LL_PACK_THREADS: u32 = 512;
+/// Threads of an `ll_gates` block, a warp per token.
+pub const LL_GATES_THREADS: u32 = 128;
+/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
+/// above hold the local expert.
+pub const LL_INDEX_BITS: u32 = 20;
+/// Most threads of a dispatch block, in whole warps.
+pub const LL_DISPATCH_THREADS: u32 = 512;
+/// The same of rows without scales on one node, which needs fewer registers.
+pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
+/// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
+pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
+/// Most threads of a combine block, in whole warps.
+pub const LL_COMBINE_THREADS: u32 = 768;
+/// The same of a combine of many tokens, in exact mode or over several nodes, which needs more registers.
+pub const LL_COMBINE_MANY_THREADS: u32 = 384;
+/// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
+pub const LL_SCALED_CHUNK_VECS: u32 = 4;
+/// A word of a bank's row that has not arrived; all are so at first.
+pub const LL_MARK: u32 = 0xffe7_ff93;
+
+/// The phases of an operation that a launch runs. The single ones are bits of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum LlPhase {
+    /// This rank's own rows go out.
+    Send = 1,
+    /// What comes is received.
+    Receive = 2,
+    /// A whole operation on one node.
+    SendReceive = 3,
+    /// What a rank does for the others that it forwards for. A dispatch sends their rows to the peers, a combine sums what the
+    /// peers return for them.
+    Relay = 4,
+    /// All that comes before the exchange of a combine's sums.
+    SendRelay = 5,
+    /// A whole dispatch over several nodes.
+    All = 7,
+}
+
+/// Offsets in every rank's window; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlLayout {
+    /// u64 packets `[LL_CHANNELS][ranks]`.
+    pub acks: u64,
+    /// `LL_BANKS` times `bank_bytes`.
+    pub banks: u64,
+    /// Size of a bank; its rows are at its start.
+    pub bank_bytes: u64,
+    /// Offset in a bank: u64 packets `[rows][chunks]`.
+    pub flags: u64,
+    /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
+    pub counts: u64,
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`, and as many for rank-major weights.
+    pub entries: u64,
+}
+
+/// The sizes of an LL operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LlShape {
+    /// Experts per rank.
+    pub local_experts: u32,
+    /// Bound of tokens per rank.
+    pub max_tokens: u32,
+    /// This rank's tokens.
+    pub tokens: u32,
+    /// Ids per token.
+    pub top_k: u32,
+    /// Bytes per row, as it travels: with its scales.
+    pub row_bytes: u32,
+    /// Bytes from a row of a bank to the next.
+    pub slot_bytes: u32,
+    /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
+    /// `ScaledRows::scale_chunk_bytes`.
+    pub chunk_bytes: u32,
+    /// Chunks per row.
+    pub chunks: u32,
+    /// For divisions by the ranks of the group; see `reciprocal`.
+    pub ranks_reciprocal: u32,
+    /// For divisions by `local_experts`.
+    pub local_experts_reciprocal: u32,
+    /// For divisions by `top_k`.
+    pub top_k_reciprocal: u32,
+    /// For divisions by `chunks`.
+    pub chunks_reciprocal: u32,
+}
+
+/// 2^32 divided by `divisor`, rounded down. With it kernels divide by a product and one step of correction, in a
+/// quarter of the code of a division.
+pub fn reciprocal(divisor: u32) -> u32 {
+    let quotient = (1 << 32) / u64::from(divisor.max(1));
+    u32::try_from(quotient).unwrap_or(u32::MAX)
+}
+
+/// Device memory of an LL handle: what dispatch leaves for combine.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlHandleMemory {
+    /// `[max_tokens][top_k]`: the expert of each of this rank's entries, negative if it names none.
+    pub expert_of: *mut i32,
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none.
+    pub row_of: *mut i32,
+    /// `[ranks]`: tokens of each rank.
+    pub tokens_of: *mut u32,
+}
+
+/// Device memory of a group, one per channel, zero at first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlChannelState {
+    /// The last operation that was sent.
+    pub epoch: u32,
+    /// Blocks that have read `epoch`.
+    pub blocks_started: u32,
+    /// Blocks that have summed everything for other ranks.
+    pub blocks_relayed: u32,
+    /// Blocks that have received everything.
+    pub blocks_finished: u32,
+    /// The last operation that a receive phase has ended; staged channels only.
+    pub received: u32,
+}
+
+/// Parameters of both LL kernels.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCommon {
+    /// Where the ranks' windows are.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// Where things lie in them.
+    pub layout: LlLayout,
+    /// Sizes.
+    pub shape: LlShape,
+    /// The handle's memory.
+    pub handle: LlHandleMemory,
+    /// The channel's state.
+    pub channel_state: *mut LlChannelState,
+    /// Which channel.
+    pub channel: u32,
+    /// Which phases.
+    pub phases: LlPhase,
+    /// What all ranks must agree on in an operation; opaque to the kernels.
+    pub fingerprint: u32,
+    /// The scales of the rows, as opaque; 0 without.
+    pub scales_word: u32,
+    /// The first `send_blocks` of the grid send rows ...
+    pub send_blocks: u32,
+    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
+    pub receive_blocks: u32,
+}
+
+/// What an operation over several nodes needs beside `LlCommon`; sources, the ranks that this one
+/// forwards for, are numbered from 0, itself.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlNodes {
+    /// `[ranks]`.
+    pub of_rank: *const RankOnNode,
+    /// `[peers]`: the rank with each local index.
+    pub rank_of_peer: *const u32,
+    /// `[sources]`.
+    pub rank_of_source: *const u32,
+    /// `[nodes - 1]`, by distance from 1 on.
+    pub rail_peers: *const u32,
+    /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a header, its rows,
+    /// its ids. In a combine each goes to a source: a header, and what this node gives for its tokens.
+    pub rows: *mut u8,
+    /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and with which weight each entry of the
+    /// source takes part.
+    pub weights: *const u8,
+    /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and what that node gives for this
+    /// rank's tokens.
+    pub returned: *const u8,
+    /// Bytes.
+    pub rows_stride: u64,
+    /// Bytes.
+    pub weights_stride: u64,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks that this one forwards for, itself included.
+    pub sources: u32,
+    /// Most tokens of the sources from 1 on.
+    pub most_tokens: u32,
+    /// The handle, which the headers should name.
+    pub handle: u32,
+    /// Other nodes than this one.
+    pub other_nodes: u32,
+    /// In a combine, where this node comes in the sums of this rank's tokens, or `OWN_NODE_FIRST`.
+    pub own_place: u32,
+}
+
+/// Parameters of `ll_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlDispatchParams {
+    /// Common to both kernels.
+    pub common: LlCommon,
+    /// `[tokens]` rows.
+    pub tokens: *const u8,
+    /// `[tokens][top_k]`.
+    pub topk_idx: *const i64,
+    /// `[local_experts][ranks * max_tokens]` rows; NULL to receive and throw away.
+    pub out: *mut u8,
+    /// `[local_experts]`, or NULL.
+    pub counter: *mut i32,
+    /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
+    pub notify_blocks: u32,
+}
+
+/// Parameters of `ll_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCombineParams {
+    /// Common to both kernels.
+    pub common: LlCommon,
+    /// `[local_experts][ranks * max_tokens]` rows.
+    pub rows: *const u8,
+    /// `[tokens][top_k]`: ids that name no expert any more are masked.
+    pub topk_idx: *const i64,
+    /// `[tokens][top_k]`; NULL, as `out`, to receive and throw away.
+    pub weights: *const f32,
+    /// `[tokens]` rows.
+    pub out: *mut u8,
+}
+
+/// Parameters of `ll_dispatch_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlDispatchNodesParams {
+    /// As on one node.
+    pub dispatch: LlDispatchParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+}
+
+/// Parameters of `ll_dispatch_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledDispatchParams {
+    /// As without scales.
+    pub dispatch: LlDispatchParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
+/// Parameters of `ll_dispatch_nodes_scaled`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledDispatchNodesParams {
+    /// As without scales, but `tokens` are rows with scales as they travel.
+    pub dispatch: LlDispatchParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
+/// What a rank-major dispatch sends beside its rows, and where it comes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlBeside {
+    /// `[tokens][top_k]`: the weights of this rank's tokens.
+    pub weights: *const f32,
+    /// `[ranks][max_tokens][top_k]`: local ids, -1 elsewhere and in rows that hold nothing.
+    pub out_ids: *mut i64,
+    /// `[ranks][max_tokens][top_k]`.
+    pub out_weights: *mut f32,
+}
+
+/// Parameters of `ll_rank_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankDispatchParams {
+    /// As expert-major, but `out` is `[ranks][max_tokens]` rows and `counter` `[ranks]`.
+    pub dispatch: LlDispatchParams,
+    /// Ids and weights.
+    pub beside: LlBeside,
+}
+
+/// Parameters of `ll_rank_dispatch_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankScaledDispatchParams {
+    /// As without scales.
+    pub dispatch: LlRankDispatchParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
+/// Parameters of `ll_rank_dispatch_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankDispatchNodesParams {
+    /// As on one node.
+    pub dispatch: LlRankDispatchParams,
+    /// The other nodes, whose messages have weights behind the ids.
+    pub nodes: LlNodes,
+}
+
+/// Parameters of `ll_rank_dispatch_nodes_scaled`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankScaledDispatchNodesParams {
+    /// As without scales, but `tokens` are rows with scales as they travel.
+    pub dispatch: LlRankDispatchParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
+/// Parameters of `ll_combine_nodes_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlCombineNodesParams {
+    /// As on one node.
+    pub combine: LlCombineParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+}
+
+/// Parameters of `ll_gates`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlGatesParams {
+    /// Of the combine that follows.
+    pub combine: LlCombineNodesParams,
+    /// Receives the message: a header, and the weights `[tokens][top_k]`.
+    pub message: *mut u8,
+}
+
+/// Parameters of `ll_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlPackParams {
+    /// The message's header, without the epoch.
+    pub head: MessageHeader,
+    /// The operation's channel, before the operation.
+    pub channel_state: *const LlChannelState,
+    /// `[tokens]` rows.
+    pub rows: *const u8,
+    /// `[tokens][top_k]`.
+    pub ids: *const i64,
+    /// Receives the message: the header, the rows, the ids.
+    pub message: *mut u8,
+    /// Bytes of all rows, a multiple of 16.
+    pub row_bytes: u64,
+    /// Number of all ids.
+    pub num_ids: u64,
+}
+
+/// Parameters of `ll_rank_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankPackParams {
+    /// The caller's weights.
+    pub weights: *const f32,
+    /// Where they go.
+    pub to: *mut f32,
+    /// How many.
+    pub num_weights: u64,
+}
+
+/// Parameters of `ll_pack_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledPackParams {
+    /// As without scales.
+    pub pack: LlPackParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+    /// How rows are cut into chunks; this rank's tokens.
+    pub shape: LlShape,
+}

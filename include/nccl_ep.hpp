@@ -1,0 +1,400 @@
+// NCCL EP in C++17: groups and handles that destroy themselves, tensors as views, errors as results
+// or exceptions. Header only, over nccl_ep.h, which says in full what each call does.
+//
+//   auto config = nccl_ep::group_config(NCCL_EP_ALGO_LOW_LATENCY);
+//   config.num_experts = 256, config.max_tokens_per_rank = 128, config.token_size_bytes = 7168 * 2;
+//   auto group = nccl_ep::Group::create(comm, config, stream).value();
+//   auto ids = nccl_ep::Tensor::topk_idx(topk_idx, {T, K});
+//   auto handle = nccl_ep::Handle::create(group, ids, {}, stream).value();
+//   handle.dispatch(tokens, received, counts, stream).value();  // lists of one tensor each
+//   handle.combine(results, combined, weights, stream).value();
+//
+// Errors: every call returns a `Result`, which the compiler does not let you forget. Either
+// `.value()` throws its `Error`, or you ask: `if (!result) return result.error().code();`. Without
+// exceptions (-fno-exceptions) all is the same but for `value()`, which is not there.
+//
+// Lists of tensors, by tag, in any order (R ranks, L local experts, M max_tokens_per_rank, T tokens
+// of this rank, K top-k, H hidden size, n rows that this rank receives at most):
+//
+//   call                inputs                      outputs                     locals
+//   LL dispatch         tokens [T, H]               tokens [L, R*M, H]          expert_counts [L]
+//   LL combine          tokens [L, R*M, H]          tokens [T, H]               topk_weights [T, K]
+//   HT dispatch         tokens [T, H]               tokens [n, H]               expert_counts [L]
+//     with routing      + topk_idx, topk_weights    + topk_idx, topk_weights
+//                         [T, K]                      [n, K]
+//   HT combine          tokens [n, H]               tokens [T, H]
+//     with gradients    + topk_weights [n, K]       + topk_weights [T, K]
+//   Handle::create, HT                                                          expert_counts [L]
+//
+// expert_counts are optional everywhere. A dispatch may have scales, too: outputs [L, R*M, S] or
+// [n, S], and inputs [T, S] if they come with the rows. Tokens are of any type in a dispatch,
+// ncclBfloat16, ncclFloat16 or ncclFloat32 in a combine; a row is a multiple of 16 bytes.
+//
+// Names, threads, streams and graphs: as in nccl_ep.h. An object that was moved from, or made by
+// default, is empty: calls on it are refused, and it destroys nothing.
+
+#pragma once
+
+#include "nccl_ep.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace nccl_ep {
+
+// ---- Errors
+
+// Why a call was refused or has failed. `what()` is the library's text: function, argument, rule,
+// got and expected.
+class Error : public std::runtime_error {
+   public:
+    // Takes the text, which is that of this thread's last refusal.
+    Error(ncclResult_t code, const char* call)
+        : std::runtime_error(ncclEpGetLastError()), code_(code), call_(call) {}
+
+    ncclResult_t code() const noexcept { return code_; }
+    // The C function: "ncclEpDispatch".
+    const char* call() const noexcept { return call_; }
+
+   private:
+    ncclResult_t code_;
+    const char* call_;
+};
+
+// A value or an `Error`; the words are those of std::expected.
+template <typename T = void>
+class [[nodiscard]] Result {
+    using Value = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+   public:
+    Result(Value value) noexcept : state_(std::in_place_index<0>, std::move(value)) {}
+    Result(Error error) noexcept : state_(std::in_place_index<1>, std::move(error)) {}
+
+    bool has_value() const noexcept { return state_.index() == 0; }
+    explicit operator bool() const noexcept { return has_value(); }
+    ncclResult_t code() const noexcept { return has_value() ? ncclSuccess : error().code(); }
+
+    // Only with a value.
+    Value& operator*() noexcept { return *std::get_if<0>(&state_); }
+    const Value& operator*() const noexcept { return *std::get_if<0>(&state_); }
+    Value* operator->() noexcept { return std::get_if<0>(&state_); }
+    // Only without one.
+    const Error& error() const noexcept { return *std::get_if<1>(&state_); }
+
+#ifdef __cpp_exceptions
+    // The value, or throws the error.
+    T value() && {
+        if (!has_value()) throw error();
+        if constexpr (!std::is_void_v<T>) return std::move(**this);
+    }
+    std::add_lvalue_reference_t<T> value() & {
+        if (!has_value()) throw error();
+        if constexpr (!std::is_void_v<T>) return **this;
+    }
+#endif
+
+   private:
+    std::variant<Value, Error> state_;
+};
+
+namespace detail {
+
+inline Result<> result_of(ncclResult_t code, const char* call) {
+    if (code != ncclSuccess) return Error(code, call);
+    return std::monostate{};
+}
+
+// What an array, a std::vector, a std::array or a std::span has elements of.
+template <typename List>
+using ElementOf =
+    std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std::declval<const List&>()))>>;
+
+}  // namespace detail
+
+// ---- Tensors
+
+// Extents of a tensor, slowest dimension first, or strides: 1 to 5 integers of any type, in braces,
+// an array or a span. One that no unsigned int holds, or a sixth, makes a shape of no dimensions,
+// which every call refuses.
+class Shape {
+   public:
+    template <typename... Size,
+              std::enable_if_t<(sizeof...(Size) > 0) && (std::is_integral_v<Size> && ...), int> = 0>
+    constexpr Shape(Size... sizes) noexcept {
+        (add(static_cast<unsigned long long>(sizes)), ...);
+    }
+    template <typename List, std::enable_if_t<std::is_integral_v<detail::ElementOf<List>>, int> = 0>
+    constexpr Shape(const List& sizes) noexcept {
+        for (const auto size : sizes) add(static_cast<unsigned long long>(size));
+    }
+
+    constexpr unsigned ndim() const noexcept { return fits_ ? ndim_ : 0; }
+    // Five of them; those behind `ndim` are 0.
+    constexpr const unsigned* data() const noexcept { return sizes_.data(); }
+
+   private:
+    constexpr void add(unsigned long long size) noexcept {
+        fits_ = fits_ && ndim_ < kMost && static_cast<unsigned>(size) == size;
+        if (fits_) sizes_[ndim_++] = static_cast<unsigned>(size);
+    }
+
+    static constexpr unsigned kMost = 5;
+    std::array<unsigned, kMost> sizes_{};
+    unsigned ndim_ = 0;
+    bool fits_ = true;
+};
+
+// A view of device memory of yours: what it means, where it is, type and shape. Copies are cheap,
+// nothing is allocated. Calls copy what they need of a view, so it may end after the call; the
+// memory must stay until the operation has run, that of a handle's ids as long as the handle.
+class Tensor {
+   public:
+    Tensor(ncclEpTensorTag_t tag, void* data, ncclDataType_t type, Shape shape) noexcept
+        : tag_(tag), type_(type), data_(data), shape_(shape) {}
+
+    static Tensor tokens(void* data, ncclDataType_t type, Shape shape) noexcept {
+        return Tensor(NCCL_EP_TENSOR_TAG_TOKENS, data, type, shape);
+    }
+    static Tensor scales(void* data, ncclDataType_t type, Shape shape) noexcept {
+        return Tensor(NCCL_EP_TENSOR_TAG_SCALES, data, type, shape);
+    }
+    static Tensor topk_idx(std::int64_t* data, Shape shape) noexcept {
+        return Tensor(NCCL_EP_TENSOR_TAG_TOPK_IDX, data, ncclInt64, shape);
+    }
+    static Tensor topk_weights(float* data, Shape shape) noexcept {
+        return Tensor(NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, data, ncclFloat32, shape);
+    }
+    // Gets the received tokens of each local expert; in device memory.
+    static Tensor expert_counts(std::int32_t* data, Shape shape) noexcept {
+        return Tensor(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, data, ncclInt32, shape);
+    }
+    // The same in mapped pinned host memory, for `Handle::create` in HT.
+    static Tensor expert_counts_on_host(std::int32_t* data, Shape shape) noexcept {
+        return Tensor(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST, data, ncclInt32, shape);
+    }
+
+    // For scales that are not dense: elements between neighbours in each dimension.
+    Tensor with_strides(Shape strides) const noexcept {
+        Tensor strided = *this;
+        strided.strides_ = strides;
+        return strided;
+    }
+
+    ncclEpTensorTag_t tag() const noexcept { return tag_; }
+    ncclDataType_t type() const noexcept { return type_; }
+    void* data() const noexcept { return data_; }
+    const Shape& shape() const noexcept { return shape_; }
+
+    // A descriptor for C, which leads into this view: only as long as that stays where it is.
+    ncclNDTensor_t raw() const noexcept {
+        ncclNDTensor_t raw{};
+        raw.version = 1;
+        raw.ndim = shape_.ndim();
+        raw.sizes = const_cast<unsigned*>(shape_.data());
+        raw.strides = strides_ ? const_cast<unsigned*>(strides_->data()) : nullptr;
+        raw.datatype = type_;
+        raw.data = data_;
+        raw.tag = static_cast<unsigned>(tag_);
+        return raw;
+    }
+
+   private:
+    ncclEpTensorTag_t tag_;
+    ncclDataType_t type_;
+    void* data_;
+    Shape shape_;
+    std::optional<Shape> strides_;
+};
+
+// A span of tensors for an argument: one tensor, several in braces, an array, a std::vector or a
+// std::span; {} for none. Do not keep one.
+class Tensors {
+   public:
+    constexpr Tensors() noexcept = default;
+    constexpr Tensors(const Tensor& one) noexcept : first_(&one), size_(1) {}
+    constexpr Tensors(std::initializer_list<Tensor> list) noexcept : size_(list.size()) {
+        first_ = list.begin();
+    }
+    template <typename List,
+              std::enable_if_t<std::is_same_v<detail::ElementOf<List>, Tensor>, int> = 0>
+    constexpr Tensors(const List& list) noexcept
+        : first_(std::data(list)), size_(std::size(list)) {}
+
+    constexpr std::size_t size() const noexcept { return size_; }
+    constexpr const Tensor& operator[](std::size_t index) const noexcept { return first_[index]; }
+
+   private:
+    const Tensor* first_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+namespace detail {
+
+// The descriptors of a list, for the length of a call.
+class Descriptors {
+   public:
+    explicit Descriptors(Tensors tensors) noexcept : size_(static_cast<unsigned>(tensors.size())) {
+        for (std::size_t i = 0; i < tensors.size() && i < kMost; ++i) {
+            raw_[i] = tensors[i].raw();
+            pointers_[i] = &raw_[i];
+        }
+    }
+
+    ncclNDTensor_t* const* data() const noexcept { return pointers_.data(); }
+    unsigned size() const noexcept { return size_; }
+
+   private:
+    // The library refuses longer lists before it looks at them.
+    static constexpr std::size_t kMost = 16;
+    std::array<ncclNDTensor_t, kMost> raw_;
+    std::array<ncclNDTensor_t*, kMost> pointers_;
+    unsigned size_;
+};
+
+struct DestroyGroup {
+    cudaStream_t stream = nullptr;
+    void operator()(ncclEpGroup_t group) const noexcept { (void)ncclEpGroupDestroy(group, stream); }
+};
+
+struct DestroyHandle {
+    void operator()(ncclEpHandle_t handle) const noexcept { (void)ncclEpHandleDestroy(handle); }
+};
+
+}  // namespace detail
+
+// ---- Groups
+
+// A configuration that leaves all to the library; set the numbers that the fields ask for.
+inline ncclEpGroupConfig_t group_config(ncclEpAlgorithm_t algorithm) noexcept {
+    ncclEpGroupConfig_t config{};
+    config.version = 1;
+    config.algorithm = algorithm;
+    return config;
+}
+
+// The ranks of a communicator that exchange tokens. Creation and destruction are collective. So the
+// destructor, too, waits for the other ranks, until the deadline if an exception came to this rank
+// alone. It uses the stream of the creation, which must be there, as must the communicator.
+class Group {
+   public:
+    Group() noexcept = default;
+    // Takes over a group of the C functions.
+    explicit Group(ncclEpGroup_t group, cudaStream_t stream) noexcept : group_(group, {stream}) {}
+
+    // As ncclEpCreateGroup.
+    static Result<Group> create(ncclComm_t comm, const ncclEpGroupConfig_t& config,
+                                cudaStream_t stream) {
+        ncclEpGroup_t group = nullptr;
+        const ncclResult_t code = ncclEpCreateGroup(&group, comm, &config, stream);
+        if (code != ncclSuccess) return Error(code, "ncclEpCreateGroup");
+        return Group(group, stream);
+    }
+
+    // As the destructor, but says what failed. What is refused (`stream` is captured) stays.
+    Result<> destroy(cudaStream_t stream) {
+        const ncclResult_t code = ncclEpGroupDestroy(group_.get(), stream);
+        if (code == ncclSuccess) (void)group_.release();
+        return detail::result_of(code, "ncclEpGroupDestroy");
+    }
+
+    // Whether an operation of the group failed while it ran; such a group refuses all others.
+    Result<> async_error() const {
+        ncclResult_t state = ncclSuccess;
+        const ncclResult_t code = ncclEpGetAsyncError(group_.get(), &state);
+        return detail::result_of(code != ncclSuccess ? code : state, "ncclEpGetAsyncError");
+    }
+
+    // For the C functions.
+    ncclEpGroup_t get() const noexcept { return group_.get(); }
+    ncclEpGroup_t release() noexcept { return group_.release(); }
+    explicit operator bool() const noexcept { return group_ != nullptr; }
+
+   private:
+    std::unique_ptr<ncclEpGroup, detail::DestroyGroup> group_;
+};
+
+// ---- Handles
+
+// In LL `send` sends only, and `Handle::complete` receives; the same on every rank. HT ignores it.
+enum class Phase : unsigned { whole = 0, send = 1 };
+
+// What a cast does with its float32 scales.
+enum class ScaleRounding : unsigned { none = 0, power_of_two = 1 };
+
+// One routing of this rank's tokens to experts, and the operations on it, enqueued on a stream.
+class Handle {
+   public:
+    Handle() noexcept = default;
+    // Takes over a handle of the C functions.
+    explicit Handle(ncclEpHandle_t handle) noexcept : handle_(handle) {}
+
+    // As ncclEpCreateHandle: collective in HT. LL reads the ids in every operation again, so their
+    // memory stays as long as the handle is used.
+    static Result<Handle> create(const Group& group, const Tensor& topk_idx, Tensors locals,
+                                 cudaStream_t stream) {
+        const ncclNDTensor_t ids = topk_idx.raw();
+        const detail::Descriptors l(locals);
+        ncclEpHandle_t handle = nullptr;
+        const ncclResult_t code = ncclEpCreateHandle(&handle, group.get(), &ids, l.data(), l.size(),
+                                                     nullptr, stream, false);
+        if (code != ncclSuccess) return Error(code, "ncclEpCreateHandle");
+        return Handle(handle);
+    }
+
+    // As the destructor, but says what failed. Local.
+    Result<> destroy() {
+        return detail::result_of(ncclEpHandleDestroy(handle_.release()), "ncclEpHandleDestroy");
+    }
+
+    // HT: how many rows a dispatch delivers to this rank at most; see ncclEpHandleGetNumRecvTokens.
+    Result<unsigned> num_recv_tokens() const {
+        unsigned rows = 0;
+        const ncclResult_t code = ncclEpHandleGetNumRecvTokens(handle_.get(), &rows);
+        if (code != ncclSuccess) return Error(code, "ncclEpHandleGetNumRecvTokens");
+        return rows;
+    }
+
+    // Sends each token to the ranks of its experts. As ncclEpDispatch.
+    Result<> dispatch(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream,
+                      Phase phase = Phase::whole, ScaleRounding rounding = ScaleRounding::none) {
+        const detail::Descriptors in(inputs), out(outputs), l(locals);
+        const ncclEpDispatchConfig_t config = {static_cast<unsigned>(rounding)};
+        return detail::result_of(
+            ncclEpDispatch(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
+                           l.size(), static_cast<unsigned>(phase), &config, stream),
+            "ncclEpDispatch");
+    }
+
+    // Brings the experts' results home, summed. As ncclEpCombine.
+    Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream,
+                     Phase phase = Phase::whole) {
+        const detail::Descriptors in(inputs), out(outputs), l(locals);
+        return detail::result_of(
+            ncclEpCombine(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
+                          l.size(), static_cast<unsigned>(phase), nullptr, stream),
+            "ncclEpCombine");
+    }
+
+    // Receives what `Phase::send` has sent, if anything. As ncclEpComplete.
+    Result<> complete(cudaStream_t stream) {
+        return detail::result_of(ncclEpComplete(handle_.get(), nullptr, stream), "ncclEpComplete");
+    }
+
+    // For the C functions.
+    ncclEpHandle_t get() const noexcept { return handle_.get(); }
+    ncclEpHandle_t release() noexcept { return handle_.release(); }
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+   private:
+    std::unique_ptr<ncclEpHandle, detail::DestroyHandle> handle_;
+};
+
+}  // namespace nccl_ep

@@ -1,0 +1,684 @@
+// NCCL EP: expert-parallel dispatch and combine for Mixture-of-Experts models. The later interface, of libnccl_ep.so.0.
+//
+// Generated from the library's sources by `make header`; do not edit.
+//
+// Notation: R ranks; E experts, L = E / R of them on each rank; M max_dispatch_tokens_per_rank; T tokens of this
+// rank; K top-k; H hidden size.
+//
+// Every function returns ncclSuccess, or an error code; with NCCL_DEBUG=WARN a line tells why.
+// Outputs are written on success only. Nothing exits, asserts or throws. What is said not to be served yet is refused with
+// ncclInvalidUsage.
+//
+// Each struct begins with its size and a magic number: NCCL_EP_..._INIT sets both and the rest to zero, which is the
+// default everywhere. Programs of earlier generations pass shorter structs, those of later ones longer ones.
+//
+// A process that was forked after a group had been made cannot use the library: there functions that
+// destroy something do nothing, and all others return ncclInvalidUsage at once.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <cuda.h>
+#include <nccl.h>
+#include "nccl_ep/ep_enums.h"
+
+// The `magic` of every struct but tensors, and of a tensor that a program has made.
+#define NCCL_EP_MAGIC 0xC00FFFEEu
+#define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu
+
+// A type of later NCCLs: two float4e2m1 in a byte.
+#ifndef ncclFloat4x2
+#define ncclFloat4x2 ((ncclDataType_t)12)
+#endif
+
+// The version of this interface; `ncclEpGetVersion` gives that of the library.
+#define NCCL_EP_MAJOR 0
+
+// See `NCCL_EP_MAJOR`.
+#define NCCL_EP_MINOR 2
+
+// See `NCCL_EP_MAJOR`.
+#define NCCL_EP_PATCH 0
+
+// MAJOR * 10000 + MINOR * 100 + PATCH.
+#define NCCL_EP_VERSION_CODE 200
+
+// The generation of the structs.
+#define NCCL_EP_API_VERSION 3
+
+// Let the library choose a value.
+#define NCCL_EP_AUTO 0
+
+// How the rows of a dispatch travel.
+typedef enum ncclEpDispQuant_t {
+  // As they are.
+  NCCL_EP_DISP_QUANT_NONE = 0,
+  // As they are, with the caller's scales. Not served yet.
+  NCCL_EP_DISP_QUANT_FWD = 1,
+  // LL: the dispatch casts to float8e4m3. Not served yet.
+  NCCL_EP_DISP_QUANT_DS_FP8E3M4 = 2,
+} ncclEpDispQuant_t;
+
+// How the rows of a combine travel.
+typedef enum ncclEpCombQuant_t {
+  // As they are.
+  NCCL_EP_COMB_QUANT_NONE = 0,
+  // LL. Not served.
+  NCCL_EP_COMB_QUANT_NVFP4 = 1,
+  // HT. Not served.
+  NCCL_EP_COMB_QUANT_MXFP8 = 2,
+} ncclEpCombQuant_t;
+
+// A group of ranks that exchange tokens.
+typedef struct ncclEpGroup ncclEpGroup;
+
+// A routing of tokens to experts.
+typedef struct ncclEpHandle ncclEpHandle;
+
+// Names a group.
+typedef struct ncclEpGroup *ncclEpGroup_t;
+
+// A caller's allocator: both functions or none.
+typedef struct ncclEpAllocConfig_t {
+  // Allocates device memory.
+  cudaError_t (*alloc_fn)(void **ptr, size_t bytes, void *context);
+  // Frees what `alloc_fn` gave.
+  cudaError_t (*free_fn)(void *ptr, void *context);
+  // Passed to both.
+  void *context;
+} ncclEpAllocConfig_t;
+
+// Configuration of a group; the same on every rank.
+typedef struct ncclEpGroupConfig_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // `NCCL_EP_API_VERSION`. Not read: `size` says what there is.
+  unsigned int version;
+  // LL or HT.
+  ncclEpAlgorithm_t algorithm;
+  // Experts over all ranks, E: a positive multiple of the number of ranks R. Expert `g` lives on
+  // rank `g / L` as local expert `g % L`, where L = E / R.
+  unsigned int num_experts;
+  // Most tokens of one rank, M.
+  unsigned int max_dispatch_tokens_per_rank;
+  // HT: most rows that one rank receives, B, at least M. `NCCL_EP_AUTO`: as many as
+  // come, which a dispatch waits to know. LL: not read.
+  unsigned int max_recv_tokens_per_rank;
+  // Largest token row in bytes; HT: a multiple of 16.
+  unsigned int max_token_bytes;
+  // Not read: the library finds what it needs.
+  unsigned long rdma_buffer_size;
+  // Not read.
+  unsigned int num_qp_per_rank;
+  // Not read.
+  unsigned int num_channels;
+  // Most SMs of an operation, or `NCCL_EP_AUTO`.
+  unsigned int max_num_sms;
+  // For handle memory of the library's own. Not called yet: that memory comes with the group.
+  struct ncclEpAllocConfig_t alloc;
+  // Not 0 in LL: lost ranks are masked. Not served yet.
+  unsigned int enable_mask;
+  // How long an operation waits for another rank; NCCL_EP_TIMEOUT_MS has priority. 0: 100 seconds.
+  uint64_t timeout_ns;
+  // Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
+  ncclEpZeroCopyMode_t zero_copy;
+  // HT. `NCCL_EP_OVERFLOW_DROP` is not served yet.
+  ncclEpOverflowPolicy_t overflow_policy;
+  // HT: largest K of a handle, or 0.
+  unsigned int num_topk;
+  // Not read.
+  uint8_t padding_v2[4];
+  // As `max_num_sms`, for dispatches; 0: the same.
+  unsigned int dispatch_num_sms;
+  // As `max_num_sms`, for combines; 0: the same.
+  unsigned int combine_num_sms;
+} ncclEpGroupConfig_t;
+
+// A tensor, dense and row-major. Copied at each call.
+typedef struct ncclEpTensor {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_TENSOR_MAGIC`.
+  unsigned int magic;
+  // Number of dimensions, 1 to 5.
+  unsigned int ndim;
+  // Element type.
+  ncclDataType_t datatype;
+  // Address in device memory, or of mapped host memory; NULL only if an extent is 0.
+  void *data;
+  // Window that has the data, if `data` is NULL. Not served yet.
+  ncclWindow_t win_hdl;
+  // Where in the window.
+  uint64_t win_offset;
+  // Extents, slowest first: host array of `ndim`.
+  size_t *sizes;
+} ncclEpTensor;
+
+// A tensor.
+typedef struct ncclEpTensor ncclEpTensor_t;
+
+// Options of `ncclEpTensorAlloc`: none.
+typedef struct ncclEpTensorAllocConfig_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+} ncclEpTensorAllocConfig_t;
+
+// Options of a handle.
+typedef struct ncclEpHandleConfig_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two. Elsewhere not read.
+  size_t dispatch_output_per_expert_alignment;
+} ncclEpHandleConfig_t;
+
+// Names a handle.
+typedef struct ncclEpHandle *ncclEpHandle_t;
+
+// What a rank learns of the rows that it receives; each tensor may be NULL, unless it is said otherwise.
+typedef struct ncclEpLayoutInfo_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // Received rows by local expert: int32 `[L]` or longer. LL expert-major: required, by a dispatch.
+  ncclEpTensor_t *expert_counters;
+  // LL rank-major: received rows by source rank.
+  ncclEpTensor_t *src_rank_counters;
+  // HT expert-major: where zones begin. Elsewhere not read.
+  ncclEpTensor_t *expert_offsets;
+  // HT: all received rows, int32 or int64 `[1]`. LL: not read.
+  ncclEpTensor_t *recv_total_counter;
+  // How received ids count. `NCCL_EP_EXPERT_ID_GLOBAL` is not served yet.
+  ncclEpExpertIdKind_t recv_topk_idx_kind;
+  // Not read.
+  uint8_t padding_v2[4];
+} ncclEpLayoutInfo_t;
+
+// What a dispatch reads.
+typedef struct ncclEpDispatchInputs_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // `[T, H]`: required.
+  ncclEpTensor_t *tokens;
+  // float32 `[T, K]`.
+  ncclEpTensor_t *topk_weights;
+  // Scales of the tokens.
+  ncclEpTensor_t *scales;
+} ncclEpDispatchInputs_t;
+
+// What a dispatch writes.
+typedef struct ncclEpDispatchOutputs_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // Received rows: required.
+  ncclEpTensor_t *tokens;
+  // Their weights.
+  ncclEpTensor_t *topk_weights;
+  // Their scales.
+  ncclEpTensor_t *scales;
+  // Their ids.
+  ncclEpTensor_t *topk_idx;
+} ncclEpDispatchOutputs_t;
+
+// Options of a dispatch.
+typedef struct ncclEpDispatchConfig_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
+  unsigned int send_only;
+  // Whether a cast's scales are powers of two.
+  unsigned int round_scales;
+  // Backward is not served yet.
+  ncclEpPassDir_t pass_direction;
+  // Only `NCCL_EP_DISP_QUANT_NONE` is served yet.
+  enum ncclEpDispQuant_t quant_recipe;
+} ncclEpDispatchConfig_t;
+
+// What a combine reads.
+typedef struct ncclEpCombineInputs_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // Rows of the experts: required.
+  ncclEpTensor_t *tokens;
+  // HT backward: gradients of weights.
+  ncclEpTensor_t *topk_weights;
+  // Must be NULL.
+  ncclEpTensor_t *scales;
+} ncclEpCombineInputs_t;
+
+// What a combine writes.
+typedef struct ncclEpCombineOutputs_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // `[T, H]`: required.
+  ncclEpTensor_t *tokens;
+  // LL expert-major: float32 `[T, K]`, which is read: the weights of the sums.
+  ncclEpTensor_t *topk_weights;
+} ncclEpCombineOutputs_t;
+
+// Options of a combine.
+typedef struct ncclEpCombineConfig_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+  // LL: if not 0, only send now; `ncclEpComplete` receives. HT: no effect.
+  unsigned int send_only;
+  // Backward is not served yet.
+  ncclEpPassDir_t pass_direction;
+  // Only `NCCL_EP_COMB_QUANT_NONE` is served.
+  enum ncclEpCombQuant_t quant_recipe;
+} ncclEpCombineConfig_t;
+
+// Options of a completion: none.
+typedef struct ncclEpCompleteConfig_t {
+  // Bytes of this struct.
+  unsigned int size;
+  // `NCCL_EP_MAGIC`.
+  unsigned int magic;
+} ncclEpCompleteConfig_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
+// `config`, and either all ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
+//
+// A process has groups of this library or of the first release's `libnccl_ep.so`, not of both.
+//
+// @param ep_group  gets the group; written on success only
+// @param comm      communicator whose ranks form the group; must outlive the group
+// @param config    see `ncclEpGroupConfig_t`
+//
+// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
+// between ranks; `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of
+// another libnccl_ep, or if the
+// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
+// another rank refused or did not arrive in time; `ncclSystemError` if the
+// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
+// that failed.
+ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
+                               ncclComm_t comm,
+                               const struct ncclEpGroupConfig_t *config);
+
+// Destroys a group. Collective: every rank of the group calls it, before its communicator is
+// destroyed. Waits for the group's operations on all ranks. Launches of
+// graphs with operations of the group must have ended. NULL is a successful
+// no-op.
+//
+// Returns `ncclInvalidArgument` for a group that was destroyed already. Later calls on its handles are refused.
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
+
+// Makes a descriptor. Local. It has no memory: set `data`. The extents are copied.
+//
+// @param tensor    gets the descriptor; written on success only
+// @param ndim      1 to 5
+// @param datatype  element type
+// @param sizes     `ndim` extents, slowest first
+// @param config    may be NULL
+//
+// Returns `ncclInvalidArgument` for a NULL pointer, a bad `ndim` or an unknown `datatype`.
+ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t **tensor,
+                               unsigned int ndim,
+                               ncclDataType_t datatype,
+                               const size_t *sizes,
+                               const struct ncclEpTensorAllocConfig_t *config);
+
+// Destroys a descriptor of `ncclEpTensorAlloc`, not the memory that it names. Local. NULL is a successful no-op.
+//
+// Returns `ncclInvalidArgument` for any other descriptor, or one that was destroyed already.
+ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
+
+// Gets the bytes of memory that `ncclEpInitHandle` takes for such a handle. Local.
+//
+// @param ep_group  the group
+// @param layout    how rows lie
+// @param config    may be NULL
+// @param size      gets the bytes
+// @param num_topk  K
+//
+// Returns as `ncclEpInitHandle`, and `ncclInvalidUsage` over several nodes.
+ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
+                                 ncclEpLayout_t layout,
+                                 const struct ncclEpHandleConfig_t *config,
+                                 size_t *size,
+                                 int num_topk);
+
+// Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
+//
+// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT`.
+//
+// @param handle      gets the handle; written on success only
+// @param ep_group    the group
+// @param layout      how rows lie
+// @param config      may be NULL
+// @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
+// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
+//                    routing will be there. Not touched before an update, or in LL a dispatch. HT: a combine may be made on
+//                    a handle whose memory holds what an update of an equal handle has left, or a copy of it; a forward
+//                    dispatch needs an update of its own yet. NULL: memory of the library's. HT: on all ranks or on none
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL; `ncclInvalidUsage`
+// for K in HT, and what the library does not serve yet.
+ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
+                              ncclEpGroup_t ep_group,
+                              ncclEpLayout_t layout,
+                              const struct ncclEpHandleConfig_t *config,
+                              int num_topk,
+                              const ncclEpTensor_t *handle_mem);
+
+// Routes by `topk_idx` from now on.
+//
+// LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be updated in place between
+// operations.
+//
+// HT: collective. The ids are read when `stream` reaches this call, and again by each forward dispatch: they must stay as
+// they are until the last. A captured `stream` is refused. With `recv_total_counter` the host waits until all ranks have
+// exchanged their routing.
+//
+// @param handle       the handle
+// @param topk_idx     int64 [T, K]: global expert ids of this rank's T tokens; negative ones and those from E on count as
+//                     none
+// @param layout_info  HT: may be NULL; `expert_counters` int32 `[L]` or longer, `recv_total_counter` int32 or int64 `[1]`.
+//                     LL: must be NULL
+// @param stream       stream that orders the exchange
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
+// staged operation waits for completion, and for a captured stream in HT; `ncclRemoteError` if another rank refused; or the
+// code of the failure if the group has failed.
+ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
+                                const ncclEpTensor_t *topk_idx,
+                                const struct ncclEpLayoutInfo_t *layout_info,
+                                cudaStream_t stream);
+
+// As `ncclEpInitHandle` and `ncclEpUpdateHandle`, with the K of `topk_idx`.
+//
+// @param handle       gets the handle; written on success only
+// @param ep_group     the group
+// @param layout       how rows lie
+// @param topk_idx     as of `ncclEpUpdateHandle`
+// @param layout_info  as of `ncclEpUpdateHandle`
+// @param config       may be NULL
+// @param stream       stream that orders the exchange
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
+                                ncclEpGroup_t ep_group,
+                                ncclEpLayout_t layout,
+                                const ncclEpTensor_t *topk_idx,
+                                const struct ncclEpLayoutInfo_t *layout_info,
+                                const struct ncclEpHandleConfig_t *config,
+                                cudaStream_t stream);
+
+// Destroys a handle. Local. Gives up a staged operation that was not completed. NULL is a successful no-op.
+//
+// Returns `ncclInvalidArgument` for a handle that was destroyed already.
+ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
+
+// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
+// same order of operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows,
+// and in the first operation of an LL handle over several nodes.
+//
+// With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
+// size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
+//
+// LL expert-major: inputs tokens [T, H]; outputs tokens [L, R*M, H], or longer in the first extent; layout_info
+// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by
+// source rank, token, k. The counter gets their number. Other slots keep their content.
+//
+// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K], topk_weights
+// float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows are used. A rank
+// receives a token once; rows are ordered by source rank and token. The ids of a
+// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
+// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
+// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group.
+//
+// @param handle       the routing
+// @param inputs       tensors that are read
+// @param outputs      tensors that are written
+// @param layout_info  LL expert-major: required. HT: may be NULL
+// @param config       may be NULL
+// @param stream       stream to run on
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
+// a rule; `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of
+// the handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
+// the code of the failure if the group has failed.
+ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
+                            const struct ncclEpDispatchInputs_t *inputs,
+                            const struct ncclEpDispatchOutputs_t *outputs,
+                            const struct ncclEpLayoutInfo_t *layout_info,
+                            const struct ncclEpDispatchConfig_t *config,
+                            cudaStream_t stream);
+
+// Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
+// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
+// `stream`; rows are bfloat16, float16 or float32.
+//
+// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens; outputs
+// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts. A rank
+// that hosts several experts of a token sums their rows by ascending k, rounds the
+// sum and sends that; on one node the home rank sums by ascending rank. With
+// NCCL_EP_LL_COMBINE=exact, on one node only, the home rank sums all rows, by ascending k, and nothing is rounded in
+// between.
+//
+// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
+// and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
+// node ascending.
+//
+// A token to which no expert contributes gets zeros.
+//
+// @param handle   the routing; LL: after a dispatch on it
+// @param inputs   tensors that are read
+// @param outputs  tensors that are written
+// @param config   may be NULL
+// @param stream   stream to run on
+//
+// Returns as `ncclEpDispatch`, and `ncclInvalidUsage` for an LL handle without a dispatch.
+ncclResult_t ncclEpCombine(ncclEpHandle_t handle,
+                           const struct ncclEpCombineInputs_t *inputs,
+                           const struct ncclEpCombineOutputs_t *outputs,
+                           const struct ncclEpCombineConfig_t *config,
+                           cudaStream_t stream);
+
+// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send
+// phase, even if that was enqueued on another stream. A successful no-op if nothing is staged,
+// and in HT.
+//
+// Two staged operations of a group may be pending at once. Before a third is sent, all ranks
+// complete the same one of them, or destroy its handle.
+//
+// @param handle  the handle
+// @param config  may be NULL
+// @param stream  stream to run on
+//
+// Returns `ncclInvalidArgument` for a NULL or dead handle; `ncclInvalidUsage` for a handle whose
+// group was destroyed, or if `stream` is not captured into the same graph as the send phase; or
+// the code of the failure if the group has failed.
+ncclResult_t ncclEpComplete(ncclEpHandle_t handle,
+                            const struct ncclEpCompleteConfig_t *config,
+                            cudaStream_t stream);
+
+// Gets the version of the interface: MAJOR * 10000 + MINOR * 100 + PATCH.
+//
+// Returns `ncclInvalidArgument` if `version` is NULL.
+ncclResult_t ncclEpGetVersion(int *version);
+
+// Gets which ranks are active. Not served yet.
+//
+// @param ep_group  the group
+// @param mask      device memory: R numbers
+// @param stream    stream to run on
+//
+// Returns `ncclInvalidUsage`, or `ncclInvalidArgument` for a NULL or dead group.
+ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int *mask, cudaStream_t stream);
+
+// Sets which ranks are active. Not served yet.
+//
+// @param ep_group  the group
+// @param mask      host memory: R numbers
+// @param stream    stream to run on
+//
+// Returns as `ncclEpMaskQuery`.
+ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int *mask, cudaStream_t stream);
+
+// Makes all ranks active again. Not served yet.
+//
+// @param ep_group  the group
+// @param stream    stream to run on
+//
+// Returns as `ncclEpMaskQuery`.
+ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
+
+// Gets whether a rank was masked. Not served yet.
+//
+// @param ep_group  the group
+// @param error     gets 0 or 1
+//
+// Returns as `ncclEpMaskQuery`.
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int *error);
+
+// Forgets that a rank was masked. Not served yet.
+//
+// @param ep_group  the group
+//
+// Returns as `ncclEpMaskQuery`.
+ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+// Where a field ends, and whether a struct of a caller has it.
+#define NCCL_EP_FIELD_END(type, field) (offsetof(type, field) + sizeof(((type*)0)->field))
+#define NCCL_EP_HAS_FIELD(ptr, type, field) \
+    ((ptr) != NULL && (ptr)->size >= NCCL_EP_FIELD_END(type, field))
+
+// The first fields of a struct, as designated initialisers.
+#define NCCL_EP_PREFIX(type, magic_number) .size = (unsigned int)sizeof(type), .magic = (magic_number)
+#define NCCL_EP_TENSOR_INIT_INLINE NCCL_EP_PREFIX(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
+
+// An object with size and magic, and the rest zero.
+#ifdef __cplusplus
+extern "C++" {
+template <typename T>
+inline T ncclEpNew(unsigned int magic) {
+  T made = T();
+  made.size = (unsigned int)sizeof(T);
+  made.magic = magic;
+  return made;
+}
+inline ncclEpGroupConfig_t ncclEpNewGroupConfig() {
+  ncclEpGroupConfig_t made = ncclEpNew<ncclEpGroupConfig_t>(NCCL_EP_MAGIC);
+  made.version = NCCL_EP_API_VERSION;
+  return made;
+}
+}
+#define NCCL_EP_NEW(type, magic_number) ncclEpNew<type>(magic_number)
+#define NCCL_EP_GROUP_CONFIG_INIT ncclEpNewGroupConfig()
+#else
+#define NCCL_EP_NEW(type, magic_number) ((type){NCCL_EP_PREFIX(type, magic_number)})
+#define NCCL_EP_GROUP_CONFIG_INIT                                                    \
+    ((ncclEpGroupConfig_t){NCCL_EP_PREFIX(ncclEpGroupConfig_t, NCCL_EP_MAGIC),       \
+                           .version = NCCL_EP_API_VERSION})
+#endif
+
+// Of each struct: the generation of this header, what earlier ones had, and an object.
+#define NCCL_EP_TENSOR_CURRENT_VERSION 1
+#define NCCL_EP_TENSOR_V1_LAST_FIELD sizes
+#define NCCL_EP_TENSOR_V1_SIZE NCCL_EP_FIELD_END(ncclEpTensor_t, sizes)
+#define NCCL_EP_TENSOR_SIZE sizeof(ncclEpTensor_t)
+#define NCCL_EP_TENSOR_INIT NCCL_EP_NEW(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
+
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_CURRENT_VERSION 1
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_V1_LAST_FIELD magic
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_V1_SIZE NCCL_EP_FIELD_END(ncclEpTensorAllocConfig_t, magic)
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_SIZE sizeof(ncclEpTensorAllocConfig_t)
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT NCCL_EP_NEW(ncclEpTensorAllocConfig_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_GROUP_CONFIG_CURRENT_VERSION 3
+#define NCCL_EP_GROUP_CONFIG_V1_LAST_FIELD timeout_ns
+#define NCCL_EP_GROUP_CONFIG_V1_SIZE NCCL_EP_FIELD_END(ncclEpGroupConfig_t, timeout_ns)
+#define NCCL_EP_GROUP_CONFIG_V2_LAST_FIELD padding_v2
+#define NCCL_EP_GROUP_CONFIG_V2_SIZE NCCL_EP_FIELD_END(ncclEpGroupConfig_t, padding_v2)
+#define NCCL_EP_GROUP_CONFIG_V3_LAST_FIELD combine_num_sms
+#define NCCL_EP_GROUP_CONFIG_V3_SIZE NCCL_EP_FIELD_END(ncclEpGroupConfig_t, combine_num_sms)
+#define NCCL_EP_GROUP_CONFIG_SIZE sizeof(ncclEpGroupConfig_t)
+
+#define NCCL_EP_LAYOUT_INFO_CURRENT_VERSION 2
+#define NCCL_EP_LAYOUT_INFO_V1_LAST_FIELD recv_total_counter
+#define NCCL_EP_LAYOUT_INFO_V1_SIZE NCCL_EP_FIELD_END(ncclEpLayoutInfo_t, recv_total_counter)
+#define NCCL_EP_LAYOUT_INFO_V2_LAST_FIELD padding_v2
+#define NCCL_EP_LAYOUT_INFO_V2_SIZE NCCL_EP_FIELD_END(ncclEpLayoutInfo_t, padding_v2)
+#define NCCL_EP_LAYOUT_INFO_SIZE sizeof(ncclEpLayoutInfo_t)
+#define NCCL_EP_LAYOUT_INFO_INIT NCCL_EP_NEW(ncclEpLayoutInfo_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_DISPATCH_INPUTS_CURRENT_VERSION 1
+#define NCCL_EP_DISPATCH_INPUTS_V1_LAST_FIELD scales
+#define NCCL_EP_DISPATCH_INPUTS_V1_SIZE NCCL_EP_FIELD_END(ncclEpDispatchInputs_t, scales)
+#define NCCL_EP_DISPATCH_INPUTS_SIZE sizeof(ncclEpDispatchInputs_t)
+#define NCCL_EP_DISPATCH_INPUTS_INIT NCCL_EP_NEW(ncclEpDispatchInputs_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_DISPATCH_OUTPUTS_CURRENT_VERSION 1
+#define NCCL_EP_DISPATCH_OUTPUTS_V1_LAST_FIELD topk_idx
+#define NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE NCCL_EP_FIELD_END(ncclEpDispatchOutputs_t, topk_idx)
+#define NCCL_EP_DISPATCH_OUTPUTS_SIZE sizeof(ncclEpDispatchOutputs_t)
+#define NCCL_EP_DISPATCH_OUTPUTS_INIT NCCL_EP_NEW(ncclEpDispatchOutputs_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_COMBINE_INPUTS_CURRENT_VERSION 2
+#define NCCL_EP_COMBINE_INPUTS_V1_LAST_FIELD topk_weights
+#define NCCL_EP_COMBINE_INPUTS_V1_SIZE NCCL_EP_FIELD_END(ncclEpCombineInputs_t, topk_weights)
+#define NCCL_EP_COMBINE_INPUTS_V2_LAST_FIELD scales
+#define NCCL_EP_COMBINE_INPUTS_V2_SIZE NCCL_EP_FIELD_END(ncclEpCombineInputs_t, scales)
+#define NCCL_EP_COMBINE_INPUTS_SIZE sizeof(ncclEpCombineInputs_t)
+#define NCCL_EP_COMBINE_INPUTS_INIT NCCL_EP_NEW(ncclEpCombineInputs_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_COMBINE_OUTPUTS_CURRENT_VERSION 1
+#define NCCL_EP_COMBINE_OUTPUTS_V1_LAST_FIELD topk_weights
+#define NCCL_EP_COMBINE_OUTPUTS_V1_SIZE NCCL_EP_FIELD_END(ncclEpCombineOutputs_t, topk_weights)
+#define NCCL_EP_COMBINE_OUTPUTS_SIZE sizeof(ncclEpCombineOutputs_t)
+#define NCCL_EP_COMBINE_OUTPUTS_INIT NCCL_EP_NEW(ncclEpCombineOutputs_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_HANDLE_CONFIG_CURRENT_VERSION 1
+#define NCCL_EP_HANDLE_CONFIG_V1_LAST_FIELD dispatch_output_per_expert_alignment
+#define NCCL_EP_HANDLE_CONFIG_V1_SIZE NCCL_EP_FIELD_END(ncclEpHandleConfig_t, dispatch_output_per_expert_alignment)
+#define NCCL_EP_HANDLE_CONFIG_SIZE sizeof(ncclEpHandleConfig_t)
+#define NCCL_EP_HANDLE_CONFIG_INIT NCCL_EP_NEW(ncclEpHandleConfig_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_DISPATCH_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_DISPATCH_CONFIG_V1_LAST_FIELD pass_direction
+#define NCCL_EP_DISPATCH_CONFIG_V1_SIZE NCCL_EP_FIELD_END(ncclEpDispatchConfig_t, pass_direction)
+#define NCCL_EP_DISPATCH_CONFIG_V2_LAST_FIELD quant_recipe
+#define NCCL_EP_DISPATCH_CONFIG_V2_SIZE NCCL_EP_FIELD_END(ncclEpDispatchConfig_t, quant_recipe)
+#define NCCL_EP_DISPATCH_CONFIG_SIZE sizeof(ncclEpDispatchConfig_t)
+#define NCCL_EP_DISPATCH_CONFIG_INIT NCCL_EP_NEW(ncclEpDispatchConfig_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_COMBINE_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_COMBINE_CONFIG_V1_LAST_FIELD pass_direction
+#define NCCL_EP_COMBINE_CONFIG_V1_SIZE NCCL_EP_FIELD_END(ncclEpCombineConfig_t, pass_direction)
+#define NCCL_EP_COMBINE_CONFIG_V2_LAST_FIELD quant_recipe
+#define NCCL_EP_COMBINE_CONFIG_V2_SIZE NCCL_EP_FIELD_END(ncclEpCombineConfig_t, quant_recipe)
+#define NCCL_EP_COMBINE_CONFIG_SIZE sizeof(ncclEpCombineConfig_t)
+#define NCCL_EP_COMBINE_CONFIG_INIT NCCL_EP_NEW(ncclEpCombineConfig_t, NCCL_EP_MAGIC)
+
+#define NCCL_EP_COMPLETE_CONFIG_CURRENT_VERSION 1
+#define NCCL_EP_COMPLETE_CONFIG_V1_LAST_FIELD magic
+#define NCCL_EP_COMPLETE_CONFIG_V1_SIZE NCCL_EP_FIELD_END(ncclEpCompleteConfig_t, magic)
+#define NCCL_EP_COMPLETE_CONFIG_SIZE sizeof(ncclEpCompleteConfig_t)
+#define NCCL_EP_COMPLETE_CONFIG_INIT NCCL_EP_NEW(ncclEpCompleteConfig_t, NCCL_EP_MAGIC)

@@ -1,0 +1,44 @@
+"""`EPAll2AllLayer` in code that is traced: its methods by operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from nccl_ep.layers.layout import EPAllToAllLayoutDesc
+from nccl_ep.layers.operators import layer_combine, layer_dispatch, layer_dispatch_scaled
+from nccl_ep.layers.scaled import Scaling
+
+if TYPE_CHECKING:
+    from nccl_ep.layers.ep_a2a import EPAll2AllLayer
+
+
+def dispatch(layer: EPAll2AllLayer, input: torch.Tensor, exp_indices: torch.Tensor,
+             weight: torch.Tensor | None, scaling: Scaling, small: bool,
+             ) -> tuple[torch.Tensor, torch.Tensor | None, EPAllToAllLayoutDesc]:
+    """`EPAll2AllLayer.dispatch`, by low latency if the batch is `small`."""
+    row_scales = None
+    if scaling.scales is None and scaling.cast is None:
+        rows, weights, counts, ticket = layer_dispatch(input, exp_indices, weight, layer.number,
+                                                       small)
+    else:
+        rows, row_scales, weights, counts, ticket = layer_dispatch_scaled(
+            input, scaling.scales, exp_indices, weight, scaling.cast, scaling.order, layer.number,
+            small)
+    layout = EPAllToAllLayoutDesc(
+        num_dispatch_token_cur_rank=rows.shape[0],
+        topk_indices_tensor=exp_indices.to(torch.int32), num_recv_tokens_per_expert=counts,
+        num_recv_tokens_per_expert_list=[], scales=row_scales, ticket=ticket)
+    return rows, None if weight is None else weights, layout
+
+
+def combine(layer: EPAll2AllLayer, input: torch.Tensor,
+            layout: EPAllToAllLayoutDesc) -> torch.Tensor:
+    """`EPAll2AllLayer.combine` of such a dispatch, here or later."""
+    if layout.ticket is None:
+        raise ValueError("layout_desc: its dispatch was not traced, and this combine is; trace both "
+                         "or none")
+    sums: torch.Tensor = layer_combine(input, layout.topk_indices_tensor, layout.ticket,
+                                       layer.number)
+    return sums

@@ -1,0 +1,110 @@
+"""Operators of low latency: `torch.ops.nccl_ep.ll_*`.
+
+A handle lives as long as the program that replays it, so its number stands for it. Each operation
+gets the ids, which a compiler may keep elsewhere than in the handle's tensor, and writes them there.
+Their arguments are those of `EpHandle`; `group` is `EpGroup.number`, `handle` `EpHandle.number`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nccl_ep.operators.define import define
+from nccl_ep.operators.numbers import find
+from nccl_ep.scales import new_scales, scaled_rows
+
+if TYPE_CHECKING:
+    from nccl_ep.group import EpGroup
+    from nccl_ep.handle import EpHandle
+
+_Tensors = tuple[torch.Tensor, ...]
+
+
+@define("ll_dispatch(Tensor tokens, Tensor topk_idx, SymInt handle, int group, bool send_only) "
+        "-> (Tensor, Tensor)")
+def ll_dispatch(tokens: torch.Tensor, topk_idx: torch.Tensor, handle: int, group: int,
+                send_only: bool) -> _Tensors:
+    """tokens [T, H] to rows [L, R*M, H] and counts int32 [L]."""
+    received = _with_ids(handle, topk_idx).dispatch(tokens, send_only=send_only)
+    assert received.counts is not None
+    return received.tokens, received.counts
+
+
+@ll_dispatch.register_fake
+def _(tokens: torch.Tensor, topk_idx: torch.Tensor, handle: int, group: int,
+      send_only: bool) -> _Tensors:
+    shape, counts = _outputs(tokens, group)
+    return tokens.new_empty((*shape, tokens.shape[1])), counts
+
+
+@define("ll_dispatch_scaled(Tensor tokens, Tensor? scales, Tensor topk_idx, str? cast, "
+        "str scales_order, SymInt handle, int group, bool send_only) -> (Tensor, Tensor, Tensor)")
+def ll_dispatch_scaled(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
+                       cast: Any, scales_order: Any, handle: int, group: int,
+                       send_only: bool) -> _Tensors:
+    """The same of rows with scales, or with a cast; also scales [L, R*M, S]."""
+    received = _with_ids(handle, topk_idx).dispatch(tokens, scales=scales, cast=cast,
+                                                    scales_order=scales_order, send_only=send_only)
+    assert received.counts is not None and received.scales is not None
+    return received.tokens, received.counts, received.scales
+
+
+@ll_dispatch_scaled.register_fake
+def _(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor, cast: Any,
+      scales_order: Any, handle: int, group: int, send_only: bool) -> _Tensors:
+    shape, counts = _outputs(tokens, group)
+    rows = scaled_rows(tokens, scales, cast)
+    return (tokens.new_empty((*shape, tokens.shape[1]), dtype=rows.dtype), counts,
+            new_scales((*shape, rows.scales), rows.scale_dtype, scales_order, tokens.device))
+
+
+@define("ll_combine(Tensor rows, Tensor topk_idx, Tensor topk_weights, SymInt handle, "
+        "bool send_only) -> Tensor")
+def ll_combine(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: int,
+               send_only: bool) -> torch.Tensor:
+    """rows [L, R*M, H] to sums [T, H]."""
+    return _with_ids(handle, topk_idx).combine(rows, topk_weights, send_only=send_only)
+
+
+@ll_combine.register_fake
+def _(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: int,
+      send_only: bool) -> torch.Tensor:
+    return rows.new_empty((topk_idx.shape[0], rows.shape[-1]))
+
+
+@define("ll_complete(Tensor(a!)[] outputs, SymInt handle) -> ()", ("outputs",))
+def ll_complete(outputs: list[torch.Tensor], handle: int) -> None:
+    """Receives what the staged operation has sent; `outputs` are its results.
+
+    A compiler may have copied these since, so what is received is copied, too.
+    """
+    of_handle: EpHandle = find("handle", handle)
+    received = of_handle.staged_outputs
+    of_handle.complete()
+    for out, arrived in zip(outputs, received):
+        if out.data_ptr() != arrived.data_ptr():
+            out.copy_(arrived)
+
+
+@ll_complete.register_fake
+def _(outputs: list[torch.Tensor], handle: int) -> None:
+    return None
+
+
+def _with_ids(number: int, topk_idx: torch.Tensor) -> EpHandle:
+    """The handle, with these ids."""
+    handle: EpHandle = find("handle", number)
+    if topk_idx.data_ptr() != handle.topk_idx.data_ptr():
+        # Ids made in inference mode can be written to in it only, others also there.
+        with torch.inference_mode():
+            handle.topk_idx.copy_(topk_idx)
+    return handle
+
+
+def _outputs(tokens: torch.Tensor, number: int) -> tuple[tuple[int, int], torch.Tensor]:
+    """[L, R*M] of a dispatch, and its counts."""
+    group: EpGroup = find("group", number)
+    return ((group.num_local_experts, group.world_size * group.max_tokens_per_rank),
+            tokens.new_empty((group.num_local_experts,), dtype=torch.int32))

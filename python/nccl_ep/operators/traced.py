@@ -1,0 +1,186 @@
+"""`EpHandle` in code that is traced: by torch.compile, torch.export, make_fx or FakeTensorMode.
+
+Operators cost the host about 10 microseconds more for a call, so `EpHandle` calls the library itself
+otherwise. Here are the operators under the methods of a handle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nccl_ep.operators import ht, ll
+from nccl_ep.results import DispatchResult, result_class
+from nccl_ep.scales import CastName, ScalesOrder
+
+if TYPE_CHECKING:
+    from nccl_ep.group import EpGroup
+    from nccl_ep.handle import EpHandle
+
+# Bound once: each call of an operation asks both.
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_dispatch_stack
+
+
+def is_traced() -> bool:
+    """Whether a call now is to become operators."""
+    return _is_compiling() or _modes() > 0
+
+
+class TracedHandle:
+    """A routing of high throughput in traced code, where `EpGroup.create_handle` returns it.
+
+    It has the methods of `EpHandle`; its ticket keeps the handle that is made when the code runs.
+    """
+
+    def __init__(self, group: EpGroup[Any], topk_idx: torch.Tensor, ticket: torch.Tensor) -> None:
+        self.group, self.topk_idx, self.ticket = group, topk_idx, ticket
+        self.num_tokens, self.top_k = topk_idx.shape
+
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
+                 out_scales: torch.Tensor | None = None, send_only: bool = False,
+                 stream: Any = None) -> DispatchResult:
+        """`EpHandle.dispatch`; what is given as `out` is copied to."""
+        _check_stream(stream)
+        number, rows = self.group.number, None if out is None else out.shape[0]
+        routing = self.topk_idx, self.ticket, number, rows
+        kind = result_class(False, topk_weights is not None, scales is not None or cast is not None)
+        if scales is not None or cast is not None:
+            received, row_scales, ids, weights = ht.ht_dispatch_scaled(
+                tokens, scales, topk_weights, self.topk_idx, cast, scales_order, self.ticket,
+                number, rows)
+            row_scales = _given(row_scales, out_scales)
+            if topk_weights is None:
+                return kind(_given(received, out), scales=row_scales)
+            return kind(_given(received, out), None, ids, weights, row_scales)
+        if topk_weights is None:
+            return kind(_given(ht.ht_dispatch(tokens, *routing, False), out))
+        received, ids, weights = ht.ht_dispatch_weighted(tokens, topk_weights, *routing)
+        return kind(_given(received, out), None, ids, weights)
+
+    def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                out: torch.Tensor | None = None, send_only: bool = False,
+                stream: Any = None) -> torch.Tensor:
+        """`EpHandle.combine`; what is given as `out` is copied to."""
+        _check_stream(stream)
+        if topk_weights is not None:
+            raise ValueError("topk_weights: combine_with_weights returns them")
+        sums = ht.ht_combine(tokens, self.topk_idx, self.ticket, self.group.number, False)
+        return _given(sums, out)
+
+    def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                             stream: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """`EpHandle.combine_with_weights`."""
+        _check_stream(stream)
+        sums, weights = ht.ht_combine_with_weights(tokens, topk_weights, self.topk_idx, self.ticket,
+                                                   False)
+        return sums, weights
+
+    def complete(self, *, stream: Any = None) -> None:
+        """Does nothing: high throughput stages no operations."""
+
+    def close(self) -> None:
+        """Does nothing: the handle ends with its ticket."""
+
+    def __enter__(self) -> TracedHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class TracedLowLatency:
+    """A handle of low latency, made before, in traced code."""
+
+    def __init__(self, handle: EpHandle[Any]) -> None:
+        self.handle = handle
+
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                 scales: torch.Tensor | None = None, cast: CastName | None = None,
+                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
+                 out_scales: torch.Tensor | None = None, send_only: bool = False,
+                 stream: Any = None) -> DispatchResult:
+        """`EpHandle.dispatch`; what is given as `out` is copied to."""
+        _check_stream(stream)
+        if topk_weights is not None:
+            raise ValueError("topk_weights: in low latency they belong to combine")
+        handle, group = self.handle, self.handle.group
+        _refuse_staged_output(send_only, out, out_scales)
+        where = handle.number, group.number, send_only
+        is_scaled = scales is not None or cast is not None
+        row_scales = None
+        if is_scaled:
+            rows, counts, row_scales = ll.ll_dispatch_scaled(tokens, scales, handle.topk_idx, cast,
+                                                             scales_order, *where)
+        else:
+            rows, counts = ll.ll_dispatch(tokens, handle.topk_idx, *where)
+        if send_only:
+            handle.staged_outputs = [rows, counts] + ([row_scales] if is_scaled else [])
+        return result_class(True, False, is_scaled)(
+            _given(rows, out), counts,
+            scales=None if row_scales is None else _given(row_scales, out_scales))
+
+    def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                out: torch.Tensor | None = None, send_only: bool = False,
+                stream: Any = None) -> torch.Tensor:
+        """`EpHandle.combine`; what is given as `out` is copied to."""
+        _check_stream(stream)
+        if topk_weights is None:
+            raise ValueError("topk_weights: needed in low latency")
+        _refuse_staged_output(send_only, out)
+        sums = ll.ll_combine(tokens, self.handle.topk_idx, topk_weights, self.handle.number,
+                             send_only)
+        if send_only:
+            self.handle.staged_outputs = [sums]
+        return _given(sums, out)
+
+    def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                             stream: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Refuses, as `EpHandle.combine_with_weights` does."""
+        raise ValueError("combine_with_weights: for high throughput only")
+
+    def complete(self, *, stream: Any = None) -> None:
+        """`EpHandle.complete`."""
+        _check_stream(stream)
+        staged, self.handle.staged_outputs = self.handle.staged_outputs, []
+        if staged:
+            ll.ll_complete(staged, self.handle.number)
+
+
+def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
+    """The handle in traced code."""
+    if handle.group.algorithm == "ll":
+        return TracedLowLatency(handle)
+    return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
+
+
+def create_handle(group: EpGroup[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None,
+                  stream: Any) -> TracedHandle:
+    """`EpGroup.create_handle` in traced code."""
+    _check_stream(stream)
+    if group.algorithm == "ll":
+        raise RuntimeError("create_handle: compiled code makes no handles of low latency; make one "
+                           "before, and change its topk_idx in place")
+    ticket, counted = ht.ht_create_handle(topk_idx, group.number)
+    if counts is not None:
+        counts.copy_(counted)
+    return TracedHandle(group, topk_idx, ticket)
+
+
+def _check_stream(stream: Any) -> None:
+    if stream is not None:
+        raise ValueError("stream: must be None in code that is traced; it runs on the current one")
+
+
+def _refuse_staged_output(send_only: bool, *outputs: torch.Tensor | None) -> None:
+    """A staged operation writes later than a copy could be made."""
+    if send_only and any(each is not None for each in outputs):
+        raise ValueError("out: must be None in a staged operation that is traced")
+
+
+def _given(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`result`, in the memory that the caller gave."""
+    return result if out is None else out.copy_(result)

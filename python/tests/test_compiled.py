@@ -1,0 +1,160 @@
+"""`torch.compile(fullgraph=True)` and `torch.export` of programs that dispatch and combine.
+
+Only the step `python/compiled` runs this and test_operators.py, on two ranks: loading the compiler
+takes most of the time.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep.autograd import ht_combine, ht_dispatch
+from problems import Problem
+
+pytestmark = pytest.mark.high_throughput
+
+
+@pytest.fixture(autouse=True)
+def afresh(two_ranks):
+    """Nothing that an earlier test has compiled."""
+    torch.compiler.reset()
+
+
+def compiled(function, backend="aot_eager"):
+    """Compiles a function without a break of its graph."""
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+@pytest.fixture
+def unknown_sizes():
+    """What a program sets that has no bound of tokens: the numbers of rows are unknown."""
+    import torch._dynamo.config
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
+
+
+@pytest.fixture
+def low_latency(group, world, device):
+    """A problem and a handle of low latency."""
+    problem = Problem(*world, device=device, hidden=128, dtype=torch.bfloat16)
+    ep = group(num_experts=problem.num_experts, hidden=128, max_tokens_per_rank=32)
+    with ep.create_handle(problem.topk_idx) as handle:
+        yield problem, handle
+
+
+def same(got, want):
+    """Two results of one program."""
+    for have, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(have, expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_low_latency(low_latency, backend):
+    """Ids that the graph itself changes, with and without stages."""
+    problem, handle = low_latency
+
+    def step(tokens, ids, weights, staged):
+        handle.topk_idx.copy_(ids)
+        received = handle.dispatch(tokens * 2, send_only=staged)
+        if staged:
+            handle.complete()
+        output = handle.combine(received.tokens * 2, weights, send_only=staged)
+        if staged:
+            handle.complete()
+        return output, received.counts
+
+    function = compiled(step, backend)
+    for staged in (False, True):
+        for ids in (problem.topk_idx.clone(), problem.topk_idx.flip(0).clone()):
+            want = step(problem.tokens, ids, problem.weights, staged)
+            handle.topk_idx.fill_(-1)
+            same(function(problem.tokens, ids, problem.weights, staged), want)
+            assert torch.equal(handle.topk_idx, ids)
+
+
+def test_scales_of_low_latency(low_latency):
+    problem, handle = low_latency
+
+    def step(tokens, weights):
+        received = handle.dispatch(tokens, cast="fp8", scales_order="column")
+        rows = (received.tokens.float() * received.scales).to(torch.bfloat16)
+        return handle.combine(rows, weights), received.counts
+
+    same(compiled(step)(problem.tokens, problem.weights), step(problem.tokens, problem.weights))
+
+
+def gradients(function, problem, *arguments):
+    """The output, and the gradients of tokens and weights."""
+    tokens, weights = (each.clone().requires_grad_() for each in (problem.tokens, problem.weights))
+    output = function(tokens, weights, *arguments)
+    output.backward(problem.grad)
+    return output.detach(), tokens.grad, weights.grad
+
+
+@pytest.mark.parametrize("bound", [32, 0], ids=["bound", "auto"])
+def test_high_throughput(group, world, device, bound, unknown_sizes):
+    """A handle from outside, one that the graph makes, and the functions of `autograd`."""
+    problem = Problem(*world, masked=True, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32,
+               max_tokens_per_rank=bound)
+
+    def outside(tokens, weights, handle):
+        received = handle.dispatch(tokens * 2, weights)
+        return handle.combine(received.tokens * received.topk_weights.sum(dim=1, keepdim=True))
+
+    def inside(tokens, weights, ids):
+        return outside(tokens, weights, ep.create_handle(ids))
+
+    def functions(tokens, weights, ids):
+        handle = ep.create_handle(ids)
+        rows, _, factors = ht_dispatch(handle, tokens * 2, weights)
+        return ht_combine(handle, rows * factors.sum(dim=1, keepdim=True))
+
+    want = gradients(inside, problem, problem.topk_idx)
+    function = compiled(functions if bound else inside)
+    same(gradients(function, problem, problem.topk_idx), want)
+    # A handle for each step, which only the graph holds in backward: one graph serves them all.
+    function = compiled(outside)
+    for _ in range(3):
+        same(gradients(function, problem, ep.create_handle(problem.topk_idx)), want)
+
+
+def test_the_layer(layer, world, device, unknown_sizes):
+    """In one graph, by both of its modes, and with scales."""
+    problem = Problem(*world, device=device)
+    ep = layer(problem, latency_tokens=16)
+
+    def step(tokens, weights, ids):
+        rows, factors, layout = ep.dispatch(tokens, ids, weights)
+        return ep.combine(rows.tanh() * factors[:, None], layout)
+
+    def scaled(tokens, weights, ids):
+        rows, factors, layout = ep.dispatch(tokens, ids, weights, cast="fp8")
+        return ep.combine(rows.float() * layout.scales * factors[:, None], layout)
+
+    same(gradients(compiled(step), problem, problem.topk_idx),
+         gradients(step, problem, problem.topk_idx))
+    many = [torch.cat([each, each]) for each in (problem.tokens, problem.weights, problem.topk_idx)]
+    for function in (step, scaled):
+        for arguments in ((problem.tokens, problem.weights, problem.topk_idx), many):
+            torch.compiler.reset()
+            same([compiled(function)(*arguments)], [function(*arguments)])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(low_latency, strict):
+    """An exported program belongs to the process, as its handle does."""
+    problem, handle = low_latency
+
+    class Step(torch.nn.Module):
+        def forward(self, tokens, weights):
+            received = handle.dispatch(tokens)
+            return handle.combine(received.tokens * 2, weights)
+
+    arguments = problem.tokens, problem.weights
+    program = torch.export.export(Step(), arguments, strict=strict)
+    same([program.module()(*arguments)], [Step()(*arguments)])
+    dist.barrier()

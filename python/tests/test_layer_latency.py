@@ -1,0 +1,104 @@
+"""`EPAll2AllLayer` with `latency_tokens`: small batches by low latency, in the layer's own words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from problems import Problem, without_waiting
+
+pytestmark = pytest.mark.high_throughput
+
+
+def run(layer, problem, **how):
+    """Experts by torch on whatever rows a dispatch has; the sums, and tokens of each expert."""
+    rows, weights, layout = layer.dispatch(problem.tokens, problem.topk_idx, problem.weights, **how)
+    matrices = problem.local_experts(layer.num_experts_per_rank)
+    values = rows.float()
+    if layout.scales is not None:
+        values = values * layout.scales.float().reshape(len(rows), -1)
+    blocks = values.split(layout.num_recv_tokens_per_expert_list)
+    results = torch.cat([problem.expert(*pair) for pair in zip(matrices, blocks)])
+    return layer.combine(results * weights[:, None], layout), layout
+
+
+@pytest.mark.parametrize("masked, repeated", [(False, False), (True, False), (True, True)])
+def test_both_modes_have_the_same_sums(layer, world, device, masked, repeated):
+    problem = Problem(*world, device=device, masked=masked, repeated=repeated)
+    most = 9 + 2 * world[1]
+    ep = layer(problem, latency_tokens=most)
+    assert ep.latency_rows == most * world[1] * ep.num_experts_per_rank
+    (small, of_small), (large, of_large) = run(ep, problem), run(layer(problem), problem)
+    problem.close(small, problem.dense().output)
+    problem.close(small, large)
+    assert of_small.num_dispatch_token_cur_rank == ep.latency_rows
+    if not repeated:
+        assert torch.equal(of_small.num_recv_tokens_per_expert, of_large.num_recv_tokens_per_expert)
+
+
+def test_batches_of_the_full_size_and_without_weights(layer, world, device):
+    problem = Problem(*world, device=device, tokens=6)
+    most = 6 + 2 * (world[1] - 1)
+    ep = layer(problem, latency_tokens=most)
+    problem.close(run(ep, problem)[0], problem.dense().output)
+    rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx)
+    assert weights is None
+    times = (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
+    problem.close(ep.combine(rows, layout), problem.tokens * times)
+
+
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_scales(layer, world, device, order):
+    problem = Problem(*world, device=device, hidden=64)
+    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+    with torch.no_grad():
+        rows, _, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights, cast="fp8",
+                                      scales_order=order)
+        scales = layout.scales if order == "row" else layout.scales.flatten(0, 1)
+        assert rows.dtype == torch.float8_e4m3fn and scales.shape == (len(rows), 1)
+        sums = ep.combine(rows.float() * scales, layout)
+    factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(sums, problem.tokens * factors, rtol=0.1, atol=0.1)
+
+
+def test_what_is_large_or_has_gradients_goes_by_high_throughput(layer, world, device):
+    problem = Problem(*world, device=device)
+    for most in (4, 9 + 2 * world[1]):
+        ep = layer(problem, latency_tokens=most)
+        tokens = problem.tokens.clone().requires_grad_(most > 4)
+        rows, weights, layout = ep.dispatch(tokens, problem.topk_idx, problem.weights)
+        assert layout.exchange is None and len(rows) == sum(layout.num_recv_tokens_per_expert_list)
+        assert rows.requires_grad == (most > 4)
+        ep.combine(rows * weights[:, None], layout)
+
+
+def test_batches_in_flight(layer, world, device):
+    """Four at a time; the text says that a fifth has taken a place."""
+    problem = Problem(*world, device=device)
+    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+    made = [(problem.tokens * scale, *ep.dispatch(problem.tokens * scale, problem.topk_idx,
+                                                  problem.weights)) for scale in range(1, 6)]
+    factors = problem.weights.sum(dim=1, keepdim=True)
+    for tokens, rows, weights, layout in made[1:]:
+        problem.close(ep.combine(rows * weights[:, None], layout), tokens * factors)
+    with pytest.raises(ValueError, match="layout_desc: 4 later dispatches have taken its place"):
+        ep.combine(made[0][1], made[0][3])
+    with pytest.raises(ValueError, match="layout_desc: .*it has no rows of pairs"):
+        _ = made[0][3].token_dst_scatter_idx
+    dist.barrier()
+
+
+def test_the_host_does_not_wait(layer, world, device):
+    problem = Problem(*world, device=device)
+    ep = layer(problem, latency_tokens=9 + 2 * world[1])
+    rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    with without_waiting(device):
+        rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+        ep.combine(rows * weights[:, None], layout)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5])
+def test_wrong_numbers(layer, world, value):
+    with pytest.raises((TypeError, ValueError), match="latency_tokens: must be"):
+        layer(Problem(*world), latency_tokens=value)

@@ -1,0 +1,222 @@
+"""The operators of `torch.ops.nccl_ep`, by tracers that cost little; test_compiled.py compiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nccl_ep.operators.numbers import ticket
+from problems import Problem
+
+pytestmark = [pytest.mark.high_throughput, pytest.mark.usefixtures("two_ranks")]
+
+class Seen(TorchDispatchMode):
+    """Notes the operators of this package that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        if function.namespace == "nccl_ep":
+            self.names.append(function._opname)
+        return function(*arguments, **(named or {}))
+
+
+@pytest.fixture
+def low_latency(group, world, device):
+    """A problem and a handle of low latency."""
+    problem = Problem(*world, device=device, hidden=128, dtype=torch.bfloat16)
+    ep = group(num_experts=problem.num_experts, hidden=128, max_tokens_per_rank=32)
+    handle = ep.create_handle(problem.topk_idx)
+    yield problem, handle
+    handle.close()
+
+
+@pytest.fixture(params=[32, 0], ids=["bound", "auto"])
+def high_throughput(group, world, device, request):
+    """A problem and a handle of high throughput."""
+    problem = Problem(*world, device=device, masked=True)
+    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32,
+               max_tokens_per_rank=request.param)
+    handle = ep.create_handle(problem.topk_idx)
+    yield problem, handle
+    handle.close()
+
+
+def valid(received):
+    """The rows of low latency that are tokens, and their scales."""
+    here = [(received.tokens[expert, :count], None if received.scales is None else
+             received.scales[expert, :count]) for expert, count in enumerate(received.counts.tolist())]
+    return ([rows.view(torch.uint8) for rows, _ in here], [scales for _, scales in here])
+
+
+def test_low_latency_is_seen_by_dispatch_modes(low_latency):
+    problem, handle = low_latency
+    want = handle.dispatch(problem.tokens)
+    combined = handle.combine(want.tokens, problem.weights)
+    with Seen() as seen:
+        have = handle.dispatch(problem.tokens)
+        again = handle.combine(have.tokens, problem.weights)
+    assert seen.names == ["ll_dispatch", "ll_combine"]
+    assert torch.equal(again, combined) and torch.equal(have.counts, want.counts)
+    assert type(have) is type(want)
+
+
+@pytest.mark.parametrize("order", ["row", "column"])
+def test_scales_are_seen_by_dispatch_modes(low_latency, order):
+    problem, handle = low_latency
+    want = handle.dispatch(problem.tokens, cast="fp8", scales_order=order)
+    with Seen() as seen:
+        have = handle.dispatch(problem.tokens, cast="fp8", scales_order=order)
+        outputs = [torch.empty_like(each) for each in (have.tokens, have.scales)]
+        given = handle.dispatch(problem.tokens, cast="fp8", scales_order=order, out=outputs[0],
+                                out_scales=outputs[1])
+    assert seen.names == ["ll_dispatch_scaled"] * 2
+    assert have.scales.stride() == want.scales.stride()
+    assert given.tokens is outputs[0] and given.scales is outputs[1]
+    for got in (have, given):
+        for one, other in zip(valid(got), valid(want)):
+            assert all(map(torch.equal, one, other))
+
+
+def test_a_staged_operation_in_a_graph(low_latency):
+    """The receive phase is an operator that changes the results of the send phase."""
+    problem, handle = low_latency
+
+    def step(tokens, weights):
+        received = handle.dispatch(tokens, send_only=True)
+        handle.complete()
+        output = handle.combine(received.tokens, weights, send_only=True)
+        handle.complete()
+        return output, received.counts
+
+    want = step(problem.tokens, problem.weights)
+    graph = make_fx(step)(problem.tokens, problem.weights)
+    names = [node.target._opname for node in graph.graph.nodes
+             if getattr(node.target, "namespace", "") == "nccl_ep"]
+    assert names == ["ll_dispatch", "ll_complete", "ll_combine", "ll_complete"]
+    assert all(map(torch.equal, graph(problem.tokens, problem.weights), want))
+
+
+def test_ids_that_a_compiler_keeps_elsewhere(low_latency):
+    """An operator writes them to the handle."""
+    problem, handle = low_latency
+    others = problem.topk_idx.flip(0).clone()
+    want = torch.ops.nccl_ep.ll_dispatch(problem.tokens, others, handle.number, handle.group.number,
+                                         False)
+    assert torch.equal(handle.topk_idx, others)
+    assert torch.equal(want[1], handle.dispatch(problem.tokens).counts)
+
+
+def test_high_throughput_has_the_same_gradients(high_throughput):
+    problem, handle = high_throughput
+
+    def run(mode):
+        tokens, weights = (each.clone().requires_grad_() for each in (problem.tokens, problem.weights))
+        with mode:
+            received = handle.dispatch(tokens, weights)
+            factors = received.topk_weights.sum(dim=1, keepdim=True)
+            output = handle.combine(handle.dispatch(tokens).tokens * factors)
+            output.backward(problem.grad)
+        return output.detach(), tokens.grad, weights.grad
+
+    seen = Seen()
+    for have, want in zip(run(seen), run(torch.enable_grad())):
+        problem.close(have, want)
+    assert seen.names.count("ht_dispatch_weighted") == 1
+    assert "ht_combine_with_weights" in seen.names
+
+
+def test_other_operations_of_high_throughput(high_throughput):
+    problem, handle = high_throughput
+    tokens, weights = problem.tokens, problem.weights
+    rows = handle.num_recv_tokens
+
+    def run():
+        plain = handle.dispatch(tokens, cast="fp8")
+        weighted = handle.dispatch(tokens.to(torch.bfloat16), weights,
+                                   scales=tokens[:, :2].contiguous())
+        given = handle.dispatch(tokens, weights, out=torch.empty((rows, 16), device=tokens.device))
+        home = handle.combine_with_weights(given.tokens, given.topk_weights)
+        handle.complete()
+        return plain, weighted, given, home
+
+    wanted = run()
+    with Seen() as seen:
+        have = run()
+    assert set(seen.names) == {"ht_ticket", "ht_dispatch_scaled", "ht_dispatch_weighted",
+                               "ht_combine_with_weights"}
+    for one, other in zip(have, wanted):
+        assert type(one) is type(other)
+        for got, want in zip(one, other):
+            assert (got is None) == (want is None)
+            assert got is None or torch.equal(got.float(), want.float())
+
+
+def test_a_handle_that_a_graph_makes(group, world, device):
+    """Its ticket keeps it for the backward."""
+    problem = Problem(*world, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32)
+    tokens = problem.tokens.requires_grad_()
+    with Seen() as seen:
+        counts = torch.empty(ep.num_local_experts, dtype=torch.int32, device=device)
+        with ep.create_handle(problem.topk_idx, counts=counts) as handle:
+            output = handle.combine(handle.dispatch(tokens).tokens)
+    del handle
+    output.backward(problem.grad)
+    assert seen.names[0] == "ht_create_handle"
+    want = torch.empty_like(counts)
+    ep.create_handle(problem.topk_idx, counts=want).close()
+    assert torch.equal(counts, want) and tokens.grad is not None
+
+
+def test_shapes_without_memory(low_latency, high_throughput):
+    """Fakes know shapes and types; of high throughput without a bound nobody does."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    problem, handle = low_latency
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        tokens = mode.from_tensor(problem.tokens)
+        received = handle.dispatch(tokens, cast="ue8m0")
+        output = handle.combine(torch.empty_like(received.tokens, dtype=torch.bfloat16),
+                                problem.weights)
+    ep = handle.group
+    assert received.tokens.shape == (ep.num_local_experts, 32 * ep.world_size, 128)
+    assert received.scales.dtype == torch.uint8 and output.shape == problem.tokens.shape
+    problem, handle = high_throughput
+    if handle.group.max_tokens_per_rank:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            received = handle.dispatch(mode.from_tensor(problem.tokens), problem.weights)
+        assert received.tokens.shape == (32 * ep.world_size, 16)
+        assert received.topk_idx.shape == received.topk_weights.shape
+
+
+def test_numbers_of_what_is_gone(low_latency):
+    problem, handle = low_latency
+    call = torch.ops.nccl_ep.ll_combine
+    kept = ticket(handle, handle.number)
+    number, rows = handle.number, handle.dispatch(problem.tokens).tokens
+    handle.close()
+    for dead in (number, 10**9):
+        with pytest.raises(RuntimeError, match=f"handle: number {dead} does not exist in this process"):
+            call(rows, problem.topk_idx, problem.weights, dead, False)
+    assert kept.tolist() == [number]
+
+
+def test_what_is_traced_refuses(low_latency, group, world):
+    problem, handle = low_latency
+    with Seen():
+        for call, text in (
+                (lambda: handle.dispatch(problem.tokens, problem.weights), "topk_weights: in low"),
+                (lambda: handle.combine(problem.tokens), "topk_weights: needed in low"),
+                (lambda: handle.dispatch(problem.tokens, stream=1), "stream: must be None"),
+                (lambda: handle.dispatch(problem.tokens, out=problem.tokens, send_only=True),
+                 "out: must be None in a staged"),
+                (lambda: handle.combine_with_weights(problem.tokens, problem.weights), "combine_with")):
+            with pytest.raises(ValueError, match=text):
+                call()
+        with pytest.raises(RuntimeError, match="create_handle: compiled code makes no handles"):
+            handle.group.create_handle(problem.topk_idx)

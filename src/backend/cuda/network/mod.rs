@@ -1,0 +1,216 @@
+//! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
+//! network does to the group.
+
+mod side_streams;
+pub mod two_sided;
+
+use crate::backend::Faults;
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::graph_marks;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::failure_marks::FailureMarks;
+use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::network::side_streams::SideStreams;
+use crate::backend::cuda::network::two_sided::Exchanges;
+use crate::backend::cuda::params::common::OWN_NODE_FIRST;
+use crate::backend::cuda::params::ht_nodes::HT_NONE;
+use crate::backend::cuda::regions::to_u32;
+use crate::backend::net::two_sided::open::{Wanted, over_nccl};
+use crate::backend::net::{Net, OnFault};
+use crate::error::{Error, Result};
+use crate::model::ids::{GroupRank, Node};
+use crate::model::node_view::NodeView;
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// Most blocks of a kernel of the network; each fills a multiprocessor.
+pub const NETWORK_BLOCKS: u32 = 4;
+/// Multiprocessors that kernels which wait for other ranks leave free: for the network's kernels, and for the
+/// caller's own collectives on other streams, which wait for other ranks, too.
+const RESERVED: u32 = NETWORK_BLOCKS + 32;
+/// The blocks that may wait for other ranks at the same time on a device with `multiprocessors`.
+pub fn blocks_beside_network(multiprocessors: u32) -> u32 {
+    multiprocessors
+        .checked_sub(RESERVED)
+        .filter(|&left| left > multiprocessors / 2)
+        .unwrap_or(multiprocessors / 2)
+        .max(1)
+}
+
+/// The network of a group on several nodes.
+pub struct Network {
+    pub view: Arc<NodeView>,
+    pub on_device: OnDevice,
+    /// What carries the messages of operations.
+    pub exchanges: Exchanges,
+    failure: Arc<Failure>,
+}
+
+/// What the device has for the network: the ranks on their nodes, as kernels read them, and streams.
+pub struct OnDevice {
+    _tables: Buffer,
+    /// `[ranks]`: a `RankOnNode` of each.
+    pub of_rank: DevPtr,
+    /// `[local ranks]`.
+    pub local_ranks: DevPtr,
+    /// `[local ranks][1 + width]`: whom each forwards for, itself first, then `HT_NONE`.
+    pub forwarded_by: DevPtr,
+    /// Whom this rank forwards for, itself first.
+    pub forwarded: DevPtr,
+    /// In the order of sums.
+    pub rail_peers: DevPtr,
+    /// For what operations do behind the caller's streams.
+    pub side: SideStreams,
+}
+
+impl OnDevice {
+    /// For the nodes of `view`.
+    pub fn new(memory: &Arc<CudaMemory>, view: &NodeView) -> Result<Self> {
+        let mut of_rank = Vec::new();
+        for seen in &view.of_rank {
+            let peer = seen.local.map_or(-1, |it| it.word().cast_signed());
+            of_rank.extend([peer.cast_unsigned(), seen.forwarder.word()]);
+            of_rank.extend([seen.source.word(), to_u32(seen.distance)?]);
+        }
+        let row = 1 + view.width();
+        let mut forwarded_by = Vec::new();
+        for ranks in view.forwarded_by_all() {
+            let end = forwarded_by.len() + row;
+            forwarded_by.extend(words(ranks));
+            forwarded_by.resize(end, HT_NONE);
+        }
+        let tables = [
+            of_rank,
+            words(&view.locals),
+            forwarded_by,
+            words(&view.rail_peers),
+        ];
+        let tables = tables.each_ref().map(Vec::as_slice);
+        let (_tables, [of_rank, local_ranks, forwarded_by, rail_peers]) =
+            Buffer::of_tables(memory, tables)?;
+        let own = view.own.index() * row * size_of::<u32>();
+        Ok(Self {
+            _tables,
+            of_rank,
+            local_ranks,
+            forwarded: DevPtr(forwarded_by.0 + own),
+            forwarded_by,
+            rail_peers,
+            side: SideStreams::new(memory)?,
+        })
+    }
+}
+
+fn words(ranks: &[GroupRank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.word()).collect()
+}
+
+impl Network {
+    /// Connects the nodes for messages of up to `most_bytes`. Collective: every rank gets a network, or every rank an
+    /// error.
+    pub fn open(
+        bootstrap: &Bootstrap,
+        (view, on_device): (&Arc<NodeView>, OnDevice),
+        most_bytes: usize,
+        group: &GroupContext,
+        memory: &Arc<CudaMemory>,
+        stream: Stream,
+    ) -> Result<Self> {
+        let failure = Arc::new(Failure {
+            faults: Arc::clone(&group.faults),
+            marks: FailureMarks::new(memory.clone(), group.failure_marks()),
+        });
+        let on_fault: Arc<dyn OnFault> = failure.clone();
+        let wanted = Wanted {
+            view,
+            timeout: group.faults.timeout(),
+            most_blocks: NETWORK_BLOCKS as usize,
+            most_bytes,
+            on_fault,
+            new_replay_marks: &|places| graph_marks::new_replay_marks(memory.context(), places),
+        };
+        Ok(Self {
+            view: Arc::clone(view),
+            on_device,
+            exchanges: Exchanges::new(over_nccl(bootstrap, wanted, stream)?),
+            failure,
+        })
+    }
+
+    fn net(&self) -> Result<Arc<dyn Net>> {
+        Ok(self.exchanges.transport()?)
+    }
+
+    /// Where this node comes in the sums of this rank's tokens, as a kernel parameter.
+    pub fn own_place(&self) -> u32 {
+        let place = self.view.topology.own_place(self.view.rank);
+        place.map_or(OWN_NODE_FIRST, Node::word)
+    }
+
+    /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same
+    /// operations.
+    pub fn fail(&self, error: &Error) {
+        match self.net() {
+            Ok(net) => net.fail(error),
+            Err(_) => self.failure.failed(error),
+        }
+    }
+
+    /// Aborts the network's operations: nothing waits for their end any more.
+    pub fn give_up(&self) {
+        if let Ok(net) = self.net() {
+            net.abort();
+        }
+    }
+
+    /// No operation of this group runs any more, and no later failure is told to the peers: once they hear of the
+    /// end, their windows may have new owners.
+    pub fn forget_peers(&self) {
+        // The first is this rank's own.
+        self.failure.marks.forget_all_but(1);
+    }
+
+    /// No operation will follow, and the peers' windows go.
+    pub fn close(&self) {
+        self.failure.marks.forget_all_but(0);
+        self.exchanges.end();
+    }
+}
+
+/// What a failure of the network is told to.
+struct Failure {
+    faults: Arc<FaultPage>,
+    marks: FailureMarks,
+}
+
+impl OnFault for Failure {
+    fn failed(&self, error: &Error) {
+        self.faults.network_failed(error);
+    }
+
+    /// Waits of the ranks of this node end, too.
+    fn mark(&self) {
+        if let Ok(_apart) = ApartFromCaptures::enter() {
+            self.marks.write();
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.faults.first().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_multiprocessors_are_left() {
+        assert_eq!(blocks_beside_network(132), 96);
+        assert_eq!(blocks_beside_network(40), 20);
+        assert_eq!(blocks_beside_network(1), 1);
+    }
+}

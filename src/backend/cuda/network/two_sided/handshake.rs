@@ -1,0 +1,198 @@
+//! The handshake of a new handle between nodes: both sides of a message must know its size.
+//!
+//! Every rank announces its part to its rail peers when the handle is made, which is why all ranks must make their
+//! handles in one order. HT waits for what the others announce at once, LL in the first operation.
+
+use crate::backend::Faults as _;
+use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::network::Network;
+use crate::backend::cuda::params::common::MessageHeader;
+use crate::backend::cuda::regions::to_u32;
+use crate::backend::device::{Marks as _, StreamMark};
+use crate::backend::net::two_sided::{Label, Message};
+use crate::error::refusal::{AmongRanks, Subject};
+use crate::error::{Error, Result};
+use crate::model::ids::GroupRank;
+use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+const BYTES: usize = size_of::<MessageHeader>();
+/// How long the host polls without sleeping: on a fast network the headers come within that, and the shortest sleep
+/// takes as long as they do.
+const AWAKE: Duration = Duration::from_micros(100);
+/// How long it sleeps between polls after that.
+const NAP: Duration = Duration::from_micros(20);
+
+/// Memory for a handshake: this rank's header, then those of the ranks that it forwards for. The network reads and
+/// writes host memory: a copy behind an exchange might hold up copies of other streams.
+pub struct Handshake {
+    page: HostPage<MessageHeader>,
+    arrived: Mutex<Box<dyn StreamMark>>,
+}
+
+/// A handle that is made.
+#[derive(Clone, Copy)]
+pub struct NewHandle<'a> {
+    pub network: &'a Network,
+    pub faults: &'a FaultPage,
+    /// In texts of failures.
+    pub what: &'static str,
+    pub number: u32,
+}
+
+impl NewHandle<'_> {
+    pub fn label(&self) -> Label {
+        Label {
+            what: self.what,
+            number: u64::from(self.number),
+        }
+    }
+}
+
+/// A rank's part of a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announced {
+    pub tokens: usize,
+    /// Ids per token, or why the rank refuses.
+    pub verdict: u32,
+}
+
+impl Handshake {
+    /// Memory for a rank that forwards for so many, itself included.
+    pub fn new(memory: &Arc<CudaMemory>, forwarded: usize) -> Result<Self> {
+        Ok(Self {
+            page: HostPage::new(memory.context(), forwarded)?,
+            arrived: Mutex::new(memory.new_mark()?),
+        })
+    }
+
+    /// Whether nothing uses it any more.
+    pub fn is_free(&self) -> bool {
+        self.arrived.lock().is_over() == Ok(true)
+    }
+
+    /// Enqueues the handshake of `handle` on `at`.
+    pub fn send(&self, handle: &NewHandle<'_>, own: Announced, at: &StreamScope) -> Result<()> {
+        let header = MessageHeader {
+            handle: handle.number,
+            tokens: to_u32(own.tokens)?,
+            fingerprint: own.verdict,
+            ..Default::default()
+        };
+        self.page.write(0, header);
+        // The network reads it after this.
+        fence(Ordering::Release);
+        let message = |(index, &peer)| Message {
+            peer,
+            data: DevPtr(self.page.device() as usize + index * BYTES),
+            bytes: BYTES,
+        };
+        let view = &handle.network.view;
+        let sends = view.rail_peers.iter().map(|it| message((0, it)));
+        let receives = view.forwarded().iter().enumerate().skip(1).map(message);
+        let label = handle.label();
+        let exchanges = &handle.network.exchanges;
+        exchanges.enqueue(label, sends, receives, at.stream)?;
+        self.arrived.lock().record(at.stream)?;
+        Ok(())
+    }
+
+    /// Waits until the others' headers are here.
+    ///
+    /// The handshake is a network operation, and the watchdog's deadline comes first once it runs. It is stream-ordered
+    /// after the group's earlier network operations, and so perhaps after a stream that never reaches its part: then
+    /// the watchdog's clock has not started, so this limit applies and ends the network.
+    fn wait_until_arrived(&self, handle: &NewHandle<'_>) -> Result<()> {
+        let transport = handle.network.exchanges.transport()?;
+        let limit = 2 * handle.faults.timeout();
+        let start = Instant::now();
+        while !self.arrived.lock().is_over()? {
+            if let Some(fault) = transport.health().or_else(|| handle.faults.first()) {
+                return Err(fault);
+            }
+            let waited = start.elapsed();
+            if waited > limit
+                && let Some(fault) = transport.end_late(handle.label(), waited)
+            {
+                return Err(fault);
+            }
+            if waited < AWAKE {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(NAP);
+            }
+        }
+        transport.health().map_or(Ok(()), Err)
+    }
+
+    /// Waits for what the ranks from 1 on that this one forwards for announce of `handle`, and checks it: none has more
+    /// than `most_tokens`, and all `agree`. Otherwise the network ends.
+    pub fn wait(
+        &self,
+        handle: &NewHandle<'_>,
+        most_tokens: usize,
+        agree: impl Fn(GroupRank, Announced) -> Result<()>,
+    ) -> Result<Vec<Announced>> {
+        self.wait_until_arrived(handle)?;
+        let remote = handle.network.view.remote().iter().zip(1..);
+        let read = |(&rank, index)| {
+            let header = self.page.read(index);
+            let header = header.ok_or_else(|| Error::internal("no handshake"))?;
+            let announced = check(header, rank, handle.number, most_tokens)?;
+            agree(rank, announced).map(|()| announced)
+        };
+        let all: Result<_> = remote.map(read).collect();
+        all.inspect_err(|error| handle.network.fail(error))
+    }
+}
+
+/// What `rank` announces of handle `number`, if that is what it does.
+fn check(
+    header: MessageHeader,
+    rank: GroupRank,
+    number: u32,
+    most_tokens: usize,
+) -> Result<Announced> {
+    // It may also have an operation on an earlier handle, where this rank has a new one.
+    if header.handle != number || header.epoch != 0 {
+        let same = AmongRanks::Same { rank };
+        return Err(Error::usage(Subject::Handle, same).got(number, header.handle));
+    }
+    let (tokens, verdict) = (header.tokens as usize, header.fingerprint);
+    if tokens > most_tokens {
+        return Err(Error::internal(format!(
+            "rank {rank} announces {tokens} tokens, more than {most_tokens}"
+        )));
+    }
+    Ok(Announced { tokens, verdict })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_handshake_of_this_handle_is_refused() {
+        let said = |handle, epoch, tokens| {
+            let header = MessageHeader {
+                handle,
+                tokens,
+                fingerprint: 2,
+                epoch,
+                ..Default::default()
+            };
+            check(header, GroupRank::new(5), 7, 4)
+        };
+        let announced = |tokens| Announced { tokens, verdict: 2 };
+        assert_eq!(said(7, 0, 4), Ok(announced(4)));
+        assert_eq!(said(7, 0, 0), Ok(announced(0)));
+        assert!(said(8, 0, 4).is_err());
+        assert!(said(7, 1, 4).is_err());
+        assert!(said(7, 0, 5).is_err());
+    }
+}

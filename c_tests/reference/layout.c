@@ -7,6 +7,11 @@ RefLayout ref_expert_major(unsigned local_experts, unsigned slots) {
     return layout;
 }
 
+RefLayout ref_rank_major(unsigned ranks, unsigned max_tokens) {
+    const RefLayout layout = {ranks, max_tokens};
+    return layout;
+}
+
 RefLayout ref_flat(unsigned rows) {
     const RefLayout layout = {0, rows};
     return layout;

@@ -16,6 +16,8 @@ typedef struct {
 
 // A part for each local expert: the rows of a (token, k), by source rank, token, k.
 RefLayout ref_expert_major(unsigned local_experts, unsigned slots);
+// A part for each source rank: one row for each token, in their order.
+RefLayout ref_rank_major(unsigned ranks, unsigned max_tokens);
 // One row for each token, by source rank, token.
 RefLayout ref_flat(unsigned rows);
 

@@ -6,6 +6,10 @@
 
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
+static RefLayout layout_of(const LlRun* run, bool by_rank) {
+    return by_rank ? ref_rank_major((unsigned)run->env->size, run->shape.max_tokens) : run->layout;
+}
+
 static void upload_routing(LlRun* run) {
     ref_routing_fit(run->now, run->layout.rows);
     ref_buffer_upload(&run->ids, run->now->topk_idx[run->env->rank]);
@@ -21,7 +25,12 @@ void ll_run_set_format(LlRun* run, const RefFormat* format) {
     run->scales_in =
         ref_buffer_new_input(ref_scale_memory(format, format->in_order, ref_flat(tokens)));
     run->packed = ref_buffer_new(ref_layout_rows(run->layout) * ref_format_out_bytes(format));
-    run->scales_out = ref_buffer_new(ref_scale_memory(format, format->out_order, run->layout));
+    size_t scale_bytes[2];
+    for (int by_rank = 0; by_rank < 2; ++by_rank) {
+        const RefLayout layout = layout_of(run, by_rank != 0);
+        scale_bytes[by_rank] = ref_scale_memory(format, format->out_order, layout);
+    }
+    run->scales_out = ref_buffer_new(scale_bytes[scale_bytes[1] > scale_bytes[0] ? 1 : 0]);
 }
 
 static void allocate_buffers(LlRun* run) {
@@ -31,7 +40,12 @@ static void allocate_buffers(LlRun* run) {
     const size_t entries = ref_entries_of(run->now, (unsigned)run->env->rank);
     run->ids = ref_buffer_new_input(entries * sizeof(int64_t));
     run->weights = ref_buffer_new_input(entries * sizeof(float));
-    run->counter = ref_buffer_new(run->local_experts * sizeof(int32_t));
+    const unsigned ranks = (unsigned)run->env->size;
+    const unsigned counts = run->local_experts > ranks ? run->local_experts : ranks;
+    run->counter = ref_buffer_new(counts * sizeof(int32_t));
+    const size_t entries_out = ref_layout_rows(layout_of(run, true)) * run->shape.top_k;
+    run->ids_out = ref_buffer_new(entries_out * sizeof(int64_t));
+    run->weights_out = ref_buffer_new(entries_out * sizeof(float));
     run->results_in = ref_buffer_new_input(ref_layout_rows(run->layout) * row_bytes);
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
@@ -79,7 +93,8 @@ void ll_run_close(LlRun* run) {
     if (run->handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
     RefBuffer* buffers[] = {&run->ids,    &run->weights,    &run->tokens_in,
                             &run->packed, &run->scales_in,  &run->scales_out,
-                            &run->counter, &run->results_in, &run->combined};
+                            &run->counter, &run->results_in, &run->combined,
+                            &run->ids_out, &run->weights_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->now);
     ref_routing_free(run->sent);
@@ -110,18 +125,38 @@ void ll_prepare_dispatch(LlRun* run) {
     ref_buffer_poison(&run->packed);
     ref_buffer_poison(&run->scales_out);
     ref_buffer_poison(&run->counter);
+    ref_buffer_poison(&run->ids_out);
+    ref_buffer_poison(&run->weights_out);
+}
+
+static void add_weights(RefList* list, const LlRun* run) {
+    const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
+    ref_list_add(list, ref_buffer_data(&run->weights), ncclFloat32,
+                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
+}
+
+static void add_beside(LlRun* run, RefList* inputs, RefList* outputs) {
+    unsigned sizes[3];
+    const unsigned dims = ref_layout_sizes(layout_of(run, true), run->shape.top_k, sizes);
+    add_weights(inputs, run);
+    ref_list_add(outputs, ref_buffer_data(&run->ids_out), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
+                 dims, sizes);
+    ref_list_add(outputs, ref_buffer_data(&run->weights_out), ncclFloat32,
+                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, dims, sizes);
 }
 
 static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     const RefFormat* format = &run->format;
     const RefLayout in = ref_flat(my_tokens(run));
+    const RefLayout out = layout_of(run, run->by_rank);
     ref_list_add_rows(inputs, &run->tokens_in, format->from, format->hidden, in);
-    ref_list_add_rows(outputs, &run->packed, format->to, format->hidden, run->layout);
+    ref_list_add_rows(outputs, &run->packed, format->to, format->hidden, out);
+    if (run->by_rank) add_beside(run, inputs, outputs);
     if (format->meaning == kRefForward) {
         ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, in);
     }
     if (format->meaning != kRefOpaque) {
-        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, run->layout);
+        ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, out);
     }
 }
 
@@ -130,8 +165,9 @@ ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only)
     memset(&lists, 0, sizeof(lists));
     add_dispatched(run, &lists.inputs, &lists.outputs);
     if (!run->without_counter) {
+        const RefLayout layout = layout_of(run, run->by_rank);
         ref_list_add(&lists.locals, ref_buffer_data(&run->counter), ncclInt32,
-                     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &run->local_experts);
+                     NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 1, &layout.parts);
     }
     ref_lists_dress(&lists, run->variation++);
     ncclEpDispatchConfig_t config = {ref_format_rounds(&run->format, run->variation)};
@@ -143,34 +179,72 @@ ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only)
     if (result == ncclSuccess) {
         ref_routing_free(run->sent);
         run->sent = ref_routing_copy(run->now);
+        run->sent_by_rank = run->by_rank;
     }
     return result;
 }
 
-bool ll_check_dispatch(LlRun* run) {
-    const RefFormat* format = &run->format;
-    void* packed = ref_host_poison(run->packed.bytes);
-    void* scales = ref_host_poison(run->scales_out.bytes);
-    void* out_scales = format->meaning == kRefOpaque ? NULL : scales;
-    int32_t* used = ref_host_new(run->counter.bytes);
-    int32_t* counts = ref_host_poison(run->counter.bytes);
+// What a dispatch must write.
+typedef struct {
+    const LlRun* run;
+    void *packed, *scales;
+    int32_t* counts;
+    int64_t* ids;
+    float* weights;
+} Expected;
+
+static void place_row(unsigned source, size_t token, size_t row, void* context) {
+    const Expected* expected = context;
+    const LlRun* run = expected->run;
+    ref_format_place(&run->format, run->tokens_seed, ref_row_of(source, token),
+                     layout_of(run, true), row, expected->packed, expected->scales);
+}
+
+static void expect_by_rank(Expected* expected) {
+    const LlRun* run = expected->run;
+    const unsigned rank = (unsigned)run->env->rank;
+    ref_rank_each(run->sent, rank, layout_of(run, true), place_row, expected);
+    ref_rank_beside(run->sent, rank, layout_of(run, true), expected->ids, expected->weights);
+    if (!run->without_counter) ref_rank_counts(run->sent, rank, expected->counts);
+}
+
+static void expect_by_expert(Expected* expected) {
+    const LlRun* run = expected->run;
+    int32_t* used = ref_host_new(run->local_experts * sizeof(*used));
     uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
     const uint64_t* number = numbers;
     for (unsigned expert = 0; expert < run->local_experts; ++expert) {
         for (int32_t slot = 0; slot < used[expert]; ++slot) {
             const size_t row = ref_layout_row(run->layout, expert, (size_t)slot);
-            ref_format_place(format, run->tokens_seed, *number++, run->layout, row, packed,
-                             out_scales);
+            ref_format_place(&run->format, run->tokens_seed, *number++, run->layout, row,
+                             expected->packed, expected->scales);
         }
     }
-    bool match = REF_CHECK_BUFFER(&run->packed, packed);
-    match = REF_CHECK_BUFFER(&run->scales_out, scales) && match;
-    match = REF_CHECK_BUFFER(&run->counter, run->without_counter ? counts : used) && match;
-    free(packed);
-    free(scales);
+    const size_t bytes = run->local_experts * sizeof(*used);
+    if (!run->without_counter) memcpy(expected->counts, used, bytes);
     free(used);
-    free(counts);
     free(numbers);
+}
+
+bool ll_check_dispatch(LlRun* run) {
+    void* scales = ref_host_poison(run->scales_out.bytes);
+    Expected expected = {run,
+                         ref_host_poison(run->packed.bytes),
+                         run->format.meaning == kRefOpaque ? NULL : scales,
+                         ref_host_poison(run->counter.bytes),
+                         ref_host_poison(run->ids_out.bytes),
+                         ref_host_poison(run->weights_out.bytes)};
+    (run->sent_by_rank ? expect_by_rank : expect_by_expert)(&expected);
+    bool match = REF_CHECK_BUFFER(&run->packed, expected.packed);
+    match = REF_CHECK_BUFFER(&run->scales_out, scales) && match;
+    match = REF_CHECK_BUFFER(&run->counter, expected.counts) && match;
+    match = REF_CHECK_BUFFER(&run->ids_out, expected.ids) && match;
+    match = REF_CHECK_BUFFER(&run->weights_out, expected.weights) && match;
+    free(scales);
+    free(expected.packed);
+    free(expected.counts);
+    free(expected.ids);
+    free(expected.weights);
     return match;
 }
 
@@ -182,7 +256,11 @@ void ll_prepare_combine(LlRun* run) {
     const unsigned rank = (unsigned)run->env->rank;
     // Rows of unused slots stay poison: they must not show in any sum.
     void* host = ref_host_poison(run->results_in.bytes);
-    ref_ll_results(run->sent, rank, run->layout, &run->results, host);
+    if (run->sent_by_rank) {
+        ref_rank_results(run->sent, rank, layout_of(run, true), &run->results, host);
+    } else {
+        ref_ll_results(run->sent, rank, run->layout, &run->results, host);
+    }
     ref_buffer_upload(&run->results_in, host);
     free(host);
     ref_buffer_poison(&run->combined);
@@ -192,20 +270,23 @@ ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) 
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
     const RefShape* shape = &run->shape;
-    ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden, run->layout);
+    ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden,
+                      layout_of(run, run->sent_by_rank));
     ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden,
                       ref_flat(my_tokens(run)));
-    const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
-    ref_list_add(&lists.locals, ref_buffer_data(&run->weights), ncclFloat32,
-                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
+    if (!run->sent_by_rank) add_weights(&lists.locals, run);
     ref_lists_dress(&lists, run->variation++);
     return ref_lists_combine(&lists, run->handle, send_only, stream);
 }
 
 bool ll_check_combine(LlRun* run) {
     void* combined = ref_host_poison(run->combined.bytes);
-    ref_ll_combine(run->sent, run->now, (unsigned)run->env->rank, run->layout, &run->results,
-                   combined);
+    const unsigned rank = (unsigned)run->env->rank;
+    if (run->sent_by_rank) {
+        ref_rank_combine(run->sent, rank, layout_of(run, true), &run->results, combined);
+    } else {
+        ref_ll_combine(run->sent, run->now, rank, run->layout, &run->results, combined);
+    }
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     free(combined);
     return match;

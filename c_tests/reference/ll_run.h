@@ -7,6 +7,7 @@
 #include "reference/buffer.h"
 #include "reference/format.h"
 #include "reference/ll.h"
+#include "reference/rank_major.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,6 +21,8 @@ typedef struct {
     uint64_t seed;       // of the next inputs
     unsigned variation;  // of the next list of tensors
     bool without_counter;
+    bool by_rank;        // dispatches are rank-major from now on; a combine is as its dispatch
+    bool sent_by_rank;   // the last one was
     ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
     RefRouting* now;   // what the ids and weights in device memory are
@@ -28,6 +31,7 @@ typedef struct {
     uint64_t tokens_seed;  // of the last dispatch
     RefRows results;   // of the experts, for the last combine
     RefBuffer ids, weights, tokens_in, scales_in, packed, scales_out, counter;
+    RefBuffer ids_out, weights_out;  // of a rank-major dispatch
     RefBuffer results_in, combined;
 } LlRun;
 

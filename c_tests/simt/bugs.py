@@ -22,6 +22,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 # With so many blocks some begin after another one of their rank has failed.
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
+RANK_MAJOR = "2 test_ll rank_major_shapes"
 # Several passes, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
@@ -187,6 +188,20 @@ BUGS = (
         slow=True),
     Bug("ends before all peers have begun", "ll/combine_sums.cuh",
         "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
+    # ---- Rank-major -----------------------------------------------------------------------------
+    Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            ids[i] = kNowhere;\n", "", RANK_MAJOR),
+    Bug("a token counted for each of its experts", "ll/rank_notices.cuh",
+        "match(peer < 0 ? nothing : at.quotient * op.peers() + peer);", "{1u << lane_idx()};", RANK_MAJOR),
+    Bug("rows of a source where its tokens are", "ll/rank_dispatch.cu",
+        "row = block.output.row(source, shuffle(entry.index(), here.first()));",
+        "row = block.output.row(source, token);", RANK_MAJOR),
+    Bug("weights that have not come", "ll/rank_dispatch.cu",
+        "const Arrival weight = wait_for_packet_in(op, packet, op.from(source, WAIT_WEIGHT));",
+        "const Arrival weight = {true, packet_data(ld_relaxed_sys(packet))};", RANK_MAJOR, slow=True),
+    Bug("ranks added in their order", "ll/combine_sums.cuh", "        before = which.count_before();\n",
+        "        for (LaneMask left = which; left.any(); left.drop_first()) {\n"
+        "            before += shuffle(peer, left.first()) < peer ? 1 : 0;\n        }\n",
+        "4 test_ll rank_major_shapes"),
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
         "op.nodes.returned_message(op.nodes.place_of(nearest))",

@@ -13,6 +13,9 @@ constexpr int32_t kDropped = -2;
 // The output `[local_experts][ranks * max_tokens]`: the rows of an expert together, by source rank
 // ascending, then token, then k.
 struct ExpertMajor {
+    // Whether the caller of a combine has summed what a rank gives for a token.
+    static constexpr bool kSummed = false;
+
     const LlShape& shape;
     uint32_t ranks;
 

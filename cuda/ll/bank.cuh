@@ -84,6 +84,10 @@ struct Bank {
         return as<uint64_t>(base + common.layout.entries) +
                (uint64_t{source} * common.shape.max_tokens + token) * LL_MAX_TOP_K;
     }
+    // Rank-major: the weights of the token `token` of `source`, behind all entries.
+    __device__ Address<uint64_t> weights(uint32_t source, uint32_t token, uint32_t ranks) const {
+        return entries(ranks + source, token);
+    }
 };
 
 }  // namespace nccl_ep

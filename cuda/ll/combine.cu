@@ -23,37 +23,14 @@
 // rounded, and adds the rows of the node before it, of the one before that, and so on around the ring.
 
 #include "../base/entry.cuh"
-#include "combine_sums.cuh"
+#include "combine_run.cuh"
 
 namespace nccl_ep::ll_combine_impl {
-
-// Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it.
-template <typename Op>
-__device__ void send_fingerprint(const Block<Op>& block) {
-    const Op& op = block.op;
-#pragma unroll 1
-    for (uint32_t peer = lane_idx(); peer < op.peers(); peer += kWarpSize) {
-        if (!is_active(op.common.peers, peer)) {
-            continue;
-        }
-        put_value(op.at(peer).fingerprint(op.rank()), op.packet(op.common.fingerprint));
-        if constexpr (Op::kSeveral) {
-            const LlNodes& nodes = op.nodes.nodes;
-            for (uint32_t number = 1; number < nodes.sources; ++number) {
-                put_value(op.at(peer).fingerprint(nodes.rank_of_source[number]),
-                          op.packet(op.common.fingerprint));
-            }
-        }
-    }
-}
 
 // One warp per token: each weight goes to the rank of its expert, if that is a peer.
 template <typename Op>
 __device__ void send_weights(const Block<Op>& block) {
     const Op& op = block.op;
-    if (is_fingerprint_warp(block)) {
-        send_fingerprint(block);
-    }
     const uint32_t tokens = tokens_of_sources(block);
     const uint32_t step = num_warps() * block.receivers.blocks;
 #pragma unroll 1
@@ -162,80 +139,14 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int
     sync_warp();  // its addends are done with
 }
 
-template <typename Type, typename Op>
-__device__ void send_rows(const Block<Op>& block) {
-    uint32_t most_tokens = 0;
-#pragma unroll 1
-    for (uint32_t rank = 0; rank < block.op.ranks(); ++rank) {
-        most_tokens = max(most_tokens, block.tokens_of[rank]);
-    }
-    const uint32_t units = most_tokens * block.op.ranks() * block.units.count;
-    const uint32_t step = num_warps() * block.senders.blocks;
-    // With one token for a block its first warp tells the token's weights, so it begins last.
-    const uint32_t turn = (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
-#pragma unroll 1
-    for (uint32_t unit = block.senders.unit(turn); unit < units; unit += step) {
-        const UnitOfAll outgoing(block.op, block.units, unit);
-        if (outgoing.token < block.tokens_of[outgoing.rank]) {
-            send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
-        }
-    }
-}
-
-template <typename Op>
-__device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start& start) {
-    const LlCommon& common = block.params.common;
-#pragma unroll 1
-    for (uint32_t rank = threadIdx.x; rank < block.op.ranks(); rank += blockDim.x) {
-        block.tokens_of[rank] = min(common.handle.tokens_of[rank], common.shape.max_tokens);
-    }
-    if (threadIdx.x == 0) {
-        block.shared.start = start;
-    }
-}
-
 template <typename Type, typename SizeOfUnits, bool Exact, typename Nodes>
 __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes) {
     using Op = CombineOperation<Nodes, SizeOfUnits, Exact>;
-    __shared__ SharedStorage shared;
-    __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
-    Op op(params.common, nodes);
-    const Block<Op> block = {params, op, shared, tokens_of};
-    Start start;
-    if (threadIdx.x == 0) {
-        start.load(params.common);
-    }
-    MessageHeader header = {};
-    if constexpr (Op::kSeveral) {
-        header = first_header(op);
-    }
-    fill_shared(block, start);
-    __syncthreads();
-    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
-    if constexpr (Op::kSeveral) {
-        goes_on = goes_on && (!op.sends() || sources_arrived(op, header)) &&
-                  (!op.receives() || sums_arrived(op));
-    }
-    if (goes_on && op.sends() && block.receivers.has_this_block()) {
-        send_weights(block);
-    }
-    if (goes_on && op.sends() && block.senders.has_this_block()) {
-        send_rows<Type>(block);
-    }
-    advance_epoch(op);
-    if (!goes_on) {
-        return;
-    }
-    if constexpr (Op::kSeveral) {
-        if (op.relays() && block.receivers.has_this_block()) {
-            relay_sums<Type>(block);
-            finish_relay(op);
-        }
-    }
-    if (op.receives() && block.receivers.has_this_block()) {
-        receive_rows<Type>(block);
-    }
-    acknowledge(op);
+    run<Type, Op>(
+        params, nodes, [](const Block<Op>& block) { send_weights(block); },
+        [](const Block<Op>& block, const UnitOfAll& outgoing) {
+            send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
+        });
 }
 
 template <typename Type, typename SizeOfUnits, bool Exact = false>

@@ -100,6 +100,12 @@ __device__ __forceinline__ bool exists(const Block<Op>& block, const SourceToken
 // What this lane's entry of a token has to do with the combine.
 template <typename Op>
 __device__ __forceinline__ Gate gate_of(const Block<Op>& block, const SourceToken& at) {
+    if constexpr (Op::Layout::kSummed) {
+        // What a rank gives is added as it is, as the dispatch has found it.
+        const bool has_entry = lane_idx() < block.shape.top_k;
+        const int32_t sent = has_entry ? block.op.experts_of(at.number, at.token)[lane_idx()] : kNowhere;
+        return {dispatched_expert(block.op, sent), 1.0f, lane_idx()};
+    }
     if constexpr (Op::kSeveral) {
         if (at.number != 0) {
             return gate_of_source(block.op, at.number, at.token);

@@ -23,7 +23,8 @@ __device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_
     return which.count();
 }
 
-// Else one row of each expert rank, ranks ascending.
+// Else one row of each expert rank, ranks ascending; or, where the caller has summed them, in the order of the first k
+// that names each.
 template <typename Op>
 __device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const SourceToken& at, const Gate& gate,
                                               int32_t peer) {
@@ -31,9 +32,13 @@ __device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const Sour
     const bool is_first = peer >= 0 && same.first() == lane_idx();
     const LaneMask which = ballot(is_first);
     uint32_t before = 0;
+    if constexpr (Op::Layout::kSummed) {
+        before = which.count_before();
+    } else {
 #pragma unroll 1
-    for (LaneMask left = which; left.any(); left.drop_first()) {
-        before += shuffle(peer, left.first()) < peer ? 1 : 0;
+        for (LaneMask left = which; left.any(); left.drop_first()) {
+            before += shuffle(peer, left.first()) < peer ? 1 : 0;
+        }
     }
     if (is_first) {
         const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, peer);

@@ -17,8 +17,7 @@
 // needs.
 
 #include "../base/entry.cuh"
-#include "dispatch_receive.cuh"
-#include "dispatch_send.cuh"
+#include "dispatch_run.cuh"
 
 namespace nccl_ep::ll_dispatch_impl {
 
@@ -26,44 +25,17 @@ template <typename Nodes, typename Rows>
 __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes& nodes,
                                     const Rows& rows) {
     using Op = DispatchOperation<Nodes, Rows>;
-    __shared__ SharedStorage shared;
-    __shared__ uint32_t tokens_of[Op::kSeveral ? LL_MAX_RANKS : MAX_PEERS];
-    DYNAMIC_SHARED(uint32_t, per_expert);
-    Op op(params.common, nodes);
-    const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
-    Start start;
-    if (threadIdx.x == 0) {
-        start.load(params.common);
-        shared.most_tokens = 0;
-    }
-    MessageHeader header = {};
-    if constexpr (Op::kSeveral) {
-        header = first_header(op);
-    }
-    clear_histograms(block);
-    const bool goes_on = send_all(block, [&] {
-        if (threadIdx.x == 0) {
-            shared.start = start;
-        }
-        __syncthreads();
-        bool ok = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
-        if constexpr (Op::kSeveral) {
-            ok = ok && (!op.relays() || sources_arrived(op, header));
-        }
-        if (ok && block.notifies()) {
-            notify_all(block);
-        }
-        return ok;
-    });
-    advance_epoch(op);
-    if (!goes_on) {
-        return;
-    }
-    if (op.receives() && block.receivers.has_this_block()) {
-        find_begins(block);
-        receive_rows(block);
-    }
-    acknowledge(op);
+    run<Op>(
+        params, nodes, rows,
+        [](const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
+            notify(block, source, part);
+        },
+        [](const Block<Op>& block) {
+            find_begins(block);
+            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx) {
+                receive_chunk(block, source, token, chunk_idx);
+            });
+        });
 }
 
 template <typename Rows>

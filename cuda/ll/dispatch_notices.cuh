@@ -211,9 +211,9 @@ __device__ void notify(const Block<Op>& block, const typename Op::Source& source
     }
 }
 
-// The notifiers' work: blocks take turns at the sources.
-template <typename Op>
-__device__ void notify_all(const Block<Op>& block) {
+// The notifiers' work: blocks take turns at the sources. `notify` is given a source and the block's part of it.
+template <typename Op, typename Notify>
+__device__ void notify_all(const Block<Op>& block, Notify notify) {
     const uint32_t index = block.notifiers.index();
     const uint32_t blocks = block.notifiers.blocks;
     if constexpr (!Op::kSeveral) {

@@ -71,15 +71,16 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
     }
 }
 
-template <typename Op>
-__device__ void receive_rows(const Block<Op>& block) {
+// `take` takes a chunk of (source, token).
+template <typename Op, typename Take>
+__device__ void receive_rows(const Block<Op>& block, Take take) {
     const uint32_t units = arriving_units(block);
     const uint32_t step = num_warps() * block.receivers.blocks;
 #pragma unroll 1
     for (uint32_t unit = block.receivers.unit(warp_idx()); unit < units; unit += step) {
         const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
         if (arriving.token < block.tokens_of[arriving.rank]) {
-            receive_chunk(block, arriving.rank, arriving.token, arriving.number);
+            take(arriving.rank, arriving.token, arriving.number);
         }
     }
 }

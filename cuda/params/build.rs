@@ -48,6 +48,8 @@ const FILES: [File; 4] = [
         base: Some("common.h"),
         sizes: sizes![ll: LlLayout LlShape LlHandleMemory LlChannelState LlCommon LlDispatchParams LlCombineParams
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams LlScaledPackParams
+            LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
+            LlRankScaledDispatchNodesParams LlRankPackParams
             LlCombineNodesParams LlGatesParams LlPackParams],
     },
     File {

@@ -16,8 +16,8 @@ from nccl_ep.requirement import require_torch
 __version__ = "0.1.0"
 
 # Names that need torch, and their modules, which load at first use.
-_RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "ScaledResult",
-            "WeightedResult", "WeightedScaledResult")
+_RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "RankMajorResult",
+            "ScaledResult", "WeightedResult", "WeightedScaledResult")
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
                "MoeShape": "nccl_ep.tuning", "tune": "nccl_ep.tuning"}
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from nccl_ep.results import (DispatchResult as DispatchResult,
                                  LowLatencyResult as LowLatencyResult,
                                  LowLatencyScaledResult as LowLatencyScaledResult,
+                                 RankMajorResult as RankMajorResult,
                                  ScaledResult as ScaledResult,
                                  WeightedResult as WeightedResult,
                                  WeightedScaledResult as WeightedScaledResult)

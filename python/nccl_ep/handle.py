@@ -15,7 +15,10 @@ from nccl_ep.modes import Mode
 from nccl_ep.operators.numbers import forget, register
 from nccl_ep.operators.traced import is_traced, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
-                             ScaledResult, WeightedResult, WeightedScaledResult, result_class)
+                             RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult,
+                             result_class)
+from nccl_ep.row_layout import (RowLayout, check_weights_of_combine, checked_layout,
+                                low_latency_shape)
 from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
                             new_scales, scaled_rows)
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
@@ -49,6 +52,7 @@ class EpHandle(Generic[Mode]):
         self._staged_on: int | None = None
         self.staged_outputs: list[torch.Tensor] = []
         self._rows: int | None = None
+        self._by_rank = False
         self.number = register(self)  # of operators
         self.group = group
         self.topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
@@ -90,6 +94,13 @@ class EpHandle(Generic[Mode]):
             ask = self.group.library.ncclEpHandleGetNumRecvTokens
             self._rows = int(self.group.call(ask, self.handle))
         return self._rows
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                 layout: Literal["rank"], scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> RankMajorResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
@@ -142,17 +153,18 @@ class EpHandle(Generic[Mode]):
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 scales: torch.Tensor | None = None, cast: CastName | None = None,
-                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
-                 out_scales: torch.Tensor | None = None, send_only: bool = False,
-                 stream: Any = None) -> DispatchResult: ...
+                 layout: RowLayout = "expert", scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> DispatchResult: ...
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 scales: torch.Tensor | None = None, cast: CastName | None = None,
-                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
-                 out_scales: torch.Tensor | None = None, send_only: bool = False,
-                 stream: Any = None) -> DispatchResult:
-        """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them.
+                 layout: RowLayout = "expert", scales: torch.Tensor | None = None,
+                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
+                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
+                 send_only: bool = False, stream: Any = None) -> DispatchResult:
+        """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them;
+        so they do in LL with `layout` "rank": a row for each token and rank.
 
         `scales` [T, S] of any type of 1, 2 or 4 bytes go with rows of any type; or `cast` rounds
         bfloat16, float16 or float32 rows to float8_e4m3fn and makes scales: "fp8" (float32 for 128
@@ -167,18 +179,18 @@ class EpHandle(Generic[Mode]):
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
         `out` and `stream` is differentiable; backward is collective, too.
         """
+        by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
         if is_traced():
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
         group = self.group
         low_latency = group.algorithm == "ll"
-        if low_latency and topk_weights is not None:
-            raise ValueError("topk_weights: in low latency they belong to combine")
         tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
         ids = None
         if topk_weights is not None:
-            ids, topk_weights = self.topk_idx, self._weights(topk_weights, self.num_tokens)
+            ids = None if low_latency else self.topk_idx
+            topk_weights = self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
         if needs_gradient(tokens, topk_weights, scales):
             plain = out is None and not send_only and stream is None and not is_scaled
@@ -192,7 +204,7 @@ class EpHandle(Generic[Mode]):
                             (Tag.TOPK_WEIGHTS, topk_weights))
         # In HT the host may wait here, and the GPU then waits for the host: do as little as
         # possible afterwards.
-        shape = self._received_shape(tokens.shape[1])
+        shape = self._received_shape(tokens.shape[1], by_rank)
         rows = scaled_rows(tokens, scales, cast) if is_scaled else None
         dtype = tokens.dtype if rows is None else rows.dtype
         given = [each for each in (out, out_scales) if each is not None]
@@ -208,14 +220,14 @@ class EpHandle(Generic[Mode]):
         else:
             out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
                                     group.device)
-        kind = result_class(low_latency, topk_weights is not None, is_scaled)
-        result = kind(out)
+        result = result_class(low_latency, topk_weights is not None, is_scaled)(out)
         if low_latency:
-            result = kind(out, counts=self._new((group.num_local_experts,), torch.int32))
-        elif topk_weights is not None:
-            routing = (out.shape[0], self.top_k)
-            result = kind(out, None, self._new(routing, torch.int64),
-                          self._new(routing, torch.float32))
+            zones = group.world_size if by_rank else group.num_local_experts
+            result = result._replace(counts=self._new((zones,), torch.int32))
+        if topk_weights is not None:
+            routing = (*out.shape[:-1], self.top_k)
+            result = result._replace(topk_idx=self._new(routing, torch.int64),
+                                     topk_weights=self._new(routing, torch.float32))
         if rows is not None:
             result = result._replace(scales=out_scales)
         outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),
@@ -225,6 +237,7 @@ class EpHandle(Generic[Mode]):
         rounds = rows is not None and rows.round_scales
         self._run("dispatch", (inputs, outputs, counter), given, send_only, stream,
                   _ROUND_SCALES if rounds else _NO_OPTIONS)
+        self._by_rank = by_rank
         return result
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -232,7 +245,8 @@ class EpHandle(Generic[Mode]):
                 stream: Any = None) -> torch.Tensor:
         """Returns results to their home ranks: [T, H], for each token the sum over its experts.
 
-        LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum.
+        LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum; after a
+        dispatch with layout "rank" `tokens` [R, M, H] alone, weighed and summed as in HT.
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
         differentiable as `dispatch` is.
         """
@@ -240,15 +254,12 @@ class EpHandle(Generic[Mode]):
             return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
                                         stream=stream)
         group = self.group
-        low_latency = group.algorithm == "ll"
-        if low_latency != (topk_weights is not None):
-            raise ValueError("topk_weights: " + ("needed in low latency" if low_latency else
-                                                 "combine_with_weights returns them"))
+        check_weights_of_combine(group.algorithm, self._by_rank, topk_weights is not None)
         tokens = self._results(tokens)
         local = None if topk_weights is None else self._weights(topk_weights, self.num_tokens)
         if needs_gradient(tokens, local):
-            check_differentiable(group.algorithm, "combine",
-                                 out is None and not send_only and stream is None)
+            plain = out is None and not send_only and stream is None
+            check_differentiable(group.algorithm, "combine", plain)
             from nccl_ep import autograd
 
             return autograd.ht_combine(self, tokens)
@@ -343,16 +354,15 @@ class EpHandle(Generic[Mode]):
         if self.group.runtime.is_capturing(stream):
             self.group.keep(self)
 
-    def _received_shape(self, hidden: int) -> tuple[int, ...]:
-        group = self.group
-        if group.algorithm == "ht":
+    def _received_shape(self, hidden: int, by_rank: bool) -> tuple[int, ...]:
+        if self.group.algorithm == "ht":
             return self.num_recv_tokens, hidden
-        return group.num_local_experts, group.world_size * group.max_tokens_per_rank, hidden
+        return low_latency_shape(self.group, hidden, by_rank)
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")
         if self.group.algorithm == "ll":
-            shape = (*self._received_shape(0)[:-1], "H")
+            shape = (*self._received_shape(0, self._by_rank)[:-1], "H")
         return checked("tokens", tokens, shape, self.group.device)
 
     def _home(self, tokens: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

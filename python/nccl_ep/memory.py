@@ -132,7 +132,7 @@ def _ll(shape: Shape, place: _Place) -> list[Item]:
     if not place.others:
         return items
     most_entries = shape.tokens * _MOST_TOP_K
-    rows = _up(_LL_HEAD + shape.tokens * shape.row_bytes + most_entries * _ID, _REGION)
+    rows = _up(_LL_HEAD + shape.tokens * shape.row_bytes + most_entries * (_ID + _WORD), _REGION)
     weights = _up(_LL_HEAD + most_entries * _WORD, _REGION)
     remote = place.sources - 1
     channel = (remote + place.others) * rows + (remote + 1) * weights
@@ -146,7 +146,7 @@ def _ll_window(shape: Shape, place: _Place) -> int:
     entries = shape.ranks * shape.tokens * _MOST_TOP_K
     bank = sum(_up(size, _REGION) for size in (
         rows * _up(shape.row_bytes, _LINE), rows * chunks * _PACKET,
-        shape.ranks * (shape.local_experts + _LL_COUNTS) * _PACKET, entries * _PACKET))
+        shape.ranks * (shape.local_experts + _LL_COUNTS) * _PACKET, 2 * entries * _PACKET))
     return _BANKS * bank + _REGION
 
 

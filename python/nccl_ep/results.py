@@ -11,7 +11,10 @@ class DispatchResult(NamedTuple):
     """What a dispatch delivers to this rank.
 
     LL: tokens [L, R*M, H], of which expert e has the first counts[e] rows; counts int32 [L].
-    Scales, if rows have them: [L, R*M, S] or [n, S].
+    LL with layout "rank": tokens [R, M, H], of which source rank r has the first counts[r] rows;
+    counts int32 [R]; topk_idx int64 [R, M, K], local ids where the token's experts are here, else
+    -1, as in all other rows; topk_weights float32 [R, M, K].
+    Scales, if rows have them: [L, R*M, S], [R, M, S] or [n, S].
     HT: tokens [n, H], one row per received token, by source rank and token; with weights also
     topk_idx int64 [n, K], local ids ascending, then -1, and topk_weights float32 [n, K], then 0.
     """
@@ -51,6 +54,12 @@ class WeightedScaledResult(WeightedResult, ScaledResult):  # type: ignore[misc] 
     __slots__ = ()
 
 
+class RankMajorResult(LowLatencyResult, WeightedResult):  # type: ignore[misc]  # as above
+    """That of low latency with layout "rank": counts, ids and weights are there, and maybe scales."""
+
+    __slots__ = ()
+
+
 class LowLatencyScaledResult(LowLatencyResult, ScaledResult):  # type: ignore[misc]  # as above
     """That of low latency with scales."""
 
@@ -59,6 +68,8 @@ class LowLatencyScaledResult(LowLatencyResult, ScaledResult):  # type: ignore[mi
 
 def result_class(low_latency: bool, weighted: bool, scaled: bool) -> type[DispatchResult]:
     """The class of a result of low latency, with weights, and with scales."""
+    if low_latency and weighted:
+        return RankMajorResult
     if low_latency:
         return LowLatencyScaledResult if scaled else LowLatencyResult
     if weighted:

@@ -30,7 +30,7 @@ def test_a_group_of_the_guide():
     shape = Shape("ll", 8, 128)
     received = next(item for item in tensors(shape) if item.name == "received rows")
     assert (received.bytes, received.shape) == (469762048, "[32, 1024, 7168]")
-    assert total(shape) == 62
+    assert total(shape) == 64
 
 
 def test_two_nodes_have_buffers_beside_the_window():

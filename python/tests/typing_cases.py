@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nccl_ep import (DispatchResult, EpGroup, EpHandle, LowLatencyResult, LowLatencyScaledResult,
-                     ScaledResult, WeightedResult, WeightedScaledResult)
+                     RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult)
 from nccl_ep.modes import Algorithm
 from nccl_ep.scales import CastName
 
@@ -56,6 +56,11 @@ def modes(ids: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor,
         assert_type(scaled, LowLatencyScaledResult)
         assert_type((scaled.counts, scaled.scales), tuple[torch.Tensor, torch.Tensor])
         assert_type(either(handle), DispatchResult)
+        ranks = handle.dispatch(tokens, weights, layout="rank", cast="fp8")
+        assert_type(ranks, RankMajorResult)
+        assert_type((ranks.counts, ranks.topk_idx), tuple[torch.Tensor, torch.Tensor])
+        assert_type(ranks.scales, torch.Tensor | None)
+        handle.combine(ranks.tokens)
     named = EpGroup(8, 64, algorithm="ll", max_tokens_per_rank=4)
     assert_type(named.create_handle(ids).dispatch(tokens), LowLatencyResult)
     high = EpGroup(8, 64, algorithm="ht")

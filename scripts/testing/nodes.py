@@ -70,7 +70,8 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 10 --seed 44 --graphs"),
          *(("01", "500", f"ep_bench -a {mode} --experts 16 --tokens 6 --hidden 256 --warmup 0 --iters 1"
             " --validate --use-cuda-graph") for mode in ("ll", "ht")),
-         ("01", "", "test_two_abis memory_over"))
+         ("01", "", "test_two_abis memory_over"),
+         ("0112", "", "test_ll rank_major_shapes"))
 
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),

@@ -85,6 +85,8 @@ pub enum Subject {
     RowType,
     /// Element type of a row's scales.
     ScaleType,
+    /// How the rows of a low-latency operation lie.
+    Layout,
     /// Whether the scales of a cast are powers of two.
     RoundScales,
     /// A tensor as a whole.
@@ -112,6 +114,8 @@ pub enum Extent {
     LocalExperts,
     /// The bound of received rows.
     RecvRows,
+    /// Ranks of the group.
+    Ranks,
     /// Elements of an input row.
     InputHidden,
     /// The bound of tokens per rank.
@@ -249,6 +253,8 @@ pub enum OfTensor {
     Summable,
     /// A combine sums rows, which have no scales.
     SumsWithoutScales,
+    /// A combine of rank-major rows takes no weights.
+    WeighedByCaller,
     /// Scales that are sent are received.
     ScalesReceived,
     /// Rows that are not cast have scales of their own, as others are written.

@@ -167,7 +167,15 @@ impl GroupFacts {
         self.experts / self.ranks
     }
 
-    /// How the rows that a rank receives lie.
+    /// How the rows that a rank receives in low latency lie where a row is for all its experts.
+    pub fn rank_major(&self) -> Layout {
+        Layout::RankMajor {
+            ranks: self.ranks,
+            slots: self.max_tokens.unwrap_or(0),
+        }
+    }
+
+    /// How the rows that a rank receives lie, unless an operation says otherwise.
     pub fn layout(&self) -> Layout {
         match self.algorithm {
             Algorithm::LowLatency => Layout::ExpertMajor {

@@ -111,7 +111,8 @@ pub struct LlSections {
     /// i32 `[sources][most_tokens][top_k]`: the expert of each entry of this rank, and of those that it forwards for;
     /// negative if it names none.
     pub expert_of: usize,
-    /// i32 `[ranks][most_tokens][top_k]`: row of the output of each entry that came here, negative if none.
+    /// i32 `[ranks][most_tokens][top_k]`: row of the output of each entry that came here, negative if none. Rank-major
+    /// the first entry of a token has its row, whichever came.
     pub row_of: usize,
     /// u32 `[ranks]`: tokens of each rank.
     pub tokens_of: usize,
@@ -180,6 +181,7 @@ pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADE
     });
     let layout = match facts.layout() {
         Layout::ExpertMajor { .. } => 1,
+        Layout::RankMajor { .. } => 2,
         Layout::Flat => 3,
     };
     let [first, second, third, fourth, bytes] = sections;

@@ -10,17 +10,33 @@ pub enum Layout {
         /// Rows that each has room for.
         slots: usize,
     },
+    /// `[ranks, slots, *]`: a row for each token that names an expert of the rank, those of a source rank together, by
+    /// token.
+    RankMajor {
+        /// Source ranks.
+        ranks: usize,
+        /// Rows that each has room for.
+        slots: usize,
+    },
     /// `[n, *]`: a row for each token that names an expert of the rank, by source rank, then token. The caller's
     /// tensor says n.
     Flat,
 }
 
+/// How the rows of a low-latency operation lie, in a word.
+pub fn layout_name(by_rank: bool) -> &'static str {
+    match by_rank {
+        true => "rank-major",
+        false => "expert-major",
+    }
+}
+
 /// A row, by what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowOf {
-    /// The local expert; ignored in a layout whose rows are for all experts of the rank.
-    pub expert: usize,
-    /// How many rows come before it: for the same expert, or in all.
+    /// The local expert or, rank-major, the source rank: whose rows lie together. Ignored in a flat layout.
+    pub zone: usize,
+    /// How many rows of the zone come before it.
     pub ordinal: usize,
 }
 
@@ -28,7 +44,7 @@ impl Layout {
     /// Dimensions of a tensor before the last, which is that of a row.
     pub const fn dims(self) -> usize {
         match self {
-            Self::ExpertMajor { .. } => 2,
+            Self::ExpertMajor { .. } | Self::RankMajor { .. } => 2,
             Self::Flat => 1,
         }
     }
@@ -36,7 +52,14 @@ impl Layout {
     /// Rows of a tensor; none where the caller's tensor says how many.
     pub const fn rows(self) -> Option<usize> {
         match self {
-            Self::ExpertMajor { experts, slots } => Some(experts * slots),
+            Self::ExpertMajor {
+                experts: zones,
+                slots,
+            }
+            | Self::RankMajor {
+                ranks: zones,
+                slots,
+            } => Some(zones * slots),
             Self::Flat => None,
         }
     }
@@ -45,14 +68,21 @@ impl Layout {
     pub const fn slots(self) -> Option<usize> {
         match self {
             Self::ExpertMajor { slots, .. } => Some(slots),
-            Self::Flat => None,
+            Self::RankMajor { .. } | Self::Flat => None,
         }
+    }
+
+    /// Whether it is the one that a low-latency dispatch with ids among its outputs has.
+    pub const fn is_rank_major(self) -> bool {
+        matches!(self, Self::RankMajor { .. })
     }
 
     /// The number of a row in the tensor, all dimensions but the last taken as one.
     pub const fn number(self, row: RowOf) -> usize {
         match self {
-            Self::ExpertMajor { slots, .. } => row.expert * slots + row.ordinal,
+            Self::ExpertMajor { slots, .. } | Self::RankMajor { slots, .. } => {
+                row.zone * slots + row.ordinal
+            }
             Self::Flat => row.ordinal,
         }
     }
@@ -68,15 +98,25 @@ mod tests {
             experts: 3,
             slots: 5,
         };
-        let number = |expert, ordinal| layout.number(RowOf { expert, ordinal });
+        let number = |zone, ordinal| layout.number(RowOf { zone, ordinal });
         assert_eq!((number(0, 4), number(1, 0), number(2, 4)), (4, 5, 14));
         assert_eq!((layout.rows(), layout.dims()), (Some(15), 2));
+        assert_eq!(layout.slots(), Some(5));
+    }
+
+    #[test]
+    fn rows_of_a_source_lie_together() {
+        let layout = Layout::RankMajor { ranks: 2, slots: 7 };
+        let number = |zone, ordinal| layout.number(RowOf { zone, ordinal });
+        assert_eq!((number(0, 6), number(1, 0)), (6, 7));
+        assert_eq!((layout.rows(), layout.dims()), (Some(14), 2));
+        assert_eq!(layout.slots(), None);
     }
 
     #[test]
     fn flat_rows_have_no_expert() {
         let row = RowOf {
-            expert: 7,
+            zone: 7,
             ordinal: 3,
         };
         assert_eq!(Layout::Flat.number(row), 3);

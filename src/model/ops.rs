@@ -3,6 +3,7 @@
 //! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
 //! so a staged operation outlives the caller's descriptors.
 
+use crate::model::layout::Layout;
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 pub use crate::model::tensor::RowType;
@@ -47,7 +48,18 @@ pub struct Routing {
     pub top_k: usize,
 }
 
-/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]`, maybe with scales.
+/// What a rank-major LL dispatch sends beside its rows, and where it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LlBeside {
+    /// f32 `[T, K]`: the weights of this rank's tokens.
+    pub weights: DevPtr,
+    /// int64 `[R, M, K]`: local ids, -1 for experts elsewhere and in rows that hold nothing.
+    pub out_ids: DevPtr,
+    /// f32 `[R, M, K]`: the weights of received tokens.
+    pub out_weights: DevPtr,
+}
+
+/// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, maybe with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlDispatch {
     /// Element type and width of rows as they travel and arrive; those of the input rows, too,
@@ -57,9 +69,13 @@ pub struct LlDispatch {
     pub scaled: Option<Scaled>,
     /// Input rows.
     pub tokens: DevPtr,
-    /// Output rows, expert-major.
+    /// Output rows.
     pub out: DevPtr,
-    /// int32 `[L]`: rows received per local expert.
+    /// How they lie.
+    pub layout: Layout,
+    /// Rank-major: ids and weights.
+    pub beside: Option<LlBeside>,
+    /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
     pub counter: Option<DevPtr>,
 }
 
@@ -77,15 +93,17 @@ fn wire(payload: RowType, scaled: Option<Scaled>) -> WireRow {
     }
 }
 
-/// LL combine: `expert_rows [L, R*M, H]` and `weights [T, K]` to `out [T, H]`.
+/// LL combine: `expert_rows [L, R*M, H]` and `weights [T, K]`, or `[R, M, H]` alone, to `out [T, H]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlCombine {
     /// Element type and width of input and output rows.
     pub row: RowType,
     /// Input rows, where dispatch put their tokens.
     pub expert_rows: DevPtr,
-    /// f32 `[T, K]`.
-    pub weights: DevPtr,
+    /// How they lie.
+    pub layout: Layout,
+    /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed the rows of a rank.
+    pub weights: Option<DevPtr>,
     /// Output rows.
     pub out: DevPtr,
 }
@@ -96,6 +114,16 @@ pub struct LlCombine {
 pub enum LlOp {
     Dispatch(LlDispatch),
     Combine(LlCombine),
+}
+
+impl LlOp {
+    /// How the rows of the experts lie.
+    pub fn layout(&self) -> Layout {
+        match self {
+            Self::Dispatch(op) => op.layout,
+            Self::Combine(op) => op.layout,
+        }
+    }
 }
 
 /// A 2-D tensor whose only free dimension is its number of rows.

@@ -27,8 +27,13 @@ impl<'a> Argument<'a> {
 
     /// The tensor in `role`, which the call requires.
     pub fn required(role: Role, tensor: Option<&'a Tensor>) -> Result<Self> {
-        Self::optional(role, tensor)
-            .ok_or_else(|| Error::argument(Subject::Tensor(role), OfTensor::Required))
+        Self::optional(role, tensor).ok_or_else(|| Self::missing(role))
+    }
+
+    /// The refusal of a call without the tensor in `role`.
+    #[cold]
+    pub fn missing(role: Role) -> Error {
+        Error::argument(Subject::Tensor(role), OfTensor::Required)
     }
 
     /// Refuses any tensor in `role`, by `rule`.
@@ -220,10 +225,20 @@ pub fn expert_counter<'a>(
     facts: &GroupFacts,
     sized: impl FnOnce(Argument<'a>, usize, usize, Extent) -> Result<Argument<'a>>,
 ) -> Result<Option<DevPtr>> {
+    self::counter(role, counter, |counter| {
+        sized(counter, 0, facts.local_experts(), Extent::LocalExperts)
+    })
+}
+
+/// The same of any counter, int32 in one dimension.
+pub fn counter<'a>(
+    role: Role,
+    counter: Option<&'a Tensor>,
+    sized: impl FnOnce(Argument<'a>) -> Result<Argument<'a>>,
+) -> Result<Option<DevPtr>> {
     let Some(counter) = Argument::optional(role, counter) else {
         return Ok(None);
     };
-    let counter = counter.dims(1)?.dtype_is(DType::Int32)?;
-    let counter = sized(counter, 0, facts.local_experts(), Extent::LocalExperts)?;
+    let counter = sized(counter.dims(1)?.dtype_is(DType::Int32)?)?;
     counter.data(align_of::<i32>()).map(Some)
 }

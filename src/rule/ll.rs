@@ -1,15 +1,17 @@
 //! Rules for the tensors of LL dispatch and combine.
 
 use crate::error::Result;
-use crate::error::refusal::{Extent, Role};
+use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
-use crate::model::ops::{LlCombine, LlDispatch, Routing};
-use crate::model::tensor::DType;
-use crate::rule::argument::{Argument, expert_counter};
+use crate::model::layout::Layout;
+use crate::model::ops::{LlBeside, LlCombine, LlDispatch, Routing};
+use crate::model::tensor::{DType, Tensor};
+use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`.
+/// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. If it delivers ids, it is rank-major:
+/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`.
 pub fn dispatch(
     facts: &GroupFacts,
     routing: &Routing,
@@ -17,9 +19,13 @@ pub fn dispatch(
 ) -> Result<LlDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
+    let layout = match tensors.out_ids {
+        None => facts.layout(),
+        Some(_) => facts.rank_major(),
+    };
     let received = Received {
-        out: Some(rows::received(out, facts.layout())?),
-        layout: facts.layout(),
+        out: Some(rows::received(out, layout)?),
+        layout,
     };
     let DispatchRows {
         row,
@@ -27,36 +33,84 @@ pub fn dispatch(
         tokens,
         out,
     } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
-    let counter = expert_counter(Role::Counter, tensors.counter, facts, Argument::size_is)?;
+    let (beside, counter) = match tensors.out_ids {
+        None => {
+            let size_is = Argument::size_is;
+            (
+                None,
+                expert_counter(Role::Counter, tensors.counter, facts, size_is)?,
+            )
+        }
+        Some(ids) => (
+            Some(beside(layout, routing, (ids, tensors))?),
+            counter(Role::Counter, tensors.counter, |counter| {
+                counter.size_is(0, facts.ranks, Extent::Ranks)
+            })?,
+        ),
+    };
     Ok(LlDispatch {
         row,
         scaled,
         tokens,
         out: out.unwrap_or_default(),
+        layout,
+        beside,
         counter,
     })
 }
 
-/// Checks a combine: tokens `[L, rows, H]` and weights `[T, K]` to tokens `[T, H]`.
+/// Checks the ids and weights of a rank-major dispatch.
+// Apart, as are rows with scales.
+#[inline(never)]
+fn beside(
+    layout: Layout,
+    routing: &Routing,
+    (ids, tensors): (&Tensor, &DispatchTensors<'_>),
+) -> Result<LlBeside> {
+    let delivered = |role, tensor, dtype| {
+        rows::received(Argument::new(role, tensor), layout)?
+            .dtype_is(dtype)?
+            .size_is(layout.dims(), routing.top_k, Extent::HandleTopK)
+    };
+    let ids = delivered(Role::IdsOut, ids, DType::Int64)?;
+    let weights = Argument::required(Role::WeightsIn, tensors.weights)?;
+    let weights = of_tokens(weights, routing)?;
+    let Some(out_weights) = tensors.out_weights else {
+        return Err(Argument::missing(Role::WeightsOut));
+    };
+    let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
+    Ok(LlBeside {
+        weights: weights.data(4)?,
+        out_ids: ids.data(8)?,
+        out_weights: out_weights.data(4)?,
+    })
+}
+
+/// Checks weights `[T, K]`.
+fn of_tokens<'a>(weights: Argument<'a>, routing: &Routing) -> Result<Argument<'a>> {
+    weights
+        .dims(2)?
+        .dtype_is(DType::Float32)?
+        .size_is(0, routing.tokens, Extent::HandleTokens)?
+        .size_is(1, routing.top_k, Extent::HandleTopK)
+}
+
+/// Checks a combine of rows that lie as those of the last dispatch: tokens `[L, rows, H]` and weights `[T, K]`, or
+/// tokens `[R, M, H]` alone, to tokens `[T, H]`.
 pub fn combine(
     facts: &GroupFacts,
     routing: &Routing,
     tensors: &CombineTensors<'_>,
+    layout: Layout,
 ) -> Result<LlCombine> {
     rows::no_scales(tensors)?;
     let expert_tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
-    let layout = facts.layout();
     let expert_tokens = rows::received(expert_tokens, layout)?;
     let row = expert_tokens.summable_row(layout.dims(), facts)?;
-    let weights = match (tensors.token_weights, tensors.weights) {
-        (None, Some(weights)) => Argument::new(Role::WeightsIn, weights),
-        (apart, _) => Argument::required(Role::TokenWeights, apart)?,
+    let weights = match layout.is_rank_major() {
+        true => no_weights(tensors)?,
+        false => Some(weights(routing, tensors)?),
     };
-    let weights = weights
-        .dims(2)?
-        .dtype_is(DType::Float32)?
-        .size_is(0, routing.tokens, Extent::HandleTokens)?
-        .size_is(1, routing.top_k, Extent::HandleTopK)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?
@@ -64,7 +118,23 @@ pub fn combine(
     Ok(LlCombine {
         row,
         expert_rows: expert_tokens.data(ROW_ALIGN)?,
-        weights: weights.data(4)?,
+        layout,
+        weights: weights.map(|weights| weights.data(4)).transpose()?,
         out: out.data(ROW_ALIGN)?,
     })
+}
+
+fn weights<'a>(routing: &Routing, tensors: &CombineTensors<'a>) -> Result<Argument<'a>> {
+    let weights = match (tensors.token_weights, tensors.weights) {
+        (None, Some(weights)) => Argument::new(Role::WeightsIn, weights),
+        (apart, _) => Argument::required(Role::TokenWeights, apart)?,
+    };
+    of_tokens(weights, routing)
+}
+
+fn no_weights<'a>(tensors: &CombineTensors<'_>) -> Result<Option<Argument<'a>>> {
+    let rule = OfTensor::WeighedByCaller;
+    Argument::absent(Role::TokenWeights, tensors.token_weights, rule)?;
+    Argument::absent(Role::WeightsIn, tensors.weights, rule)?;
+    Ok(None)
 }

@@ -29,6 +29,11 @@ pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
         Layout::ExpertMajor { experts, slots } => tensor
             .size_is(0, experts, Extent::LocalExperts)?
             .size_is(1, slots, Extent::RecvRows),
+        Layout::RankMajor { ranks, slots } => {
+            tensor
+                .size_is(0, ranks, Extent::Ranks)?
+                .size_is(1, slots, Extent::MaxTokens)
+        }
         Layout::Flat => Ok(tensor),
     }
 }
@@ -236,6 +241,7 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
         (Layout::ExpertMajor { experts, slots }, _) => out
             .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
             .size_is(1, slots, Extent::RowsOf(Role::TokensOut)),
+        (Layout::RankMajor { .. }, _) => self::received(out, received.layout),
         (Layout::Flat, Some(tokens)) => {
             out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut))
         }
@@ -251,8 +257,15 @@ fn place(
     width: usize,
 ) -> Result<ScaleTensor> {
     let given = strides.map(|strides| strides.of(tensor.num_dims()));
-    let (experts, rows) = match layout {
-        Layout::ExpertMajor { experts, slots } => (experts, slots),
+    let (zones, rows) = match layout {
+        Layout::ExpertMajor {
+            experts: zones,
+            slots,
+        }
+        | Layout::RankMajor {
+            ranks: zones,
+            slots,
+        } => (zones, slots),
         Layout::Flat => (1, tensor.size(0)),
     };
     let columns = tensor.size(layout.dims());
@@ -261,7 +274,7 @@ fn place(
         [expert, row, column] => [expert as usize, row as usize, column as usize],
         _ => [0; 3],
     });
-    let Some(layout) = ScaleLayout::new([experts, rows, columns], strides) else {
+    let Some(layout) = ScaleLayout::new([zones, rows, columns], strides) else {
         return Err(
             Error::argument(Subject::Strides(role), OfTensor::Pitched).got(
                 format_args!("{:?}", given.unwrap_or_default()),

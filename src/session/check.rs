@@ -74,22 +74,26 @@ impl Checks {
         match op {
             LlOp::Dispatch(op) => self.during(LL_DISPATCH, stream, || {
                 if !staged {
-                    self.poison(op)?;
+                    self.poison(op, routing.top_k)?;
                 }
-                self.look(LL_DISPATCH, routing, None)
+                self.look(LL_DISPATCH, routing, None)?;
+                match &op.beside {
+                    Some(beside) => self.look(LL_DISPATCH, routing, Some(beside.weights)),
+                    None => Ok(()),
+                }
             }),
             // Ids may have been masked since the dispatch, by any negative number.
             LlOp::Combine(op) => {
                 let call = "low-latency combine";
-                self.during(call, stream, || self.look(call, routing, Some(op.weights)));
+                self.during(call, stream, || self.look(call, routing, op.weights));
             }
         }
     }
 
     /// Before the receive phase of an LL operation.
-    pub(super) fn ll_receive(&self, op: &LlOp, stream: Stream) {
+    pub(super) fn ll_receive(&self, routing: &Routing, op: &LlOp, stream: Stream) {
         if let LlOp::Dispatch(op) = op {
-            self.during(LL_DISPATCH, stream, || self.poison(op));
+            self.during(LL_DISPATCH, stream, || self.poison(op, routing.top_k));
         }
     }
 
@@ -158,14 +162,18 @@ impl Checks {
 
     /// Fills the outputs of an LL dispatch, of which it writes the rows that it delivers. (An HT dispatch
     /// promises zeros behind these.)
-    fn poison(&self, op: &LlDispatch) -> Result<()> {
-        let rows = self.facts.layout().rows().unwrap_or(0);
+    fn poison(&self, op: &LlDispatch, top_k: usize) -> Result<()> {
+        let rows = op.layout.rows().unwrap_or(0);
         self.fill(op.out, rows * op.row.bytes())?;
+        if let Some(beside) = &op.beside {
+            self.fill(beside.out_weights, rows * top_k * size_of::<f32>())?;
+        }
         let Some(scaled) = &op.scaled else {
             return Ok(());
         };
         let (out, width) = (&scaled.out, scaled.scales.dtype.size());
-        for run in runs(out, self.facts.local_experts(), scaled.scales.count) {
+        let zones = rows / out.rows.max(1);
+        for run in runs(out, zones, scaled.scales.count) {
             self.fill(DevPtr(out.data.0 + run.start * width), run.len() * width)?;
         }
         Ok(())

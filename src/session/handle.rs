@@ -4,6 +4,7 @@ use crate::backend::{HtBackend, HtGroupBackend, LlBackend, LlGroupBackend};
 use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
+use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, StagedSlot, Stream};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
@@ -33,7 +34,8 @@ type Ht = (
 #[derive(Default)]
 struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
-    dispatched: bool,
+    /// How the rows of the last dispatch lie, which are those of the next combine.
+    dispatched: Option<Layout>,
     staged: Option<Sent>,
 }
 
@@ -96,7 +98,7 @@ impl Handle {
                 }
                 let routed = route::ll(&self.group, backend, tensors, given)?;
                 handle.routed = Some(routed);
-                handle.dispatched = false;
+                handle.dispatched = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
@@ -140,7 +142,7 @@ impl Handle {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
                 self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
-                handle.dispatched = true;
+                handle.dispatched = Some(op.layout);
                 Ok(())
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
@@ -167,8 +169,9 @@ impl Handle {
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
-                let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors)?;
-                if !handle.dispatched && self.given.is_none() {
+                let layout = handle.dispatched.unwrap_or(facts.layout());
+                let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors, layout)?;
+                if handle.dispatched.is_none() && self.given.is_none() {
                     return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
                 }
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
@@ -238,9 +241,11 @@ impl Handle {
             return Ok(());
         };
         // If this is refused, the operation stays pending: the caller may try again.
-        let backend = &routed(&handle.routed)?.backend;
+        let Routed {
+            routing, backend, ..
+        } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
-            checks.ll_receive(&sent.op, stream);
+            checks.ll_receive(routing, &sent.op, stream);
         }
         backend.receive(&sent.op, sent.slot, stream)?;
         self.group.end_staged(sent.slot);

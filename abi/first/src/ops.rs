@@ -117,6 +117,13 @@ unsafe fn operate(
 /// that a token names more than once takes a slot each time. If repeated ids leave it fewer than
 /// R*M for all its rows, the group fails, with a text that names the expert and a rank.
 ///
+/// LL rank-major, where outputs have TOPK_IDX: inputs TOKENS [T, H], TOPK_WEIGHTS float32 [T, K]; outputs TOKENS
+/// [R, M, H], TOPK_IDX int64 [R, M, K], TOPK_WEIGHTS float32 [R, M, K]; local_tensors optional
+/// RECV_EXPERT_COUNTER_DEVICE int32 `[R]`. A rank receives a token once, whatever number of its experts the token
+/// names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
+/// row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
+/// all K weights of its token. Rows and weights of other rows keep their content.
+///
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 /// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
 /// tokens. A rank receives a token once; rows are ordered by source rank and token. The ids of a
@@ -126,7 +133,7 @@ unsafe fn operate(
 /// HT tokens only (cached, or the backward of a combine): inputs and outputs TOKENS.
 /// In both, local_tensors may hold RECV_EXPERT_COUNTER_DEVICE int32 `[L]`.
 ///
-/// Scales, in all three: outputs SCALES [L, R*M, S] (LL) or [n, S] (HT); unused rows as those of
+/// Scales, in all: outputs SCALES [L, R*M, S] (LL), [R, M, S] (rank-major) or [n, S] (HT); unused rows as those of
 /// TOKENS. With inputs SCALES [T, S], of a type of 1, 2 or 4 bytes, rows and scales arrive as they
 /// are. Without, the dispatch casts: TOKENS are bfloat16, float16 or float32 and arrive as
 /// float8e4m3, declared as that, uint8 or int8. The type and S of outputs SCALES choose the cast:
@@ -197,7 +204,11 @@ pub unsafe extern "C" fn ncclEpDispatch(
 /// NCCL_EP_LL_COMBINE=exact, on one node only, the home rank sums all rows, by ascending k of the
 /// combine, and nothing is rounded in between.
 ///
-/// LL reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be
+/// LL after a rank-major dispatch of the handle: inputs TOKENS [R, M, H], in each row of a token what this rank's
+/// experts give for it, weighed and summed by the caller; no weights; outputs TOKENS [T, H]: for each token the sum of
+/// the rows of its ranks, in the order of the first k that names each, in either mode. The ids of the dispatch count.
+///
+/// LL else reads the ids again and finds the rows by them, so (id, weight) pairs of a token may be
 /// permuted in place between a dispatch and its combine. If a token names an expert more than
 /// once, the m-th entry means the m-th that was dispatched to it; if there are more of them than
 /// were dispatched, the weights of the surplus entries count for the last. An id that was masked

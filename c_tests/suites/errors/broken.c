@@ -140,7 +140,10 @@ void check_broken_calls(const Session* session, CallKind kind, const BrokenCall*
                                             [kTokensOnly] = "ncclEpDispatch",
                                             [kForward] = "ncclEpDispatch",
                                             [kCast] = "ncclEpDispatch",
+                                            [kRankMajor] = "ncclEpDispatch",
+                                            [kRankMajorForward] = "ncclEpDispatch",
                                             [kCombine] = "ncclEpCombine",
+                                            [kSummed] = "ncclEpCombine",
                                             [kBackward] = "ncclEpCombine",
                                             [kCreateHandle] = "ncclEpCreateHandle"};
     mark_outputs(session);

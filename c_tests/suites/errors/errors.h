@@ -51,7 +51,7 @@ typedef struct {
     void *ids, *tokens, *weights;                      // [T, K], [T, H], [T, K]
     void *received, *received_ids, *received_weights;  // LL: [L, R*M, H]; HT: [R*M, H], [R*M, K]
     void *scales, *received_scales;                    // [T, S], [L, R*M, S] or [R*M, S]
-    void* counter;                                     // [L]
+    void* counter;                                     // [L], or [R]
     void *combined, *gradients;                        // [T, H], [T, K]
 } Session;
 
@@ -101,7 +101,10 @@ typedef enum {
     kTokensOnly,    // HT dispatch without ids and weights
     kForward,       // a dispatch of bytes with float32 scales
     kCast,          // a dispatch of bfloat16 to e4m3 with float32 scales
+    kRankMajor,         // LL
+    kRankMajorForward,  // of bytes with float32 scales
     kCombine,       // LL, or HT forward
+    kSummed,        // LL, of rank-major rows
     kBackward,      // HT combine with weights
     kCreateHandle,  // its only input is topk_idx
 } CallKind;

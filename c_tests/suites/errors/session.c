@@ -124,7 +124,7 @@ void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorith
     session->received = ep_device_alloc(slabs * rows * kHidden * sizeof(uint16_t));
     session->received_ids = ep_device_alloc(rows * kTopK * sizeof(int64_t));
     session->received_weights = ep_device_alloc(rows * kTopK * sizeof(float));
-    session->counter = ep_device_alloc(kLocalExperts * sizeof(int32_t));
+    session->counter = ep_device_alloc((kLocalExperts + (size_t)env->size) * sizeof(int32_t));
     session->combined = ep_device_alloc(kTokens * kHidden * sizeof(uint16_t));
     session->gradients = ep_device_alloc(kTokens * kTopK * sizeof(float));
     EP_REQUIRE_NCCL(open_group(session));
@@ -161,9 +161,8 @@ static void add_weights(TensorList* list, void* data, unsigned rows) {
     ep_view_2d(next(list), data, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
 }
 
-static void add_counter(TensorList* list, void* data) {
-    ep_view_1d(next(list), data, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
-               kLocalExperts);
+static void add_counter(TensorList* list, void* data, unsigned counts) {
+    ep_view_1d(next(list), data, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, counts);
 }
 
 static void add_received(const Session* session, TensorList* list) {
@@ -205,12 +204,51 @@ static void add_all_scales(const Session* session, CallKind kind, CallTensors* t
     add_received_scales(session, out, kind == kForward ? kScales : 1);
 }
 
+static void add_planes(const Session* session, TensorList* list, void* data,
+                       ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned columns) {
+    ep_view_3d(next(list), data, datatype, tag, (unsigned)session->env->size, kMaxTokens, columns);
+}
+
+static void rank_major_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
+    TensorList* in = &tensors->lists[kInputs];
+    TensorList* out = &tensors->lists[kOutputs];
+    const bool scaled = kind == kRankMajorForward;
+    const ncclDataType_t type = scaled ? ncclUint8 : ncclBfloat16;
+    const unsigned hidden = scaled ? kBytesOfRow : kHidden;
+    if (kind == kSummed) {
+        add_planes(session, in, session->received, type, NCCL_EP_TENSOR_TAG_TOKENS, hidden);
+        add_tokens(out, session->combined, kTokens);
+        return;
+    }
+    ep_view_2d(next(in), session->tokens, type, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, hidden);
+    add_weights(in, session->weights, kTokens);
+    add_planes(session, out, session->received, type, NCCL_EP_TENSOR_TAG_TOKENS, hidden);
+    add_planes(session, out, session->received_ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTopK);
+    add_planes(session, out, session->received_weights, ncclFloat32,
+               NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTopK);
+    if (scaled) {
+        add_scales(in, session->scales, kTokens, kScales);
+        add_planes(session, out, session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES,
+                   kScales);
+    }
+    add_counter(&tensors->lists[kLocals], session->counter, (unsigned)session->env->size);
+}
+
+static bool is_rank_major(CallKind kind) {
+    return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed;
+}
+
 static bool is_dispatch(CallKind kind) {
-    return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast;
+    return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast ||
+           kind == kRankMajor || kind == kRankMajorForward;
 }
 
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
     memset(tensors, 0, sizeof(*tensors));
+    if (is_rank_major(kind)) {
+        rank_major_tensors(session, kind, tensors);
+        return;
+    }
     TensorList* in = &tensors->lists[kInputs];
     TensorList* out = &tensors->lists[kOutputs];
     TensorList* local = &tensors->lists[kLocals];
@@ -218,11 +256,11 @@ void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) 
     const unsigned rows = max_recv_rows(session);
     if (kind == kCreateHandle) {
         add_ids(in, session->ids, kTokens);
-        if (ht) add_counter(local, session->counter);
+        if (ht) add_counter(local, session->counter, kLocalExperts);
     } else if (is_dispatch(kind)) {
         add_tokens(in, session->tokens, kTokens);
         add_received(session, out);
-        add_counter(local, session->counter);
+        add_counter(local, session->counter, kLocalExperts);
         if (ht && kind == kDispatch) {
             add_ids(in, session->ids, kTokens);
             add_weights(in, session->weights, kTokens);

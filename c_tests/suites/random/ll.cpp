@@ -86,7 +86,9 @@ class Play {
         RefFormat format;
         if (course_.NewFormat(config_, i, &format)) ll_run_set_format(&handle.run, &format);
         const bool stage = MayStage();
+        handle.run.by_rank = course_.OneIn(3);
         course_.Note(stage ? "send dispatch" : "dispatch", i);
+        if (handle.run.by_rank) course_.Note("rank-major", i);
         ll_prepare_dispatch(&handle.run);
         course_.MaybeDelay();
         course_.Enqueue([&] {

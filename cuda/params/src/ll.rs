@@ -69,7 +69,7 @@ pub struct LlLayout {
     pub flags: u64,
     /// Offset in a bank: u64 packets `[ranks][local_experts + LL_COUNTS_BESIDE_EXPERTS]`.
     pub counts: u64,
-    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`.
+    /// Offset in a bank: u64 packets `[ranks][max_tokens][LL_MAX_TOP_K]`, and as many for rank-major weights.
     pub entries: u64,
 }
 
@@ -277,6 +277,60 @@ pub struct LlScaledDispatchNodesParams {
     pub rows: ScaledRows,
 }
 
+/// What a rank-major dispatch sends beside its rows, and where it comes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlBeside {
+    /// `[tokens][top_k]`: the weights of this rank's tokens.
+    pub weights: *const f32,
+    /// `[ranks][max_tokens][top_k]`: local ids, -1 elsewhere and in rows that hold nothing.
+    pub out_ids: *mut i64,
+    /// `[ranks][max_tokens][top_k]`.
+    pub out_weights: *mut f32,
+}
+
+/// Parameters of `ll_rank_dispatch`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankDispatchParams {
+    /// As expert-major, but `out` is `[ranks][max_tokens]` rows and `counter` `[ranks]`.
+    pub dispatch: LlDispatchParams,
+    /// Ids and weights.
+    pub beside: LlBeside,
+}
+
+/// Parameters of `ll_rank_dispatch_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankScaledDispatchParams {
+    /// As without scales.
+    pub dispatch: LlRankDispatchParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
+/// Parameters of `ll_rank_dispatch_nodes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankDispatchNodesParams {
+    /// As on one node.
+    pub dispatch: LlRankDispatchParams,
+    /// The other nodes, whose messages have weights behind the ids.
+    pub nodes: LlNodes,
+}
+
+/// Parameters of `ll_rank_dispatch_nodes_scaled`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankScaledDispatchNodesParams {
+    /// As without scales, but `tokens` are rows with scales as they travel.
+    pub dispatch: LlRankDispatchParams,
+    /// The other nodes.
+    pub nodes: LlNodes,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+}
+
 /// Parameters of `ll_combine_nodes_bf16` and its siblings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -315,6 +369,18 @@ pub struct LlPackParams {
     pub row_bytes: u64,
     /// Number of all ids.
     pub num_ids: u64,
+}
+
+/// Parameters of `ll_rank_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankPackParams {
+    /// The caller's weights.
+    pub weights: *const f32,
+    /// Where they go.
+    pub to: *mut f32,
+    /// How many.
+    pub num_weights: u64,
 }
 
 /// Parameters of `ll_pack_scaled` and its siblings.

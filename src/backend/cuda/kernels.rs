@@ -85,14 +85,29 @@ kernels! {
     ll_combine_exact_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_exact_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
 
+    ll_rank_dispatch(LlRankDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_scaled(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_cast_bf16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_cast_f16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_cast_f32(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
+    ll_rank_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
+    ll_rank_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
+
     ll_pack(LlPackParams, LL_PACK_THREADS, 0);
     ll_pack_scaled(LlScaledPackParams, LL_PACK_THREADS, 0);
     ll_pack_cast_bf16(LlScaledPackParams, LL_PACK_THREADS, 0);
     ll_pack_cast_f16(LlScaledPackParams, LL_PACK_THREADS, 0);
     ll_pack_cast_f32(LlScaledPackParams, LL_PACK_THREADS, 0);
+    ll_rank_pack(LlRankPackParams, LL_PACK_THREADS, 0);
     ll_gates(LlGatesParams, LL_GATES_THREADS, 0);
     ll_dispatch_nodes(LlDispatchNodesParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_nodes_scaled(LlScaledDispatchNodesParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_nodes(LlRankDispatchNodesParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_nodes_scaled(LlRankScaledDispatchNodesParams, LL_DISPATCH_THREADS, 1);
+    ll_rank_combine_nodes_bf16(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_rank_combine_nodes_f16(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_rank_combine_nodes_f32(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_nodes_bf16(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_nodes_f16(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_nodes_f32(LlCombineNodesParams, LL_COMBINE_MANY_THREADS, 1);
@@ -139,6 +154,11 @@ macro_rules! by_type {
 
 by_type! {
     ll_dispatch_cast(LlScaledDispatchParams): ll_dispatch_cast_bf16, ll_dispatch_cast_f16, ll_dispatch_cast_f32;
+    ll_rank_dispatch_cast(LlRankScaledDispatchParams):
+        ll_rank_dispatch_cast_bf16, ll_rank_dispatch_cast_f16, ll_rank_dispatch_cast_f32;
+    ll_rank_combine(LlCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;
+    ll_rank_combine_nodes(LlCombineNodesParams):
+        ll_rank_combine_nodes_bf16, ll_rank_combine_nodes_f16, ll_rank_combine_nodes_f32;
     ll_combine(LlCombineParams): ll_combine_bf16, ll_combine_f16, ll_combine_f32;
     ll_combine_many(LlCombineParams): ll_combine_many_bf16, ll_combine_many_f16, ll_combine_many_f32;
     ll_combine_exact(LlCombineParams): ll_combine_exact_bf16, ll_combine_exact_f16, ll_combine_exact_f32;

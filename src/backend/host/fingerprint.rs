@@ -5,6 +5,7 @@ use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::ids::GroupRank;
+use crate::model::layout::layout_name;
 use crate::model::scales::{RowBytes, WireRow};
 use crate::model::tensor::DType;
 use std::fmt;
@@ -49,6 +50,8 @@ pub struct Fingerprint {
     pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,
+    /// Whether rows are rank-major.
+    pub by_rank: bool,
     /// The rows as they travel.
     pub row: WireRow,
 }
@@ -61,6 +64,7 @@ impl Fingerprint {
         message.number(usize::from(self.staged));
         message.number(self.handle_number());
         message.number(self.top_k);
+        message.number(usize::from(self.by_rank));
         message.number(self.row.payload.bytes());
         message.number(self.row.scale_bytes());
         message.number(self.row.payload.dtype as usize);
@@ -83,6 +87,10 @@ impl Fingerprint {
             self.top_k,
             reader.number()?,
         )?;
+        if reader.number()? != usize::from(self.by_rank) {
+            let (mine, theirs) = (layout_name(self.by_rank), layout_name(!self.by_rank));
+            return Err(differs(Subject::Layout, source).got(mine, theirs));
+        }
         let mine = RowBytes::from(self.row);
         let theirs = RowBytes {
             payload: reader.number()?,
@@ -153,6 +161,7 @@ mod tests {
         staged: false,
         handle: Some(5),
         top_k: 8,
+        by_rank: false,
         row: WireRow {
             payload: RowType {
                 dtype: DType::Bfloat16,
@@ -206,6 +215,10 @@ mod tests {
         assert_eq!(
             refusal(|theirs| theirs.top_k = 4),
             format!("Size(Ids, 1): {rule} (got 8, expected 4)")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.by_rank = true),
+            format!("Layout: {rule} (got expert-major, expected rank-major)")
         );
         assert_eq!(
             refusal(|theirs| theirs.row.payload.hidden = 8),

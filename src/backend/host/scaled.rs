@@ -121,7 +121,7 @@ pub unsafe fn store(scaled: &Scaled, row: RowOf, scales: &[u8]) -> Result<()> {
     let width = scaled.scales.dtype.size();
     for (column, scale) in scales.chunks_exact(width).enumerate() {
         // SAFETY: this function's contract; the element is one of the tensor.
-        unsafe { write_element(data, layout.element(row.expert, row.ordinal, column), scale) };
+        unsafe { write_element(data, layout.element(row.zone, row.ordinal, column), scale) };
     }
     Ok(())
 }

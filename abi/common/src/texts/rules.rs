@@ -141,6 +141,9 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Resul
         OfTensor::ElementType => "must be an element type that this tensor may have",
         OfTensor::Summable => "a combine sums bfloat16, float16 or float32",
         OfTensor::SumsWithoutScales => "a combine sums rows, which have no scales",
+        OfTensor::WeighedByCaller => {
+            "the caller applies the weights before a combine of rank-major rows"
+        }
         OfTensor::ScalesReceived => "is required: scales that are sent must be received",
         OfTensor::ScalesSent => "is required: tokens of this type are not cast",
         OfTensor::SameTypeOrCast => {
@@ -186,6 +189,7 @@ impl Display for Measure<'_> {
             Extent::HandleTopK => "the handle's top-k",
             Extent::LocalExperts => "the number of local experts",
             Extent::RecvRows => self.names.recv_rows,
+            Extent::Ranks => "the number of ranks",
             Extent::InputHidden => "the hidden size of the input tokens",
             Extent::MaxTokens => self.names.max_tokens,
             Extent::CountableTokens => "what all ranks can send to one",

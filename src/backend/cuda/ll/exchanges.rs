@@ -11,10 +11,11 @@ use crate::model::ops::{LlDispatch, RowType};
 use crate::model::tensor::DevPtr;
 
 impl OverNodes<'_> {
-    /// This rank's rows and ids go to the rail peers, those of the remote ranks come here.
+    /// This rank's rows and ids, rank-major also its weights, go to the rail peers, those of the remote ranks come here.
     pub(super) fn send_rows(&self, label: Label, op: &LlDispatch, at: &StreamScope) -> Result<()> {
-        let ids = self.handle.routing.top_k * size_of::<i64>();
-        self.send_there(label, &self.memory.rows, op.wire().slot_bytes() + ids, at)
+        let entry = size_of::<i64>() + op.beside.map_or(0, |_| size_of::<f32>());
+        let bytes = op.wire().slot_bytes() + self.handle.routing.top_k * entry;
+        self.send_there(label, &self.memory.rows, bytes, at)
     }
 
     /// This rank's weights go to the rail peers, those of the remote ranks come here.

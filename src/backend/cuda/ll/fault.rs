@@ -5,6 +5,7 @@ use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::params::common::{Fault, FaultReport};
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
+use crate::model::layout::layout_name;
 use crate::model::tensor::DType;
 
 /// The failure of a report with fingerprints; none of any other.
@@ -20,6 +21,8 @@ fn difference(report: &FaultReport) -> Error {
         differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
     } else if mine.top_k != theirs.top_k {
         differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
+    } else if mine.by_rank != theirs.by_rank {
+        differs(Subject::Layout).got(layout_name(mine.by_rank), layout_name(theirs.by_rank))
     } else if let Some(error) =
         other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
     {
@@ -43,6 +46,7 @@ mod tests {
         scaled: false,
         dtype: DType::Bfloat16 as u32,
         top_k: 8,
+        by_rank: false,
         row_bytes: 14_336,
     };
 
@@ -74,6 +78,11 @@ mod tests {
         assert_eq!(
             text(LlFingerprint { top_k, ..OURS }),
             format!("Size(Ids, 1): {rule} (got 8, expected 32)")
+        );
+        let by_rank = true;
+        assert_eq!(
+            text(LlFingerprint { by_rank, ..OURS }),
+            format!("Layout: {rule} (got expert-major, expected rank-major)")
         );
         let dtype = DType::Float16 as u32;
         assert_eq!(

@@ -9,6 +9,8 @@ use crate::model::tensor::DType;
 const OP_SHIFT: u32 = 30;
 const DTYPE_SHIFT: u32 = 26;
 const TOP_K_SHIFT: u32 = 20;
+/// In the field of ids per token, which has their number less 1: whether rows are rank-major.
+const BY_RANK: u32 = 32;
 /// Unit of the row size in the word; every row is a multiple of it.
 const ROW_UNIT: u32 = 16;
 
@@ -22,7 +24,8 @@ pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize
 const _: () = assert!((KernelOp::LlDispatch as u32) < 1 << (32 - OP_SHIFT));
 const _: () = assert!((KernelOp::LlCombine as u32) < 1 << (32 - OP_SHIFT));
 const _: () = assert!((DType::LAST as u32) < 1 << (OP_SHIFT - DTYPE_SHIFT));
-const _: () = assert!(LL_MAX_TOP_K < 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
+const _: () = assert!(LL_MAX_TOP_K <= BY_RANK);
+const _: () = assert!(BY_RANK << 1 == 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
 
 /// An operation as its peers must run it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +36,20 @@ pub struct LlFingerprint {
     pub scaled: bool,
     /// NCCL's number of the element type.
     pub dtype: u32,
-    /// Ids per token.
+    /// Ids per token, at least 1.
     pub top_k: u32,
+    /// Whether rows are rank-major.
+    pub by_rank: bool,
     /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
     pub row_bytes: u32,
 }
 
 impl LlFingerprint {
+    /// The operation, for a report.
+    pub fn operation(&self) -> KernelOp {
+        KernelOp::from_raw(self.op).unwrap_or(KernelOp::LlDispatch)
+    }
+
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
         let op = if self.scaled {
@@ -49,7 +59,12 @@ impl LlFingerprint {
         };
         op << OP_SHIFT
             | self.dtype << DTYPE_SHIFT
-            | self.top_k << TOP_K_SHIFT
+            | (self.top_k.wrapping_sub(1) % BY_RANK) << TOP_K_SHIFT
+            | if self.by_rank {
+                BY_RANK << TOP_K_SHIFT
+            } else {
+                0
+            }
             | (self.row_bytes / ROW_UNIT)
     }
 
@@ -64,7 +79,8 @@ impl LlFingerprint {
             op,
             scaled,
             dtype: field(DTYPE_SHIFT, OP_SHIFT),
-            top_k: field(TOP_K_SHIFT, DTYPE_SHIFT),
+            top_k: field(TOP_K_SHIFT, DTYPE_SHIFT) % BY_RANK + 1,
+            by_rank: field(TOP_K_SHIFT, DTYPE_SHIFT) >= BY_RANK,
             row_bytes: field(0, TOP_K_SHIFT) * ROW_UNIT,
         }
     }
@@ -82,12 +98,17 @@ mod tests {
             (KernelOp::LlCombine, false, DType::Float16),
             (KernelOp::LlCombine, false, DType::LAST),
         ] {
-            for (top_k, row_bytes) in [(1, 16), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32)] {
+            for (top_k, row_bytes, by_rank) in [
+                (1, 16, false),
+                (LL_MAX_TOP_K, MOST_ROW_BYTES as u32, false),
+                (LL_MAX_TOP_K, 16, true),
+            ] {
                 let fingerprint = LlFingerprint {
                     op: op as u32,
                     scaled,
                     dtype: dtype as u32,
                     top_k,
+                    by_rank,
                     row_bytes,
                 };
                 assert_eq!(LlFingerprint::from_word(fingerprint.to_word()), fingerprint);

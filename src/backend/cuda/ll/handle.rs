@@ -23,6 +23,7 @@ use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::{GivenBlock, LlSections};
+use crate::model::layout::Layout;
 use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, StagedSlot};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
@@ -120,9 +121,10 @@ impl Handle {
 
     fn launch_kernel(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         match op {
-            LlOp::Dispatch(op) => match &op.scaled {
-                None => self.launch_dispatch(op, part, at),
-                Some(scaled) => self.launch_scaled_dispatch((op, scaled), part, at),
+            LlOp::Dispatch(op) => match (&op.beside, &op.scaled) {
+                (None, None) => self.launch_dispatch(op, part, at),
+                (None, Some(scaled)) => self.launch_scaled_dispatch((op, scaled), part, at),
+                (Some(beside), _) => self.launch_rank_dispatch(op, beside, part, at),
             },
             LlOp::Combine(op) => self.launch_combine(op, part, at),
         }
@@ -160,6 +162,7 @@ impl Handle {
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, &self.plan.combine, part);
         let kernel = match self.plan.combine_kernel {
+            _ if op.layout.is_rank_major() => kernels::ll_rank_combine(op.row.dtype)?,
             CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
             CombineKernel::ManyTokens => kernels::ll_combine_many(op.row.dtype)?,
             CombineKernel::Exact => kernels::ll_combine_exact(op.row.dtype)?,
@@ -181,7 +184,12 @@ impl Handle {
         part: Part,
     ) -> LlDispatchParams {
         LlDispatchParams {
-            common: self.common(KernelOp::LlDispatch, op.wire(), &grid.grid, part),
+            common: self.common(
+                self.fingerprint_of_dispatch(op),
+                op.wire(),
+                &grid.grid,
+                part,
+            ),
             tokens: rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
             out: kept(part, op.out) as *mut u8,
@@ -195,37 +203,54 @@ impl Handle {
     #[inline]
     pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
         LlCombineParams {
-            common: self.common(KernelOp::LlCombine, op.row.into(), grid, part),
+            common: self.common(
+                self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout),
+                op.row.into(),
+                grid,
+                part,
+            ),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.routing.ids.0 as *const i64,
-            weights: kept(part, op.weights) as *const f32,
+            weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
             out: kept(part, op.out) as *mut u8,
         }
     }
 
     // Inlined as above.
     #[inline]
-    fn common(&self, op: KernelOp, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
+    fn common(
+        &self,
+        fingerprint: LlFingerprint,
+        row: WireRow,
+        grid: &Grid,
+        part: Part,
+    ) -> LlCommon {
         LlCommon {
             peers: self.context.peers(),
-            wait: self.context.wait(op),
+            wait: self.context.wait(fingerprint.operation()),
             layout: self.layout,
             shape: self.plan.shape(row),
             handle: self.memory.memory(),
             channel_state: self.context.channel_state(part.channel),
             channel: part.channel,
             phases: part.phases,
-            fingerprint: self.fingerprint(op, row).to_word(),
+            fingerprint: fingerprint.to_word(),
             scales_word: ScalesWord::of(row).0,
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }
     }
 
+    /// That of a dispatch.
+    pub fn fingerprint_of_dispatch(&self, op: &LlDispatch) -> LlFingerprint {
+        self.fingerprint(KernelOp::LlDispatch, op.wire(), op.layout)
+    }
+
     /// The fingerprint of operation `op` on rows that travel as `row`, for the other ranks.
     // The group has checked that both sizes fit.
-    pub fn fingerprint(&self, op: KernelOp, row: WireRow) -> LlFingerprint {
+    fn fingerprint(&self, op: KernelOp, row: WireRow, layout: Layout) -> LlFingerprint {
         LlFingerprint {
+            by_rank: layout.is_rank_major(),
             op: op as u32,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,
@@ -237,7 +262,7 @@ impl Handle {
 
 /// The caller's memory; NULL if `part` does not want the outputs, as it may be gone then.
 #[inline]
-fn kept(part: Part, data: DevPtr) -> usize {
+pub fn kept(part: Part, data: DevPtr) -> usize {
     if part.keep { data.0 } else { 0 }
 }
 

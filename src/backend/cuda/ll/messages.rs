@@ -69,9 +69,10 @@ pub fn most_message_bytes(facts: &GroupFacts) -> usize {
     HEADER_BYTES + most_rows_bytes(facts)
 }
 
-/// Of a row and ids for each token.
+/// Of a row, ids and weights for each token.
 fn most_rows_bytes(facts: &GroupFacts) -> usize {
-    let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * size_of::<i64>();
+    let entry = size_of::<i64>() + size_of::<f32>();
+    let of_token = facts.row_bytes + LL_MAX_TOP_K as usize * entry;
     facts.max_tokens.unwrap_or(0) * of_token
 }
 

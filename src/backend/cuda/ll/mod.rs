@@ -1,5 +1,6 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 
+mod by_rank;
 mod exchanges;
 pub mod fault;
 mod fingerprint;

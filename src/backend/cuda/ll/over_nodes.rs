@@ -16,7 +16,7 @@ use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::messages::{ChannelMemory, HEADER_BYTES};
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
-use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
+use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
     LL_GATES_THREADS, LL_PACK_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams,
     LlNodes, LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams,
@@ -187,16 +187,19 @@ impl<'a> OverNodes<'a> {
         at: &StreamScope,
     ) -> Result<()> {
         let (part, nodes) = (self.part(phases), self.nodes()?);
+        if let Some(beside) = &op.beside {
+            return self.launch_rank_dispatch((op, beside), (part, nodes), grid, at);
+        }
         let module = &self.handle.context.module;
         let Some(scaled) = &op.scaled else {
             let dispatch = self.handle.dispatch_params((op, op.tokens), grid, part);
             let params = LlDispatchNodesParams { dispatch, nodes };
             return module.launch(kernels::ll_dispatch_nodes(), grid.launch, &params, at);
         };
-        // Packed for the network, they are as the kernel sends them.
-        let packed = DevPtr(self.memory.rows.sends.0 + HEADER_BYTES);
         let params = LlScaledDispatchNodesParams {
-            dispatch: self.handle.dispatch_params((op, packed), grid, part),
+            dispatch: self
+                .handle
+                .dispatch_params((op, self.packed_rows()), grid, part),
             nodes,
             rows: rows_with_scales(op, scaled)?,
         };
@@ -206,6 +209,11 @@ impl<'a> OverNodes<'a> {
             &params,
             at,
         )
+    }
+
+    /// Rows with scales as they are packed for the network, which is as a kernel sends them.
+    pub(super) fn packed_rows(&self) -> DevPtr {
+        DevPtr(self.memory.rows.sends.0 + HEADER_BYTES)
     }
 
     fn combine_params(
@@ -227,7 +235,10 @@ impl<'a> OverNodes<'a> {
         at: &StreamScope,
     ) -> Result<()> {
         let params = self.combine_params(op, grid, self.part(phases))?;
-        let kernel = kernels::ll_combine_nodes(op.row.dtype)?;
+        let kernel = match op.layout.is_rank_major() {
+            true => kernels::ll_rank_combine_nodes(op.row.dtype)?,
+            false => kernels::ll_combine_nodes(op.row.dtype)?,
+        };
         let module = &self.handle.context.module;
         module.launch(kernel, grid.launch_shape(0), &params, at)
     }
@@ -253,7 +264,7 @@ impl<'a> OverNodes<'a> {
             head: MessageHeader {
                 handle: handle.number,
                 tokens: to_u32(tokens)?,
-                fingerprint: handle.fingerprint(KernelOp::LlDispatch, row).to_word(),
+                fingerprint: handle.fingerprint_of_dispatch(op).to_word(),
                 channel: self.part.channel,
                 scales_word: ScalesWord::of(row).0,
                 ..Default::default()
@@ -271,6 +282,9 @@ impl<'a> OverNodes<'a> {
             LL_PACK_THREADS,
         );
         let module = &handle.context.module;
+        if let Some(beside) = &op.beside {
+            self.pack_weights(op, beside, at)?;
+        }
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
@@ -288,6 +302,6 @@ impl<'a> OverNodes<'a> {
 }
 
 /// Blocks for `units`, of which one block takes `per_block`; at least one, for the header.
-fn blocks(units: usize, per_block: u32) -> Result<u32> {
+pub(super) fn blocks(units: usize, per_block: u32) -> Result<u32> {
     to_u32(units.div_ceil(per_block as usize).max(1))
 }

@@ -106,7 +106,9 @@ impl LlPlan {
         let flags = bank.take(rows * most_chunks * PACKET_BYTES);
         let per_rank = facts.local_experts() + LL_COUNTS_BESIDE_EXPERTS as usize;
         let counts = bank.take(facts.ranks * per_rank * PACKET_BYTES);
-        let entries = bank.take(facts.ranks * max_tokens * LL_MAX_TOP_K as usize * PACKET_BYTES);
+        // And the weights of rank-major dispatches.
+        let most_entries = 2 * facts.ranks * max_tokens * LL_MAX_TOP_K as usize;
+        let entries = bank.take(most_entries * PACKET_BYTES);
         let mut window = Regions::new(REGION_ALIGN);
         let acks = window.take(LL_CHANNELS as usize * forwarders.peers * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());

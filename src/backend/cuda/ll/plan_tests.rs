@@ -42,7 +42,7 @@ fn the_common_configuration_fits_64_mib() {
 fn the_largest_message_has_a_row_and_the_most_ids_of_each_token() {
     let facts = facts(128, LlCombineMode::Reduce);
     let plan = LlPlan::new(&facts, &two_nodes(8)).unwrap();
-    assert_eq!(plan.most_message_bytes(), 32 + 128 * (14_336 + 32 * 8));
+    assert_eq!(plan.most_message_bytes(), 32 + 128 * (14_336 + 32 * 12));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn regions_do_not_overlap() {
         assert!(layout.acks + 3 * 8 * 8 <= layout.banks);
         assert!(plan.rows_bytes as u64 <= layout.flags);
         assert!(layout.flags < layout.counts && layout.counts < layout.entries);
-        assert!(layout.entries + 8 * 50 * 32 * 8 <= layout.bank_bytes);
+        assert!(layout.entries + 2 * 8 * 50 * 32 * 8 <= layout.bank_bytes);
         assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
         assert!(
             plan.marked()

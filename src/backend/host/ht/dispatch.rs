@@ -167,7 +167,7 @@ fn write_scales(scaled: &Scaled, arrivals: &[Arrival], sent: &[SentTokens<'_>]) 
     let none = vec![0; scaled.scales.bytes()];
     for index in 0..scaled.out.rows {
         let row = RowOf {
-            expert: 0,
+            zone: 0,
             ordinal: index,
         };
         let scales = match arrivals.get(index) {

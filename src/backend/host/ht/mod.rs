@@ -100,6 +100,7 @@ impl Routed {
             staged: false,
             handle: Some(self.map.number),
             top_k: self.routing.top_k,
+            by_rank: false,
             row,
         }
     }

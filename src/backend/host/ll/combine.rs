@@ -10,6 +10,10 @@
 //! Over several nodes there is reduce mode only. The contributions of each node other than the
 //! home's are summed and rounded there (`node_sums`).
 //!
+//! Rank-major rows are sums of a rank already, so a rank posts one contribution per token, which is added as it is, in
+//! the order of the first k that the dispatch found for the rank, in either mode. Ids and weights of the combine do not
+//! matter there.
+//!
 //! The dispatch fixed what a contribution covers, and k is numbered as it was there. The ids of the
 //! combine decide whether it takes part and with which weight `w[k]` (`gates`). Exact mode sums in
 //! the order of the combine's ids.
@@ -19,7 +23,7 @@ use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::gates::{Gates, Wanted};
-use crate::backend::host::ll::last::Placed;
+use crate::backend::host::ll::last::{LastDispatch, Placed};
 use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::message::Reader;
 use crate::backend::host::node_sums::NodeSums;
@@ -50,22 +54,23 @@ impl HostLl {
         epoch: u64,
     ) -> Result<()> {
         let facts = self.facts();
-        let gates = match facts.ll_combine {
-            LlCombineMode::Exact => Vec::new(),
-            LlCombineMode::Reduce => self.exchange_gates(op, fingerprint, epoch)?,
+        let sums = facts.ll_combine == LlCombineMode::Reduce && op.weights.is_some();
+        let gates = match sums {
+            false => Vec::new(),
+            true => self.exchange_gates(op, fingerprint, epoch)?,
         };
         let row_bytes = op.row.bytes();
-        let count = self.rows()?;
-        // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller keeps it until the
+        let count = self.rows(op.layout)?;
+        // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller keeps it until the
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
         let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
         let last = self.last()?;
         let mut message = fingerprint.message();
         for (home, placed) in last.placed.iter().enumerate() {
-            let groups: Vec<&[Placed]> = match facts.ll_combine {
-                LlCombineMode::Exact => placed.chunks(1).collect(),
-                LlCombineMode::Reduce => placed.chunk_by(|a, b| a.token == b.token).collect(),
+            let groups: Vec<&[Placed]> = match sums {
+                false => placed.chunks(1).collect(),
+                true => placed.chunk_by(|a, b| a.token == b.token).collect(),
             };
             message.number(groups.len());
             for group in groups {
@@ -98,7 +103,9 @@ impl HostLl {
         epoch: u64,
     ) -> Result<Vec<Gates>> {
         let mut message = fingerprint.message();
-        self.gates(op)?.write(&mut message);
+        if let Some(gates) = self.gates(op)? {
+            gates.write(&mut message);
+        }
         let epoch = Mailboxes::before(epoch);
         self.shared.mailboxes.post(epoch, &message)?;
         let received = self.shared.mailboxes.receive_all(epoch)?;
@@ -111,8 +118,11 @@ impl HostLl {
             .collect()
     }
 
-    /// The gates of this rank's own tokens.
-    fn gates(&self, op: &LlCombine) -> Result<Gates> {
+    /// The gates of this rank's own tokens; none rank-major.
+    fn gates(&self, op: &LlCombine) -> Result<Option<Gates>> {
+        let Some(weights) = op.weights else {
+            return Ok(None);
+        };
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
         // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
@@ -120,11 +130,11 @@ impl HostLl {
         let wanted = unsafe {
             Wanted {
                 ids: bytes(self.routing.ids, entries * 8),
-                weights: bytes(op.weights, entries * 4),
+                weights: bytes(weights, entries * 4),
             }
         };
         let sent = &self.last()?.sent;
-        Ok(Gates::new(self.facts(), top_k, sent, wanted))
+        Ok(Some(Gates::new(self.facts(), top_k, sent, wanted)))
     }
 
     pub(super) fn receive_results(
@@ -135,11 +145,15 @@ impl HostLl {
     ) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.mailboxes.receive_all(epoch)?;
-        let gates = self.gates(op)?;
+        let (gates, last) = (self.gates(op)?, self.last()?);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             let reader = fingerprint.read(message, source)?;
-            self.collect(reader, source, op.row.bytes(), &gates, &mut by_token)?;
+            let weigh = |token, covers| match &gates {
+                Some(gates) => self.weigh(gates, (token, covers), source),
+                None => Ok(self.first_of(&last, token, source).map(|k| (k, None))),
+            };
+            self.collect(reader, op.row.bytes(), weigh, (source, &mut by_token))?;
         }
         // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
@@ -161,10 +175,9 @@ impl HostLl {
     fn collect<'a>(
         &self,
         mut reader: Reader<'a>,
-        source: usize,
         row_bytes: usize,
-        gates: &Gates,
-        by_token: &mut [Vec<Contribution<'a>>],
+        weigh: impl Fn(usize, usize) -> Result<Option<(usize, Option<f32>)>>,
+        (source, by_token): (usize, &mut [Vec<Contribution<'a>>]),
     ) -> Result<()> {
         for home in 0..self.facts().ranks {
             for _ in 0..reader.number()? {
@@ -177,14 +190,8 @@ impl HostLl {
                 let contributions = by_token
                     .get_mut(token)
                     .ok_or_else(|| Error::internal("a contribution without a token"))?;
-                let (order, weight) = if covers.is_power_of_two() {
-                    let k = covers.trailing_zeros() as usize;
-                    let Some(gate) = gates.get(token, k)? else {
-                        continue;
-                    };
-                    (self.order(gate.k, source), Some(gate.weight))
-                } else {
-                    (source, None)
+                let Some((order, weight)) = weigh(token, covers)? else {
+                    continue;
                 };
                 contributions.push(Contribution {
                     order,
@@ -195,6 +202,33 @@ impl HostLl {
             }
         }
         Ok(())
+    }
+
+    /// Where a contribution of `source` that covers these k of a token comes in its sum, and the factor of its row;
+    /// none if it takes no part.
+    fn weigh(
+        &self,
+        gates: &Gates,
+        (token, covers): (usize, usize),
+        source: usize,
+    ) -> Result<Option<(usize, Option<f32>)>> {
+        if !covers.is_power_of_two() {
+            return Ok(Some((source, None)));
+        }
+        let gate = gates.get(token, covers.trailing_zeros() as usize)?;
+        Ok(gate.map(|gate| (self.order(gate.k, source), Some(gate.weight))))
+    }
+
+    /// The first k of a token that the dispatch found to name an expert of `rank`.
+    fn first_of(&self, last: &LastDispatch, token: usize, rank: usize) -> Option<usize> {
+        let top_k = self.routing.top_k;
+        let ids = last.sent.get(token * top_k..(token + 1) * top_k)?;
+        let owner = |id: &i64| {
+            self.facts()
+                .expert(*id)
+                .map(|expert| self.facts().owner(expert))
+        };
+        ids.iter().position(|id| owner(id) == Some(rank))
     }
 
     /// Position in the sum of the row from `source` that matches the `k`-th id of the combine.

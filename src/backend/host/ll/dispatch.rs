@@ -1,5 +1,5 @@
 //! LL dispatch: each rank posts its ids and rows; each rank takes the rows of its experts, in the
-//! order source rank, token, k.
+//! order source rank, token, k. Rank-major (`by_rank`) it posts weights, too.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
@@ -13,7 +13,7 @@ use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
-use crate::model::layout::RowOf;
+use crate::model::layout::{Layout, RowOf};
 use crate::model::ops::LlDispatch;
 
 impl HostLl {
@@ -32,10 +32,13 @@ impl HostLl {
             row: op.row,
             scaled: op.scaled.as_ref(),
         };
-        // SAFETY: `rule` has checked the tensors, ids `[T, K]` of int64 and rows with their scales;
+        // SAFETY: `rule` has checked the tensors, ids `[T, K]` of int64, weights and rows with their scales;
         // the caller keeps them until the operation has run.
         unsafe {
             message.bytes(bytes(self.routing.ids, tokens * top_k * 8));
+            if let Some(beside) = &op.beside {
+                self.append_weights(beside, &mut message);
+            }
             rows.append(&mut message)?;
         }
         self.shared.mailboxes.post(epoch, &message)
@@ -48,52 +51,26 @@ impl HostLl {
         epoch: u64,
     ) -> Result<()> {
         let facts = self.facts();
-        let layout = facts.layout();
-        let rows = self.rows()?;
-        let experts = facts.experts_of(facts.rank);
+        let rows = self.rows(op.layout)?;
         // All messages, this rank's own as well, must be there before the first write. Until the
         // send phase has run, perhaps on another stream, earlier work of the caller may still use
         // the output.
         let messages = self.shared.mailboxes.receive_all(epoch)?;
-        // SAFETY: `rule` has checked the tensor `[L, R*M, H]`; the caller leaves it to the operation.
+        // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()
             .map(|(source, message)| SentTokens::read(message, source, fingerprint))
             .collect::<Result<_>>()?;
-        check_room(facts, &sent)?;
-        let mut counts = vec![0_usize; experts.len()];
-        let mut last = LastDispatch::default();
-        for (source, sent) in sent.iter().enumerate() {
-            let mut from_source = Vec::new();
-            for (token, k, expert) in sent.entries(facts) {
-                let local = expert.checked_sub(experts.start);
-                let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
-                    continue;
-                };
-                let to = RowOf {
-                    expert: local,
-                    ordinal: *count,
-                };
-                let row = layout.number(to);
-                copy_row(out, row, sent.rows.payload(token)?)?;
-                if let Some(scaled) = &op.scaled {
-                    // SAFETY: `rule` has checked the tensor `[L, R*M, S]`; the caller leaves it to
-                    // the operation.
-                    unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
-                }
-                *count += 1;
-                from_source.push(Placed { token, k, row });
-            }
-            last.placed.push(from_source);
-            last.tokens.push(sent.tokens);
-            if source == facts.rank.index() {
-                last.sent = numeric::i64s(sent.ids).collect();
-            }
-        }
+        check_room(facts, op.layout, &sent)?;
+        let landed = match &op.beside {
+            Some(beside) => self.place_by_rank((op, beside), out, &sent)?,
+            None => self.place_by_expert(op, out, &sent)?,
+        };
         if let Some(counter) = op.counter {
-            // SAFETY: `rule` has checked the counter `[L]`; the caller leaves it to the operation.
+            let counts = &landed.counts;
+            // SAFETY: `rule` has checked the counter `[L]` or `[R]`; the caller leaves it to the operation.
             let counter = unsafe { bytes_mut(counter, counts.len() * 4) };
             for (index, count) in counts.iter().enumerate() {
                 copy_row(
@@ -103,15 +80,65 @@ impl HostLl {
                 )?;
             }
         }
-        self.keep(last)
+        let own = sent.get(facts.rank.index());
+        self.keep(LastDispatch {
+            sent: own.map_or(Vec::new(), |own| numeric::i64s(own.ids).collect()),
+            tokens: sent.iter().map(|sent| sent.tokens).collect(),
+            placed: landed.placed,
+        })
     }
+
+    fn place_by_expert(
+        &self,
+        op: &LlDispatch,
+        out: &mut [u8],
+        sent: &[SentTokens<'_>],
+    ) -> Result<Landed> {
+        let facts = self.facts();
+        let experts = facts.experts_of(facts.rank);
+        let mut counts = vec![0_usize; experts.len()];
+        let mut placed = Vec::new();
+        for sent in sent {
+            let mut from_source = Vec::new();
+            for (token, k, expert) in sent.entries(facts) {
+                let local = expert.checked_sub(experts.start);
+                let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
+                    continue;
+                };
+                let to = RowOf {
+                    zone: local,
+                    ordinal: *count,
+                };
+                let row = op.layout.number(to);
+                copy_row(out, row, sent.rows.payload(token)?)?;
+                if let Some(scaled) = &op.scaled {
+                    // SAFETY: `rule` has checked the tensor `[L, R*M, S]`; the caller leaves it to
+                    // the operation.
+                    unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
+                }
+                *count += 1;
+                from_source.push(Placed { token, k, row });
+            }
+            placed.push(from_source);
+        }
+        Ok(Landed { placed, counts })
+    }
+}
+
+/// What a dispatch has written.
+#[derive(Default)]
+pub(super) struct Landed {
+    /// The rows from each source rank.
+    pub placed: Vec<Vec<Placed>>,
+    /// How many each local expert has or, rank-major, came from each source.
+    pub counts: Vec<usize>,
 }
 
 /// Refuses ids that give an expert of this rank more rows than it has slots, before any of them is
 /// written. Tokens that name an expert once always fit, so some rank repeats its id.
-fn check_room(facts: &GroupFacts, sent: &[SentTokens<'_>]) -> Result<()> {
+fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Result<()> {
     let experts = facts.experts_of(facts.rank);
-    let Some(capacity) = facts.layout().slots() else {
+    let Some(capacity) = layout.slots() else {
         return Ok(());
     };
     let most = capacity / facts.ranks;
@@ -142,11 +169,13 @@ fn check_room(facts: &GroupFacts, sent: &[SentTokens<'_>]) -> Result<()> {
 }
 
 /// The message of a source rank.
-struct SentTokens<'a> {
+pub(super) struct SentTokens<'a> {
     tokens: u32,
     top_k: usize,
     ids: &'a [u8],
-    rows: Incoming<'a>,
+    /// f32 `[tokens, top_k]` if it is rank-major.
+    pub weights: &'a [u8],
+    pub rows: Incoming<'a>,
 }
 
 impl<'a> SentTokens<'a> {
@@ -155,16 +184,18 @@ impl<'a> SentTokens<'a> {
         let top_k = fingerprint.top_k;
         let tokens = reader.number()?;
         let ids = reader.array(tokens, top_k * 8)?;
+        let weight_bytes = if fingerprint.by_rank { top_k * 4 } else { 0 };
         Ok(Self {
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             top_k,
             ids,
+            weights: reader.array(tokens, weight_bytes)?,
             rows: Incoming::read(&mut reader, tokens, fingerprint.row)?,
         })
     }
 
     /// (token, k, expert) of each entry that names an expert.
-    fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
+    pub fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
         numeric::i64s(self.ids)
             .enumerate()
             .filter_map(|(entry, id)| {
@@ -189,6 +220,7 @@ mod tests {
             staged: false,
             handle: None,
             top_k: 8,
+            by_rank: false,
             row: WireRow::from(RowType {
                 dtype: DType::Bfloat16,
                 hidden: 8,

@@ -20,12 +20,12 @@ pub struct LastDispatch {
     pub placed: Vec<Vec<Placed>>,
 }
 
-/// An entry that names an expert of this rank.
+/// An entry that names an expert of this rank; rank-major a token that comes here, with 0 as its k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     pub token: usize,
     pub k: usize,
-    /// Row of the output `[L * R * M, H]`.
+    /// Row of the output `[L * R * M, H]`, or `[R * M, H]`.
     pub row: usize,
 }
 

@@ -1,5 +1,6 @@
 //! Low-latency operations: the state of a handle, and the two phases of an operation.
 
+mod by_rank;
 mod combine;
 mod dispatch;
 mod gates;
@@ -14,6 +15,7 @@ use crate::error::refusal::Operation;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -81,8 +83,8 @@ impl HostLl {
     }
 
     /// Rows of the tensor of a dispatch's output.
-    fn rows(&self) -> Result<usize> {
-        let rows = self.shared.facts.layout().rows();
+    fn rows(&self, layout: Layout) -> Result<usize> {
+        let rows = layout.rows();
         rows.ok_or_else(|| Error::internal("an LL layout that does not say how many rows"))
     }
 
@@ -118,6 +120,7 @@ impl HostLl {
             staged,
             handle: None,
             top_k: self.routing.top_k,
+            by_rank: op.layout().is_rank_major(),
             row,
         }
     }

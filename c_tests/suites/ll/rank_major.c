@@ -1,0 +1,151 @@
+// Rank-major operations: a dispatch with ids and weights among its outputs, and a combine of rows that the caller has
+// summed. Byte by byte against the reference; alone, staged, and in turns with expert-major ones.
+#include <stdlib.h>
+
+#include "reference/ll_run.h"
+
+enum { kPairs = 2 };
+
+static void pair(LlRun* run) {
+    ll_dispatch(run);
+    ll_combine(run);
+}
+
+static void pair_in_stages(LlRun* run) {
+    const cudaStream_t stream = run->env->stream;
+    ll_prepare_dispatch(run);
+    EP_CHECK_NCCL(ll_launch_dispatch(run, stream, true));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
+    ep_sync(run->env);
+    ll_check_dispatch(run);
+    ll_prepare_combine(run);
+    EP_CHECK_NCCL(ll_launch_combine(run, stream, true));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
+    ep_sync(run->env);
+    ll_check_combine(run);
+}
+
+typedef struct {
+    unsigned local_experts, max_tokens, top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+    RefStyle style;
+    bool uneven;
+} Shape;
+
+static void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
+    const RefShape of_group = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+                               shape->top_k, shape->datatype, shape->hidden};
+    ll_run_open_alone(run, env, &of_group, shape->style, shape->uneven, seed);
+    run->variation = (unsigned)seed;
+    run->by_rank = true;
+}
+
+EP_TEST(rank_major_shapes) {
+    static const Shape kShapes[] = {
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},
+        {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
+        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, true},
+        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
+        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
+        {1, 33, 4, ncclFloat32, 32, kRefDistinct, true},
+        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},
+        {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
+        {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},
+        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
+        {8, 70, 8, ncclBfloat16, 16, kRefMessy, true},
+    };
+    for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
+        LlRun run;
+        open_by_rank(&run, env, &kShapes[i], 200 + i);
+        for (unsigned n = 0; n < kPairs; ++n) pair(&run);
+        pair_in_stages(&run);
+        run.without_counter = true;
+        pair(&run);
+        ll_run_close(&run);
+    }
+}
+
+EP_TEST(rank_major_without_tokens) {
+    const Shape shape = {2, 8, 2, ncclBfloat16, 32, kRefDistinct, false};
+    const RefShape of_group = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &of_group);
+    unsigned* none = ref_host_new((size_t)env->size * sizeof(*none));
+    LlRun run;
+    ll_run_open(&run, env, group, &of_group,
+                ref_routing_new((unsigned)env->size, of_group.num_experts, shape.top_k, none,
+                                kRefDistinct, 1),
+                1);
+    free(none);
+    run.by_rank = true;
+    for (unsigned i = 0; i < kPairs; ++i) pair(&run);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// All formats, to which orders of scales belong.
+EP_TEST(rank_major_formats) {
+    enum { kFormats = 24, kMostBytes = 8192 };
+    const Shape shape = {2, 12, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
+    LlRun run;
+    open_by_rank(&run, env, &shape, 300);
+    run.shape.hidden = 64;  // of combines
+    for (unsigned i = 0; i < kFormats; ++i) {
+        const RefFormat format = ref_format_draw(400 + i, kMostBytes);
+        ll_run_set_format(&run, &format);
+        run.by_rank = i % 4 != 3;
+        if (i % 3 == 0) {
+            pair_in_stages(&run);
+        } else {
+            pair(&run);
+        }
+    }
+    ll_run_close(&run);
+}
+
+// Two handles of a group, whose operations take either layout in turn, with staged ones in between.
+EP_TEST(rank_major_beside_expert_major) {
+    enum { kRounds = 10 };
+    const RefShape shape = {3 * (unsigned)env->size, 14, 4, ncclBfloat16, 96};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
+    LlRun runs[2];
+    for (unsigned i = 0; i < 2; ++i) {
+        ll_run_open_with(&runs[i], env, group, &shape, kRefMessy, true, 500 + 20 * i);
+    }
+    for (unsigned round = 0; round < kRounds; ++round) {
+        LlRun* first = &runs[round % 2];
+        LlRun* second = &runs[1 - round % 2];
+        first->by_rank = round % 3 != 0;
+        second->by_rank = round % 3 == 0 || round % 4 == 0;
+        ll_dispatch(first);
+        ll_prepare_dispatch(second);
+        EP_CHECK_NCCL(ll_launch_dispatch(second, env->stream, true));
+        ll_combine(first);
+        EP_CHECK_NCCL(ncclEpComplete(second->handle, NULL, env->stream));
+        ep_sync(env);
+        ll_check_dispatch(second);
+        ll_combine(second);
+        // A combine may come again.
+        ll_combine(first);
+    }
+    for (unsigned i = 0; i < 2; ++i) ll_run_close(&runs[i]);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// The caller's rows hold what the dispatch had found: ids that change before the combine do not matter.
+EP_TEST(rank_major_ids_of_the_dispatch) {
+    const Shape shape = {2, 16, 4, ncclBfloat16, 64, kRefMessy, true};
+    LlRun run;
+    open_by_rank(&run, env, &shape, 600);
+    for (unsigned change = 0; change < kRefNumChanges; ++change) {
+        ll_dispatch(&run);
+        ll_run_change(&run, (RefChange)change);
+        ll_combine(&run);
+        ll_run_mask(&run, 2);
+        ll_combine(&run);
+        pair(&run);
+    }
+    ll_run_close(&run);
+}

@@ -1,0 +1,170 @@
+// Rank-major low-latency dispatch: every row goes once to each rank that hosts one of its token's experts, and is
+// copied there to the next row of its source, with the token's ids and weights beside it.
+//
+// Rows travel as in ll_dispatch, through the same bank, and so does what is told of each entry: its local expert, and
+// instead of an index among the rows of the expert that among the rows from the source. A source tells one count, and
+// the weights to the ranks that get the token's row, in packets of their own. Grid, phases, nodes: as in dispatch.cu.
+//
+// At the end `out`, the ids and the weights hold what came, all ids of other rows are -1, `counter` has the rows from
+// each source, and the handle's memory what combine needs.
+
+#include "../base/entry.cuh"
+#include "dispatch_run.cuh"
+#include "rank_notices.cuh"
+
+namespace nccl_ep::ll_rank_dispatch_impl {
+
+using namespace ll_dispatch_impl;
+
+// The ids of rows that hold nothing. The blocks that have anything to receive share them.
+template <typename Op>
+__device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32_t blocks) {
+    const uint32_t top_k = block.shape.top_k;
+    const uint32_t entries = block.shape.max_tokens * top_k;
+#pragma unroll 1
+    for (uint32_t source = 0; source < block.op.ranks(); ++source) {
+        int64_t* ids = beside.out_ids + uint64_t{source} * entries;
+        const uint32_t first = block.per_expert[source] * top_k;
+#pragma unroll 1
+        for (uint32_t i = first + block.receivers.index() * blockDim.x + threadIdx.x; i < entries;
+             i += blocks * blockDim.x) {
+            ids[i] = kNowhere;
+        }
+    }
+}
+
+// What a source tells beside its rows. Four, so that threads share them out without a division.
+enum Told : uint32_t { kRowsThatCome, kTokens, kFingerprint, kScalesWord, kNumTold };
+
+// Hears of the sources' tokens and rows. The first block checks what they run, too.
+template <typename Op>
+__device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, bool is_first) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < op.ranks() * kNumTold; i += blockDim.x) {
+        const uint32_t source = i / kNumTold;
+        const uint32_t told = i % kNumTold;
+        const bool says_what_runs = told >= kFingerprint;
+        const bool is_heard = is_active(op.common.peers, op.nodes.forwarder_of(source));
+        if (says_what_runs && (!is_first || !is_heard || (told == kScalesWord && !Op::Rows::kScaled))) {
+            continue;
+        }
+        uint32_t data = 0;
+        if (is_heard) {
+            const uint64_t* at = op.here().counts(source) + (told == kRowsThatCome ? 0 : local + told - kTokens);
+            data = wait_for_packet_in(op, at, op.from(source, says_what_runs ? WAIT_BEGIN : WAIT_COUNTS)).data;
+        }
+        // They become addresses: a peer cannot have more tokens than a rank may have.
+        const uint32_t bounded = min(data, block.shape.max_tokens);
+        if (told == kRowsThatCome) {
+            block.per_expert[source] = bounded;
+            if (is_first && block.params.counter != nullptr) {
+                block.params.counter[source] = bounded;
+            }
+        } else if (told == kTokens) {
+            block.tokens_of[source] = bounded;
+            atomicMax(&block.shared.most_tokens, bounded);
+            if (is_first) {
+                block.params.common.handle.tokens_of[source] = bounded;
+            }
+        } else if (told == kFingerprint && data != op.common.fingerprint) {
+            report_fingerprint(op.common, op.nodes, op.epoch, source, data);
+        } else if (told == kScalesWord && data != op.common.scales_word) {
+            report_difference(op.common, FAULT_DIFFERS, op.from(source, WAIT_BEGIN), op.common.fingerprint,
+                              op.common.fingerprint, data);
+        }
+    }
+}
+
+template <typename Op>
+__device__ void hear_all(const Block<Op>& block, const LlBeside& beside) {
+    __syncthreads();  // the histograms are done with
+    hear_sources_by_rank(block, block.receivers.index() == 0);
+    __syncthreads();
+    const uint32_t blocks = max(1u, min(block.receivers.blocks, arriving_units(block)));
+    if (block.receivers.index() < blocks && block.params.out != nullptr) {
+        clear_ids(block, beside, blocks);
+    }
+}
+
+// The ids and weights of a row: lanes have its token's entries.
+template <typename Op>
+__device__ __forceinline__ void receive_beside(const Block<Op>& block, const LlBeside& beside, uint32_t source,
+                                               uint32_t token, EntryWord entry, int32_t row) {
+    const Op& op = block.op;
+    if (lane_idx() < block.shape.top_k) {
+        const uint64_t at = uint64_t(row) * block.shape.top_k + lane_idx();
+        beside.out_ids[at] = entry.is_here() ? int64_t{entry.expert()} : kNowhere;
+        const uint64_t* packet = op.here().weights(source, token, op.ranks()) + lane_idx();
+        const Arrival weight = wait_for_packet_in(op, packet, op.from(source, WAIT_WEIGHT));
+        beside.out_weights[at] = __uint_as_float(weight.data);
+    }
+    sync_warp();
+}
+
+// One warp copies a chunk of (source, token) to the token's output row here, if it has one.
+template <typename Op>
+__device__ void receive_chunk(const Block<Op>& block, const LlBeside& beside, uint32_t source, uint32_t token,
+                              uint32_t chunk_idx) {
+    const Op& op = block.op;
+    const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
+    const auto chunk = block.rows.chunk(block.shape, chunk_idx);
+    Received<Op> received;
+    receive(block, source, token, from, chunk, received);
+    const EntryWord entry = received.entry;
+    const LaneMask here = ballot(entry.is_here());
+    int32_t row = kNowhere;
+    if (here.any()) {
+        let_go<typename Op::Rows::Data>(from, chunk);
+        row = block.output.row(source, shuffle(entry.index(), here.first()));
+    }
+    const bool is_kept = row >= 0 && block.params.out != nullptr;
+    if (chunk_idx == 0) {
+        if (lane_idx() < block.shape.top_k) {
+            op.rows_of(source, token)[lane_idx()] = lane_idx() == 0 ? row : kNowhere;
+        }
+        if (is_kept) {
+            receive_beside(block, beside, source, token, entry, row);
+        }
+    }
+    if (is_kept) {
+        // The source takes the place of an expert.
+        const auto to = block.rows.target(block.params, block.output, EntryWord::here(source, 0), row);
+        block.rows.store(block.params, block.shape, to, chunk, received.row.data);
+    }
+}
+
+template <typename Nodes, typename Rows>
+__device__ __forceinline__ void run(const LlRankDispatchParams& params, const Nodes& nodes, const Rows& rows) {
+    using Op = DispatchOperation<Nodes, Rows, RankMajor>;
+    const LlBeside& beside = params.beside;
+    ll_dispatch_impl::run<Op>(
+        params.dispatch, nodes, rows,
+        [&](const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
+            notify_by_rank(block, beside, source, part);
+        },
+        [&](const Block<Op>& block) {
+            hear_all(block, beside);
+            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx) {
+                receive_chunk(block, beside, source, token, chunk_idx);
+            });
+        });
+}
+
+template <typename Rows>
+__device__ __forceinline__ void run_scaled(const LlRankScaledDispatchParams& params) {
+    run(params.dispatch, OneNode{params.dispatch.dispatch.common.peers}, Rows{params.rows});
+}
+
+ENTRY(ll_rank_dispatch) { run(params, OneNode{params.dispatch.common.peers}, PlainRows{}); }
+ENTRY(ll_rank_dispatch_scaled) { run_scaled<ForwardedRows>(params); }
+ENTRY(ll_rank_dispatch_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
+ENTRY(ll_rank_dispatch_cast_f16) { run_scaled<CastRows<F16>>(params); }
+ENTRY(ll_rank_dispatch_cast_f32) { run_scaled<CastRows<F32>>(params); }
+ENTRY(ll_rank_dispatch_nodes) { run(params.dispatch, SeveralNodes<TwoSided>{params.nodes, false}, PlainRows{}); }
+ENTRY(ll_rank_dispatch_nodes_scaled) {
+    run(params.dispatch, SeveralNodes<TwoSided>{params.nodes, false}, PackedRows{params.rows});
+}
+
+}  // namespace nccl_ep::ll_rank_dispatch_impl

@@ -1,0 +1,187 @@
+// What a rank-major dispatch tells the peers beside rows: how many come from here, which of them each token's is, and
+// its weights.
+#pragma once
+
+#include "../layout/rank_major.cuh"
+#include "dispatch_send.cuh"
+
+namespace nccl_ep::ll_dispatch_impl {
+
+// Tokens that a warp looks at together, a lane for each entry.
+template <typename Op>
+struct TokensAtOnce {
+    // How many.
+    uint32_t tokens;
+    // This lane's: which of them, and its k.
+    Divided at;
+
+    __device__ explicit TokensAtOnce(const LlShape& shape)
+        : tokens(kWarpSize / shape.top_k), at(divide(lane_idx(), shape.top_k, shape.top_k_reciprocal)) {}
+    // The lanes of this lane's token.
+    __device__ LaneMask of_token(const LlShape& shape) const {
+        const LaneMask first = {~uint32_t{0} >> (kWarpSize - shape.top_k)};
+        return {first.bits << (at.quotient * shape.top_k)};
+    }
+    // Whether this lane has an entry of the tokens from `first` on, of which `last` is none any more.
+    __device__ bool has_entry(uint32_t first, uint32_t last) const {
+        return at.quotient < tokens && first + at.quotient < last;
+    }
+    // The lanes whose entries have the token and the peer of this one's; of this one alone if that is negative.
+    __device__ LaneMask same(const Op& op, int32_t peer) const {
+        const uint32_t nothing = ~lane_idx();
+        return match(peer < 0 ? nothing : at.quotient * op.peers() + peer);
+    }
+};
+
+// The expert of this lane's entry, of the tokens of a source from `first` on.
+template <typename Op>
+__device__ __forceinline__ int32_t expert_of_lane(const Block<Op>& block, const typename Op::Source& source,
+                                                  uint32_t first, bool has_entry) {
+    return has_entry ? expert_of_entry(block, source, first * block.shape.top_k + lane_idx()) : kNowhere;
+}
+
+// Counts the tokens that go to each peer: those before `first` in `before` and, in blocks that notify a peer of its
+// count, all in `all`.
+template <typename Op>
+__device__ void count_tokens(const Block<Op>& block, const typename Op::Source& source, uint32_t first,
+                             uint32_t* before, uint32_t* all) {
+    const TokensAtOnce<Op> lanes(block.shape);
+    const uint32_t last = all != nullptr ? source.tokens() : first;
+#pragma unroll 1
+    for (uint32_t base = warp_idx() * lanes.tokens; base < last; base += num_warps() * lanes.tokens) {
+        const int32_t expert = expert_of_lane(block, source, base, lanes.has_entry(base, last));
+        const int32_t peer = block.op.nodes.peer_of(rank_of_expert(block.shape, expert));
+        const bool leads = lanes.same(block.op, peer).first() == lane_idx();
+        if (peer < 0 || !leads) {
+            continue;
+        }
+        if (base + lanes.at.quotient < first) {
+            atomicAdd(&before[peer], 1u);
+        }
+        if (all != nullptr) {
+            atomicAdd(&all[peer], 1u);
+        }
+    }
+}
+
+// Notifies the peers that are this block's of how many rows come from the source.
+template <typename Op>
+__device__ void notify_counts_of_rows(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part,
+                                      const uint32_t* all) {
+    const Op& op = block.op;
+    const uint32_t local = block.shape.local_experts;
+#pragma unroll 1
+    for (uint32_t peer = part.index; peer < op.peers(); peer += part.blocks) {
+        // The count, and from number `local` on the words that all layouts have.
+        const uint32_t word = threadIdx.x == 0 ? 0 : local + threadIdx.x - 1;
+        if (!is_active(op.common.peers, peer) || word >= words_of_counts(block)) {
+            continue;
+        }
+        uint32_t data = threadIdx.x == 0 ? all[peer] : op.common.scales_word;
+        data = threadIdx.x == 1 ? source.tokens() : data;
+        data = threadIdx.x == 2 ? op.common.fingerprint : data;
+        put_value(op.at(peer).counts(source.rank()) + word, op.packet(data));
+    }
+}
+
+// What a lane tells of its entry.
+struct Notice {
+    uint32_t token;
+    uint32_t k;
+    // The peer that hosts its expert, negative if none does, and what that is told.
+    int32_t host;
+    EntryWord word;
+    float weight;
+};
+
+// Every peer hears of an entry, and its weight if the token's row goes there. `lanes` are those of the token; all
+// lanes of the warp call it, those without an entry with no `lanes`.
+template <typename Op>
+__device__ __forceinline__ void notify_peers(const Op& op, uint32_t source, const Notice& notice, LaneMask lanes) {
+#pragma unroll 1
+    for (uint32_t peer = 0; peer < op.peers(); ++peer) {
+        const bool is_here = notice.host == static_cast<int32_t>(peer);
+        const LaneMask here = ballot(is_here);
+        if (!lanes.any() || !is_active(op.common.peers, peer)) {
+            continue;
+        }
+        const Bank<Remote> bank = op.at(peer);
+        const EntryWord word = is_here ? notice.word : EntryWord::elsewhere();
+        put_value(bank.entries(source, notice.token) + notice.k, op.packet(word.data));
+        if ((here & lanes).any()) {
+            put_value(bank.weights(source, notice.token, op.ranks()) + notice.k,
+                      op.packet(__float_as_uint(notice.weight)));
+        }
+    }
+}
+
+// One warp walks the tokens [first, last) in order; `before` holds how many before them go to each peer, and them as
+// well afterwards.
+template <typename Op>
+__device__ void notify_tokens(const Block<Op>& block, const typename Op::Source& source, const float* weights,
+                              uint32_t first, uint32_t last, uint32_t* before) {
+    const Op& op = block.op;
+    const LlShape& shape = block.shape;
+    const TokensAtOnce<Op> lanes(shape);
+#pragma unroll 1
+    for (uint32_t base = first; base < last; base += lanes.tokens) {
+        const bool has_entry = lanes.has_entry(base, last);
+        const int32_t expert = expert_of_lane(block, source, base, has_entry);
+        Notice notice = {base + lanes.at.quotient, lanes.at.remainder, kNowhere, EntryWord::elsewhere(), 0.0f};
+        const int32_t rank = rank_of_expert(shape, expert);
+        notice.host = op.nodes.peer_of(rank);
+        if (has_entry) {
+            notice.weight = weights[base * shape.top_k + lane_idx()];
+            op.experts_of(source.number(), notice.token)[notice.k] = expert;
+        }
+        const LaneMask same = lanes.same(op, notice.host);
+        const bool leads = notice.host >= 0 && same.first() == lane_idx();
+        const uint32_t nothing = ~lane_idx();
+        const LaneMask leaders = match(leads ? static_cast<uint32_t>(notice.host) : nothing);
+        uint32_t index = leads ? before[notice.host] + leaders.count_before() : 0;
+        sync_warp();
+        if (leads && leaders.count_before() == 0) {
+            before[notice.host] += leaders.count();
+        }
+        sync_warp();
+        index = shuffle(index, same.first());
+        if (notice.host >= 0) {
+            notice.word = EntryWord::here(expert - rank * shape.local_experts, index);
+        }
+        notify_peers(op, source.rank(), notice, lanes.of_token(shape).only_if(has_entry));
+    }
+}
+
+// The weights of a source's tokens: the caller's, or behind the ids of its message.
+template <typename Op>
+__device__ __forceinline__ const float* weights_of(const Block<Op>& block, const LlBeside& beside,
+                                                   const typename Op::Source& source) {
+    if constexpr (Op::kSeveral) {
+        if (source.number() != 0) {
+            return reinterpret_cast<const float*>(source.ids() + uint64_t{source.tokens()} * block.shape.top_k);
+        }
+    }
+    return beside.weights;
+}
+
+// A part of a source's tokens: notifies the peers of each, in the first blocks also of the counts.
+template <typename Op>
+__device__ void notify_by_rank(const Block<Op>& block, const LlBeside& beside, const typename Op::Source& source,
+                               const BlockOf& part) {
+    const uint32_t tokens = source.tokens();
+    const uint32_t per_block = (tokens + part.blocks - 1) / part.blocks;
+    const uint32_t first = min(per_block * part.index, tokens);
+    const uint32_t last = min(per_block * (part.index + 1), tokens);
+    uint32_t* before = block.per_expert;
+    uint32_t* all = part.index < block.op.peers() ? block.per_expert + block.op.peers() : nullptr;
+    count_tokens(block, source, first, before, all);
+    __syncthreads();
+    if (all != nullptr) {
+        notify_counts_of_rows(block, source, part, all);
+    }
+    if (warp_idx() == 0) {
+        notify_tokens(block, source, weights_of(block, beside, source), first, last, before);
+    }
+}
+
+}  // namespace nccl_ep::ll_dispatch_impl

@@ -1,0 +1,91 @@
+"""Rank-major low latency: a row for each token and rank, weighed and summed by the caller, against dense torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nccl_ep import RankMajorResult
+from problems import Problem
+
+MOST = 20
+
+
+def opened(group, world, device, **settings):
+    rank, size = world
+    problem = Problem(rank, size, device=device, dtype=torch.bfloat16, hidden=128, **settings)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, dtype=problem.dtype,
+               max_tokens_per_rank=MOST)
+    return problem, ep
+
+
+def weighed(problem: Problem, ep, received: RankMajorResult) -> torch.Tensor:
+    """What this rank's experts give for each row; NaN in rows that hold none."""
+    matrices = problem.local_experts(ep.num_local_experts)
+    rows = received.tokens.float()
+    sums = torch.zeros_like(rows)
+    for expert, matrix in enumerate(matrices):
+        factor = torch.where(received.topk_idx == expert, received.topk_weights, 0.0).sum(2, keepdim=True)
+        result = problem.expert(matrix, rows)
+        sums += torch.where(factor != 0, factor * result, 0.0)
+    used = torch.arange(MOST, device=rows.device) < received.counts[:, None]
+    return torch.where(used[..., None], sums, torch.nan).to(problem.dtype)
+
+
+@pytest.mark.parametrize("settings", [{}, {"masked": True}, {"repeated": True}])
+@pytest.mark.parametrize("staged", [False, True])
+def test_against_dense_torch(group, world, device, settings, staged):
+    problem, ep = opened(group, world, device, **settings)
+    with ep.create_handle(problem.topk_idx) as handle:
+        for _ in range(2):
+            received = handle.dispatch(problem.tokens, problem.weights, layout="rank", send_only=staged)
+            if staged:
+                handle.complete()
+            assert type(received) is RankMajorResult and received.scales is None
+            assert received.tokens.shape == (world[1], MOST, problem.hidden)
+            unused = torch.arange(MOST, device=device) >= received.counts[:, None]
+            assert (received.topk_idx[unused] == -1).all()
+            home = handle.combine(weighed(problem, ep, received), send_only=staged)
+            if staged:
+                handle.complete()
+            problem.close(home, problem.dense().output)
+        # Expert-major again, on the same handle.
+        assert handle.dispatch(problem.tokens).tokens.shape[0] == ep.num_local_experts
+
+
+def test_rows_and_weights_are_those_of_the_sources(group, world, device):
+    problem, ep = opened(group, world, device)
+    with ep.create_handle(problem.topk_idx) as handle:
+        received = handle.dispatch(problem.tokens, problem.weights, layout="rank", cast="fp8")
+    assert received.scales is not None and received.scales.shape[:2] == (world[1], MOST)
+    first = world[0] * ep.num_local_experts
+    for source in range(world[1]):
+        _, ids, weights, _ = problem.part(source)
+        local = ids - first
+        local = torch.where((local >= 0) & (local < ep.num_local_experts), local, -1)
+        here = (local >= 0).any(1)
+        count = int(received.counts[source])
+        assert count == int(here.sum())
+        assert torch.equal(received.topk_idx[source, :count], local[here])
+        assert torch.equal(received.topk_weights[source, :count], weights[here])
+
+
+def test_what_is_refused(group, world, device):
+    problem, ep = opened(group, world, device)
+    with ep.create_handle(problem.topk_idx) as handle:
+        with pytest.raises(ValueError, match="topk_weights: needed with layout"):
+            handle.dispatch(problem.tokens, layout="rank")
+        with pytest.raises(ValueError, match="layout: must be"):
+            handle.dispatch(problem.tokens, problem.weights, layout="token")
+        received = handle.dispatch(problem.tokens, problem.weights, layout="rank")
+        with pytest.raises(ValueError, match="topk_weights: applied by the caller"):
+            handle.combine(received.tokens, problem.weights)
+        handle.combine(received.tokens)
+
+
+@pytest.mark.high_throughput
+def test_high_throughput_has_one_layout(group, world, device):
+    problem = Problem(*world, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht")
+    with ep.create_handle(problem.topk_idx) as handle, pytest.raises(ValueError, match="layout: only low"):
+        handle.dispatch(problem.tokens, problem.weights, layout="rank")

@@ -1,0 +1,95 @@
+//! The rows of a rank-major dispatch: a token's row once, whatever number of the rank's experts it names, with its ids
+//! and weights beside it.
+#![allow(unsafe_code)]
+
+use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::ll::HostLl;
+use crate::backend::host::ll::dispatch::{Landed, SentTokens};
+use crate::backend::host::ll::last::Placed;
+use crate::backend::host::message::Message;
+use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::scaled;
+use crate::error::{Error, Result};
+use crate::model::layout::RowOf;
+use crate::model::ops::{LlBeside, LlDispatch};
+
+const ID_BYTES: usize = size_of::<i64>();
+const WEIGHT_BYTES: usize = size_of::<f32>();
+/// Of an entry that names no expert of this rank.
+const NONE: i64 = -1;
+
+impl HostLl {
+    /// Appends the weights of this rank's tokens.
+    ///
+    /// # Safety
+    /// `rule` has checked the weights `[T, K]`, and the caller keeps them until `message` is written.
+    pub(super) unsafe fn append_weights(&self, beside: &LlBeside, message: &mut Message<'_>) {
+        let entries = self.routing.tokens * self.routing.top_k;
+        // SAFETY: this function's contract.
+        message.bytes(unsafe { bytes(beside.weights, entries * WEIGHT_BYTES) });
+    }
+
+    /// Writes what all sources have sent to the outputs `[R, M, *]`.
+    pub(super) fn place_by_rank(
+        &self,
+        (op, beside): (&LlDispatch, &LlBeside),
+        out: &mut [u8],
+        sent: &[SentTokens<'_>],
+    ) -> Result<Landed> {
+        let (experts, top_k) = (
+            self.facts().experts_of(self.facts().rank),
+            self.routing.top_k,
+        );
+        let entries = self.rows(op.layout)? * top_k;
+        // SAFETY: `rule` has checked both tensors `[R, M, K]`; the caller leaves them to the operation.
+        let (ids, weights) = unsafe {
+            (
+                bytes_mut(beside.out_ids, entries * ID_BYTES),
+                bytes_mut(beside.out_weights, entries * WEIGHT_BYTES),
+            )
+        };
+        for id in ids.chunks_exact_mut(ID_BYTES) {
+            id.copy_from_slice(&NONE.to_ne_bytes());
+        }
+        let mut landed = Landed::default();
+        for (source, sent) in sent.iter().enumerate() {
+            let mut placed: Vec<Placed> = Vec::new();
+            for (token, k, expert) in sent.entries(self.facts()) {
+                let Some(local) = expert.checked_sub(experts.start) else {
+                    continue;
+                };
+                if local >= experts.len() {
+                    continue;
+                }
+                if placed.last().is_none_or(|last| last.token != token) {
+                    let to = RowOf {
+                        zone: source,
+                        ordinal: placed.len(),
+                    };
+                    let at = op.layout.number(to);
+                    copy_row(out, at, sent.rows.payload(token)?)?;
+                    if let Some(scaled) = &op.scaled {
+                        // SAFETY: `rule` has checked the tensor `[R, M, S]`; the caller leaves it to the operation.
+                        unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
+                    }
+                    copy_row(weights, at, row(sent.weights, token, top_k * WEIGHT_BYTES)?)?;
+                    placed.push(Placed {
+                        token,
+                        k: 0,
+                        row: at,
+                    });
+                }
+                let at = placed.last().ok_or_else(no_row)?.row;
+                let local = i64::try_from(local).map_err(|_| no_row())?;
+                copy_row(ids, at * top_k + k, &local.to_ne_bytes())?;
+            }
+            landed.counts.push(placed.len());
+            landed.placed.push(placed);
+        }
+        Ok(landed)
+    }
+}
+
+fn no_row() -> Error {
+    Error::internal("an entry without a row")
+}

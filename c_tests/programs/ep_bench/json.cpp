@@ -222,6 +222,7 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"top_k", std::to_string(options.top_k)},
                    {"experts", std::to_string(options.experts)},
                    {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
+                   {"layout", Text(!options.low_latency() ? "flat" : options.by_rank ? "rank" : "expert")},
                    {"routing", Text(RoutingName(options))},
                    {"zipf_exponent", options.routing == RoutingKind::kZipf
                                          ? Number(options.zipf_exponent)

@@ -60,7 +60,7 @@ setup-docs:
 setup-package:
 	@scripts/setup.sh --pytest
 
-lib: setup-lib ## Build libnccl_ep.so, libnccl_ep.a and the CPU stand-ins
+lib: setup-lib ## Build the libraries of both interfaces and the CPU stand-ins
 	@$(env) cargo build --release --locked --workspace; \
 	    scripts/third_party.py "$$NCCL_EP_RELEASE/THIRD-PARTY.txt"
 
@@ -116,11 +116,11 @@ install: ## Install what `make lib` built: prefix (/usr/local), libdir, included
 uninstall: ## Remove what `make install` installed, with the same settings
 	@scripts/install.sh uninstall $(settings)
 
-wheel: lib setup-wheel ## Build the Python package with the library inside, in target/wheel
+wheel: lib setup-wheel ## Build the Python package with the library inside, and the one named deep_ep, in target/wheel
 	@$(env) scripts/wheel.sh "$$NCCL_EP_TARGET/wheel"
 
 release: export NCCL_EP_CUDA = require
-release: lib setup-wheel ## Build what a release has, in target/release-files: tarball, wheel, checksums
+release: lib setup-wheel ## Build what a release has, in target/release-files: tarball, wheels, checksums
 	@$(env) scripts/release.sh "$$NCCL_EP_TARGET/release-files"
 
 clean: ## Remove what was built; .deps/ stays

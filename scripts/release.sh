@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the files of a release from the release build: a tarball of the libraries, the headers, the files for pkg-config
-# and CMake, which work from any folder, the documents and the examples; the wheel; and their checksums.
+# and CMake, which work from any folder, the documents and the examples; the wheels; and their checksums.
 #
 # Usage: release.sh FOLDER
 set -euo pipefail
@@ -14,7 +14,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$folder"
 # Those of other machines stay.
-rm -f "$folder"/nccl_ep-*"$NCCL_EP_MACHINE".{tar.gz,whl} "$folder/SHA256SUMS"
+rm -f "$folder"/nccl_ep{-*"$NCCL_EP_MACHINE".{tar.gz,whl},_deep_ep-*.whl} "$folder/SHA256SUMS"
 
 "$root/scripts/install.sh" install prefix=/ libdir=/lib includedir=/include docdir=/ \
     DESTDIR="$stage/$name" relocatable=1 >/dev/null
@@ -26,4 +26,4 @@ find "$stage/$name" -name __pycache__ -prune -exec rm -r {} +
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@${SOURCE_DATE_EPOCH:-0}" \
     -cf - "$name" | gzip -n >"$folder/$name.tar.gz"
 "$root/scripts/wheel.sh" "$folder" >/dev/null
-(cd "$folder" && sha256sum nccl_ep-* | tee SHA256SUMS)
+(cd "$folder" && sha256sum nccl_ep{,_deep_ep}-* | tee SHA256SUMS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Python package as a wheel that carries libnccl_ep.so, from the release build. Fetches
-# nothing: setuptools is the one that `setup.sh --wheel` has pinned.
+# Builds the Python package as a wheel that carries libnccl_ep.so, from the release build, and the one
+# that is named deep_ep. Fetches nothing: setuptools is the one that `setup.sh --wheel` has pinned.
 #
 # Usage: wheel.sh FOLDER
 set -euo pipefail
@@ -13,6 +13,7 @@ trap 'rm -rf "$source"' EXIT
 # A copy, so that neither the library nor what the build leaves behind gets into the sources.
 cp -r "$NCCL_EP_ROOT/python/." "$source"
 cp "$NCCL_EP_ROOT/LICENSE" "$source"
+cp "$NCCL_EP_ROOT/LICENSE" "$source/deep-ep"
 # By this name setuptools takes it as a file of the licence.
 "$NCCL_EP_ROOT/scripts/third_party.py" "$source/NOTICE-THIRD-PARTY.txt"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
@@ -20,5 +21,5 @@ library=$source/nccl_ep/lib/libnccl_ep.so
 install -D -m 755 "${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE}/libnccl_ep.so" "$library"
 "${NCCL_EP_TOOLS}strip" --strip-unneeded "$library"
 PYTHONPATH="$NCCL_EP_DEPS/wheel" python3 -m pip --disable-pip-version-check wheel --quiet \
-    --no-index --no-deps --no-build-isolation --wheel-dir "$folder" "$source"
-ls "$folder"/nccl_ep-*.whl
+    --no-index --no-deps --no-build-isolation --wheel-dir "$folder" "$source" "$source/deep-ep"
+ls "$folder"/nccl_ep{,_deep_ep}-*.whl

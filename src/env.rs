@@ -83,7 +83,7 @@ pub enum Why {
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
 /// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
-const OTHERS: [&str; 10] = [
+const OTHERS: [&str; 11] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
     "NCCL_EP_CUDA",
@@ -91,6 +91,7 @@ const OTHERS: [&str; 10] = [
     "NCCL_EP_LIBRARIES",
     "NCCL_EP_LIBRARY",
     "NCCL_EP_NVCC",
+    "NCCL_EP_RELEASE",
     "NCCL_EP_ROOT",
     "NCCL_EP_TARGET",
     "NCCL_EP_UPDATE_HEADER",

@@ -47,29 +47,35 @@ static void wait_for_ranks(const pid_t* children) {
     _exit(first);
 }
 
-int MPI_Init(int* argc, char*** argv) {
-    (void)argc;
-    (void)argv;
+// Before other constructors, as mpirun would: what they make is a rank's own.
+__attribute__((constructor(101))) static void start_ranks(void) {
     const char* chosen = getenv("EP_TEST_RANKS");
-    if (chosen != NULL) g_ranks = (int)strtol(chosen, NULL, 10);
+    if (chosen == NULL) return;
+    g_ranks = (int)strtol(chosen, NULL, 10);
     require(g_ranks >= 1 && g_ranks <= kMaxRanks, "EP_TEST_RANKS must be 1 to 16");
-    g_shared = mmap(NULL, sizeof(*g_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    g_shared =
+        mmap(NULL, sizeof(*g_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     require(g_shared != MAP_FAILED, "mmap");
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&g_shared->barrier, &shared, (unsigned)g_ranks);
-    fflush(NULL);
     pid_t children[kMaxRanks];
     for (g_rank = 0; g_rank < g_ranks; ++g_rank) {
         children[g_rank] = fork();
         require(children[g_rank] >= 0, "fork");
         if (children[g_rank] > 0) continue;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        g_initialised = 1;
-        return MPI_SUCCESS;
+        return;
     }
     wait_for_ranks(children);
+}
+
+int MPI_Init(int* argc, char*** argv) {
+    (void)argc;
+    (void)argv;
+    require(g_shared != NULL, "EP_TEST_RANKS must say how many ranks there are");
+    g_initialised = 1;
     return MPI_SUCCESS;
 }
 
@@ -143,8 +149,11 @@ int MPI_Wait(MPI_Request* request, MPI_Status* status) {
 }
 
 static size_t bytes_of(MPI_Datatype type, int count) {
-    const size_t sizes[] = {[MPI_BYTE] = 1, [MPI_CHAR] = 1, [MPI_INT] = sizeof(int),
-                            [MPI_UNSIGNED] = sizeof(unsigned), [MPI_UINT64_T] = sizeof(uint64_t)};
+    const size_t sizes[] = {[MPI_BYTE] = 1,
+                            [MPI_CHAR] = 1,
+                            [MPI_INT] = sizeof(int),
+                            [MPI_UNSIGNED] = sizeof(unsigned),
+                            [MPI_UINT64_T] = sizeof(uint64_t)};
     return sizes[type] * (size_t)count;
 }
 
@@ -169,16 +178,17 @@ int MPI_Allgather(const void* send, int send_count, MPI_Datatype send_type, void
     require(bytes <= kSlotBytes, "MPI_Allgather of too much");
     memcpy(g_shared->slots[g_rank], send, bytes);
     MPI_Barrier(comm);
-    for (int i = 0; i < g_ranks; ++i) memcpy((unsigned char*)receive + (size_t)i * bytes, g_shared->slots[i], bytes);
+    for (int i = 0; i < g_ranks; ++i)
+        memcpy((unsigned char*)receive + (size_t)i * bytes, g_shared->slots[i], bytes);
     return MPI_Barrier(comm);
 }
 
 static void reduce(void* into, const void* from, size_t at, MPI_Datatype type, MPI_Op op) {
-#define REDUCE(T)                                                              \
-    do {                                                                       \
-        T* a = (T*)into + at;                                                  \
-        const T b = ((const T*)from)[at];                                      \
-        *a = op == MPI_SUM ? *a + b : (*a > b ? *a : b);                       \
+#define REDUCE(T)                                        \
+    do {                                                 \
+        T* a = (T*)into + at;                            \
+        const T b = ((const T*)from)[at];                \
+        *a = op == MPI_SUM ? *a + b : (*a > b ? *a : b); \
     } while (0)
     if (type == MPI_INT) REDUCE(int);
     if (type == MPI_UNSIGNED) REDUCE(unsigned);
@@ -194,7 +204,8 @@ int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type,
     MPI_Barrier(comm);
     memcpy(receive, g_shared->slots[0], bytes);
     for (int i = 1; i < g_ranks; ++i) {
-        for (size_t at = 0; at < (size_t)count; ++at) reduce(receive, g_shared->slots[i], at, type, op);
+        for (size_t at = 0; at < (size_t)count; ++at)
+            reduce(receive, g_shared->slots[i], at, type, op);
     }
     return MPI_Barrier(comm);
 }

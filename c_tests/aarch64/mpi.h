@@ -1,5 +1,5 @@
 // The part of MPI that programs here use, where the machine has no MPI for their architecture: all
-// ranks are forked by MPI_Init, as many as EP_TEST_RANKS says, and talk through shared memory.
+// ranks are forked before main, as many as EP_TEST_RANKS says, and talk through shared memory.
 #ifndef C_TESTS_AARCH64_MPI_H_
 #define C_TESTS_AARCH64_MPI_H_
 

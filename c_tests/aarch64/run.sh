@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the library and some C programs for AArch64 on another machine, and runs the programs under qemu-user; makes
-# the files of a release, too. What qemu shows on x86-64 is code, layouts and arithmetic: it does not reorder accesses to
-# memory as AArch64 may.
+# the files of a release, too. What qemu shows on x86-64 is code, layouts and arithmetic: it does not reorder accesses
+# to memory as AArch64 may.
 #
 # Other shapes of LL and HT than test_random's take too long here.
 #
@@ -32,7 +32,8 @@ export NCCL_EP_LIBRARIES=$libraries
 
 # Not optimised, as that would take twice as long, and without kernels, which are no AArch64 code.
 build_libraries() {
-    NVCC=$NCCL_EP_ROOT/scripts/testing/nvcc_stub.sh CARGO_PROFILE_DEV_DEBUG=0 cargo build --locked --target-dir "$folder" -p nccl-ep -p ncclep-hostsim
+    NVCC=$NCCL_EP_ROOT/scripts/testing/nvcc_stub.sh CARGO_PROFILE_DEV_DEBUG=0 \
+        cargo build --locked --target-dir "$folder" -p nccl-ep -p nccl-ep-second -p ncclep-hostsim
 }
 build_programs() {
     # Linked anew, as make does not know mpi.o.
@@ -44,9 +45,10 @@ build_programs() {
 # run RANKS PROGRAM ARGUMENT...
 run() { EP_TEST_RANKS=$1 NCCLEP_HOSTSIM_WITH_GPU=1 qemu-aarch64 "$programs/host/$2" "${@:3}"; }
 make_release() { "$NCCL_EP_ROOT/scripts/release.sh" "$work/files"; }
-has_names() {
-    (cd "$work/files" && ls nccl_ep-*-linux-aarch64.tar.gz nccl_ep-*-py3-none-manylinux_*_aarch64.whl && sha256sum -c SHA256SUMS)
-}
+has_names() (
+    cd "$work/files" && ls nccl_ep-*-linux-aarch64.tar.gz nccl_ep-*-py3-none-manylinux_*_aarch64.whl &&
+        sha256sum -c SHA256SUMS
+)
 wheel_fits() {
     local platform
     platform=$(cd "$work/files" && echo nccl_ep-*.whl | grep -o 'manylinux_[0-9]*_[0-9]*_aarch64')
@@ -56,15 +58,17 @@ wheel_fits() {
 wheel_works() { LD_LIBRARY_PATH=$work/wheel/nccl_ep/lib run 2 example_low_latency; }
 
 check "libraries" build_libraries
-check "programs" build_programs example_{low_latency,high_throughput,staged} test_{abi,ll,ht,staged,formats,random}
+check "programs" build_programs example_{low_latency,high_throughput,staged} \
+    test_{abi,ll,ht,staged,formats,random,second}
 if [ "$failed" = 0 ]; then
     for example in low_latency high_throughput staged; do check "$example" run 3 "example_$example"; done
     check "layouts of structs" run 1 test_abi
-    check "LL" run 3 test_ll ll_
+    check "LL" run 2 test_ll ll_
     check "HT" run 3 test_ht ht_
     check "staged" run 2 test_staged
     check "formats" run 2 test_formats formats_of_models
     check "casts" run 2 test_formats known_casts
+    check "the second interface" run 2 test_second
     check "random operations" run 3 test_random --configs 50
     check "a release" make_release
     check "its files" has_names

@@ -157,7 +157,7 @@ void run_death_case(const DeathCase* test, DeathSetting setting) {
     model.passed_before = ep_passed();
     model.failed_before = ep_failed();
     fflush(NULL);
-    pid_t children[kMaxRanks];
+    pid_t children[kMaxRanks] = {0};
     for (int i = 0; i < num_ranks; ++i) children[i] = start_rank(test, shared, &model, i);
     if (test->disturb != NULL) test->disturb(shared, num_ranks, children[model.victim]);
     wait_for_ranks(test, children, &model);

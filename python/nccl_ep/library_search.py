@@ -54,13 +54,17 @@ def require_first_generation(library: ctypes.CDLL, path: str) -> None:
 
     Its file and some of its functions have the same names.
     """
-    for name, package in _LATER.items():
-        if hasattr(library, name):
-            raise RuntimeError(
-                f"{file_of(library, name) or path}{_found_by(path)} is NCCL EP of a later "
-                f"generation{_version(library)}: it has {name}, and its calls take other arguments "
-                f"than this package passes. {package} serves it; for this package set "
-                "NCCL_EP_LIBRARY to the path of its own libnccl_ep.so")
+    if name := later_generation(library):
+        raise RuntimeError(
+            f"{file_of(library, name) or path}{_found_by(path)} is NCCL EP of a later "
+            f"generation{_version(library)}: it has {name}, and its calls take other arguments "
+            f"than this package passes. {_LATER[name]} serves it; for this package set "
+            "NCCL_EP_LIBRARY to the path of its own libnccl_ep.so")
+
+
+def later_generation(library: ctypes.CDLL) -> str:
+    """A function that only a libnccl_ep of a later generation has; empty for the first."""
+    return next((name for name in _LATER if hasattr(library, name)), "")
 
 
 def _found_by(path: str) -> str:

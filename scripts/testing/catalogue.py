@@ -31,7 +31,7 @@ def all_steps(places: Places) -> list[Step]:
         *_rust(),
         *abi_checks.steps(places),
         *_packages(places),
-        # Of all programs a minute's worth, builds included.
+        # Of all programs half a minute's worth, builds included.
         Step("aarch64/emulated", (str(ROOT / "c_tests" / "aarch64" / "run.sh"),), counts.closing_line,
              (python_steps.FETCHED,), cores=2, timeout=600),
         *programs.host_steps(places),

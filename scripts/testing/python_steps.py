@@ -196,13 +196,13 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 
 
 def _wheel(places: Places) -> tuple[Counts, str]:
-    """Builds the wheel, installs it into a folder, and uses the library inside."""
+    """Builds the wheels, installs them into a folder, and uses the library inside."""
     with tempfile.TemporaryDirectory() as folder:
         environment = places.environment
         built = command.run(("scripts/wheel.sh", folder), environment, 120)
-        wheels = [str(path) for path in pathlib.Path(folder).glob("*.whl")]
-        if built.status != 0 or len(wheels) != 1:
-            return Counts(0, 1, f"no wheel: {wheels}"), built.output
+        wheels = sorted(str(path) for path in pathlib.Path(folder).glob("*.whl"))
+        if built.status != 0 or len(wheels) != 2:
+            return Counts(0, 1, f"not two wheels: {wheels}"), built.output
         installed = pathlib.Path(folder) / "installed"
         install = command.run(("python3", "-m", "pip", "install", "--quiet", "--no-deps",
                                "--no-index", "--target", str(installed), *wheels), environment, 120)
@@ -214,6 +214,8 @@ def _wheel(places: Places) -> tuple[Counts, str]:
         beside = str(installed / "nccl_ep" / "lib" / "libnccl_ep.so")
         checks = {
             "its name tells the platform": "-py3-none-manylinux_2_" in wheels[0],
+            "the other is for all": "/nccl_ep_deep_ep-" in wheels[1] and "-none-any" in wheels[1],
+            "and has both its modules": (installed / "deep_ep" / "utils" / "__init__.py").exists(),
             "it has the licence": any(installed.glob("nccl_ep-*.dist-info/**/LICENSE")),
             "it has those of its parts":
                 any(installed.glob("nccl_ep-*.dist-info/**/NOTICE-THIRD-PARTY.txt")),

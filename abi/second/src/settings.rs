@@ -207,4 +207,32 @@ mod tests {
         }
         assert_eq!(code(LL, |it| it.alloc.free_fn = Some(free)), usage);
     }
+
+    #[test]
+    fn any_numbers_are_settings_or_refused() {
+        let mut state = 7_u64;
+        let mut accepted = 0;
+        for _ in 0..20_000 {
+            let mut bytes = [0_u8; size_of::<ncclEpGroupConfig_t>()];
+            for byte in bytes.iter_mut().step_by(4) {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                let drawn = (state >> 56) as u8;
+                // Small numbers, which enums have, and any others.
+                *byte = if drawn.is_multiple_of(3) {
+                    drawn
+                } else {
+                    drawn % 4
+                };
+            }
+            // No address is followed; two functions, or none, are not called.
+            bytes[56..72].fill((state >> 60) as u8 % 2);
+            #[allow(unsafe_code)]
+            // SAFETY: zeros and any numbers are values of every field.
+            let config: ncclEpGroupConfig_t = unsafe { std::mem::transmute(bytes) };
+            accepted += usize::from(of(&config).is_ok());
+        }
+        assert!(accepted > 100, "{accepted}");
+    }
 }

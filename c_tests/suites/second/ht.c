@@ -29,7 +29,8 @@ static void fill_inputs(const Run* run) {
     ref_buffer_upload(&run->tokens_in, rows);
     free(rows);
     rows = ref_host_poison(run->results_in.bytes);
-    ref_rows_fill(&run->results, run->rank, 0, run->received, rows);
+    const unsigned most = run->received < run->rows ? run->received : run->rows;
+    ref_rows_fill(&run->results, run->rank, 0, most, rows);
     ref_buffer_upload(&run->results_in, rows);
     free(rows);
 }
@@ -103,7 +104,7 @@ static ncclEpHandle_t open_handle(const Run* run, ncclEpGroup_t group) {
     return handle;
 }
 
-static void dispatch(const Run* run, ncclEpHandle_t handle) {
+static ncclResult_t launch_dispatch(const Run* run, ncclEpHandle_t handle) {
     const Case* test = run->test;
     View tokens, weights, tokens_out, ids_out, weights_out;
     view_of(&tokens, ref_buffer_data(&run->tokens_in), test->datatype, run->num_tokens, test->hidden,
@@ -127,8 +128,8 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
     options.send_only = 1;  // without effect
     void* info = old_layout_info(&local, test->generation);
     void* config = old_dispatch_config(&options, test->generation);
-    EP_CHECK_NCCL(ncclEpDispatch(handle, &inputs, &outputs, test->updated ? info : NULL, config,
-                                 run->env->stream));
+    const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs,
+                                               test->updated ? info : NULL, config, run->env->stream);
     old_free(info);
     old_free(config);
     view_scrap(&tokens);
@@ -136,6 +137,11 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
     view_scrap(&tokens_out);
     view_scrap(&ids_out);
     view_scrap(&weights_out);
+    return result;
+}
+
+static void dispatch(const Run* run, ncclEpHandle_t handle) {
+    EP_CHECK_NCCL(launch_dispatch(run, handle));
     EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->env->stream));
     ep_sync(run->env);
 }
@@ -257,4 +263,54 @@ EP_TEST(high_throughput_keeps_a_routing_in_memory_of_callers) {
     test.uneven = true;
     test.memory = &memory;
     exchange(env, &test, 500);
+}
+
+// The rows behind the bound are still poison, and the next call tells.
+EP_TEST(more_rows_than_the_bound_fail_the_group) {
+    if (env->size < 2) return;
+    Case test = kSmallHt;
+    test.style = kRefOneRank;
+    test.recv_rows = test.max_tokens;
+    const bool is_full = env->rank == env->size - 1;
+    Run run;
+    open_run(&run, env, &test, 600);
+    EP_CHECK_EQ_I64(run.received > test.recv_rows, is_full);
+    ncclEpGroup_t group = group_of(env, &test);
+    ncclEpHandle_t handle = open_handle(&run, group);
+    EP_CHECK_NCCL(launch_dispatch(&run, handle));
+    ep_sync(env);
+    if (is_full) {
+        CHECK_REFUSED(launch_dispatch(&run, handle), ncclInvalidUsage, "outputs.tokens.sizes[0]");
+        const size_t used = test.recv_rows * run.row_bytes;
+        void* poison = ref_host_poison(kSpare * run.row_bytes);
+        void* got = ref_host_new(kSpare * run.row_bytes);
+        const unsigned char* rows = ref_buffer_data(&run.tokens_out);
+        ep_download(got, rows + used, kSpare * run.row_bytes);
+        EP_CHECK_EQ_BYTES(got, poison, kSpare * run.row_bytes);
+        free(poison);
+        free(got);
+    }
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    close_run(&run);
+}
+
+// In a group without a bound a dispatch that has no room is refused before it writes or sends anything.
+EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
+    Case test = kSmallHt;
+    Run run;
+    open_run(&run, env, &test, 700);
+    ncclEpGroup_t group = group_of(env, &test);
+    ncclEpHandle_t handle = open_handle(&run, group);
+    if (run.received > 0) {
+        run.rows = run.received - 1;
+        CHECK_REFUSED(launch_dispatch(&run, handle), ncclInvalidArgument,
+                      "outputs.tokens.sizes[0]: must have room for all rows that this rank receives");
+        run.rows = run.received;
+    }
+    dispatch(&run, handle);
+    check_dispatch(&run);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    close_run(&run);
 }

@@ -1,7 +1,14 @@
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from torch import autograd as autograd, cuda as cuda, distributed as distributed, nn as nn
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+class no_grad:
+    def __call__(self, function: _Function) -> _Function: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 class dtype:
     itemsize: int

@@ -25,7 +25,7 @@ pub struct Failing {
     limit: Duration,
     /// When the group was told; never if it knew before.
     told: OnceCell<Instant>,
-    /// A thread tells the device.
+    /// A thread tells the device, or is being started for that.
     is_marking: AtomicBool,
     /// What is to be ended; `None` without a failure, and once somebody ends it.
     ending: Mutex<Option<Ending>>,
@@ -78,7 +78,7 @@ impl Failing {
 
     /// Starts what is to be done next. False if that takes a thread, and there is none.
     fn go_on(self: &Arc<Self>) -> bool {
-        if self.told.get().is_some() && !self.is_marking.load(Ordering::Relaxed) {
+        if self.told.get().is_some() && !self.is_marking.swap(true, Ordering::Relaxed) {
             let own = Arc::clone(self);
             let marks = detached::start(move || {
                 own.group.mark();

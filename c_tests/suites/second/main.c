@@ -1,4 +1,4 @@
-// What the tests share; see second.h.
+// What the tests of the later interface share, and where they begin; see second.h.
 #define _GNU_SOURCE  // mkstemp, setenv
 #include "suites/second/second.h"
 

@@ -1,0 +1,5 @@
+"""DeepEP V1's interface by `nccl_ep.deep_ep`, under the name that programs import."""
+
+from nccl_ep.deep_ep import Buffer, Config, EventOverlap, topk_idx_t
+
+__all__ = ["Buffer", "Config", "EventOverlap", "topk_idx_t"]

@@ -1,0 +1,19 @@
+"""The interface of DeepEP V1 (`Buffer`, `Config`, `EventOverlap`) over groups of this library.
+
+`import nccl_ep.deep_ep as deep_ep`, or install the package in python/deep_ep, whose name is `deep_ep`,
+for programs that import that. What is served, and what is not: docs/guide/deepep.md.
+"""
+
+from nccl_ep.requirement import require_torch
+
+require_torch("nccl_ep.deep_ep")
+
+import torch
+
+from nccl_ep.deep_ep.buffer import Buffer
+from nccl_ep.deep_ep.config import Config
+from nccl_ep.deep_ep.events import EventOverlap
+
+topk_idx_t = torch.int64
+
+__all__ = ["Buffer", "Config", "EventOverlap", "topk_idx_t"]

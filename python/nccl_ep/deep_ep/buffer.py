@@ -1,0 +1,252 @@
+"""`Buffer`: DeepEP's object, over groups of this library that are made when they are needed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from nccl_ep.arguments import integer
+from nccl_ep.deep_ep import high_throughput, low_latency
+from nccl_ep.deep_ep.config import Config, low_latency_bytes
+from nccl_ep.deep_ep.events import CommStream, EventHandle, EventOverlap
+from nccl_ep.deep_ep.low_latency import Hook, Timing
+from nccl_ep.deep_ep.pool import Slot
+from nccl_ep.deep_ep.shared import Shared, enter, leave
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Buffer:
+    """Dispatch and combine of both modes on the ranks of `group`, a torch.distributed group of any
+    backend; constructing one is collective, and so is `destroy`.
+
+    Numbers of bytes and queue pairs are accepted and unused: groups take what they need. Tensors are
+    on the GPU that is current now, or on the CPU with the stand-ins.
+    """
+
+    num_sms: int = 20
+
+    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
+                 low_latency_mode: bool = False, num_qps_per_rank: int = 24,
+                 allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 explicitly_destroy: bool = False, enable_shrink: bool = False,
+                 comm: Any = None) -> None:
+        if enable_shrink:
+            raise NotImplementedError("enable_shrink: a rank that is lost fails the whole group")
+        if comm is not None:
+            raise NotImplementedError("comm: pass a torch.distributed group as `group`")
+        self._shared: Shared | None = enter(group, explicitly_destroy)
+        self.group, self.rank, self.group_size = group, self._shared.rank, self._shared.size
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
+        self.enable_shrink = enable_shrink
+        self._comm = CommStream(self._shared.device)
+
+    @property
+    def shared(self) -> Shared:
+        """What Buffers of this process group share; RuntimeError after `destroy`."""
+        if self._shared is None:
+            raise RuntimeError("the Buffer is destroyed")
+        return self._shared
+
+    def destroy(self) -> None:
+        """Releases it; collective, and for those made with `explicitly_destroy` only."""
+        if not self.explicitly_destroy:
+            raise ValueError("explicitly_destroy: must be True in the constructor for destroy()")
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            leave(shared)
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """SMs that groups made from now on may use."""
+        if integer("new_num_sms", new_num_sms, least=2) % 2:
+            raise ValueError(f"new_num_sms: must be even, not {new_num_sms}")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """A `Config` of the current number of SMs; any number of ranks."""
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """The same."""
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int,
+                                       num_ranks: int, num_experts: int) -> int:
+        """Bytes that a low-latency group shares; it needs no `num_rdma_bytes`."""
+        return low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks)
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether FP8 rows can be cast."""
+        return True
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event at this point of the current stream."""
+        return EventOverlap(EventHandle())
+
+    def get_comm_stream(self) -> Any:
+        """The stream of high throughput; None on the CPU."""
+        return self._comm.stream
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Any = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """Not served."""
+        raise NotImplementedError("get_local_buffer_tensor: there is no buffer that callers may see")
+
+    @torch.no_grad()
+    def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
+                            previous_event: EventOverlap | None = None, async_finish: bool = False,
+                            allocate_on_comm_stream: bool = False) -> tuple[Any, ...]:
+        """num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank and
+        an event, for ids [T, K]. `dispatch` ignores all but the number of experts."""
+        if integer("num_experts", num_experts, least=1) % self.group_size:
+            raise ValueError(f"num_experts: {num_experts} is no multiple of {self.group_size} ranks")
+        with self._comm.on(previous_event, [topk_idx]):
+            result = high_throughput.layout(topk_idx, num_experts, self.group_size)
+        return *result, self._comm.finish(async_finish, result)
+
+    @torch.no_grad()
+    def dispatch(self, x: torch.Tensor | _Pair, handle: Any = None,
+                 num_tokens_per_rank: torch.Tensor | None = None,
+                 num_tokens_per_rdma_rank: torch.Tensor | None = None,
+                 is_token_in_rank: torch.Tensor | None = None,
+                 num_tokens_per_expert: torch.Tensor | None = None,
+                 topk_idx: torch.Tensor | None = None, topk_weights: torch.Tensor | None = None,
+                 expert_alignment: int = 1, num_worst_tokens: int = 0,
+                 config: Config | None = None, previous_event: EventOverlap | None = None,
+                 async_finish: bool = False,
+                 allocate_on_comm_stream: bool = False) -> tuple[Any, ...]:
+        """x [T, H], or with scales [T, S], to rows [n, H] (and scales), local ids int64 and weights
+        float32 [n, K], rows of each expert, a handle and an event.
+
+        With `handle`, that of an earlier dispatch: rows, four times None, and an event.
+        """
+        tokens, scales = x if isinstance(x, tuple) else (x, None)
+        if handle is not None:
+            for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+                if value is not None:
+                    raise ValueError(f"{name}: must be None with a handle")
+            with self._comm.on(previous_event, [tokens, scales]):
+                received = _routing(handle).handle.dispatch(tokens, scales=scales)
+            rows = received.tokens if scales is None else (received.tokens, received.scales)
+            event = self._comm.finish(async_finish, [received.tokens, received.scales])
+            return rows, None, None, None, None, event
+        if topk_idx is None or topk_weights is None or num_tokens_per_expert is None:
+            raise NotImplementedError("topk_idx, topk_weights, num_tokens_per_expert: a dispatch "
+                                      "without a handle needs all three")
+        high_throughput.aligned([], expert_alignment)
+        if num_worst_tokens and tokens.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError("num_worst_tokens: routing cannot be captured in a CUDA graph")
+        inputs = [tokens, scales, topk_idx, topk_weights]
+        group, host = self.shared.high_throughput(
+            num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens), Buffer.num_sms)
+        with self._comm.on(previous_event, inputs):
+            received_x, row_scales, ids, weights, counts, routing = high_throughput.first_dispatch(
+                group, host, tokens, scales, topk_idx, topk_weights, num_worst_tokens)
+        event = self._comm.finish(async_finish, [received_x, row_scales, ids, weights])
+        return (received_x if scales is None else (received_x, row_scales), ids, weights,
+                high_throughput.aligned(counts, expert_alignment), routing, event)
+
+    @torch.no_grad()
+    def combine(self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None = None,
+                bias: Any = None, config: Config | None = None,
+                previous_event: EventOverlap | None = None, async_finish: bool = False,
+                allocate_on_comm_stream: bool = False) -> tuple[Any, ...]:
+        """x [n, H] to sums over ranks [T, H], plus `bias`; weights [n, K], if given, to [T, K]; and
+        an event."""
+        given = bias if isinstance(bias, (tuple, list)) else (bias,)
+        with self._comm.on(previous_event, [x, topk_weights, *given]):
+            sums, weights = high_throughput.combine(_routing(handle), x, topk_weights, bias)
+        return sums, weights, self._comm.finish(async_finish, [sums, weights])
+
+    @torch.no_grad()
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor,
+                             num_max_dispatch_tokens_per_rank: int, num_experts: int,
+                             cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+                             dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
+                             use_fp8: bool = True, round_scale: bool = False,
+                             use_ue8m0: bool = False, async_finish: bool = False,
+                             return_recv_hook: bool = False) -> tuple[Any, ...]:
+        """x bfloat16 [T, H] to rows [L, R*M, H], with `use_fp8` e4m3 and scales by columns; counts
+        int32 [L]; a handle, an event, and a hook that receives if it is asked for.
+
+        All ranks ask alike. Two operations may be in flight.
+        """
+        cast = low_latency.cast_name(use_fp8, round_scale, use_ue8m0)
+        timing = Timing(self._comm, async_finish, return_recv_hook)
+        _warn_of_costs(dispatch_wait_recv_cost_stats)
+        pool = self.shared.low_latency(num_experts, x.shape[1], num_max_dispatch_tokens_per_rank,
+                                       Buffer.num_sms)
+        return low_latency.dispatch(pool, x, topk_idx, cast, cumulative_local_expert_recv_stats,
+                                    timing)
+
+    @torch.no_grad()
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor,
+                            topk_weights: torch.Tensor, handle: Any, use_logfmt: bool = False,
+                            zero_copy: bool = False, async_finish: bool = False,
+                            return_recv_hook: bool = False, out: torch.Tensor | None = None,
+                            combine_wait_recv_cost_stats: torch.Tensor | None = None,
+                            ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+        """x bfloat16 [L, R*M, H] to weighted sums [T, H], an event and a hook, as in dispatch.
+
+        The ids are those of the dispatch; rows travel as they are also with `use_logfmt`.
+        """
+        slot = _slot(handle)
+        timing = Timing(self._comm, async_finish, return_recv_hook)
+        _warn_of_costs(combine_wait_recv_cost_stats)
+        if zero_copy:
+            if slot.buffer is None:
+                raise ValueError("zero_copy: get_next_low_latency_combine_buffer(handle) comes first")
+            x = slot.buffer
+        return low_latency.combine(slot, x, topk_weights, out, timing)
+
+    def get_next_low_latency_combine_buffer(self, handle: Any) -> torch.Tensor:
+        """bfloat16 [L, R*M, H], which a combine with `zero_copy` sends."""
+        slot = _slot(handle)
+        group = slot.group
+        shape = (group.num_local_experts, group.world_size * group.max_tokens_per_rank, group.hidden)
+        slot.buffer = torch.empty(shape, dtype=torch.bfloat16, device=group.device)
+        return slot.buffer
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int,
+                                 num_experts: int) -> None:
+        """Does nothing: the modes have memory of their own."""
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes zeros: no rank is masked."""
+        mask_status.zero_()
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Does nothing: no rank is masked."""
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Takes back a mask, which no rank has."""
+        if mask:
+            raise NotImplementedError("mask: a rank that is lost fails the whole group")
+
+
+def _routing(handle: Any) -> high_throughput.Routing:
+    if not isinstance(handle, high_throughput.Routing):
+        raise TypeError(f"handle: must be what dispatch returned, not {type(handle).__name__}")
+    return handle
+
+
+def _slot(handle: Any) -> Slot:
+    if not isinstance(handle, Slot):
+        raise TypeError("handle: must be what low_latency_dispatch returned, not "
+                        f"{type(handle).__name__}")
+    return handle
+
+
+def _warn_of_costs(stats: torch.Tensor | None) -> None:
+    if stats is not None:
+        warnings.warn("wait_recv_cost_stats: stay as they are; this library does not time waits",
+                      stacklevel=3)

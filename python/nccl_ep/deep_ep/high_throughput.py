@@ -1,0 +1,97 @@
+"""The high-throughput calls of `Buffer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nccl_ep.arguments import integer
+from nccl_ep.group import EpGroup
+from nccl_ep.handle import EpHandle
+from nccl_ep.routing import in_callers_order, known_ids
+from nccl_ep.runtime import HostCopy
+
+_NODE = 8  # ranks of a node, as DeepEP counts them
+
+
+class Routing:
+    """What `dispatch` returns as `handle`: one routing, for cached dispatches and `combine`.
+
+    It cannot be looked into, as DeepEP's tuple can.
+    """
+
+    def __init__(self, handle: EpHandle[Any], rows: int) -> None:
+        self.handle, self.rows = handle, rows
+
+    def __getitem__(self, place: object) -> Any:
+        raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "
+                                  "source rank and token")
+
+
+def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[Any, ...]:
+    """num_tokens_per_rank int32 [R], per_rdma_rank (None up to 8 ranks), per_expert int32 [E],
+    is_token_in_rank bool [T, R] of ids [T, K]; local, and nobody waits."""
+    ids = known_ids(topk_idx, num_experts)
+    flat = ids.flatten()
+    per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=ids.device)
+    per_expert.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    local = num_experts // num_ranks
+    goes = torch.zeros((ids.shape[0], num_ranks + 1), dtype=torch.bool, device=ids.device)
+    goes.scatter_(1, (ids // local).clamp(max=num_ranks), True)
+    goes = goes[:, :num_ranks].contiguous()
+    nodes = None
+    if num_ranks > _NODE:
+        whole = torch.nn.functional.pad(goes, (0, -num_ranks % _NODE))
+        nodes = whole.view(ids.shape[0], -1, _NODE).any(dim=2).sum(dim=0, dtype=torch.int32)
+    return goes.sum(dim=0, dtype=torch.int32), nodes, per_expert[:num_experts], goes
+
+
+def first_dispatch(group: EpGroup[Any], host: HostCopy, x: torch.Tensor,
+                   scales: torch.Tensor | None, topk_idx: torch.Tensor,
+                   topk_weights: torch.Tensor, worst_tokens: int) -> tuple[Any, ...]:
+    """Rows, scales, ids, weights, rows of each expert on the host, and the routing."""
+    counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
+    handle = group.create_handle(topk_idx, counts=counts)
+    if not worst_tokens:
+        host.start(counts)
+    out = None
+    if worst_tokens:
+        out = torch.empty((worst_tokens, x.shape[1]), dtype=x.dtype, device=group.device)
+    received = handle.dispatch(x, topk_weights, scales=scales, out=out)
+    per_expert = [] if worst_tokens else host.wait().tolist()
+    return (received.tokens, received.scales, received.topk_idx, received.topk_weights, per_expert,
+            Routing(handle, received.tokens.shape[0]))
+
+
+def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None,
+            bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sums [T, H], and weights [T, K] by k if `topk_weights` [n, K] are given."""
+    handle, rows, weights = routing.handle, routing.handle.num_recv_tokens, None
+    if x.shape[0] != routing.rows:
+        raise ValueError(f"x: has {x.shape[0]} rows, expected {routing.rows}, those of the dispatch")
+    if topk_weights is None:
+        sums = handle.combine(x[:rows])
+    else:
+        sums, by_expert = handle.combine_with_weights(x[:rows], topk_weights[:rows])
+        weights = in_callers_order(handle.topk_idx, by_expert, handle.group.num_experts)
+    for each in bias if isinstance(bias, (tuple, list)) else (bias,):
+        if each is not None:
+            sums += each
+    return sums, weights
+
+
+def aligned(counts: list[int], alignment: int) -> list[int]:
+    """Each number rounded up; the rows themselves have no padding."""
+    step = integer("expert_alignment", alignment, least=1)
+    return [-(-count // step) * step for count in counts]
+
+
+def row_bytes(x: torch.Tensor) -> int:
+    """Bytes of a row of a group for such tokens, whose results are bfloat16.
+
+    Bytes may be two elements of 4 bits.
+    """
+    elements = x.shape[1] * (2 if x.dtype == torch.uint8 else 1)
+    size: int = elements * max(x.dtype.itemsize, 2)
+    return -(-size // 16) * 16

@@ -1,0 +1,120 @@
+"""The low-latency calls of `Buffer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nccl_ep.deep_ep.events import CommStream, EventOverlap
+from nccl_ep.deep_ep.pool import Pool, Slot
+from nccl_ep.runtime import uses_stand_ins
+from nccl_ep.scales import CastName
+from nccl_ep.tensors import checked, checked_output
+
+Hook = Callable[[], None]
+
+
+def cast_name(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> CastName | None:
+    """The cast of a dispatch with these arguments."""
+    if not use_fp8:
+        return None
+    if use_ue8m0 and not round_scale:
+        raise ValueError("use_ue8m0: needs round_scale")
+    return "ue8m0_packed" if use_ue8m0 else "fp8_pow2" if round_scale else "fp8"
+
+
+class Timing:
+    """When an operation runs, and who waits for it."""
+
+    def __init__(self, comm: CommStream, async_finish: bool, return_recv_hook: bool) -> None:
+        if async_finish and return_recv_hook:
+            raise ValueError("async_finish: cannot go with return_recv_hook")
+        self._comm, self._async, self.staged = comm, async_finish, return_recv_hook
+
+    def run(self, start: Hook, receive: Hook, after: Hook,
+            tensors: list[torch.Tensor]) -> tuple[EventOverlap, Hook | None]:
+        """Calls `start`, which stages the operation if `staged`, and `after`; then, or in the hook
+        that is returned, after `receive`. The event keeps `tensors`."""
+        if self._async:
+            with self._comm.on(None, tensors):
+                start()
+                after()
+            return self._comm.finish(True, tensors), None
+        start()
+        event = EventOverlap(extra_tensors=tuple(tensors))
+        if not self.staged:
+            after()
+            return event, None
+        return event, _hook(receive, after)
+
+
+def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName | None,
+             stats: torch.Tensor | None, timing: Timing) -> tuple[Any, ...]:
+    """`Buffer.low_latency_dispatch`."""
+    slot = pool.take(topk_idx)
+    received: list[Any] = []
+
+    def start() -> None:
+        received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
+                                             send_only=timing.staged))
+
+    def count() -> None:
+        if stats is not None:
+            stats.add_(received[0].counts)
+
+    try:
+        event, hook = timing.run(start, slot.handle.complete, count, [x, topk_idx])
+    except Exception:
+        slot.release()
+        raise
+    [result] = received
+    rows = result.tokens if cast is None else (result.tokens, result.scales)
+    return rows, result.counts, slot, event, hook
+
+
+def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None,
+            timing: Timing) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+    """`Buffer.low_latency_combine`."""
+    handle, shape = slot.handle, (slot.tokens, x.shape[-1])
+    device = handle.group.device
+    weights = checked("topk_weights", topk_weights, (slot.tokens, handle.top_k), device,
+                      torch.float32)
+    result = (torch.empty(shape, dtype=x.dtype, device=device) if out is None else
+              checked_output("out", out, shape, device, x.dtype))
+    is_whole = slot.tokens == handle.num_tokens
+    sums: list[torch.Tensor] = []
+
+    def start() -> None:
+        sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,
+                                   send_only=timing.staged))
+
+    def bring() -> None:
+        if not is_whole:
+            result.copy_(sums[0][:slot.tokens])
+        slot.release()
+
+    event, hook = timing.run(start, handle.complete, bring, [x, topk_weights, result])
+    return result, event, hook
+
+
+def _hook(receive: Hook, after: Hook) -> Hook:
+    """Receives, once, on the stream that is current now."""
+    stream = None if uses_stand_ins() else torch.cuda.current_stream()
+    pending = [True]
+
+    def hook() -> None:
+        if not pending:
+            return
+        pending.clear()
+        with torch.no_grad():
+            if stream is None:
+                receive()
+                after()
+                return
+            with torch.cuda.stream(stream):
+                receive()
+                after()
+
+    return hook

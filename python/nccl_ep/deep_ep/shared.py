@@ -1,0 +1,126 @@
+"""The communicator and groups of a process group, which all its `Buffer`s share.
+
+Programs make Buffers anew and forget to destroy them, and closing is collective. So groups are made
+when an operation first needs them, which all ranks do alike, and closed when the last of the Buffers that
+are destroyed explicitly is, unless there was one that is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nccl_ep.arguments import require_group
+from nccl_ep.deep_ep.pool import Pool
+from nccl_ep.group import EpGroup
+from nccl_ep.nccl_wrapper import NCCLLibrary
+from nccl_ep.rendezvous import collective_device, communicator
+from nccl_ep.runtime import HostCopy, Runtime
+
+_MOST_LOW_LATENCY = 4
+_BFLOAT16 = 2  # bytes of an element
+
+
+class Shared:
+    """What the Buffers of one process group use together."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.library = NCCLLibrary()
+        self.runtime = Runtime(self.library)
+        with self.runtime.current():
+            self.comm = communicator("group", group, self.library)
+        self.is_one_node = _is_one_node(group)
+        self.users = 0
+        self.is_kept = False
+        self._high: list[tuple[EpGroup[Any], HostCopy]] = []
+        self._low: list[Pool] = []
+
+    @property
+    def device(self) -> torch.device:
+        """Of all tensors."""
+        return self.runtime.device
+
+    def high_throughput(self, num_experts: int, row_bytes: int,
+                        num_sms: int) -> tuple[EpGroup[Any], HostCopy]:
+        """A group for such rows, and host memory for its counts [L]; the first call is collective."""
+        for group, counts in self._high:
+            room = group.hidden * group.dtype.itemsize
+            if group.num_experts == num_experts and room >= row_bytes:
+                return group, counts
+        group = EpGroup(num_experts, row_bytes // _BFLOAT16, algorithm="ht", comm=self.comm,
+                        num_channels=max(num_sms // 2, 1))
+        group.label = "deep_ep.Buffer"
+        counts = HostCopy((group.num_local_experts,), torch.int32, group.device)
+        self._high.append((group, counts))
+        return group, counts
+
+    def low_latency(self, num_experts: int, hidden: int, max_tokens: int, num_sms: int) -> Pool:
+        """Handles of a group for such rows and M; the first call is collective."""
+        for pool in self._low:
+            group = pool.group
+            if (group.num_experts, group.max_tokens_per_rank) == (num_experts, max_tokens) and (
+                    group.hidden == hidden):
+                return pool
+        if len(self._low) == _MOST_LOW_LATENCY:
+            raise ValueError("num_max_dispatch_tokens_per_rank, num_experts, hidden: "
+                             f"{_MOST_LOW_LATENCY} combinations of them are in use, each with memory "
+                             "of its own; call with one of these")
+        group = EpGroup(num_experts, hidden, algorithm="ll", max_tokens_per_rank=max_tokens,
+                        comm=self.comm, num_channels=max(num_sms // 2, 1))
+        group.label = "deep_ep.Buffer"
+        self._low.append(Pool(group, self.is_one_node))
+        return self._low[-1]
+
+    def close(self) -> None:
+        """Releases everything; collective."""
+        for pool in self._low:
+            pool.close()
+        for group in [pool.group for pool in self._low] + [group for group, _ in self._high]:
+            group.close()
+        self._low, self._high = [], []
+        self.library.ncclCommDestroy(self.comm)
+
+
+_SHARED: dict[Any, Shared] = {}
+
+
+def enter(group: Any, explicitly_destroy: bool) -> Shared:
+    """The shared part of a new Buffer; the first call for a process group is collective."""
+    require_group("group", group)
+    group = dist.group.WORLD if group is None else group
+    shared = _SHARED.get(group)
+    if shared is None:
+        shared = _SHARED[group] = Shared(group)
+    if explicitly_destroy:
+        shared.users += 1
+    else:
+        shared.is_kept = True
+    return shared
+
+
+def leave(shared: Shared) -> None:
+    """A Buffer is destroyed; the last one of a process group closes its groups, collectively."""
+    shared.users -= 1
+    if shared.users == 0 and not shared.is_kept:
+        del _SHARED[shared.group]
+        shared.close()
+
+
+def _is_one_node(group: Any) -> bool:
+    """Whether all ranks say the same of the machine that they run on; collective."""
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    name = os.environ.get("NCCL_HOSTID") or socket.gethostname() + (
+        boot.read_text() if boot.exists() else "")
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+    mine = torch.tensor([number], dtype=torch.int64, device=collective_device(dist, group))
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_of_them, mine, group=group)
+    return len({int(each) for each in all_of_them}) == 1

@@ -1,0 +1,146 @@
+"""What a process finds: versions, libraries and where they are, GPUs, environment; and what is wrong.
+
+Each line is one fact, `ok` or `--`; a line that begins with `!!` wants something done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterator
+
+import nccl_ep
+from nccl_ep.library_search import find_library, later_generation, other_copies_of_nccl
+from nccl_ep.nccl_wrapper import NCCLLibrary
+
+# Of docs/env.md; a test compares.
+VARIABLES = ("NCCL_EP_TIMEOUT_MS", "NCCL_EP_NCCL_LIBRARY", "NCCL_EP_LL_COMBINE", "NCCL_EP_NODE_SUMS",
+             "NCCL_EP_TUNING_FILE", "NCCL_EP_HT_CHUNK_BYTES", "NCCL_EP_CHECK", "NCCL_EP_LIBRARY")
+# Of builds; scripts/env.sh exports some of them.
+BUILD_VARIABLES = ("NCCL_EP_CUDA", "NCCL_EP_ARCHS", "NCCL_EP_NVCC", "NCCL_EP_DEPS",
+                   "NCCL_EP_TARGET", "NCCL_EP_RELEASE", "NCCL_EP_ROOT", "NCCL_EP_TOOLS",
+                   "NCCL_EP_MACHINE")
+_OTHERS = ("NCCL_HOME", "NCCL_HOSTID", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "LD_PRELOAD",
+           "LD_LIBRARY_PATH")
+_LIBRARY = re.compile(r"/lib(nccl|nccl_ep|nccl_ep_2)\.so[.\d]*$")
+
+
+def run() -> int:
+    """Prints all of it; 1 if something is wrong."""
+    lines = list(report())
+    print("\n".join(lines))
+    return int(any(line.startswith("!!") for line in lines))
+
+
+def report() -> Iterator[str]:
+    """All lines."""
+    yield f"ok nccl_ep {nccl_ep.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield from _libraries()
+    yield from _torch()
+    yield from _environment()
+
+
+def _libraries() -> Iterator[str]:
+    """The library, NCCL, and others of their names that the process has."""
+    try:
+        path = find_library()
+        library = NCCLLibrary(path)
+    except (RuntimeError, OSError) as error:
+        yield f"!! no library: {error}"
+        return
+    if not library.ep_available:
+        yield f"!! {path} is no libnccl_ep.so: it has NCCL's functions only"
+        return
+    number = library.ncclEpGetVersion()
+    yield f"ok libnccl_ep {number // 10000}.{number // 100 % 100}.{number % 100}: {path}"
+    stand_ins = hasattr(ctypes.CDLL(None), "ncclEpHostsimAbi")
+    used, others = other_copies_of_nccl(library.base)
+    if stand_ins:
+        yield f"-- the CPU stand-ins instead of NCCL and CUDA: {used}"
+    else:
+        yield f"ok NCCL {library.ncclGetVersion()}: {used}"
+    for other in others:
+        yield (f"!! another NCCL in this process: {other}; its communicators are invalid here, "
+               "NCCL_EP_NCCL_LIBRARY chooses")
+    for other in _loaded_later_generations():
+        yield f"-- NCCL EP of a later generation in this process, for others: {other}"
+    yield from _gpus(library, stand_ins)
+
+
+def _loaded_later_generations() -> list[str]:
+    """Files of this process with the later interface under the same names."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        files = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line}
+    found = []
+    for path in sorted(each for each in files if _LIBRARY.search(each)):
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue
+        if later_generation(library):
+            found.append(path)
+    return found
+
+
+def _gpus(library: NCCLLibrary, stand_ins: bool) -> Iterator[str]:
+    """GPUs by the CUDA runtime that the process has."""
+    if stand_ins:
+        yield "-- operations run on the CPU"
+        return
+    if importlib.util.find_spec("torch") is None:
+        yield "-- GPUs: PyTorch would tell"
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield ("!! no GPU that PyTorch can use; to run on the CPU set NCCL_EP_NCCL_LIBRARY to "
+               "libncclep_hostsim.so")
+        return
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        peers = [str(other) for other in range(torch.cuda.device_count()) if other != index
+                 and torch.cuda.can_device_access_peer(index, other)]
+        reach = f"reaches GPUs {', '.join(peers)}" if peers else "reaches no other GPU"
+        yield (f"ok GPU {index}: {facts.name}, sm_{facts.major}{facts.minor}, "
+               f"{facts.multi_processor_count} SMs, {facts.total_memory >> 30} GiB, {reach}")
+
+
+def _torch() -> Iterator[str]:
+    """PyTorch, without which half of the package is missing."""
+    if importlib.util.find_spec("torch") is None:
+        yield "-- no PyTorch: NCCLLibrary works, EpGroup does not"
+        return
+    import torch
+
+    yield f"ok PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def _environment() -> Iterator[str]:
+    """Variables that count, and those that nothing reads."""
+    for name, value in sorted(os.environ.items()):
+        if name in VARIABLES or name in _OTHERS:
+            yield f"-- {name}={value}"
+        elif name.startswith("NCCL_EP_") and name not in BUILD_VARIABLES:
+            close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+            meant = f"; is {close[0]} meant?" if close else ""
+            yield f"!! {name}={value} is not read by anything{meant}"
+    yield from _refused_values()
+
+
+def _refused_values() -> Iterator[str]:
+    """Values that the library would not use, as far as they are numbers or words."""
+    words = {"NCCL_EP_LL_COMBINE": ("reduce", "exact"), "NCCL_EP_CHECK": ("0", "1")}
+    for name, allowed in words.items():
+        value = os.environ.get(name)
+        if value and value not in allowed:
+            yield f"!! {name}={value} is not used: it is {' or '.join(allowed)}"
+    value = os.environ.get("NCCL_EP_TIMEOUT_MS")
+    if value and not (value.isdigit() and int(value) > 0):
+        yield f"!! NCCL_EP_TIMEOUT_MS={value} is not used: it is a number of milliseconds"
+    file = os.environ.get("NCCL_EP_TUNING_FILE")
+    if file and not os.path.exists(file):
+        yield f"!! NCCL_EP_TUNING_FILE={file}: there is no such file"

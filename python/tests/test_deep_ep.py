@@ -1,0 +1,316 @@
+"""`nccl_ep.deep_ep`: what DeepEP's own tests check of a `Buffer`, against the tokens of all ranks."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep import deep_ep
+from nccl_ep.deep_ep import shared
+from nccl_ep.deep_ep.utils import EventHandle, EventOverlap
+from problems import Problem
+
+pytestmark = pytest.mark.high_throughput
+_MOST = 32
+
+
+@pytest.fixture(scope="module")
+def buffer(world):
+    """One Buffer of both modes, which the last test's end destroys."""
+    made = deep_ep.Buffer(dist.group.WORLD, int(1e6), int(1e6), low_latency_mode=True,
+                          explicitly_destroy=True)
+    yield made
+    made.destroy()
+    assert not shared._SHARED
+
+
+@pytest.fixture
+def problem(world, device):
+    """Some ids are -1, rank 1 has no tokens, the others unequally many."""
+    return Problem(*world, hidden=256, dtype=torch.bfloat16, masked=True, device=device)
+
+
+def dispatched(buffer, problem, x=None, **how):
+    """A dispatch of high throughput with the layout's results."""
+    ranks, nodes, experts, goes, _ = buffer.get_dispatch_layout(problem.topk_idx,
+                                                                problem.num_experts)
+    return buffer.dispatch(problem.tokens if x is None else x, num_tokens_per_rank=ranks,
+                           num_tokens_per_rdma_rank=nodes, is_token_in_rank=goes,
+                           num_tokens_per_expert=experts, topk_idx=problem.topk_idx,
+                           topk_weights=problem.weights, **how)
+
+
+def arrivals(problem, rank):
+    """(source rank, token) of the rows of high throughput that come to a rank, in order."""
+    local = problem.num_experts // dist.get_world_size()
+    return [(source, token) for source in range(dist.get_world_size())
+            for token, ids in enumerate(problem.part(source)[1].tolist())
+            if any(each // local == rank for each in ids if each >= 0)]
+
+
+def test_signatures():
+    """Names, order and defaults of the arguments are DeepEP's."""
+    stream = "previous_event async_finish allocate_on_comm_stream"
+    expected = {
+        "__init__": "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank "
+                    "allow_nvlink_for_low_latency_mode allow_mnnvl explicitly_destroy enable_shrink comm",
+        "get_dispatch_layout": f"topk_idx num_experts {stream}",
+        "dispatch": "x handle num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank "
+                    "num_tokens_per_expert topk_idx topk_weights expert_alignment num_worst_tokens "
+                    f"config {stream}",
+        "combine": f"x handle topk_weights bias config {stream}",
+        "low_latency_dispatch": "x topk_idx num_max_dispatch_tokens_per_rank num_experts "
+                                "cumulative_local_expert_recv_stats dispatch_wait_recv_cost_stats "
+                                "use_fp8 round_scale use_ue8m0 async_finish return_recv_hook",
+        "low_latency_combine": "x topk_idx topk_weights handle use_logfmt zero_copy async_finish "
+                               "return_recv_hook out combine_wait_recv_cost_stats",
+        "get_next_low_latency_combine_buffer": "handle",
+        "clean_low_latency_buffer": "num_max_dispatch_tokens_per_rank hidden num_experts"}
+    for name, words in expected.items():
+        parameters = inspect.signature(getattr(deep_ep.Buffer, name)).parameters
+        assert [each for each in parameters if each != "self"] == words.split(), name
+    defaults = inspect.signature(deep_ep.Buffer).parameters
+    assert defaults["num_qps_per_rank"].default == 24
+    assert inspect.signature(deep_ep.Buffer.low_latency_dispatch).parameters["use_fp8"].default is True
+
+
+def test_layout(buffer, problem, world):
+    rank, size = world
+    ranks, nodes, experts, goes, event = buffer.get_dispatch_layout(problem.topk_idx,
+                                                                    problem.num_experts)
+    local = problem.num_experts // size
+    ids = problem.topk_idx.tolist()
+    want = [[any(each // local == other for each in row if each >= 0) for other in range(size)]
+            for row in ids]
+    assert goes.dtype == torch.bool and goes.tolist() == want and nodes is None
+    assert ranks.tolist() == [sum(column) for column in zip(*want)] or not ids
+    flat = [each for row in ids for each in row]
+    assert experts.tolist() == [flat.count(each) for each in range(problem.num_experts)]
+    assert ranks.dtype == experts.dtype == torch.int32 and event.event is None
+
+
+def test_layout_over_nodes():
+    from nccl_ep.deep_ep.high_throughput import layout
+
+    ranks, nodes, _, goes = layout(torch.tensor([[0, 31], [7, 5], [-1, 17]]), 32, 16)
+    assert nodes.tolist() == [2, 2] and goes.sum().item() == 5
+    assert ranks[[0, 15, 3, 2, 8]].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_high_throughput(buffer, problem, world, scaled):
+    """Rows by source rank and token, local ids, weights, counts; combine; the cached way."""
+    rank, size = world
+    x = problem.tokens
+    if scaled:
+        scales = torch.arange(2.0, device=x.device).expand(len(x), 2).contiguous() + rank
+        x = (x.to(torch.float8_e4m3fn), scales.t().contiguous().t())
+    rows, ids, weights, counts, handle, event = dispatched(buffer, problem, x, expert_alignment=4)
+    assert event.event is None and ids.dtype == deep_ep.topk_idx_t
+    order = arrivals(problem, rank)
+    if scaled:
+        rows, scales = rows
+        assert scales.is_contiguous()
+        assert scales[:, 0].tolist() == [float(source) for source, _ in order]
+    want = [problem.part(source)[0][token] for source, token in order]
+    assert len(rows) == len(want)
+    for row, expected in zip(rows, want):
+        assert torch.equal(row.float(), expected.to(rows.dtype).float())
+    local = problem.num_experts // size
+    for (source, token), row, factors in zip(order, ids.tolist(), weights.tolist()):
+        pairs = {each - rank * local: weight for each, weight in
+                 zip(problem.part(source)[1][token].tolist(), problem.part(source)[2][token].tolist())
+                 if each >= 0 and each // local == rank}
+        assert {each: factor for each, factor in zip(row, factors) if each >= 0} == pytest.approx(pairs)
+    tokens = [(ids == each).any(dim=1).sum().item() for each in range(local)]
+    assert counts == [-(-each // 4) * 4 for each in tokens]
+
+    cached, *nothing, event = buffer.dispatch(x, handle=handle)
+    assert nothing == [None] * 4
+    again = cached[0] if scaled else cached
+    assert torch.equal(again.float(), rows.float())
+    bias = torch.ones_like(problem.tokens), 2 * torch.ones_like(problem.tokens)
+    sums, home, event = buffer.combine(rows.to(torch.bfloat16), handle, topk_weights=weights,
+                                       bias=bias)
+    live = problem.topk_idx >= 0
+    torch.testing.assert_close(home, torch.where(live, problem.weights, 0.0))
+    ranks = torch.stack([(live & (problem.topk_idx // local == each)).any(dim=1)
+                         for each in range(size)]).sum(dim=0)
+    sent = (x[0] if scaled else x).float() * ranks[:, None]
+    torch.testing.assert_close(sums.float(), sent + 3, rtol=2e-2, atol=2e-2)
+    assert buffer.combine(rows.to(torch.bfloat16), handle)[1] is None
+
+
+def test_a_bound_of_rows(buffer, problem):
+    """`num_worst_tokens`: so many rows, no list; beyond n ids are -1."""
+    usual = dispatched(buffer, problem)
+    most = _MOST * buffer.group_size
+    rows, ids, weights, counts, handle, _ = dispatched(buffer, problem, num_worst_tokens=most)
+    used = len(usual[0])
+    assert counts == [] and len(rows) == most and torch.equal(rows[:used], usual[0])
+    assert torch.equal(ids[:used], usual[1]) and bool((ids[used:] == -1).all())
+    assert torch.equal(buffer.combine(rows, handle)[0], buffer.combine(usual[0], usual[4])[0])
+
+
+@pytest.mark.parametrize("how", [{}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True},
+                                 {"use_fp8": False}], ids=["fp8", "rounded", "ue8m0", "bf16"])
+@pytest.mark.parametrize("hooks", [False, True])
+def test_low_latency(buffer, world, device, how, hooks):
+    """Rows, scales and their strides, counts, statistics, hooks, `out`; weighted sums."""
+    problem = Problem(*world, hidden=512, dtype=torch.bfloat16, masked=True, device=device)
+    rank, size = world
+    stats = torch.ones(problem.num_experts // size, dtype=torch.int32, device=device)
+    rows, counts, handle, event, hook = buffer.low_latency_dispatch(
+        problem.tokens, problem.topk_idx.clone(), _MOST, problem.num_experts, return_recv_hook=hooks,
+        cumulative_local_expert_recv_stats=stats, **how)
+    assert (hook is not None) == hooks and event.event is None
+    if hooks:
+        hook()
+        hook()
+    values = rows
+    if how.get("use_fp8", True):
+        packed = how.get("use_ue8m0", False)
+        rows, scales = rows
+        blocks = 1 if packed else 4
+        assert scales.dtype == (torch.int32 if packed else torch.float32)
+        assert scales.shape == (len(counts), size * _MOST, blocks)
+        assert scales.stride() == (blocks * size * _MOST, 1, size * _MOST)
+        if packed:
+            exponents = scales.flatten().clone().view(torch.uint8).to(torch.int32)
+            exponents = exponents.view(*scales.shape[:2], 4)
+            scales = torch.exp2((exponents - 127).float())
+        values = (rows.float().unflatten(2, (4, -1)) * scales.float().unsqueeze(-1)).flatten(2)
+    assert rows.shape == (len(counts), size * _MOST, 512)
+    for expert, count in enumerate(counts.tolist()):
+        want = [problem.part(source)[0][token] for source in range(size)
+                for token, ids in enumerate(problem.part(source)[1].tolist())
+                for each in ids if each == rank * len(counts) + expert]
+        assert count == len(want) and stats[expert] == count + 1
+        for row, expected in zip(values[expert], want):
+            torch.testing.assert_close(row.float(), expected.float(), rtol=0.07, atol=0.02)
+    out = torch.empty_like(problem.tokens)
+    sums, event, hook = buffer.low_latency_combine(
+        values.to(torch.bfloat16), problem.topk_idx, problem.weights, handle, out=out,
+        return_recv_hook=hooks)
+    if hooks:
+        hook()
+    assert sums is out
+    factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(sums.float(), problem.tokens.float() * factors, rtol=0.1, atol=0.05)
+    with pytest.raises(RuntimeError, match="handle: it has been combined"):
+        buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
+
+
+def test_other_ways_of_low_latency(buffer, problem, device):
+    """Zero copy, LogFMT, events, 32-bit ids, another number of tokens; masks say that none is."""
+    weights = problem.weights
+    want = None
+    for ids in (problem.topk_idx, problem.topk_idx.to(torch.int32)):
+        rows, _, handle, event, _ = buffer.low_latency_dispatch(
+            problem.tokens, ids, _MOST, problem.num_experts, use_fp8=False, async_finish=True)
+        event.current_stream_wait()
+        buffer.get_next_low_latency_combine_buffer(handle).copy_(rows)
+        sums, event, _ = buffer.low_latency_combine(rows, ids, weights, handle, use_logfmt=True,
+                                                    zero_copy=True, async_finish=True)
+        event.current_stream_wait()
+        assert want is None or torch.equal(sums, want)
+        want = sums
+    few = problem.topk_idx[:3]
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens[:3], few, _MOST,
+                                                        problem.num_experts, use_fp8=False)
+    assert torch.equal(buffer.low_latency_combine(rows, few, weights[:3], handle)[0], want[:3])
+    buffer.clean_low_latency_buffer(_MOST, 256, problem.num_experts)
+    status = torch.ones(buffer.group_size, dtype=torch.int32, device=device)
+    buffer.low_latency_query_mask_buffer(status)
+    buffer.low_latency_update_mask_buffer(0)
+    buffer.low_latency_clean_mask_buffer()
+    assert not status.any()
+
+
+def test_padded_handles(buffer, problem):
+    """As over several nodes, where each handle has room for M tokens."""
+    pool = buffer.shared.low_latency(problem.num_experts, 256, _MOST, 20)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens, problem.topk_idx, _MOST,
+                                                        problem.num_experts, use_fp8=False)
+    want = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)[0]
+    before, pool.is_one_node = pool.is_one_node, False
+    try:
+        for hooks in (False, True):
+            rows, _, handle, _, hook = buffer.low_latency_dispatch(
+                problem.tokens, problem.topk_idx, _MOST, problem.num_experts, use_fp8=False,
+                return_recv_hook=hooks)
+            if hooks:
+                hook()
+            sums, _, hook = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights,
+                                                       handle, return_recv_hook=hooks)
+            if hooks:
+                hook()
+            assert torch.equal(sums, want)
+    finally:
+        pool.is_one_node = before
+
+
+def test_events(buffer):
+    with deep_ep.Buffer.capture() as event:
+        assert isinstance(event, EventOverlap) and isinstance(event.event, EventHandle)
+    event.current_stream_wait()
+    with pytest.raises(ValueError, match="event: there is none"):
+        EventOverlap().current_stream_wait()
+
+
+def test_settings(buffer):
+    """What callers ask for before they make a Buffer, for any number of ranks."""
+    config = deep_ep.Buffer.get_dispatch_config(7)
+    assert isinstance(config, deep_ep.Config) and deep_ep.Buffer.is_sm90_compiled()
+    assert config.get_nvl_buffer_size_hint(14336, 7) > 0
+    assert deep_ep.Config(20, 6, 256, 6, 128).get_rdma_buffer_size_hint(14336, 16) == 0
+    assert deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256) > 128 * 8 * 14336
+    deep_ep.Buffer.set_num_sms(24)
+    assert buffer.num_sms == 24
+    deep_ep.Buffer.set_num_sms(20)
+    with pytest.raises(ValueError, match="new_num_sms: must be even"):
+        deep_ep.Buffer.set_num_sms(7)
+
+
+def test_what_is_not_served(buffer, problem, device):
+    """The text names the argument."""
+    rows, *_, handle, _ = dispatched(buffer, problem)
+    tokens, ids, weights = problem.tokens, problem.topk_idx, problem.weights
+    one = torch.zeros(1, dtype=torch.int32, device=device)
+    for call, kind, text in (
+            (lambda: buffer.dispatch(tokens, num_tokens_per_rank=one), NotImplementedError, "topk_idx"),
+            (lambda: buffer.dispatch(tokens, handle=handle, topk_idx=ids), ValueError, "topk_idx"),
+            (lambda: handle[0], NotImplementedError, "handle"),
+            (lambda: buffer.combine(rows, (1, 2)), TypeError, "handle"),
+            (lambda: buffer.low_latency_combine(rows, ids, weights, handle), TypeError, "handle"),
+            (lambda: buffer.low_latency_dispatch(tokens, ids, 4, 8, use_ue8m0=True), ValueError,
+             "use_ue8m0"),
+            (lambda: buffer.low_latency_dispatch(tokens, ids, 4, 8, async_finish=True,
+                                                 return_recv_hook=True), ValueError, "async_finish"),
+            (lambda: buffer.low_latency_dispatch(tokens, ids, 4, 8, use_nvfp4=True), TypeError,
+             ".*use_nvfp4"),
+            (lambda: buffer.get_local_buffer_tensor(torch.uint8), NotImplementedError, "get_local"),
+            (lambda: buffer.low_latency_update_mask_buffer(0, True), NotImplementedError, "mask"),
+            (lambda: buffer.get_dispatch_layout(ids, -1), ValueError, "num_experts")):
+        with pytest.raises(kind, match=text):
+            call()
+    for setting in ({"enable_shrink": True}, {"comm": object()}):
+        with pytest.raises(NotImplementedError, match=next(iter(setting))):
+            deep_ep.Buffer(None, **setting)
+
+
+def test_buffers_share_their_groups(buffer, problem):
+    """As many as a program makes: groups are made once, and closed with the last."""
+    other = deep_ep.Buffer(group=dist.group.WORLD, num_nvl_bytes=1, explicitly_destroy=True)
+    assert other.shared is buffer.shared
+    dispatched(other, problem)
+    groups = len(buffer.shared._high)
+    other.destroy()
+    other.destroy()
+    dispatched(buffer, problem)
+    assert len(buffer.shared._high) == groups
+    with pytest.raises(RuntimeError, match="the Buffer is destroyed"):
+        other.shared

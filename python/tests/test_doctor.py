@@ -1,0 +1,54 @@
+"""`python -m nccl_ep doctor`: what it finds here, and what it says of what is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from documents import ROOT
+from nccl_ep import __version__, doctor
+
+
+def test_what_is_here(library, device):
+    lines = list(doctor.report())
+    assert lines[0].startswith(f"ok nccl_ep {__version__}, Python 3.")
+    assert any(line.startswith("ok libnccl_ep ") and library.path in line for line in lines)
+    assert any(line.startswith("ok PyTorch ") for line in lines)
+    if device.type == "cpu":
+        assert "-- operations run on the CPU" in lines
+    else:
+        assert any(line.startswith("ok GPU 0: ") for line in lines)
+
+
+@pytest.mark.parametrize("name, value, text", [
+    ("NCCL_EP_TIMEOUT", "5", "is not read by anything; is NCCL_EP_TIMEOUT_MS meant?"),
+    ("NCCL_EP_QUITE_ELSE", "5", "is not read by anything"),
+    ("NCCL_EP_TIMEOUT_MS", "1k", "is not used: it is a number of milliseconds"),
+    ("NCCL_EP_LL_COMBINE", "Exact", "is not used: it is reduce or exact"),
+    ("NCCL_EP_TUNING_FILE", "/no/such", "there is no such file")])
+def test_variables_that_are_wrong(monkeypatch, name, value, text):
+    monkeypatch.setenv(name, value)
+    [line] = [line for line in doctor.report() if line.startswith(f"!! {name}={value}")]
+    assert line.endswith(text)
+
+
+def test_a_library_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("NCCL_EP_LIBRARY", "/no/libnccl_ep.so")
+    assert "!! no library: NCCL_EP_LIBRARY: there is no file /no/libnccl_ep.so" in doctor.report()
+
+
+def test_it_knows_the_documented_variables():
+    path = ROOT / "docs" / "env.md"
+    if not path.exists():
+        pytest.skip("no documents here")
+    named = set(re.findall(r"^\| `(NCCL_EP_\w+)`", path.read_text(), re.M))
+    assert named == {*doctor.VARIABLES, "NCCL_EP_CUDA", "NCCL_EP_ARCHS"}
+
+
+def test_as_a_program(alone):
+    ran = subprocess.run([sys.executable, "-m", "nccl_ep", "doctor"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+    assert "libnccl_ep" in ran.stdout and not ran.stderr

@@ -93,6 +93,8 @@ _RUNS = (
     _Run("test_ll/rank_major", "test_ll rank_major", 2, 3),
     _Run("test_ll/rank_major/exact", "test_ll rank_major_shapes", 3, 2, _EXACT),
     _Run("test_errors/rank_major", "test_errors rank_major", 3, 2),
+    _Run("ep_bench/ll-rank", f"ep_bench {_UNEVEN} --layout rank --tokens 9,0,4 --use-cuda-graph", 3, 2,
+         read=counts.says(BENCH_PASSED, 1)),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),

@@ -165,6 +165,23 @@ pub const NUMBER_WORD: usize = COMPARED_WORDS;
 /// HT: the rows that this rank receives, or why there is no routing.
 pub const ROWS_WORD: usize = NUMBER_WORD + 2;
 
+/// How the rows lie that the block knows of.
+const LAYOUT_WORD: usize = 3;
+
+/// `header` for a block whose rows lie otherwise: each LL dispatch chooses.
+pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
+    header[LAYOUT_WORD] = layout_number(layout);
+    header
+}
+
+const fn layout_number(layout: Layout) -> u32 {
+    match layout {
+        Layout::ExpertMajor { .. } => 1,
+        Layout::RankMajor { .. } => 2,
+        Layout::Flat => 3,
+    }
+}
+
 /// The header of a block with a routing whose number is `number`, or zero. It lacks the number of rows.
 pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADER_WORDS] {
     let offset = |bytes: usize| (bytes / SECTION_ALIGN) as u32;
@@ -179,17 +196,12 @@ pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADE
             [it.begins, it.departures, it.counts, it.entries, it.bytes].map(offset)
         }
     });
-    let layout = match facts.layout() {
-        Layout::ExpertMajor { .. } => 1,
-        Layout::RankMajor { .. } => 2,
-        Layout::Flat => 3,
-    };
     let [first, second, third, fourth, bytes] = sections;
     [
         MAGIC,
         VERSION,
         facts.algorithm as u32,
-        layout,
+        layout_number(facts.layout()),
         facts.ranks as u32,
         facts.rank.word(),
         facts.local_experts() as u32,

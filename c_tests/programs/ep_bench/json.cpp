@@ -213,6 +213,11 @@ std::string MachineJson(const Machine& machine) {
                    {"multiprocessors", std::to_string(machine.multiprocessors)}});
 }
 
+const char* LayoutName(const Options& options) {
+    if (!options.low_latency()) return "flat";
+    return options.by_rank ? "rank" : "expert";
+}
+
 std::string ConfigJson(const Options& options, int ranks) {
     return Object({{"algorithm", Text(options.low_latency() ? "ll" : "ht")},
                    {"backend", Text(ep_on_hostsim() ? "host" : "cuda")},
@@ -222,6 +227,7 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"top_k", std::to_string(options.top_k)},
                    {"experts", std::to_string(options.experts)},
                    {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
+                   {"layout", Text(LayoutName(options))},
                    {"routing", Text(RoutingName(options))},
                    {"zipf_exponent", options.routing == RoutingKind::kZipf
                                          ? Number(options.zipf_exponent)

@@ -21,6 +21,8 @@ const char kUsage[] =
     "                                        also that of the ranks behind it\n"
     "      --max-tokens N       max_tokens_per_rank (the largest number of the measurement)\n"
     "  -d, --hidden N           elements of a token (7168)\n"
+    "      --layout NAME        how received rows lie (ll expert): expert, a row for each expert; or rank,\n"
+    "                           one for each rank, whose weights and sums are the caller's\n"
     "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16, with\n"
     "                           scales:\n"
     "                             fp8          float32 for 128 elements\n"
@@ -107,6 +109,14 @@ std::string ReadChannels(const std::string& text, Options* options) {
     return error;
 }
 
+std::string ReadLayout(const std::string& name, Options* options) {
+    if (name != "expert" && name != "rank") {
+        return "--layout: expected expert or rank, got \"" + name + "\"";
+    }
+    options->by_rank = name == "rank";
+    return "";
+}
+
 std::string ReadBetween(const std::string& what, Options* options) {
     if (what != "code") return "--between: expected code, got \"" + what + "\"";
     options->between_code = true;
@@ -146,6 +156,7 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             Closing(&open->tokens, {0, "sweep", true, sweep}),
             ep::Number(0, "max-tokens", 1, &options->max_tokens),
             Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
+            {0, "layout", true, [=](const std::string& name) { return ReadLayout(name, options); }},
             {0, "dispatch", true, format},
             {0, "cast", true, cast},
             ep::Switch(0, "forward", &options->rows.forward),
@@ -230,6 +241,9 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     FillOpen(open, on_hostsim, &parsed.options);
     if (parsed.options.low_latency() && parsed.options.dynamic_tokens) {
         parsed.error = "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";
+    }
+    if (parsed.options.by_rank && !parsed.options.low_latency()) {
+        parsed.error = "--layout: high throughput has one alone";
     }
     if (parsed.error.empty()) parsed.error = CheckMaxTokens(parsed.options);
     if (parsed.error.empty()) parsed.error = SizeRows(parsed.options.hidden, &parsed.options.rows);

@@ -69,11 +69,11 @@ double CastRowBytes(const Options& options) {
 }
 
 double RankFigures::* UsualConvention(const Options& options) {
-    return options.low_latency() ? &RankFigures::pair : &RankFigures::dedup;
+    return options.low_latency() && !options.by_rank ? &RankFigures::pair : &RankFigures::dedup;
 }
 
 const char* UsualConventionName(const Options& options) {
-    return options.low_latency() ? "pair" : "dedup";
+    return options.low_latency() && !options.by_rank ? "pair" : "dedup";
 }
 
 }  // namespace ep_bench

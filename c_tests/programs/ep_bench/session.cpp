@@ -114,11 +114,11 @@ void Session::CreateReceived() {
     const DispatchRows& rows = options_.rows;
     const ncclDataType_t type = rows.scaled ? rows.scaled->to : ncclBfloat16;
     const unsigned hidden = rows.scaled ? rows.scaled->hidden : options_.hidden;
-    const unsigned experts = shape.local_experts();
-    const unsigned slots = shape.ranks * shape.max_tokens;
+    const unsigned parts = options_.by_rank ? shape.ranks : shape.local_experts();
+    const unsigned slots = options_.by_rank ? shape.max_tokens : shape.ranks * shape.max_tokens;
     unsigned received_rows = 0;
     if (options_.low_latency()) {
-        received = ep_tensor_3d(group_, type, NCCL_EP_TENSOR_TAG_TOKENS, experts, slots, hidden);
+        received = ep_tensor_3d(group_, type, NCCL_EP_TENSOR_TAG_TOKENS, parts, slots, hidden);
     } else {
         EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &received_rows));
         received = ep_tensor_2d(group_, type, NCCL_EP_TENSOR_TAG_TOKENS, received_rows, hidden);
@@ -128,22 +128,23 @@ void Session::CreateReceived() {
     const ncclDataType_t scale_type = rows.scaled->scale_type;
     received_scales =
         options_.low_latency()
-            ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, experts, slots, num_scales)
+            ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, parts, slots, num_scales)
             : ep_tensor_2d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, received_rows, num_scales);
 }
 
 void Session::CreateOutputs() {
     const Shape& shape = routing_.shape();
-    const unsigned experts = shape.local_experts();
     const unsigned hidden = options_.hidden;
     constexpr auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
     CreateReceived();
     combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, routing_.tokens(), hidden);
     if (options_.low_latency()) {
-        expert_outputs = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, received.sizes[1],
-                                      hidden);
-        counter =
-            ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
+        const unsigned* sizes = received.sizes;
+        expert_outputs =
+            ep_tensor_3d(group_, ncclBfloat16, tokens_tag, sizes[0], sizes[1], hidden);
+        counter = ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
+                               sizes[0]);
+        if (options_.by_rank) CreateReceivedBeside();
     } else {
         const unsigned rows = received.sizes[0];
         expert_outputs = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
@@ -153,6 +154,15 @@ void Session::CreateOutputs() {
             ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, shape.top_k);
     }
     ep_tensor_fill(&expert_outputs, 0);
+}
+
+void Session::CreateReceivedBeside() {
+    const unsigned* sizes = received.sizes;
+    const unsigned top_k = routing_.shape().top_k;
+    received_weights = ep_tensor_3d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, sizes[0],
+                                    sizes[1], top_k);
+    received_idx = ep_tensor_3d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, sizes[0], sizes[1],
+                                top_k);
 }
 
 Session::~Session() {
@@ -184,9 +194,9 @@ void Session::CallDispatch() {
     unsigned num_outputs = 1;
     if (rows.sends_scales()) inputs[num_inputs++] = &scales;
     if (rows.scaled) outputs[num_outputs++] = &received_scales;
-    if (!ll) {
+    if (!ll || options_.by_rank) {
         inputs[num_inputs++] = &weights_;
-        inputs[num_inputs++] = &topk_idx_.tensor;
+        if (!ll) inputs[num_inputs++] = &topk_idx_.tensor;
         outputs[num_outputs++] = &received_weights;
         outputs[num_outputs++] = &received_idx;
     }
@@ -199,8 +209,9 @@ void Session::CallCombine() {
     const ncclNDTensor_t* inputs[] = {&expert_outputs};
     ncclNDTensor_t* outputs[] = {&combined};
     ncclNDTensor_t* locals[] = {&weights_};
-    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals,
-                                  options_.low_latency() ? 1 : 0, 0, nullptr, env_->stream));
+    const bool weighs = options_.low_latency() && !options_.by_rank;
+    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals, weighs ? 1 : 0, 0, nullptr,
+                                  env_->stream));
 }
 
 Calls Session::MakeCalls() {

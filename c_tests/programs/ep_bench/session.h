@@ -46,11 +46,11 @@ class Session {
     // What validation compares. `received` and `expert_outputs` have the same shape.
     ncclNDTensor_t tokens{};            // [T, H], as the dispatch reads it
     ncclNDTensor_t scales{};            // [T, S], if the dispatch reads scales
-    ncclNDTensor_t received{};          // ll [L, R*M, H], ht [n, H]
+    ncclNDTensor_t received{};          // ll [L, R*M, H] or [R, M, H], ht [n, H]
     ncclNDTensor_t received_scales{};   // the same rows, if rows have scales
-    ncclNDTensor_t received_weights{};  // ht [n, K]
-    ncclNDTensor_t received_idx{};      // ht [n, K]
-    ncclNDTensor_t counter{};           // ll [L]
+    ncclNDTensor_t received_weights{};  // ht [n, K], rank-major [R, M, K]
+    ncclNDTensor_t received_idx{};      // of the same shape
+    ncclNDTensor_t counter{};           // ll [L] or [R]
     ncclNDTensor_t expert_outputs{};
     ncclNDTensor_t combined{};  // [T, H]
 
@@ -61,6 +61,7 @@ class Session {
     void CreateUncast();
     void CreateOutputs();
     void CreateReceived();
+    void CreateReceivedBeside();
     void FillTokens();
     void CallCast();
     void CallDispatch();

@@ -12,6 +12,7 @@
 #include "reference/ht.h"
 #include "reference/ll.h"
 #include "reference/owned.hpp"
+#include "reference/rank_major.h"
 
 namespace ep_bench {
 namespace {
@@ -40,6 +41,21 @@ std::vector<Part> PartsLl(const Routing& routing, RefLayout layout) {
         next += counts[expert];
         parts.push_back({ref_layout_row(layout, expert, 0), {begin, next}});
     }
+    return parts;
+}
+
+// One for each source.
+std::vector<Part> PartsByRank(const Routing& routing, const Session& session) {
+    const RefLayout layout = ref_rank_major(session.received.sizes[0], session.received.sizes[1]);
+    std::vector<Part> parts(layout.parts);
+    for (unsigned source = 0; source < layout.parts; ++source) {
+        parts[source].first_row = ref_layout_row(layout, source, 0);
+    }
+    const auto note = [](unsigned source, size_t token, size_t, void* context) {
+        (*static_cast<std::vector<Part>*>(context))[source].tokens.push_back(
+            ref_row_of(source, token));
+    };
+    ref_rank_each(&routing.all(), routing.rank(), layout, note, &parts);
     return parts;
 }
 
@@ -76,8 +92,9 @@ class Validation {
           session_(session),
           tokens_(TokenRows(options)),
           results_{tokens_.datatype, tokens_.hidden, tokens_.seed + 1, false},
-          parts_(options.low_latency() ? PartsLl(routing, LayoutLl(session))
-                                       : PartsHt(routing)) {}
+          parts_(options.by_rank         ? PartsByRank(routing, session)
+                 : options.low_latency() ? PartsLl(routing, LayoutLl(session))
+                                         : PartsHt(routing)) {}
 
     void Prepare() const;
     uint64_t WrongDispatch() const;
@@ -87,6 +104,10 @@ class Validation {
    private:
     uint64_t WrongCounts() const;
     uint64_t WrongRouting() const;
+    uint64_t WrongBeside() const;
+    RefLayout LayoutByRank() const {
+        return ref_rank_major(session_.received.sizes[0], session_.received.sizes[1]);
+    }
     uint64_t WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales,
                          const Part& part) const;
 
@@ -149,6 +170,23 @@ uint64_t Validation::WrongRouting() const {
     return wrong;
 }
 
+// Rank-major: rows with wrong ids, or that came with wrong weights.
+uint64_t Validation::WrongBeside() const {
+    const size_t rows = ref_layout_rows(LayoutByRank());
+    const size_t top_k = routing_.shape().top_k;
+    const auto got_ids = Download<int64_t>(session_.received_idx, 0, rows);
+    const auto got_weights = Download<float>(session_.received_weights, 0, rows);
+    std::vector<int64_t> ids(rows * top_k);
+    std::vector<float> weights(got_weights);  // those of unused rows may be any
+    ref_rank_beside(&routing_.all(), routing_.rank(), LayoutByRank(), ids.data(), weights.data());
+    uint64_t wrong = 0;
+    for (size_t at = 0; at < rows * top_k; at += top_k) {
+        wrong += std::memcmp(&got_ids[at], &ids[at], top_k * sizeof(int64_t)) != 0 ||
+                 std::memcmp(&got_weights[at], &weights[at], top_k * sizeof(float)) != 0;
+    }
+    return wrong;
+}
+
 // Rows that differ in payload or scales.
 uint64_t Validation::WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales,
                                  const Part& part) const {
@@ -180,6 +218,7 @@ uint64_t Validation::WrongCast() const {
 
 uint64_t Validation::WrongDispatch() const {
     uint64_t wrong = options_.low_latency() ? WrongCounts() : WrongRouting();
+    if (options_.by_rank) wrong += WrongBeside();
     for (const Part& part : parts_) {
         const size_t rows = part.tokens.size();
         if (options_.rows.scaled) {
@@ -197,7 +236,9 @@ uint64_t Validation::WrongCombine() const {
     const unsigned rank = routing_.rank();
     const size_t hidden = results_.hidden;
     std::vector<uint16_t> expected(routing_.tokens() * hidden);
-    if (options_.low_latency()) {
+    if (options_.by_rank) {
+        ref_rank_combine(&all, rank, LayoutByRank(), &results_, expected.data());
+    } else if (options_.low_latency()) {
         ref_ll_combine(&all, &all, rank, LayoutLl(session_), &results_, expected.data());
     } else {
         ref_ht_combine(&all, rank, &results_, expected.data());

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nccl_ep.deep_ep.events import CommStream, EventOverlap
+from nccl_ep.deep_ep.events import CommStream, EventHandle, EventOverlap
 from nccl_ep.deep_ep.pool import Pool, Slot
 from nccl_ep.runtime import uses_stand_ins
 from nccl_ep.scales import CastName
@@ -31,19 +31,19 @@ class Timing:
     def __init__(self, comm: CommStream, async_finish: bool, return_recv_hook: bool) -> None:
         if async_finish and return_recv_hook:
             raise ValueError("async_finish: cannot go with return_recv_hook")
-        self._comm, self._async, self.staged = comm, async_finish, return_recv_hook
+        self._comm, self.is_async, self.staged = comm, async_finish, return_recv_hook
 
-    def run(self, start: Hook, receive: Hook, after: Hook,
-            tensors: list[torch.Tensor]) -> tuple[EventOverlap, Hook | None]:
-        """Calls `start`, which stages the operation if `staged`, and `after`; then, or in the hook
-        that is returned, after `receive`. The event keeps `tensors`."""
-        if self._async:
-            with self._comm.on(None, tensors):
-                start()
+    def run(self, start: Callable[[], list[Any]], receive: Hook, after: Hook,
+            inputs: list[torch.Tensor]) -> tuple[EventOverlap, Hook | None]:
+        """Calls `start`, which stages the operation if `staged` and returns its results, and `after`;
+        this then, or in the hook that is returned, after `receive`. The event keeps `inputs`."""
+        if self.is_async:
+            with self._comm.on(None, inputs):
+                results = start()
                 after()
-            return self._comm.finish(True, tensors), None
+            return self._comm.finish(True, results), None
         start()
-        event = EventOverlap(extra_tensors=tuple(tensors))
+        event = EventOverlap(extra_tensors=tuple(inputs))
         if not self.staged:
             after()
             return event, None
@@ -56,9 +56,10 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     slot = pool.take(topk_idx)
     received: list[Any] = []
 
-    def start() -> None:
+    def start() -> list[Any]:
         received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
                                              send_only=timing.staged))
+        return list(received[0])
 
     def count() -> None:
         if stats is not None:
@@ -86,14 +87,16 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
     is_whole = slot.tokens == handle.num_tokens
     sums: list[torch.Tensor] = []
 
-    def start() -> None:
+    def start() -> list[Any]:
         sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,
                                    send_only=timing.staged))
+        return [result]
 
     def bring() -> None:
         if not is_whole:
             result.copy_(sums[0][:slot.tokens])
-        slot.release()
+        # Whoever takes the handle next writes its ids, possibly on another stream.
+        slot.release(EventHandle() if timing.is_async else None)
 
     event, hook = timing.run(start, handle.complete, bring, [x, topk_weights, result])
     return result, event, hook

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nccl_ep.deep_ep.events import EventHandle
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 
@@ -21,7 +22,9 @@ class Pool:
 
     def __init__(self, group: EpGroup[Any], is_one_node: bool) -> None:
         self.group, self.is_one_node = group, is_one_node
-        self._free: dict[tuple[int, int], list[EpHandle[Any]]] = collections.defaultdict(list)
+        # With the event of the last use, if that was on another stream.
+        self._free: dict[tuple[int, int], list[tuple[EpHandle[Any], EventHandle | None]]] = (
+            collections.defaultdict(list))
         self._made: list[EpHandle[Any]] = []
 
     def take(self, topk_idx: torch.Tensor) -> Slot:
@@ -33,16 +36,19 @@ class Pool:
             # Also usable outside of inference mode, if that is on now.
             with torch.inference_mode(False):
                 ids = torch.full(shape, -1, dtype=torch.int64, device=self.group.device)
-                free.append(self.group.create_handle(ids))
-            self._made.append(free[-1])
-        handle = free.pop()
+                made = self.group.create_handle(ids)
+            self._made.append(made)
+            free.append((made, None))
+        handle, used = free.pop()
+        if used is not None:
+            used.current_stream_wait()
         handle.topk_idx[:tokens].copy_(topk_idx)
         handle.topk_idx[tokens:].fill_(-1)
         return Slot(self, handle, tokens)
 
-    def give_back(self, handle: EpHandle[Any]) -> None:
-        """The handle may be taken again."""
-        self._free[handle.num_tokens, handle.top_k].append(handle)
+    def give_back(self, handle: EpHandle[Any], used: EventHandle | None) -> None:
+        """The handle may be taken again, behind the event `used`."""
+        self._free[handle.num_tokens, handle.top_k].append((handle, used))
 
     def close(self) -> None:
         """Destroys all handles."""
@@ -71,11 +77,11 @@ class Slot:
                                "combine each dispatch once")
         return self._handle
 
-    def release(self) -> None:
-        """Its combine is enqueued."""
+    def release(self, used: EventHandle | None = None) -> None:
+        """Its combine is enqueued, and has run at the event `used`."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.give_back(self._handle)
+            pool.give_back(self._handle, used)
 
     # A dispatch that nobody combines. Over nodes all ranks must take the same handles, and drop their
     # own at different times.

@@ -10,7 +10,8 @@ use crate::backend::cuda::params::common::{
     HandleHeaderParams, KernelOp,
 };
 use crate::error::Result;
-use crate::model::handle_state::{COMPARED_WORDS, HEADER_WORDS, ROWS_WORD};
+use crate::model::handle_state::{COMPARED_WORDS, HEADER_WORDS, ROWS_WORD, with_layout};
+use crate::model::layout::Layout;
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
@@ -27,6 +28,11 @@ impl GivenHeader {
     /// `words` at the start of `block`.
     pub(super) fn new(block: DevPtr, words: [u32; HEADER_WORDS]) -> Self {
         Self { block, words }
+    }
+
+    /// The same for rows that lie so.
+    pub(super) fn of_layout(&self, layout: Layout) -> Self {
+        Self::new(self.block, with_layout(self.words, layout))
     }
 
     /// Enqueues its comparison, before operation `op`: if something else is there, the group fails.

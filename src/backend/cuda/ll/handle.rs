@@ -106,6 +106,7 @@ impl Handle {
         let Some(header) = &self.header else {
             return self.launch_kernel(op, part, at);
         };
+        let header = header.of_layout(op.layout());
         match op {
             LlOp::Combine(_) if part.phases != LlPhase::Receive => {
                 header.compare(&self.context, KernelOp::LlCombine, at)?;

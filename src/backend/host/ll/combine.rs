@@ -65,7 +65,7 @@ impl HostLl {
         // operation has run.
         let rows = unsafe { bytes(op.expert_rows, count * row_bytes) };
         let row_of = |placed: &Placed| row(rows, placed.row, row_bytes);
-        let last = self.last()?;
+        let last = self.last(op.layout)?;
         let mut message = fingerprint.message();
         for (home, placed) in last.placed.iter().enumerate() {
             let groups: Vec<&[Placed]> = match sums {
@@ -133,7 +133,7 @@ impl HostLl {
                 weights: bytes(weights, entries * 4),
             }
         };
-        let sent = &self.last()?.sent;
+        let sent = &self.last(op.layout)?.sent;
         Ok(Some(Gates::new(self.facts(), top_k, sent, wanted)))
     }
 
@@ -145,7 +145,7 @@ impl HostLl {
     ) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.mailboxes.receive_all(epoch)?;
-        let (gates, last) = (self.gates(op)?, self.last()?);
+        let (gates, last) = (self.gates(op)?, self.last(op.layout)?);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             let reader = fingerprint.read(message, source)?;

@@ -81,11 +81,12 @@ impl HostLl {
             }
         }
         let own = sent.get(facts.rank.index());
-        self.keep(LastDispatch {
+        let last = LastDispatch {
             sent: own.map_or(Vec::new(), |own| numeric::i64s(own.ids).collect()),
             tokens: sent.iter().map(|sent| sent.tokens).collect(),
             placed: landed.placed,
-        })
+        };
+        self.keep(last, op.layout)
     }
 
     fn place_by_expert(

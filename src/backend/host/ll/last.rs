@@ -6,7 +6,8 @@ use crate::backend::host::block::Block;
 use crate::backend::host::numeric;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{GivenBlock, LlSections, StateShape, header};
+use crate::model::handle_state::{GivenBlock, LlSections, StateShape, header, with_layout};
+use crate::model::layout::Layout;
 use crate::model::ops::Routing;
 
 /// What a dispatch has found.
@@ -30,8 +31,13 @@ pub struct Placed {
 }
 
 impl LastDispatch {
-    /// Stores it in a block, of a handle with this routing.
-    pub fn store(&self, facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<()> {
+    /// Stores it in a block, of a handle with this routing, whose rows lie so.
+    pub fn store(
+        &self,
+        facts: &GroupFacts,
+        routing: &Routing,
+        (block, layout): (GivenBlock, Layout),
+    ) -> Result<()> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
         let mut block = unsafe { Block::new(block, sections.bytes) };
@@ -50,15 +56,19 @@ impl LastDispatch {
         }
         let tokens = self.tokens.iter().flat_map(|tokens| tokens.to_ne_bytes());
         block.set(sections.tokens_of, tokens)?;
-        block.set_header(&header(facts, routing, 0))
+        block.set_header(&with_layout(header(facts, routing, 0), layout))
     }
 
     /// What a block holds, if it is that of a handle with this routing.
-    pub fn load(facts: &GroupFacts, routing: &Routing, block: GivenBlock) -> Result<Self> {
+    pub fn load(
+        facts: &GroupFacts,
+        routing: &Routing,
+        (block, layout): (GivenBlock, Layout),
+    ) -> Result<Self> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: as above.
         let block = unsafe { Block::new(block, sections.bytes) };
-        block.header(&header(facts, routing, 0))?;
+        block.header(&with_layout(header(facts, routing, 0), layout))?;
         let words = |offset, count: usize| {
             let bytes = block.section(offset, count * size_of::<i32>())?;
             Ok::<_, Error>(numeric::u32s(bytes).map(u32::cast_signed))

@@ -66,18 +66,19 @@ impl HostLl {
     }
 
     /// Keeps what a dispatch leaves.
-    fn keep(&self, last: LastDispatch) -> Result<()> {
+    fn keep(&self, last: LastDispatch, layout: Layout) -> Result<()> {
         match self.given {
-            Some(block) => last.store(self.facts(), &self.routing, block)?,
+            Some(block) => last.store(self.facts(), &self.routing, (block, layout))?,
             None => *self.last.lock() = Arc::new(last),
         }
         Ok(())
     }
 
     /// What the last dispatch has left.
-    fn last(&self) -> Result<Arc<LastDispatch>> {
+    fn last(&self, layout: Layout) -> Result<Arc<LastDispatch>> {
+        let given = |block| LastDispatch::load(self.facts(), &self.routing, (block, layout));
         match self.given {
-            Some(block) => LastDispatch::load(self.facts(), &self.routing, block).map(Arc::new),
+            Some(block) => given(block).map(Arc::new),
             None => Ok(Arc::clone(&self.last.lock())),
         }
     }

@@ -39,8 +39,8 @@ static uint32_t f32_element(uint32_t random) {
 }
 
 // In one row of four, one word.
-static void plant_mark(uint64_t random, unsigned char* row, size_t bytes) {
-    const uint32_t mark = kRefMark;
+static void plant_sentinel(uint64_t random, unsigned char* row, size_t bytes) {
+    const uint32_t mark = kRefSentinel;
     if (random % 4 == 0) memcpy(row + random / 4 % (bytes / 4) * 4, &mark, sizeof(mark));
 }
 
@@ -70,7 +70,7 @@ void ref_row_fill(const RefRows* rows, uint64_t index, void* out) {
         const uint64_t part = elements(rows->datatype, ep_random(&state));
         memcpy(to + done, &part, bytes - done);
     }
-    if (rows->any_bits) plant_mark(ep_random(&state), to, bytes);
+    if (rows->any_bits) plant_sentinel(ep_random(&state), to, bytes);
 }
 
 void ref_rows_fill(const RefRows* rows, unsigned rank, size_t first, size_t count, void* out) {

@@ -15,12 +15,12 @@ typedef struct {
     ncclDataType_t datatype;  // bfloat16, float16 or float32
     unsigned hidden;          // elements of a row
     uint64_t seed;
-    bool any_bits;  // not numbers only: some words are kRefMark
+    bool any_bits;  // not numbers only: some words are kRefSentinel
 } RefRows;
 
-// The word that marks a row as not arrived in the low-latency kernels (LL_MARK). Rows may contain
+// The word that marks a row as not arrived in the low-latency kernels (LL_SENTINEL). Rows may contain
 // it.
-#define kRefMark 0xffe7ff93u
+#define kRefSentinel 0xffe7ff93u
 
 size_t ref_row_bytes(const RefRows* rows);
 

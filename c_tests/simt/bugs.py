@@ -23,7 +23,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
-# Several passes, several remote ranks that one forwards for, interleaved ranks.
+# Several stages, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.
@@ -103,11 +103,11 @@ BUGS = (
     # ---- Banks, marks, epochs -------------------------------------------------------------------
     Bug("always the same bank", "ll/protocol.cuh", "? channel_epoch & 1 :", "? 0u :", UNEVEN,
         slow=True),
-    Bug("marks are not put back", "ll/chunk.cuh", "    store(marks, from.data, chunk);\n", ""),
-    Bug("no flag for data with marks", "ll/chunk.cuh", "    if (marked) {", "    if (false) {",
+    Bug("sentinels are not put back", "ll/chunk.cuh", "    store(sentinels, from.data, chunk);\n", ""),
+    Bug("no flag for data with the sentinel", "ll/chunk.cuh", "    if (with_sentinel) {", "    if (false) {",
         UNEVEN, slow=True),
     Bug("flag before the other lanes' data", "ll/chunk.cuh",
-        "    if (marked) {\n        sync_warp();", "    if (marked) {"),
+        "    if (with_sentinel) {\n        sync_warp();", "    if (with_sentinel) {"),
     Bug("relaxed flag", "ll/chunk.cuh",
         "signal(to.flags + chunk.index,", "put_value(to.flags + chunk.index,", slow=True),
     Bug("last chunk too long", "ll/chunk.cuh", "return lane_byte(i) < row_bytes;", "return true;", WIDTHS, slow=True),
@@ -178,13 +178,13 @@ BUGS = (
     Bug("a sum without its weights", "ll/combine.cu",
         "if (!Op::kExact && all_lanes(weight.ok)) {", "if (!Op::kExact) {",
         "2 test_ll ll_no_sum_is_sent_without_its_weights", slow=True),
-    Bug("the first of equal ids means all", "ll/gates.cuh", " || meant != nth) {", ") {",
+    Bug("the first of equal ids means all", "ll/topk_weights.cuh", " || meant != nth) {", ") {",
         "2 test_ll permuted"),
-    Bug("a caller's NaN taken for a mask", "ll/gates.cuh",
+    Bug("a caller's NaN taken for a mask", "ll/topk_weights.cuh",
         "return is_masked(weight) ? __uint_as_float(kMasked ^ 1u) : weight;", "return weight;",
         "2 test_ll weights_follow", slow=True),
-    Bug("added in the order of the dispatch", "ll/gates.cuh", "            gate.order = k;\n",
-        "            gate.order = lane_idx();\n", "2 NCCL_EP_LL_COMBINE=exact test_ll permuted",
+    Bug("added in the order of the dispatch", "ll/topk_weights.cuh", "            topk.order = k;\n",
+        "            topk.order = lane_idx();\n", "2 NCCL_EP_LL_COMBINE=exact test_ll permuted",
         slow=True),
     Bug("ends before all peers have begun", "ll/combine_sums.cuh",
         "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
@@ -220,7 +220,7 @@ BUGS = (
         "entry.index += block.shared.shift", "entry.index += 0 * block.shared.shift", HT_NODES, slow=True),
     Bug("rows of another operation", "net/message.cuh", " (header.fingerprint ^ ours.fingerprint) |",
         "", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
-    Bug("an epoch for each pass", "ht/messages.cuh", "if (header.pass == 0) {", "if (true) {",
+    Bug("an epoch for each stage", "ht/messages.cuh", "if (header.stage == 0) {", "if (true) {",
         HT_NODES_BACKWARD, slow=True),
     Bug("the mask asked for no rank", "ht/route.cu", "expert >= 0 && is_active(", "is_active(",
         "2 test_ht routing_styles", slow=True, beside=(
@@ -229,14 +229,14 @@ BUGS = (
                     "    if (rank >= peers.ranks) __builtin_trap();"),)),
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",
         "(starts[middle] < at ? low : high)", HT_NODES, slow=True),
-    Bug("a pass that begins where the operation does", "ht/scope.cuh",
-        "base[peer] -= pass.departures[peer] * common.shape.row_units;", "", HT_NODES, slow=True),
+    Bug("a stage that begins where the operation does", "ht/scope.cuh",
+        "base[peer] -= stage.departures[peer] * common.shape.row_units;", "", HT_NODES, slow=True),
     Bug("packed rows in the order of the first tokens", "ht/pack.cu",
         "token = list[i];", "token = first + i;", HT_NODES, slow=True),
-    Bug("partial sums of the first pass", "ht/partials.cuh",
+    Bug("partial sums of the first stage", "ht/partials.cuh",
         "number = spot - before;", "number = spot;", HT_NODES, slow=True),
     Bug("tokens counted from the operation's first", "ht/scope.cuh",
-        "origin.index - pass.starts[origin.source * pass.chunk_ends]}", "origin.index}", HT_NODES,
+        "origin.index - stage.starts[origin.source * stage.chunk_ends]}", "origin.index}", HT_NODES,
         slow=True),
     Bug("tails of the token before", "ht/messages.cuh", "(uint64_t{index} + 1) *", "uint64_t{index} *",
         HT_NODES, slow=True),

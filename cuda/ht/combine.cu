@@ -350,7 +350,7 @@ __device__ void run(const HtCombineParams& params) {
 
 template <typename Type>
 __device__ void run(const HtCombineNodesParams& params) {
-    run<Type>(params.of_node, RowsOfPass<TwoSided>{params.pass}, NodePartials{params.partials});
+    run<Type>(params.of_node, RowsOfStage<TwoSided>{params.stage}, NodePartials{params.partials});
 }
 
 ENTRY(ht_combine_bf16) { run<Bf16>(params); }

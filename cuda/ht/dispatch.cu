@@ -104,13 +104,13 @@ __device__ void run(const HtScaledDispatchParams& params) {
 
 template <typename Rows>
 __device__ void run(const HtScaledDispatchNodesParams& params) {
-    run(params.of_node.rows, RowsOfPass<TwoSided>{params.pass}, Rows{params.of_node.scaled});
+    run(params.of_node.rows, RowsOfStage<TwoSided>{params.stage}, Rows{params.of_node.scaled});
 }
 
 ENTRY(ht_dispatch) { run(params, AllRows{}, PlainRows{}); }
 ENTRY(ht_dispatch_scaled) { run<ForwardedRows>(params); }
 ENTRY(ht_dispatch_cast) { run<CastRows>(params); }
-ENTRY(ht_dispatch_nodes) { run(params.of_node, RowsOfPass<TwoSided>{params.pass}, PlainRows{}); }
+ENTRY(ht_dispatch_nodes) { run(params.of_node, RowsOfStage<TwoSided>{params.stage}, PlainRows{}); }
 ENTRY(ht_dispatch_nodes_scaled) { run<ForwardedRows>(params); }
 ENTRY(ht_dispatch_nodes_cast) { run<CastRows>(params); }
 

@@ -1,4 +1,4 @@
-// High-throughput combine over several nodes: a pass's messages are sent, whose rows another kernel has summed.
+// High-throughput combine over several nodes: a stage's messages are sent, whose rows another kernel has summed.
 
 #include "../base/entry.cuh"
 #include "messages.cuh"

@@ -29,10 +29,10 @@ __device__ __forceinline__ uint8_t* tail_of(const HtMessages& messages, uint32_t
            (uint64_t{index} + 1) * messages.tail_bytes;
 }
 
-// All threads of a block send the messages of a pass, by their headers. The first pass of an operation begins its epoch:
-// no kernel of this group that reads headers runs meanwhile, as those of the operation before have ended and its own
-// follow the exchange. A header also says whether this rank knows of a failure: then sums that it should have made are
-// not what it sends.
+// All threads of a block send the messages of a stage, by their headers. The first stage of an operation begins its
+// epoch: no kernel of this group that reads headers runs meanwhile, as those of the operation before have ended and its
+// own follow the exchange. A header also says whether this rank knows of a failure: then sums that it should have made
+// are not what it sends.
 template <typename Net>
 __device__ __forceinline__ void send_messages(const HtHeaderParams& params) {
     const uint32_t before = ld_relaxed_gpu(&params.sequences->epoch);
@@ -40,7 +40,7 @@ __device__ __forceinline__ void send_messages(const HtHeaderParams& params) {
     header.epoch = before;
     header.failed = known_failure(params.wait);
     __syncthreads();  // all have read the last epoch
-    if (header.pass == 0) {
+    if (header.stage == 0) {
         header.epoch = before == 0xffffffffu ? 1 : before + 1;
         if (threadIdx.x == 0) {
             st_relaxed_gpu(&params.sequences->epoch, header.epoch);

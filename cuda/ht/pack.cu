@@ -1,4 +1,4 @@
-// High-throughput dispatch over several nodes: the messages of a pass. Each other node gets the rows that travel
+// High-throughput dispatch over several nodes: the messages of a stage. Each other node gets the rows that travel
 // there, with their ids and weights, behind a header, as one message, since each message costs the network its
 // latency. Where all tokens of this rank travel, and rows are so many that copying them would cost more than a
 // message, these are sent from where they lie; then only the rest is packed. Rows with scales are always packed, as

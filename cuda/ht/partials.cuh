@@ -18,7 +18,7 @@ struct NoPartials {
     __device__ uint32_t gradient(uint32_t, uint32_t, uint32_t here, uint32_t) const { return here; }
 };
 
-// Of the tokens of a pass; for a pass of remote tokens there are none.
+// Of the tokens of a stage; for a stage of remote tokens there are none.
 struct NodePartials {
     const HtPartials& from;
 

@@ -1,4 +1,4 @@
-// Which rows a launch has: all of the operation on one node, or those of one pass (pipeline stage) over several.
+// Which rows a launch has: all of the operation on one node, or those of one pipeline stage over several.
 //
 // The kernels are templates over the two, which differ in where sequences begin, and in whose rows lie together in the
 // output: those of a rank, or of a part of its tokens. Over several nodes a token's experts are numbered by local rank
@@ -60,11 +60,11 @@ struct AllRows {
     }
 };
 
-// A pass of an operation over several nodes. Entry indices are handle-global: they count the rows of earlier
-// passes, too. Scheduler indices are pass-local.
+// A stage of an operation over several nodes. Entry indices are handle-global: they count the rows of earlier
+// stages, too. Scheduler indices are stage-local.
 template <typename Net>
-struct RowsOfPass {
-    const HtPass& pass;
+struct RowsOfStage {
+    const HtStage& stage;
 
     // A message, and the token's index in it; own tokens form a message of their own.
     struct Place {
@@ -72,21 +72,21 @@ struct RowsOfPass {
         uint32_t index;
     };
 
-    __device__ bool is_own() const { return pass.is_own != 0; }
+    __device__ bool is_own() const { return stage.is_own != 0; }
     __device__ Place place(const HtCommon& common, uint32_t token) const {
-        if (pass.origins == nullptr || token >= common.handle.tokens) {
+        if (stage.origins == nullptr || token >= common.handle.tokens) {
             return {0, token};
         }
-        const HtOrigin origin = pass.origins[token];
-        return {origin.source, origin.index - pass.starts[origin.source * pass.chunk_ends]};
+        const HtOrigin origin = stage.origins[token];
+        return {origin.source, origin.index - stage.starts[origin.source * stage.chunk_ends]};
     }
     template <typename Byte>
     __device__ __forceinline__ Byte* row_of_token(Byte* rows, const RowFormat& format, Place place,
                                                   uint32_t) const {
-        return rows + place.message * pass.messages.stride + format.offset(place.index);
+        return rows + place.message * stage.messages.stride + format.offset(place.index);
     }
     __device__ bool has_routing(const HtDispatchParams& params) const {
-        return is_own() ? params.topk_idx != nullptr : pass.messages.tail_bytes != 0;
+        return is_own() ? params.topk_idx != nullptr : stage.messages.tail_bytes != 0;
     }
     __device__ __forceinline__ RoutingAt routing(const HtDispatchParams& params, Place place,
                                                  uint32_t token) const {
@@ -94,51 +94,51 @@ struct RowsOfPass {
             return AllRows{}.routing(params, {}, token);
         }
         const auto* ids =
-            reinterpret_cast<const int64_t*>(tail_of(pass.messages, place.message, place.index));
+            reinterpret_cast<const int64_t*>(tail_of(stage.messages, place.message, place.index));
         return {ids, reinterpret_cast<const float*>(ids + params.common.handle.top_k)};
     }
     __device__ float* gradients(const HtCombineParams& params, Place place, uint32_t token) const {
         return is_own() ? AllRows{}.gradients(params, {}, token)
                         : reinterpret_cast<float*>(
-                              tail_of(pass.messages, place.message, place.index));
+                              tail_of(stage.messages, place.message, place.index));
     }
-    __device__ uint32_t total(const HtCommon&) const { return *pass.total; }
+    __device__ uint32_t total(const HtCommon&) const { return *stage.total; }
     __device__ PairRows rows(const HtCommon& common, uint32_t peer, bool has_ring) const {
-        // Self: handle-global index, of entries. Peers: pass-local index, of the scheduler.
-        const uint32_t before = peer != common.peers.rank ? pass.arrivals[peer] : 0;
-        const uint32_t begin = pass.begins != nullptr ? pass.begins[peer] + before : before;
-        return {begin, has_ring ? pass.arrivals_end[peer] - pass.arrivals[peer] : 0,
-                has_ring ? pass.departures_end[peer] - pass.departures[peer] : 0};
+        // Self: handle-global index, of entries. Peers: stage-local index, of the scheduler.
+        const uint32_t before = peer != common.peers.rank ? stage.arrivals[peer] : 0;
+        const uint32_t begin = stage.begins != nullptr ? stage.begins[peer] + before : before;
+        return {begin, has_ring ? stage.arrivals_end[peer] - stage.arrivals[peer] : 0,
+                has_ring ? stage.departures_end[peer] - stage.departures[peer] : 0};
     }
-    // Rebases the sequences that entries index to this pass. All threads call it, each for the peers that it has
+    // Rebases the sequences that entries index to this stage. All threads call it, each for the peers that it has
     // filled in.
     __device__ void settle(const HtCommon& common, bool is_combine, HtPairs& pairs) const {
         for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
             uint32_t* base = is_combine ? pairs.received : pairs.sent;
-            base[peer] -= pass.departures[peer] * common.shape.row_units;
+            base[peer] -= stage.departures[peer] * common.shape.row_units;
         }
         __syncthreads();
     }
     __device__ bool messages_arrived(const HtCommon& common, const HtPairs& pairs) const {
-        return all_arrived(pass.header_count, [&](uint32_t i) {
-            MessageHeader ours = pass.expected;
+        return all_arrived(stage.header_count, [&](uint32_t i) {
+            MessageHeader ours = stage.expected;
             ours.epoch = ld_relaxed_gpu(&common.sequences->epoch);
-            const uint32_t rank = pass.header_ranks[i];
+            const uint32_t rank = stage.header_ranks[i];
             const Awaited awaited = {WAIT_STREAMED_ROW, HT_RANK_OF_GROUP | rank, pairs.operation};
-            return Net::arrived(common, *header_of(pass.headers, i), ours, awaited, rank);
+            return Net::arrived(common, *header_of(stage.headers, i), ours, awaited, rank);
         });
     }
     template <typename Layout>
     __device__ uint32_t row(const HtPairs& pairs, uint32_t peer, uint32_t index) const {
         const uint32_t begin = pairs.begins[peer];
-        return pass.begins != nullptr ? Layout::row(begin, index) : row_of_piece<Layout>(peer, begin + index);
+        return stage.begins != nullptr ? Layout::row(begin, index) : row_of_piece<Layout>(peer, begin + index);
     }
     __device__ int32_t id_of(const HtCommon& common, const TokenEntries& entries) const {
         const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
         if (entries.rank < 0) {
             return entries.entry.expert;
         }
-        const uint32_t rank = pass.locals[entries.rank];
+        const uint32_t rank = stage.locals[entries.rank];
         return static_cast<int32_t>(rank) * local_experts + entries.entry.expert % local_experts;
     }
 
@@ -146,13 +146,13 @@ struct RowsOfPass {
     // Row `at` of all that `peer` forwards for others lies in the last piece (segment) that begins at or before it.
     template <typename Layout>
     __device__ uint32_t row_of_piece(uint32_t peer, uint32_t at) const {
-        const uint32_t* starts = pass.piece_starts + peer * (pass.pieces + 1);
+        const uint32_t* starts = stage.piece_starts + peer * (stage.pieces + 1);
         uint32_t low = 0;
-        for (uint32_t high = pass.pieces; high - low > 1;) {
+        for (uint32_t high = stage.pieces; high - low > 1;) {
             const uint32_t middle = (low + high) / 2;
             (starts[middle] <= at ? low : high) = middle;
         }
-        return Layout::row(pass.piece_rows[peer * pass.pieces + low], at - starts[low]);
+        return Layout::row(stage.piece_rows[peer * stage.pieces + low], at - starts[low]);
     }
 };
 

@@ -1,11 +1,11 @@
 // A chunk of a row: how a warp moves it, and how it arrives.
 //
 // Rows carry no flag: a fence before a flag costs a round trip over NVLink, and more under load. All words
-// of a bank's rows hold kMark between operations; a word that is not kMark has arrived. Every chunk that
-// is sent is awaited by one warp there, which writes kMark again after reading it, so the bank is ready
-// before anybody may write it again (protocol.cuh). Data that contains kMark itself is allowed but rare
+// of a bank's rows hold kSentinel between operations; a word that is not kSentinel has arrived. Every chunk that
+// is sent is awaited by one warp there, which writes kSentinel again after reading it, so the bank is ready
+// before anybody may write it again (protocol.cuh). Data that contains kSentinel itself is allowed but rare
 // (as two 16-bit floats or as one 32-bit float it is no number): after such a chunk its sender signals the
-// chunk's flag, a packet, and a receiver that finds kMark looks there.
+// chunk's flag, a packet, and a receiver that finds kSentinel looks there.
 #pragma once
 
 #include "protocol.cuh"
@@ -15,14 +15,14 @@ namespace nccl_ep {
 // Up to this many tokens of a rank, waiting warps poll for all that is missing: faster, and few enough.
 constexpr uint32_t kPollWholeTokens = 16;
 // A word of a row that has not arrived.
-constexpr uint32_t kMark = LL_MARK;
+constexpr uint32_t kSentinel = LL_SENTINEL;
 
-// Whether one of the words is kMark.
-__device__ __forceinline__ bool has_mark(const Vec16& v) {
-    return v.word[0] == kMark || v.word[1] == kMark || v.word[2] == kMark || v.word[3] == kMark;
+// Whether one of the words is kSentinel.
+__device__ __forceinline__ bool has_sentinel(const Vec16& v) {
+    return v.word[0] == kSentinel || v.word[1] == kSentinel || v.word[2] == kSentinel || v.word[3] == kSentinel;
 }
 
-__device__ __forceinline__ Vec16 all_marks() { return {{kMark, kMark, kMark, kMark}}; }
+__device__ __forceinline__ Vec16 all_sentinels() { return {{kSentinel, kSentinel, kSentinel, kSentinel}}; }
 
 // Consecutive chunks of a row without scales. A chunk has 16 bytes for each lane, in the last one perhaps not for all.
 template <uint32_t kChunks>
@@ -82,19 +82,19 @@ template <typename Chunk, typename Data>
 __device__ __forceinline__ void put_to(const Data& data, Remote<uint8_t> row, const Chunk& chunk) {
     Data::each(data, chunk, [&](const Vec16& vec, uint32_t index) { put(as<Vec16>(row) + index, vec); });
 }
-// Whether some word of this lane's part is kMark.
+// Whether some word of this lane's part is kSentinel.
 template <typename Chunk, typename Data>
-__device__ __forceinline__ bool has_mark(const Data& data, const Chunk& chunk) {
+__device__ __forceinline__ bool has_sentinel(const Data& data, const Chunk& chunk) {
     bool found = false;
-    Data::each(data, chunk, [&](const Vec16& vec, uint32_t) { found |= has_mark(vec); });
+    Data::each(data, chunk, [&](const Vec16& vec, uint32_t) { found |= has_sentinel(vec); });
     return found;
 }
 
-// After the warp's stores of a chunk: signals its flag if its data is `marked`.
+// After the warp's stores of a chunk: signals its flag if its data is one `with_sentinel`.
 template <typename Op, typename Chunk>
-__device__ __forceinline__ void signal_mark(const Op& op, const BankRow<Remote>& to,
-                                            const Chunk& chunk, bool marked) {
-    if (marked) {
+__device__ __forceinline__ void signal_sentinel(const Op& op, const BankRow<Remote>& to,
+                                                const Chunk& chunk, bool with_sentinel) {
+    if (with_sentinel) {
         sync_warp();
         if (lane_idx() == 0) {
             signal(to.flags + chunk.index, op.packet(0));
@@ -102,19 +102,20 @@ __device__ __forceinline__ void signal_mark(const Op& op, const BankRow<Remote>&
     }
 }
 
-// A warp sends a chunk; `marked` says whether some word of it is kMark.
+// A warp sends a chunk; `with_sentinel` says whether some word of it is kSentinel.
 template <typename Op, typename Chunk, typename Data>
 __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk,
-                                     const Data& data, bool marked) {
+                                     const Data& data, bool with_sentinel) {
     put_to(data, to.data, chunk);
-    signal_mark(op, to, chunk, marked);
+    signal_sentinel(op, to, chunk, with_sentinel);
 }
 template <typename Op, typename Chunk, typename Data>
 __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk, const Data& data) {
-    send(op, to, chunk, data, any_lane(has_mark(data, chunk)));
+    send(op, to, chunk, data, any_lane(has_sentinel(data, chunk)));
 }
 
-// The lanes whose `flag` says that a chunk is there, although it looks like kMark. All lanes call it; NULL for none.
+// The lanes whose `flag` says that a chunk is there, although it looks like kSentinel. All lanes call it; NULL for
+// none.
 template <typename Op>
 __device__ __forceinline__ LaneMask flagged_lanes(const Op& op, uint64_t* flag) {
     const bool is_flagged = flag != nullptr && packet_epoch(ld_acquire_sys(flag)) == op.epoch;
@@ -138,7 +139,7 @@ struct Lookout {
     __device__ __forceinline__ bool looks(bool gently) const {
         return !gently || unchanged == 0 || missing.last() == lane_idx();
     }
-    // Whether flags are asked for at this poll: data that contains kMark is rare.
+    // Whether flags are asked for at this poll: data that contains kSentinel is rare.
     __device__ __forceinline__ bool asks_for_flags() const { return unchanged % 8 == 7; }
     // After a poll; returns whether no lane misses anything.
     __device__ __forceinline__ bool note(bool misses) {
@@ -190,8 +191,8 @@ struct ArrivingRows {
         waits &= ~flagged;
 #pragma unroll
         for (uint32_t i = 0; i < kRows * kChunks; ++i) {
-            const bool is_marked = has_mark(vec[i / kChunks][i % kChunks]);
-            waits &= is_marked ? ~0u : ~(looked_for & 1u << i);
+            const bool is_sentinel = has_sentinel(vec[i / kChunks][i % kChunks]);
+            waits &= is_sentinel ? ~0u : ~(looked_for & 1u << i);
         }
         return lookout.note(waits != 0);
     }
@@ -218,16 +219,16 @@ struct Arriving {
         if (lookout.missing.has_this() && (lookout.looks(gently) || flagged)) {
             load_arriving(data, from.data, chunk);
         }
-        return lookout.note(!flagged && has_mark(data, chunk));
+        return lookout.note(!flagged && has_sentinel(data, chunk));
     }
 };
 
 // Makes a chunk of the bank ready for its next use.
 template <typename Data, typename Chunk>
 __device__ __forceinline__ void let_go(const BankRow<Own>& from, const Chunk& chunk) {
-    Data marks;
-    marks.fill(kMark);
-    store(marks, from.data, chunk);
+    Data sentinels;
+    sentinels.fill(kSentinel);
+    store(sentinels, from.data, chunk);
 }
 
 }  // namespace nccl_ep

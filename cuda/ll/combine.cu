@@ -8,7 +8,7 @@
 // how many the others have.
 //
 // Which row an id means. Entry k names an expert by its id of now, and means the row that the dispatch
-// sent for the same id of the token, wherever that stood then (gates.cuh).
+// sent for the same id of the token, wherever that stood then (topk_weights.cuh).
 //
 // Order of summation. An expert rank that a token names once sends the expert's row as it is; one
 // that it names more often sends round(p), p = 0; p = fma(w[j], y[j], p) for its entries j ascending,
@@ -39,15 +39,15 @@ __device__ void send_weights(const Block<Op>& block) {
         if (Op::kSeveral && !exists(block, at)) {
             continue;
         }
-        const Gate gate = gate_of(block, at);
-        const int32_t peer = op.nodes.peer_of(rank_of_expert(block.shape, gate.expert));
+        const TopkWeight topk = topk_weight_of(block, at);
+        const int32_t peer = op.nodes.peer_of(rank_of_expert(block.shape, topk.expert));
         if (peer >= 0 && is_active(op.common.peers, peer)) {
             uint32_t home = op.rank();
             if constexpr (Op::kSeveral) {
                 home = at.number == 0 ? home : op.nodes.nodes.rank_of_source[at.number];
             }
             put_value(op.at(peer).entries(home, at.token) + lane_idx(),
-                      op.packet(__float_as_uint(gate.weight)));
+                      op.packet(__float_as_uint(topk.weight)));
         }
     }
 }

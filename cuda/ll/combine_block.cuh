@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../layout/expert_major.cuh"
-#include "gates.cuh"
+#include "topk_weights.cuh"
 #include "scheduler.cuh"
 
 namespace nccl_ep::ll_combine_impl {
@@ -99,7 +99,7 @@ __device__ __forceinline__ bool exists(const Block<Op>& block, const SourceToken
 
 // What this lane's entry of a token has to do with the combine.
 template <typename Op>
-__device__ __forceinline__ Gate gate_of(const Block<Op>& block, const SourceToken& at) {
+__device__ __forceinline__ TopkWeight topk_weight_of(const Block<Op>& block, const SourceToken& at) {
     if constexpr (Op::Layout::kSummed) {
         // What a rank gives is added as it is, as the dispatch has found it.
         const bool has_entry = lane_idx() < block.shape.top_k;
@@ -108,12 +108,12 @@ __device__ __forceinline__ Gate gate_of(const Block<Op>& block, const SourceToke
     }
     if constexpr (Op::kSeveral) {
         if (at.number != 0) {
-            return gate_of_source(block.op, at.number, at.token);
+            return topk_weight_of_source(block.op, at.number, at.token);
         }
     }
-    GateWords words;
+    TopkWords words;
     words.load(block.params, at.token);
-    return make_gate(block.op, words);
+    return make_topk_weight(block.op, words);
 }
 
 // One warp of the grid sends the fingerprint of this rank and checks the others' fingerprints.

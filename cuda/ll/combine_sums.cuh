@@ -10,11 +10,11 @@ namespace nccl_ep::ll_combine_impl {
 // Fills in the addends of a token, and returns how many there are. In exact mode these are entries, as they are, in the
 // order of the combine's ids. `peer` hosts this lane's entry.
 template <typename Op>
-__device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_t token, const Gate& gate,
+__device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_t token, const TopkWeight& topk,
                                                  int32_t peer) {
-    const uint32_t from = any_lane(gate.order != lane_idx()) ? lane_in_order(gate.order) : lane_idx();
+    const uint32_t from = any_lane(topk.order != lane_idx()) ? lane_in_order(topk.order) : lane_idx();
     const int32_t from_peer = shuffle(peer, from);
-    const float weight = shuffle(gate.weight, from);
+    const float weight = shuffle(topk.weight, from);
     const LaneMask which = ballot(from_peer != kNowhere);
     if (which.has_this()) {
         const uint32_t slot = block.bank_slots.of_entry(token, from);
@@ -26,7 +26,7 @@ __device__ __forceinline__ uint32_t find_entries(const Block<Op>& block, uint32_
 // Else one row of each expert rank, ranks ascending; or, where the caller has summed them, in the order of the first k
 // that names each.
 template <typename Op>
-__device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const SourceToken& at, const Gate& gate,
+__device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const SourceToken& at, const TopkWeight& topk,
                                               int32_t peer) {
     const LaneMask same = match(peer);
     const bool is_first = peer >= 0 && same.first() == lane_idx();
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t find_sums(const Block<Op>& block, const Sour
     }
     if (is_first) {
         const uint32_t slot = block.bank_slots.of_sum(at.number, at.token, peer);
-        block.addends()[before] = {static_cast<int32_t>(slot), same.count() == 1 ? gate.weight : 1.0f, peer};
+        block.addends()[before] = {static_cast<int32_t>(slot), same.count() == 1 ? topk.weight : 1.0f, peer};
     }
     return which.count();
 }
@@ -62,13 +62,13 @@ __device__ __forceinline__ void store_sum(const Sum<Type, kChunks>& sum, uint8_t
 // them: meanwhile it lies in the output row at `out`, where each lane reads what it has stored. `host` is that of
 // this lane's entry.
 template <typename Type, typename Op>
-__device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const Gate& gate, int32_t host,
+__device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const TopkWeight& topk, int32_t host,
                                 const Chunks<Op::kChunks>& chunks, uint8_t* out, Sum<Type, Op::kChunks>& sum) {
     constexpr uint32_t kNone = OWN_NODE_FIRST;
     const Op& op = block.op;
     // A row that travels alone takes no part if it is masked; a sum always does.
     const LaneMask same = match(host);
-    const bool takes_part = same.count() > 1 || !is_masked(gate.weight);
+    const bool takes_part = same.count() > 1 || !is_masked(topk.weight);
     uint32_t next = kNone;
     if (host >= 0 && takes_part && op.nodes.at(host).distance != 0) {
         next = op.nodes.place_of(op.nodes.at(host).distance);
@@ -148,7 +148,7 @@ __device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t co
 #pragma unroll
                 for (uint32_t j = 0; j < Op::kChunks; ++j) {
                     if (chunks.holds(j)) {
-                        st_row(as<Vec16>(rows.at[i] + chunks.lane_byte(j)), all_marks());
+                        st_row(as<Vec16>(rows.at[i] + chunks.lane_byte(j)), all_sentinels());
                     }
                 }
                 sum.add(rows.vec[i], addends[i].weight);
@@ -162,15 +162,15 @@ template <typename Type, typename Op>
 __device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint32_t number) {
     const Op& op = block.op;
     const Chunks<Op::kChunks> chunks(block.shape, number);
-    const Gate gate = gate_of(block, at);
-    const int32_t host = rank_of_expert(block.shape, gate.expert);
+    const TopkWeight topk = topk_weight_of(block, at);
+    const int32_t host = rank_of_expert(block.shape, topk.expert);
     int32_t peer = op.nodes.peer_of(host);
     peer = peer >= 0 && is_active(op.common.peers, peer) ? peer : kNowhere;
     uint32_t count;
     if constexpr (Op::kExact) {
-        count = find_entries(block, at.token, gate, peer);
+        count = find_entries(block, at.token, topk, peer);
     } else {
-        count = find_sums(block, at, gate, peer);
+        count = find_sums(block, at, topk, peer);
     }
     sync_warp();
     Sum<Type, Op::kChunks> sum;
@@ -181,7 +181,7 @@ __device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint
     }
     if constexpr (Op::kSeveral) {
         if (at.number == 0) {
-            add_other_nodes(block, at.token, gate, host, chunks, out, sum);
+            add_other_nodes(block, at.token, topk, host, chunks, out, sum);
         }
     }
     store_sum(sum, out, chunks);

@@ -26,8 +26,8 @@ struct PlainRows {
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched, const Chunk& chunk,
                                          EachSlot each_slot) const {
-        const bool marked = any_lane(has_mark(fetched, chunk));
-        each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, fetched, marked); });
+        const bool with_sentinel = any_lane(has_sentinel(fetched, chunk));
+        each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, fetched, with_sentinel); });
     }
     // Where a row of the output is, as one lane knows it.
     struct Target {
@@ -62,8 +62,8 @@ struct ScaledKind {
     __device__ __forceinline__ static void send_whole(const Op& op, const Data& data,
                                                       const ScaledChunk& chunk,
                                                       EachSlot each_slot) {
-        const bool marked = any_lane(has_mark(data, chunk));
-        each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, data, marked); });
+        const bool with_sentinel = any_lane(has_sentinel(data, chunk));
+        each_slot([&](const BankRow<Remote>& to) { nccl_ep::send(op, to, chunk, data, with_sentinel); });
     }
 
     struct Target {
@@ -194,25 +194,25 @@ struct CastRows : ScaledKind {
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
                                          const ScaledChunk& chunk, EachSlot each_slot) const {
-        bool marked = false;
+        bool with_sentinel = false;
         Vec16 scales = {{0, 0, 0, 0}};
         each_turn(fetched, chunk, scales, [&](uint32_t turn, const Vec16& cast) {
             const bool is_there = chunk.has_payload(turn);
-            marked |= is_there && has_mark(cast);
+            with_sentinel |= is_there && has_sentinel(cast);
             each_slot([&](const BankRow<Remote>& to) {
                 if (is_there) {
                     put(as<Vec16>(to.data) + chunk.payload_byte(turn) / sizeof(Vec16), cast);
                 }
             });
         });
-        marked |= chunk.has_scales(0) && has_mark(scales);
-        marked = any_lane(marked);
+        with_sentinel |= chunk.has_scales(0) && has_sentinel(scales);
+        with_sentinel = any_lane(with_sentinel);
         each_slot([&](const BankRow<Remote>& to) {
             if (chunk.has_scales(0)) {
                 const uint32_t at = chunk.payload_bytes + chunk.scale_byte(0);
                 put(as<Vec16>(to.data) + at / sizeof(Vec16), scales);
             }
-            signal_mark(op, to, chunk, marked);
+            signal_sentinel(op, to, chunk, with_sentinel);
         });
     }
 

@@ -11,7 +11,7 @@ namespace nccl_ep::ll_pack_impl {
 template <typename Net>
 __device__ void send(const LlPackParams& params) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        MessageHeader header = params.head;
+        MessageHeader header = params.header;
         header.epoch = next_epoch(*params.channel_state);
         Net::send(params.message, header);
     }

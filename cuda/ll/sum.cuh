@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../base/numeric.cuh"
-#include "gates.cuh"
+#include "topk_weights.cuh"
 
 namespace nccl_ep {
 

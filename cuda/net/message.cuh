@@ -29,7 +29,7 @@ __device__ __noinline__ bool refuse_message(const Common& common, const MessageH
     uint32_t got = rank;
     if (header.channel != ours.channel) {
         fault = FAULT_STAGED_DIFFERS;
-    } else if (header.epoch != ours.epoch || header.pass != ours.pass) {
+    } else if (header.epoch != ours.epoch || header.stage != ours.stage) {
         // What lay there before: the exchange was ended.
     } else if (header.fingerprint != ours.fingerprint || header.scales_word != ours.scales_word) {
         fault = FAULT_DIFFERS;
@@ -62,7 +62,7 @@ struct TwoSided {
     __device__ static bool arrived(const Common& common, const MessageHeader& header, const MessageHeader& ours,
                                    const Awaited& awaited, uint32_t rank) {
         const uint32_t differs = (header.channel ^ ours.channel) | (header.epoch ^ ours.epoch) |
-                                 (header.pass ^ ours.pass) | (header.fingerprint ^ ours.fingerprint) |
+                                 (header.stage ^ ours.stage) | (header.fingerprint ^ ours.fingerprint) |
                                  (header.scales_word ^ ours.scales_word) | (header.handle ^ ours.handle);
         return (differs | header.failed) == 0 || refuse_message(common, header, ours, awaited, rank);
     }

@@ -50,7 +50,7 @@ const FILES: [File; 4] = [
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams LlScaledPackParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams LlRankPackParams
-            LlCombineNodesParams LlGatesParams LlPackParams],
+            LlCombineNodesParams LlTopkWeightsParams LlPackParams],
     },
     File {
         name: "ht",
@@ -62,7 +62,7 @@ const FILES: [File; 4] = [
         name: "ht_nodes",
         base: Some("ht.h"),
         sizes: sizes![ht_nodes: HtNodes HtForwarded HtOrigin HtNodesMemory HtRouteNodesParams HtPlaceParams HtMessages
-            HtHeaderParams HtPackParams HtScaledPackParams HtPass HtDispatchNodesParams
+            HtHeaderParams HtPackParams HtScaledPackParams HtStage HtDispatchNodesParams
             HtScaledDispatchNodesParams HtPartials HtCombineNodesParams],
     },
 ];

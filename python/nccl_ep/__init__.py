@@ -21,7 +21,7 @@ _RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "Ran
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
                "MoeShape": "nccl_ep.tuning", "tune": "nccl_ep.tuning"}
-_MODULES = ("autograd", "layers", "memory")
+_MODULES = ("autograd", "deep_ep", "layers", "memory")
 
 __all__ = [
     "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_NCCL_EP", "HAVE_TORCH", "InternalError",
@@ -45,13 +45,15 @@ try:
 
     HAVE_NCCL_EP = True
     if HAVE_TORCH:
-        __all__ += [*_RESULTS, "EpGroup", "EpHandle", "MoeShape", "autograd", "layers", "tune"]
+        __all__ += [*_RESULTS, "EpGroup", "EpHandle", "MoeShape", "autograd", "deep_ep", "layers",
+                    "tune"]
 except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
 
 if TYPE_CHECKING:
-    from nccl_ep import autograd as autograd, layers as layers, memory as memory
+    from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
+                         memory as memory)
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle
     from nccl_ep.results import (DispatchResult as DispatchResult,

@@ -137,7 +137,7 @@ class EpGroup(Generic[Mode]):
         Ids outside 0..E-1 take no part. Collective in HT, where `counts` int32 [L] gets the number
         of tokens that come here for each local expert, on the stream.
         """
-        if is_traced():
+        if is_traced(stream):
             return cast("EpHandle[Mode]", traced_handle(self, topk_idx, counts, stream))
         from nccl_ep.handle import EpHandle
 

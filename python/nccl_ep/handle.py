@@ -180,7 +180,7 @@ class EpHandle(Generic[Mode]):
         `out` and `stream` is differentiable; backward is collective, too.
         """
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
-        if is_traced():
+        if is_traced(stream):
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
@@ -250,7 +250,7 @@ class EpHandle(Generic[Mode]):
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
         differentiable as `dispatch` is.
         """
-        if is_traced():
+        if is_traced(stream):
             return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
                                         stream=stream)
         group = self.group
@@ -276,7 +276,7 @@ class EpHandle(Generic[Mode]):
 
         Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros.
         """
-        if is_traced():
+        if is_traced(stream):
             return traced(self).combine_with_weights(tokens, topk_weights, stream=stream)
         tokens = self._results(tokens)
         weights = self._weights(topk_weights, tokens.shape[0])
@@ -295,7 +295,7 @@ class EpHandle(Generic[Mode]):
 
         `stream` waits for the send phase only, so work on the current stream continues meanwhile.
         """
-        if is_traced():
+        if is_traced(stream):
             return traced(self).complete(stream=stream)
         group = self.group
         address = group.runtime.stream(stream)

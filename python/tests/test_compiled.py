@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep.autograd import ht_combine, ht_dispatch
+from nccl_ep.operators import traced
 from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
@@ -142,6 +143,16 @@ def test_the_layer(layer, world, device, unknown_sizes):
         for arguments in ((problem.tokens, problem.weights, problem.topk_idx), many):
             torch.compiler.reset()
             same([compiled(function)(*arguments)], [function(*arguments)])
+
+
+def test_a_stream_is_refused(low_latency, monkeypatch):
+    """Compiled code runs on the current one."""
+    problem, handle = low_latency
+    monkeypatch.setattr(traced, "_is_compiling", lambda: True)
+    for call in (lambda: handle.dispatch(problem.tokens, stream=1), lambda: handle.complete(stream=1),
+                 lambda: handle.group.create_handle(problem.topk_idx, stream=1)):
+        with pytest.raises(ValueError, match="stream: must be None in code that is traced"):
+            call()
 
 
 @pytest.mark.parametrize("strict", [False, True])

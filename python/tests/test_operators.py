@@ -212,7 +212,6 @@ def test_what_is_traced_refuses(low_latency, group, world):
         for call, text in (
                 (lambda: handle.dispatch(problem.tokens, problem.weights), "topk_weights: in low"),
                 (lambda: handle.combine(problem.tokens), "topk_weights: needed in low"),
-                (lambda: handle.dispatch(problem.tokens, stream=1), "stream: must be None"),
                 (lambda: handle.dispatch(problem.tokens, out=problem.tokens, send_only=True),
                  "out: must be None in a staged"),
                 (lambda: handle.combine_with_weights(problem.tokens, problem.weights), "combine_with")):

@@ -90,8 +90,8 @@ pub struct MessageHeader {
     /// The operation's, which kernels fill in, never 0: an exchange that ends without a message leaves an earlier one.
     /// LL has those of the channel. In a handshake 0.
     pub epoch: u32,
-    /// HT: which pass of the operation.
-    pub pass: u32,
+    /// HT: which stage of the operation.
+    pub stage: u32,
     /// HT: not zero if the rank knew of a failure of the group; then what follows is not what it should be.
     pub failed: u32,
 }

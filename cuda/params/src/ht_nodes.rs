@@ -2,7 +2,7 @@
 //!
 //! Every rank *forwards* tokens on its node: its own, and those of the remote ranks whose rail peer it is. These
 //! *forwarded ranks* have numbers: itself 0. A rank's tokens are divided into *chunks*, as many on all ranks; an
-//! operation runs in *passes* over one or more chunks, of the own tokens or of all remote ones.
+//! operation runs in *stages* over one or more chunks, of the own tokens or of all remote ones.
 
 use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
 use crate::ht::{
@@ -188,7 +188,7 @@ pub struct HtPlaceParams {
     pub piece_blocks: u32,
 }
 
-/// The messages of a pass, one with each rank that takes part, at equal distances.
+/// The messages of a stage, one with each rank that takes part, at equal distances.
 ///
 /// A message is one run of bytes: its tails, from the last one to the first, its header, its rows. Everything is
 /// counted from the first row, so nothing's place depends on how many rows there are.
@@ -218,7 +218,7 @@ pub struct HtHeaderParams {
     pub count: u32,
     /// The header, without what is known on the device alone.
     pub header: MessageHeader,
-    /// For the epoch, which begins with the first pass.
+    /// For the epoch, which begins with the first stage.
     pub sequences: *mut HtSequences,
 }
 
@@ -240,7 +240,7 @@ pub struct HtPackParams {
     pub packed_bytes: u64,
     /// Chunks of a rank's tokens.
     pub chunks: u32,
-    /// The chunks of the pass.
+    /// The chunks of the stage.
     pub first_chunk: u32,
     /// The chunk after them.
     pub end_chunk: u32,
@@ -256,15 +256,15 @@ pub struct HtScaledPackParams {
     pub rows: ScaledRows,
 }
 
-/// A pass of an operation: which part of each pair's rows it has.
+/// A stage of an operation: which part of each pair's rows it has.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct HtPass {
-    /// `[local ranks]`: rows that go from this rank to each in dispatch, before this pass.
+pub struct HtStage {
+    /// `[local ranks]`: rows that go from this rank to each in dispatch, before this stage.
     pub departures: *const u32,
     /// The same, up to its end.
     pub departures_end: *const u32,
-    /// `[local ranks]`: rows that come from each in dispatch, before this pass.
+    /// `[local ranks]`: rows that come from each in dispatch, before this stage.
     pub arrivals: *const u32,
     /// The same, up to its end.
     pub arrivals_end: *const u32,
@@ -284,9 +284,9 @@ pub struct HtPass {
     pub locals: *const u32,
     /// Where the rows of remote tokens are, or sums go; for the own tokens without rows and tails.
     pub messages: HtMessages,
-    /// `HtNodesMemory::origins`, of the first token of the pass. NULL: there is one message, with all in order.
+    /// `HtNodesMemory::origins`, of the first token of the stage. NULL: there is one message, with all in order.
     pub origins: *const HtOrigin,
-    /// `HtNodesMemory::starts`, of the first remote rank and the first chunk of the pass.
+    /// `HtNodesMemory::starts`, of the first remote rank and the first chunk of the stage.
     pub starts: *const u32,
     /// `chunks + 1`: the distance between ranks in `starts`.
     pub chunk_ends: u32,
@@ -304,33 +304,33 @@ pub struct HtPass {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtDispatchNodesParams {
-    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    /// As on one node, for the tokens of the stage; begins and departures are not used.
     pub of_node: HtDispatchParams,
     /// Which rows they have.
-    pub pass: HtPass,
+    pub stage: HtStage,
 }
 
 /// Parameters of `ht_dispatch_nodes_scaled` and `ht_dispatch_nodes_cast`. Rows that came from other nodes have their scales behind them; then `scaled.rows.from` is nowhere.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtScaledDispatchNodesParams {
-    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    /// As on one node, for the tokens of the stage; begins and departures are not used.
     pub of_node: HtScaledDispatchParams,
     /// Which rows they have.
-    pub pass: HtPass,
+    pub stage: HtStage,
 }
 
-/// Sums from other nodes, for the own tokens of a pass.
+/// Sums from other nodes, for the own tokens of a stage.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPartials {
     /// One for each other node: rows, with gradients as tails.
     pub messages: HtMessages,
-    /// `HtNodesMemory::spots`, of the first token of the pass.
+    /// `HtNodesMemory::spots`, of the first token of the stage.
     pub spots: *const u32,
-    /// `HtNodesMemory::departing`, of the first chunk of the pass.
+    /// `HtNodesMemory::departing`, of the first chunk of the stage.
     pub departing: *const u32,
-    /// `HtNodesMemory::homes`, of the first token of the pass.
+    /// `HtNodesMemory::homes`, of the first token of the stage.
     pub homes: *const u32,
     /// All tokens of this rank: the distance between nodes in `spots`.
     pub tokens: u32,
@@ -346,10 +346,10 @@ pub struct HtPartials {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCombineNodesParams {
-    /// As on one node, for the tokens of the pass; begins and departures are not used.
+    /// As on one node, for the tokens of the stage; begins and departures are not used.
     pub of_node: HtCombineParams,
     /// Which rows they have.
-    pub pass: HtPass,
+    pub stage: HtStage,
     /// Partial sums from other nodes, for the own tokens; `others == 0` for remote tokens.
     pub partials: HtPartials,
 }

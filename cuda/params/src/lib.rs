@@ -13,7 +13,7 @@ mod tests {
     #[test]
     fn the_c_programs_send_the_word_that_means_not_arrived() {
         let source = include_str!("../../../c_tests/reference/rows.h");
-        let defined = format!("#define kRefMark {:#x}u", super::ll::LL_MARK);
+        let defined = format!("#define kRefSentinel {:#x}u", super::ll::LL_SENTINEL);
         assert!(source.contains(&defined), "{defined}");
     }
 }

@@ -16,8 +16,8 @@ pub const LL_BANKS: u32 = 4;
 pub const LL_MAX_RANKS: usize = 1024;
 /// Threads of an `ll_pack` block.
 pub const LL_PACK_THREADS: u32 = 512;
-/// Threads of an `ll_gates` block, a warp per token.
-pub const LL_GATES_THREADS: u32 = 128;
+/// Threads of an `ll_topk_weights` block, a warp per token.
+pub const LL_TOPK_WEIGHTS_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
 /// above hold the local expert.
 pub const LL_INDEX_BITS: u32 = 20;
@@ -34,7 +34,7 @@ pub const LL_COMBINE_MANY_THREADS: u32 = 384;
 /// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
 pub const LL_SCALED_CHUNK_VECS: u32 = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
-pub const LL_MARK: u32 = 0xffe7_ff93;
+pub const LL_SENTINEL: u32 = 0xffe7_ff93;
 
 /// The phases of an operation that a launch runs. The single ones are bits of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,10 +341,10 @@ pub struct LlCombineNodesParams {
     pub nodes: LlNodes,
 }
 
-/// Parameters of `ll_gates`.
+/// Parameters of `ll_topk_weights`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct LlGatesParams {
+pub struct LlTopkWeightsParams {
     /// Of the combine that follows.
     pub combine: LlCombineNodesParams,
     /// Receives the message: a header, and the weights `[tokens][top_k]`.
@@ -356,7 +356,7 @@ pub struct LlGatesParams {
 #[repr(C)]
 pub struct LlPackParams {
     /// The message's header, without the epoch.
-    pub head: MessageHeader,
+    pub header: MessageHeader,
     /// The operation's channel, before the operation.
     pub channel_state: *const LlChannelState,
     /// `[tokens]` rows.

@@ -23,9 +23,13 @@ _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
 
 
-def is_traced() -> bool:
-    """Whether a call now is to become operators."""
-    return _is_compiling() or _modes() > 0
+def is_traced(stream: Any = None) -> bool:
+    """Whether a call now is to become operators.
+
+    Operators know no `stream`: with one, modes that look at a running program, such as one that counts
+    operations, do not see the call.
+    """
+    return _is_compiling() or stream is None and _modes() > 0
 
 
 class TracedHandle:

@@ -17,7 +17,7 @@ use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, OnDevice, blocks_beside_network};
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS};
-use crate::backend::cuda::params::ll::LL_MARK;
+use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::backend::cuda::peer::selftest::Selftest;
 use crate::backend::cuda::peer::teardown::{Teardown, Windows};
@@ -68,7 +68,7 @@ impl Plan {
             tuned: false,
             chunk_bytes: match self {
                 Self::Ll(_) => None,
-                Self::Ht(plan) => plan.nodes().map(|nodes| nodes.pass_bytes),
+                Self::Ht(plan) => plan.nodes().map(|nodes| nodes.stage_bytes),
             },
         }
     }
@@ -78,8 +78,8 @@ impl Plan {
         let Self::Ll(plan) = self else {
             return Ok(());
         };
-        plan.marked()
-            .try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_MARK, bytes))
+        plan.with_sentinel()
+            .try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
     }
 
     /// The mode's side of `group`; its part of the windows begins at `start`.

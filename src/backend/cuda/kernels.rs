@@ -100,7 +100,7 @@ kernels! {
     ll_pack_cast_f16(LlScaledPackParams, LL_PACK_THREADS, 0);
     ll_pack_cast_f32(LlScaledPackParams, LL_PACK_THREADS, 0);
     ll_rank_pack(LlRankPackParams, LL_PACK_THREADS, 0);
-    ll_gates(LlGatesParams, LL_GATES_THREADS, 0);
+    ll_topk_weights(LlTopkWeightsParams, LL_TOPK_WEIGHTS_THREADS, 0);
     ll_dispatch_nodes(LlDispatchNodesParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_nodes_scaled(LlScaledDispatchNodesParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_nodes(LlRankDispatchNodesParams, LL_DISPATCH_THREADS, 1);

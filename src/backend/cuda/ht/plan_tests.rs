@@ -59,7 +59,7 @@ fn the_common_configuration_fits_256_mib() {
 }
 
 #[test]
-fn the_largest_message_is_that_of_a_pass() {
+fn the_largest_message_is_that_of_a_stage() {
     let most = |max_tokens| {
         let facts = GroupFacts {
             max_tokens,
@@ -73,7 +73,7 @@ fn the_largest_message_is_that_of_a_pass() {
     let row_bytes = 14_336 + 32 * (8 + 4);
     let bound = |tokens: usize| tokens * row_bytes..tokens * row_bytes + 1024;
     assert!(bound(128).contains(&most(Some(128))));
-    // A pass has 7.3 MiB of the 58 of all rows.
+    // A stage has 7.3 MiB of the 58 of all rows.
     assert!(bound(512).contains(&most(Some(4096))));
 }
 

@@ -18,8 +18,8 @@ use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
-    LL_GATES_THREADS, LL_PACK_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlGatesParams,
-    LlNodes, LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams,
+    LL_PACK_THREADS, LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlNodes,
+    LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams, LlTopkWeightsParams,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
@@ -64,7 +64,7 @@ impl<'a> OverNodes<'a> {
                 self.launch_dispatch(op, (LlPhase::All, &plan.dispatch), at)
             }
             LlOp::Combine(op) => {
-                self.launch_gates(op, at)?;
+                self.launch_topk_weights(op, at)?;
                 self.send_weights(label, at)?;
                 self.launch_combine(op, (LlPhase::SendRelay, &plan.combine), at)?;
                 self.send_sums(label, op.row, at)?;
@@ -128,7 +128,7 @@ impl<'a> OverNodes<'a> {
         background: &StreamScope,
     ) -> Result<()> {
         let plan = &self.handle.plan;
-        self.launch_gates(op, at)?;
+        self.launch_topk_weights(op, at)?;
         self.join(at, background)?;
         self.send_weights(label, background)?;
         self.join(background, at)?;
@@ -243,17 +243,17 @@ impl<'a> OverNodes<'a> {
         module.launch(kernel, grid.launch_shape(0), &params, at)
     }
 
-    fn launch_gates(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
-        let params = LlGatesParams {
+    fn launch_topk_weights(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
+        let params = LlTopkWeightsParams {
             combine: self.combine_params(op, &self.handle.plan.combine, self.part)?,
             message: self.memory.weights.sends.0 as *mut u8,
         };
         let shape = LaunchShape::new(
-            blocks(self.handle.routing.tokens, LL_GATES_THREADS / WARP)?,
-            LL_GATES_THREADS,
+            blocks(self.handle.routing.tokens, LL_TOPK_WEIGHTS_THREADS / WARP)?,
+            LL_TOPK_WEIGHTS_THREADS,
         );
         let module = &self.handle.context.module;
-        module.launch(kernels::ll_gates(), shape, &params, at)
+        module.launch(kernels::ll_topk_weights(), shape, &params, at)
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
@@ -261,7 +261,7 @@ impl<'a> OverNodes<'a> {
         let Routing { tokens, top_k, .. } = handle.routing;
         let row_bytes = tokens * row.slot_bytes();
         let pack = LlPackParams {
-            head: MessageHeader {
+            header: MessageHeader {
                 handle: handle.number,
                 tokens: to_u32(tokens)?,
                 fingerprint: handle.fingerprint_of_dispatch(op).to_word(),

@@ -170,9 +170,9 @@ impl LlPlan {
         }
     }
 
-    /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_MARK`
+    /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_SENTINEL`
     /// before the first operation.
-    pub fn marked(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub fn with_sentinel(&self) -> impl Iterator<Item = (usize, usize)> {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
         let rows_bytes = self.rows_bytes;
         (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))

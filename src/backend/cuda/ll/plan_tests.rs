@@ -79,7 +79,7 @@ fn regions_do_not_overlap() {
         assert!(layout.entries + 2 * 8 * 50 * 32 * 8 <= layout.bank_bytes);
         assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
         assert!(
-            plan.marked()
+            plan.with_sentinel()
                 .all(|(start, bytes)| start + bytes <= plan.bytes())
         );
     }

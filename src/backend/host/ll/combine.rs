@@ -15,15 +15,15 @@
 //! matter there.
 //!
 //! The dispatch fixed what a contribution covers, and k is numbered as it was there. The ids of the
-//! combine decide whether it takes part and with which weight `w[k]` (`gates`). Exact mode sums in
+//! combine decide whether it takes part and with which weight `w[k]` (`topk_weights`). Exact mode sums in
 //! the order of the combine's ids.
 #![allow(unsafe_code)]
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
-use crate::backend::host::ll::gates::{Gates, Wanted};
 use crate::backend::host::ll::last::{LastDispatch, Placed};
+use crate::backend::host::ll::topk_weights::{TopkWeights, Wanted};
 use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::message::Reader;
 use crate::backend::host::node_sums::NodeSums;
@@ -55,9 +55,9 @@ impl HostLl {
     ) -> Result<()> {
         let facts = self.facts();
         let sums = facts.ll_combine == LlCombineMode::Reduce && op.weights.is_some();
-        let gates = match sums {
+        let topk_weights = match sums {
             false => Vec::new(),
-            true => self.exchange_gates(op, fingerprint, epoch)?,
+            true => self.exchange_weights(op, fingerprint, epoch)?,
         };
         let row_bytes = op.row.bytes();
         let count = self.rows(op.layout)?;
@@ -84,27 +84,27 @@ impl HostLl {
                 if group.len() == 1 {
                     message.bytes(row_of(first)?);
                 } else {
-                    let gates = gates
+                    let topk_weights = topk_weights
                         .get(home)
                         .ok_or_else(|| Error::internal("a home rank without weights"))?;
-                    message.owned_bytes(reduce(op, group, row_of, gates)?);
+                    message.owned_bytes(reduce(op, group, row_of, topk_weights)?);
                 }
             }
         }
         self.shared.mailboxes.post(epoch, &message)
     }
 
-    /// Posts this rank's gates and returns copies of those of all ranks. Copies release the banks,
+    /// Posts this rank's weights and returns copies of those of all ranks. Copies release the banks,
     /// which this rank may need while it waits for a free bank for its rows.
-    fn exchange_gates(
+    fn exchange_weights(
         &self,
         op: &LlCombine,
         fingerprint: &Fingerprint,
         epoch: u64,
-    ) -> Result<Vec<Gates>> {
+    ) -> Result<Vec<TopkWeights>> {
         let mut message = fingerprint.message();
-        if let Some(gates) = self.gates(op)? {
-            gates.write(&mut message);
+        if let Some(topk_weights) = self.topk_weights(op)? {
+            topk_weights.write(&mut message);
         }
         let epoch = Mailboxes::before(epoch);
         self.shared.mailboxes.post(epoch, &message)?;
@@ -113,13 +113,13 @@ impl HostLl {
             .iter()
             .enumerate()
             .map(|(home, message)| {
-                Gates::read(&mut fingerprint.read(message, home)?, fingerprint.top_k)
+                TopkWeights::read(&mut fingerprint.read(message, home)?, fingerprint.top_k)
             })
             .collect()
     }
 
-    /// The gates of this rank's own tokens; none rank-major.
-    fn gates(&self, op: &LlCombine) -> Result<Option<Gates>> {
+    /// The weights of this rank's own tokens; none rank-major.
+    fn topk_weights(&self, op: &LlCombine) -> Result<Option<TopkWeights>> {
         let Some(weights) = op.weights else {
             return Ok(None);
         };
@@ -134,7 +134,7 @@ impl HostLl {
             }
         };
         let sent = &self.last(op.layout)?.sent;
-        Ok(Some(Gates::new(self.facts(), top_k, sent, wanted)))
+        Ok(Some(TopkWeights::new(self.facts(), top_k, sent, wanted)))
     }
 
     pub(super) fn receive_results(
@@ -145,12 +145,12 @@ impl HostLl {
     ) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.mailboxes.receive_all(epoch)?;
-        let (gates, last) = (self.gates(op)?, self.last(op.layout)?);
+        let (topk_weights, last) = (self.topk_weights(op)?, self.last(op.layout)?);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {
             let reader = fingerprint.read(message, source)?;
-            let weigh = |token, covers| match &gates {
-                Some(gates) => self.weigh(gates, (token, covers), source),
+            let weigh = |token, covers| match &topk_weights {
+                Some(topk_weights) => self.weigh(topk_weights, (token, covers), source),
                 None => Ok(self.first_of(&last, token, source).map(|k| (k, None))),
             };
             self.collect(reader, op.row.bytes(), weigh, (source, &mut by_token))?;
@@ -208,15 +208,15 @@ impl HostLl {
     /// none if it takes no part.
     fn weigh(
         &self,
-        gates: &Gates,
+        topk_weights: &TopkWeights,
         (token, covers): (usize, usize),
         source: usize,
     ) -> Result<Option<(usize, Option<f32>)>> {
         if !covers.is_power_of_two() {
             return Ok(Some((source, None)));
         }
-        let gate = gates.get(token, covers.trailing_zeros() as usize)?;
-        Ok(gate.map(|gate| (self.order(gate.k, source), Some(gate.weight))))
+        let matched = topk_weights.get(token, covers.trailing_zeros() as usize)?;
+        Ok(matched.map(|matched| (self.order(matched.k, source), Some(matched.weight))))
     }
 
     /// The first k of a token that the dispatch found to name an expert of `rank`.
@@ -253,12 +253,12 @@ fn reduce<'a>(
     op: &LlCombine,
     group: &[Placed],
     row_of: impl Fn(&Placed) -> Result<&'a [u8]>,
-    gates: &Gates,
+    topk_weights: &TopkWeights,
 ) -> Result<Vec<u8>> {
     let mut sums = vec![0.0_f32; op.row.hidden];
     for placed in group {
-        if let Some(gate) = gates.get(placed.token, placed.k)? {
-            numeric::add_scaled(&mut sums, gate.weight, row_of(placed)?, op.row.dtype)?;
+        if let Some(matched) = topk_weights.get(placed.token, placed.k)? {
+            numeric::add_scaled(&mut sums, matched.weight, row_of(placed)?, op.row.dtype)?;
         }
     }
     let mut reduced = vec![0; op.row.bytes()];

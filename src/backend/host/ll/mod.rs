@@ -3,8 +3,8 @@
 mod by_rank;
 mod combine;
 mod dispatch;
-mod gates;
 mod last;
+mod topk_weights;
 
 use crate::backend::LlBackend;
 use crate::backend::host::fingerprint::Fingerprint;

@@ -1,13 +1,13 @@
-//! Combine over several nodes: each pass's kernel sums what the node's ranks return for remote tokens, the sums
+//! Combine over several nodes: each stage's kernel sums what the node's ranks return for remote tokens, the sums
 //! travel home, and another kernel adds them to what the own node returns.
 //!
-//! While the sums of a pass are on the network, the kernel of the next one runs. A bank is filled again when the
+//! While the sums of a stage are on the network, the kernel of the next one runs. A bank is filled again when the
 //! messages, or the kernel, that empty it are through.
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::pass::{
+use crate::backend::cuda::ht::nodes::stage::{
     AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word,
 };
 use crate::backend::cuda::ht::plan::HtLaunch;
@@ -15,7 +15,7 @@ use crate::backend::cuda::ht::shared::{Outputs, combine_params};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtPass,
+    HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtStage,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
@@ -67,15 +67,15 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
 
 impl Combine<'_> {
     fn enqueue(&self, at: &mut Enqueueing<'_>) -> Result<()> {
-        let chunks = &self.handle.passes.chunks;
-        for (pass, chunks) in chunks.iter().enumerate().take(AHEAD) {
-            self.sum_remote(at, pass, chunks)?;
+        let chunks = &self.handle.stages.chunks;
+        for (stage, chunks) in chunks.iter().enumerate().take(AHEAD) {
+            self.sum_remote(at, stage, chunks)?;
         }
-        for (pass, chunks_of_pass) in chunks.iter().enumerate() {
-            at.wait_for(pass)?;
-            self.launch_own(at, pass, chunks_of_pass)?;
-            if let Some(later) = chunks.get(pass + AHEAD) {
-                self.sum_remote(at, pass + AHEAD, later)?;
+        for (stage, chunks_of_stage) in chunks.iter().enumerate() {
+            at.wait_for(stage)?;
+            self.launch_own(at, stage, chunks_of_stage)?;
+            if let Some(later) = chunks.get(stage + AHEAD) {
+                self.sum_remote(at, stage + AHEAD, later)?;
             }
         }
         Ok(())
@@ -87,65 +87,65 @@ impl Combine<'_> {
     }
 
     /// The sums of this node, to the remote ranks.
-    fn departing(&self, pass: usize) -> Bank {
-        self.handle.banks.of_remote(pass, self.bytes())
+    fn departing(&self, stage: usize) -> Bank {
+        self.handle.banks.of_remote(stage, self.bytes())
     }
 
     /// Those of other nodes, from the rail peers.
-    fn arriving(&self, pass: usize) -> Bank {
-        self.handle.banks.own(pass, self.bytes())
+    fn arriving(&self, stage: usize) -> Bank {
+        self.handle.banks.own(stage, self.bytes())
     }
 
-    /// Sums a pass of remote tokens, and sends the sums home.
+    /// Sums a stage of remote tokens, and sends the sums home.
     fn sum_remote(
         &self,
         at: &mut Enqueueing<'_>,
-        pass: usize,
+        stage: usize,
         chunks: &Range<usize>,
     ) -> Result<()> {
         let counts = &self.handle.counts;
         let tokens = self.handle.remote_tokens(chunks);
-        let bank = self.departing(pass);
-        let rows = self.handle.pass(chunks, Some(bank), None)?;
+        let bank = self.departing(stage);
+        let rows = self.handle.stage(chunks, Some(bank), None)?;
         let out = Outputs {
             rows: bank.rows,
             gradients: 0,
         };
         self.launch(at, rows, &tokens, out, NO_PARTIALS)?;
         at.fork()?;
-        self.launch_headers(at, pass, bank)?;
+        self.launch_headers(at, stage, bank)?;
         let view = &at.rails.network.view;
         let home = view.remote().iter().enumerate().map(|(index, &peer)| {
             let tokens = counts.coming_in(SourceIx::new(1 + index), chunks);
             bank.parcel(index, tokens, true).with_rows(peer)
         });
-        let bank = self.arriving(pass);
+        let bank = self.arriving(stage);
         let come = view.rail_peers.iter().enumerate().map(|(other, &peer)| {
             let tokens = counts.departing_in(other, chunks);
             bank.parcel(other, tokens, true).with_rows(peer)
         });
-        at.exchange(pass, home, come)
+        at.exchange(stage, home, come)
     }
 
-    /// The side stream writes the headers, which say whether the sums are sums. The first pass begins the epoch, also on
-    /// a rank that sends none.
-    fn launch_headers(&self, at: &Enqueueing<'_>, pass: usize, bank: Bank) -> Result<()> {
+    /// The side stream writes the headers, which say whether the sums are sums. The first stage begins the epoch, also
+    /// on a rank that sends none.
+    fn launch_headers(&self, at: &Enqueueing<'_>, stage: usize, bank: Bank) -> Result<()> {
         let (handle, count) = (&self.handle, self.handle.plan().forwarded - 1);
-        if count == 0 && pass > 0 {
+        if count == 0 && stage > 0 {
             return Ok(());
         }
-        let header = handle.header(&self.launch, pass)?;
+        let header = handle.header(&self.launch, stage)?;
         let params = handle.headers(KernelOp::HtCombine, header, bank, count)?;
         let shape = LaunchShape::new(1, HT_HEADER_THREADS);
         let module = &self.handle.group.context.module;
         module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
 
-    /// Sums a pass of this rank's own tokens.
-    fn launch_own(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
+    /// Sums a stage of this rank's own tokens.
+    fn launch_own(&self, at: &Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let tokens = handle.own_tokens(chunks);
-        let bank = self.arriving(pass);
+        let bank = self.arriving(stage);
         let (device, plan) = (&handle.device, handle.plan());
         let partials = HtPartials {
             messages: bank.messages()?,
@@ -166,9 +166,9 @@ impl Combine<'_> {
         let headers = Headers {
             of: bank,
             from_rail_peers: true,
-            expected: handle.header(&self.launch, pass)?,
+            expected: handle.header(&self.launch, stage)?,
         };
-        let rows = handle.pass(chunks, None, Some(headers))?;
+        let rows = handle.stage(chunks, None, Some(headers))?;
         self.launch(at, rows, &tokens, out, partials)
     }
 
@@ -176,7 +176,7 @@ impl Combine<'_> {
     fn launch(
         &self,
         at: &Enqueueing<'_>,
-        pass: HtPass,
+        stage: HtStage,
         tokens: &Tokens,
         out: Outputs,
         partials: HtPartials,
@@ -185,7 +185,7 @@ impl Combine<'_> {
         let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
         let params = HtCombineNodesParams {
             of_node: combine_params(op, common, &out),
-            pass,
+            stage,
             partials,
         };
         let module = &handle.group.context.module;

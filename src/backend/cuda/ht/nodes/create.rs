@@ -145,7 +145,7 @@ impl Creation<'_> {
         if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
             return Ok(Err(error));
         }
-        let passes = rails.plan.passes(counts.most_tokens());
+        let stages = rails.plan.stages(counts.most_tokens());
         Ok(Ok(NodesHt {
             size: part.size,
             group: Arc::clone(self.group),
@@ -156,8 +156,8 @@ impl Creation<'_> {
             epoch: self.epoch,
             received: rows as usize,
             counts,
-            banks: rails.banks_for(passes.room)?,
-            passes,
+            banks: rails.banks_for(stages.room)?,
+            stages,
         }))
     }
 

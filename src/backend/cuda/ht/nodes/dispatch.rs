@@ -1,13 +1,13 @@
-//! Dispatch over several nodes: rows travel pass by pass, and each pass's kernel sends them on in the node.
+//! Dispatch over several nodes: rows travel stage by stage, and each stage's kernel sends them on in the node.
 //!
-//! The first two passes are on the network while the kernel of the own node runs. A bank is filled again when the
+//! The first two stages are on the network while the kernel of the own node runs. A bank is filled again when the
 //! kernel that empties it has run.
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::pass::{AHEAD, Enqueueing, Handle, Headers, Tokens};
+use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, Tokens};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::scaled;
@@ -16,8 +16,8 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtPass, HtScaledDispatchNodesParams,
-    HtScaledPackParams,
+    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtScaledDispatchNodesParams,
+    HtScaledPackParams, HtStage,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::scaled_rows;
@@ -67,26 +67,26 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     enqueueing.end(group, order, enqueued)
 }
 
-/// Whether the messages of pass number `pass` have headers that count: one for each operation is enough, as each rank
+/// Whether the messages of stage number `stage` have headers that count: one for each operation is enough, as each rank
 /// sends its rows whether it has failed or not.
-fn has_header(pass: usize) -> bool {
-    pass == 0
+fn has_header(stage: usize) -> bool {
+    stage == 0
 }
 
 impl Dispatch<'_> {
     fn enqueue(&self, at: &mut Enqueueing<'_>) -> Result<()> {
-        let chunks = &self.handle.passes.chunks;
+        let chunks = &self.handle.stages.chunks;
         at.fork()?;
-        for (pass, chunks) in chunks.iter().enumerate().take(AHEAD) {
-            self.send(at, pass, chunks)?;
+        for (stage, chunks) in chunks.iter().enumerate().take(AHEAD) {
+            self.send(at, stage, chunks)?;
         }
         self.launch_own(at)?;
-        for (pass, chunks_of_pass) in chunks.iter().enumerate() {
-            at.wait_for(pass)?;
-            self.launch_remote(at, pass, chunks_of_pass)?;
-            if let Some(later) = chunks.get(pass + AHEAD) {
+        for (stage, chunks_of_stage) in chunks.iter().enumerate() {
+            at.wait_for(stage)?;
+            self.launch_remote(at, stage, chunks_of_stage)?;
+            if let Some(later) = chunks.get(stage + AHEAD) {
                 at.fork()?;
-                self.send(at, pass + AHEAD, later)?;
+                self.send(at, stage + AHEAD, later)?;
             }
         }
         Ok(())
@@ -102,22 +102,22 @@ impl Dispatch<'_> {
     }
 
     /// The messages from the remote ranks.
-    fn arriving(&self, pass: usize) -> Bank {
-        self.handle.banks.of_remote(pass, self.bytes())
+    fn arriving(&self, stage: usize) -> Bank {
+        self.handle.banks.of_remote(stage, self.bytes())
     }
 
     /// The messages to the rail peers.
-    fn departing(&self, pass: usize) -> Bank {
-        self.handle.banks.own(pass, self.bytes())
+    fn departing(&self, stage: usize) -> Bank {
+        self.handle.banks.own(stage, self.bytes())
     }
 
-    /// Puts a pass on the network.
-    fn send(&self, at: &mut Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
-        if self.needs_packing(pass, chunks) {
-            self.launch_pack(at, pass, chunks)?;
+    /// Puts a stage on the network.
+    fn send(&self, at: &mut Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
+        if self.needs_packing(stage, chunks) {
+            self.launch_pack(at, stage, chunks)?;
         }
         let (counts, view) = (&self.handle.counts, &self.handle.rails.network.view);
-        let to = self.departing(pass);
+        let to = self.departing(stage);
         let sends = view
             .rail_peers
             .iter()
@@ -126,18 +126,18 @@ impl Dispatch<'_> {
                 let tokens = counts.departing_in(other, chunks);
                 let apart = self.are_apart(counts.all_depart(other), tokens);
                 let rows = self.op.tokens.0 + counts.departing(other, chunks.start) * to.bytes.row;
-                to.parcel(other, tokens, has_header(pass))
+                to.parcel(other, tokens, has_header(stage))
                     .parts(peer, apart.then_some(rows))
             });
-        let from = self.arriving(pass);
+        let from = self.arriving(stage);
         let receives = view.remote().iter().enumerate().flat_map(|(index, &peer)| {
             let source = SourceIx::new(1 + index);
             let tokens = counts.coming_in(source, chunks);
             let apart = self.are_apart(counts.all_come(source), tokens);
-            let parcel = from.parcel(index, tokens, has_header(pass));
+            let parcel = from.parcel(index, tokens, has_header(stage));
             parcel.parts(peer, apart.then_some(parcel.first_row))
         });
-        at.exchange(pass, sends, receives)
+        at.exchange(stage, sends, receives)
     }
 
     /// Whether rows travel as a second message, in place from the caller's tensor: sender and receiver decide alike.
@@ -147,21 +147,21 @@ impl Dispatch<'_> {
         may_be && tokens * self.bytes().row > self.handle.plan().packed_bytes
     }
 
-    fn needs_packing(&self, pass: usize, chunks: &Range<usize>) -> bool {
+    fn needs_packing(&self, stage: usize, chunks: &Range<usize>) -> bool {
         let counts = &self.handle.counts;
         let is_packed = |other: usize| {
             let tokens = counts.departing_in(other, chunks);
             tokens > 0 && !self.are_apart(counts.all_depart(other), tokens)
         };
-        has_header(pass) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
+        has_header(stage) || self.bytes().tail > 0 || (0..self.handle.plan().others).any(is_packed)
     }
 
     /// The side stream packs what travels.
-    fn launch_pack(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
+    fn launch_pack(&self, at: &Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let plan = handle.plan();
-        let header = handle.header(&self.launch, pass)?;
-        let bank = self.departing(pass);
+        let header = handle.header(&self.launch, stage)?;
+        let bank = self.departing(stage);
         let params = HtPackParams {
             headers: handle.headers(KernelOp::HtDispatch, header, bank, plan.others)?,
             handle: handle.device,
@@ -201,8 +201,8 @@ impl Dispatch<'_> {
         let op = self.op;
         let chunks = 0..self.handle.plan().chunks;
         let tokens = self.handle.own_tokens(&chunks);
-        let pass = self.handle.pass(&chunks, None, None)?;
-        let params = self.params(&self.launch, pass, &tokens, &self.own)?;
+        let stage = self.handle.stage(&chunks, None, None)?;
+        let params = self.params(&self.launch, stage, &tokens, &self.own)?;
         match &op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
@@ -212,15 +212,20 @@ impl Dispatch<'_> {
         }
     }
 
-    fn launch_remote(&self, at: &Enqueueing<'_>, pass: usize, chunks: &Range<usize>) -> Result<()> {
-        let bank = self.arriving(pass);
+    fn launch_remote(
+        &self,
+        at: &Enqueueing<'_>,
+        stage: usize,
+        chunks: &Range<usize>,
+    ) -> Result<()> {
+        let bank = self.arriving(stage);
         let tokens = self.handle.remote_tokens(chunks);
-        let headers = has_header(pass).then_some(Headers {
+        let headers = has_header(stage).then_some(Headers {
             of: bank,
             from_rail_peers: false,
-            expected: self.handle.header(&self.launch, pass)?,
+            expected: self.handle.header(&self.launch, stage)?,
         });
-        let rows = self.handle.pass(chunks, Some(bank), headers)?;
+        let rows = self.handle.stage(chunks, Some(bank), headers)?;
         // Ids and weights come with the rows.
         let inputs = Inputs {
             rows: bank.rows,
@@ -241,14 +246,14 @@ impl Dispatch<'_> {
     fn params(
         &self,
         launch: &HtLaunch,
-        pass: HtPass,
+        stage: HtStage,
         tokens: &Tokens,
         inputs: &Inputs,
     ) -> Result<HtDispatchNodesParams> {
         let common = self.handle.common(KernelOp::HtDispatch, launch, tokens)?;
         Ok(HtDispatchNodesParams {
             of_node: dispatch_params(self.op, common, inputs),
-            pass,
+            stage,
         })
     }
 
@@ -274,7 +279,7 @@ impl Dispatch<'_> {
         let rows = params.of_node;
         let params = HtScaledDispatchNodesParams {
             of_node: HtScaledDispatchParams { rows, scaled },
-            pass: params.pass,
+            stage: params.stage,
         };
         let kernel = match cast {
             Some(_) => kernels::ht_dispatch_nodes_cast(),

@@ -1,7 +1,7 @@
 //! A handle over several nodes, once it is made.
 
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, Passes};
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, Stages};
 use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
@@ -23,7 +23,7 @@ pub struct NodesHt {
     pub epoch: u32,
     pub received: usize,
     pub counts: Counts,
-    pub passes: Passes,
+    pub stages: Stages,
     pub banks: Arc<Banks>,
 }
 

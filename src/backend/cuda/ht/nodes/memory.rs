@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// One handle's memory: device memory, and pages that host and device share.
 ///
 /// The device memory is one block of sections by a pure function, too, but the handle also has what each message carries
-/// (`Counts`) and its passes on the host, which no copy of the block brings along: it cannot lie in a caller's memory.
+/// (`Counts`) and its stages on the host, which no copy of the block brings along: it cannot lie in a caller's memory.
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
@@ -50,11 +50,11 @@ impl NodesMemory {
     }
 }
 
-/// The messages of a pass on their way between nodes: those of the remote ranks, and its own. Two of each,
+/// The messages of a stage on their way between nodes: those of the remote ranks, and its own. Two of each,
 /// used by turns.
 pub struct Banks {
     buffer: Buffer,
-    /// Most tokens of a rank in a pass.
+    /// Most tokens of a rank in a stage.
     pub room: usize,
     /// The first row of a message.
     first_row: usize,
@@ -66,7 +66,7 @@ pub struct Banks {
 }
 
 impl Banks {
-    /// Banks for passes of up to `room` tokens of a rank, with rows of up to `row_bytes`.
+    /// Banks for stages of up to `room` tokens of a rank, with rows of up to `row_bytes`.
     pub fn new(
         memory: &Arc<CudaMemory>,
         plan: &NodesPlan,
@@ -85,14 +85,14 @@ impl Banks {
         })
     }
 
-    /// The bank of pass number `pass` for messages with the remote ranks.
-    pub fn of_remote(&self, pass: usize, bytes: TokenBytes) -> Bank {
-        self.bank(pass % 2 * self.remote, bytes)
+    /// The bank of stage number `stage` for messages with the remote ranks.
+    pub fn of_remote(&self, stage: usize, bytes: TokenBytes) -> Bank {
+        self.bank(stage % 2 * self.remote, bytes)
     }
 
-    /// The bank of pass number `pass` for messages with the rail peers.
-    pub fn own(&self, pass: usize, bytes: TokenBytes) -> Bank {
-        self.bank(2 * self.remote + pass % 2 * self.others, bytes)
+    /// The bank of stage number `stage` for messages with the rail peers.
+    pub fn own(&self, stage: usize, bytes: TokenBytes) -> Bank {
+        self.bank(2 * self.remote + stage % 2 * self.others, bytes)
     }
 
     /// The bank that begins with message number `first` of all.

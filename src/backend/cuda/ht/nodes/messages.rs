@@ -1,4 +1,4 @@
-//! The messages of a pass: one for each pair of ranks and direction, with a header, rows, and what travels beside
+//! The messages of a stage: one for each pair of ranks and direction, with a header, rows, and what travels beside
 //! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
 
 use crate::backend::cuda::params::common::MessageHeader;
@@ -32,7 +32,7 @@ impl TokenBytes {
     }
 }
 
-/// Where the messages of a pass lie.
+/// Where the messages of a stage lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bank {
     /// The first row of the first message.

@@ -1,4 +1,4 @@
-//! The plan of HT operations over several nodes: chunks and passes, the layout of a handle's
+//! The plan of HT operations over several nodes: chunks and stages, the layout of a handle's
 //! memory. Pure functions.
 
 use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
@@ -18,30 +18,30 @@ const REGION_ALIGN: usize = 256;
 /// Most bytes that travel beside a row: an id and a weight for each expert.
 const MOST_TAIL_BYTES: usize = HT_MAX_TOP_K as usize * (size_of::<i64>() + size_of::<f32>());
 
-/// An operation has about so many passes; each sends at least and at most so many bytes to the other nodes together
+/// An operation has about so many stages; each sends at least and at most so many bytes to the other nodes together
 /// (docs/development/high-throughput.md).
 struct Division {
-    passes: usize,
+    stages: usize,
     least_bytes: usize,
     most_bytes: usize,
 }
 
-/// More passes hide more of the intra-node copy behind the network: all but the last pass's. Each costs one more
+/// More stages hide more of the intra-node copy behind the network: all but the last stage's. Each costs one more
 /// NCCL launch. Where a node has one rank of the group, that copy is short.
 const ALONE: Division = Division {
-    passes: 2,
+    stages: 2,
     least_bytes: 16 << 20,
     most_bytes: 32 << 20,
 };
 const WITH_OTHERS: Division = Division {
-    passes: 8,
+    stages: 8,
     least_bytes: 4 << 20,
     most_bytes: 16 << 20,
 };
 
 /// Up to so many bytes of rows are always packed. If all tokens of a rank travel, more rows than that are sent in
 /// place, as a second message behind the packed rest: over sockets a message costs NCCL 20 us and more, which copying
-/// so few bytes does not. Where passes are small, the limit is a quarter of a pass.
+/// so few bytes does not. Where stages are small, the limit is a quarter of a stage.
 const MOST_PACKED_BYTES: usize = 1 << 20;
 
 /// The plan of one group.
@@ -61,20 +61,20 @@ pub struct NodesPlan {
     pub chunks: usize,
     /// Experts of each rank.
     pub local_experts: usize,
-    /// Tokens of a rank that a pass should have.
-    pass_tokens: usize,
-    /// About how many bytes a rank sends in a pass.
-    pub pass_bytes: usize,
+    /// Tokens of a rank that a stage should have.
+    stage_tokens: usize,
+    /// About how many bytes a rank sends in a stage.
+    pub stage_bytes: usize,
     /// Rows of a message of up to so many bytes are always packed.
     pub packed_bytes: usize,
 }
 
 /// How an operation is divided, as all ranks divide it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Passes {
+pub struct Stages {
     /// The chunks of each.
     pub chunks: Vec<Range<usize>>,
-    /// Most tokens of a rank in a pass.
+    /// Most tokens of a rank in a stage.
     pub room: usize,
 }
 
@@ -88,9 +88,9 @@ impl Division {
         }
     }
 
-    /// Bytes of a pass of an operation that sends `total`, if that is known.
-    fn pass_bytes(&self, total: Option<usize>) -> usize {
-        let wanted = total.map_or(self.most_bytes, |total| total.div_ceil(self.passes));
+    /// Bytes of a stage of an operation that sends `total`, if that is known.
+    fn stage_bytes(&self, total: Option<usize>) -> usize {
+        let wanted = total.map_or(self.most_bytes, |total| total.div_ceil(self.stages));
         wanted.clamp(self.least_bytes, self.most_bytes)
     }
 }
@@ -118,10 +118,10 @@ impl NodesPlan {
         let token_bytes = facts.row_bytes * others.max(1);
         let division = Division::of(&view.topology);
         let total = facts.max_tokens.map(|tokens| tokens * token_bytes);
-        let pass_bytes = facts.ht_chunk_bytes.unwrap_or(division.pass_bytes(total));
-        let pass_tokens = (pass_bytes / token_bytes).max(1);
-        let chunks = facts.max_tokens.map_or(division.passes, |tokens| {
-            let chunks = tokens.div_ceil(pass_tokens);
+        let stage_bytes = facts.ht_chunk_bytes.unwrap_or(division.stage_bytes(total));
+        let stage_tokens = (stage_bytes / token_bytes).max(1);
+        let chunks = facts.max_tokens.map_or(division.stages, |tokens| {
+            let chunks = tokens.div_ceil(stage_tokens);
             chunks.clamp(1, HT_MOST_CHUNKS as usize)
         });
         Self {
@@ -132,9 +132,9 @@ impl NodesPlan {
             width: view.width(),
             chunks,
             local_experts: facts.local_experts(),
-            pass_tokens,
-            pass_bytes,
-            packed_bytes: MOST_PACKED_BYTES.min(pass_bytes / 4),
+            stage_tokens,
+            stage_bytes,
+            packed_bytes: MOST_PACKED_BYTES.min(stage_bytes / 4),
         }
     }
 
@@ -149,26 +149,26 @@ impl NodesPlan {
         (self.others + self.forwarded) * (self.chunks + 1) + 2
     }
 
-    /// The passes of a handle where a rank has at most `most_tokens`.
-    pub fn passes(&self, most_tokens: usize) -> Passes {
+    /// The stages of a handle where a rank has at most `most_tokens`.
+    pub fn stages(&self, most_tokens: usize) -> Stages {
         let chunks = self.chunks;
         let tokens = |width: usize| (most_tokens * width).div_ceil(chunks);
-        let limit = self.pass_tokens.max(tokens(1));
-        let fits = |&passes: &usize| tokens(chunks.div_ceil(passes)) <= limit;
+        let limit = self.stage_tokens.max(tokens(1));
+        let fits = |&stages: &usize| tokens(chunks.div_ceil(stages)) <= limit;
         let count = (1..=chunks).find(fits).unwrap_or(chunks);
-        Passes {
+        Stages {
             chunks: (0..count)
-                .map(|pass| chunks * pass / count..chunks * (pass + 1) / count)
+                .map(|stage| chunks * stage / count..chunks * (stage + 1) / count)
                 .collect(),
             room: tokens(chunks.div_ceil(count)).max(1),
         }
     }
 
-    /// Room for the passes of any handle where a rank has at most `most_tokens`. Fewer tokens may go in fewer and
-    /// larger passes.
+    /// Room for the stages of any handle where a rank has at most `most_tokens`. Fewer tokens may go in fewer and
+    /// larger stages.
     pub fn room(&self, most_tokens: usize) -> usize {
         let of_chunk = most_tokens.div_ceil(self.chunks);
-        most_tokens.min(self.pass_tokens.max(of_chunk)).max(1)
+        most_tokens.min(self.stage_tokens.max(of_chunk)).max(1)
     }
 
     /// Most bytes of a message, with rows of up to `row_bytes`; any number where there is no bound of tokens.
@@ -254,50 +254,50 @@ mod tests {
     }
 
     #[test]
-    fn passes_are_as_large_as_all_ranks_have_agreed() {
+    fn stages_are_as_large_as_all_ranks_have_agreed() {
         let view = view("aabb", 0);
         let facts = GroupFacts {
             ht_chunk_bytes: Some(1 << 20),
             ..facts(&view, Some(512), 4096)
         };
         let agreed = NodesPlan::new(&facts, &view);
-        assert_eq!((agreed.pass_bytes, agreed.chunks), (1 << 20, 2));
+        assert_eq!((agreed.stage_bytes, agreed.chunks), (1 << 20, 2));
         assert_eq!(plan("aabb", 0, Some(512), 4096).chunks, 1);
     }
 
     #[test]
-    fn large_operations_have_several_passes() {
+    fn large_operations_have_several_stages() {
         let large = plan("aabb", 0, Some(4096), 14_336);
         assert_eq!(large.chunks, 8);
-        let passes = large.passes(4096);
-        assert_eq!(passes.chunks.len(), 8);
-        assert!(passes.room * 14_336 <= WITH_OTHERS.most_bytes);
+        let stages = large.stages(4096);
+        assert_eq!(stages.chunks.len(), 8);
+        assert!(stages.room * 14_336 <= WITH_OTHERS.most_bytes);
         for few in [0, 100] {
-            let chunks = large.passes(few).chunks;
+            let chunks = large.stages(few).chunks;
             assert_eq!((chunks.len(), chunks.first()), (1, Some(&(0..8))));
         }
         assert_eq!(plan("aabb", 0, Some(128), 14_336).chunks, 1);
-        assert_eq!(plan("aabb", 0, None, 14_336).chunks, WITH_OTHERS.passes);
-        assert_eq!(plan("ab", 0, Some(4096), 14_336).chunks, ALONE.passes);
+        assert_eq!(plan("aabb", 0, None, 14_336).chunks, WITH_OTHERS.stages);
+        assert_eq!(plan("ab", 0, Some(4096), 14_336).chunks, ALONE.stages);
         // All ranks have the same chunks, whatever their node has.
         assert_eq!(plan("aaab", 3, Some(4096), 14_336).chunks, 8);
     }
 
     #[test]
-    fn passes_have_all_chunks_and_no_more_tokens_than_room() {
+    fn stages_have_all_chunks_and_no_more_tokens_than_room() {
         for max_tokens in [Some(4096), Some(777), Some(1), None] {
             for names in ["ab", "abc", "aaba"] {
                 let plan = plan(names, 0, max_tokens, 100_000);
                 for most in [0, 1, 2, 100, 777, 4096] {
-                    let Passes { chunks, room } = plan.passes(most);
+                    let Stages { chunks, room } = plan.stages(most);
                     assert_eq!(chunks.first().map(|it| it.start), Some(0));
                     assert_eq!(chunks.last().map(|it| it.end), Some(plan.chunks));
                     for (a, b) in chunks.iter().zip(chunks.iter().skip(1)) {
                         assert_eq!(a.end, b.start);
                     }
-                    for pass in chunks {
+                    for stage in chunks {
                         let at = |chunk| plan.chunk_begin(most, chunk);
-                        assert!(at(pass.end) - at(pass.start) <= room);
+                        assert!(at(stage.end) - at(stage.start) <= room);
                     }
                 }
             }
@@ -308,7 +308,7 @@ mod tests {
     fn banks_of_a_bound_have_room_for_every_handle() {
         for (names, bound) in [("ab", 1500), ("aabb", 2048), ("aabbccdd", 4096)] {
             let plan = plan(names, 0, Some(bound), 14_336);
-            let room = |tokens| plan.passes(tokens).room;
+            let room = |tokens| plan.stages(tokens).room;
             assert!((0..=bound).all(|tokens| room(tokens) <= plan.room(bound)));
             assert!((0..=bound).any(|tokens| room(tokens) == plan.room(bound)));
         }

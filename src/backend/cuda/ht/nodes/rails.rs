@@ -38,7 +38,7 @@ pub struct Rails {
 /// What operations need one at a time.
 pub struct Turn {
     pub join: DriverEvent,
-    /// Of the last two passes on the network.
+    /// Of the last two stages on the network.
     pub landed: [DriverEvent; 2],
 }
 
@@ -92,7 +92,7 @@ impl Rails {
         })
     }
 
-    /// Banks with room for so many tokens of a rank in a pass. Grows geometrically: total <= 2 * largest.
+    /// Banks with room for so many tokens of a rank in a stage. Grows geometrically: total <= 2 * largest.
     pub fn banks_for(&self, room: usize) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
         let present = banks.last();

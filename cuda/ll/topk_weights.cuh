@@ -14,7 +14,7 @@ namespace nccl_ep {
 constexpr uint32_t kMasked = 0x7fedcba9u;
 
 // One dispatched entry of a token, a lane each.
-struct Gate {
+struct TopkWeight {
     // Who has its row, or kNowhere.
     int32_t expert;
     // What its row is multiplied by; is_masked for none.
@@ -34,8 +34,8 @@ __device__ __forceinline__ float given_weight(float weight) {
 
 // What each lane's dispatched entry has to do with a combine whose ids are others; `now` and `weight` are those of
 // entry lane_idx(). Not inlined, as it is seldom done.
-__device__ __noinline__ static Gate match_entries(int32_t expert, uint32_t top_k, int32_t now, float weight) {
-    Gate gate = {expert, __uint_as_float(kMasked), top_k + lane_idx()};
+__device__ __noinline__ static TopkWeight match_entries(int32_t expert, uint32_t top_k, int32_t now, float weight) {
+    TopkWeight topk = {expert, __uint_as_float(kMasked), top_k + lane_idx()};
     const LaneMask same = match(expert);
     const uint32_t nth = same.count_before();
     const uint32_t nth_now = match(now).count_before();
@@ -47,18 +47,18 @@ __device__ __noinline__ static Gate match_entries(int32_t expert, uint32_t top_k
         if (id == kNowhere || id != expert || meant != nth) {
             continue;
         }
-        if (is_masked(gate.weight)) {
-            gate.weight = added;
-            gate.order = k;
+        if (is_masked(topk.weight)) {
+            topk.weight = added;
+            topk.order = k;
         } else {
-            gate.weight += added;
+            topk.weight += added;
         }
     }
-    return gate;
+    return topk;
 }
 
-// The loads for a gate. Nothing uses them yet, so that other loads can follow at once.
-struct GateWords {
+// The loads for a top-k weight. Nothing uses them yet, so that other loads can follow at once.
+struct TopkWords {
     int32_t sent;
     int64_t now;
     float weight;
@@ -89,18 +89,18 @@ __device__ __forceinline__ int32_t dispatched_expert(const Op& op, int32_t sent)
 }
 
 template <typename Op>
-__device__ __forceinline__ Gate make_gate(const Op& op, const GateWords& words) {
+__device__ __forceinline__ TopkWeight make_topk_weight(const Op& op, const TopkWords& words) {
     const int32_t expert = dispatched_expert(op, words.sent);
     const int32_t now =
         expert_of_id(words.now, int64_t{op.ranks()} * op.common.shape.local_experts);
     const float weight = given_weight(words.weight);
     return any_lane(now != expert) ? match_entries(expert, op.common.shape.top_k, now, weight)
-                                   : Gate{expert, weight, lane_idx()};
+                                   : TopkWeight{expert, weight, lane_idx()};
 }
 
-// The same of source `number`, another rank: its own gates came over the network.
+// The same of source `number`, another rank: its own top-k weights came over the network.
 template <typename Op>
-__device__ __forceinline__ Gate gate_of_source(const Op& op, uint32_t number, uint32_t token) {
+__device__ __forceinline__ TopkWeight topk_weight_of_source(const Op& op, uint32_t number, uint32_t token) {
     const LlShape& shape = op.common.shape;
     if (lane_idx() >= shape.top_k) {
         return {kNowhere, 0.0f, lane_idx()};

@@ -1,4 +1,4 @@
-//! Gates: whether and with what weight each dispatched entry of a token takes part in a combine.
+//! Top-k weights: whether and with what weight each dispatched entry of a token takes part in a combine.
 //!
 //! Dispatch fixed which rows exist; the ids and weights of the combine say how to use them. In
 //! between the caller may have masked ids, or permuted (id, weight) pairs. So the entries of the
@@ -13,7 +13,7 @@ use crate::model::group::GroupFacts;
 
 /// How a dispatched entry takes part.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Gate {
+pub struct TopkWeight {
     /// The first k of the combine that matches the entry.
     pub k: usize,
     /// The sum of the weights of all k that match it, k ascending.
@@ -29,14 +29,14 @@ pub struct Wanted<'a> {
     pub weights: &'a [u8],
 }
 
-/// The gate of each dispatched entry of a home rank's tokens, by token, then k; `None` for an entry
+/// The weight of each dispatched entry of a home rank's tokens, by token, then k; `None` for an entry
 /// without a match.
-pub struct Gates {
+pub struct TopkWeights {
     top_k: usize,
-    by_entry: Vec<Option<Gate>>,
+    by_entry: Vec<Option<TopkWeight>>,
 }
 
-impl Gates {
+impl TopkWeights {
     /// Matches the `wanted` entries with the `sent` ones.
     pub fn new(facts: &GroupFacts, top_k: usize, sent: &[i64], wanted: Wanted<'_>) -> Self {
         let ids: Vec<i64> = numeric::i64s(wanted.ids).collect();
@@ -50,8 +50,8 @@ impl Gates {
         Self { top_k, by_entry }
     }
 
-    /// The gate of the entry `k` of `token`, numbered as in the dispatch.
-    pub fn get(&self, token: usize, k: usize) -> Result<Option<Gate>> {
+    /// The weight of the entry `k` of `token`, numbered as in the dispatch.
+    pub fn get(&self, token: usize, k: usize) -> Result<Option<TopkWeight>> {
         self.by_entry
             .get(token * self.top_k..(token + 1) * self.top_k)
             .and_then(|of_token| of_token.get(k))
@@ -62,9 +62,14 @@ impl Gates {
     /// Appends the parts that the expert ranks need.
     pub fn write(&self, message: &mut Message<'_>) {
         message.number(self.by_entry.len());
-        let gates = self.by_entry.iter();
-        message.owned_bytes(gates.clone().map(|gate| u8::from(gate.is_some())).collect());
-        let weights = gates.map(|gate| gate.map_or(0.0, |gate| gate.weight));
+        let topk_weights = self.by_entry.iter();
+        message.owned_bytes(
+            topk_weights
+                .clone()
+                .map(|matched| u8::from(matched.is_some()))
+                .collect(),
+        );
+        let weights = topk_weights.map(|matched| matched.map_or(0.0, |matched| matched.weight));
         message.owned_bytes(weights.flat_map(f32::to_ne_bytes).collect());
     }
 
@@ -73,23 +78,24 @@ impl Gates {
         let entries = reader.number()?;
         let takes_part = reader.bytes(entries)?;
         let weights = numeric::f32s(reader.array(entries, size_of::<f32>())?);
-        let gate =
-            |(takes_part, weight): (&u8, f32)| (*takes_part != 0).then_some(Gate { k: 0, weight });
+        let matched = |(takes_part, weight): (&u8, f32)| {
+            (*takes_part != 0).then_some(TopkWeight { k: 0, weight })
+        };
         Ok(Self {
             top_k,
-            by_entry: takes_part.iter().zip(weights).map(gate).collect(),
+            by_entry: takes_part.iter().zip(weights).map(matched).collect(),
         })
     }
 }
 
-/// The gates of the `sent` entries of one token.
+/// The weights of the `sent` entries of one token.
 fn match_token(
     facts: &GroupFacts,
     sent: &[i64],
     ids: &[i64],
     weights: &[f32],
-) -> Vec<Option<Gate>> {
-    let mut gates: Vec<Option<Gate>> = vec![None; sent.len()];
+) -> Vec<Option<TopkWeight>> {
+    let mut topk_weights: Vec<Option<TopkWeight>> = vec![None; sent.len()];
     for (k, (id, &weight)) in ids.iter().zip(weights).enumerate() {
         if facts.expert(*id).is_none() {
             continue;
@@ -97,17 +103,17 @@ fn match_token(
         let before = ids.iter().take(k).filter(|other| *other == id).count();
         let entries = || (0..sent.len()).filter(|&entry| sent.get(entry) == Some(id));
         let entry = entries().nth(before).or_else(|| entries().next_back());
-        if let Some(gate) = entry.and_then(|entry| gates.get_mut(entry)) {
-            *gate = Some(match *gate {
-                None => Gate { k, weight },
-                Some(gate) => Gate {
-                    weight: gate.weight + weight,
-                    ..gate
+        if let Some(matched) = entry.and_then(|entry| topk_weights.get_mut(entry)) {
+            *matched = Some(match *matched {
+                None => TopkWeight { k, weight },
+                Some(matched) => TopkWeight {
+                    weight: matched.weight + weight,
+                    ..matched
                 },
             });
         }
     }
-    gates
+    topk_weights
 }
 
 #[cfg(test)]
@@ -134,9 +140,12 @@ mod tests {
     /// (first k, weight) of each sent entry; the weight of entry k is 2^k.
     fn matched(sent: &[i64], ids: &[i64]) -> Vec<Option<(usize, f32)>> {
         let weights: Vec<f32> = (0..ids.len() as u8).map(|k| 2_f32.powi(k.into())).collect();
-        let gates = match_token(&facts(), sent, ids, &weights);
-        let pair = |gate: Gate| (gate.k, gate.weight);
-        gates.into_iter().map(|gate| gate.map(pair)).collect()
+        let topk_weights = match_token(&facts(), sent, ids, &weights);
+        let pair = |matched: TopkWeight| (matched.k, matched.weight);
+        topk_weights
+            .into_iter()
+            .map(|matched| matched.map(pair))
+            .collect()
     }
 
     #[test]
@@ -173,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_travel() {
+    fn weights_travel() {
         let mut raw = Vec::new();
         for id in [1_i64, -1, 2, 3] {
             raw.extend(id.to_ne_bytes());
@@ -187,15 +196,15 @@ mod tests {
             weights: &weights,
         };
         let mut message = Message::default();
-        Gates::new(&facts(), 2, &[1, 7, 3, 2], wanted).write(&mut message);
+        TopkWeights::new(&facts(), 2, &[1, 7, 3, 2], wanted).write(&mut message);
         let mut written = vec![0; message.len()];
         message.write_to(&mut written).unwrap();
-        let read = Gates::read(&mut Reader::new(&written), 2).unwrap();
-        let weight = |token, k| read.get(token, k).unwrap().map(|gate| gate.weight);
+        let read = TopkWeights::read(&mut Reader::new(&written), 2).unwrap();
+        let weight = |token, k| read.get(token, k).unwrap().map(|matched| matched.weight);
         assert_eq!((weight(0, 0), weight(0, 1)), (Some(0.5), None));
         assert_eq!(weight(1, 0), Some(2.0));
         assert!(weight(1, 1).is_some_and(f32::is_nan));
         assert!(read.get(0, 2).is_err() && read.get(2, 0).is_err());
-        assert!(Gates::read(&mut Reader::new(&written[..20]), 2).is_err());
+        assert!(TopkWeights::read(&mut Reader::new(&written[..20]), 2).is_err());
     }
 }

@@ -2,12 +2,12 @@
 // entry of this rank's tokens takes part. A warp per token.
 
 #include "../base/entry.cuh"
-#include "gates.cuh"
+#include "topk_weights.cuh"
 
-namespace nccl_ep::ll_gates_impl {
+namespace nccl_ep::ll_topk_weights_impl {
 
 template <typename Net>
-__device__ void run(const LlGatesParams& params) {
+__device__ void run(const LlTopkWeightsParams& params) {
     const LlCombineParams& combine = params.combine.combine;
     const LlCommon& common = combine.common;
     Operation<SeveralNodes<Net>> op(common, {params.combine.nodes, true});
@@ -19,15 +19,15 @@ __device__ void run(const LlGatesParams& params) {
     const uint32_t top_k = common.shape.top_k;
     for (uint32_t token = blockIdx.x * num_warps() + warp_idx(); token < common.shape.tokens;
          token += gridDim.x * num_warps()) {
-        GateWords words;
+        TopkWords words;
         words.load(combine, token);
-        const Gate gate = make_gate(op, words);
+        const TopkWeight topk = make_topk_weight(op, words);
         if (lane_idx() < top_k) {
-            weights[token * top_k + lane_idx()] = gate.weight;
+            weights[token * top_k + lane_idx()] = topk.weight;
         }
     }
 }
 
-ENTRY(ll_gates) { run<TwoSided>(params); }
+ENTRY(ll_topk_weights) { run<TwoSided>(params); }
 
-}  // namespace nccl_ep::ll_gates_impl
+}  // namespace nccl_ep::ll_topk_weights_impl

@@ -1,4 +1,4 @@
-//! A pass of an operation: its tokens, and its part of the rows between ranks, as kernel parameters.
+//! A stage of an operation: its tokens, and its part of the rows between ranks, as kernel parameters.
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::driver::stream::StreamScope;
@@ -13,7 +13,7 @@ use crate::backend::cuda::order;
 use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory};
 use crate::backend::cuda::params::ht_nodes::{
-    HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtPass,
+    HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtStage,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::{Label, Message};
@@ -36,7 +36,7 @@ pub fn behind(at: usize, bytes: usize) -> usize {
     }
 }
 
-/// Passes that are on the network at a time.
+/// Stages that are on the network at a time.
 pub const AHEAD: usize = 2;
 
 /// Messages without rows and tails: the own tokens' are in the caller's tensors.
@@ -47,7 +47,7 @@ pub const NO_MESSAGES: HtMessages = HtMessages {
     tail_bytes: 0,
 };
 
-/// The messages that came with a pass and whose headers are to be read: from the rail peers, or from remote ranks.
+/// The messages that came with a stage and whose headers are to be read: from the rail peers, or from remote ranks.
 #[derive(Clone, Copy)]
 pub struct Headers {
     pub of: Bank,
@@ -138,12 +138,12 @@ impl<'a> Handle<'a> {
     }
 
     /// The rows between ranks that `chunks` have: of the tokens whose messages are in `remote`, or of own ones.
-    pub(super) fn pass(
+    pub(super) fn stage(
         &self,
         chunks: &Range<usize>,
         remote: Option<Bank>,
         headers: Option<Headers>,
-    ) -> Result<HtPass> {
+    ) -> Result<HtStage> {
         let (memory, plan) = (&self.device, self.plan());
         let is_own = remote.is_none();
         let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
@@ -155,7 +155,7 @@ impl<'a> Handle<'a> {
             (memory.departures, memory.arrivals)
         };
         let row = |table: *mut u32, chunk: usize| word(table, chunk * plan.locals);
-        Ok(HtPass {
+        Ok(HtStage {
             departures: row(departures, chunks.start),
             departures_end: row(departures, chunks.end),
             arrivals: row(arrivals, chunks.start),
@@ -191,13 +191,13 @@ impl<'a> Handle<'a> {
         (self.device.origins as usize + first * size_of::<HtOrigin>()) as *const HtOrigin
     }
 
-    /// The header of the messages of pass number `pass` of an operation with this launch.
-    pub(super) fn header(&self, launch: &HtLaunch, pass: usize) -> Result<MessageHeader> {
+    /// The header of the messages of stage number `stage` of an operation with this launch.
+    pub(super) fn header(&self, launch: &HtLaunch, stage: usize) -> Result<MessageHeader> {
         Ok(MessageHeader {
             handle: self.epoch,
             fingerprint: HtShared::fingerprint(launch, self.epoch),
             scales_word: launch.scales_word,
-            pass: to_u32(pass)?,
+            stage: to_u32(stage)?,
             ..Default::default()
         })
     }
@@ -238,7 +238,7 @@ impl<'a> Handle<'a> {
     }
 }
 
-/// An operation while it is enqueued: passes on the caller's stream, messages on the side stream.
+/// An operation while it is enqueued: stages on the caller's stream, messages on the side stream.
 pub struct Enqueueing<'a> {
     pub rails: &'a Rails,
     pub side: Stream,
@@ -284,24 +284,24 @@ impl<'a> Enqueueing<'a> {
         self.turn.join.join(self.at.stream, self.side)
     }
 
-    /// Enqueues the messages of pass number `pass`.
+    /// Enqueues the messages of stage number `stage`.
     pub fn exchange(
         &mut self,
-        pass: usize,
+        stage: usize,
         sends: impl Iterator<Item = Message>,
         receives: impl Iterator<Item = Message>,
     ) -> Result<()> {
         let exchanges = &self.rails.network.exchanges;
         exchanges.enqueue(self.label, sends, receives, self.side)?;
         let [even, odd] = &mut self.turn.landed;
-        let landed = if pass.is_multiple_of(2) { even } else { odd };
+        let landed = if stage.is_multiple_of(2) { even } else { odd };
         landed.record(self.side)
     }
 
-    /// The caller's stream waits for the messages of pass number `pass`.
-    pub fn wait_for(&self, pass: usize) -> Result<()> {
+    /// The caller's stream waits for the messages of stage number `stage`.
+    pub fn wait_for(&self, stage: usize) -> Result<()> {
         let [even, odd] = &self.turn.landed;
-        let landed = if pass.is_multiple_of(2) { even } else { odd };
+        let landed = if stage.is_multiple_of(2) { even } else { odd };
         landed.hold(self.at.stream)
     }
 }

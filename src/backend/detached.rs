@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use once_cell::sync::Lazy;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::Duration;
@@ -77,8 +78,43 @@ impl Spares {
     }
 }
 
+/// How many of those that [`start`] was given have not ended.
+static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+
+struct AtWork;
+
+impl AtWork {
+    fn begin() -> Self {
+        AT_WORK.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        AT_WORK.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether any work goes on, after a moment for threads that have nothing left to do but to end.
+pub fn is_at_work() -> bool {
+    const MOMENTS: usize = 100;
+    (0..MOMENTS).all(|_| {
+        let goes_on = AT_WORK.load(Ordering::SeqCst) > 0;
+        if goes_on {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        goes_on
+    })
+}
+
 /// Runs `work` in a thread of its own. Nobody waits for its end.
 pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let at_work = AtWork::begin();
+    let work = move || {
+        work();
+        drop(at_work);
+    };
     // A thread that cannot be started loses what it was to do.
     let work = Arc::new(Mutex::new(Some(work)));
     let own = Arc::clone(&work);
@@ -148,7 +184,7 @@ mod tests {
             kept
         });
         assert!(late.unwrap().is_none());
-        assert!(!dropped.load(Ordering::SeqCst));
+        assert!(!dropped.load(Ordering::SeqCst) && is_at_work());
         go.send(()).unwrap();
         while !dropped.load(Ordering::SeqCst) {
             std::thread::yield_now();

@@ -6,7 +6,7 @@
 
 pub mod bootstrap;
 pub mod cuda;
-mod detached;
+pub mod detached;
 pub mod device;
 mod dylib;
 pub mod host;

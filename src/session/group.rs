@@ -13,6 +13,7 @@ use crate::session::check::Checks;
 use crate::tuning::Tuning;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +29,7 @@ pub struct Group {
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
+    _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns,
@@ -60,6 +62,15 @@ impl Group {
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
+            _with: None,
+        }
+    }
+
+    /// The group, which keeps `with` until it and all its handles are gone.
+    pub fn keeping(self, with: Arc<dyn Any + Send + Sync>) -> Self {
+        Self {
+            _with: Some(with),
+            ..self
         }
     }
 

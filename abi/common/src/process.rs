@@ -6,32 +6,48 @@
 #![allow(unsafe_code)]
 
 use memmap2::{Mmap, MmapOptions};
+use nccl_ep_core::backend::detached;
 use nccl_ep_core::error::{Code, Error, Result};
 use parking_lot::Mutex;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::FromRawFd;
+use std::sync::{Arc, Weak};
 
 const MAPPINGS: &str = "/proc/self/maps";
 const NAME: &str = "nccl_ep_core_of_";
 
-/// What this library has left; for as long as the process lives.
-static MARK: Mutex<Option<Mmap>> = Mutex::new(None);
+/// What this library has left, if it has groups.
+static MARK: Mutex<Weak<Mark>> = Mutex::new(Weak::new());
 
-/// Claims the process for `library`, and refuses if another one has. Where the system has no such files or list, it
-/// succeeds.
-pub fn claim(library: &str) -> Result<()> {
-    let mut kept = MARK.lock();
-    if kept.is_some() {
-        return Ok(()); // Another one would have found the mark.
+/// A library's claim of the process, until the last of it is dropped.
+pub struct Mark(Option<Mmap>);
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // What still ends a failed network in the background may wait for the device: then it stays for good.
+        if detached::is_at_work() {
+            std::mem::forget(self.0.take());
+        }
     }
-    let mark = mark(library);
-    let mappings = std::fs::read_to_string(MAPPINGS).unwrap_or_default();
-    if let Some(other) = other_mark(&mappings, library) {
+}
+
+/// Claims the process for `library`, and refuses if another one has, be it a copy of the same. Where the system has no
+/// such files or list, it succeeds.
+pub fn claim(library: &str) -> Result<Arc<Mark>> {
+    let mut known = MARK.lock();
+    if let Some(mark) = known.upgrade() {
+        return Ok(mark); // Another one would have found it.
+    }
+    // A copy has statics of its own.
+    let own = format!("{library}@{:p}", &raw const MARK);
+    let mark = Arc::new(Mark(page(&own)));
+    let mappings = std::fs::read(MAPPINGS).unwrap_or_default();
+    if let Some(other) = other_mark(&String::from_utf8_lossy(&mappings), &own) {
         return Err(refusal(other, library));
     }
-    *kept = mark;
-    Ok(())
+    *known = Arc::downgrade(&mark);
+    Ok(mark)
 }
 
 #[cold]
@@ -41,9 +57,9 @@ fn refusal(other: &str, library: &str) -> Error {
     Error::new(Code::InvalidUsage, rule).got(library, other)
 }
 
-/// The mark of `library`, until the result is dropped.
-fn mark(library: &str) -> Option<Mmap> {
-    let name = CString::new(format!("{NAME}{library}")).ok()?;
+/// The page of a mark, until the result is dropped.
+fn page(own: &str) -> Option<Mmap> {
+    let name = CString::new(format!("{NAME}{own}")).ok()?;
     // SAFETY: the name is a string, and a new descriptor is nobody else's.
     let file = unsafe {
         let descriptor = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
@@ -54,30 +70,53 @@ fn mark(library: &str) -> Option<Mmap> {
     unsafe { MmapOptions::new().map(&file) }.ok()
 }
 
-/// The library other than `library` that has left a mark.
-fn other_mark<'a>(mappings: &'a str, library: &str) -> Option<&'a str> {
+/// The library that has left another mark than `own`.
+fn other_mark<'a>(mappings: &'a str, own: &str) -> Option<&'a str> {
     let marks = mappings.lines().filter_map(|line| {
         let (_, rest) = line.split_once("/memfd:")?;
         rest.strip_prefix(NAME)?.split_whitespace().next()
     });
-    marks.into_iter().find(|other| *other != library)
+    let other = marks.into_iter().find(|other| *other != own)?;
+    Some(other.split_once('@').map_or(other, |(library, _)| library))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    fn refused(library: &str) -> Option<Code> {
+        claim(library).err().map(|error| error.code())
+    }
 
     #[test]
-    fn one_library_has_a_process() {
-        let other = mark("libtwo.so");
-        assert!(other.is_some());
-        let refused = claim("libone.so").map_err(|error| error.code());
-        assert_eq!(refused, Err(Code::InvalidUsage));
-        drop(other);
-        assert_eq!(claim("libone.so"), Ok(()));
-        assert_eq!(claim("libone.so"), Ok(()));
-        let mappings = std::fs::read_to_string(MAPPINGS).unwrap();
-        assert_eq!(other_mark(&mappings, "libtwo.so"), Some("libone.so"));
+    fn one_library_has_a_process_while_it_has_groups() {
+        // The list has this path as it is.
+        let path = std::env::temp_dir().join(OsStr::from_bytes(b"nccl_ep_\xff"));
+        let file = File::create_new(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(1).unwrap();
+        // SAFETY: nobody reads the page.
+        let _odd = unsafe { MmapOptions::new().map(&file) };
+        let no = Some(Code::InvalidUsage);
+        for other in ["libtwo.so@0x1", "libone.so@0x1"] {
+            let other = page(other);
+            assert!(other.is_some());
+            assert_eq!(refused("libone.so"), no);
+            drop(other);
+            assert_eq!(refused("libone.so"), None);
+        }
+        let marks = |own: &str| {
+            let mappings = std::fs::read(MAPPINGS).unwrap();
+            other_mark(&String::from_utf8_lossy(&mappings), own).map(str::to_owned)
+        };
+        assert_eq!(marks("libtwo.so@0x1"), None);
+        let (first, second) = (claim("libone.so").unwrap(), claim("libone.so").unwrap());
+        drop(first);
+        assert_eq!(marks("libtwo.so@0x1").as_deref(), Some("libone.so"));
+        drop(second);
+        assert_eq!(marks("libtwo.so@0x1"), None);
     }
 
     #[test]
@@ -85,8 +124,16 @@ mod tests {
         let mappings = "7f00-7f01 r--s 00000000 00:01 7 /memfd:nccl_ep (deleted)\n\
                         7f02-7f03 r-xp 00000000 08:01 9 /lib/libnccl_ep.so\n";
         assert_eq!(other_mark(mappings, "libnccl_ep.so.0"), None);
-        let line = "7f00-7f01 r--s 00000000 00:01 7 /memfd:nccl_ep_core_of_libnccl_ep.so (deleted)";
-        assert_eq!(other_mark(line, "libnccl_ep.so.0"), Some("libnccl_ep.so"));
-        assert_eq!(other_mark(line, "libnccl_ep.so"), None);
+        let line =
+            "7f00-7f01 r--s 00000000 00:01 7 /memfd:nccl_ep_core_of_libnccl_ep.so@0x7 (deleted)";
+        assert_eq!(
+            other_mark(line, "libnccl_ep.so.0@0x7"),
+            Some("libnccl_ep.so")
+        );
+        assert_eq!(
+            other_mark(line, "libnccl_ep.so@0x70"),
+            Some("libnccl_ep.so")
+        );
+        assert_eq!(other_mark(line, "libnccl_ep.so@0x7"), None);
     }
 }

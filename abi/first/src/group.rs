@@ -11,7 +11,7 @@ use crate::types::{
 };
 use crate::version;
 use nccl_ep_abi::{process, refuse};
-use nccl_ep_core::error::Result;
+use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use nccl_ep_core::model::ops::Stream;
@@ -57,9 +57,11 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // SAFETY: as above.
         let config = unsafe { group_config(config) };
         let config = check_out("ep_group", ep_group).and(config);
-        let config = process::claim("libnccl_ep.so").and(config);
+        let claim = process::claim("libnccl_ep.so");
+        let config = claim.as_ref().map_err(Error::clone).and(config);
         let stream = Some(Stream(stream as usize));
-        let session = session::create::group(comm as usize, config, texts::text, stream)?;
+        let session =
+            session::create::group(comm as usize, config, texts::text, stream)?.keeping(claim?);
         log::version(version::TEXT);
         if let Some(about) = session.about() {
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));

@@ -6,6 +6,7 @@ use crate::objects::Group;
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
 use crate::{read, settings, texts, version};
 use nccl_ep_abi::process;
+use nccl_ep_core::error::Error;
 use nccl_ep_core::{log, session};
 use std::sync::Arc;
 
@@ -39,7 +40,11 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         check_out("ep_group", ep_group)?;
         // SAFETY: this function's contract.
         let config = unsafe { read::required("config", config) }?;
-        let settings = process::claim("libnccl_ep.so.0").and(settings::of(&config));
+        let claim = process::claim("libnccl_ep.so.0");
+        let settings = claim
+            .as_ref()
+            .map_err(Error::clone)
+            .and(settings::of(&config));
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
         let (_, kept) = settings?;
@@ -47,7 +52,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         if let Some(about) = session.about() {
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));
         }
-        let session = Arc::new(session);
+        let session = Arc::new(session.keeping(claim?));
         let number = Group { session, kept }.register();
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }

@@ -304,7 +304,7 @@ typedef struct {
     unsigned num_qp, num_channels;
 } FirstConfig;
 
-EP_TEST(a_process_has_groups_of_one_library) {
+static void* first_library(void) {
     Dl_info stand_ins;
     char path[4096] = "";
     if (dladdr((void*)(size_t)&cudaMalloc, &stand_ins) != 0) {
@@ -312,7 +312,12 @@ EP_TEST(a_process_has_groups_of_one_library) {
         const int length = end != NULL ? (int)(end - stand_ins.dli_fname) : 0;
         snprintf(path, sizeof(path), "%.*s/libnccl_ep.so", length, stand_ins.dli_fname);
     }
-    void* first = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+// One at a time; a creation that failed counts for nothing.
+EP_TEST(a_process_has_groups_of_one_library) {
+    void* first = first_library();
     if (first == NULL) {
         ep_skip("the first release's library is not beside the stand-ins");
         return;
@@ -320,6 +325,9 @@ EP_TEST(a_process_has_groups_of_one_library) {
     ncclResult_t (*create)(void**, ncclComm_t, const FirstConfig*, cudaStream_t, void*, void*);
     void* found = dlsym(first, "ncclEpCreateGroup");
     memcpy(&create, &found, sizeof(create));
+    ncclResult_t (*destroy)(void*, cudaStream_t);
+    found = dlsym(first, "ncclEpGroupDestroy");
+    memcpy(&destroy, &found, sizeof(destroy));
     const FirstConfig config = {.version = 1, .num_experts = (unsigned)env->size, .max_tokens = 1,
                                 .token_bytes = 16};
     ncclEpGroup_t own = group_of(env, &kSmallLl);
@@ -328,5 +336,10 @@ EP_TEST(a_process_has_groups_of_one_library) {
                   "this process: has groups of libnccl_ep.so.0");
     EP_CHECK(group == NULL);
     EP_CHECK_NCCL(ncclEpGroupDestroy(own));
+    GROUP_REFUSED(kSmallLl, it.enable_mask = 1, ncclInvalidUsage, "config.enable_mask");
+    EP_CHECK_NCCL(create(&group, env->comm, &config, env->stream, NULL, NULL));
+    GROUP_REFUSED(kSmallLl, (void)0, ncclInvalidUsage, "has groups of libnccl_ep.so, and may");
+    EP_CHECK_NCCL(destroy(group, env->stream));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group_of(env, &kSmallLl)));
     EP_CHECK(dlclose(first) == 0);
 }

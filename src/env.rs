@@ -82,12 +82,16 @@ pub enum Why {
 /// Names that begin so are the project's.
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
-/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
-const OTHERS: [&str; 11] = [
+/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts; and budgets of SMs, which
+/// only NVIDIA's library reads.
+const OTHERS: [&str; 14] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
+    "NCCL_EP_COMBINE_SMS",
+    "NCCL_EP_COMM_SMS",
     "NCCL_EP_CUDA",
     "NCCL_EP_DEPS",
+    "NCCL_EP_DISPATCH_SMS",
     "NCCL_EP_LIBRARIES",
     "NCCL_EP_LIBRARY",
     "NCCL_EP_NVCC",

@@ -115,7 +115,7 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int num_qp_per_rank;
   // Not read.
   unsigned int num_channels;
-  // Most SMs of an operation, or `NCCL_EP_AUTO`.
+  // Most SMs of an operation, or `NCCL_EP_AUTO`. All operations have the largest budget that is set.
   unsigned int max_num_sms;
   // For handle memory of the library's own. Not called yet: that memory comes with the group.
   struct ncclEpAllocConfig_t alloc;

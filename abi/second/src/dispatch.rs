@@ -78,27 +78,32 @@ pub unsafe extern "C" fn ncclEpDispatch(
                 info: read::optional("layout_info", layout_info)?,
                 config: read::optional("config", config)?,
             };
-            call.check()?;
+            call.check(handle.group.session.facts().algorithm)?;
             call.run(&handle, Stream(stream as usize))
         }
     })
 }
 
 impl Dispatch {
-    /// Checks the recipe and the direction.
-    fn check(&self) -> Result<()> {
-        let Some(config) = &self.config else {
-            return Ok(());
-        };
-        let recipe = number(config.quant_recipe);
-        known("config.quant_recipe", recipe, 2)?;
-        if recipe != 0 {
-            return Err(not_served(
-                "config.quant_recipe",
-                "NCCL_EP_DISP_QUANT_FWD or _DS_FP8E3M4",
-            ));
+    /// Checks options that are numbers, but for the direction.
+    fn check(&self, algorithm: Algorithm) -> Result<()> {
+        let name = "config.quant_recipe";
+        let recipe = self.config.as_ref().map(|it| number(it.quant_recipe));
+        match (recipe.unwrap_or(0), algorithm) {
+            (0, _) => {}
+            (1, _) => return Err(not_served(name, "NCCL_EP_DISP_QUANT_FWD")),
+            (2, Algorithm::LowLatency) => {
+                return Err(not_served(name, "NCCL_EP_DISP_QUANT_DS_FP8E3M4"));
+            }
+            (2, Algorithm::HighThroughput) => {
+                let rule = "must be a recipe of high throughput";
+                let error = refuse::argument(name, rule);
+                return Err(error.got("NCCL_EP_DISP_QUANT_DS_FP8E3M4", "another one"));
+            }
+            (other, _) => known(name, other, 2)?,
         }
-        Ok(())
+        let kind = self.info.as_ref().map(|it| number(it.recv_topk_idx_kind));
+        known("layout_info.recv_topk_idx_kind", kind.unwrap_or(0), 2)
     }
 
     /// # Safety
@@ -174,7 +179,6 @@ impl Dispatch {
         } = self;
         if let Some(info) = info {
             let kind = number(info.recv_topk_idx_kind);
-            known("layout_info.recv_topk_idx_kind", kind, 2)?;
             if kind == 2 {
                 let what = "NCCL_EP_EXPERT_ID_GLOBAL";
                 return Err(not_served("layout_info.recv_topk_idx_kind", what));
@@ -249,6 +253,14 @@ impl Received {
             }
             if group.kept.recv_rows.is_some() {
                 *tensor = first(tensor, least);
+            }
+        }
+        let is_empty = rows(&self.tokens) == 0;
+        for tensor in [&self.weights, &self.ids] {
+            if (rows(tensor) == 0) != is_empty {
+                let rule = "must be 0 with outputs.tokens and outputs.topk_idx, or not with them";
+                return Err(refuse::argument("outputs.topk_weights.sizes[0]", rule)
+                    .got(rows(&self.weights), "all of them empty, or none"));
             }
         }
         Ok(())

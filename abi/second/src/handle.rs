@@ -310,13 +310,19 @@ impl Routing {
 }
 
 fn check_total(total: &Tensor) -> Result<()> {
-    let is_number = matches!(total.dtype, Some(DType::Int32 | DType::Int64));
-    match total.sizes() {
-        [rows, ..] if *rows > 0 && is_number => Ok(()),
-        _ => Err(refuse::argument(
-            "layout_info.recv_total_counter",
-            "must be int32 or int64 with an element",
-        )),
+    let name = "layout_info.recv_total_counter";
+    match (total.sizes(), total.dtype) {
+        (&[rows], Some(dtype @ (DType::Int32 | DType::Int64))) if rows > 0 => {
+            if total.data.0.is_multiple_of(dtype.size()) {
+                return Ok(());
+            }
+            let rule = "must be a multiple of its type's size";
+            Err(refuse::argument(format_args!("{name}.data"), rule))
+        }
+        _ => {
+            let rule = "must be int32 or int64 with one dimension and an element";
+            Err(refuse::argument(name, rule))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::guard::{guard_unseen, write_out};
 use crate::objects::Group;
+use crate::texts::not_served;
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
 use crate::version;
 use nccl_ep_core::error::{Code, Error};
@@ -23,11 +24,13 @@ pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     })
 }
 
-/// Refuses a call that only a group with a mask has; there is none.
+/// Refuses a call that only a group with a mask has; there is none yet.
 fn without_mask(name: &'static str, ep_group: ncclEpGroup_t) -> ncclResult_t {
     guard_unseen(name, || {
         fork::check()?;
-        Group::resolve(ep_group as usize)?;
+        if Group::resolve(ep_group as usize)?.kept.enable_mask {
+            return Err(not_served("ep_group", "a mask of lost ranks"));
+        }
         let text = "ep_group: was made without config.enable_mask";
         Err(Error::new(Code::InvalidUsage, text))
     })

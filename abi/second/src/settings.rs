@@ -22,6 +22,8 @@ pub struct Kept {
     pub recv_rows: Option<usize>,
     /// HT: the largest K of a handle, if there is a bound.
     pub top_k: Option<usize>,
+    /// Whether a mask of lost ranks was asked for, which HT accepts and has not.
+    pub enable_mask: bool,
 }
 
 /// Checks what the core does not know of.
@@ -35,6 +37,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         Algorithm::HighThroughput => high_throughput(config)?,
     }
     allocator(&config.alloc)?;
+    known("config.overflow_policy", number(config.overflow_policy), 2)?;
     known("config.zero_copy", number(config.zero_copy), 2)?;
     let tokens = config.max_dispatch_tokens_per_rank;
     if tokens == 0 {
@@ -46,6 +49,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
     let kept = Kept {
         recv_rows: given(config.max_recv_tokens_per_rank),
         top_k: given(config.num_topk),
+        enable_mask: config.enable_mask != 0,
     };
     let row_bytes = config.max_token_bytes as usize;
     let settings = GroupSettings {
@@ -98,7 +102,6 @@ fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {
         ));
     }
     let policy = number(config.overflow_policy);
-    known("config.overflow_policy", policy, 2)?;
     if policy == 2 {
         return Err(not_served(
             "config.overflow_policy",
@@ -116,15 +119,12 @@ fn allocator(alloc: &ncclEpAllocConfig_t) -> Result<()> {
     Err(Error::new(Code::InvalidUsage, text))
 }
 
-/// The channels of the larger budget; the library chooses if one of the two operations has none.
+/// The channels of the largest budget that is set; the library chooses if none is.
 fn channels(config: &ncclEpGroupConfig_t) -> Option<usize> {
-    let budget = |own: c_uint| if own > 0 { own } else { config.max_num_sms };
-    let (dispatch, combine) = (
-        budget(config.dispatch_num_sms),
-        budget(config.combine_num_sms),
-    );
-    let sms = dispatch.max(combine) as usize;
-    (dispatch.min(combine) > 0).then(|| (sms / CHANNEL_SMS).max(1))
+    let own = config.dispatch_num_sms.max(config.combine_num_sms);
+    let inherits = config.dispatch_num_sms == 0 || config.combine_num_sms == 0;
+    let sms = own.max(if inherits { config.max_num_sms } else { 0 }) as usize;
+    (sms > 0).then(|| (sms / CHANNEL_SMS).max(1))
 }
 
 #[cfg(test)]
@@ -169,6 +169,17 @@ mod tests {
         let (core, kept) = of(&given).unwrap();
         assert_eq!((kept.recv_rows, kept.top_k), (Some(10), Some(4)));
         assert_eq!((core.max_tokens, core.channels), (Some(5), Some(12)));
+        for (dispatch, combine, both, channels) in [
+            (24, 0, 0, Some(12)),
+            (0, 8, 32, Some(16)),
+            (24, 8, 32, Some(12)),
+            (0, 1, 0, Some(1)),
+            (0, 0, 0, None),
+        ] {
+            (given.dispatch_num_sms, given.combine_num_sms) = (dispatch, combine);
+            given.max_num_sms = both;
+            assert_eq!(of(&given).unwrap().0.channels, channels);
+        }
         let mut given = config(LL);
         given.max_recv_tokens_per_rank = 1;
         given.max_token_bytes = 30;

@@ -142,7 +142,7 @@ pub struct ncclEpGroupConfig_t {
     pub num_qp_per_rank: c_uint,
     /// Not read.
     pub num_channels: c_uint,
-    /// Most SMs of an operation, or `NCCL_EP_AUTO`.
+    /// Most SMs of an operation, or `NCCL_EP_AUTO`. All operations have the largest budget that is set.
     pub max_num_sms: c_uint,
     /// For handle memory of the library's own. Not called yet: that memory comes with the group.
     pub alloc: ncclEpAllocConfig_t,

@@ -161,6 +161,8 @@ EP_TEST(what_low_latency_has_not_is_refused) {
     REFUSED(dispatch, it.out.scales = &it.received_weights.tensor, no, "outputs.scales: must be");
     REFUSED(dispatch, it.config.quant_recipe = (ncclEpDispQuant_t)3, no, "config.quant_recipe: must");
     REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, usage, "is not served");
+    REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, usage, "is not served");
+    REFUSED(dispatch, it.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)99, no, "recv_topk_idx_kind");
     REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "config.pass_direction");
     REFUSED(dispatch, it.config.pass_direction = (ncclEpPassDir_t)2, no, "config.pass_direction");
     REFUSED(dispatch, it.received.sizes[0] = 1, no, "outputs.tokens.sizes[0]");
@@ -194,7 +196,7 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(dispatch, it.info.recv_topk_idx_kind = NCCL_EP_EXPERT_ID_GLOBAL, usage, "GLOBAL is not");
     REFUSED(dispatch, it.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)3, no, "recv_topk_idx_kind");
     REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "BWD_PASS is not served");
-    REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, usage, "is not served");
+    REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, no, "must be a recipe");
     // Prefixes come before recipes, recipes before directions, and these before shapes.
     REFUSED(dispatch, (it.out.size = 0, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD), no, "size");
     REFUSED(dispatch, (it.config.quant_recipe = (ncclEpDispQuant_t)9,
@@ -221,6 +223,11 @@ EP_TEST(rows_of_an_unbounded_group_are_counted_first) {
     Call it;
     open_call(&it, env, &kSmallHt);
     // All ids are -1, so no row comes, and tensors without rows have room.
+    reset(&it);
+    const char* mismatch = "outputs.topk_weights.sizes[0]: must be 0 with outputs.tokens";
+    REFUSED(dispatch, it.received.sizes[0] = 0, ncclInvalidArgument, mismatch);
+    REFUSED(dispatch, it.received_ids.sizes[0] = 0, ncclInvalidArgument, mismatch);
+    REFUSED(dispatch, it.received_weights.sizes[0] = 0, ncclInvalidArgument, mismatch);
     reset(&it);
     it.received.sizes[0] = it.received_ids.sizes[0] = it.received_weights.sizes[0] = 0;
     EP_CHECK_NCCL(dispatch(&it));

@@ -93,6 +93,7 @@ EP_TEST(groups_with_wrong_settings_are_not_made) {
     GROUP_REFUSED(kSmallHt, it.max_recv_tokens_per_rank = 3, no, "max_recv_tokens_per_rank");
     GROUP_REFUSED(kSmallHt, it.num_topk = it.num_experts + 1, no, "config.num_topk");
     GROUP_REFUSED(kSmallHt, it.overflow_policy = (ncclEpOverflowPolicy_t)3, no, "overflow_policy");
+    GROUP_REFUSED(kSmallLl, it.overflow_policy = (ncclEpOverflowPolicy_t)77, no, "overflow_policy");
     GROUP_REFUSED(kSmallLl, it.alloc.free_fn = free_nothing, ncclInvalidUsage, "config.alloc");
 }
 
@@ -140,6 +141,11 @@ EP_TEST(masks_need_a_group_that_has_one) {
     CHECK_REFUSED(ncclEpGetAsyncError(group, words), no, "ncclEpGetAsyncError: ep_group");
     CHECK_REFUSED(ncclEpErrorClear(group), no, "ncclEpErrorClear: ep_group");
     CHECK_REFUSED(ncclEpErrorClear(NULL), ncclInvalidArgument, "ep_group: must not be NULL");
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
+    config.enable_mask = 1;
+    EP_CHECK_NCCL(ncclEpCreateGroup(&group, env->comm, &config));
+    CHECK_REFUSED(ncclEpErrorClear(group), no, "ep_group: a mask of lost ranks is not served");
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
 }
 
@@ -238,6 +244,12 @@ EP_TEST(handles_of_wrong_tensors_are_not_made) {
     view_of(&total, ht.memory, ncclFloat32, 1, 0, 0);
     info.recv_total_counter = &total.tensor;
     CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.recv_total_counter: must be int32 or");
+    view_of(&total, NULL, ncclInt32, 1, 0, 0);
+    total.tensor.ndim = 2;
+    CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.recv_total_counter: must be int32 or");
+    view_of(&total, (unsigned char*)ht.memory + 4, ncclInt64, 1, 0, 0);
+    CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.recv_total_counter.data: must be a mul");
+    view_of(&total, ht.memory, ncclFloat32, 1, 0, 0);
     info.recv_total_counter = NULL;
     info.expert_counters = &total.tensor;
     CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.expert_counters.datatype");

@@ -53,9 +53,11 @@ for package in nccl_ep nccl_ep_2; do
 done
 
 uninstall() {
-    rm -f "${files[@]/#/$stage}" "$stage$libdir"/libnccl_ep.{a,so}
-    # Of any version: the one that is removed may be another than that of the sources.
-    rm -f "$stage$libdir"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
+    # What is removed may be of another version than the sources; other files of such a name may be NVIDIA's.
+    local target
+    target=$(readlink "$stage$libdir/libnccl_ep.so" || true)
+    [[ $target != libnccl_ep.so.[0-9]*.[0-9]*.[0-9]* ]] || rm -f "$stage$libdir/$target"
+    rm -f "${files[@]/#/$stage}" "$stage$libdir"/libnccl_ep.{a,so,so."$version"}
     rm -f "$stage$later"/libnccl_ep.{a,so,so.0} "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
     rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later" "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
         2>/dev/null || true
@@ -72,8 +74,9 @@ below_prefix() {
 # library has this file.
 describe() {
     local package=$1 of=$2 file=$3 libs=$4 headers=$5 cmake=$libdir/cmake/$1 home=$prefix target
-    local soname=libnccl_ep.so
-    [ "$package" = nccl_ep ] || soname=libnccl_ep.so.0
+    local soname=libnccl_ep.so link=-lnccl_ep
+    # Behind the folder of the other library -lnccl_ep would be that one.
+    [ "$package" = nccl_ep ] || { soname=libnccl_ep.so.0 && link=-l:$soname; }
     # pkg-config knows the folder of its file.
     [ "${given[relocatable]:-0}" = 0 ] ||
         home="\${pcfiledir}/$(realpath -ms --relative-to="$libdir/pkgconfig" "$prefix")"
@@ -85,7 +88,7 @@ describe() {
             -e "s|@LIBDIR@|$(below_prefix "$libs")|g" -e "s|@INCLUDEDIR@|$(below_prefix "$headers")|g" \
             -e "s|@LIBDIR_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$libs")|g" \
             -e "s|@INCLUDE_FROM_CMAKE@|$(realpath -ms --relative-to="$cmake" "$headers")|g" \
-            -e "s|@FILE@|$file|g" -e "s|@SONAME@|$soname|g" \
+            -e "s|@FILE@|$file|g" -e "s|@SONAME@|$soname|g" -e "s|@LINK@|$link|g" \
             -e "s|@VERSION_MAJOR@|$(cut -d. -f1 <<<"$of")|g" -e "s|@VERSION_MINOR@|$(cut -d. -f2 <<<"$of")|g" \
             -e "s|@NATIVE_STATIC_LIBS@|$(cat "$root/packaging/native-static-libs")|g" \
             "$root/packaging/${template/#$package/nccl_ep}.in" >"$stage$target"

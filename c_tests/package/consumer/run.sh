@@ -76,7 +76,13 @@ installs_over_a_link() {
         [ ! -L "$work/else/lib64/ep/libnccl_ep.so" ]
 }
 
-uninstalls() { make_install uninstall $elsewhere && files_are "$work/else" "" && files_are "$work/headers" ""; }
+# What another library has put there stays, though its name is like ours; an earlier version of ours goes with its link.
+uninstalls() {
+    local libs=$work/else/lib64/ep
+    mv "$libs/libnccl_ep.so" "$libs/libnccl_ep.so.0.0.9" && ln -s libnccl_ep.so.0.0.9 "$libs/libnccl_ep.so" &&
+        touch "$libs/libnccl_ep.so.9.9.9" && make_install uninstall $elsewhere &&
+        files_are "$work/else" lib64/ep/libnccl_ep.so.9.9.9 && files_are "$work/headers" ""
+}
 
 # Without headers of CUDA or NCCL anywhere the package says what to set.
 names_missing_headers() {
@@ -126,7 +132,7 @@ with_pkg_config() {
 
 # The later interface has a package of its own, nccl_ep_2, with the same names of files inside.
 later_flags() {
-    pkg-config --cflags --libs $1 nccl_ep_2 | { [ -z "$1" ] && cat || sed 's/-lnccl_ep/-l:libnccl_ep.a/'; }
+    pkg-config --cflags --libs $1 nccl_ep_2 | { [ -z "$1" ] && cat || sed 's/-l:libnccl_ep.so.0/-l:libnccl_ep.a/'; }
 }
 later_by_cmake() {
     cmake -S "$here" -B "$work/cmake-later" -DCMAKE_PREFIX_PATH="$prefix" -DLATER=ON &&
@@ -140,6 +146,8 @@ with_later_interface() {
     check "later: build, shared" pkg_config_build later.c later.so "$(later_flags "")"
     check "later: needs the library" needs_later "$work/later.so"
     check "later: run, shared" env LD_LIBRARY_PATH="$prefix/lib/nccl_ep_2" "$work/later.so"
+    check "later: build, behind the other folder" pkg_config_build later.c later.so "-L$prefix/lib $(later_flags "")"
+    check "later: needs the library there, too" needs_later "$work/later.so"
     check "later: build, static" pkg_config_build later.c later.a "$(later_flags --static)"
     check "later: run, static" "$work/later.a"
     check "later: cmake" later_by_cmake

@@ -258,8 +258,18 @@ impl Handle {
     pub fn num_recv_tokens(&self) -> Result<usize> {
         match (&self.mode, self.group.facts().max_recv_rows) {
             (ByMode::Ht(_), Some(rows)) => Ok(rows),
-            _ => self.received_rows(),
+            _ => self.expected_rows(),
         }
+    }
+
+    /// As [`Handle::received_rows`], by which operations of fewer rows are refused from now on. Not for groups with a
+    /// bound: a rank that gets more rows fails there while the operation runs, so the others hear of it.
+    pub fn expected_rows(&self) -> Result<usize> {
+        let rows = self.received_rows()?;
+        if let (ByMode::Ht((_, handle)), None) = (&self.mode, &self.given) {
+            let _ = routed(&handle.read())?.told.set(rows);
+        }
+        Ok(rows)
     }
 
     /// The rows that an HT dispatch delivers to this rank. Waits until the routing has been exchanged.
@@ -271,11 +281,6 @@ impl Handle {
         };
         let handle = handle.read();
         let routed = routed(&handle)?;
-        let rows = routed.backend.num_recv_tokens()?;
-        // In a group with a bound a rank that gets more rows fails while the operation runs, so the others hear of it.
-        if self.given.is_none() && self.group.facts().max_recv_rows.is_none() {
-            let _ = routed.told.set(rows);
-        }
-        Ok(rows)
+        routed.backend.num_recv_tokens()
     }
 }

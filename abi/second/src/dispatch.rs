@@ -235,7 +235,7 @@ impl Received {
                     return Err(Error::new(Code::InvalidUsage, text));
                 }
                 (
-                    handle.core.received_rows()?,
+                    handle.core.expected_rows()?,
                     "all rows that this rank receives",
                 )
             }

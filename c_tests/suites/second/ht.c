@@ -160,7 +160,7 @@ static void check_dispatch(const Run* run) {
     free(weights);
 }
 
-static void combine(const Run* run, ncclEpHandle_t handle) {
+static ncclResult_t launch_combine(const Run* run, ncclEpHandle_t handle) {
     const Case* test = run->test;
     View results, combined;
     view_of(&results, ref_buffer_data(&run->results_in), test->datatype, run->rows, test->hidden, 0);
@@ -171,10 +171,15 @@ static void combine(const Run* run, ncclEpHandle_t handle) {
     ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     outputs.tokens = &combined.tensor;
     void* inputs = old_combine_inputs(&now, test->generation);
-    EP_CHECK_NCCL(ncclEpCombine(handle, inputs, &outputs, NULL, run->env->stream));
+    const ncclResult_t result = ncclEpCombine(handle, inputs, &outputs, NULL, run->env->stream);
     old_free(inputs);
     view_scrap(&results);
     view_scrap(&combined);
+    return result;
+}
+
+static void combine(const Run* run, ncclEpHandle_t handle) {
+    EP_CHECK_NCCL(launch_combine(run, handle));
     ep_sync(run->env);
     void* expected = ref_host_new(run->combined.bytes);
     ref_ht_combine(run->routing, run->rank, &run->results, expected);
@@ -295,7 +300,7 @@ EP_TEST(more_rows_than_the_bound_fail_the_group) {
     close_run(&run);
 }
 
-// In a group without a bound a dispatch that has no room is refused before it writes or sends anything.
+// In a group without a bound operations on too few rows are refused before they write or send anything.
 EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
     Case test = kSmallHt;
     Run run;
@@ -310,6 +315,13 @@ EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
     }
     dispatch(&run, handle);
     check_dispatch(&run);
+    if (run.received > 0) {
+        run.rows = run.received - 1;
+        CHECK_REFUSED(launch_combine(&run, handle), ncclInvalidUsage,
+                      "inputs.tokens.sizes[0]: must hold all tokens that this rank receives");
+        run.rows = run.received;
+    }
+    combine(&run, handle);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     close_run(&run);

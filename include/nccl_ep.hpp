@@ -9,9 +9,8 @@
 //   handle.dispatch(tokens, received, counts, stream).value();  // lists of one tensor each
 //   handle.combine(results, combined, weights, stream).value();
 //
-// Errors: every call returns a `Result`, which the compiler does not let you forget. Either
-// `.value()` throws its `Error`, or you ask: `if (!result) return result.error().code();`. Without
-// exceptions (-fno-exceptions) all is the same but for `value()`, which is not there.
+// Errors: each call returns a `Result`, which you cannot forget. `.value()`, which is not there with
+// -fno-exceptions, throws its `Error`; or you ask: `if (!result) return result.error().code();`.
 //
 // Lists of tensors, by tag, in any order (R ranks, L local experts, M max_tokens_per_rank, T tokens
 // of this rank, K top-k, H hidden size, n rows that this rank receives at most):
@@ -52,8 +51,7 @@ namespace nccl_ep {
 
 // ---- Errors
 
-// Why a call was refused or has failed. `what()` is the library's text: function, argument, rule,
-// got and expected.
+// Why a call was refused or failed; `what()` has function, argument, rule, got and expected.
 class Error : public std::runtime_error {
    public:
     // Takes the text, which is that of this thread's last refusal.
@@ -77,16 +75,18 @@ class [[nodiscard]] Result {
    public:
     Result(Value value) noexcept : state_(std::in_place_index<0>, std::move(value)) {}
     Result(Error error) noexcept : state_(std::in_place_index<1>, std::move(error)) {}
+    template <typename Code, std::enable_if_t<std::is_same_v<Code, ncclResult_t>, int> = 0>
+    Result(Code) = delete;  // a code is no number of rows
 
     bool has_value() const noexcept { return state_.index() == 0; }
     explicit operator bool() const noexcept { return has_value(); }
     ncclResult_t code() const noexcept { return has_value() ? ncclSuccess : error().code(); }
 
-    // Only with a value.
-    Value& operator*() noexcept { return *std::get_if<0>(&state_); }
-    const Value& operator*() const noexcept { return *std::get_if<0>(&state_); }
+    // Only with a value; `error` only without one.
+    Value& operator*() & noexcept { return *std::get_if<0>(&state_); }
+    const Value& operator*() const& noexcept { return *std::get_if<0>(&state_); }
+    Value operator*() && noexcept { return std::move(**this); }
     Value* operator->() noexcept { return std::get_if<0>(&state_); }
-    // Only without one.
     const Error& error() const noexcept { return *std::get_if<1>(&state_); }
 
 #ifdef __cpp_exceptions
@@ -298,10 +298,10 @@ class Group {
         return Group(group, stream);
     }
 
-    // As the destructor, but says what failed. What is refused (`stream` is captured) stays.
+    // As the destructor, but says what failed. A group stays only if `stream` is captured.
     Result<> destroy(cudaStream_t stream) {
         const ncclResult_t code = ncclEpGroupDestroy(group_.get(), stream);
-        if (code == ncclSuccess) (void)group_.release();
+        if (code != ncclInvalidUsage) (void)group_.release();
         return detail::result_of(code, "ncclEpGroupDestroy");
     }
 

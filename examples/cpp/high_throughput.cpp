@@ -99,7 +99,10 @@ Result<> RunLayer(const Ranks& ranks, const nccl_ep::Group& group, const Batch& 
     if (!done) return done;
     ApplyExperts(rows, ranks);
     const Tensor combined = Tensor::tokens(batch.combined.data(), ncclBfloat16, {kTokens, kHidden});
-    return handle->combine(rows.view(), combined, {}, ranks.stream);
+    done = handle->combine(rows.view(), combined, {}, ranks.stream);
+    // It reads the rows, which end with this function.
+    TRY_CUDA(cudaStreamSynchronize(ranks.stream));
+    return done;
 }
 
 bool IsRight(const Ranks& ranks, const Batch& batch) {

@@ -23,6 +23,9 @@ using nccl_ep::Tensor;
 static_assert(!std::is_copy_constructible_v<Group> && std::is_nothrow_move_assignable_v<Group>);
 static_assert(!std::is_copy_constructible_v<Handle> && std::is_nothrow_move_assignable_v<Handle>);
 static_assert(std::is_trivially_destructible_v<Tensor>);
+static_assert(std::is_constructible_v<Result<unsigned>, unsigned>);
+static_assert(!std::is_constructible_v<Result<unsigned>, ncclResult_t>);
+static_assert(!std::is_lvalue_reference_v<decltype(*std::declval<Result<unsigned>>())>);
 
 template <typename T = void>
 T* Data(const RefBuffer& buffer) {
@@ -338,6 +341,10 @@ EP_TEST(what_was_moved_from_is_empty) {
     taken = Handle();
     other = Group();
     ep_device_free(ids);
+
+    Group dead = Open(env, NCCL_EP_ALGO_LOW_LATENCY, SmallShape(env));
+    EP_CHECK_RESULT(ncclEpGroupDestroy(dead.get(), env->stream), ncclSuccess);
+    EP_CHECK(!dead.destroy(env->stream) && !dead);
 }
 
 EP_TEST(scopes_destroy_in_any_order) {

@@ -16,6 +16,7 @@ import pickle
 import secrets
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -94,10 +95,13 @@ def number_of_gpus() -> int:
 def _require_importable(fn: Callable[..., Any]) -> None:
     """Raises ValueError for a function of a terminal or notebook, which no other process can find."""
     main = sys.modules["__main__"]
-    has_file = getattr(main, "__file__", None) or getattr(main, "__spec__", None)
-    if getattr(fn, "__module__", None) == "__main__" and not has_file:
-        raise ValueError("fn: must be in a module that other processes can import, not in a terminal "
-                         "or notebook: write it to a file and import that")
+    file = getattr(main, "__file__", None)
+    # Spawn runs the file of the program in any case; that of standard input has a name only.
+    missing = file is not None and not os.path.exists(file)
+    own = getattr(fn, "__module__", None) == "__main__" and file is None
+    if getattr(main, "__spec__", None) is None and (missing or own):
+        raise ValueError("fn: must be in a module that other processes can import, not in a terminal, "
+                         "a notebook or standard input: write it to a file and import that")
 
 
 def _device_settings(ranks: int, stand_ins: bool) -> dict[str, str]:
@@ -203,11 +207,8 @@ def _end(started: _Rank) -> str:
 def _in_rank(rank: int, ranks: int, settings: dict[str, str], call: bytes,
              results: Connection) -> None:
     """What a new process does. `fn` comes as bytes, as its module may load libraries."""
-    for name in LAUNCHERS_VARIABLES:
-        os.environ.pop(name, None)
-    os.environ.update(settings)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the machine's name may lead nowhere
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _set_environment(settings)
     try:
         fn, args = pickle.loads(call)
         _take_device(rank)
@@ -220,6 +221,25 @@ def _in_rank(rank: int, ranks: int, settings: dict[str, str], call: bytes,
         sent = pickle.dumps(_Outcome(error=_sendable(error), trace=trace))
     with results:
         results.send_bytes(sent)
+
+
+def _end_with_parent() -> None:
+    """So that a test that is killed leaves no ranks behind, on GPUs say."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _set_environment(settings: dict[str, str]) -> None:
+    for name in LAUNCHERS_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(settings)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the machine's name may lead nowhere
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does
+        if torch := sys.modules.get("torch"):  # which the program's own file has imported
+            torch.set_num_threads(1)
 
 
 def _take_device(rank: int) -> None:

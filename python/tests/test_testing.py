@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 import time
 import types
@@ -51,6 +52,11 @@ def skip(rank: int, ranks: int) -> None:
 
 def sleep(rank: int, ranks: int) -> None:
     time.sleep(600)
+
+
+def say_and_sleep(rank: int, ranks: int) -> None:
+    print("here", flush=True)
+    sleep(rank, ranks)
 
 
 def leave(rank: int, ranks: int) -> None:
@@ -108,11 +114,25 @@ def test_a_rank_without_a_result(function, kind, text):
         testing.run(1, function, timeout=0.5 if function is sleep else 60)
 
 
+def test_the_caller_is_killed():
+    """Ranks do not stay behind: their output ends."""
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    program = "import test_testing; test_testing.testing.run(1, test_testing.say_and_sleep)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "PYTHONPATH": path}) as caller:
+        assert caller.stdout.readline() == "here\n"
+        caller.kill()
+        assert caller.communicate(timeout=60) == ("", None)
+
+
 def test_a_function_of_a_terminal(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     function = types.FunctionType(sleep.__code__, {"__name__": "__main__"})
     with pytest.raises(ValueError, match="fn: must be in a module that other processes can import"):
         testing.run(1, function)
+    sys.modules["__main__"].__file__ = "<stdin>"
+    with pytest.raises(ValueError, match="not in a terminal, a notebook or standard input"):
+        testing.run(1, sleep)
     with pytest.raises(ValueError, match="ranks: must be 1 or more, not 0"):
         testing.run(0, sleep)
 

@@ -206,8 +206,8 @@ def _rail_peers() -> Any:
 def _staged() -> Any:
     sheet = _Sheet(860, 220)
     sheet.text(30, 30, "Staged operations: rows of one micro-batch travel while the other computes", 15, weight="bold")
-    steps = (("A", "a", ((0, "send"), (2, "receive"), (3, "experts"), (5, "send"), (7, "receive"))),
-             ("B", "b", ((1, "send"), (4, "receive"), (6, "experts"), (8, "send"), (9, "receive"))))
+    steps = (("A", "a", ((0, "send"), (2, "receive"), (3, "experts"), (4, "send"), (8, "receive"))),
+             ("B", "b", ((1, "send"), (5, "receive"), (6, "experts"), (7, "send"), (9, "receive"))))
     width = 76
     for line, (batch, token, boxes) in enumerate(steps):
         y = 62 + line * 56

@@ -14,6 +14,7 @@ _TOKENS = {"a": (0, ((0, 0.25), (2, 0.75))), "b": (0, ((0, 0.5), (1, 0.5))),
 _RANKS, _LOCAL, _MOST_TOKENS, _TOP_K = 2, 2, 2, 2
 _COLOURS = {"a": "#0072b2", "b": "#56b4e9", "c": "#d55e00", "d": "#e69f00"}
 _INK, _FAINT, _FRAME, _PAPER = "#1f2933", "#9aa5b1", "#52606d", "#f5f7fa"
+_ON_DARK = {"a", "c"}  # tokens on whose colours white letters are read best
 _CELL_W, _CELL_H = 44, 28
 _DPI = 100
 
@@ -49,7 +50,11 @@ class _Sheet:
         self.rectangle(x, y, width, _CELL_H, facecolor=colour,
                        edgecolor=colour if token else _FAINT, linestyle="-" if token else "--")
         self.text(x + width / 2, y + _CELL_H / 2 + 5, content, 13, "center",
-                  color="#ffffff" if token else _INK)
+                  color="#ffffff" if token in _ON_DARK else _INK)
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+        self.axes.annotate("", xy=end, xytext=start,
+                           arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8})
 
     def number(self, x: float, y: float, content: str, faint: bool = False) -> None:
         self.rectangle(x, y, _CELL_W, _CELL_H, facecolor="#ffffff", edgecolor=_FAINT)
@@ -172,5 +177,51 @@ def _layout_ht() -> Any:
     return sheet.figure
 
 
+def _rail_peers() -> Any:
+    sheet = _Sheet(760, 330)
+    sheet.text(30, 30, "Several nodes: a row crosses the network once, and its rail peer forwards it", 15,
+               weight="bold")
+    at = {}
+    for node in range(2):
+        sheet.box(30 + node * 400, 52, 300, 210, f"node {node}")
+        for local in range(3):
+            x, y = 60 + node * 400 + local * 85, 100 + local * 52
+            sheet.cell(x, y, f"{3 * node + local}", "abc"[local], 60)
+            at[node, local] = (x, y + _CELL_H / 2)
+    for local in range(3):
+        (x, y), (to, _) = at[0, local], at[1, local]
+        sheet.axes.plot((x + 60, to), (y, y), color=_FAINT, linestyle="--", linewidth=1)
+    start, peer = at[0, 0], at[1, 0]
+    sheet.arrow((start[0] + 60, start[1]), peer, _COLOURS["a"])
+    near, far = at[1, 1], at[1, 2]
+    sheet.arrow((peer[0] + 40, peer[1] + 14), (near[0] + 20, near[1] - 14), _COLOURS["a"])
+    sheet.arrow((peer[0] + 60, peer[1] + 4), (far[0] + 45, far[1] - 14), _COLOURS["a"])
+    sheet.text(365, 92, "network", 11)
+    sheet.text(635, 140, "NVLink", 11)
+    sheet.text(30, 290, "Rank 0 sends a token for experts on ranks 4 and 5 to its rail peer, rank 3, alone. Dashed: rails.")
+    sheet.text(30, 312, "Combine goes back the same way: rank 3 sums what its node has for the token, and sends one row.")
+    return sheet.figure
+
+
+def _staged() -> Any:
+    sheet = _Sheet(860, 220)
+    sheet.text(30, 30, "Staged operations: rows of one micro-batch travel while the other computes", 15, weight="bold")
+    steps = (("A", "a", ((0, "send"), (2, "receive"), (3, "experts"), (4, "send"), (8, "receive"))),
+             ("B", "b", ((1, "send"), (5, "receive"), (6, "experts"), (7, "send"), (9, "receive"))))
+    width = 76
+    for line, (batch, token, boxes) in enumerate(steps):
+        y = 62 + line * 56
+        sheet.text(30, y + 19, f"batch {batch}", weight="bold")
+        for place, what in boxes:
+            sheet.cell(90 + place * width, y, what, token, width - 6)
+        for (place, what), (later, _) in zip(boxes, boxes[1:]):
+            if what == "send" and later > place + 1:
+                x = 90 + place * width + width - 6
+                sheet.axes.plot((x, 90 + later * width), (y + 14, y + 14), color=_COLOURS[token], linestyle=":")
+    sheet.arrow((90, 180), (90 + 10 * width, 180), _FRAME)
+    sheet.text(90, 200, "time on one stream; dotted: rows on NVLink or the network, no SM busy")
+    return sheet.figure
+
+
 # By the picture's name.
-DRAW = {"dispatch-combine": _dispatch_combine, "layout-ll": _layout_ll, "layout-ht": _layout_ht}
+DRAW = {"rail-peers": _rail_peers, "staged": _staged, "dispatch-combine": _dispatch_combine, "layout-ll": _layout_ll, "layout-ht": _layout_ht}

@@ -11,10 +11,12 @@
 
 namespace nccl_ep::handle_header_impl {
 
+// Behind an operation that has failed the block is nobody's.
 __device__ void write(const HandleHeaderParams& params, uint32_t word) {
     if (word < HANDLE_HEADER_WORDS) {
         const bool is_rows = word == HANDLE_HEADER_ROWS && params.rows != nullptr;
-        params.header[word] = is_rows ? *params.rows : params.words[word];
+        const uint32_t data = is_rows ? *params.rows : params.words[word];
+        params.header[word] = known_failure(params.wait) == 0 ? data : 0;
     }
 }
 

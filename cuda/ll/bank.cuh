@@ -15,7 +15,7 @@ __device__ __forceinline__ RowFormat row_format(const LlShape& shape) {
 }
 
 // An entry packet's data: the local expert in the high bits, below them the entry's index among the rows
-// that its source sends to this expert.
+// that its source sends to this expert; rank-major, to this rank.
 struct EntryWord {
     static constexpr uint32_t kIndexBits = LL_INDEX_BITS;
     static constexpr uint32_t kMaxIndex = (1u << kIndexBits) - 1;

@@ -74,7 +74,7 @@ struct TopkWords {
             return;
         }
         sent = params.common.handle.expert_of[entry];
-        if (params.weights != nullptr) {  // else what is received is thrown away
+        if (params.weights != nullptr) {  // else what is received is thrown away, or has no weights (rank-major)
             now = __ldg(reinterpret_cast<const long long*>(params.topk_idx) + entry);
             weight = params.weights[entry];
         }

@@ -21,7 +21,7 @@ _RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "Ran
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
                "MoeShape": "nccl_ep.tuning", "tune": "nccl_ep.tuning"}
-_MODULES = ("autograd", "deep_ep", "layers", "memory")
+_MODULES = ("autograd", "deep_ep", "layers", "memory", "testing")
 
 __all__ = [
     "CUDA_ERROR_MEMORY_ALLOCATION", "CUDA_SUCCESS", "HAVE_NCCL_EP", "HAVE_TORCH", "InternalError",
@@ -30,7 +30,7 @@ __all__ = [
     "UnhandledCudaError", "__version__", "get_nccl_comm_from_group", "memory", "ncclComm_t",
     "ncclDataTypeEnum", "ncclEpAlgorithm_t", "ncclEpAllocFn_t", "ncclEpDispatchConfig_t",
     "ncclEpFreeFn_t", "ncclEpGroupConfig_t", "ncclEpHandleConfig_t", "ncclEpTensorTag_t",
-    "ncclNDTensor_t",
+    "ncclNDTensor_t", "testing",
 ]
 
 try:
@@ -53,7 +53,7 @@ except ImportError as error:  # such as a Python without ctypes
 
 if TYPE_CHECKING:
     from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
-                         memory as memory)
+                         memory as memory, testing as testing)
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle
     from nccl_ep.results import (DispatchResult as DispatchResult,

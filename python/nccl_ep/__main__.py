@@ -1,10 +1,10 @@
-"""`python -m nccl_ep doctor`."""
+"""`python -m nccl_ep doctor` and `python -m nccl_ep demo`."""
 
 from __future__ import annotations
 
 import argparse
 
-from nccl_ep import doctor
+from nccl_ep import demo, doctor
 
 
 def main() -> int:
@@ -13,8 +13,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what this process finds: versions, libraries, GPUs, "
                                        "environment, and what is wrong with it")
-    parser.parse_args()
-    return doctor.run()
+    shown = commands.add_parser("demo", help="starts ranks, on GPUs if there are any, and draws who "
+                                             "sends what to whom")
+    shown.add_argument("--ranks", type=int, help="how many (4, or as many as there are GPUs if fewer)")
+    shown.add_argument("--stand-ins", action="store_true", help="on the CPU in any case")
+    arguments = parser.parse_args()
+    if arguments.command == "doctor":
+        return doctor.run()
+    return demo.run(arguments.ranks, arguments.stand_ins)
 
 
 if __name__ == "__main__":

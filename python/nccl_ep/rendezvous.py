@@ -31,6 +31,9 @@ _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_
                 "SLURM_LOCALID", "LOCAL_RANK")
 # Each of these distinguishes jobs on one machine.
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MPIRUN_ID", "TORCHELASTIC_RUN_ID")
+# What an inner launcher removes, so that nobody takes its ranks for those of an outer one.
+LAUNCHERS_VARIABLES = (*(name for pair in _LAUNCHERS for name in pair), *_LOCAL_RANKS, *_JOB_NAMES,
+                       "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 _meetings = 0
 

@@ -124,6 +124,8 @@ pub enum Extent {
     CountableTokens,
     /// The largest top-k.
     MostTopK,
+    /// The smallest in low latency.
+    LeastTopK,
     /// Rows of another tensor of the call.
     RowsOf(Role),
     /// Columns of another tensor of the call.

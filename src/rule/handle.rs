@@ -39,6 +39,10 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor) -> Result<Routing> {
         .dtype_is(DType::Int64)?
         .size_at_most(1, MAX_TOP_K, Extent::MostTopK)?
         .size_at_most(0, most, what)?;
+    let ids = match facts.algorithm {
+        Algorithm::LowLatency => ids.size_at_least(1, 1, Extent::LeastTopK)?,
+        Algorithm::HighThroughput => ids,
+    };
     Ok(Routing {
         ids: ids.data(IdWidth::Bits64.bytes())?,
         width: IdWidth::Bits64,

@@ -68,8 +68,9 @@ impl Handle {
     ///
     /// What those of an equal handle have stored there, or a copy of it from any other address, may be used without an
     /// update (HT), or without a dispatch (LL, which needs its ids). The device finds out whether there is such, and the
-    /// group fails if not. In HT the ranks' handles all lie in memory of callers, or none does. A staged operation that
-    /// is given up uses the memory until the next one in its slot.
+    /// group fails if not. In HT the ranks' handles all lie in memory of callers, or none does, and what lies there is of
+    /// one update. A staged operation that is given up uses the memory until the group's next staged operation in its
+    /// slot, or the group's end.
     pub fn in_memory(
         group: Arc<Group>,
         memory: DevPtr,
@@ -169,11 +170,19 @@ impl Handle {
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
-                let layout = handle.dispatched.unwrap_or(facts.layout());
-                let op = ll::combine(facts, &routed(&handle.routed)?.routing, tensors, layout)?;
-                if handle.dispatched.is_none() && self.given.is_none() {
-                    return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
-                }
+                let routing = &routed(&handle.routed)?.routing;
+                let layout = match handle.dispatched {
+                    Some(layout) => layout,
+                    None if self.given.is_none() => {
+                        return Err(Error::usage(Subject::Handle, InSequence::DispatchFirst));
+                    }
+                    // The block's header says whether it is so.
+                    None => match (tensors.weights, tensors.token_weights) {
+                        (None, None) => facts.rank_major(),
+                        _ => facts.layout(),
+                    },
+                };
+                let op = ll::combine(facts, routing, tensors, layout)?;
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
@@ -205,10 +214,10 @@ impl Handle {
         }
         drop(cached);
         let routed = route::ht_before(backend, routing, given)?;
-        let outcome = run(&routed);
+        run(&routed)?;
         let before = handle.write().replace(routed);
         drop(before);
-        outcome
+        Ok(())
     }
 
     fn start(&self, handle: &mut LlHandle, op: &LlOp, staged: bool, stream: Stream) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Refusals that only this ABI has: of pointers, numbers, tags and descriptors.
+//! Refusals that ABIs alone have: of pointers, numbers, tags and descriptors.
 
 use nccl_ep_core::error::{Code, Error};
 use std::fmt::Display;

@@ -43,7 +43,9 @@ static const BrokenCall kIdsCalls[] = {
      "topk_idx.data: must be aligned for its elements (got 0x*, expected a multiple of 8)"},
 };
 
-static const BrokenCall kLlLocalCalls[] = {
+static const BrokenCall kLlCalls[] = {
+    {"handle-ll-topk-columns", ARGUMENT, kInputs, IDS, kSize1, 0,
+     "topk_idx.sizes[1]: must be at least one id per token in low latency (got 0, expected 1 or more)"},
     {"handle-ll-counter", ARGUMENT, kLocals, COUNTER, kAdd, 0,
      AT_COUNTER ": a low-latency handle has no counter; pass it to ncclEpDispatch"},
     {"handle-ll-counter", ARGUMENT, kLocals, HOST_COUNTER, kAdd, 0,
@@ -100,7 +102,7 @@ EP_TEST(ll_handle_arguments) {
     open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
     other_arguments(&session);
     check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
-    check_broken_calls(&session, kCreateHandle, kLlLocalCalls, COUNT(kLlLocalCalls));
+    check_broken_calls(&session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
     check_works(&session);
     close_session(&session);
 }

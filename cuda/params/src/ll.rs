@@ -18,8 +18,8 @@ pub const LL_MAX_RANKS: usize = 1024;
 pub const LL_PACK_THREADS: u32 = 512;
 /// Threads of an `ll_topk_weights` block, a warp per token.
 pub const LL_TOPK_WEIGHTS_THREADS: u32 = 128;
-/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert; those
-/// above hold the local expert.
+/// Bits of an entry packet for the entry's index among the rows that its source sends to the expert (rank-major: to the
+/// rank); those above hold the local expert.
 pub const LL_INDEX_BITS: u32 = 20;
 /// Most threads of a dispatch block, in whole warps.
 pub const LL_DISPATCH_THREADS: u32 = 512;
@@ -115,9 +115,11 @@ pub fn reciprocal(divisor: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlHandleMemory {
-    /// `[max_tokens][top_k]`: the expert of each of this rank's entries, negative if it names none.
+    /// `[sources][max_tokens][top_k]`: the expert of each entry of this rank, and of those that it forwards for; negative
+    /// if it names none.
     pub expert_of: *mut i32,
-    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none.
+    /// `[ranks][max_tokens][top_k]`: output row of each entry that came here, negative if none. Rank-major: of each token,
+    /// at its first entry.
     pub row_of: *mut i32,
     /// `[ranks]`: tokens of each rank.
     pub tokens_of: *mut u32,
@@ -183,7 +185,7 @@ pub struct LlNodes {
     /// `[nodes - 1]`, by distance from 1 on.
     pub rail_peers: *const u32,
     /// `[sources - 1]` messages of rows, `rows_stride` apart. In a dispatch each came from a source: a header, its rows,
-    /// its ids. In a combine each goes to a source: a header, and what this node gives for its tokens.
+    /// its ids, rank-major its weights. In a combine each goes to a source: a header, and what this node gives for its tokens.
     pub rows: *mut u8,
     /// `[sources - 1]` messages of a combine, `weights_stride` apart: a header, and with which weight each entry of the
     /// source takes part.
@@ -235,11 +237,11 @@ pub struct LlDispatchParams {
 pub struct LlCombineParams {
     /// Common to both kernels.
     pub common: LlCommon,
-    /// `[local_experts][ranks * max_tokens]` rows.
+    /// `[local_experts][ranks * max_tokens]` rows; rank-major `[ranks][max_tokens]`.
     pub rows: *const u8,
     /// `[tokens][top_k]`: ids that name no expert any more are masked.
     pub topk_idx: *const i64,
-    /// `[tokens][top_k]`; NULL, as `out`, to receive and throw away.
+    /// `[tokens][top_k]`; NULL rank-major and, as `out`, to receive and throw away.
     pub weights: *const f32,
     /// `[tokens]` rows.
     pub out: *mut u8,

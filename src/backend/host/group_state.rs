@@ -2,7 +2,7 @@
 
 use crate::backend::Faults;
 use crate::backend::host::mailboxes::Mailboxes;
-use crate::backend::host::order::Order;
+use crate::backend::host::order::{Order, Received};
 use crate::backend::host::pending::Pending;
 use crate::backend::host::runtime::HostRuntime;
 use crate::error::refusal::Operation;
@@ -21,6 +21,8 @@ pub struct GroupState {
     pub mailboxes: Mailboxes,
     /// Phrases refusals for the other ranks.
     pub formatter: Formatter,
+    /// Of low-latency operations in memory of callers.
+    pub received_in_given: Arc<Received>,
     order: Order,
     /// Enqueued work that has not run.
     pending: Arc<Pending>,
@@ -43,6 +45,7 @@ impl GroupState {
             topology,
             mailboxes,
             formatter,
+            received_in_given: Arc::default(),
             order: Order::default(),
             pending,
             runtime,

@@ -1,7 +1,10 @@
 //! The order of a group's operations on this rank, across streams: each begins after the one before
-//! it. Receive phases of staged operations have an order of their own, per handle (`ll`).
+//! it. Receive phases of staged operations have an order of their own.
 
+use crate::model::ops::{STAGED_SLOTS, StagedSlot};
 use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The last operation that has ended.
 #[derive(Default)]
@@ -24,5 +27,48 @@ impl Order {
     pub fn end(&self, epoch: u64) {
         *self.last.lock() = epoch;
         self.moved.notify_all();
+    }
+}
+
+/// The receive phases of staged operations, by slot. They use the handle's memory, so each later operation on it waits
+/// for those enqueued before it, on any stream. Memory of a caller's may be several handles', which share these.
+#[derive(Default)]
+pub struct Received([ReceivedInSlot; STAGED_SLOTS]);
+
+#[derive(Default)]
+struct ReceivedInSlot {
+    ended: Order,
+    /// Epoch of the last one that was enqueued.
+    last: AtomicU64,
+}
+
+impl Received {
+    /// The receive phase of the operation `epoch` is enqueued.
+    pub fn enqueued(&self, slot: StagedSlot, epoch: u64) {
+        self.slot(slot).last.store(epoch, Ordering::Release);
+    }
+
+    /// It has ended.
+    pub fn end(&self, slot: StagedSlot, epoch: u64) {
+        self.slot(slot).ended.end(epoch);
+    }
+
+    fn slot(&self, slot: StagedSlot) -> &ReceivedInSlot {
+        let [first, second] = &self.0;
+        match slot.index() {
+            0 => first,
+            _ => second,
+        }
+    }
+
+    /// The wait that an operation enqueued now must do when it runs. It waits for earlier ones, so it terminates.
+    pub fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+        let received = Arc::clone(self);
+        let last = self.0.each_ref().map(|it| it.last.load(Ordering::Acquire));
+        move || {
+            for (slot, last) in received.0.iter().zip(last) {
+                slot.ended.follow(last);
+            }
+        }
     }
 }

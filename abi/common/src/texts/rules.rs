@@ -194,6 +194,7 @@ impl Display for Measure<'_> {
             Extent::MaxTokens => self.names.max_tokens,
             Extent::CountableTokens => "what all ranks can send to one",
             Extent::MostTopK => "the largest top-k",
+            Extent::LeastTopK => "one id per token in low latency",
             Extent::RowsOf(role) => return write!(f, "the rows of {}", name(role)),
             Extent::Blocks => "one scale for 128 or 32 elements",
             Extent::ExpertsOf(role) => return write!(f, "the experts of {}", name(role)),

@@ -280,15 +280,6 @@ impl CudaHt {
         }
     }
 
-    /// Refuses an operation on a routing on which the ranks are known not to agree. In a caller's memory another one may
-    /// lie by now.
-    fn check_agreement(&self) -> Result<()> {
-        match self.header {
-            None => self.received().map(drop),
-            Some(_) => Ok(()),
-        }
-    }
-
     /// The number that an operation's fingerprint has: none for blocks that may be opened again, as only the device
     /// knows it there. So ranks must agree on where their blocks are.
     fn number(&self) -> u32 {
@@ -345,7 +336,7 @@ impl CudaHt {
 
 impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        self.check_agreement()?;
+        self.received()?;
         let group = &self.group.shared;
         let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
         let memory = self.handle_memory()?;
@@ -362,7 +353,7 @@ impl HtBackend for CudaHt {
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        self.check_agreement()?;
+        self.received()?;
         let group = &self.group.shared;
         let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
         let memory = self.handle_memory()?;

@@ -112,7 +112,7 @@ impl Handle {
                 header.compare(&self.context, KernelOp::LlCombine, at)?;
                 self.launch_kernel(op, part, at)
             }
-            LlOp::Dispatch(_) if part.phases != LlPhase::Send => {
+            LlOp::Dispatch(_) if part.phases != LlPhase::Send && part.keep => {
                 self.launch_kernel(op, part, at)?;
                 header.write(&self.context, KernelOp::LlDispatch, null(), at)
             }

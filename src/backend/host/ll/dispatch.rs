@@ -58,10 +58,11 @@ impl HostLl {
         let messages = self.shared.mailboxes.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
+        let most = facts.max_tokens.unwrap_or(usize::MAX);
         let sent: Vec<SentTokens<'_>> = messages
             .iter()
             .enumerate()
-            .map(|(source, message)| SentTokens::read(message, source, fingerprint))
+            .map(|(source, message)| SentTokens::read((message, source), fingerprint, most))
             .collect::<Result<_>>()?;
         check_room(facts, op.layout, &sent)?;
         let landed = match &op.beside {
@@ -180,10 +181,18 @@ pub(super) struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    fn read(message: &'a [u8], source: usize, fingerprint: &Fingerprint) -> Result<Self> {
+    /// Reads what `source` has sent, which may have `most` tokens.
+    fn read(
+        (message, source): (&'a [u8], usize),
+        fingerprint: &Fingerprint,
+        most: usize,
+    ) -> Result<Self> {
         let mut reader = fingerprint.read(message, source)?;
         let top_k = fingerprint.top_k;
         let tokens = reader.number()?;
+        if tokens > most {
+            return Err(Error::internal("more tokens than a rank may have"));
+        }
         let ids = reader.array(tokens, top_k * 8)?;
         let weight_bytes = if fingerprint.by_rank { top_k * 4 } else { 0 };
         Ok(Self {
@@ -233,7 +242,7 @@ mod tests {
             message.bytes(&[0; 64 + 16]);
             let mut written = vec![0; message.len()];
             message.write_to(&mut written).unwrap();
-            SentTokens::read(&written, 0, &fingerprint)
+            SentTokens::read((&written, 0), &fingerprint, usize::MAX)
                 .and_then(|sent| Ok(sent.rows.payload(0)?.len()))
         };
         assert_eq!(read(1).unwrap(), 16);

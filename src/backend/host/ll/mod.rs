@@ -10,7 +10,7 @@ use crate::backend::LlBackend;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ll::last::LastDispatch;
-use crate::backend::host::order::Order;
+use crate::backend::host::order::Received;
 use crate::error::refusal::Operation;
 use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
@@ -34,33 +34,19 @@ pub struct HostLl {
     staged: Arc<[AtomicU64; STAGED_SLOTS]>,
 }
 
-/// The receive phases of a handle's staged operations. They use the handle's memory, so each later
-/// operation on the handle waits for those enqueued before it, on any stream.
-#[derive(Default)]
-struct Received {
-    ended: Order,
-    /// Epoch of the last one that was enqueued.
-    last: AtomicU64,
-}
-
-impl Received {
-    /// The wait that an operation enqueued now must do when it runs. It waits for an earlier one,
-    /// so it terminates.
-    fn follow(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
-        let (received, last) = (Arc::clone(self), self.last.load(Ordering::Acquire));
-        move || received.ended.follow(last)
-    }
-}
-
 impl HostLl {
     /// A handle with the ids `routing`, which every operation reads again.
     pub fn new(shared: Arc<GroupState>, routing: Routing, home: HandleHome) -> Self {
+        let given = home.given();
         Self {
+            received: match given {
+                Some(_) => Arc::clone(&shared.received_in_given),
+                None => Arc::default(),
+            },
             shared,
             routing,
             last: Arc::default(),
-            given: home.given(),
-            received: Arc::default(),
+            given,
             staged: Arc::default(),
         }
     }
@@ -162,10 +148,10 @@ impl LlBackend for HostLl {
         let received = Arc::clone(&self.received);
         let epoch = self.staged(slot).load(Ordering::Relaxed);
         let receive = move || handle.receive_now(&op, &fingerprint, epoch);
-        let end = move || received.ended.end(epoch);
+        let end = move || received.end(slot, epoch);
         self.shared
             .enqueue(fingerprint.call, stream, receive, end)?;
-        self.received.last.store(epoch, Ordering::Release);
+        self.received.enqueued(slot, epoch);
         Ok(())
     }
 

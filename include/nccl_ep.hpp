@@ -9,7 +9,7 @@
 //   handle.dispatch(tokens, received, counts, stream).value();  // lists of one tensor each
 //   handle.combine(results, combined, weights, stream).value();
 //
-// Errors: each call returns a `Result`, which you cannot forget. `.value()`, which is not there with
+// Errors: calls return a `Result`, which you cannot forget. `.value()`, which is not there with
 // -fno-exceptions, throws its `Error`; or you ask: `if (!result) return result.error().code();`.
 //
 // Lists of tensors, by tag, in any order (R ranks, L local experts, M max_tokens_per_rank, T tokens

@@ -278,8 +278,8 @@ EP_TEST(refusals_have_code_call_and_text) {
                      "ncclEpDispatch", "inputs[TOKENS]"));
     EP_CHECK(Refused(handle->dispatch(std::vector<Tensor>(17, rows), rows, {}, env->stream),
                      ncclInvalidArgument, "ncclEpDispatch", "num_inputs"));
-    EP_CHECK(Refused(handle->combine(rows, rows, {}, env->stream), ncclInvalidArgument,
-                     "ncclEpCombine", "TOKENS"));
+    EP_CHECK(Refused(handle->combine(rows, rows, {}, env->stream), ncclInvalidUsage,
+                     "ncclEpCombine", "needs a dispatch before its first combine"));
     EP_CHECK(Refused(handle->num_recv_tokens(), ncclInvalidUsage, "ncclEpHandleGetNumRecvTokens",
                      "handle"));
     EP_CHECK(handle->destroy().has_value());

@@ -302,7 +302,7 @@ extern "C" {
 // Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
 // `config`, and either all ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
 //
-// A process has groups of this library or of the first release's `libnccl_ep.so`, not of both.
+// A process has groups of this library or of the first release's `libnccl_ep.so`, not of both at a time.
 //
 // @param ep_group  gets the group; written on success only
 // @param comm      communicator whose ranks form the group; must outlive the group

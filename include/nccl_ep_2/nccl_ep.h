@@ -374,7 +374,9 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 // @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
 //                    routing will be there. Not touched before an update, or in LL a dispatch. HT: a combine may be made on
 //                    a handle whose memory holds what an update of an equal handle has left, or a copy of it; a forward
-//                    dispatch needs an update of its own yet. NULL: memory of the library's. HT: on all ranks or on none
+//                    dispatch needs an update of its own yet. NULL: memory of the library's. HT: on all ranks or on none,
+//                    and of one update on all. A staged operation that is given up (`ncclEpHandleDestroy`) may use it
+//                    until the group's end: do not free it before
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL; `ncclInvalidUsage`
 // for K in HT, and what the library does not serve yet.

@@ -98,7 +98,12 @@ class EPAll2AllLayer(torch.nn.Module):
                             dtype=dtype, comm=self._group.comm, num_channels=channels)
             group.label = f"{self.label}, low latency"
             self._latency = Latency(group, self.ep_config)
-        self.number = register_for_life(self)  # of operators
+        self.number = self._new_number()  # of operators
+
+    def _new_number(self) -> int:
+        config = self.ep_config
+        return register_for_life(self, config.num_experts_per_rank, config.hidden, config.token_dtype,
+                                 config.weight_dtype, self.latency_rows)
 
     def forward(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: torch.Tensor | None,
                 experts: Callable[[torch.Tensor, EPAllToAllLayoutDesc], torch.Tensor],
@@ -116,13 +121,13 @@ class EPAll2AllLayer(torch.nn.Module):
         same = self.__copy__()
         memo[id(self)] = same
         same.__dict__ = copy.deepcopy(self.__dict__, memo)
-        same.number = register_for_life(same)
+        same.number = same._new_number()
         return same
 
     def __copy__(self) -> EPAll2AllLayer:
         same = type(self).__new__(type(self))
         same.__dict__.update(self.__dict__)
-        same.number = register_for_life(same)
+        same.number = same._new_number()
         return same
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -122,7 +122,7 @@ class TracedLowLatency:
         else:
             rows, counts = ll.ll_dispatch(tokens, handle.topk_idx, *where)
         if send_only:
-            handle.staged_outputs = [rows, counts] + ([row_scales] if is_scaled else [])
+            handle.staged_outputs = [rows, *([row_scales] if is_scaled else []), counts]
         return result_class(True, False, is_scaled)(
             _given(rows, out), counts,
             scales=None if row_scales is None else _given(row_scales, out_scales))

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator
 
 import nccl_ep
@@ -31,16 +32,20 @@ _LIBRARY = re.compile(r"/lib(nccl|nccl_ep|nccl_ep_2)\.so[.\d]*$")
 
 def run() -> int:
     """Prints all of it; 1 if something is wrong."""
-    lines = list(report())
-    print("\n".join(lines))
-    return int(any(line.startswith("!!") for line in lines))
+    wrong = False
+    for line in report():
+        # At once: what comes next may end the process.
+        print(line, flush=True)
+        wrong = wrong or line.startswith("!!")
+    return int(wrong)
 
 
 def report() -> Iterator[str]:
     """All lines."""
     yield f"ok nccl_ep {nccl_ep.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield from _libraries()
+    # PyTorch first: programs import it before, and it brings its own NCCL.
     yield from _torch()
+    yield from _libraries()
     yield from _environment()
 
 
@@ -91,11 +96,10 @@ def _gpus(library: NCCLLibrary, stand_ins: bool) -> Iterator[str]:
     if stand_ins:
         yield "-- operations run on the CPU"
         return
-    if importlib.util.find_spec("torch") is None:
+    torch = sys.modules.get("torch")
+    if torch is None:
         yield "-- GPUs: PyTorch would tell"
         return
-    import torch
-
     if not torch.cuda.is_available():
         yield ("!! no GPU that PyTorch can use; to run on the CPU set NCCL_EP_NCCL_LIBRARY to "
                "libncclep_hostsim.so")
@@ -114,8 +118,11 @@ def _torch() -> Iterator[str]:
     if importlib.util.find_spec("torch") is None:
         yield "-- no PyTorch: NCCLLibrary works, EpGroup does not"
         return
-    import torch
-
+    try:
+        import torch
+    except Exception as error:
+        yield f"!! PyTorch cannot be imported: {type(error).__name__}: {error}"
+        return
     yield f"ok PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
 
 

@@ -18,7 +18,7 @@ from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype
 from nccl_ep.errors import NcclEpError, RemoteError, failure
 from nccl_ep.modes import Algorithm, Mode
 from nccl_ep.nccl_wrapper import NCCLLibrary
-from nccl_ep.operators.numbers import forget, register
+from nccl_ep.operators.numbers import forget, register_configured
 from nccl_ep.operators.traced import create_handle as traced_handle, is_traced
 from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
@@ -90,7 +90,6 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
-        self.number = register(self)  # of operators
         self.label = ""
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
@@ -117,6 +116,8 @@ class EpGroup(Generic[Mode]):
                 self._destroy_comm()
                 raise
         self.num_local_experts = num_experts // self.world_size
+        self.number = register_configured(  # of operators
+            self, self.world_size, num_experts, max_tokens_per_rank, dtype, algorithm)
 
     @property
     def device(self) -> torch.device:

@@ -13,7 +13,7 @@ from nccl_ep.arguments import cannot_be_copied
 from nccl_ep.gradients import check_differentiable, needs_gradient
 from nccl_ep.modes import Mode
 from nccl_ep.operators.numbers import forget, register
-from nccl_ep.operators.traced import is_traced, traced
+from nccl_ep.operators.traced import is_traced, runs_now, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
                              RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult,
                              result_class)
@@ -250,7 +250,7 @@ class EpHandle(Generic[Mode]):
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
         differentiable as `dispatch` is.
         """
-        if is_traced(stream):
+        if is_traced(stream) and not (self._by_rank and runs_now(tokens)):
             return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
                                         stream=stream)
         group = self.group

@@ -79,6 +79,7 @@ class Problem:
         """One expert's result, float32."""
         return torch.tanh(rows.float() @ matrix)
 
+    @torch.enable_grad()
     def dense(self) -> Dense:
         """Everything on one rank: each expert processes each token, mostly with weight 0."""
         experts = self._experts.clone().requires_grad_()

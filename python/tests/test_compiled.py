@@ -76,11 +76,14 @@ def test_low_latency(low_latency, backend):
             assert torch.equal(handle.topk_idx, ids)
 
 
-def test_scales_of_low_latency(low_latency):
+@pytest.mark.parametrize("staged", [False, True])
+def test_scales_of_low_latency(low_latency, staged):
     problem, handle = low_latency
 
     def step(tokens, weights):
-        received = handle.dispatch(tokens, cast="fp8", scales_order="column")
+        received = handle.dispatch(tokens, cast="fp8", scales_order="column", send_only=staged)
+        if staged:
+            handle.complete()
         rows = (received.tokens.float() * received.scales).to(torch.bfloat16)
         return handle.combine(rows, weights), received.counts
 
@@ -142,7 +145,8 @@ def test_the_layer(layer, world, device, unknown_sizes):
     for function in (step, scaled):
         for arguments in ((problem.tokens, problem.weights, problem.topk_idx), many):
             torch.compiler.reset()
-            same([compiled(function)(*arguments)], [function(*arguments)])
+            with torch.no_grad():
+                same([compiled(function)(*arguments)], [function(*arguments)])
 
 
 def test_a_stream_is_refused(low_latency, monkeypatch):

@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from nccl_ep import deep_ep
 from nccl_ep.deep_ep import shared
@@ -153,6 +154,58 @@ def test_a_bound_of_rows(buffer, problem):
     assert counts == [] and len(rows) == most and torch.equal(rows[:used], usual[0])
     assert torch.equal(ids[:used], usual[1]) and bool((ids[used:] == -1).all())
     assert torch.equal(buffer.combine(rows, handle)[0], buffer.combine(usual[0], usual[4])[0])
+    short = problem.tokens.to(torch.float8_e4m3fn)
+    again = buffer.dispatch([short, problem.weights[:, :1].contiguous()], handle=handle)[0]
+    assert len(again[0]) == len(again[1]) == most
+    assert torch.equal(again[0][:used].float(), usual[0].to(short.dtype).float())
+
+
+def test_wrong_tensors_take_nothing(buffer, problem):
+    """The text names DeepEP's argument, and the handles stay."""
+    x, ids, experts = problem.tokens, problem.topk_idx, problem.num_experts
+    pool = buffer.shared.low_latency(experts, 256, _MOST)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, _MOST, experts, use_fp8=False)
+    buffer.low_latency_combine(rows, ids, problem.weights, handle)
+    before = {shape: len(free) for shape, free in pool._free.items()}
+    more = x.new_zeros((len(x) + 1, 256))
+    for tokens, routing, most, text in (
+            (more, ids, _MOST, "topk_idx: has shape"), (x, ids.float(), _MOST, "topk_idx: has type"),
+            (x[:, :100], ids, _MOST, "x: 100 bfloat16"), (x[0:0, 0], ids, _MOST, "x: has shape"),
+            (x.new_zeros((99, 256)), ids.new_zeros((99, 2)), _MOST, "num_max_dispatch_tokens_per_rank"),
+            (x, ids, 0, "num_max_dispatch_tokens_per_rank: must be")):
+        with pytest.raises(ValueError, match=f"^{text}"):
+            buffer.low_latency_dispatch(tokens, routing, most, experts)
+    for tokens, routing, text in ((rows[:, 1:], ids, "x"), (rows, ids[:, 1:], "topk_idx")):
+        with pytest.raises(ValueError, match=f"^{text}: has shape"):
+            buffer.low_latency_combine(tokens, routing, problem.weights, handle)
+    assert {shape: len(free) for shape, free in pool._free.items()} == before
+    with pytest.raises(ValueError, match="^topk_idx: has shape"):
+        dispatched(buffer, problem, more)
+
+
+def test_under_a_dispatch_mode(buffer, problem):
+    """As FlopCounterMode or selective checkpointing have one: the same results."""
+    def step(hooks):
+        rows, _, weights, counts, handle, _ = dispatched(buffer, problem)
+        results = [rows, *buffer.combine(rows, handle, topk_weights=weights)[:2]]
+        # A shape of which no handle is there yet.
+        ids = problem.topk_idx[:5 + hooks]
+        rows, count, handle, _, hook = buffer.low_latency_dispatch(
+            problem.tokens[:5 + hooks], ids, _MOST, problem.num_experts, use_fp8=False,
+            return_recv_hook=hooks)
+        if hooks:
+            hook()
+        sums, _, hook = buffer.low_latency_combine(rows, ids, problem.weights[:5 + hooks], handle,
+                                                   return_recv_hook=hooks)
+        if hooks:
+            hook()
+        return [*results, count, sums], counts
+
+    for hooks in (False, True):
+        with BaseTorchDispatchMode():
+            have, counts = step(hooks)
+        want, expected = step(hooks)
+        assert counts == expected and all(map(torch.equal, have, want))
 
 
 @pytest.mark.parametrize("how", [{}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True},
@@ -200,6 +253,10 @@ def test_low_latency(buffer, world, device, how, hooks):
     assert sums is out
     factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
     torch.testing.assert_close(sums.float(), problem.tokens.float() * factors, rtol=0.1, atol=0.05)
+    again = buffer.low_latency_combine(values.to(torch.bfloat16), problem.topk_idx, problem.weights,
+                                       handle)[0]
+    assert torch.equal(again, sums)
+    buffer.low_latency_dispatch(problem.tokens, problem.topk_idx, _MOST, problem.num_experts)
     with pytest.raises(RuntimeError, match="handle: it has been combined"):
         buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)
 
@@ -232,7 +289,7 @@ def test_other_ways_of_low_latency(buffer, problem, device):
 
 def test_padded_handles(buffer, problem):
     """As over several nodes, where each handle has room for M tokens."""
-    pool = buffer.shared.low_latency(problem.num_experts, 256, _MOST, 20)
+    pool = buffer.shared.low_latency(problem.num_experts, 256, _MOST)
     rows, _, handle, _, _ = buffer.low_latency_dispatch(problem.tokens, problem.topk_idx, _MOST,
                                                         problem.num_experts, use_fp8=False)
     want = buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,18 @@ def test_variables_that_are_wrong(monkeypatch, name, value, text):
 def test_a_library_that_is_not_there(monkeypatch):
     monkeypatch.setenv("NCCL_EP_LIBRARY", "/no/libnccl_ep.so")
     assert "!! no library: NCCL_EP_LIBRARY: there is no file /no/libnccl_ep.so" in doctor.report()
+
+
+def test_a_torch_that_cannot_be_imported(tmp_path, alone):
+    """A line, and the others all the same."""
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: no such file')\n")
+    path = os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))
+    ran = subprocess.run([sys.executable, "-m", "nccl_ep", "doctor"], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": path})
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 1 and not ran.stderr
+    assert lines[1] == "!! PyTorch cannot be imported: OSError: libcudart.so.12: no such file"
+    assert any(line.startswith("ok libnccl_ep ") for line in lines)
 
 
 def test_it_knows_the_documented_variables():

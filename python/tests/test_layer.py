@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from nccl_ep.layers import EPAll2AllLayer, EPConfig
 from problems import Problem, without_waiting
@@ -224,3 +225,16 @@ def test_configurations_that_make_no_sense(world):
     with pytest.raises(ValueError, match="num_sm"):
         EPAll2AllLayer(None, 1, 8, 1, rank, size, size, size, num_sm=-1)
     dist.barrier()
+
+
+def test_a_mode_of_torch_that_looks_on(layer, world, device):
+    """The layout is the same, with its list."""
+    problem = Problem(*world, device=device)
+    ep = layer(problem)
+    want = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+    with BaseTorchDispatchMode():
+        have = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
+        sums = ep.combine(have[0], have[2])
+    assert have[2].num_recv_tokens_per_expert_list == want[2].num_recv_tokens_per_expert_list
+    assert torch.equal(have[2].token_dst_scatter_idx, want[2].token_dst_scatter_idx)
+    assert torch.equal(sums, ep.combine(want[0], want[2]))

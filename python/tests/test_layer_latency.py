@@ -11,6 +11,12 @@ from problems import Problem, without_waiting
 pytestmark = pytest.mark.high_throughput
 
 
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
 def run(layer, problem, **how):
     """Experts by torch on whatever rows a dispatch has; the sums, and tokens of each expert."""
     rows, weights, layout = layer.dispatch(problem.tokens, problem.topk_idx, problem.weights, **how)
@@ -62,15 +68,19 @@ def test_scales(layer, world, device, order):
     torch.testing.assert_close(sums, problem.tokens * factors, rtol=0.1, atol=0.1)
 
 
-def test_what_is_large_or_has_gradients_goes_by_high_throughput(layer, world, device):
+@pytest.mark.parametrize("small", [False, True])
+def test_what_is_large_or_has_gradients_goes_by_high_throughput(layer, world, device, small):
+    """Also if those of the experts' parameters are the only ones."""
     problem = Problem(*world, device=device)
-    for most in (4, 9 + 2 * world[1]):
-        ep = layer(problem, latency_tokens=most)
-        tokens = problem.tokens.clone().requires_grad_(most > 4)
-        rows, weights, layout = ep.dispatch(tokens, problem.topk_idx, problem.weights)
+    ep = layer(problem, latency_tokens=9 + 2 * world[1] if small else 4)
+    factor = torch.ones(problem.hidden, device=device, requires_grad=True)
+    with torch.set_grad_enabled(small):
+        rows, weights, layout = ep.dispatch(problem.tokens, problem.topk_idx, problem.weights)
         assert layout.exchange is None and len(rows) == sum(layout.num_recv_tokens_per_expert_list)
-        assert rows.requires_grad == (most > 4)
-        ep.combine(rows * weights[:, None], layout)
+        sums = ep.combine(rows * factor * weights[:, None], layout)
+        if small:
+            sums.sum().backward()
+    assert (factor.grad is not None) == small
 
 
 def test_batches_in_flight(layer, world, device):

@@ -194,6 +194,15 @@ def test_shapes_without_memory(low_latency, high_throughput):
         assert received.topk_idx.shape == received.topk_weights.shape
 
 
+def test_numbers_tell_the_configuration(group):
+    """A graph of another process, which a compiler found again on the disk, must not fit."""
+    made = [group(num_experts=4 * (1 + (most == 8)), hidden=16, dtype=torch.float32,
+                  max_tokens_per_rank=most, algorithm=kind) for kind in ("ll", "ht") for most in (4, 8, 4)]
+    sums = [each.number >> 20 for each in made]
+    assert len({each.number for each in made}) == 6 and len(set(sums)) == 4
+    assert sums[0] == sums[2] and max(each.number for each in made) < 2**53
+
+
 def test_numbers_of_what_is_gone(low_latency):
     problem, handle = low_latency
     call = torch.ops.nccl_ep.ll_combine

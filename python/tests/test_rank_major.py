@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from nccl_ep import RankMajorResult
 from problems import Problem
@@ -78,9 +79,13 @@ def test_what_is_refused(group, world, device):
         with pytest.raises(ValueError, match="layout: must be"):
             handle.dispatch(problem.tokens, problem.weights, layout="token")
         received = handle.dispatch(problem.tokens, problem.weights, layout="rank")
+        received.tokens.zero_()
         with pytest.raises(ValueError, match="topk_weights: applied by the caller"):
             handle.combine(received.tokens, problem.weights)
-        handle.combine(received.tokens)
+        home = handle.combine(received.tokens)
+        # A mode that looks on makes no difference.
+        with BaseTorchDispatchMode():
+            assert torch.equal(handle.combine(received.tokens), home)
 
 
 @pytest.mark.high_throughput

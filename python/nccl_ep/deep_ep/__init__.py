@@ -1,6 +1,6 @@
 """The interface of DeepEP V1 (`Buffer`, `Config`, `EventOverlap`) over groups of this library.
 
-`import nccl_ep.deep_ep as deep_ep`, or install the package in python/deep_ep, whose name is `deep_ep`,
+`import nccl_ep.deep_ep as deep_ep`, or install the package in python/deep-ep, whose name is `deep_ep`,
 for programs that import that. What is served, and what is not: docs/guide/deepep.md.
 """
 

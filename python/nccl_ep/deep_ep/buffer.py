@@ -14,6 +14,7 @@ from nccl_ep.deep_ep.events import CommStream, EventHandle, EventOverlap
 from nccl_ep.deep_ep.low_latency import Hook, Timing
 from nccl_ep.deep_ep.pool import Slot
 from nccl_ep.deep_ep.shared import Shared, enter, leave
+from nccl_ep.tensors import checked_integers
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -61,7 +62,7 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """SMs that groups made from now on may use."""
+        """SMs that high-throughput groups made from now on may use."""
         if integer("new_num_sms", new_num_sms, least=2) % 2:
             raise ValueError(f"new_num_sms: must be even, not {new_num_sms}")
         Buffer.num_sms = new_num_sms
@@ -114,7 +115,7 @@ class Buffer:
         return *result, self._comm.finish(async_finish, result)
 
     @torch.no_grad()
-    def dispatch(self, x: torch.Tensor | _Pair, handle: Any = None,
+    def dispatch(self, x: torch.Tensor | _Pair | list[torch.Tensor], handle: Any = None,
                  num_tokens_per_rank: torch.Tensor | None = None,
                  num_tokens_per_rdma_rank: torch.Tensor | None = None,
                  is_token_in_rank: torch.Tensor | None = None,
@@ -129,16 +130,16 @@ class Buffer:
 
         With `handle`, that of an earlier dispatch: rows, four times None, and an event.
         """
-        tokens, scales = x if isinstance(x, tuple) else (x, None)
+        tokens, scales = x if isinstance(x, (tuple, list)) else (x, None)
         if handle is not None:
             for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
                 if value is not None:
                     raise ValueError(f"{name}: must be None with a handle")
             with self._comm.on(previous_event, [tokens, scales]):
-                received = _routing(handle).handle.dispatch(tokens, scales=scales)
-            rows = received.tokens if scales is None else (received.tokens, received.scales)
+                received = high_throughput.cached_dispatch(_routing(handle), tokens, scales)
+            received_x = received.tokens if scales is None else (received.tokens, received.scales)
             event = self._comm.finish(async_finish, [received.tokens, received.scales])
-            return rows, None, None, None, None, event
+            return received_x, None, None, None, None, event
         if topk_idx is None or topk_weights is None or num_tokens_per_expert is None:
             raise NotImplementedError("topk_idx, topk_weights, num_tokens_per_expert: a dispatch "
                                       "without a handle needs all three")
@@ -183,8 +184,9 @@ class Buffer:
         cast = low_latency.cast_name(use_fp8, round_scale, use_ue8m0)
         timing = Timing(self._comm, async_finish, return_recv_hook)
         _warn_of_costs(dispatch_wait_recv_cost_stats)
-        pool = self.shared.low_latency(num_experts, x.shape[1], num_max_dispatch_tokens_per_rank,
-                                       Buffer.num_sms)
+        x, topk_idx = low_latency.checked_tokens(x, topk_idx, num_max_dispatch_tokens_per_rank,
+                                                 self.shared.device)
+        pool = self.shared.low_latency(num_experts, x.shape[1], num_max_dispatch_tokens_per_rank)
         return low_latency.dispatch(pool, x, topk_idx, cast, cumulative_local_expert_recv_stats,
                                     timing)
 
@@ -206,6 +208,7 @@ class Buffer:
             if slot.buffer is None:
                 raise ValueError("zero_copy: get_next_low_latency_combine_buffer(handle) comes first")
             x = slot.buffer
+        checked_integers("topk_idx", topk_idx, (slot.tokens, slot.handle.top_k), slot.group.device)
         return low_latency.combine(slot, x, topk_weights, out, timing)
 
     def get_next_low_latency_combine_buffer(self, handle: Any) -> torch.Tensor:

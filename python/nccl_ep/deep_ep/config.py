@@ -11,7 +11,7 @@ _SLOT = 320  # bytes beside a row of low latency, at most
 class Config:
     """Accepted wherever DeepEP takes one; this library chooses chunks by itself.
 
-    Only `num_sms` counts: groups that are made later take so many SMs.
+    Nothing of it is used; `Buffer.set_num_sms` bounds the SMs of high throughput.
     """
 
     def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,

@@ -9,8 +9,10 @@ import torch
 from nccl_ep.arguments import integer
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
+from nccl_ep.results import DispatchResult
 from nccl_ep.routing import in_callers_order, known_ids
 from nccl_ep.runtime import HostCopy
+from nccl_ep.tensors import checked, checked_integers
 
 _NODE = 8  # ranks of a node, as DeepEP counts them
 
@@ -51,6 +53,8 @@ def first_dispatch(group: EpGroup[Any], host: HostCopy, x: torch.Tensor,
                    scales: torch.Tensor | None, topk_idx: torch.Tensor,
                    topk_weights: torch.Tensor, worst_tokens: int) -> tuple[Any, ...]:
     """Rows, scales, ids, weights, rows of each expert on the host, and the routing."""
+    x = checked("x", x, ("T", "H"), group.device)
+    topk_idx = checked_integers("topk_idx", topk_idx, (x.shape[0], "K"), group.device)
     counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
     handle = group.create_handle(topk_idx, counts=counts)
     if not worst_tokens:
@@ -64,12 +68,18 @@ def first_dispatch(group: EpGroup[Any], host: HostCopy, x: torch.Tensor,
             Routing(handle, received.tokens.shape[0]))
 
 
+def cached_dispatch(routing: Routing, x: torch.Tensor, scales: torch.Tensor | None) -> DispatchResult:
+    """As many rows as the first had, also with a bound of them."""
+    x = checked("x", x, (routing.handle.num_tokens, "H"), routing.handle.group.device)
+    out = torch.empty((routing.rows, x.shape[1]), dtype=x.dtype, device=x.device)
+    return routing.handle.dispatch(x, scales=scales, out=out)
+
+
 def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None,
             bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Sums [T, H], and weights [T, K] by k if `topk_weights` [n, K] are given."""
     handle, rows, weights = routing.handle, routing.handle.num_recv_tokens, None
-    if x.shape[0] != routing.rows:
-        raise ValueError(f"x: has {x.shape[0]} rows, expected {routing.rows}, those of the dispatch")
+    x = checked("x", x, (routing.rows, "H"), handle.group.device)
     if topk_weights is None:
         sums = handle.combine(x[:rows])
     else:

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
-from nccl_ep.deep_ep.events import CommStream, EventHandle, EventOverlap
+from nccl_ep.arguments import integer, row_bytes
+from nccl_ep.deep_ep.events import CommStream, EventOverlap
 from nccl_ep.deep_ep.pool import Pool, Slot
+from nccl_ep.operators.traced import is_traced
+from nccl_ep.row_layout import low_latency_shape
 from nccl_ep.runtime import uses_stand_ins
 from nccl_ep.scales import CastName
-from nccl_ep.tensors import checked, checked_output
+from nccl_ep.tensors import checked, checked_integers, checked_output
 
 Hook = Callable[[], None]
 
@@ -50,6 +53,17 @@ class Timing:
         return event, _hook(receive, after)
 
 
+def checked_tokens(x: torch.Tensor, topk_idx: torch.Tensor, most: int,
+                   device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, H] and ids int64 [T, K] of a dispatch of at most `most` tokens, before anything is taken."""
+    x = checked("x", x, ("T", "H"), device)
+    row_bytes("x", x.shape[1], x.dtype)
+    name = "num_max_dispatch_tokens_per_rank"
+    if x.shape[0] > integer(name, most, least=1):
+        raise ValueError(f"{name}: is {most}, but x has {x.shape[0]} tokens")
+    return x, checked_integers("topk_idx", topk_idx, (x.shape[0], "K"), device)
+
+
 def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName | None,
              stats: torch.Tensor | None, timing: Timing) -> tuple[Any, ...]:
     """`Buffer.low_latency_dispatch`."""
@@ -64,10 +78,11 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     def count() -> None:
         if stats is not None:
             stats.add_(received[0].counts)
+        slot.note_use()
 
     try:
         event, hook = timing.run(start, slot.handle.complete, count, [x, topk_idx])
-    except Exception:
+    except BaseException:
         slot.release()
         raise
     [result] = received
@@ -78,13 +93,17 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
 def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None,
             timing: Timing) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
     """`Buffer.low_latency_combine`."""
-    handle, shape = slot.handle, (slot.tokens, x.shape[-1])
+    handle = slot.handle
     device = handle.group.device
+    x = checked("x", x, (*low_latency_shape(handle.group, 0, False)[:2], "H"), device)
+    shape = slot.tokens, x.shape[-1]
     weights = checked("topk_weights", topk_weights, (slot.tokens, handle.top_k), device,
                       torch.float32)
     result = (torch.empty(shape, dtype=x.dtype, device=device) if out is None else
               checked_output("out", out, shape, device, x.dtype))
-    is_whole = slot.tokens == handle.num_tokens
+    # Operators, as a mode of torch makes them, take no `out` in stages.
+    is_whole = slot.tokens == handle.num_tokens and not is_traced()
+    slot.hold()
     sums: list[torch.Tensor] = []
 
     def start() -> list[Any]:
@@ -96,7 +115,8 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
         if not is_whole:
             result.copy_(sums[0][:slot.tokens])
         # Whoever takes the handle next writes its ids, possibly on another stream.
-        slot.release(EventHandle() if timing.is_async else None)
+        slot.note_use()
+        slot.release()
 
     event, hook = timing.run(start, handle.complete, bring, [x, topk_weights, result])
     return result, event, hook

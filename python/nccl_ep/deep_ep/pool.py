@@ -1,7 +1,8 @@
 """Low-latency handles for calls that bring their own ids.
 
 A handle is bound to memory of ids and to a number of tokens. So there are some for each number; a
-dispatch takes one and copies its ids in, and its combine gives it back. Over several nodes making one is
+dispatch takes one and copies its ids in, and its combine gives it back. Until another dispatch takes it, it
+can be combined again. Over several nodes making one is
 collective and the number of tokens belongs to it, so all are for M tokens there, and ids of -1 fill up.
 """
 
@@ -12,9 +13,17 @@ from typing import Any
 
 import torch
 
-from nccl_ep.deep_ep.events import EventHandle
+from nccl_ep.deep_ep.events import Use
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
+
+
+class Place:
+    """A handle, how often it has been taken, and the end of its last use."""
+
+    def __init__(self, handle: EpHandle[Any]) -> None:
+        self.handle, self.takes = handle, 0
+        self.used: Use | None = None
 
 
 class Pool:
@@ -22,13 +31,12 @@ class Pool:
 
     def __init__(self, group: EpGroup[Any], is_one_node: bool) -> None:
         self.group, self.is_one_node = group, is_one_node
-        # With the event of the last use, if that was on another stream.
-        self._free: dict[tuple[int, int], list[tuple[EpHandle[Any], EventHandle | None]]] = (
-            collections.defaultdict(list))
+        self._free: dict[tuple[int, int], list[Place]] = collections.defaultdict(list)
         self._made: list[EpHandle[Any]] = []
 
     def take(self, topk_idx: torch.Tensor) -> Slot:
-        """A handle with the ids `topk_idx` [T, K], which the caller may reuse at once."""
+        """A handle with the ids `topk_idx` int64 [T, K], which the caller may reuse at once; T is at
+        most M."""
         tokens, top_k = topk_idx.shape
         shape = (tokens if self.is_one_node else self.group.max_tokens_per_rank, top_k)
         free = self._free[shape]
@@ -36,19 +44,22 @@ class Pool:
             # Also usable outside of inference mode, if that is on now.
             with torch.inference_mode(False):
                 ids = torch.full(shape, -1, dtype=torch.int64, device=self.group.device)
-                made = self.group.create_handle(ids)
+                # The constructor, as a mode of torch may be on, and `create_handle` trace.
+                made = EpHandle(self.group, ids)
             self._made.append(made)
-            free.append((made, None))
-        handle, used = free.pop()
-        if used is not None:
-            used.current_stream_wait()
-        handle.topk_idx[:tokens].copy_(topk_idx)
-        handle.topk_idx[tokens:].fill_(-1)
-        return Slot(self, handle, tokens)
+            free.append(Place(made))
+        slot = Slot(self, free[-1], tokens)
+        try:
+            slot.handle.topk_idx[:tokens].copy_(topk_idx)
+            slot.handle.topk_idx[tokens:].fill_(-1)
+        except BaseException:
+            slot.release()
+            raise
+        return slot
 
-    def give_back(self, handle: EpHandle[Any], used: EventHandle | None) -> None:
-        """The handle may be taken again, behind the event `used`."""
-        self._free[handle.num_tokens, handle.top_k].append((handle, used))
+    def free(self, handle: EpHandle[Any]) -> list[Place]:
+        """Those that a dispatch may take instead of this one; the last is taken next."""
+        return self._free[handle.num_tokens, handle.top_k]
 
     def close(self) -> None:
         """Destroys all handles."""
@@ -57,42 +68,58 @@ class Pool:
 
 
 class Slot:
-    """What `low_latency_dispatch` returns as `handle`: a handle until it is combined.
+    """What `low_latency_dispatch` returns as `handle`: a handle until another dispatch takes it.
 
     It cannot be looked into, as DeepEP's tuple can.
     """
 
-    def __init__(self, pool: Pool, handle: EpHandle[Any], tokens: int) -> None:
+    def __init__(self, pool: Pool, place: Place, tokens: int) -> None:
         self.group, self.tokens = pool.group, tokens
-        self._pool: Pool | None = pool
-        self._handle = handle
+        self._pool, self._place = pool, place
+        self._is_held = False
+        place.takes += 1
+        self._take = place.takes
+        self.hold()
         # What `get_next_low_latency_combine_buffer` has given.
         self.buffer: torch.Tensor | None = None
 
     @property
     def handle(self) -> EpHandle[Any]:
-        """The handle; RuntimeError once it has been combined."""
-        if self._pool is None:
-            raise RuntimeError("handle: it has been combined, and another dispatch may have it; "
-                               "combine each dispatch once")
-        return self._handle
+        """The handle; RuntimeError once another dispatch has it."""
+        if self._place.takes != self._take:
+            raise RuntimeError("handle: it has been combined, and another dispatch has it since; "
+                               "combine before that")
+        return self._place.handle
 
-    def release(self, used: EventHandle | None = None) -> None:
-        """Its combine is enqueued, and has run at the event `used`."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.give_back(self._handle, used)
+    def hold(self) -> None:
+        """Keeps others from taking the handle until `release`; the current stream waits for its last
+        use."""
+        if not self._is_held:
+            self._pool.free(self.handle).remove(self._place)
+            self._is_held = True
+        if self._place.used is not None:
+            self._place.used.current_stream_wait()
+
+    def note_use(self) -> None:
+        """An operation is enqueued on the current stream, which the next ones wait for."""
+        self._place.used = Use()
+
+    def release(self) -> None:
+        """Its combine is enqueued, or nothing: others may take it."""
+        if self._is_held:
+            self._is_held = False
+            self._pool.free(self._place.handle).append(self._place)
 
     # A dispatch that nobody combines. Over nodes all ranks must take the same handles, and drop their
     # own at different times.
     def __del__(self) -> None:
-        pool = getattr(self, "_pool", None)
-        if pool is not None and pool.is_one_node and not self._handle.staged_outputs:
+        if (getattr(self, "_is_held", False) and self._pool.is_one_node
+                and not self._place.handle.staged_outputs):
             self.release()
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
         """`rows` [T, ..] for the tokens of the handle, of which those behind T have no ids."""
-        most = self._handle.num_tokens
+        most = self._place.handle.num_tokens
         if rows.shape[0] == most:
             return rows
         padded = rows.new_empty((most, *rows.shape[1:]))

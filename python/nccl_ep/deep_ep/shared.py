@@ -62,7 +62,7 @@ class Shared:
         self._high.append((group, counts))
         return group, counts
 
-    def low_latency(self, num_experts: int, hidden: int, max_tokens: int, num_sms: int) -> Pool:
+    def low_latency(self, num_experts: int, hidden: int, max_tokens: int) -> Pool:
         """Handles of a group for such rows and M; the first call is collective."""
         for pool in self._low:
             group = pool.group
@@ -74,7 +74,7 @@ class Shared:
                              f"{_MOST_LOW_LATENCY} combinations of them are in use, each with memory "
                              "of its own; call with one of these")
         group = EpGroup(num_experts, hidden, algorithm="ll", max_tokens_per_rank=max_tokens,
-                        comm=self.comm, num_channels=max(num_sms // 2, 1))
+                        comm=self.comm)
         group.label = "deep_ep.Buffer"
         self._low.append(Pool(group, self.is_one_node))
         return self._low[-1]

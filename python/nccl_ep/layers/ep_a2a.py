@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from nccl_ep.arguments import cannot_be_copied, integer, require_group
 from nccl_ep.autograd import ht_combine
-from nccl_ep.gradients import needs_gradient
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.layers import expand, scaled, scatter, traced
@@ -54,8 +53,9 @@ class EPAll2AllLayer(torch.nn.Module):
     num_sm                SMs that communication may use; 0: the library chooses
     enable_local_combine  no effect: results are always summed on the rank of the experts first
     use_aot               no effect: kernels are always built ahead of time
-    latency_tokens        M of low latency: batches of at most so many tokens, without gradients and
-                          `full_scatter_indices`, use it; 0: none does. All ranks decide alike
+    latency_tokens        M of low latency: batches of at most so many tokens, under torch.no_grad()
+                          or inference_mode and without `full_scatter_indices`, use it; 0: none
+                          does. All ranks decide alike
 
     Constructing and `finalize` are collective. It has no parameters: `to`, `half` and the like
     leave it as it is, `state_dict` has nothing of it, and a `copy.deepcopy` shares its group, which
@@ -98,7 +98,12 @@ class EPAll2AllLayer(torch.nn.Module):
                             dtype=dtype, comm=self._group.comm, num_channels=channels)
             group.label = f"{self.label}, low latency"
             self._latency = Latency(group, self.ep_config)
-        self.number = register_for_life(self)  # of operators
+        self.number = self._new_number()  # of operators
+
+    def _new_number(self) -> int:
+        config = self.ep_config
+        return register_for_life(self, config.num_experts_per_rank, config.hidden, config.token_dtype,
+                                 config.weight_dtype, self.latency_rows)
 
     def forward(self, input: torch.Tensor, exp_indices: torch.Tensor, weight: torch.Tensor | None,
                 experts: Callable[[torch.Tensor, EPAllToAllLayoutDesc], torch.Tensor],
@@ -116,13 +121,13 @@ class EPAll2AllLayer(torch.nn.Module):
         same = self.__copy__()
         memo[id(self)] = same
         same.__dict__ = copy.deepcopy(self.__dict__, memo)
-        same.number = register_for_life(same)
+        same.number = same._new_number()
         return same
 
     def __copy__(self) -> EPAll2AllLayer:
         same = type(self).__new__(type(self))
         same.__dict__.update(self.__dict__)
-        same.number = register_for_life(same)
+        same.number = same._new_number()
         return same
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -184,12 +189,13 @@ class EPAll2AllLayer(torch.nn.Module):
         their `scales` [T, S], or rows that `cast` rounds to float8_e4m3fn. The scales of the rows
         returned are `layout.scales` [recv_tokens, S]. Such rows have no gradients.
 
-        Of at most `latency_tokens` tokens the rows are [L * R*M, H], R*M for each expert, of which the
-        first `layout.num_recv_tokens_per_expert` are tokens; their weights are 1, as combine applies
-        those that were passed. The host waits for nothing.
+        Of at most `latency_tokens` tokens, under torch.no_grad() or inference_mode, the rows are
+        [L * R*M, H], R*M for each expert, of which the first `layout.num_recv_tokens_per_expert` are
+        tokens; their weights are 1, as combine applies those that were passed. The host waits for
+        nothing.
         """
         scaling = Scaling(scales, cast, scales_order)
-        small = full_scatter_indices is None and self._is_small(input, weight)
+        small = full_scatter_indices is None and self._is_small(input)
         if is_traced():
             if full_scatter_indices is not None:
                 raise ValueError("full_scatter_indices: must be None in code that is traced")
@@ -314,12 +320,12 @@ class EPAll2AllLayer(torch.nn.Module):
             self._latency.close()
         self._group.close()
 
-    def _is_small(self, input: torch.Tensor, weight: torch.Tensor | None) -> bool:
-        """Whether low latency has room for these tokens, and no gradient is wanted of it."""
+    def _is_small(self, input: torch.Tensor) -> bool:
+        """Whether low latency has room for these tokens, and no gradient can be wanted of it, also by
+        the experts' parameters."""
         latency = self._latency
-        if latency is None or input.shape[0] > latency.group.max_tokens_per_rank:
-            return False
-        return not needs_gradient(input, weight)
+        return (latency is not None and input.shape[0] <= latency.group.max_tokens_per_rank
+                and not torch.is_grad_enabled())
 
     def _checked_routing(
             self, tokens: int, exp_indices: torch.Tensor, weight: torch.Tensor | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from nccl_ep.layers.layout import EPAllToAllLayoutDesc
 from nccl_ep.layers.operators import layer_combine, layer_dispatch, layer_dispatch_scaled
 from nccl_ep.layers.scaled import Scaling
+from nccl_ep.operators.numbers import of_ticket
+from nccl_ep.operators.traced import runs_now
 
 if TYPE_CHECKING:
     from nccl_ep.layers.ep_a2a import EPAll2AllLayer
@@ -26,11 +29,15 @@ def dispatch(layer: EPAll2AllLayer, input: torch.Tensor, exp_indices: torch.Tens
         rows, row_scales, weights, counts, ticket = layer_dispatch_scaled(
             input, scaling.scales, exp_indices, weight, scaling.cast, scaling.order, layer.number,
             small)
+    weights = None if weight is None else weights
+    if runs_now(ticket):
+        real: EPAllToAllLayoutDesc = of_ticket("layout", ticket)
+        return rows, weights, dataclasses.replace(real, scales=row_scales, ticket=ticket)
     layout = EPAllToAllLayoutDesc(
         num_dispatch_token_cur_rank=rows.shape[0],
         topk_indices_tensor=exp_indices.to(torch.int32), num_recv_tokens_per_expert=counts,
         num_recv_tokens_per_expert_list=[], scales=row_scales, ticket=ticket)
-    return rows, None if weight is None else weights, layout
+    return rows, weights, layout
 
 
 def combine(layer: EPAll2AllLayer, input: torch.Tensor,

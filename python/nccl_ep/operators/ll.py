@@ -78,12 +78,13 @@ def _(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, ha
 def ll_complete(outputs: list[torch.Tensor], handle: int) -> None:
     """Receives what the staged operation has sent; `outputs` are its results.
 
-    A compiler may have copied these since, so what is received is copied, too.
+    A compiler may have copied these since, so what is received is copied, too. Under a mode they are the
+    handle's own, which has none then.
     """
     of_handle: EpHandle = find("handle", handle)
     received = of_handle.staged_outputs
     of_handle.complete()
-    for out, arrived in zip(outputs, received):
+    for out, arrived in zip(outputs if received else (), received, strict=True):
         if out.data_ptr() != arrived.data_ptr():
             out.copy_(arrived)
 

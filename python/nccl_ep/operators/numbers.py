@@ -2,6 +2,9 @@
 
 The registry holds them weakly. What must outlive its program's variable, as the handle of a backward
 does, is kept by a ticket: a tensor of its number, whose memory owns it.
+
+A graph holds numbers of groups and layers, and the shapes that these give it. Compilers find graphs of
+earlier processes again by what they hold, so such a number also stands for all that decides a shape.
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
+import zlib
 from typing import Any
 
 import torch
 
 _NUMBERS = itertools.count(1)
+_CONFIGURED = itertools.count()
 # A WeakValueDictionary would cost two microseconds for each handle of high throughput.
 _LIVE: dict[int, weakref.ref[Any]] = {}
 
@@ -25,14 +30,23 @@ def register(thing: Any) -> int:
     return number
 
 
+def register_configured(thing: Any, *configuration: Any) -> int:
+    """The same, of a number that differs where the `configuration` does, also in other processes."""
+    sum_of_it = zlib.crc32(repr(configuration).encode())
+    # Beyond all that `register` gives, and below 2**53.
+    number = (1 << 32 | sum_of_it) << 20 | next(_CONFIGURED)
+    _LIVE[number] = weakref.ref(thing)
+    return number
+
+
 def forget(number: int) -> None:
     """Takes a number back; a second call does nothing."""
     _LIVE.pop(number, None)
 
 
-def register_for_life(thing: Any) -> int:
-    """A number that is taken back when `thing` is gone."""
-    number = register(thing)
+def register_for_life(thing: Any, *configuration: Any) -> int:
+    """A number that is taken back when `thing` is gone; with a `configuration`, one for that."""
+    number = register_configured(thing, *configuration) if configuration else register(thing)
     weakref.finalize(thing, forget, number)
     return number
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nccl_ep.operators import ht, ll
+from nccl_ep.operators.numbers import of_ticket
 from nccl_ep.results import DispatchResult, result_class
 from nccl_ep.scales import CastName, ScalesOrder
 
@@ -32,6 +33,12 @@ def is_traced(stream: Any = None) -> bool:
     return _is_compiling() or stream is None and _modes() > 0
 
 
+def runs_now(tensor: torch.Tensor) -> bool:
+    """Whether traced code is running, and a mode only looks on: then what operators return is there."""
+    return (not _is_compiling() and type(tensor) is torch.Tensor
+            and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None)
+
+
 class TracedHandle:
     """A routing of high throughput in traced code, where `EpGroup.create_handle` returns it.
 
@@ -41,6 +48,15 @@ class TracedHandle:
     def __init__(self, group: EpGroup[Any], topk_idx: torch.Tensor, ticket: torch.Tensor) -> None:
         self.group, self.topk_idx, self.ticket = group, topk_idx, ticket
         self.num_tokens, self.top_k = topk_idx.shape
+
+    @property
+    def num_recv_tokens(self) -> int:
+        """`EpHandle.num_recv_tokens`; without a bound M only of code that runs, under a mode of torch."""
+        group = self.group
+        if group.max_tokens_per_rank:
+            return group.world_size * group.max_tokens_per_rank
+        rows: int = of_ticket("handle", self.ticket).num_recv_tokens
+        return rows
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                  scales: torch.Tensor | None = None, cast: CastName | None = None,
@@ -122,7 +138,7 @@ class TracedLowLatency:
         else:
             rows, counts = ll.ll_dispatch(tokens, handle.topk_idx, *where)
         if send_only:
-            handle.staged_outputs = [rows, counts] + ([row_scales] if is_scaled else [])
+            handle.staged_outputs = [each for each in (rows, row_scales, counts) if each is not None]
         return result_class(True, False, is_scaled)(
             _given(rows, out), counts,
             scales=None if row_scales is None else _given(row_scales, out_scales))

@@ -18,39 +18,58 @@ thread_local! {
     static LAST_ERROR: RefCell<[u8; TEXT_BYTES]> = const { RefCell::new([0; TEXT_BYTES]) };
 }
 
-/// An exported function.
+/// The object that a call works on; a panic marks its group as failed.
 #[derive(Clone, Copy)]
-pub struct Function {
-    /// Its name.
-    pub name: &'static str,
-    /// Puts its refusals into words.
-    pub words: Formatter,
+pub enum Subject {
+    /// No group yet, or none at all.
+    Nothing,
+    /// The group with this number.
+    Group(usize),
+    /// The group of the handle with this number.
+    Handle(usize),
 }
 
-impl Function {
-    /// Runs the body, as a range that profilers show. A panic is told to `panicked`. In a forked process the call is
-    /// refused.
-    pub fn run(self, panicked: impl FnOnce(&Error), body: impl FnOnce() -> Result<()>) -> c_int {
+/// What runs the exported functions of an ABI.
+pub struct Guard {
+    /// Puts refusals into words.
+    pub words: Formatter,
+    /// Marks the subject's group as failed, if it is alive.
+    pub mark_failed: fn(Subject, &Error),
+}
+
+impl Guard {
+    /// Runs the body of the function `name`, as a range that profilers show. In a forked process the call is refused.
+    pub fn run(
+        &self,
+        name: &'static str,
+        subject: Subject,
+        body: impl FnOnce() -> Result<()>,
+    ) -> c_int {
         if fork::is_child() {
-            return self.run_unseen(|_| {}, fork::check);
+            return self.outcome(name, Subject::Nothing, fork::check);
         }
-        let _range = nvtx::range(self.name);
-        self.run_unseen(panicked, body)
+        let _range = nvtx::range(name);
+        self.outcome(name, subject, body)
     }
 
-    /// As [`Function::run`], for a function that destroys something: in a forked process it succeeds and does nothing,
-    /// since all is its parent's.
-    pub fn destroy(self, body: impl FnOnce() -> Result<()>) -> c_int {
+    /// As [`Guard::run`], for a function that destroys something: in a forked process it succeeds and does nothing, since
+    /// all is its parent's.
+    pub fn destroy(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
         if fork::is_child() {
             return 0;
         }
-        self.run(|_| {}, body)
+        self.run(name, Subject::Nothing, body)
     }
 
-    /// The same without a range, for functions that only look at something.
-    pub fn run_unseen(
-        self,
-        panicked: impl FnOnce(&Error),
+    /// The same without a range, for a function that only looks at something.
+    pub fn look(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
+        self.outcome(name, Subject::Nothing, body)
+    }
+
+    fn outcome(
+        &self,
+        name: &'static str,
+        subject: Subject,
         body: impl FnOnce() -> Result<()>,
     ) -> c_int {
         let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
@@ -60,13 +79,13 @@ impl Function {
                 .or_else(|| panic.downcast_ref::<String>().cloned())
                 .unwrap_or_default();
             let error = Error::internal(format!("a panic in the library: {text}"));
-            panicked(&error);
+            (self.mark_failed)(subject, &error);
             Err(error)
         });
         match outcome {
             Ok(()) => 0,
             Err(error) => {
-                let error = error.within(self.name);
+                let error = error.within(name);
                 let text = (self.words)(&error);
                 log::warn(&text);
                 set_last_error(&text);

@@ -4,6 +4,7 @@
 //! It exports no symbol, and knows no name of an ABI but those that all of them have.
 
 pub mod guard;
+pub mod numbers;
 pub mod process;
 pub mod refuse;
 pub mod registry;

@@ -1,23 +1,11 @@
 //! Objects behind the numbers that C holds.
 
 use crate::refuse;
-use nccl_ep_core::error::Error;
+use nccl_ep_core::error::{Error, Result};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The refusal of `argument`, a number without a live object of this `kind`.
-#[cold]
-pub fn refusal(argument: &str, kind: &str, missing: Missing) -> Error {
-    match missing {
-        Missing::Null => refuse::argument(argument, "must not be NULL"),
-        Missing::Destroyed => refuse::argument(argument, "was destroyed already"),
-        Missing::Foreign => {
-            refuse::argument(argument, format_args!("is not a {kind} of this library"))
-        }
-    }
-}
 
 /// Live objects of one kind, by number.
 ///
@@ -26,6 +14,16 @@ pub struct Registry<T> {
     live: RwLock<Option<HashMap<usize, Arc<T>>>>,
     issued: AtomicUsize,
     kind: usize,
+    names: Names,
+}
+
+/// What refusals call a number without a live object.
+#[derive(Clone, Copy)]
+pub struct Names {
+    /// The argument that it was passed as.
+    pub argument: &'static str,
+    /// What it should be.
+    pub object: &'static str,
 }
 
 /// Why a number does not name a live object.
@@ -44,8 +42,9 @@ const KINDS: usize = 16;
 
 impl<T> Registry<T> {
     /// An empty registry; `kind` is 1 to 15 and differs between registries.
-    pub const fn new(kind: usize) -> Self {
+    pub const fn new(kind: usize, names: Names) -> Self {
         Self {
+            names,
             live: RwLock::new(None),
             issued: AtomicUsize::new(0),
             kind,
@@ -64,7 +63,12 @@ impl<T> Registry<T> {
     }
 
     /// The live object numbered `number`.
-    pub fn resolve(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
+    pub fn resolve(&self, number: usize) -> Result<Arc<T>> {
+        self.find(number).map_err(|missing| self.refusal(missing))
+    }
+
+    /// The same, or why there is none.
+    pub fn find(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
         let live = self.live.read();
         match live.as_ref().and_then(|live| live.get(&number)) {
             Some(object) => Ok(Arc::clone(object)),
@@ -73,13 +77,25 @@ impl<T> Registry<T> {
     }
 
     /// Removes the object numbered `number`; from now on it counts as destroyed.
-    pub fn remove(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
+    pub fn remove(&self, number: usize) -> Result<Arc<T>> {
         let taken = self
             .live
             .write()
             .as_mut()
             .and_then(|live| live.remove(&number));
-        taken.ok_or_else(|| self.missing(number))
+        taken.ok_or_else(|| self.refusal(self.missing(number)))
+    }
+
+    #[cold]
+    fn refusal(&self, missing: Missing) -> Error {
+        let Names { argument, object } = self.names;
+        match missing {
+            Missing::Null => refuse::argument(argument, "must not be NULL"),
+            Missing::Destroyed => refuse::argument(argument, "was destroyed already"),
+            Missing::Foreign => {
+                refuse::argument(argument, format_args!("is not a {object} of this library"))
+            }
+        }
     }
 
     fn missing(&self, number: usize) -> Missing {
@@ -100,13 +116,17 @@ mod tests {
 
     #[test]
     fn dead_and_foreign_numbers_are_told_apart() {
-        let registry = Registry::new(3);
+        let names = Names {
+            argument: "it",
+            object: "word",
+        };
+        let registry = Registry::new(3, names);
         let number = registry.insert(Arc::new("first"));
-        assert_eq!(registry.resolve(number).as_deref(), Ok(&"first"));
+        assert_eq!(registry.find(number).as_deref(), Ok(&"first"));
         assert!(registry.remove(number).is_ok());
-        assert_eq!(registry.resolve(number), Err(Missing::Destroyed));
-        assert_eq!(registry.resolve(number + 1), Err(Missing::Foreign));
-        assert_eq!(registry.resolve(0), Err(Missing::Null));
+        assert_eq!(registry.find(number), Err(Missing::Destroyed));
+        assert_eq!(registry.find(number + 1), Err(Missing::Foreign));
+        assert_eq!(registry.find(0), Err(Missing::Null));
         assert_ne!(registry.insert(Arc::new("second")), number);
     }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::callbacks::Callbacks;
-use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
 use crate::texts;
 use crate::types::{
@@ -10,10 +10,10 @@ use crate::types::{
     ncclEpGroupConfig_t, ncclResult_t,
 };
 use crate::version;
-use nccl_ep_abi::{process, refuse};
+use nccl_ep_abi::{numbers, process, refuse};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
-use nccl_ep_core::model::group::{Algorithm, GroupSettings};
+use nccl_ep_core::model::group::GroupSettings;
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
 use std::ffi::c_uint;
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     alloc_fn: ncclEpAllocFn_t,
     free_fn: ncclEpFreeFn_t,
 ) -> ncclResult_t {
-    guard("ncclEpCreateGroup", Subject::Nothing, || {
+    GUARD.run("ncclEpCreateGroup", Subject::Nothing, || {
         // SAFETY: this function's contract.
         unsafe { first_generation(config) }?;
         // SAFETY: as above.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(
     ep_group: ncclEpGroup_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    guard_destroy("ncclEpGroupDestroy", || {
+    GUARD.destroy("ncclEpGroupDestroy", || {
         if ep_group.is_null() {
             return Ok(());
         }
@@ -164,7 +164,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
     }
     let given = |number: c_uint| (number > 0).then_some(number as usize);
     Ok(GroupSettings {
-        algorithm: known_algorithm(algorithm)?,
+        algorithm: numbers::algorithm(algorithm)?,
         experts: num_experts as usize,
         max_tokens: given(max_tokens_per_rank),
         max_recv_rows: None,
@@ -172,15 +172,4 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         channels: given(num_channels),
         timeout: None,
     })
-}
-
-fn known_algorithm(number: u32) -> Result<Algorithm> {
-    match number {
-        0 => Ok(Algorithm::LowLatency),
-        1 => Ok(Algorithm::HighThroughput),
-        other => Err(
-            refuse::argument("config.algorithm", "must be a known algorithm")
-                .got(other, "0 (low latency) or 1 (high throughput)"),
-        ),
-    }
 }

@@ -2,45 +2,14 @@
 
 use crate::objects::{self, Group};
 use crate::texts;
-use crate::types::ncclResult_t;
-use nccl_ep_abi::guard::Function;
-pub use nccl_ep_abi::guard::{check_out, last_error, set_last_error, write_out};
-use nccl_ep_core::error::{Error, Result};
+pub use nccl_ep_abi::guard::{Guard, Subject, check_out, last_error, set_last_error, write_out};
+use nccl_ep_core::error::Error;
 
-/// The object that a call works on; a panic marks its group as failed.
-#[derive(Clone, Copy)]
-pub enum Subject {
-    /// No group yet, or none at all.
-    Nothing,
-    /// The group with this number.
-    Group(usize),
-    /// The group of the handle with this number.
-    Handle(usize),
-}
-
-fn function(name: &'static str) -> Function {
-    let words = texts::text;
-    Function { name, words }
-}
-
-/// Runs the body of the exported function `name`.
-pub fn guard(
-    name: &'static str,
-    subject: Subject,
-    body: impl FnOnce() -> Result<()>,
-) -> ncclResult_t {
-    function(name).run(|error| mark_failed(subject, error), body)
-}
-
-/// As [`guard`], for a function that destroys something.
-pub fn guard_destroy(name: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    function(name).destroy(body)
-}
-
-/// As [`guard`], for a function that only looks at something.
-pub fn guard_unseen(name: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    function(name).run_unseen(|_| {}, body)
-}
+/// Runs the body of each exported function.
+pub const GUARD: Guard = Guard {
+    words: texts::text,
+    mark_failed,
+};
 
 fn mark_failed(subject: Subject, error: &Error) {
     match subject {

@@ -1,7 +1,7 @@
 //! Creation, destruction and queries of handles.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::{self, Group};
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     use_fp8: MaybeUninit<bool>,
 ) -> ncclResult_t {
     let _ = use_fp8; // Stored and never read by the reference; any bit pattern may arrive.
-    guard(
+    GUARD.run(
         "ncclEpCreateHandle",
         Subject::Group(ep_group as usize),
         || {
@@ -135,7 +135,7 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
 /// None: a dead or foreign handle is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
-    guard_destroy("ncclEpHandleDestroy", || {
+    GUARD.destroy("ncclEpHandleDestroy", || {
         if !handle.is_null() {
             objects::take_handle(handle as usize)?.close();
         }
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     handle: ncclEpHandle_t,
     num_recv_tokens: *mut c_uint,
 ) -> ncclResult_t {
-    guard(
+    GUARD.run(
         "ncclEpHandleGetNumRecvTokens",
         Subject::Handle(handle as usize),
         || {

@@ -1,7 +1,7 @@
 //! Version, last refusal, asynchronous failure: this library's own additions to the interface.
 #![allow(unsafe_code)]
 
-use crate::guard::{check_out, guard_unseen, last_error, set_last_error, write_out};
+use crate::guard::{GUARD, check_out, last_error, set_last_error, write_out};
 use crate::objects::Group;
 use crate::texts;
 use crate::types::{ncclEpGroup_t, ncclResult_t};
@@ -17,7 +17,7 @@ use std::ffi::{c_char, c_int};
 /// `version` is NULL or points to a writable int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
-    guard_unseen("ncclEpGetVersion", || {
+    GUARD.look("ncclEpGetVersion", || {
         // SAFETY: this function's contract.
         unsafe { write_out("version", version, version::number()) }
     })
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(
     result: *mut ncclResult_t,
 ) -> ncclResult_t {
     let name = "ncclEpGetAsyncError";
-    guard_unseen(name, || {
+    GUARD.look(name, || {
         fork::check()?;
         check_out("result", result)?;
         let group = Group::resolve(ep_group as usize)?;

@@ -1,16 +1,28 @@
 //! The objects behind the numbers that C holds, and those numbers.
 
 use crate::owners::{Freeing, TensorAllocator};
-use nccl_ep_abi::registry::{Missing, Registry, refusal};
-use nccl_ep_core::error::{Error, Result};
+use nccl_ep_abi::registry::{Missing, Names, Registry};
+use nccl_ep_core::error::Result;
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static GROUPS: Registry<Group> = Registry::new(1);
-static HANDLES: Registry<Handle> = Registry::new(2);
+static GROUPS: Registry<Group> = Registry::new(
+    1,
+    Names {
+        argument: "ep_group",
+        object: "group",
+    },
+);
+static HANDLES: Registry<Handle> = Registry::new(
+    2,
+    Names {
+        argument: "handle",
+        object: "handle",
+    },
+);
 
 /// Allocators of destroyed groups, which still free those groups' tensors.
 static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
@@ -40,17 +52,17 @@ impl Group {
 
     /// The group numbered `number`.
     pub fn resolve(number: usize) -> Result<Arc<Self>> {
-        GROUPS.resolve(number).map_err(no_group)
+        GROUPS.resolve(number)
     }
 
     /// Removes the group numbered `number`; later calls do not find it.
     pub fn take(number: usize) -> Result<Arc<Self>> {
-        GROUPS.remove(number).map_err(no_group)
+        GROUPS.remove(number)
     }
 
     /// The allocator of the live or destroyed group `number`.
     pub fn allocator_of(number: usize) -> Option<Arc<dyn TensorAllocator>> {
-        match GROUPS.resolve(number) {
+        match GROUPS.find(number) {
             Ok(group) => Some(Arc::clone(&group.allocator)),
             Err(Missing::Destroyed) => FREEING.lock().find(number),
             Err(_) => None,
@@ -70,20 +82,10 @@ pub fn register_handle(handle: Handle) -> usize {
 
 /// The handle numbered `number`.
 pub fn handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES.resolve(number).map_err(no_handle)
+    HANDLES.resolve(number)
 }
 
 /// Removes the handle numbered `number`; later calls do not find it.
 pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES.remove(number).map_err(no_handle)
-}
-
-#[cold]
-fn no_group(missing: Missing) -> Error {
-    refusal("ep_group", "group", missing)
-}
-
-#[cold]
-fn no_handle(missing: Missing) -> Error {
-    refusal("handle", "handle", missing)
+    HANDLES.remove(number)
 }

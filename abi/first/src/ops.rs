@@ -1,7 +1,7 @@
 //! Dispatch, combine and completion.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, guard};
+use crate::guard::{GUARD, Subject};
 use crate::objects;
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{
@@ -86,7 +86,7 @@ unsafe fn operate(
     lists: RawLists,
     call: impl FnOnce(&Handle, &Lists) -> Result<()>,
 ) -> ncclResult_t {
-    guard(name, Subject::Handle(handle as usize), || {
+    GUARD.run(name, Subject::Handle(handle as usize), || {
         let handle = objects::handle(handle as usize)?;
         let mut tensors = Lists::default();
         // SAFETY: this function's contract.
@@ -298,7 +298,7 @@ pub unsafe extern "C" fn ncclEpComplete(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let _ = config; // No options are defined.
-    guard("ncclEpComplete", Subject::Handle(handle as usize), || {
+    GUARD.run("ncclEpComplete", Subject::Handle(handle as usize), || {
         objects::handle(handle as usize)?.complete(Stream(stream as usize))
     })
 }

@@ -1,7 +1,7 @@
 //! Creation and destruction of tensors.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
 use crate::owners;
 use crate::types::{
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
     size3: c_uint,
     size4: c_uint,
 ) -> ncclResult_t {
-    guard(
+    GUARD.run(
         "ncclEpTensorCreate",
         Subject::Group(ep_group as usize),
         || {
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(
     ep_group: ncclEpGroup_t,
     tensor: *mut ncclNDTensor_t,
 ) -> ncclResult_t {
-    guard_destroy("ncclEpTensorDestroy", || {
+    GUARD.destroy("ncclEpTensorDestroy", || {
         // SAFETY: this function's contract.
         let Some(tensor) = (unsafe { tensor.as_mut() }) else {
             return Ok(());

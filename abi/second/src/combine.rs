@@ -1,7 +1,7 @@
 //! Combine and completion.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, guard};
+use crate::guard::{GUARD, Subject};
 use crate::objects::{self, Handle};
 use crate::options::{NO_SCALES, forward, known};
 use crate::read::{self, number};
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ncclEpCombine(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let subject = Subject::Handle(handle as usize);
-    guard("ncclEpCombine", subject, || {
+    GUARD.run("ncclEpCombine", subject, || {
         let handle = objects::handle(handle as usize)?;
         // SAFETY: this function's contract.
         unsafe {
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn ncclEpComplete(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let subject = Subject::Handle(handle as usize);
-    guard("ncclEpComplete", subject, || {
+    GUARD.run("ncclEpComplete", subject, || {
         let handle = objects::handle(handle as usize)?;
         // SAFETY: this function's contract.
         unsafe { read::optional("config", config) }?;

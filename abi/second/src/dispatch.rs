@@ -1,7 +1,7 @@
 //! Dispatch.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, guard};
+use crate::guard::{GUARD, Subject};
 use crate::objects::{self, Handle};
 use crate::options::{NO_SCALES, forward, known};
 use crate::read::{self, number};
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn ncclEpDispatch(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let subject = Subject::Handle(handle as usize);
-    guard("ncclEpDispatch", subject, || {
+    GUARD.run("ncclEpDispatch", subject, || {
         let handle = objects::handle(handle as usize)?;
         // SAFETY: this function's contract.
         unsafe {

@@ -1,7 +1,7 @@
 //! Creation and destruction of groups.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
 use crate::{read, settings, texts, version};
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
     comm: ncclComm_t,
     config: *const ncclEpGroupConfig_t,
 ) -> ncclResult_t {
-    guard("ncclEpCreateGroup", Subject::Nothing, || {
+    GUARD.run("ncclEpCreateGroup", Subject::Nothing, || {
         // Programs make such mistakes on all ranks, and before they have a communicator.
         check_out("ep_group", ep_group)?;
         // SAFETY: this function's contract.
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// None: a dead or foreign group is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResult_t {
-    guard_destroy("ncclEpGroupDestroy", || {
+    GUARD.destroy("ncclEpGroupDestroy", || {
         if ep_group.is_null() {
             return Ok(());
         }

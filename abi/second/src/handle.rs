@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::enums::ncclEpLayout_t;
-use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::{self, Group, Handle};
 use crate::read::{self, number};
 use crate::tensor;
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
     size: *mut usize,
     num_topk: c_int,
 ) -> ncclResult_t {
-    guard("ncclEpHandleMemSize", Subject::Nothing, || {
+    GUARD.run("ncclEpHandleMemSize", Subject::Nothing, || {
         let group = Group::resolve(ep_group as usize)?;
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) }?;
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn ncclEpInitHandle(
     handle_mem: *const ncclEpTensor_t,
 ) -> ncclResult_t {
     let subject = Subject::Group(ep_group as usize);
-    guard("ncclEpInitHandle", subject, || {
+    GUARD.run("ncclEpInitHandle", subject, || {
         let group = Group::resolve(ep_group as usize)?;
         check_out("handle", handle)?;
         // SAFETY: this function's contract.
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let subject = Subject::Handle(handle as usize);
-    guard("ncclEpUpdateHandle", subject, || {
+    GUARD.run("ncclEpUpdateHandle", subject, || {
         let handle = objects::handle(handle as usize)?;
         // SAFETY: this function's contract.
         let given = unsafe { Routing::read(&handle.group, topk_idx, layout_info) };
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let subject = Subject::Group(ep_group as usize);
-    guard("ncclEpCreateHandle", subject, || {
+    GUARD.run("ncclEpCreateHandle", subject, || {
         let group = Group::resolve(ep_group as usize)?;
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) };
@@ -387,7 +387,7 @@ fn top_k(group: &Group, argument: &str, given: i64) -> Result<usize> {
 /// None: a dead or foreign handle is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
-    guard_destroy("ncclEpHandleDestroy", || {
+    GUARD.destroy("ncclEpHandleDestroy", || {
         if !handle.is_null() {
             objects::take_handle(handle as usize)?.core.close();
         }

@@ -1,7 +1,7 @@
 //! The version, and masks of lost ranks, which no group has yet.
 #![allow(unsafe_code)]
 
-use crate::guard::{guard_unseen, write_out};
+use crate::guard::{GUARD, write_out};
 use crate::objects::Group;
 use crate::texts::not_served;
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
@@ -18,7 +18,7 @@ use std::ffi::c_int;
 /// `version` is NULL or points to a writable int.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
-    guard_unseen("ncclEpGetVersion", || {
+    GUARD.look("ncclEpGetVersion", || {
         // SAFETY: this function's contract.
         unsafe { write_out("version", version, version::NUMBER) }
     })
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
 
 /// Refuses a call that only a group with a mask has; there is none yet.
 fn without_mask(name: &'static str, ep_group: ncclEpGroup_t) -> ncclResult_t {
-    guard_unseen(name, || {
+    GUARD.look(name, || {
         fork::check()?;
         if Group::resolve(ep_group as usize)?.kept.enable_mask {
             return Err(not_served("ep_group", "a mask of lost ranks"));

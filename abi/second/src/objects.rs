@@ -1,15 +1,27 @@
 //! The objects behind the numbers that C holds.
 
 use crate::settings::Kept;
-use nccl_ep_abi::registry::{Registry, refusal};
+use nccl_ep_abi::registry::{Names, Registry};
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::session;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-static GROUPS: Registry<Group> = Registry::new(1);
-static HANDLES: Registry<Handle> = Registry::new(2);
+static GROUPS: Registry<Group> = Registry::new(
+    1,
+    Names {
+        argument: "ep_group",
+        object: "group",
+    },
+);
+static HANDLES: Registry<Handle> = Registry::new(
+    2,
+    Names {
+        argument: "handle",
+        object: "handle",
+    },
+);
 
 /// A group of this ABI.
 pub struct Group {
@@ -27,16 +39,12 @@ impl Group {
 
     /// The group numbered `number`.
     pub fn resolve(number: usize) -> Result<Arc<Self>> {
-        GROUPS
-            .resolve(number)
-            .map_err(|why| refusal("ep_group", "group", why))
+        GROUPS.resolve(number)
     }
 
     /// Removes the group numbered `number`; later calls do not find it.
     pub fn take(number: usize) -> Result<Arc<Self>> {
-        GROUPS
-            .remove(number)
-            .map_err(|why| refusal("ep_group", "group", why))
+        GROUPS.remove(number)
     }
 }
 
@@ -61,14 +69,10 @@ impl Handle {
 
 /// The handle numbered `number`.
 pub fn handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES
-        .resolve(number)
-        .map_err(|why| refusal("handle", "handle", why))
+    HANDLES.resolve(number)
 }
 
 /// Removes the handle numbered `number`; later calls do not find it.
 pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES
-        .remove(number)
-        .map_err(|why| refusal("handle", "handle", why))
+    HANDLES.remove(number)
 }

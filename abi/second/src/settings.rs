@@ -4,7 +4,7 @@ use crate::options::known;
 use crate::read::number;
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
-use nccl_ep_abi::refuse;
+use nccl_ep_abi::{numbers, refuse};
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, GroupSettings};
 use std::ffi::c_uint;
@@ -28,7 +28,7 @@ pub struct Kept {
 
 /// Checks what the core does not know of.
 pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
-    let algorithm = algorithm(number(config.algorithm))?;
+    let algorithm = numbers::algorithm(number(config.algorithm))?;
     match algorithm {
         Algorithm::LowLatency if config.enable_mask != 0 => {
             return Err(not_served("config.enable_mask", "a mask of lost ranks"));
@@ -63,17 +63,6 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         timeout: (config.timeout_ns > 0).then(|| Duration::from_nanos(config.timeout_ns)),
     };
     Ok((settings, kept))
-}
-
-fn algorithm(number: u32) -> Result<Algorithm> {
-    match number {
-        0 => Ok(Algorithm::LowLatency),
-        1 => Ok(Algorithm::HighThroughput),
-        other => Err(
-            refuse::argument("config.algorithm", "must be a known algorithm")
-                .got(other, "0 (low latency) or 1 (high throughput)"),
-        ),
-    }
 }
 
 fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {

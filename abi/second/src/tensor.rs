@@ -1,7 +1,7 @@
 //! Tensor descriptors: those that the library makes, and how it reads any.
 #![allow(unsafe_code)]
 
-use crate::guard::{Subject, check_out, guard, guard_destroy, write_out};
+use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::read::{self, OWN_TENSOR_MAGIC};
 use crate::texts;
 use crate::types::{
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ncclEpTensorAlloc(
     sizes: *const usize,
     config: *const ncclEpTensorAllocConfig_t,
 ) -> ncclResult_t {
-    guard("ncclEpTensorAlloc", Subject::Nothing, || {
+    GUARD.run("ncclEpTensorAlloc", Subject::Nothing, || {
         // SAFETY: this function's contract.
         unsafe { read::optional("config", config) }?;
         check_out("tensor", tensor)?;
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn ncclEpTensorAlloc(
 /// Nobody uses the descriptor any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpTensorDestroy(tensor: *mut ncclEpTensor_t) -> ncclResult_t {
-    guard_destroy("ncclEpTensorDestroy", || {
+    GUARD.destroy("ncclEpTensorDestroy", || {
         if tensor.is_null() {
             return Ok(());
         }

@@ -5,30 +5,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "reference/ll_run.h"
+#include "suites/ll/shapes.h"
 
 enum { kMaxLocalExperts = 4 };
-
-typedef struct {
-    unsigned local_experts, max_tokens, top_k;
-    ncclDataType_t datatype;
-    unsigned hidden;
-    RefStyle style;
-    bool uneven;
-} Shape;
-
-static RefShape shape_for(const EpEnv* env, const Shape* shape) {
-    const RefShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                             shape->top_k, shape->datatype, shape->hidden};
-    return result;
-}
 
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        const RefShape shape = shape_for(env, &shapes[i]);
         LlRun run;
-        ll_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, 100 + i);
+        open_shape(&run, env, &shapes[i], 100 + i);
         run.variation = (unsigned)i;
         for (unsigned pair = 0; pair < 2; ++pair) {
             ll_dispatch(&run);
@@ -62,15 +47,8 @@ EP_TEST(uneven_tokens) {
 }
 
 EP_TEST(no_tokens_anywhere) {
-    const RefShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    unsigned* num_tokens = ref_host_new((size_t)env->size * sizeof(*num_tokens));
     LlRun run;
-    ll_run_open(&run, env, group, &shape,
-                ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k, num_tokens,
-                                kRefDistinct, 1),
-                1);
-    free(num_tokens);
+    ncclEpGroup_t group = open_without_tokens(&run, env);
     for (unsigned i = 0; i < 4; ++i) {
         ll_dispatch(&run);
         ll_combine(&run);

@@ -1,8 +1,6 @@
 // Rank-major operations: a dispatch with ids and weights among its outputs, and a combine of rows that the caller has
 // summed. Byte by byte against the reference; alone, staged, and in turns with expert-major ones.
-#include <stdlib.h>
-
-#include "reference/ll_run.h"
+#include "suites/ll/shapes.h"
 
 enum { kPairs = 2 };
 
@@ -25,18 +23,8 @@ static void pair_in_stages(LlRun* run) {
     ll_check_combine(run);
 }
 
-typedef struct {
-    unsigned local_experts, max_tokens, top_k;
-    ncclDataType_t datatype;
-    unsigned hidden;
-    RefStyle style;
-    bool uneven;
-} Shape;
-
 static void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
-    const RefShape of_group = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                               shape->top_k, shape->datatype, shape->hidden};
-    ll_run_open_alone(run, env, &of_group, shape->style, shape->uneven, seed);
+    open_shape(run, env, shape, seed);
     run->variation = (unsigned)seed;
     run->by_rank = true;
 }
@@ -69,16 +57,8 @@ EP_TEST(rank_major_shapes) {
 }
 
 EP_TEST(rank_major_without_tokens) {
-    const Shape shape = {2, 8, 2, ncclBfloat16, 32, kRefDistinct, false};
-    const RefShape of_group = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 32};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &of_group);
-    unsigned* none = ref_host_new((size_t)env->size * sizeof(*none));
     LlRun run;
-    ll_run_open(&run, env, group, &of_group,
-                ref_routing_new((unsigned)env->size, of_group.num_experts, shape.top_k, none,
-                                kRefDistinct, 1),
-                1);
-    free(none);
+    ncclEpGroup_t group = open_without_tokens(&run, env);
     run.by_rank = true;
     for (unsigned i = 0; i < kPairs; ++i) pair(&run);
     ll_run_close(&run);

@@ -8,75 +8,45 @@
 enum { kSpare = 3 };
 
 typedef struct {
-    const EpEnv* env;
-    const Case* test;
-    RefRouting* routing;
-    RefRows tokens, results;
-    unsigned rank, num_tokens, received;
+    Inputs in;
+    unsigned received;
     unsigned used;  // rows that a dispatch writes
     unsigned rows;  // of the tensors
-    size_t row_bytes;
-    RefBuffer ids, weights, tokens_in, tokens_out, ids_out, weights_out, counters, total;
-    RefBuffer results_in, combined;
+    RefBuffer tokens_out, ids_out, weights_out, counters, total, results_in;
 } Run;
 
-static void fill_inputs(const Run* run) {
-    const RefRouting* routing = run->routing;
-    ref_buffer_upload(&run->ids, routing->topk_idx[run->rank]);
-    ref_buffer_upload(&run->weights, routing->weights[run->rank]);
-    void* rows = ref_host_new(run->num_tokens * run->row_bytes);
-    ref_rows_fill(&run->tokens, run->rank, 0, run->num_tokens, rows);
-    ref_buffer_upload(&run->tokens_in, rows);
-    free(rows);
-    rows = ref_host_poison(run->results_in.bytes);
-    const unsigned most = run->received < run->rows ? run->received : run->rows;
-    ref_rows_fill(&run->results, run->rank, 0, most, rows);
-    ref_buffer_upload(&run->results_in, rows);
-    free(rows);
-}
-
 static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
-    const RefShape shape = shape_of(env, test);
-    run->env = env;
-    run->test = test;
-    run->rank = (unsigned)env->rank;
-    run->routing = ref_routing_drawn((unsigned)env->size, &shape, test->style, test->uneven, seed);
-    run->num_tokens = run->routing->num_tokens[run->rank];
-    run->received = ref_ht_received(run->routing, run->rank);
+    inputs_open(&run->in, env, test, seed);
+    run->received = ref_ht_received(run->in.routing, run->in.rank);
     run->used = test->recv_rows > 0 ? test->recv_rows : run->received;
     run->rows = test->recv_rows > 0 ? test->recv_rows + kSpare : run->received;
-    run->tokens = (RefRows){test->datatype, test->hidden, seed + 1, false};
-    run->results = (RefRows){test->datatype, test->hidden, seed + 2, false};
-    run->row_bytes = ref_row_bytes(&run->tokens);
-    const size_t entries = ref_entries_of(run->routing, run->rank);
     const size_t entries_out = (size_t)run->rows * test->top_k;
-    run->ids = ref_buffer_new_input(entries * sizeof(int64_t));
-    run->weights = ref_buffer_new_input(entries * sizeof(float));
-    run->tokens_in = ref_buffer_new_input(run->num_tokens * run->row_bytes);
-    run->tokens_out = ref_buffer_new(run->rows * run->row_bytes);
+    run->tokens_out = ref_buffer_new(run->rows * run->in.row_bytes);
     run->ids_out = ref_buffer_new(entries_out * sizeof(int64_t));
     run->weights_out = ref_buffer_new(entries_out * sizeof(float));
     run->counters = ref_buffer_new((test->local_experts + kSpare) * sizeof(int32_t));
     run->total = ref_buffer_new(sizeof(int64_t));
-    run->results_in = ref_buffer_new_input(run->rows * run->row_bytes);
-    run->combined = ref_buffer_new(run->num_tokens * run->row_bytes);
-    fill_inputs(run);
+    run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
+    void* rows = ref_host_poison(run->results_in.bytes);
+    const unsigned most = run->received < run->rows ? run->received : run->rows;
+    ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
+    ref_buffer_upload(&run->results_in, rows);
+    free(rows);
 }
 
 static void close_run(Run* run) {
-    RefBuffer* buffers[] = {&run->ids,     &run->weights,     &run->tokens_in, &run->tokens_out,
-                            &run->ids_out, &run->weights_out, &run->counters,  &run->total,
-                            &run->results_in, &run->combined};
+    RefBuffer* buffers[] = {&run->tokens_out, &run->ids_out, &run->weights_out,
+                            &run->counters,   &run->total,   &run->results_in};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
-    ref_routing_free(run->routing);
+    inputs_close(&run->in);
 }
 
 // With counters in the middle and last of the structs, and a total of either width.
 static ncclEpHandle_t open_handle(const Run* run, ncclEpGroup_t group) {
-    const Case* test = run->test;
+    const Case* test = run->in.test;
     const bool is_wide = test->generation % 2 == 0;
     View ids, counters, total;
-    view_of(&ids, ref_buffer_data(&run->ids), ncclInt64, run->num_tokens, test->top_k, 0);
+    view_of(&ids, ref_buffer_data(&run->in.ids), ncclInt64, run->in.num_tokens, test->top_k, 0);
     view_of(&counters, ref_buffer_data(&run->counters), ncclInt32, test->local_experts + kSpare, 0,
             0);
     view_of(&total, ref_buffer_data(&run->total), is_wide ? ncclInt64 : ncclInt32, 1, 0, 0);
@@ -84,13 +54,13 @@ static ncclEpHandle_t open_handle(const Run* run, ncclEpGroup_t group) {
     info.expert_counters = &counters.tensor;
     info.recv_total_counter = &total.tensor;
     info.expert_offsets = (ncclEpTensor_t*)16;  // flat rows have none, so it is not read
-    ncclEpHandle_t handle = handle_of(group, test, &ids, &info, run->env->stream);
+    ncclEpHandle_t handle = handle_of(group, test, &ids, &info, run->in.env->stream);
     view_scrap(&ids);
     view_scrap(&counters);
     view_scrap(&total);
-    ep_sync(run->env);
+    ep_sync(run->in.env);
     int32_t* counts = ref_host_poison(run->counters.bytes);
-    ref_ht_counts(run->routing, run->rank, counts);
+    ref_ht_counts(run->in.routing, run->in.rank, counts);
     REF_CHECK_BUFFER(&run->counters, counts);
     free(counts);
     union {
@@ -105,11 +75,11 @@ static ncclEpHandle_t open_handle(const Run* run, ncclEpGroup_t group) {
 }
 
 static ncclResult_t launch_dispatch(const Run* run, ncclEpHandle_t handle) {
-    const Case* test = run->test;
+    const Case* test = run->in.test;
     View tokens, weights, tokens_out, ids_out, weights_out;
-    view_of(&tokens, ref_buffer_data(&run->tokens_in), test->datatype, run->num_tokens, test->hidden,
+    view_of(&tokens, ref_buffer_data(&run->in.tokens_in), test->datatype, run->in.num_tokens, test->hidden,
             0);
-    view_of(&weights, ref_buffer_data(&run->weights), ncclFloat32, run->num_tokens, test->top_k, 0);
+    view_of(&weights, ref_buffer_data(&run->in.weights), ncclFloat32, run->in.num_tokens, test->top_k, 0);
     view_of(&tokens_out, ref_buffer_data(&run->tokens_out), test->datatype, run->rows, test->hidden,
             0);
     view_of(&ids_out, ref_buffer_data(&run->ids_out), ncclInt64, run->rows, test->top_k, 0);
@@ -129,7 +99,7 @@ static ncclResult_t launch_dispatch(const Run* run, ncclEpHandle_t handle) {
     void* info = old_layout_info(&local, test->generation);
     void* config = old_dispatch_config(&options, test->generation);
     const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs,
-                                               test->updated ? info : NULL, config, run->env->stream);
+                                               test->updated ? info : NULL, config, run->in.env->stream);
     old_free(info);
     old_free(config);
     view_scrap(&tokens);
@@ -142,16 +112,16 @@ static ncclResult_t launch_dispatch(const Run* run, ncclEpHandle_t handle) {
 
 static void dispatch(const Run* run, ncclEpHandle_t handle) {
     EP_CHECK_NCCL(launch_dispatch(run, handle));
-    EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->env->stream));
-    ep_sync(run->env);
+    EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->in.env->stream));
+    ep_sync(run->in.env);
 }
 
 static void check_dispatch(const Run* run) {
     void* tokens = ref_host_poison(run->tokens_out.bytes);
     int64_t* ids = ref_host_poison(run->ids_out.bytes);
     float* weights = ref_host_poison(run->weights_out.bytes);
-    ref_ht_dispatch_tokens(run->routing, run->rank, &run->tokens, run->used, tokens);
-    ref_ht_dispatch_routing(run->routing, run->routing, run->rank, run->used, ids, weights);
+    ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
+    ref_ht_dispatch_routing(run->in.routing, run->in.routing, run->in.rank, run->used, ids, weights);
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
     REF_CHECK_BUFFER(&run->ids_out, ids);
     REF_CHECK_BUFFER(&run->weights_out, weights);
@@ -161,17 +131,17 @@ static void check_dispatch(const Run* run) {
 }
 
 static ncclResult_t launch_combine(const Run* run, ncclEpHandle_t handle) {
-    const Case* test = run->test;
+    const Case* test = run->in.test;
     View results, combined;
     view_of(&results, ref_buffer_data(&run->results_in), test->datatype, run->rows, test->hidden, 0);
-    view_of(&combined, ref_buffer_data(&run->combined), test->datatype, run->num_tokens,
+    view_of(&combined, ref_buffer_data(&run->in.combined), test->datatype, run->in.num_tokens,
             test->hidden, 0);
     ncclEpCombineInputs_t now = NCCL_EP_COMBINE_INPUTS_INIT;
     now.tokens = &results.tensor;
     ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     outputs.tokens = &combined.tensor;
     void* inputs = old_combine_inputs(&now, test->generation);
-    const ncclResult_t result = ncclEpCombine(handle, inputs, &outputs, NULL, run->env->stream);
+    const ncclResult_t result = ncclEpCombine(handle, inputs, &outputs, NULL, run->in.env->stream);
     old_free(inputs);
     view_scrap(&results);
     view_scrap(&combined);
@@ -180,25 +150,25 @@ static ncclResult_t launch_combine(const Run* run, ncclEpHandle_t handle) {
 
 static void combine(const Run* run, ncclEpHandle_t handle) {
     EP_CHECK_NCCL(launch_combine(run, handle));
-    ep_sync(run->env);
-    void* expected = ref_host_new(run->combined.bytes);
-    ref_ht_combine(run->routing, run->rank, &run->results, expected);
-    REF_CHECK_BUFFER(&run->combined, expected);
+    ep_sync(run->in.env);
+    void* expected = ref_host_new(run->in.combined.bytes);
+    ref_ht_combine(run->in.routing, run->in.rank, &run->in.results, expected);
+    REF_CHECK_BUFFER(&run->in.combined, expected);
     free(expected);
 }
 
 // The bytes of the handle's memory serve another handle at another address.
 static void combine_elsewhere(const Run* run, ncclEpGroup_t group) {
-    RefBuffer before = *run->test->memory;
+    RefBuffer before = *run->in.test->memory;
     void* bytes = ref_host_new(before.bytes);
     ep_download(bytes, ref_buffer_data(&before), before.bytes);
-    ncclEpHandle_t handle = handle_in_memory(group, run->test, bytes);
+    ncclEpHandle_t handle = handle_in_memory(group, run->in.test, bytes);
     free(bytes);
     ref_buffer_free(&before);
-    ref_buffer_poison(&run->combined);
+    ref_buffer_poison(&run->in.combined);
     combine(run, handle);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    ref_buffer_free(run->test->memory);
+    ref_buffer_free(run->in.test->memory);
 }
 
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
@@ -286,12 +256,12 @@ EP_TEST(more_rows_than_the_bound_fail_the_group) {
     ep_sync(env);
     if (is_full) {
         CHECK_REFUSED(launch_dispatch(&run, handle), ncclInvalidUsage, "outputs.tokens.sizes[0]");
-        const size_t used = test.recv_rows * run.row_bytes;
-        void* poison = ref_host_poison(kSpare * run.row_bytes);
-        void* got = ref_host_new(kSpare * run.row_bytes);
+        const size_t used = test.recv_rows * run.in.row_bytes;
+        void* poison = ref_host_poison(kSpare * run.in.row_bytes);
+        void* got = ref_host_new(kSpare * run.in.row_bytes);
         const unsigned char* rows = ref_buffer_data(&run.tokens_out);
-        ep_download(got, rows + used, kSpare * run.row_bytes);
-        EP_CHECK_EQ_BYTES(got, poison, kSpare * run.row_bytes);
+        ep_download(got, rows + used, kSpare * run.in.row_bytes);
+        EP_CHECK_EQ_BYTES(got, poison, kSpare * run.in.row_bytes);
         free(poison);
         free(got);
     }

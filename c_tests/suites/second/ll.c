@@ -8,67 +8,36 @@
 enum { kSpare = 1 };
 
 typedef struct {
-    const EpEnv* env;
-    const Case* test;
-    RefRouting* routing;
-    RefRows tokens, results;
+    Inputs in;
     RefLayout layout;
-    unsigned rank, capacity, num_tokens;
-    size_t row_bytes, slots;
-    RefBuffer ids, weights, tokens_in, packed, counters, results_in, combined;
+    unsigned capacity;
+    RefBuffer packed, counters, results_in;
 } Run;
 
-static void fill_inputs(const Run* run) {
-    const RefRouting* routing = run->routing;
-    ref_buffer_upload(&run->ids, routing->topk_idx[run->rank]);
-    ref_buffer_upload(&run->weights, routing->weights[run->rank]);
-    void* rows = ref_host_new(run->num_tokens * run->row_bytes);
-    ref_rows_fill(&run->tokens, run->rank, 0, run->num_tokens, rows);
-    ref_buffer_upload(&run->tokens_in, rows);
-    free(rows);
-    rows = ref_host_poison(run->results_in.bytes);
-    ref_ll_results(routing, run->rank, run->layout, &run->results, rows);
+static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
+    inputs_open(&run->in, env, test, seed);
+    run->capacity = capacity_of(env, test);
+    run->layout = ref_expert_major(test->local_experts, run->capacity);
+    const size_t all_slots = (size_t)(test->local_experts + kSpare) * run->capacity;
+    run->packed = ref_buffer_new(all_slots * run->in.row_bytes);
+    run->counters = ref_buffer_new((test->local_experts + kSpare) * sizeof(int32_t));
+    run->results_in = ref_buffer_new_input(all_slots * run->in.row_bytes);
+    void* rows = ref_host_poison(run->results_in.bytes);
+    ref_ll_results(run->in.routing, run->in.rank, run->layout, &run->in.results, rows);
     ref_buffer_upload(&run->results_in, rows);
     free(rows);
 }
 
-static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
-    const RefShape shape = shape_of(env, test);
-    run->env = env;
-    run->test = test;
-    run->rank = (unsigned)env->rank;
-    run->capacity = (unsigned)env->size * test->max_tokens;
-    run->layout = ref_expert_major(test->local_experts, run->capacity);
-    run->routing = ref_routing_drawn((unsigned)env->size, &shape, test->style, test->uneven, seed);
-    ref_routing_fit(run->routing, run->capacity);
-    run->num_tokens = run->routing->num_tokens[run->rank];
-    run->tokens = (RefRows){test->datatype, test->hidden, seed + 1, false};
-    run->results = (RefRows){test->datatype, test->hidden, seed + 2, false};
-    run->row_bytes = ref_row_bytes(&run->tokens);
-    run->slots = (size_t)run->capacity * test->local_experts;
-    const size_t entries = ref_entries_of(run->routing, run->rank);
-    const size_t all_slots = run->slots + kSpare * run->capacity;
-    run->ids = ref_buffer_new_input(entries * sizeof(int64_t));
-    run->weights = ref_buffer_new_input(entries * sizeof(float));
-    run->tokens_in = ref_buffer_new_input(run->num_tokens * run->row_bytes);
-    run->packed = ref_buffer_new(all_slots * run->row_bytes);
-    run->counters = ref_buffer_new((test->local_experts + kSpare) * sizeof(int32_t));
-    run->results_in = ref_buffer_new_input(all_slots * run->row_bytes);
-    run->combined = ref_buffer_new(run->num_tokens * run->row_bytes);
-    fill_inputs(run);
-}
-
 static void close_run(Run* run) {
-    RefBuffer* buffers[] = {&run->ids,      &run->weights,    &run->tokens_in, &run->packed,
-                            &run->counters, &run->results_in, &run->combined};
+    RefBuffer* buffers[] = {&run->packed, &run->counters, &run->results_in};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
-    ref_routing_free(run->routing);
+    inputs_close(&run->in);
 }
 
 static void dispatch(const Run* run, ncclEpHandle_t handle) {
-    const Case* test = run->test;
+    const Case* test = run->in.test;
     View tokens, packed, counters;
-    view_of(&tokens, ref_buffer_data(&run->tokens_in), test->datatype, run->num_tokens, test->hidden,
+    view_of(&tokens, ref_buffer_data(&run->in.tokens_in), test->datatype, run->in.num_tokens, test->hidden,
             0);
     view_of(&packed, ref_buffer_data(&run->packed), test->datatype, test->local_experts + kSpare,
             run->capacity, test->hidden);
@@ -86,20 +55,20 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
     options.send_only = test->send_only;
     void* info = old_layout_info(&now, test->generation);
     void* config = old_dispatch_config(&options, test->generation);
-    EP_CHECK_NCCL(ncclEpDispatch(handle, &inputs, &outputs, info, config, run->env->stream));
+    EP_CHECK_NCCL(ncclEpDispatch(handle, &inputs, &outputs, info, config, run->in.env->stream));
     old_free(info);
     old_free(config);
     view_scrap(&tokens);
     view_scrap(&packed);
     view_scrap(&counters);
-    EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->env->stream));
-    ep_sync(run->env);
+    EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->in.env->stream));
+    ep_sync(run->in.env);
 }
 
 static void check_dispatch(const Run* run) {
     unsigned char* packed = ref_host_poison(run->packed.bytes);
     int32_t* counts = ref_host_poison(run->counters.bytes);
-    ref_ll_dispatch(run->routing, run->rank, run->layout, &run->tokens, packed, counts);
+    ref_ll_dispatch(run->in.routing, run->in.rank, run->layout, &run->in.tokens, packed, counts);
     REF_CHECK_BUFFER(&run->packed, packed);
     REF_CHECK_BUFFER(&run->counters, counts);
     free(packed);
@@ -107,12 +76,12 @@ static void check_dispatch(const Run* run) {
 }
 
 static void combine(const Run* run, ncclEpHandle_t handle) {
-    const Case* test = run->test;
+    const Case* test = run->in.test;
     View results, weights, combined;
     view_of(&results, ref_buffer_data(&run->results_in), test->datatype,
             test->local_experts + kSpare, run->capacity, test->hidden);
-    view_of(&weights, ref_buffer_data(&run->weights), ncclFloat32, run->num_tokens, test->top_k, 0);
-    view_of(&combined, ref_buffer_data(&run->combined), test->datatype, run->num_tokens,
+    view_of(&weights, ref_buffer_data(&run->in.weights), ncclFloat32, run->in.num_tokens, test->top_k, 0);
+    view_of(&combined, ref_buffer_data(&run->in.combined), test->datatype, run->in.num_tokens,
             test->hidden, 0);
     ncclEpCombineInputs_t now = NCCL_EP_COMBINE_INPUTS_INIT;
     now.tokens = &results.tensor;
@@ -123,18 +92,18 @@ static void combine(const Run* run, ncclEpHandle_t handle) {
     options.send_only = test->send_only;
     void* inputs = old_combine_inputs(&now, test->generation);
     void* config = old_combine_config(&options, test->generation);
-    EP_CHECK_NCCL(ncclEpCombine(handle, inputs, &outputs, config, run->env->stream));
+    EP_CHECK_NCCL(ncclEpCombine(handle, inputs, &outputs, config, run->in.env->stream));
     old_free(inputs);
     old_free(config);
     view_scrap(&results);
     view_scrap(&weights);
     view_scrap(&combined);
     const ncclEpCompleteConfig_t complete = NCCL_EP_COMPLETE_CONFIG_INIT;
-    EP_CHECK_NCCL(ncclEpComplete(handle, &complete, run->env->stream));
-    ep_sync(run->env);
-    void* expected = ref_host_new(run->combined.bytes);
-    ref_ll_combine(run->routing, run->routing, run->rank, run->layout, &run->results, expected);
-    REF_CHECK_BUFFER(&run->combined, expected);
+    EP_CHECK_NCCL(ncclEpComplete(handle, &complete, run->in.env->stream));
+    ep_sync(run->in.env);
+    void* expected = ref_host_new(run->in.combined.bytes);
+    ref_ll_combine(run->in.routing, run->in.routing, run->in.rank, run->layout, &run->in.results, expected);
+    REF_CHECK_BUFFER(&run->in.combined, expected);
     free(expected);
 }
 
@@ -143,7 +112,7 @@ static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     open_run(&run, env, test, seed);
     ncclEpGroup_t group = group_of(env, test);
     View ids;
-    view_of(&ids, ref_buffer_data(&run.ids), ncclInt64, run.num_tokens, test->top_k, 0);
+    view_of(&ids, ref_buffer_data(&run.in.ids), ncclInt64, run.in.num_tokens, test->top_k, 0);
     ncclEpHandle_t handle = handle_of(group, test, &ids, NULL, env->stream);
     view_scrap(&ids);
     for (unsigned turn = 0; turn < 2; ++turn) {

@@ -3,6 +3,7 @@
 #include "suites/second/second.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -79,6 +80,40 @@ RefShape shape_of(const EpEnv* env, const Case* test) {
     return shape;
 }
 
+unsigned capacity_of(const EpEnv* env, const Case* test) {
+    return (unsigned)env->size * test->max_tokens;
+}
+
+void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed) {
+    const RefShape shape = shape_of(env, test);
+    in->env = env;
+    in->test = test;
+    in->rank = (unsigned)env->rank;
+    in->routing = ref_routing_drawn((unsigned)env->size, &shape, test->style, test->uneven, seed);
+    if (test->algorithm == NCCL_EP_ALGO_LOW_LATENCY) ref_routing_fit(in->routing, capacity_of(env, test));
+    in->num_tokens = in->routing->num_tokens[in->rank];
+    in->tokens = (RefRows){test->datatype, test->hidden, seed + 1, false};
+    in->results = (RefRows){test->datatype, test->hidden, seed + 2, false};
+    in->row_bytes = ref_row_bytes(&in->tokens);
+    const size_t entries = ref_entries_of(in->routing, in->rank);
+    in->ids = ref_buffer_new_input(entries * sizeof(int64_t));
+    in->weights = ref_buffer_new_input(entries * sizeof(float));
+    in->tokens_in = ref_buffer_new_input(in->num_tokens * in->row_bytes);
+    in->combined = ref_buffer_new(in->num_tokens * in->row_bytes);
+    ref_buffer_upload(&in->ids, in->routing->topk_idx[in->rank]);
+    ref_buffer_upload(&in->weights, in->routing->weights[in->rank]);
+    void* rows = ref_host_new(in->num_tokens * in->row_bytes);
+    ref_rows_fill(&in->tokens, in->rank, 0, in->num_tokens, rows);
+    ref_buffer_upload(&in->tokens_in, rows);
+    free(rows);
+}
+
+void inputs_close(Inputs* in) {
+    RefBuffer* buffers[] = {&in->ids, &in->weights, &in->tokens_in, &in->combined};
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    ref_routing_free(in->routing);
+}
+
 ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test) {
     ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
     config.algorithm = test->algorithm;
@@ -142,10 +177,13 @@ ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
 static int g_log = -1;
 
 __attribute__((constructor)) static void open_log(void) {
-    char name[] = "/tmp/nccl_ep_second_XXXXXX";
+    const char* folder = getenv("TMPDIR");
+    char name[4096];
+    snprintf(name, sizeof(name), "%s/nccl_ep_second_XXXXXX", folder != NULL ? folder : P_tmpdir);
     const int made = mkstemp(name);
     g_log = open(name, O_RDONLY);
-    if (made < 0 || close(made) != 0 || g_log < 0 || setenv("NCCL_DEBUG", "WARN", 1) != 0 || setenv("NCCL_DEBUG_FILE", name, 1) != 0) {
+    const bool is_open = made >= 0 && close(made) == 0 && g_log >= 0;
+    if (!is_open || setenv("NCCL_DEBUG", "WARN", 1) != 0 || setenv("NCCL_DEBUG_FILE", name, 1) != 0) {
         abort();
     }
 }

@@ -47,6 +47,21 @@ typedef struct {
     RefBuffer* memory;  // gets the handle's memory; NULL: it is the library's
 } Case;
 
+// What a rank gives to the operations of a case, in either mode, and where its sums come.
+typedef struct {
+    const EpEnv* env;
+    const Case* test;
+    RefRouting* routing;
+    RefRows tokens, results;
+    unsigned rank, num_tokens;
+    size_t row_bytes;
+    RefBuffer ids, weights, tokens_in, combined;
+} Inputs;
+void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed);
+void inputs_close(Inputs* in);
+// LL: rows that an expert has room for.
+unsigned capacity_of(const EpEnv* env, const Case* test);
+
 RefShape shape_of(const EpEnv* env, const Case* test);
 ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);

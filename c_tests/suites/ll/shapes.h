@@ -1,0 +1,20 @@
+// The shapes of low-latency tests, and runs of them.
+#ifndef C_TESTS_SUITES_LL_SHAPES_H_
+#define C_TESTS_SUITES_LL_SHAPES_H_
+
+#include "reference/ll_run.h"
+
+typedef struct {
+    unsigned local_experts, max_tokens, top_k;
+    ncclDataType_t datatype;
+    unsigned hidden;
+    RefStyle style;
+    bool uneven;
+} Shape;
+
+// A run in a group of its own.
+void open_shape(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
+// One of a group that is returned, where no rank has a token.
+ncclEpGroup_t open_without_tokens(LlRun* run, const EpEnv* env);
+
+#endif  // C_TESTS_SUITES_LL_SHAPES_H_

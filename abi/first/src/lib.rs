@@ -8,6 +8,7 @@
 //! code.
 
 mod callbacks;
+mod choices;
 mod group;
 mod guard;
 mod handle;

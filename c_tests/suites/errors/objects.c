@@ -55,6 +55,14 @@ static ncclResult_t async_error(void* group) {
     return result;
 }
 
+static ncclResult_t set_choice(void* group) {
+    return ncclEpSetChoice((ncclEpGroup_t)group, NCCL_EP_OPERATION_LL_DISPATCH, NULL);
+}
+
+static ncclResult_t set_selector(void* group) {
+    return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL);
+}
+
 typedef struct {
     const char* function;
     ncclResult_t (*call)(void* object);
@@ -82,6 +90,10 @@ static const ObjectCall kGroupCalls[] = {
      "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
+    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead",
+     "set-choice-group-foreign"},
+    {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
+     "set-selector-group-foreign"},
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 

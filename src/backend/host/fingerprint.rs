@@ -4,6 +4,7 @@
 use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
+use crate::model::group::LlCombineMode;
 use crate::model::ids::GroupRank;
 use crate::model::layout::layout_name;
 use crate::model::scales::{RowBytes, WireRow};
@@ -52,6 +53,8 @@ pub struct Fingerprint {
     pub top_k: usize,
     /// Whether rows are rank-major.
     pub by_rank: bool,
+    /// Whether each entry's row comes home.
+    pub exact: bool,
     /// The rows as they travel.
     pub row: WireRow,
 }
@@ -65,6 +68,7 @@ impl Fingerprint {
         message.number(self.handle_number());
         message.number(self.top_k);
         message.number(usize::from(self.by_rank));
+        message.number(usize::from(self.exact));
         message.number(self.row.payload.bytes());
         message.number(self.row.scale_bytes());
         message.number(self.row.payload.dtype as usize);
@@ -90,6 +94,10 @@ impl Fingerprint {
         if reader.number()? != usize::from(self.by_rank) {
             let (mine, theirs) = (layout_name(self.by_rank), layout_name(!self.by_rank));
             return Err(differs(Subject::Layout, source).got(mine, theirs));
+        }
+        if reader.number()? != usize::from(self.exact) {
+            let [mine, theirs] = LlCombineMode::variants(self.exact);
+            return Err(differs(Subject::Variant, source).got(mine, theirs));
         }
         let mine = RowBytes::from(self.row);
         let theirs = RowBytes {
@@ -162,6 +170,7 @@ mod tests {
         handle: Some(5),
         top_k: 8,
         by_rank: false,
+        exact: false,
         row: WireRow {
             payload: RowType {
                 dtype: DType::Bfloat16,
@@ -219,6 +228,10 @@ mod tests {
         assert_eq!(
             refusal(|theirs| theirs.by_rank = true),
             format!("Layout: {rule} (got expert-major, expected rank-major)")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.exact = true),
+            format!("Variant: {rule} (got ll.reduce, expected ll.exact)")
         );
         assert_eq!(
             refusal(|theirs| theirs.row.payload.hidden = 8),

@@ -338,7 +338,9 @@ impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &self.group.shared;
-        let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
+        let launch = group
+            .plan
+            .launch(op.into(), &op.into(), &self.grids, op.launch)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
@@ -355,7 +357,9 @@ impl HtBackend for CudaHt {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &self.group.shared;
-        let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
+        let launch = group
+            .plan
+            .launch(op.into(), &op.row.into(), &self.grids, op.launch)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);

@@ -5,6 +5,7 @@ use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::params::common::{Fault, FaultReport};
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
+use crate::model::group::LlCombineMode;
 use crate::model::layout::layout_name;
 use crate::model::tensor::DType;
 
@@ -23,6 +24,9 @@ fn difference(report: &FaultReport) -> Error {
         differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
     } else if mine.by_rank != theirs.by_rank {
         differs(Subject::Layout).got(layout_name(mine.by_rank), layout_name(theirs.by_rank))
+    } else if mine.exact != theirs.exact {
+        let [mine, theirs] = LlCombineMode::variants(mine.exact);
+        differs(Subject::Variant).got(mine, theirs)
     } else if let Some(error) =
         other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
     {
@@ -47,6 +51,7 @@ mod tests {
         dtype: DType::Bfloat16 as u32,
         top_k: 8,
         by_rank: false,
+        exact: false,
         row_bytes: 14_336,
     };
 
@@ -91,6 +96,9 @@ mod tests {
         );
         let op = KernelOp::LlCombine as u32;
         assert!(text(LlFingerprint { op, ..OURS }).starts_with("Operation: AmongRanks"));
+        let exact = true;
+        let word = |exact| LlFingerprint { op, exact, ..OURS }.to_word();
+        assert_ne!(word(exact), word(!exact));
     }
 
     #[test]

@@ -108,6 +108,7 @@ impl HostLl {
             handle: None,
             top_k: self.routing.top_k,
             by_rank: op.layout().is_rank_major(),
+            exact: op.is_exact(),
             row,
         }
     }

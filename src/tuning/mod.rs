@@ -13,40 +13,10 @@ use crate::log::{self, shown};
 use file::File;
 pub use file::Shape;
 use std::fmt::{self, Display, Formatter};
-pub use variant::Variant;
+pub use variant::{Operation, Variant};
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
-
-/// An operation with a launch shape of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As they are called.
-pub enum Operation {
-    LlDispatch,
-    LlCombine,
-    HtDispatch,
-    HtCombine,
-}
-
-impl Operation {
-    /// All of them, each at the index of its own number.
-    pub const ALL: [Self; 4] = [
-        Self::LlDispatch,
-        Self::LlCombine,
-        Self::HtDispatch,
-        Self::HtCombine,
-    ];
-
-    /// The name in the file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::LlDispatch => "ll_dispatch",
-            Self::LlCombine => "ll_combine",
-            Self::HtDispatch => "ht_dispatch",
-            Self::HtCombine => "ht_combine",
-        }
-    }
-}
 
 /// A launch shape: `send_blocks` of `blocks` send; with both equal every block does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

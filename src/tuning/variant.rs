@@ -1,6 +1,34 @@
-//! The ways to run an operation that have names.
+//! Operations, and the ways to run them that have names.
 
-use crate::tuning::Operation;
+/// An operation with a launch shape of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // As they are called.
+pub enum Operation {
+    LlDispatch,
+    LlCombine,
+    HtDispatch,
+    HtCombine,
+}
+
+impl Operation {
+    /// All of them, each at the index of its own number.
+    pub const ALL: [Self; 4] = [
+        Self::LlDispatch,
+        Self::LlCombine,
+        Self::HtDispatch,
+        Self::HtCombine,
+    ];
+
+    /// The name in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LlDispatch => "ll_dispatch",
+            Self::LlCombine => "ll_combine",
+            Self::HtDispatch => "ht_dispatch",
+            Self::HtCombine => "ht_combine",
+        }
+    }
+}
 
 /// A way to run an operation, by the number that callers know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,7 +39,7 @@ EP_TEST_HT(ht_order_of_choices) {
     HtRun run;
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
     ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
-    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 4, 3, 96}};
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 2, 1, 96}};
     EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
     const unsigned dispatch = NCCL_EP_OPERATION_HT_DISPATCH, combine = NCCL_EP_OPERATION_HT_COMBINE;
     ht_forward(&run);

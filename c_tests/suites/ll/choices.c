@@ -51,8 +51,8 @@ static void check_query(const Selector* selector, const LlRun* run, unsigned ope
     EP_CHECK_EQ_U64(query->symmetric, 0);
 }
 
-// A handle of few enough ids that exact sums are always possible on one node. All experts of a token are on one rank, so
-// that a rank sums.
+// A handle of few enough ids that exact sums are always possible on one node. All experts of a token are on one rank,
+// so that a rank sums.
 static void open_run(LlRun* run, EpEnv* env, ncclEpGroup_t* group) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclBfloat16, kHidden};
@@ -73,7 +73,7 @@ EP_TEST(ll_order_of_choices) {
     check_query(&selector, &run, NCCL_EP_OPERATION_LL_COMBINE);
     selector.chooses = true;
     combine(&run, exact, &selector, 1);
-    set(group, NCCL_EP_VARIANT_LL_REDUCE, 3);
+    set(group, NCCL_EP_VARIANT_LL_REDUCE, 2);
     combine(&run, kRefReduce, &selector, 0);  // what is set comes first
     static const unsigned kImpossible[] = {NCCL_EP_VARIANT_HT_RING, 6, ~0u};
     for (unsigned i = 0; i < 3; ++i) {

@@ -1,5 +1,5 @@
-// Chooses a launch shape for each operation of a group, different on each rank, and for low-latency combines an order of
-// sums, the same on all.
+// Chooses a launch shape for each operation of a group, different on each rank, and for low-latency combines an order
+// of sums, the same on all.
 #ifndef C_TESTS_SUITES_RANDOM_CHOOSER_H_
 #define C_TESTS_SUITES_RANDOM_CHOOSER_H_
 

@@ -7,9 +7,9 @@ import dataclasses
 from typing import Any
 
 from nccl_ep.types import (buffer_type, cudaStream_t, ncclComm_t, ncclDataType_t, ncclEpAllocFn_t,
-                           ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
-                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclNDTensor_t, ncclRedOp_t,
-                           ncclResult_t, ncclUniqueId)
+                           ncclEpChoice_t, ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
+                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpSelect_t, ncclNDTensor_t,
+                           ncclRedOp_t, ncclResult_t, ncclUniqueId)
 
 _Tensor = ctypes.POINTER(ncclNDTensor_t)
 _Tensors = ctypes.POINTER(_Tensor)
@@ -69,4 +69,7 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpGetVersion", ncclResult_t, [_Number]),
     Function("ncclEpGetLastError", ctypes.c_char_p, []),
     Function("ncclEpGetAsyncError", ncclResult_t, [ncclEpGroup_t, ctypes.POINTER(ncclResult_t)]),
+    Function("ncclEpSetChoice", ncclResult_t,
+             [ncclEpGroup_t, ctypes.c_uint, ctypes.POINTER(ncclEpChoice_t)]),
+    Function("ncclEpSetSelector", ncclResult_t, [ncclEpGroup_t, ncclEpSelect_t, ctypes.c_void_p]),
 ]

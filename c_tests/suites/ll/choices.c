@@ -46,18 +46,18 @@ static void check_query(const Selector* selector, const LlRun* run, unsigned ope
     EP_CHECK_EQ_U64(query->operation, operation);
     EP_CHECK_EQ_U64(query->tokens, run->now->num_tokens[run->env->rank]);
     EP_CHECK_EQ_U64(query->top_k, run->shape.top_k);
-    EP_CHECK_EQ_U64(query->row_bytes, 2 * kHidden);
+    EP_CHECK_EQ_U64(query->row_bytes, 4 * kHidden);
     EP_CHECK_EQ_U64(query->ranks, (unsigned)run->env->size);
     EP_CHECK_EQ_U64(query->symmetric, 0);
 }
 
-// A handle of few enough ids that exact sums are always possible on one node. All experts of a token are on one rank,
-// so that a rank sums.
+// A handle of few enough ids that exact sums are always possible on one node. Rows of float32, where the order of terms
+// shows.
 static void open_run(LlRun* run, EpEnv* env, ncclEpGroup_t* group) {
     const unsigned ranks = (unsigned)env->size;
-    const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclBfloat16, kHidden};
-    *group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 2 * kHidden);
-    ll_run_open_with(run, env, *group, &shape, kRefOneRank, true, 77);
+    const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclFloat32, kHidden};
+    *group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
+    ll_run_open_with(run, env, *group, &shape, kRefDistinct, true, 77);
     ll_dispatch(run);
 }
 
@@ -98,9 +98,9 @@ EP_TEST(ll_order_of_choices) {
 // More ids than ranks, whose rows have no room in windows for sums.
 EP_TEST(ll_exact_sums_need_room) {
     const unsigned ranks = (unsigned)env->size;
-    const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclBfloat16, kHidden};
+    const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclFloat32, kHidden};
     ncclEpGroup_t group =
-        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 2 * kHidden);
+        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
     LlRun run;
     ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 78);
     set(group, NCCL_EP_VARIANT_LL_EXACT, 0);

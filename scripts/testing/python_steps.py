@@ -28,8 +28,9 @@ _COMPILED_RANKS = 2
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
-# Makes one step of several programs, most of whose time goes into loading PyTorch.
-_ONE_BY_ONE = str(ROOT / "scripts" / "testing" / "one_by_one.py")
+# Starts the ranks of a program, or of several in turn, most of whose time would go into loading PyTorch. All tests run
+# under mpirun as well, on one node.
+_FORKED = ("python3", str(ROOT / "scripts" / "testing" / "forked_ranks.py"))
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
@@ -48,8 +49,14 @@ def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
     """pytest on one rank, without a cache; its files go to the system's temporary folder."""
-    return ("python3", "-m", "pytest", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
-            f"--rootdir={tests}", str(tests), *options)
+    program, _, *words = _pytest(tests, *options)
+    return ("python3", "-m", program, *words)
+
+
+def _pytest(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
+    """The same for forked ranks."""
+    return ("pytest", "--", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider", f"--rootdir={tests}",
+            str(tests), *options)
 
 
 def example_counts(programs: int = 1):
@@ -59,44 +66,37 @@ def example_counts(programs: int = 1):
 
 def _all_examples() -> tuple[Sequence[str], Callable[[Finished], Counts]]:
     programs = [str(path) for path in examples()]
-    return ("python3", _ONE_BY_ONE, *programs), example_counts(len(programs))
+    return programs, example_counts(len(programs))
 
 
 def host_steps(places: Places) -> list[Step]:
     """All steps on the CPU stand-ins."""
     environment = tuple(_environment(places).items())
 
-    def step(name: str, ranks: int, words: Sequence[str], read) -> Step:
-        launch = ("mpirun", "-np", str(ranks), *words)
-        return Step(f"python/{name}/{ranks}", launch, read, _NEEDS, timeout=240,
-                    environment=environment)
+    def step(name: str, launch: Sequence[str], words: Sequence[str], read) -> Step:
+        return Step(f"python/{name}", (*launch, *words), read, _NEEDS, timeout=240, environment=environment)
+
+    def forked(name: str, ranks: int | str, words: Sequence[str], read) -> Step:
+        return step(name, (*_FORKED, str(ranks)), words, read)
 
     tests = ROOT / "python" / "tests"
-    steps = [step("tests", ranks, pytest_words(tests), counts.closing_line)
+    steps = [step(f"tests/{ranks}", ("mpirun", "-np", str(ranks)), pytest_words(tests), counts.closing_line)
              for ranks in _HOST_RANKS]
-    steps.append(step("compiled", _COMPILED_RANKS,
-                      pytest_words(tests, "-k", _COMPILED), counts.closing_line))
-    steps += list(_node_steps(environment))
-    steps.append(step("examples", _EXAMPLE_RANKS, *_all_examples()))
-    steps.append(step("bench-layer", _EXAMPLE_RANKS,
-                      ("python3", str(_BENCH), "--alternatives"), example_counts()))
+    steps.append(forked(f"compiled/{_COMPILED_RANKS}", _COMPILED_RANKS, _pytest(tests, "-k", _COMPILED),
+                        counts.closing_line))
+    # The examples, some tests and all tests, each with ranks on nodes of another kind.
+    some = _pytest(tests, "-k", "test_nodes or test_layer or test_autograd")
+    of_nodes = (("examples", *_all_examples()), ("tests", some, counts.closing_line),
+                ("tests", _pytest(tests), counts.closing_line))
+    steps += [forked(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
+              for split, (name, words, read) in zip(_SPLITS, of_nodes)]
+    steps.append(forked(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))
+    steps.append(forked(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
+                        example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
-
-
-def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """The examples, some tests and all tests, each with ranks on nodes of another kind."""
-    some = ("-k", "test_nodes or test_layer or test_autograd")
-    tests = ROOT / "python" / "tests"
-    runs = [(_SPLITS[0], "examples", *_all_examples()),
-            (_SPLITS[1], "tests", pytest_words(tests, *some), counts.closing_line),
-            (_SPLITS[2], "tests", pytest_words(tests), counts.closing_line)]
-    for split, name, words, read in runs:
-        launch = ("mpirun", "-np", *_on_nodes(split, words))
-        yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read, _NEEDS,
-                   timeout=240, environment=environment)
 
 
 def _on_nodes(split: str, words: Sequence[str]) -> tuple[str, ...]:

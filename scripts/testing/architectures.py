@@ -43,12 +43,14 @@ def _compile(environment: Mapping[str, str], libraries: pathlib.Path) -> tuple[C
     if not left_out:
         return Counts(0, 0, skipped="the library has all that this nvcc knows"), ""
     # Older ones cannot but leave out all of it, which keeps what debuggers want and takes twice as long.
-    quickly = ("-Ofc", "max") if "--Ofast-compile" in command.run((nvcc, "--help"), environment, 60).output else ("-G",)
+    knows = "--Ofast-compile" in command.run((nvcc, "--help"), environment, 60).output
+    quickly = ("-Ofc", "max") if knows else ("-G",)
     generate = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in sorted(left_out)]
     with tempfile.TemporaryDirectory() as folder:
         # One unit, since each would parse CUDA's headers again.
         unit = pathlib.Path(folder) / "kernels.cu"
         unit.write_text("".join(f'#include "{file}"\n' for file in sorted((ROOT / "cuda").rglob("*.cu"))))
-        words = (nvcc, "-std=c++17", *quickly, "--fatbin", f"-I{libraries}", *generate, "-o", f"{unit}.fatbin", str(unit))
+        words = (nvcc, "-std=c++17", *quickly, "--fatbin", f"-I{libraries}", *generate,
+                 "-o", f"{unit}.fatbin", str(unit))
         finished = command.run(words, environment, None)
     return counts.exit_status(finished), finished.output

@@ -16,7 +16,7 @@ from testing.step import Counts, Finished, Places, Step
 RANKS = (1, 2, 3, 4, 8)
 
 # Programs without options that end with a line of counts.
-TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
+TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_memory", "test_ll", "test_ht",
          "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "capabilities")
 
 # Others that end with such a line, on few numbers of ranks: the examples, and nccl_ep.hpp by each standard.

@@ -16,7 +16,7 @@ from testing.step import Counts, Finished, Places, Step
 RANKS = (1, 2, 3, 4, 8)
 
 # Programs without options that end with a line of counts.
-TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_memory", "test_ll", "test_ht",
+TESTS = ("test_abi", "test_abi_cxx", "test_errors", "test_lifecycle", "test_ll", "test_ht",
          "test_formats", "test_staged", "test_random", "test_stress", "test_graph", "capabilities")
 
 # Others that end with such a line, on few numbers of ranks: the examples, and nccl_ep.hpp by each standard.
@@ -119,6 +119,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for count in ranks:
         if count in (1, 2, 4):
             yield Run("test_second", "test_second", (), count, needs_ht=True)
+            yield Run("test_memory", "test_memory", (), count)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,

@@ -90,7 +90,8 @@ impl CudaGroup {
     /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its
     /// operations have not `rested`.
     fn leave(&self, rested: Result<()>) -> Result<End> {
-        if self.group.faults.first().is_some() {
+        // Whoever has lost an exchange has waited for a rank already, and takes part in no other.
+        if self.group.faults.first().is_some() || self.bootstrap.lost().is_some() {
             return self.teardown.leave().and(rested).map(|()| End::Broken);
         }
         if let Err(error) = rested {
@@ -103,9 +104,8 @@ impl CudaGroup {
         if let Some(network) = &self.network {
             network.forget_peers();
         }
-        // A rank that has lost an exchange takes part in none.
-        let stays = self.memory.context().is_hung() || self.bootstrap.lost().is_some();
-        self.teardown.leave_together(stays)
+        self.teardown
+            .leave_together(self.memory.context().is_hung())
     }
 }
 

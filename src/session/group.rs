@@ -23,7 +23,8 @@ pub struct Group {
     nodes: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
-    own_stream: Option<OwnStream>,
+    /// For exchanges that a caller gives no stream for.
+    own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
     failed: OnceCell<Error>,
@@ -56,7 +57,7 @@ impl Group {
             nodes,
             faults: backend.common.faults(),
             backend,
-            own_stream,
+            own_stream: own_stream.map_or_else(OnceCell::new, OnceCell::with_value),
             about,
             checks,
             failed: OnceCell::new(),
@@ -92,7 +93,7 @@ impl Group {
         self.closed.store(true, Ordering::Release);
         // If the device is gone, closing says so.
         let _entered = self.enter();
-        let own = self.own_stream.as_ref().map(OwnStream::stream);
+        let own = self.own_stream.get().map(OwnStream::stream);
         self.backend
             .common
             .close(stream.or(own).unwrap_or(Stream::DEFAULT))
@@ -154,6 +155,14 @@ impl Group {
     pub fn mark_failed(&self, error: Error) {
         // The first failure is the one worth reporting.
         let _ = self.failed.set(error);
+    }
+
+    /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
+    pub(super) fn own_stream(&self) -> Result<Stream> {
+        let own = self
+            .own_stream
+            .get_or_try_init(|| OwnStream::new(self.device()));
+        own.map(OwnStream::stream)
     }
 
     /// Refuses work on a closed or failed group.

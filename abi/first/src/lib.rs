@@ -12,6 +12,7 @@ mod group;
 mod guard;
 mod handle;
 mod info;
+mod memory;
 mod objects;
 mod ops;
 mod owners;

@@ -127,5 +127,10 @@ FUNCTION(ncclEpHandleGetNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned*);
 FUNCTION(ncclEpGetVersion, ncclResult_t, int*);
 FUNCTION(ncclEpGetLastError, const char*, void);
 FUNCTION(ncclEpGetAsyncError, ncclResult_t, ncclEpGroup_t, ncclResult_t*);
+FUNCTION(ncclEpMemAlloc, ncclResult_t, ncclEpGroup_t, void**, size_t);
+FUNCTION(ncclEpMemFree, ncclResult_t, ncclEpGroup_t, void*);
+FUNCTION(ncclEpMemRegister, ncclResult_t, ncclEpGroup_t, void*, size_t, void*);
+FUNCTION(ncclEpMemDeregister, ncclResult_t, ncclEpGroup_t, void*);
+FUNCTION(ncclEpMemInfo, ncclResult_t, ncclEpGroup_t, const void*, ncclEpMemInfo_t*);
 
 #endif  // C_TESTS_SUITES_ABI_LAYOUT_H_

@@ -90,11 +90,14 @@ __device__ __forceinline__ void send_rows(const Block& block) {
             if (from == nullptr) {
                 continue;
             }
-            ChunkData data;
-            load_arriving(data, from, chunk);
-            send(op, op.at(home).row(block.bank_slots.of_sum(0, unit.token, op.rank())), chunk, data);
-            if (cleans) {
-                let_go<ChunkData>({block.view_at(row), nullptr}, chunk);
+            Vec16 vec = {{0, 0, 0, 0}};
+            if (chunk.holds()) {
+                vec = ld_relaxed_sys(reinterpret_cast<const Vec16*>(from + chunk.lane_byte()));
+            }
+            const uint32_t slot = block.bank_slots.of_sum(0, unit.token, op.rank());
+            send_chunk_to(op, home, op.at(home).row(slot).data, slot, chunk, vec, any_lane(has_sentinel(vec)));
+            if (cleans && chunk.holds()) {
+                st_row(as<Vec16>(block.view_at(row) + chunk.lane_byte()), all_sentinels());
             }
         }
     }
@@ -102,9 +105,12 @@ __device__ __forceinline__ void send_rows(const Block& block) {
 
 // A warp waits for its chunk of what `peer` returns for a token, and makes the slot ready for its next use.
 __device__ __forceinline__ Vec16 receive_chunk(const Block& block, uint32_t token, uint32_t peer, const Chunk& chunk) {
-    const BankRow<Own> from = block.op.here().row(block.bank_slots.of_sum(0, token, peer));
-    const Vec16 vec = await_chunk(block.op, from, chunk, peer);
-    let_go<ChunkData>(from, chunk);
+    const uint32_t slot = block.bank_slots.of_sum(0, token, peer);
+    uint8_t* from = block.op.here().row(slot).data;
+    const Vec16 vec = await_chunk(block.op, from, slot, chunk, peer);
+    if (chunk.holds()) {
+        st_row(as<Vec16>(from + chunk.lane_byte()), all_sentinels());
+    }
     return vec;
 }
 
@@ -122,17 +128,17 @@ __device__ __forceinline__ void receive_rows(const Block& block) {
         int32_t host = rank_of_expert(block.shape, dispatched_expert(op, sent));
         host = host >= 0 && is_active(op.common.peers, host) ? host : kNowhere;
         // Own rows are where the caller has them.
-        ChunkData own = {};
+        Vec16 own = {{0, 0, 0, 0}};
         uint32_t row;
         const uint8_t* from = block.row_of(op.rank(), unit.token, row);
-        if (from != nullptr) {
-            load_arriving(own, from, chunk);
+        if (from != nullptr && chunk.holds()) {
+            own = ld_relaxed_sys(reinterpret_cast<const Vec16*>(from + chunk.lane_byte()));
         }
         Sum<Type, 1> sum;
 #pragma unroll 1
         for (LaneMask left = first_of_each_peer(host); left.any(); left.drop_first()) {
             const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.first()));
-            const Vec16 vec[1] = {peer == op.rank() ? own.vec : receive_chunk(block, unit.token, peer, chunk)};
+            const Vec16 vec[1] = {peer == op.rank() ? own : receive_chunk(block, unit.token, peer, chunk)};
             sum.add(vec, 1.0f);
         }
         if (block.combine.out != nullptr && chunk.holds()) {

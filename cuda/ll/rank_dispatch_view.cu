@@ -49,25 +49,31 @@ struct Block {
 // The ranks from `base` on that host experts of a token of this rank.
 __device__ __forceinline__ uint32_t hosts_of(const Block& block, uint32_t token, uint32_t base) {
     const LlShape& shape = block.shape;
-    const uint64_t experts = block.op.ranks() * shape.local_experts;
+    const uint32_t experts = block.op.ranks() * shape.local_experts;
     const auto* ids = reinterpret_cast<const long long*>(block.dispatch.topk_idx) + uint64_t{token} * shape.top_k;
     uint32_t hosts = 0;
 #pragma unroll 1
     for (uint32_t left = shape.top_k; left != 0; left -= min(left, kIdsAtOnce), ids += kIdsAtOnce) {
-        uint64_t id[kIdsAtOnce];
+        // Under way together, then one after the other through the first: code for each of them would be long.
+        long long id[kIdsAtOnce];
+        uint32_t expert[kIdsAtOnce];
 #pragma unroll
         for (uint32_t i = 0; i < kIdsAtOnce; ++i) {
-            id[i] = ~uint64_t{0};
-            if (i < left) {
-                id[i] = static_cast<uint64_t>(__ldg(ids + i));
-            }
+            id[i] = i < left ? __ldg(ids + i) : kNowhere;
         }
 #pragma unroll
         for (uint32_t i = 0; i < kIdsAtOnce; ++i) {
-            const uint32_t expert = static_cast<uint32_t>(id[i]);
-            const uint32_t host = divide(expert, shape.local_experts, shape.local_experts_reciprocal).quotient - base;
-            if (id[i] < experts && host < kRanksOfWord) {
+            expert[i] = id[i] >> 32 == 0 ? static_cast<uint32_t>(id[i]) : ~uint32_t{0};
+        }
+#pragma unroll 1
+        for (uint32_t number = min(left, kIdsAtOnce); number != 0; --number) {
+            const uint32_t host = divide(expert[0], shape.local_experts, shape.local_experts_reciprocal).quotient - base;
+            if (expert[0] < experts && host < kRanksOfWord) {
                 hosts |= 1u << host;
+            }
+#pragma unroll
+            for (uint32_t i = 1; i < kIdsAtOnce; ++i) {
+                expert[i - 1] = expert[i];
             }
         }
     }
@@ -186,7 +192,7 @@ __device__ __forceinline__ void notify_counts(const Block& block) {
 
 // What a block sends of a token, loaded before it is known where it goes: a lane's part of a chunk, or an entry.
 struct Outgoing {
-    ChunkData data;
+    Vec16 vec;
     int64_t id;
     float weight;
 
@@ -195,8 +201,11 @@ struct Outgoing {
             return;
         }
         if (block.moves_rows()) {
-            load_const(data, block.dispatch.tokens + row_format(block.shape).offset(unit.token),
-                       unit.chunk(block.shape, block.view));
+            const Chunk chunk = unit.chunk(block.shape, block.view);
+            const uint8_t* row = block.dispatch.tokens + row_format(block.shape).offset(unit.token);
+            if (chunk.holds()) {
+                vec = ld_const(reinterpret_cast<const Vec16*>(row + chunk.lane_byte()));
+            }
         } else if (is_last_warp() && lane_idx() < block.shape.top_k) {
             const uint32_t entry = unit.token * block.shape.top_k + lane_idx();
             id = __ldg(reinterpret_cast<const long long*>(block.dispatch.topk_idx) + entry);
@@ -209,7 +218,7 @@ struct Outgoing {
 __device__ __forceinline__ void send_chunk(const Block& block, const ViewUnit& unit, const Outgoing& outgoing) {
     const Op& op = block.op;
     const Chunk chunk = unit.chunk(block.shape, block.view);
-    const bool with_sentinel = any_lane(has_sentinel(outgoing.data, chunk));
+    const bool with_sentinel = any_lane(chunk.holds() && has_sentinel(outgoing.vec));
 #pragma unroll 1
     for (uint32_t number = 1; number <= op.peers(); ++number) {
         const uint32_t turned = op.rank() + number;
@@ -218,10 +227,9 @@ __device__ __forceinline__ void send_chunk(const Block& block, const ViewUnit& u
             continue;
         }
         const uint32_t row = op.rank() * block.shape.max_tokens + block.shared.before[peer];
-        const BankRow<Remote> to = {window_of(op.common.peers, peer) + view_row(block.shape, block.view, row),
-                                    op.at(peer).row(row).flags};
+        const Remote<uint8_t> to = window_of(op.common.peers, peer) + view_row(block.shape, block.view, row);
         // Nobody polls own rows.
-        send(op, to, chunk, outgoing.data, with_sentinel && peer != op.rank());
+        send_chunk_to(op, peer, to, row, chunk, outgoing.vec, with_sentinel && peer != op.rank());
     }
 }
 
@@ -323,12 +331,11 @@ __device__ __forceinline__ bool send_all(const Block& block, Op& op) {
 // what the sources run.
 __device__ __forceinline__ void hear_sources(const Block& block) {
     const Op& op = block.op;
-    const uint32_t words = block.is_first() ? 3 : 2;
+    // A warp each for rows, tokens, the fingerprint: the last two behind a word for each local expert.
+    const uint32_t word = warp_idx();
+    const uint32_t ranks = word < (block.is_first() ? 3u : 2u) ? op.ranks() : 0;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < op.ranks() * words; i += blockDim.x) {
-        const uint32_t source = i % op.ranks();
-        // Rows, tokens, the fingerprint: the last two behind a word for each local expert.
-        const uint32_t word = i / op.ranks();
+    for (uint32_t source = lane_idx(); source < ranks; source += kWarpSize) {
         if (!is_active(op.common.peers, source)) {
             continue;
         }
@@ -363,9 +370,8 @@ __device__ __forceinline__ void await_rows(const Block& block, uint32_t source) 
     for (uint32_t number = blockIdx.x; number < units; number += gridDim.x) {
         const ViewUnit unit(block.view, number);
         const uint32_t row = source * block.shape.max_tokens + unit.token;
-        const BankRow<Own> from = {own_window(op.common.peers) + view_row(block.shape, block.view, row),
-                                   op.here().row(row).flags};
-        await_chunk(op, from, unit.chunk(block.shape, block.view), source);
+        const uint8_t* from = own_window(op.common.peers) + view_row(block.shape, block.view, row);
+        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source);
     }
 }
 

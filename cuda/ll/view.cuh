@@ -96,16 +96,80 @@ __device__ __forceinline__ uint32_t await_packet(const Op& op, const uint64_t* a
     return ok ? packet_data(packet) : 0;
 }
 
-// A warp waits for a chunk from `rank`. One after a failed wait holds anything.
+// ---- Chunks of rows, with what seldom happens to them apart ---------------------------------------
+
+// All lanes, after a chunk was stored that has kSentinel in it: signals its flag. `row` is that of the bank of the epoch
+// whose flags the chunk has.
+__device__ __noinline__ static void signal_chunk(const LlCommon& common, uint32_t epoch, uint32_t peer, uint32_t row,
+                                                 uint32_t chunk) {
+    Operation<OneNode> op(common, OneNode{common.peers});
+    op.resume(epoch);
+    sync_warp();
+    if (lane_idx() == 0) {
+        signal(op.at(peer).row(row).flags + chunk, op.packet(0));
+    }
+}
+
+// A warp sends its chunk to a row at `peer`, whose flags are those of `row`.
 template <typename Op>
-__device__ __forceinline__ Vec16 await_chunk(const Op& op, const BankRow<Own>& from, const Chunk& chunk, uint32_t rank) {
-    Arriving<ChunkData> arriving;
-    poll_until([&] { return arriving.poll(op, from, chunk, false); },
-               [&](uint64_t start) {
-                   start = keep_waiting_for(op.common, WAIT_ROW, rank, op.epoch, start);
-                   return any_lane(start == kGivenUp) ? kGivenUp : start;
-               });
-    return arriving.data.vec;
+__device__ __forceinline__ void send_chunk_to(const Op& op, uint32_t peer, Remote<uint8_t> to, uint32_t row,
+                                              const Chunk& chunk, const Vec16& vec, bool with_sentinel) {
+    if (chunk.holds()) {
+        put(as<Vec16>(to + chunk.lane_byte()), vec);
+    }
+    if (with_sentinel) {
+        signal_chunk(op.common, op.epoch, peer, row, chunk.index);
+    }
+}
+
+// Polls of a chunk between looks at its flag and at the clock.
+constexpr uint32_t kPollsOfChunk = 16;
+// Instead of the time at which a wait has looked at the clock first: the chunk is there.
+constexpr uint64_t kIsThere = kGivenUp - 1;
+
+// What a warp does once in kPollsOfChunk polls; its lanes get the same answer.
+__device__ __noinline__ static uint64_t keep_waiting_for_chunk(const LlCommon& common, uint32_t epoch, uint32_t rank,
+                                                               uint32_t row, uint32_t chunk, uint64_t start) {
+    Operation<OneNode> op(common, OneNode{common.peers});
+    op.resume(epoch);
+    uint64_t* flag = op.here().row(row).flags + chunk;
+    if (flagged_lanes(op, lane_idx() == 0 ? flag : nullptr).any()) {
+        return kIsThere;
+    }
+    start = keep_waiting_for(common, WAIT_ROW, rank, epoch, start);
+    return any_lane(start == kGivenUp) ? kGivenUp : start;
+}
+
+// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of `row`. After a wait that was
+// given up it holds anything.
+template <typename Op>
+__device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, uint32_t row, const Chunk& chunk,
+                                             uint32_t rank) {
+    const bool holds = chunk.holds();
+    const auto* at = reinterpret_cast<const Vec16*>(from + chunk.lane_byte());
+    Vec16 vec = {{0, 0, 0, 0}};
+    uint64_t start = 0;
+    uint32_t polls = 0;
+#pragma unroll 1
+    while (true) {
+        if (holds) {
+            vec = ld_relaxed_sys(at);
+        }
+        if (!any_lane(has_sentinel(vec))) {
+            break;
+        }
+        spin_hint();
+        if (++polls % kPollsOfChunk == 0) {
+            start = keep_waiting_for_chunk(op.common, op.epoch, rank, row, chunk.index, start);
+            if (start >= kIsThere) {
+                break;
+            }
+        }
+    }
+    if (start == kIsThere && holds) {
+        vec = ld_relaxed_sys(at);
+    }
+    return vec;
 }
 
 // As advance_epoch, and sets the owner of the bank if there is one.

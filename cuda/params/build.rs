@@ -50,6 +50,7 @@ const FILES: [File; 4] = [
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams LlScaledPackParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams LlRankPackParams
+            LlViewState LlView LlRankDispatchViewParams LlRankCombineParams
             LlCombineNodesParams LlTopkWeightsParams LlPackParams],
     },
     File {

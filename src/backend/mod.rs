@@ -23,7 +23,9 @@ use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
 use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{
+    HtCombine, HtDispatch, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank,
+};
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use std::sync::Arc;
@@ -137,6 +139,8 @@ pub fn opened_again() -> Error {
 
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
+    /// The address of `bank`, where a rank-major dispatch leaves the rows of its `op`; the same for each such call.
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr>;
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
     /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.

@@ -165,7 +165,7 @@ impl Dispatch {
             ..DispatchTensors::default()
         };
         let staged = config.as_ref().is_some_and(|config| config.send_only != 0);
-        handle.core.dispatch(&tensors, staged, stream)
+        handle.core.dispatch(&tensors, staged, stream).map(drop)
     }
 
     /// # Safety
@@ -210,7 +210,7 @@ impl Dispatch {
             out_weights: Some(&out.weights),
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, false, stream)
+        handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 }
 

@@ -21,7 +21,9 @@ use crate::backend::device::Device;
 use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
 use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{
+    HtCombine, HtDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream,
+};
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use std::sync::Arc;
@@ -106,6 +108,8 @@ pub struct HtRouting {
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
+    /// What it tells beside that; over several nodes the numbers of experts at most.
+    pub counters: RoutingCounters,
     /// Where the handle's block is, a caller's memory on one node only.
     pub home: HandleHome,
 }

@@ -24,7 +24,7 @@ use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{
-    HtCombine, HtDispatch, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank,
+    HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
@@ -119,6 +119,8 @@ pub struct HtRouting {
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
+    /// What it tells beside that; over several nodes the numbers of experts at most.
+    pub counters: RoutingCounters,
     /// Where the handle's block is, a caller's memory on one node only.
     pub home: HandleHome,
 }

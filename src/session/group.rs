@@ -7,7 +7,7 @@ use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subj
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
-use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream, ViewBank};
+use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::tuning::Tuning;
@@ -108,7 +108,7 @@ impl Group {
     }
 
     /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
-    pub fn handle_bytes(&self, top_k: usize) -> Result<usize> {
+    pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
         if self.nodes > 1 {
             return Err(Error::usage(Subject::Handle, OfSettings::OneNode));
         }
@@ -116,10 +116,15 @@ impl Group {
             let rule = OfTensor::AtMost(Extent::MostTopK);
             return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
         }
-        block_bytes(&self.facts, top_k).ok_or_else(|| {
+        block_bytes(&self.facts, top_k, form).ok_or_else(|| {
             let text = "handles in a caller's memory need a bound of tokens per rank";
             Error::new(Code::InvalidUsage, text)
         })
+    }
+
+    /// Whether its ranks are on several nodes.
+    pub(super) fn spans_nodes(&self) -> bool {
+        self.nodes > 1
     }
 
     /// What to tell about it, if somebody wants to be told.

@@ -188,6 +188,12 @@ typedef struct ncclEpMemInfo_t {
   // Host array of R addresses: where this rank sees the memory of each rank. NULL for ranks of
   // other nodes. It lives as long as the object.
   void *const *peer_data;
+  // How many tensors of operations were found in the object.
+  uint64_t tensors;
+  // How many were found in none since the group has had one, whose rows are copied as ever. Those
+  // that could have gone another way count: rows that a dispatch delivers or a combine takes, in
+  // HT.
+  uint64_t plain_tensors;
 } ncclEpMemInfo_t;
 
 #ifdef __cplusplus

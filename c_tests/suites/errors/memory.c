@@ -55,7 +55,7 @@ EP_TEST(memory_questions) {
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
     info.size = sizeof(info) - 1;
     EP_REFUSED("mem-info-size", ncclEpMemInfo(session.group, memory, &info), ncclInvalidArgument,
-               "ncclEpMemInfo: info.size: must be the size of the structure (got 39, expected 40 "
+               "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
                "or more)");
     EP_CHECK_EQ_U64(info.object, 77);
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));

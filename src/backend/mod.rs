@@ -23,7 +23,9 @@ use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
 use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{
+    HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
+};
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use std::sync::Arc;
@@ -117,6 +119,8 @@ pub struct HtRouting {
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
+    /// What it tells beside that; over several nodes the numbers of experts at most.
+    pub counters: RoutingCounters,
     /// Where the handle's block is, a caller's memory on one node only.
     pub home: HandleHome,
 }
@@ -137,6 +141,8 @@ pub fn opened_again() -> Error {
 
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
+    /// The address of `bank`, where a rank-major dispatch leaves the rows of its `op`; the same for each such call.
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr>;
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
     /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.

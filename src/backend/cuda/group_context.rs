@@ -123,13 +123,19 @@ impl GroupContext {
         &self.objects
     }
 
+    /// This rank's window.
+    pub(super) fn own_window(&self) -> DevPtr {
+        let own = self.windows.get(self.rank.index());
+        own.copied().unwrap_or_default()
+    }
+
     /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's
     /// mark, and, in the windows of its peers, the word about a peer that has failed.
     pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
         let own = (self.state.data(), 1);
         let windows = self.windows.iter().take(self.ranks as usize).enumerate();
         let peers = windows.filter(|&(peer, _)| peer != self.rank.index());
-        let offset = self.peer_failed.0 - self.windows.get(self.rank.index()).map_or(0, |it| it.0);
+        let offset = self.peer_failed.0 - self.own_window().0;
         let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank.word()));
         std::iter::once(own).chain(announced).collect()
     }

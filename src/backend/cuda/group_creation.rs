@@ -94,8 +94,7 @@ impl Plan {
         let group = Arc::clone(group);
         Ok(match self {
             Self::Ll(plan) => {
-                let layout = plan.layout(start);
-                let group = LlGroup::new(group, network, memory, *plan, layout)?;
+                let group = LlGroup::new(group, network, memory, *plan, start)?;
                 Mode::Ll(Arc::new(group))
             }
             Self::Ht(plan) => {

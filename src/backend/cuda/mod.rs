@@ -12,6 +12,7 @@ mod group;
 mod group_context;
 mod group_creation;
 mod handle_header;
+mod handle_ids;
 mod ht;
 mod kernels;
 mod ll;

@@ -1,6 +1,7 @@
 //! The state that all handles of a group share, and how operations get onto the caller's streams.
 
 use crate::backend::Faults;
+use crate::backend::host::ll::views::Views;
 use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::order::{Order, Received};
 use crate::backend::host::pending::Pending;
@@ -20,6 +21,7 @@ pub struct GroupState {
     pub facts: GroupFacts,
     pub topology: Topology,
     pub mailboxes: Mailboxes,
+    pub views: Views,
     /// Phrases refusals for the other ranks.
     pub formatter: Formatter,
     /// Of low-latency operations in memory of callers.
@@ -30,6 +32,11 @@ pub struct GroupState {
     /// Enqueued work that has not run.
     pending: Arc<Pending>,
     runtime: HostRuntime,
+}
+
+/// Of a view with the longest rows.
+fn view_bytes(facts: &GroupFacts) -> usize {
+    facts.ranks * facts.max_tokens.unwrap_or(0) * facts.row_bytes
 }
 
 impl GroupState {
@@ -47,6 +54,7 @@ impl GroupState {
             facts,
             topology,
             mailboxes,
+            views: Views::new(runtime, view_bytes(&facts)),
             formatter,
             received_in_given: Arc::default(),
             recognised: Arc::default(),

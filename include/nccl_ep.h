@@ -189,11 +189,11 @@ typedef struct ncclEpMemInfo_t {
   // other nodes. It lives as long as the object.
   void *const *peer_data;
   // How many tensors of operations were found in the object.
-  uint64_t tensors;
+  unsigned long tensors;
   // How many were found in none since the group has had one, whose rows are copied as ever. Those
   // that could have gone another way count: rows that a dispatch delivers or a combine takes, in
   // HT.
-  uint64_t plain_tensors;
+  unsigned long plain_tensors;
 } ncclEpMemInfo_t;
 
 #ifdef __cplusplus
@@ -374,6 +374,10 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
 // row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 // all K weights of its token. Rows and weights of other rows keep their content.
+// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its address
+// is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine begins, which
+// may read it, or until the second dispatch of the group with a view after this one begins, if that is earlier; in graphs
+// it has the same address in each replay. Nobody but the stream's order says when.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 // TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received

@@ -155,7 +155,7 @@ class PeerMemory:
         offset, others = heap.take(size, runtime.current_stream())
         runtime.wait_for(others)
         memory, flat = self._view(heap.address + offset, size)
-        weakref.finalize(memory, heap.give, offset).atexit = False
+        weakref.finalize(memory, heap.give, offset)
         return flat.view(dtype).view(shape)
 
     def _view(self, address: int, size: int) -> tuple[Any, torch.Tensor]:

@@ -596,6 +596,26 @@ ncclResult_t ncclEpMemDeregister(ncclEpGroup_t ep_group, void *ptr);
 // an address in no object.
 ncclResult_t ncclEpMemInfo(ncclEpGroup_t ep_group, const void *ptr, struct ncclEpMemInfo_t *info);
 
+// Lets `ncclEpPoolAlloc` of the calling thread cut from `bytes` at `ptr`, which nothing else uses.
+// What was cut there before, on any thread, stays. Local, and enqueues nothing.
+//
+// @param ep_group  the group
+// @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL:
+//                  no memory from now on
+// @param bytes     how many, wholly there
+//
+// Returns `ncclInvalidArgument` for a NULL or dead group, or bytes that are not in its memory.
+ncclResult_t ncclEpPoolUse(ncclEpGroup_t ep_group, void *ptr, size_t bytes);
+
+// Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. With `ncclEpPoolFree`
+// for `torch.cuda.memory.CUDAPluggableAllocator`.
+//
+// Returns NULL if it has no such memory, or no room there.
+void *ncclEpPoolAlloc(size_t bytes, int device, cudaStream_t stream);
+
+// Takes back what `ncclEpPoolAlloc` has cut, on any thread, before or after the group is destroyed.
+void ncclEpPoolFree(void *ptr, size_t bytes, int device, cudaStream_t stream);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -142,5 +142,8 @@ FUNCTION(ncclEpMemFree, ncclResult_t, ncclEpGroup_t, void*);
 FUNCTION(ncclEpMemRegister, ncclResult_t, ncclEpGroup_t, void*, size_t, void*);
 FUNCTION(ncclEpMemDeregister, ncclResult_t, ncclEpGroup_t, void*);
 FUNCTION(ncclEpMemInfo, ncclResult_t, ncclEpGroup_t, const void*, ncclEpMemInfo_t*);
+FUNCTION(ncclEpPoolUse, ncclResult_t, ncclEpGroup_t, void*, size_t);
+FUNCTION(ncclEpPoolAlloc, void*, size_t, int, cudaStream_t);
+FUNCTION(ncclEpPoolFree, void, void*, size_t, int, cudaStream_t);
 
 #endif  // C_TESTS_SUITES_ABI_LAYOUT_H_

@@ -13,6 +13,7 @@
 namespace nccl_ep::ll_rank_dispatch_view_impl {
 
 using Op = Operation<OneNode>;
+using ll_dispatch_impl::store_id;
 
 // Ranks whose bits are together in a word.
 constexpr uint32_t kRanksOfWord = 32;
@@ -390,7 +391,7 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
         }
         const uint32_t same_row = source * block.shape.max_tokens + unit.token;
         if (unit.token >= block.shared.before[source]) {
-            beside.out_ids[uint64_t{same_row} * top_k + lane_idx()] = kNowhere;
+            store_id(beside, uint64_t{same_row} * top_k + lane_idx(), kNowhere);
         }
         if (unit.token >= block.shared.all[source]) {
             continue;
@@ -402,7 +403,7 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
         if (row >= 0) {
             const uint64_t at = uint64_t(row) * top_k + lane_idx();
             const uint64_t* weight = op.here().weights(source, unit.token, op.ranks()) + lane_idx();
-            beside.out_ids[at] = word.expert() < block.shape.local_experts ? int64_t{word.expert()} : kNowhere;
+            store_id(beside, at, word.is_here() ? static_cast<int32_t>(word.expert()) : kNowhere);
             beside.out_weights[at] = __uint_as_float(await_packet(op, weight, WAIT_WEIGHT, source));
         }
     }

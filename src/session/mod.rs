@@ -7,4 +7,5 @@ pub mod create;
 mod findings;
 pub mod group;
 pub mod handle;
+mod memory;
 mod route;

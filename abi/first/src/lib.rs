@@ -9,13 +9,16 @@
 
 mod callbacks;
 mod choices;
+mod cuts;
 mod group;
 mod guard;
 mod handle;
 mod info;
+mod memory;
 mod objects;
 mod ops;
 mod owners;
+mod pool;
 mod read;
 mod tensor;
 mod texts;

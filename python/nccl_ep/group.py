@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
 import sys
 import warnings
@@ -15,6 +16,7 @@ import torch
 
 from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype, require_group,
                                row_bytes)
+from nccl_ep.choices import Choice, OperationName, Selector, Variant, in_c, number_of, variants
 from nccl_ep.errors import NcclEpError, RemoteError, failure
 from nccl_ep.heap import MappedMemory, PeerMemory
 from nccl_ep.modes import Algorithm, Mode
@@ -94,6 +96,9 @@ class EpGroup(Generic[Mode]):
         self._kept: set[EpHandle] = set()
         self.views = Views()
         self.label = ""
+        self.choices: dict[OperationName, Choice | None] = {}
+        self._selector: Any = None
+        self._exact = os.environ.get("NCCL_EP_LL_COMBINE") == "exact"
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self.library = NCCLLibrary()
@@ -191,6 +196,28 @@ class EpGroup(Generic[Mode]):
         from nccl_ep.handle import EpHandle
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
+
+    def variants(self, operation: OperationName) -> list[Variant]:
+        """The ways to run "ll_combine", "ht_dispatch" or "ht_combine" that have names."""
+        return variants(operation, self._exact)
+
+    def set_choice(self, operation: OperationName, choice: Choice | None) -> None:
+        """Runs `operation` in this way from now on, on this rank; None: as the library wants.
+
+        A choice that is impossible counts as none. `ll.reduce` and `ll.exact` are the same on all
+        ranks; all else is a matter of each. A graph keeps the choice of its capture.
+        """
+        number = number_of(operation)
+        self.call(self.library.ncclEpSetChoice, self.handle, number,
+                  None if choice is None else choice.in_c())
+        self.choices[operation] = choice
+
+    def set_selector(self, select: Selector | None) -> None:
+        """Asks `select` in each operation without a set choice; it gets a `Query` and returns a
+        `Choice`, or None for the library's own. It must not use the group."""
+        callback = in_c(select)
+        self.call(self.library.ncclEpSetSelector, self.handle, callback)
+        self._selector = callback
 
     def keep(self, handle: EpHandle) -> None:
         """Keeps a handle, as one that a CUDA graph has captured, until the group is closed."""

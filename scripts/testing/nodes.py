@@ -143,6 +143,9 @@ def simt_steps(places: Places) -> Iterator[Step]:
     yield _step("simt/nodes/odd-grids/test_random/001",
                 _words(places, "simt", "001", "test_random --configs 25 --seed 41"), "build/simt",
                 (("NCCLEP_SIMT_MULTIPROCESSORS", "12"), *ODD_GRIDS))
+    yield _step("simt/nodes/choices/test_random/001",
+                _words(places, "simt", "001", "test_random --configs 8 --seed 54 --choices"), "build/simt",
+                (("NCCLEP_SIMT_MULTIPROCESSORS", "12"),))
     for seed, (split, chunk_bytes, command) in enumerate(_SIMT):
         chunks = (("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes),) if chunk_bytes else ()
         yield _step(f"simt/nodes/{label(command)}/{split}",

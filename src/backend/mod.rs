@@ -51,6 +51,8 @@ pub struct Profile {
     pub backend: &'static str,
     /// Bytes of the device that peers map; `None` if they follow what operations need.
     pub window_bytes: Option<usize>,
+    /// The most blocks of a kernel that waits for other ranks; `None` if nothing is launched.
+    pub most_blocks: Option<u32>,
     /// Whether the launch shapes of a tuning file are in use.
     pub tuned: bool,
     /// HT on several nodes: about how many bytes a rank sends in one pass.

@@ -55,6 +55,22 @@ impl LlCombineMode {
             Self::Reduce => "reduce",
         }
     }
+
+    /// Its name among the variants of a combine.
+    pub fn variant(self) -> &'static str {
+        match self {
+            Self::Exact => "ll.exact",
+            Self::Reduce => "ll.reduce",
+        }
+    }
+
+    /// The variant of a rank whose combine is `exact` or not, and that of one which differs.
+    pub fn variants(exact: bool) -> [&'static str; 2] {
+        match exact {
+            true => [Self::Exact, Self::Reduce].map(Self::variant),
+            false => [Self::Reduce, Self::Exact].map(Self::variant),
+        }
+    }
 }
 
 /// How the sums of nodes are added; both are deterministic, in fp32.

@@ -3,6 +3,7 @@
 //! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
 //! so a staged operation outlives the caller's descriptors.
 
+use crate::model::group::LlCombineMode;
 use crate::model::layout::Layout;
 use crate::model::scales::{Scaled, WireRow};
 pub use crate::model::tensor::RowType;
@@ -110,6 +111,25 @@ pub struct Routing {
     pub form: HandleForm,
 }
 
+/// The launch shape that a caller wants of one operation; zeros are the library's own. It fits the group's bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Blocks that send.
+    pub send_blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+impl Launch {
+    /// Whether the library decides alone.
+    #[inline]
+    pub fn is_own(self) -> bool {
+        self == Self::default()
+    }
+}
+
 /// What a rank-major LL dispatch sends beside its rows, and where it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlBeside {
@@ -143,6 +163,8 @@ pub struct LlDispatch {
     pub beside: Option<LlBeside>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
     pub counter: Option<DevPtr>,
+    /// How to launch it.
+    pub launch: Launch,
 }
 
 impl LlDispatch {
@@ -174,6 +196,17 @@ pub struct LlCombine {
     pub weights: Option<DevPtr>,
     /// Output rows.
     pub out: DevPtr,
+    /// How rows of experts are summed; without effect where the caller has.
+    pub sums: LlCombineMode,
+    /// How to launch it.
+    pub launch: Launch,
+}
+
+impl LlCombine {
+    /// As [`LlOp::is_exact`].
+    pub fn is_exact(&self) -> bool {
+        self.sums == LlCombineMode::Exact && !self.layout.is_rank_major()
+    }
 }
 
 /// One LL operation; both kinds may be staged.
@@ -191,6 +224,11 @@ impl LlOp {
             Self::Dispatch(op) => op.layout,
             Self::Combine(op) => op.layout,
         }
+    }
+
+    /// Whether each entry's row comes home: a combine that sums exactly rows that the caller has not summed.
+    pub fn is_exact(&self) -> bool {
+        matches!(self, Self::Combine(op) if op.is_exact())
     }
 }
 
@@ -235,6 +273,8 @@ pub struct HtDispatch {
     pub counter: Option<DevPtr>,
     /// The number of this rank's first expert among the ids that are delivered.
     pub first_id: usize,
+    /// How to launch it.
+    pub launch: Launch,
 }
 
 impl HtDispatch {
@@ -268,6 +308,8 @@ pub struct HtCombine {
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
+    /// How to launch it.
+    pub launch: Launch,
 }
 
 /// One of a group's banks of views, which rank-major dispatches without a tensor of the caller's fill by turns; its number

@@ -3,7 +3,9 @@
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
-use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
+use crate::model::ops::{
+    HtCombine, HtDispatch, IdsAndWeights, Launch, Routing, Rows, WeightGradients,
+};
 use crate::model::tensor::DType;
 use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
@@ -50,6 +52,7 @@ pub fn dispatch(
         routing_out,
         counter,
         first_id: tensors.first_id(facts),
+        launch: Launch::default(),
     })
 }
 
@@ -149,6 +152,7 @@ pub fn combine(
         },
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
+        launch: Launch::default(),
     })
 }
 

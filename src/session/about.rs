@@ -117,6 +117,7 @@ mod tests {
         let backend = Profile {
             backend: "cuda",
             window_bytes: Some((7 << 20) + 1),
+            most_blocks: Some(132),
             tuned: true,
             chunk_bytes: None,
         };

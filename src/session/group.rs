@@ -10,7 +10,8 @@ use crate::model::handle_state::block_bytes;
 use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::session::about::About;
 use crate::session::check::Checks;
-use crate::tuning::Tuning;
+use crate::session::choices::{Asked, Choices, Selector};
+use crate::tuning::{Operation, Tuning};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
@@ -27,6 +28,7 @@ pub struct Group {
     own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
+    choices: Choices,
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
@@ -58,6 +60,7 @@ impl Group {
             facts,
             nodes,
             faults: backend.common.faults(),
+            choices: Choices::new(&facts, nodes, backend.common.profile().most_blocks),
             backend,
             own_stream: own_stream.map_or_else(OnceCell::new, OnceCell::with_value),
             about,
@@ -141,6 +144,24 @@ impl Group {
     /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
     pub fn tune(&self, tuning: Tuning) {
         self.backend.common.tune(tuning);
+    }
+
+    /// Chooses how this rank runs `operation` from now on; `None`: nothing. Variants of low latency must be the same on all
+    /// ranks, whose combine fails otherwise; all else is a matter of each rank. What cannot be followed is passed over,
+    /// with one warning.
+    pub fn set_choice(&self, operation: Operation, choice: Option<Asked>) {
+        self.choices.set(operation, choice);
+    }
+
+    /// Lets `selector` choose wherever no choice is set; `None`: nobody. It is called in the call of each operation,
+    /// without a lock, and may not call the library for this group: an operation that it enqueues asks nobody.
+    pub fn set_selector(&self, selector: Option<Selector>) {
+        self.choices.select(selector);
+    }
+
+    /// What was chosen.
+    pub(super) fn choices(&self) -> &Choices {
+        &self.choices
     }
 
     /// The group's device.

@@ -8,6 +8,7 @@
 //! code.
 
 mod callbacks;
+mod choices;
 mod cuts;
 mod group;
 mod guard;

@@ -55,6 +55,14 @@ static ncclResult_t async_error(void* group) {
     return result;
 }
 
+static ncclResult_t set_choice(void* group) {
+    return ncclEpSetChoice((ncclEpGroup_t)group, NCCL_EP_OPERATION_LL_DISPATCH, NULL);
+}
+
+static ncclResult_t set_selector(void* group) {
+    return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL);
+}
+
 static ncclResult_t memory_alloc(void* group) {
     void* memory = NULL;
     const ncclResult_t result = ncclEpMemAlloc((ncclEpGroup_t)group, &memory, 16);
@@ -108,6 +116,10 @@ static const ObjectCall kGroupCalls[] = {
      "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
+    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead",
+     "set-choice-group-foreign"},
+    {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
+     "set-selector-group-foreign"},
     {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead",
      "mem-alloc-group-foreign"},
     {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead",

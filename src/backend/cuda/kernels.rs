@@ -24,6 +24,11 @@ impl<P> Kernel<P> {
     pub(super) fn entry(&self) -> Entry {
         self.entry
     }
+
+    /// The most threads of a block.
+    pub(super) fn most_threads(&self) -> u32 {
+        self.entry.definition().threads
+    }
 }
 
 /// What the list says of a kernel.

@@ -160,7 +160,8 @@ impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &*self.group;
-        let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
+        let (grids, asked) = (&self.grids, op.launch);
+        let launch = group.plan.launch(op.into(), &op.into(), grids, asked)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
@@ -178,7 +179,8 @@ impl HtBackend for CudaHt {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &*self.group;
-        let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
+        let (grids, asked) = (&self.grids, op.launch);
+        let launch = group.plan.launch(op.into(), &op.row.into(), grids, asked)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);

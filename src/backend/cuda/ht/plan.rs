@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
-use crate::model::ops::Routing;
+use crate::model::ops::{Launch, Routing};
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -253,8 +253,14 @@ impl HtPlan {
         }
     }
 
-    /// How an operation on rows `row` is launched, of a handle with these grids.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids) -> Result<HtLaunch> {
+    /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
+    pub fn launch(
+        &self,
+        kind: HtKind,
+        row: &MovedRow,
+        of: &HandleGrids,
+        asked: Launch,
+    ) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
         let plain = match kind {
             HtKind::Dispatch { .. } => of.dispatch,
@@ -263,7 +269,8 @@ impl HtPlan {
         let grid = match row.cast {
             Some(_) => plain.of_casts(),
             None => plain,
-        };
+        }
+        .asked(asked, kind);
         let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {

@@ -24,7 +24,7 @@ impl HtPlan {
         device: DeviceLimits,
     ) -> HtLaunch {
         let grids = self.grids(tokens, top_k, device, &Tuning::default());
-        self.launch(kind, row, &grids).unwrap()
+        self.launch(kind, row, &grids, Launch::default()).unwrap()
     }
 }
 

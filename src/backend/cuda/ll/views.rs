@@ -12,7 +12,7 @@ use crate::backend::cuda::params::ll::{
     LlViewState, reciprocal,
 };
 use crate::error::{Error, Result};
-use crate::model::ops::{LlBeside, LlCombine, LlDispatch, ViewBank};
+use crate::model::ops::{Launch, LlBeside, LlCombine, LlDispatch, ViewBank};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
@@ -81,6 +81,16 @@ fn cut(chunks: usize) -> (usize, usize) {
     (parts, chunks.div_ceil(parts))
 }
 
+/// The launch of a kernel with so many blocks of its own, of which a call may want another number. Its threads are fixed,
+/// and each block does everything.
+fn launch_shape(asked: Launch, own: u32) -> LaunchShape {
+    let blocks = match asked.blocks {
+        0 => own,
+        blocks => blocks,
+    };
+    LaunchShape::new(blocks, LL_VIEW_THREADS)
+}
+
 /// Memory of the library's that rows of views are copied to where they do not stay: of rows with scales, of staged
 /// operations, over several nodes. Made when the first one asks.
 #[derive(Default)]
@@ -116,9 +126,9 @@ impl Handle {
         let rows = op.tokens;
         let by_rank = ByRank { op, beside, rows };
         let dispatch = self.rank_dispatch_params(by_rank, &self.plan.dispatch, Part::WHOLE);
-        let (view, blocks) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
+        let (view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         let params = LlRankDispatchViewParams { dispatch, view };
-        let shape = LaunchShape::new(blocks, LL_VIEW_THREADS);
+        let shape = launch_shape(op.launch, own);
         let module = &self.context.module;
         module.launch(kernels::ll_rank_dispatch_view(), shape, &params, at)
     }
@@ -129,14 +139,14 @@ impl Handle {
         let combine = self.combine_params(op, &grid, part);
         // A staged one, which is in no order with whole ones, leaves its view to the next dispatch there.
         let bank = op.view.filter(|_| part.is_whole());
-        let (view, blocks) = self.view(bank, &combine.common.shape)?;
+        let (view, own) = self.view(bank, &combine.common.shape)?;
         let params = LlRankCombineParams { combine, view };
-        let shape = LaunchShape::new(blocks, LL_VIEW_THREADS);
+        let shape = launch_shape(op.launch, own);
         let module = &self.context.module;
         module.launch(kernels::ll_rank_combine(op.row.dtype)?, shape, &params, at)
     }
 
-    /// What kernels need of `bank`, and their blocks.
+    /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.
     fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<(LlView, u32)> {
         let views = self
             .views

@@ -101,6 +101,7 @@ impl Routed {
             handle: Some(self.map.number),
             top_k: self.routing.top_k,
             by_rank: false,
+            exact: false,
             in_view: false,
             row,
         }

@@ -17,6 +17,7 @@ mod info;
 mod objects;
 mod options;
 mod read;
+mod received;
 mod routing;
 mod settings;
 mod tensor;

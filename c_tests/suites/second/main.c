@@ -12,9 +12,9 @@
 #include "reference/ll.h"
 
 const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false, NULL, false, false, false};
+                       kGeneration5, false, false, NULL, false, false, false, 0, false};
 const Case kSmallHt = {NCCL_EP_ALGO_HIGH_THROUGHPUT, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false, NULL, false, false, false};
+                       kGeneration5, false, false, NULL, false, false, false, 0, false};
 
 // The backends of the CPU have both modes.
 bool ep_has_high_throughput(const EpEnv* env) {
@@ -146,6 +146,8 @@ ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test) {
     config.num_experts = test->local_experts * (unsigned)env->size;
     config.max_dispatch_tokens_per_rank = test->max_tokens;
     config.max_recv_tokens_per_rank = test->recv_rows;
+    if (test->drops) config.overflow_policy = NCCL_EP_OVERFLOW_DROP;
+    config.num_topk = test->alignment > 0 && test->recv_rows == 0 ? test->top_k : 0;
     config.max_token_bytes = test->hidden * (unsigned)ep_datatype_size(test->datatype);
     return config;
 }
@@ -162,20 +164,27 @@ ncclEpGroup_t group_of(const EpEnv* env, const Case* test) {
 static ncclEpLayout_t layout_of(const Case* test) {
     const bool is_ll = test->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
     if (test->by_rank) return NCCL_EP_LAYOUT_RANK_MAJOR;
-    return is_ll ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+    return is_ll || test->alignment > 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+}
+
+static ncclEpHandleConfig_t handle_config_of(const Case* test) {
+    ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
+    config.dispatch_output_per_expert_alignment = test->alignment;
+    return config;
 }
 
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
     const ncclEpLayout_t layout = layout_of(test);
     const int top_k = (int)test->top_k;
     size_t size = 0;
-    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, NULL, &size, top_k));
+    const ncclEpHandleConfig_t config = handle_config_of(test);
+    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, &config, &size, top_k));
     *test->memory = ref_buffer_new(size);
     if (bytes != NULL) ref_buffer_upload(test->memory, bytes);
     View memory;
     view_of(&memory, ref_buffer_data(test->memory), ncclUint8, size, 0, 0);
     ncclEpHandle_t handle = NULL;
-    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, top_k, &memory.tensor));
+    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, &config, top_k, &memory.tensor));
     view_scrap(&memory);
     return handle;
 }
@@ -183,14 +192,14 @@ ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const voi
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream) {
     const ncclEpLayout_t layout = layout_of(test);
-    const ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
+    const ncclEpHandleConfig_t config = handle_config_of(test);
     void* old = info != NULL ? old_layout_info(info, test->generation) : NULL;
     ncclEpHandle_t handle = NULL;
     if (test->memory != NULL) {
         handle = handle_in_memory(group, test, NULL);
         EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
     } else if (test->updated) {
-        EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, (int)test->top_k, NULL));
+        EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, &config, (int)test->top_k, NULL));
         EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
     } else {
         EP_CHECK_NCCL(

@@ -48,6 +48,8 @@ typedef struct {
     bool narrow_ids;    // 32 bits
     bool global_ids;    // received ones
     bool by_rank;       // LL: rank-major
+    unsigned alignment; // HT: of zones; 0: rows are flat
+    bool drops;         // HT: what is beyond the bound
 } Case;
 
 // What a rank gives to the operations of a case, in either mode, and where its sums come.

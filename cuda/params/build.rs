@@ -54,6 +54,7 @@ const FILES: [File; 6] = [
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams
+            LlViewState LlView LlRankDispatchViewParams LlRankCombineParams
             LlCombineNodesParams LlTopkWeightsParams],
     },
     File {

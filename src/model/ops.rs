@@ -156,6 +156,8 @@ pub struct LlDispatch {
     pub tokens: DevPtr,
     /// Output rows.
     pub out: DevPtr,
+    /// Rank-major: they are a view, in this bank of the library's.
+    pub view: Option<ViewBank>,
     /// How they lie.
     pub layout: Layout,
     /// Rank-major: ids and weights.
@@ -185,6 +187,8 @@ pub struct LlCombine {
     pub row: RowType,
     /// Input rows, where dispatch put their tokens.
     pub expert_rows: DevPtr,
+    /// The bank of the view that the last dispatch of the handle has filled; it ends with this operation.
+    pub view: Option<ViewBank>,
     /// How they lie.
     pub layout: Layout,
     /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed the rows of a rank.
@@ -287,6 +291,26 @@ pub struct HtCombine {
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
+}
+
+/// One of a group's banks of views, which rank-major dispatches without a tensor of the caller's fill by turns; its number
+/// is the same on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ViewBank(usize);
+
+impl ViewBank {
+    /// How many there are.
+    pub const COUNT: usize = 2;
+
+    /// Its number, below [`ViewBank::COUNT`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+
+    /// The bank whose turn comes after this one's.
+    pub fn next(self) -> Self {
+        Self((self.0 + 1) % Self::COUNT)
+    }
 }
 
 /// Staged operations that one group may have in flight.

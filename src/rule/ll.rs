@@ -11,7 +11,7 @@ use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
 /// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. If it delivers ids, it is rank-major:
-/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`.
+/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. Rows without an address are left in a view.
 pub fn dispatch(
     facts: &GroupFacts,
     routing: &Routing,
@@ -58,6 +58,7 @@ pub fn dispatch(
         scaled,
         tokens,
         out: out.unwrap_or_default(),
+        view: None,
         layout,
         beside,
         counter,
@@ -133,6 +134,7 @@ pub fn combine(
     Ok(LlCombine {
         row,
         expert_rows: expert_tokens.data(ROW_ALIGN)?,
+        view: None,
         layout,
         weights: weights.map(|weights| weights.data(4)).transpose()?,
         out: out.data(ROW_ALIGN)?,

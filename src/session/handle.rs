@@ -5,7 +5,7 @@ use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::layout::Layout;
-use crate::model::ops::{HandleForm, LlOp, StagedSlot, Stream};
+use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
@@ -37,6 +37,8 @@ struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
     /// How the rows of the last dispatch lie, which are those of the next combine.
     dispatched: Option<Layout>,
+    /// The bank of its view, if it had one.
+    view: Option<ViewBank>,
     staged: Option<Sent>,
 }
 
@@ -108,6 +110,7 @@ impl Handle {
                 let routed = route::ll(&self.group, backend, tensors, own)?;
                 handle.routed = Some(routed);
                 handle.dispatched = None;
+                handle.view = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
@@ -137,22 +140,35 @@ impl Handle {
     }
 
     /// Enqueues a dispatch. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
-    /// ignores it.
+    /// ignores it. Gives the address of the view that rows come into, if the caller gave none.
     pub fn dispatch(
         &self,
         tensors: &DispatchTensors<'_>,
         staged: bool,
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<Option<DevPtr>> {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
-                self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
-                handle.dispatched = Some(op.layout);
-                Ok(())
+                let start = |handle: &mut LlHandle, op| {
+                    self.start(handle, &LlOp::Dispatch(op), staged, stream)?;
+                    handle.dispatched = Some(op.layout);
+                    handle.view = op.view;
+                    Ok(())
+                };
+                if !op.out.is_null() {
+                    return start(&mut handle, op).map(|()| None);
+                }
+                let view = self.group.fill_view(|bank| {
+                    let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
+                    let view = Some(bank);
+                    start(&mut handle, LlDispatch { out, view, ..op })?;
+                    Ok(out)
+                })?;
+                Ok(Some(view))
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
@@ -160,7 +176,8 @@ impl Handle {
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
-                routed.backend.dispatch(&op, stream)
+                routed.backend.dispatch(&op, stream)?;
+                Ok(None)
             }),
         }
     }
@@ -190,7 +207,10 @@ impl Handle {
                         _ => facts.layout(),
                     },
                 };
-                let op = ll::combine(facts, routing, tensors, layout)?;
+                let op = LlCombine {
+                    view: handle.view,
+                    ..ll::combine(facts, routing, tensors, layout)?
+                };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
@@ -204,12 +224,12 @@ impl Handle {
     /// Enqueues an HT operation on as many tokens of this rank as `rows` has. In a caller's memory any routing may lie by
     /// now, so only their number is taken from there.
     #[inline]
-    fn with_ht(
+    fn with_ht<T>(
         &self,
         (backend, handle): &Ht,
         rows: (Role, Option<&Tensor>),
-        run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<()>,
-    ) -> Result<()> {
+        run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
+    ) -> Result<T> {
         let Some(given) = &self.given else {
             return run(routed(&handle.read())?);
         };
@@ -223,10 +243,10 @@ impl Handle {
         }
         drop(cached);
         let routed = route::ht_before(backend, routing, given)?;
-        run(&routed)?;
+        let done = run(&routed)?;
         let before = handle.write().replace(routed);
         drop(before);
-        Ok(())
+        Ok(done)
     }
 
     fn start(&self, handle: &mut LlHandle, op: &LlOp, staged: bool, stream: Stream) -> Result<()> {

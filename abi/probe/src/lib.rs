@@ -345,6 +345,7 @@ pub unsafe extern "C" fn epProbeAway(
         route
             .core
             .dispatch(&tensors, false, Stream(stream as usize))
+            .map(drop)
     }))
 }
 

@@ -194,7 +194,10 @@ impl Dispatch {
             counter: Some(&first(&counter, experts)),
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, self.is_staged(), stream)
+        handle
+            .core
+            .dispatch(&tensors, self.is_staged(), stream)
+            .map(drop)
     }
 
     /// # Safety
@@ -236,7 +239,10 @@ impl Dispatch {
             global_ids: self.has_global_ids(),
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, self.is_staged(), stream)
+        handle
+            .core
+            .dispatch(&tensors, self.is_staged(), stream)
+            .map(drop)
     }
 
     /// # Safety
@@ -261,7 +267,7 @@ impl Dispatch {
             global_ids: self.has_global_ids(),
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, false, stream)
+        handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 
     /// # Safety
@@ -330,6 +336,6 @@ impl Dispatch {
             out_tokens: Some(&out),
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, false, stream)
+        handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 }

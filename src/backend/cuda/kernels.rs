@@ -89,13 +89,14 @@ kernels! {
     ll_combine_exact_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
 
     ll_rank_dispatch(LlRankDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_view(LlRankDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_scaled(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_bf16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_f16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_f32(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
-    ll_rank_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_rank_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_rank_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
+    ll_rank_combine_bf16(LlRankCombineParams, LL_VIEW_THREADS, 4);
+    ll_rank_combine_f16(LlRankCombineParams, LL_VIEW_THREADS, 4);
+    ll_rank_combine_f32(LlRankCombineParams, LL_VIEW_THREADS, 4);
 
     ll_pack(LlPackParams, LL_PACK_THREADS, 0);
     ll_pack_scaled(LlScaledPackParams, LL_PACK_THREADS, 0);
@@ -168,7 +169,7 @@ by_type! {
     ll_dispatch_cast(LlScaledDispatchParams): ll_dispatch_cast_bf16, ll_dispatch_cast_f16, ll_dispatch_cast_f32;
     ll_rank_dispatch_cast(LlRankScaledDispatchParams):
         ll_rank_dispatch_cast_bf16, ll_rank_dispatch_cast_f16, ll_rank_dispatch_cast_f32;
-    ll_rank_combine(LlCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;
+    ll_rank_combine(LlRankCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;
     ll_rank_combine_nodes(LlCombineNodesParams):
         ll_rank_combine_nodes_bf16, ll_rank_combine_nodes_f16, ll_rank_combine_nodes_f32;
     ll_combine(LlCombineParams): ll_combine_bf16, ll_combine_f16, ll_combine_f32;

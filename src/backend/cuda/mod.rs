@@ -17,6 +17,7 @@ mod ht;
 mod kernels;
 mod ll;
 mod network;
+mod objects;
 mod order;
 mod peer;
 mod pool;

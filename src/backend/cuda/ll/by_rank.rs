@@ -60,7 +60,8 @@ impl Handle {
         module.launch(kernel, grid.launch, &params, at)
     }
 
-    fn rank_dispatch_params(
+    /// The parameters of `part` of a rank-major dispatch.
+    pub(super) fn rank_dispatch_params(
         &self,
         ByRank { op, beside, rows }: ByRank<'_>,
         grid: &DispatchGrid,

@@ -12,6 +12,7 @@ use crate::backend::cuda::ll::launch::{
 };
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::cuda::ll::views::ViewBanks;
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
@@ -34,6 +35,8 @@ pub struct Handle {
     pub context: Arc<GroupContext>,
     /// Where things lie in the windows.
     pub layout: LlLayout,
+    /// Where rows of views come, on one node.
+    pub views: Option<ViewBanks>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,
@@ -155,7 +158,10 @@ impl Handle {
             LlOp::Dispatch(op) => match (&op.beside, &op.scaled) {
                 (None, None) => self.launch_dispatch(op, part, at),
                 (None, Some(scaled)) => self.launch_scaled_dispatch((op, scaled), part, at),
-                (Some(beside), _) => self.launch_rank_dispatch(op, beside, part, at),
+                (Some(beside), _) => match self.bank_to_fill(op, part) {
+                    Some(bank) => self.launch_dispatch_view((op, beside, bank), at),
+                    None => self.launch_rank_dispatch(op, beside, part, at),
+                },
             },
             LlOp::Combine(op) => self.launch_combine(op, part, at),
         }
@@ -191,9 +197,11 @@ impl Handle {
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+        if op.layout.is_rank_major() {
+            return self.launch_rank_combine(op, part, at);
+        }
         let params = self.combine_params(op, &self.plan.combine, part);
         let kernel = match self.plan.combine_kernel {
-            _ if op.layout.is_rank_major() => kernels::ll_rank_combine(op.row.dtype)?,
             CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
             CombineKernel::ManyTokens => kernels::ll_combine_many(op.row.dtype)?,
             CombineKernel::Exact => kernels::ll_combine_exact(op.row.dtype)?,
@@ -216,7 +224,10 @@ impl Handle {
     ) -> LlDispatchParams {
         LlDispatchParams {
             common: self.common(
-                self.fingerprint_of_dispatch(op),
+                LlFingerprint {
+                    in_view: self.bank_to_fill(op, part).is_some(),
+                    ..self.fingerprint_of_dispatch(op)
+                },
                 op.wire(),
                 &grid.grid,
                 part,
@@ -282,6 +293,7 @@ impl Handle {
     fn fingerprint(&self, op: KernelOp, row: WireRow, layout: Layout) -> LlFingerprint {
         LlFingerprint {
             by_rank: layout.is_rank_major(),
+            in_view: false,
             op: op as u32,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,

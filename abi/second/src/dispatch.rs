@@ -310,7 +310,7 @@ impl Dispatch {
             counters,
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, false, stream)
+        handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 
     /// # Safety

@@ -465,6 +465,10 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep their content, and
 // weights are 0 up to B. More slots than B are a failure of the group, or with `NCCL_EP_OVERFLOW_DROP` are dropped.
 //
+// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that lie as
+// the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
+// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [.., H/128].
+//
 // Delivered ids are local, or global where layout_info says so.
 //
 // @param handle       the routing

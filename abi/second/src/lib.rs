@@ -18,6 +18,7 @@ mod objects;
 mod options;
 mod read;
 mod received;
+mod recipe;
 mod routing;
 mod settings;
 mod tensor;

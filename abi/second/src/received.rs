@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::objects::Handle;
+use crate::recipe::Scales;
 use crate::tensor::{self, first, rows};
 use crate::types::ncclEpDispatchOutputs_t;
 use nccl_ep_abi::refuse;
@@ -86,4 +87,17 @@ pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor
         }
     }
     Ok(())
+}
+
+/// The scales of received rows in HT, as [`check_rows`].
+pub fn scales_with_room(
+    handle: &Handle,
+    scales: &Scales,
+    stream: Stream,
+) -> Result<Option<Tensor>> {
+    let mut out = scales.out;
+    if let Some(out) = &mut out {
+        check_rows(handle, stream, &mut [("outputs.scales", out)])?;
+    }
+    Ok(out)
 }

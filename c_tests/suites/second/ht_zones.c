@@ -16,7 +16,8 @@ typedef struct {
     size_t slots;
     uint64_t seed;
     ncclDataType_t counter;
-    RefBuffer tokens_out, weights_out, counters, offsets, total, results_in, gradients_in, gradients;
+    RefBuffer tokens_out, weights_out, counters, offsets, total, results_in, gradients_in, gradients,
+        scales_out;
 } Run;
 
 static size_t counter_bytes(const Run* run) { return ep_datatype_size(run->counter); }
@@ -53,6 +54,7 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
     run->counters = ref_buffer_new(experts * counter_bytes(run));
     run->offsets = ref_buffer_new(experts * counter_bytes(run));
     run->total = ref_buffer_new(counter_bytes(run));
+    run->scales_out = ref_buffer_new(scale_bytes(test, run->slots));
     run->results_in = ref_buffer_new_input(run->slots * run->in.row_bytes);
     run->gradients_in = ref_buffer_new_input(run->slots * sizeof(float));
     run->gradients = ref_buffer_new(ref_entries_of(run->in.routing, run->in.rank) * sizeof(float));
@@ -61,7 +63,8 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
 
 static void close_run(Run* run) {
     RefBuffer* buffers[] = {&run->tokens_out, &run->weights_out,  &run->counters,     &run->offsets,
-                            &run->total,      &run->results_in,   &run->gradients_in, &run->gradients};
+                            &run->total,      &run->results_in,   &run->gradients_in, &run->gradients,
+                            &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     for (int rank = 0; rank < run->in.env->size; ++rank) ref_zones_free(&run->zones[rank]);
     free(run->zones);
@@ -127,6 +130,8 @@ static ncclResult_t launch_dispatch(const Run* run, ncclEpHandle_t handle, ncclE
     outputs.tokens = &tokens_out.tensor;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
     config.pass_direction = pass;
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &config);
     Counters counters;
     set_counters(run, &counters);
     if (is_forward) {
@@ -147,6 +152,10 @@ static void check_dispatch(const Run* run, ncclEpPassDir_t pass) {
     if (pass == NCCL_EP_FWD_PASS) ref_zones_weights(run->own, run->used, weights);
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
     REF_CHECK_BUFFER(&run->weights_out, weights);
+    void* scales = ref_host_poison(run->scales_out.bytes);
+    if (run->in.test->scaled) ref_zones_dispatch(run->own, &run->in.scales, scales);
+    REF_CHECK_BUFFER(&run->scales_out, scales);
+    free(scales);
     free(tokens);
     free(weights);
 }
@@ -186,7 +195,8 @@ static void check_combine(const Run* run, ncclEpPassDir_t pass) {
 }
 
 static void exchange_pass(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass) {
-    const RefBuffer* outputs[] = {&run->tokens_out, &run->weights_out, &run->in.combined, &run->gradients};
+    const RefBuffer* outputs[] = {&run->tokens_out, &run->weights_out, &run->in.combined, &run->gradients,
+                                  &run->scales_out};
     for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); ++i) ref_buffer_poison(outputs[i]);
     EP_CHECK_NCCL(launch_dispatch(run, handle, pass));
     EP_CHECK_NCCL(launch_combine(run, handle, pass));
@@ -270,6 +280,7 @@ EP_TEST(high_throughput_delivers_rows_by_expert) {
         test.recv_rows = (unsigned)env->size * kShapes[i].tokens * kShapes[i].rows;
         test.narrow_ids = i % 2 == 0;
         test.updated = i % 3 == 1;
+        test.scaled = i % 2 == 1;
         test.memory = i % 3 == 0 ? &memory : NULL;
         exchange(env, &test, 800 + i);
     }
@@ -287,6 +298,7 @@ EP_TEST(slots_beyond_a_bound_are_dropped) {
         test.style = i == 3 ? kRefOneRank : kRefSkewed;
         test.recv_rows = i == 1 ? 8 : 10;
         test.drops = true;
+        test.scaled = i == 0;
         test.memory = i == 0 ? &memory : NULL;
         exchange(env, &test, 820 + i);
     }

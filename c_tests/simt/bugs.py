@@ -14,6 +14,7 @@ UNEVEN = "3 test_ll uneven_tokens"
 HT_MOST = "2 test_ht most_rows"
 STAGED = "3 test_staged one_stays_in_flight"
 HT = "3 test_ht uneven_tokens"
+ZONES = "3 test_second high_throughput_delivers"
 HT_MANY = "3 test_ht many_tokens"
 REFUSAL = "3 test_errors ht_handle_refused"
 WIDTHS = "2 test_ll widths"
@@ -189,7 +190,8 @@ BUGS = (
     Bug("ends before all peers have begun", "ll/combine_sums.cuh",
         "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     # ---- Rank-major -----------------------------------------------------------------------------
-    Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            ids[i] = kNowhere;\n", "", RANK_MAJOR),
+    Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            store_id(beside, ids + i, kNowhere);\n", "",
+        RANK_MAJOR),
     Bug("a token counted for each of its experts", "ll/rank_notices.cuh",
         "match(peer < 0 ? nothing : at.quotient * op.peers() + peer);", "{1u << lane_idx()};", RANK_MAJOR),
     Bug("rows of a source where its tokens are", "ll/rank_dispatch.cu",
@@ -210,7 +212,7 @@ BUGS = (
         "own_place() const { return nodes.own_place; }",
         "own_place() const { return nodes.own_place == OWN_NODE_FIRST ? OWN_NODE_FIRST : 0; }",
         "4 NODES=0123 NCCL_EP_NODE_SUMS=invariant test_ll bits_from_any_home"),
-    Bug("the own node's sum not rounded", "ht/combine.cu",
+    Bug("the own node's sum not rounded", "ht/combine_receive.cuh",
         "if (block.partials.rounds_own_node()) {", "if (false) {",
         "3 NODES=001 NCCL_EP_NODE_SUMS=invariant test_ht uneven_tokens", slow=True),
     Bug("the own node's sum at the place of another", "ht/partials.cuh",
@@ -296,10 +298,10 @@ BUGS = (
     Bug("rows of another shape told by their second half", "ht/dispatch_receive.cuh",
         "if (!fits && sequence % kSlotUnits == 0) {", "if (!fits) {",
         "2 test_errors ht_scales_that_differ", slow=True),
-    Bug("gradients read behind the last column", "ht/combine.cu",
+    Bug("gradients read behind the last column", "ht/combine_receive.cuh",
         "const uint32_t count = min(entries.experts_from(lane), columns);",
         "const uint32_t count = entries.experts_from(lane);", "2 test_ht gradients_with", slow=True),
-    Bug("waiting with rows that were not posted", "ht/combine.cu",
+    Bug("waiting with rows that were not posted", "ht/combine_send.cuh",
         "            queue.flush();\n", "", HT_MANY, slow=True),
     Bug("overwritten while it is being copied", "ht/staging.cuh",
         "            bulk_store_wait_read();\n", "", HT, slow=True),
@@ -327,10 +329,10 @@ BUGS = (
     Bug("a failure that only its own rank minds", "peer/fault.cuh",
         "own != 0 ? kOwnFailure : peer;", "own != 0 ? kOwnFailure : 0;",
         "2 test_ht behind_a_failure", slow=True),
-    Bug("an output without rows taken for none", "ht/dispatch.cu",
+    Bug("an output without rows taken for none", "ht/dispatch_run.cuh",
         "        if (!rows_fit) {", "        if (params.out != nullptr && !rows_fit) {",
         "2 test_ht outputs_without_rows", slow=True),
-    Bug("sums before all rows have come", "ht/combine.cu",
+    Bug("sums before all rows have come", "ht/combine_receive.cuh",
         "    if (part.is_remote) {\n        const uint32_t rank",
         "    if (false) {\n        const uint32_t rank", HT),
     Bug("sequences advanced by a block that is not the last", "ht/rings.cuh",
@@ -354,4 +356,22 @@ BUGS = (
     Bug("ids of experts that are not there", "ht/tail.cuh",
         "        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;\n", "",
         "2 test_ht ids_in_range", slow=True, lie=STRAY_IDS),
+    Bug("experts of rows before they are told", "ht/zones.cu",
+        "const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, params.epoch});",
+        "const Arrival packet = {true, packet_data(ld_relaxed_sys(at + word))};", "3 test_second handles_by_expert"),
+    Bug("experts of a row in the first word alone", "ht/zones.cu", "if (word < expert / kWordBits) {",
+        "if (false) {", ZONES, slow=True),
+    Bug("rows numbered before all warps have counted", "ht/zones.cu",
+        "        __syncthreads();\n        uint32_t slot = next", "        uint32_t slot = next", ZONES, slow=True),
+    Bug("zones that are not filled up", "ht/zones.cu", "return (count + mask) & ~mask;", "return count;", ZONES,
+        slow=True),
+    Bug("no end of a row's slots", "ht/zones.cu", "        slots[i] = HT_NO_SLOT;\n", "", ZONES, slow=True),
+    Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
+        "3 test_second slots_beyond", slow=True),
+    Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
+        slow=True),
+    Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "            clear_sum<Type>(sum);\n", "", ZONES,
+        slow=True),
+    Bug("gradients by expert, not by k", "ht/by_k.cu",
+        "gradient = shuffle(gradient, experts_below(expert, top_k));", "", ZONES, slow=True),
 )

@@ -4,6 +4,7 @@ mod agreement;
 mod combine;
 mod dispatch;
 mod route;
+mod zones;
 
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
@@ -12,7 +13,7 @@ use crate::backend::{HtBackend, HtRouting, opened_again};
 use crate::error::refusal::{OfTensor, Operation, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
-use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream, Zones};
 use crate::model::scales::WireRow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,9 +108,20 @@ impl Routed {
         }
     }
 
+    /// Rows that the caller's tensors must have; with zones slots, unless others are dropped.
+    fn rows_needed(&self) -> usize {
+        match self.routing.form.zones {
+            None => self.map.received(),
+            Some(Zones {
+                most_slots: None, ..
+            }) => self.map.zones.total(),
+            Some(_) => 0,
+        }
+    }
+
     /// Refuses a tensor that cannot hold all received rows: silently losing tokens would be worse.
     fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
-        let received = self.map.received();
+        let received = self.rows_needed();
         if rows >= received {
             return Ok(());
         }
@@ -143,7 +155,10 @@ impl HtBackend for HostHt {
 
     fn num_recv_tokens(&self) -> Result<usize> {
         let map = self.map.as_ref().ok_or_else(opened_again)?;
-        Ok(map.received())
+        Ok(match self.routing.form.zones {
+            None => map.received(),
+            Some(_) => map.zones.total(),
+        })
     }
 }
 

@@ -24,6 +24,7 @@ from nccl_ep.operators.traced import create_handle as traced_handle, is_traced
 from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
+from nccl_ep.views import Views
 from nccl_ep.words import in_python
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
+        self.views = Views()
         self.label = ""
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)

@@ -81,4 +81,5 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpMemDeregister", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpMemInfo", ncclResult_t,
              [ncclEpGroup_t, ctypes.c_void_p, ctypes.POINTER(ncclEpMemInfo_t)]),
+    Function("ncclEpPoolUse", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p, ctypes.c_size_t]),
 ]

@@ -162,6 +162,11 @@ class EpGroup(Generic[Mode]):
         """
         return self._memory.empty(shape, dtype if dtype is not None else self.dtype)
 
+    def memory_pool(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """A context in which torch allocates from the heap, in this thread: from `size` bytes of it, those of the first
+        call, by default the largest piece that is left. GPUs only; a `torch.cuda.MemPool`, with its rules."""
+        return self._memory.pool(size)
+
     def register(self, tensor: torch.Tensor) -> None:
         """Lets the ranks of a node map this tensor's memory, as that of `empty`; collective.
 

@@ -261,6 +261,10 @@ class NCCLLibrary:
         self._call("ncclEpMemInfo", group, address, ctypes.byref(info))
         return info
 
+    def ncclEpPoolUse(self, group: Any, address: int | None, size: int) -> None:
+        """From which bytes of such memory `ncclEpPoolAlloc` of this thread cuts; None: from none."""
+        self._call("ncclEpPoolUse", group, address, size)
+
     # --- Handles ------------------------------------------------------------------------------
 
     def ncclEpCreateHandle(self, group: Any, topk_tensor: Any, config: Any = None,

@@ -83,7 +83,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// no-op.
 ///
 /// Destroy the handles of the group first: later calls on them are refused. Tensors of the group
-/// stay valid and may be destroyed afterwards.
+/// stay valid and may be destroyed afterwards. Memory of `ncclEpMemAlloc` that is left is freed.
 ///
 /// @param ep_group  the group
 /// @param stream    stream for the closing exchange; NULL is the default stream

@@ -41,7 +41,7 @@ const FILES: [File; 4] = [
         name: "common",
         base: None,
         sizes: sizes![common: FaultReport ScaleView ScaledRows WaitParams PeerTable RankOnNode MessageHeader
-            SelftestResult ReplayMarkParams HandleHeaderParams PeerSelftestParams],
+            SelftestResult ReplayMarkParams HandleHeaderParams AddCountsParams PeerSelftestParams],
     },
     File {
         name: "ll",

@@ -69,4 +69,5 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpGetVersion", ncclResult_t, [_Number]),
     Function("ncclEpGetLastError", ctypes.c_char_p, []),
     Function("ncclEpGetAsyncError", ncclResult_t, [ncclEpGroup_t, ctypes.POINTER(ncclResult_t)]),
+    Function("ncclEpGroupCountRows", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
 ]

@@ -8,6 +8,7 @@ use crate::error::{Code, Context, Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
+use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::tuning::Tuning;
@@ -15,7 +16,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An open group.
 pub struct Group {
@@ -29,6 +30,8 @@ pub struct Group {
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
+    /// Address of the running totals of received rows; 0 if there are none.
+    totals: AtomicUsize,
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -62,6 +65,7 @@ impl Group {
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
+            totals: AtomicUsize::new(0),
             _with: None,
         }
     }
@@ -132,6 +136,21 @@ impl Group {
     /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
     pub fn tune(&self, tuning: Tuning) {
         self.backend.common.tune(tuning);
+    }
+
+    /// From now on each dispatch adds the rows that each local expert receives to `totals`, int64 `[L]` on the device and
+    /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
+    pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
+        self.check_usable()?;
+        let address = totals.map_or(0, |DevPtr(address)| address);
+        self.totals.store(address, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where dispatches add their rows.
+    pub(super) fn totals(&self) -> Option<DevPtr> {
+        let address = self.totals.load(Ordering::Acquire);
+        (address != 0).then_some(DevPtr(address))
     }
 
     /// The group's device.

@@ -16,6 +16,7 @@ mod objects;
 mod ops;
 mod owners;
 mod read;
+mod statistics;
 mod tensor;
 mod texts;
 /// The types of the header, including those that Rust never constructs.

@@ -32,6 +32,8 @@ pub const NCCL_EP_HAS_GET_VERSION: c_int = 1;
 pub const NCCL_EP_HAS_GET_LAST_ERROR: c_int = 1;
 /// It has `ncclEpGetAsyncError`.
 pub const NCCL_EP_HAS_GET_ASYNC_ERROR: c_int = 1;
+/// It has `ncclEpGroupCountRows`.
+pub const NCCL_EP_HAS_GROUP_COUNT_ROWS: c_int = 1;
 
 /// Let the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;

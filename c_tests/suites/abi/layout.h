@@ -127,5 +127,6 @@ FUNCTION(ncclEpHandleGetNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned*);
 FUNCTION(ncclEpGetVersion, ncclResult_t, int*);
 FUNCTION(ncclEpGetLastError, const char*, void);
 FUNCTION(ncclEpGetAsyncError, ncclResult_t, ncclEpGroup_t, ncclResult_t*);
+FUNCTION(ncclEpGroupCountRows, ncclResult_t, ncclEpGroup_t, int64_t*);
 
 #endif  // C_TESTS_SUITES_ABI_LAYOUT_H_

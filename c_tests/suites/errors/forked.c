@@ -35,6 +35,7 @@ static void check_child(Session* session) {
     expect_refused("ncclEpHandleGetNumRecvTokens", ncclEpHandleGetNumRecvTokens(handle, &rows));
     ncclResult_t failure = ncclSuccess;
     expect_refused("ncclEpGetAsyncError", ncclEpGetAsyncError(group, &failure));
+    expect_refused("ncclEpGroupCountRows", ncclEpGroupCountRows(group, NULL));
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
     expect_refused("ncclEpTensorCreate",

@@ -55,6 +55,8 @@ static ncclResult_t async_error(void* group) {
     return result;
 }
 
+static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
+
 typedef struct {
     const char* function;
     ncclResult_t (*call)(void* object);
@@ -82,6 +84,8 @@ static const ObjectCall kGroupCalls[] = {
      "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
+    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead",
+     "count-rows-group-foreign"},
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 
@@ -140,6 +144,9 @@ EP_TEST(places_for_results) {
                "ncclEpGetVersion: version: must not be NULL");
     EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
                "ncclEpGetAsyncError: result: must not be NULL");
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(ll.group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+               "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
+               "(got 0x7f61a7fc5, expected a multiple of 8)");
     unsigned count = 77;
     EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "

@@ -14,6 +14,9 @@ pub const REPLAY_MARK_THREADS: u32 = 32;
 
 /// Threads of `handle_header`: one warp.
 pub const HANDLE_HEADER_THREADS: u32 = 32;
+/// Threads of `add_counts`: one block.
+pub const ADD_COUNTS_THREADS: u32 = 256;
+
 /// Words of the header of a handle's block.
 pub const HANDLE_HEADER_WORDS: usize = 20;
 /// The first of them, which an operation compares.
@@ -305,6 +308,20 @@ pub struct HandleHeaderParams {
     pub writes: u32,
     /// If it is written, its number of rows, or NULL.
     pub rows: *const u32,
+}
+
+/// Parameters of `add_counts`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AddCountsParams {
+    /// The report.
+    pub wait: WaitParams,
+    /// `[experts]`: rows that a dispatch has delivered to each local expert.
+    pub counts: *const i32,
+    /// `[experts]`: the rows of all dispatches that were counted.
+    pub totals: *mut u64,
+    /// Local experts.
+    pub experts: u32,
 }
 
 /// What one rank found out about one peer.

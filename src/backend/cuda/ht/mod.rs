@@ -364,6 +364,12 @@ impl HtBackend for CudaHt {
         self.enqueue(KernelOp::HtCombine, kernel, launch.launch, &params, at)
     }
 
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let group = &self.group.shared;
+        let counts = self.handle_memory()?.counts;
+        group.add_counts(counts, totals, &group.enter(stream)?)
+    }
+
     /// Waits for the kernel that computes it, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
         if self.memory.is_none() {

@@ -147,6 +147,11 @@ impl HtPlan {
         }
     }
 
+    /// Experts of this rank.
+    pub fn local_experts(&self) -> usize {
+        self.facts.local_experts()
+    }
+
     /// The block of a handle with `tokens`, or with the group's maximum.
     pub fn handle(&self, tokens: usize, top_k: usize) -> HtSections {
         HtSections::new(StateShape {

@@ -7,6 +7,7 @@ mod last;
 mod topk_weights;
 
 use crate::backend::LlBackend;
+use crate::backend::host::device::add_counts;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ll::last::LastDispatch;
@@ -17,6 +18,7 @@ use crate::model::group::GroupFacts;
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::layout::Layout;
 use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
+use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -158,5 +160,15 @@ impl LlBackend for HostLl {
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
         let epoch = self.staged(slot).load(Ordering::Relaxed);
         self.shared.mailboxes.abandon(epoch);
+    }
+
+    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
+        let experts = self.facts().local_experts();
+        let add = move || {
+            add_counts(counts, totals, experts);
+            Ok(())
+        };
+        self.shared
+            .enqueue(Operation::LlDispatch, stream, add, || ())
     }
 }

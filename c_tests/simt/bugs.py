@@ -340,6 +340,8 @@ BUGS = (
         slow=True),
     Bug("a header compared as far as all handles have it", "handle_header.cu", "ballot(got != expected)",
         "ballot(word < 8 && got != expected)", "2 test_two_abis other_tokens"),
+    Bug("totals that a dispatch replaces", "add_counts.cu", "atomicAdd(total, ", "*total = (",
+        "2 test_ll rows_are_counted"),
     # ---- What a peer tells ----------------------------------------------------------------------
     Bug("more tokens than a rank may have", "ll/dispatch_notices.cuh",
         "min(data, block.shape.max_tokens)", "data", LL_MOST, lie=MANY_TOKENS),

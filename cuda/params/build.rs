@@ -45,7 +45,8 @@ const FILES: [File; 6] = [
         name: "common",
         base: None,
         sizes: sizes![common: FaultReport ScaleView ScaledRows WaitParams PeerTable RankOnNode MessageHeader
-            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams PeerSelftestParams],
+            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams AddCountsParams
+            PeerSelftestParams],
     },
     File {
         name: "ll",

@@ -76,6 +76,7 @@ kernels! {
     peer_selftest(PeerSelftestParams, SELFTEST_THREADS, 0);
     replay_mark(ReplayMarkParams, REPLAY_MARK_THREADS, 0);
     handle_header(HandleHeaderParams, HANDLE_HEADER_THREADS, 0);
+    add_counts(AddCountsParams, ADD_COUNTS_THREADS, 0);
     handle_ids(HandleIdsParams, HANDLE_IDS_THREADS, 0);
 
     ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);

@@ -247,6 +247,11 @@ impl HtBackend for CudaHt {
         self.enqueue(kind, kernel, shape, &params, at, after)
     }
 
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let counts = self.handle_memory()?.counts;
+        (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
+    }
+
     /// Waits for the kernel that computes it, if need be.
     fn num_recv_tokens(&self) -> Result<usize> {
         if self.memory.is_none() {

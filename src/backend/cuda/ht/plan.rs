@@ -163,6 +163,11 @@ impl HtPlan {
         }
     }
 
+    /// Experts of this rank.
+    pub fn local_experts(&self) -> usize {
+        self.facts.local_experts()
+    }
+
     /// Experts over all ranks of all nodes.
     pub fn all_experts(&self) -> usize {
         self.all_experts

@@ -6,6 +6,7 @@ mod dispatch;
 mod route;
 mod zones;
 
+use crate::backend::host::device::add_rows;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
@@ -15,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream, Zones};
 use crate::model::scales::WireRow;
+use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,6 +153,16 @@ impl HtBackend for HostHt {
             handle.send_results(&op, epoch)?;
             handle.receive_results(&op, epoch)
         })
+    }
+
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let handle = self.clone();
+        let add = move || {
+            add_rows(handle.routed()?.map.counts.iter().copied(), totals);
+            Ok(())
+        };
+        self.shared
+            .enqueue(Operation::HtDispatch, stream, add, || ())
     }
 
     fn num_recv_tokens(&self) -> Result<usize> {

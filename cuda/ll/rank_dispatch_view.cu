@@ -15,7 +15,7 @@ namespace nccl_ep::ll_rank_dispatch_view_impl {
 using Op = Operation<OneNode>;
 
 // Ranks whose bits are together in a word.
-constexpr uint32_t kRanksOfWord = 32;
+constexpr uint32_t kRanksOfWord = 8 * sizeof(uint32_t);
 // Ids of a token that are loaded together.
 constexpr uint32_t kIdsAtOnce = 8;
 

@@ -13,6 +13,7 @@
 namespace nccl_ep::ll_rank_dispatch_view_impl {
 
 using Op = Operation<OneNode>;
+using ll_dispatch_impl::store_id;
 
 // Ranks whose bits are together in a word.
 constexpr uint32_t kRanksOfWord = 8 * sizeof(uint32_t);
@@ -383,7 +384,7 @@ __device__ __forceinline__ void clear_ids(const Block& block, uint32_t source) {
     for (uint32_t row = blockIdx.x; row < block.shape.max_tokens; row += gridDim.x) {
         if (row >= used && lane_idx() < top_k) {
             const uint64_t at = uint64_t{source * block.shape.max_tokens + row} * top_k;
-            block.params.dispatch.beside.out_ids[at + lane_idx()] = kNowhere;
+            store_id(block.params.dispatch.beside, at + lane_idx(), kNowhere);
         }
     }
 }
@@ -418,7 +419,8 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
         op.rows_of(source, unit.token)[lane_idx()] = lane_idx() == 0 ? row : kNowhere;
         if (row >= 0) {
             const uint64_t at = uint64_t(row) * top_k + lane_idx();
-            beside.out_ids[at] = word.expert() < block.shape.local_experts ? int64_t{word.expert()} : kNowhere;
+            const bool is_here = word.expert() < block.shape.local_experts;
+            store_id(beside, at, is_here ? static_cast<int32_t>(word.expert()) : kNowhere);
             beside.out_weights[at] = __uint_as_float(packet_data(weight));
         }
     }

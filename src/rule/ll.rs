@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
-use crate::model::ops::{LlBeside, LlCombine, LlDispatch, Routing};
+use crate::model::ops::{IntWidth, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
 use crate::model::tensor::{DType, Tensor};
 use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
@@ -42,7 +42,12 @@ pub fn dispatch(
             )
         }
         Some(ids) => (
-            Some(beside(layout, routing, (ids, tensors))?),
+            Some(beside(
+                layout,
+                routing,
+                (ids, tensors),
+                tensors.first_id(facts),
+            )?),
             counter(Role::Counter, tensors.counter, |counter| {
                 counter.size_is(0, facts.ranks, Extent::Ranks)
             })?,
@@ -67,13 +72,19 @@ fn beside(
     layout: Layout,
     routing: &Routing,
     (ids, tensors): (&Tensor, &DispatchTensors<'_>),
+    first_id: usize,
 ) -> Result<LlBeside> {
     let delivered = |role, tensor, dtype| {
         rows::received(Argument::new(role, tensor), layout)?
             .dtype_is(dtype)?
             .size_is(layout.dims(), routing.top_k, Extent::HandleTopK)
     };
-    let ids = delivered(Role::IdsOut, ids, DType::Int64)?;
+    // As wide as those of this handle may be.
+    let width = match ids.dtype.and_then(IntWidth::of) {
+        Some(width) if routing.form.keeps_ids => width,
+        _ => IntWidth::Bits64,
+    };
+    let ids = delivered(Role::IdsOut, ids, width.dtype())?;
     let weights = Argument::required(Role::WeightsIn, tensors.weights)?;
     let weights = of_tokens(weights, routing)?;
     let Some(out_weights) = tensors.out_weights else {
@@ -82,7 +93,11 @@ fn beside(
     let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
     Ok(LlBeside {
         weights: weights.data(4)?,
-        out_ids: ids.data(8)?,
+        out_ids: Numbers {
+            data: ids.data(width.bytes())?,
+            width,
+        },
+        first_id,
         out_weights: out_weights.data(4)?,
     })
 }

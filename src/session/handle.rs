@@ -5,12 +5,12 @@ use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::layout::Layout;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
+use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::group::Group;
-use crate::session::route::{self, Given, Routed};
+use crate::session::route::{self, Given, Own, Routed};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ pub struct Handle {
     mode: ByMode<Ll, Ht>,
     /// `None`: the library has the memory.
     given: Option<Given>,
+    form: HandleForm,
     // Dropped last, after the group's backend in `mode`.
     group: Arc<Group>,
 }
@@ -55,13 +56,17 @@ fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
 
 impl Handle {
     /// A handle without a routing: nothing runs on it before its first [`Handle::update`].
-    pub fn new(group: Arc<Group>) -> Self {
+    pub fn new(group: Arc<Group>, form: HandleForm) -> Self {
         let mode = match &group.backend().mode {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        let given = None;
-        Self { mode, given, group }
+        Self {
+            mode,
+            given: None,
+            form,
+            group,
+        }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -77,12 +82,12 @@ impl Handle {
         group: Arc<Group>,
         memory: DevPtr,
         bytes: usize,
-        top_k: usize,
+        (top_k, form): (usize, HandleForm),
     ) -> Result<Self> {
-        let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k)?)?;
+        let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k, form)?)?;
         Ok(Self {
             given: Some(Given { block, top_k }),
-            ..Self::new(group)
+            ..Self::new(group, form)
         })
     }
 
@@ -92,21 +97,24 @@ impl Handle {
     /// the old routing then waits for them in vain, until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let given = self.given.as_ref();
+        let own = Own {
+            given: self.given.as_ref(),
+            form: self.form,
+        };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend, tensors, given)?;
+                let routed = route::ll(&self.group, backend, tensors, own)?;
                 handle.routed = Some(routed);
                 handle.dispatched = None;
                 handle.view = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
-                let routed = route::ht(&self.group, backend, tensors, given, stream)?;
+                let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
                 Ok(())
@@ -225,7 +233,8 @@ impl Handle {
         let Some(given) = &self.given else {
             return run(routed(&handle.read())?);
         };
-        let routing = rule::handle::routed_before(self.group.facts(), rows, given.top_k)?;
+        let of = (given.top_k, self.form);
+        let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
         if let Some(routed) = &*cached
             && routed.routing.tokens == routing.tokens
@@ -299,6 +308,14 @@ impl Handle {
             let _ = routed(&handle.read())?.told.set(rows);
         }
         Ok(rows)
+    }
+
+    /// The same, or none where only the device knows: in a caller's memory that this handle has not routed.
+    pub fn rows_if_known(&self) -> Result<Option<usize>> {
+        match &self.given {
+            None => self.expected_rows().map(Some),
+            Some(_) => Ok(self.received_rows().ok()),
+        }
     }
 
     /// The rows that an HT dispatch delivers to this rank. Waits until the routing has been exchanged.

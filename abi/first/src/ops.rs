@@ -58,6 +58,7 @@ impl Lists {
             out_weights: self.outputs.get(Tag::TopkWeights),
             counter: self.locals.get(Tag::RecvExpertCounterDevice),
             round_scales,
+            global_ids: false,
         }
     }
 

@@ -1,6 +1,8 @@
 //! Parameters of the low-latency kernels.
 
-use crate::common::{MAX_PEERS, MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
+use core::ffi::c_void;
+
+use crate::common::{MAX_PEERS, PeerTable, RankOnNode, ScaledRows, WaitParams};
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
@@ -14,8 +16,6 @@ pub const LL_WHOLE_CHANNEL: u32 = 0;
 pub const LL_BANKS: u32 = 4;
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
-/// Threads of an `ll_pack` block.
-pub const LL_PACK_THREADS: u32 = 512;
 /// Threads of an `ll_topk_weights` block, a warp per token.
 pub const LL_TOPK_WEIGHTS_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert (rank-major: to the
@@ -290,10 +290,14 @@ pub struct LlScaledDispatchNodesParams {
 pub struct LlBeside {
     /// `[tokens][top_k]`: the weights of this rank's tokens.
     pub weights: *const f32,
-    /// `[ranks][max_tokens][top_k]`: local ids, -1 elsewhere and in rows that hold nothing.
-    pub out_ids: *mut i64,
+    /// `[ranks][max_tokens][top_k]`: ids, -1 elsewhere and in rows that hold nothing.
+    pub out_ids: *mut c_void,
     /// `[ranks][max_tokens][top_k]`.
     pub out_weights: *mut f32,
+    /// The number of this rank's first expert among the ids.
+    pub first_id: u32,
+    /// Not zero if ids have 32 bits, not 64.
+    pub has_narrow_ids: u32,
 }
 
 /// Parameters of `ll_rank_dispatch`.
@@ -408,48 +412,4 @@ pub struct LlTopkWeightsParams {
     pub combine: LlCombineNodesParams,
     /// Receives the message: a header, and the weights `[tokens][top_k]`.
     pub message: *mut u8,
-}
-
-/// Parameters of `ll_pack`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlPackParams {
-    /// The message's header, without the epoch.
-    pub header: MessageHeader,
-    /// The operation's channel, before the operation.
-    pub channel_state: *const LlChannelState,
-    /// `[tokens]` rows.
-    pub rows: *const u8,
-    /// `[tokens][top_k]`.
-    pub ids: *const i64,
-    /// Receives the message: the header, the rows, the ids.
-    pub message: *mut u8,
-    /// Bytes of all rows, a multiple of 16.
-    pub row_bytes: u64,
-    /// Number of all ids.
-    pub num_ids: u64,
-}
-
-/// Parameters of `ll_rank_pack`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlRankPackParams {
-    /// The caller's weights.
-    pub weights: *const f32,
-    /// Where they go.
-    pub to: *mut f32,
-    /// How many.
-    pub num_weights: u64,
-}
-
-/// Parameters of `ll_pack_scaled` and its siblings.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlScaledPackParams {
-    /// As without scales.
-    pub pack: LlPackParams,
-    /// Payloads and scales.
-    pub rows: ScaledRows,
-    /// How rows are cut into chunks; this rank's tokens.
-    pub shape: LlShape,
 }

@@ -7,6 +7,7 @@ mod fingerprint;
 mod handle;
 mod in_views;
 mod launch;
+mod memory;
 mod messages;
 mod network;
 mod over_nodes;
@@ -19,8 +20,9 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::ll::handle::{Handle, HandleMemory};
+use crate::backend::cuda::ll::handle::Handle;
 use crate::backend::cuda::ll::launch::Part;
+use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::over_nodes::OverNodes;
 use crate::backend::cuda::ll::plan::LlPlan;
@@ -95,12 +97,12 @@ impl LlGroup {
     pub fn open_handle(self: &Arc<Self>, routing: Routing, home: HandleHome) -> Result<CudaLl> {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
-        let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
+        let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self
             .network
             .as_ref()
             .map(|network| network.view.forwarded().len());
-        let make = || HandleMemory::new(&self.memory, &self.plan, (routing.top_k, forwarded));
+        let make = || HandleMemory::new(&self.memory, &self.plan, &routing, forwarded);
         let handle = Handle {
             plan: self
                 .plan
@@ -112,7 +114,7 @@ impl LlGroup {
             memory: match home {
                 HandleHome::Own => self.pool.take(serves, make)?,
                 HandleHome::Given(block) => {
-                    Arc::new(HandleMemory::given(&self.plan, routing.top_k, block))
+                    Arc::new(HandleMemory::given(&self.plan, &routing, block))
                 }
             },
             header: (home.given()).map(|GivenBlock(block)| {

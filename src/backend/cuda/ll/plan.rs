@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::handle_state::{LlSections, StateShape};
 use crate::model::node_view::NodeView;
-use crate::model::ops::Routing;
+use crate::model::ops::{HandleForm, Routing};
 use crate::tuning::{Choice, Operation, Tuning};
 
 const PACKET_BYTES: usize = 8;
@@ -201,12 +201,13 @@ impl LlPlan {
     }
 
     /// The block of a handle.
-    pub fn handle_memory(&self, top_k: usize) -> LlSections {
+    pub fn handle_memory(&self, top_k: usize, form: HandleForm) -> LlSections {
         let shape = StateShape {
             ranks: self.facts.ranks,
             local_experts: self.facts.local_experts(),
             most_tokens: self.max_tokens,
             top_k,
+            form,
         };
         LlSections::new(shape, self.forwarders.sources)
     }

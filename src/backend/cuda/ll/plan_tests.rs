@@ -3,7 +3,7 @@ use crate::backend::cuda::ll::launch;
 use crate::model::group::Algorithm;
 use crate::model::ids::GroupRank;
 use crate::model::node_view::tests::view;
-use crate::model::ops::ViewBank;
+use crate::model::ops::{HandleForm, IntWidth, ViewBank};
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
 
@@ -34,7 +34,7 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
 #[test]
 fn the_common_configuration_fits_64_mib_and_its_views() {
     let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &one_node(8)).unwrap();
-    let handle = plan.handle_memory(8);
+    let handle = plan.handle_memory(8, HandleForm::default());
     let (_, views) = plan.views(0).unwrap().rows();
     assert_eq!(views, 28 << 20);
     let bytes = plan.bytes() + handle.bytes - views;
@@ -119,9 +119,10 @@ fn measured_grids_have_threads_for_every_role() {
 fn routing(tokens: usize) -> Routing {
     Routing {
         ids: DevPtr(8),
-        width: crate::model::ops::IdWidth::Bits64,
+        width: IntWidth::Bits64,
         tokens,
         top_k: 2,
+        form: HandleForm::default(),
     }
 }
 

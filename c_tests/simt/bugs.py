@@ -24,6 +24,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
+VIEWS = "2 test_ll views_shapes"
 # Several stages, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
@@ -203,7 +204,35 @@ BUGS = (
     Bug("ranks added in their order", "ll/combine_sums.cuh", "        before = which.count_before();\n",
         "        for (LaneMask left = which; left.any(); left.drop_first()) {\n"
         "            before += shuffle(peer, left.first()) < peer ? 1 : 0;\n        }\n",
+        "4 NODES=0001 test_ll rank_major_shapes"),
+    Bug("ranks of one node added in their order", "ll/rank_combine.cu",
+        "left.any(); left.drop_first()) {\n            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.first()));",
+        "left.any(); left.drop(left.last())) {\n            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.last()));",
         "4 test_ll rank_major_shapes"),
+    # ---- Views ----------------------------------------------------------------------------------
+    Bug("a view is cleaned before anybody has read it", "ll/rank_dispatch_view.cu",
+        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source);\n",
+        "        const Chunk chunk = unit.chunk(block.shape, block.view);\n"
+        "        await_chunk(op, from, row, chunk, source);\n"
+        "        let_go<ChunkData>({const_cast<uint8_t*>(from), nullptr}, chunk);\n", VIEWS),
+    Bug("a view is not cleaned", "ll/rank_combine.cu", "            if (block.cleans() && chunk.holds()) {",
+        "            if (false) {", VIEWS),
+    Bug("a bank is taken for clean without its rank's word", "ll/rank_dispatch_view.cu",
+        "        return packet_epoch(before) == op.epoch_before && (", "        return true || (", "3 test_ll views_in_graphs",
+        slow=True),
+    Bug("a bank is said to be clean while it is cleaned", "ll/rank_dispatch_view.cu",
+        "        if (block.shared.owner[block.view.bank] == 0) {\n            put_value", "        if (true) {\n            put_value",
+        VIEWS, slow=True),
+    Bug("a bank is said to be clean before all blocks have cleaned", "ll/rank_dispatch_view.cu",
+        "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == gridDim.x - 1;",
+        "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == 0;", VIEWS, slow=True),
+    Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",
+        "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] == view.handle;",
+        "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] != 0;", "2 test_ll views_that_are_overtaken"),
+    Bug("rows of views in the bank of before", "ll/view.cuh", "    return view.rows + row * shape.row_bytes;",
+        "    return view.rows + row * shape.row_bytes - (view.bank != 0 ? shape.row_bytes : 0);", VIEWS, slow=True),
+    Bug("no flag for a view's data with the sentinel", "ll/view.cuh", "    if (with_sentinel) {", "    if (false) {", VIEWS,
+        slow=True),
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
         "op.nodes.returned_message(op.nodes.place_of(nearest))",

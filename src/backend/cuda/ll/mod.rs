@@ -5,6 +5,7 @@ mod exchanges;
 pub mod fault;
 mod fingerprint;
 mod handle;
+mod in_views;
 mod launch;
 mod memory;
 mod messages;

@@ -1,11 +1,12 @@
 //! An LL handle: its memory, and the parameters of the kernels that run its operations.
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{
     Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
@@ -134,8 +135,7 @@ impl Handle {
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
         let grid = &self.plan.dispatch;
         let params = self.dispatch_params((op, op.tokens), grid, part);
-        let module = &self.context.module;
-        module.launch(kernels::ll_dispatch(), grid.launch, &params, at)
+        self.launch_following(kernels::ll_dispatch(), grid.launch, &params, at)
     }
 
     // Apart, so that a dispatch without scales does not carry its parameters.
@@ -157,13 +157,17 @@ impl Handle {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
-        self.context.module.launch(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, &self.plan.combine, part);
+        if op.layout.is_rank_major() {
+            let kernel = kernels::ll_rank_combine(op.row.dtype)?;
+            let module = &self.context.module;
+            return module.launch(kernel, self.plan.combine_launch, &params, at);
+        }
         let kernel = match self.plan.combine_kernel {
-            _ if op.layout.is_rank_major() => kernels::ll_rank_combine(op.row.dtype)?,
             CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
             CombineKernel::ManyTokens => kernels::ll_combine_many(op.row.dtype)?,
             CombineKernel::Exact => kernels::ll_combine_exact(op.row.dtype)?,
@@ -171,8 +175,23 @@ impl Handle {
                 return Err(Error::internal("a combine over nodes on one node"));
             }
         };
+        self.launch_following(kernel, self.plan.combine_launch, &params, at)
+    }
+
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
+    fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
         let module = &self.context.module;
-        module.launch(kernel, self.plan.combine_launch, &params, at)
+        if self.context.programmatic {
+            module.launch_early(kernel, shape, params, at)
+        } else {
+            module.launch(kernel, shape, params, at)
+        }
     }
 
     /// The parameters of `part` of a dispatch that reads its rows at `rows`: the caller's, or those in a message.

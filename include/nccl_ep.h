@@ -42,6 +42,9 @@
 // It has `ncclEpGetAsyncError`.
 #define NCCL_EP_HAS_GET_ASYNC_ERROR 1
 
+// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
+#define NCCL_EP_HAS_MEM 1
+
 // Let the library choose a value.
 #define NCCL_EP_AUTO 0
 
@@ -168,6 +171,30 @@ typedef struct ncclEpCompleteConfig_t {
   // Not read.
   unsigned int reserved;
 } ncclEpCompleteConfig_t;
+
+// What `ncclEpMemInfo` tells. Later versions may have more at its end.
+typedef struct ncclEpMemInfo_t {
+  // Bytes of the structure, set by the caller.
+  size_t size;
+  // The object's number, 0 to 63, the same on all ranks; free numbers serve again.
+  unsigned int object;
+  // How many other ranks map this rank's memory of the object, and this rank theirs: those of its
+  // node.
+  unsigned int peers;
+  // Of the address in question, in this rank's memory of the object.
+  size_t offset;
+  // Bytes of this rank's memory of the object.
+  size_t bytes;
+  // Host array of R addresses: where this rank sees the memory of each rank. NULL for ranks of
+  // other nodes. It lives as long as the object.
+  void *const *peer_data;
+  // How many tensors of operations were found in the object.
+  unsigned long tensors;
+  // How many were found in none since the group has had one, whose rows are copied as ever. Those
+  // that could have gone another way count: rows that a dispatch delivers or a combine takes, in
+  // HT.
+  unsigned long plain_tensors;
+} ncclEpMemInfo_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -347,6 +374,10 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
 // row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 // all K weights of its token. Rows and weights of other rows keep their content.
+// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its address
+// is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine begins, which
+// may read it, or until the second dispatch of the group with a view after this one begins, if that is earlier; in graphs
+// it has the same address in each replay. Nobody but the stream's order says when.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 // TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
@@ -490,6 +521,100 @@ const char *ncclEpGetLastError(void);
 //
 // Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
 ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, ncclResult_t *result);
+
+// Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
+// Collective, in one order with the group's other memory calls on all ranks; either all ranks get
+// memory or all get an error. `bytes` may differ between ranks. Blocks the host, and enqueues
+// nothing on streams of the caller.
+//
+// A tensor whose rows lie wholly in such memory, at a multiple of 16 bytes, is recognised by its
+// address in each operation, whatever the other ranks pass: then rows need not be copied where
+// both ends can do without. Offsets may differ between ranks. Results are the same as with any
+// other memory.
+//
+// The content is arbitrary at first. What is not freed before ends with the group.
+//
+// @param ep_group  the group
+// @param ptr       gets the address on this rank; written on success only
+// @param bytes     bytes on this rank, not 0
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument or 0 bytes; `ncclInvalidUsage` if the
+// group has 64 objects, if the default stream is captured into a graph or waits for a stream that
+// is, or if another rank makes another call; `ncclUnhandledCudaError` without memory;
+// `ncclRemoteError` if another rank refused, or did not arrive within NCCL_EP_TIMEOUT_MS: then the
+// group has failed; and the code of the failure if the group had failed before.
+ncclResult_t ncclEpMemAlloc(ncclEpGroup_t ep_group, void **ptr, size_t bytes);
+
+// Frees the memory of one `ncclEpMemAlloc`. Collective, with the memory of the same object on all
+// ranks. Waits until the group's operations have run; other work of the caller's must not use the
+// memory any more. If a rank does not arrive, or fails, the memory stays allocated, as that rank
+// might still write there.
+//
+// @param ep_group  the group
+// @param ptr       what `ncclEpMemAlloc` gave on this rank
+//
+// Returns `ncclInvalidArgument` for a dead group or another address; `ncclInvalidUsage` if the
+// ranks free memory of different objects, or once an operation of the group was captured into a
+// graph, which may use the memory: it stays until the group ends; and otherwise as
+// `ncclEpMemAlloc`.
+ncclResult_t ncclEpMemFree(ncclEpGroup_t ep_group, void *ptr);
+
+// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective;
+// `bytes` may differ between ranks. The memory is the caller's as before, and must live until
+// `ncclEpMemDeregister` or the group's end; after a failure of the group until the other ranks'
+// processes have ended or destroyed the group.
+//
+// It must be in one allocation of `cudaMalloc`, all of which the other ranks map. Memory of other
+// kinds (`cudaMallocAsync`, `cudaMallocManaged`, `ncclMemAlloc` and others of `cuMemCreate`) is
+// refused on all ranks. Nobody may write there during the call.
+//
+// @param ep_group     the group
+// @param ptr          first byte on this rank, a multiple of 16
+// @param bytes        bytes on this rank, not 0
+// @param nccl_window  must be NULL
+//
+// Returns `ncclInvalidArgument` for memory that breaks a rule, or has bytes in common with memory
+// of another object of the group; and otherwise as `ncclEpMemAlloc`.
+ncclResult_t ncclEpMemRegister(ncclEpGroup_t ep_group, void *ptr, size_t bytes, void *nccl_window);
+
+// Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the
+// memory stays the caller's, and no rank maps it any more.
+//
+// @param ep_group  the group
+// @param ptr       what `ncclEpMemRegister` got on this rank
+//
+// Returns as `ncclEpMemFree`.
+ncclResult_t ncclEpMemDeregister(ncclEpGroup_t ep_group, void *ptr);
+
+// Tells which object of the group the byte at `ptr` is in. Local, and enqueues nothing.
+//
+// @param ep_group  the group
+// @param ptr       an address
+// @param info      its `size` is set by the caller; gets the rest
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument, an `info->size` that is too small, or
+// an address in no object.
+ncclResult_t ncclEpMemInfo(ncclEpGroup_t ep_group, const void *ptr, struct ncclEpMemInfo_t *info);
+
+// Lets `ncclEpPoolAlloc` of the calling thread cut from `bytes` at `ptr`, which nothing else uses.
+// What was cut there before, on any thread, stays. Local, and enqueues nothing.
+//
+// @param ep_group  the group
+// @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL:
+//                  no memory from now on
+// @param bytes     how many, wholly there
+//
+// Returns `ncclInvalidArgument` for a NULL or dead group, or bytes that are not in its memory.
+ncclResult_t ncclEpPoolUse(ncclEpGroup_t ep_group, void *ptr, size_t bytes);
+
+// Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. With `ncclEpPoolFree`
+// for `torch.cuda.memory.CUDAPluggableAllocator`.
+//
+// Returns NULL if it has no such memory, or no room there.
+void *ncclEpPoolAlloc(size_t bytes, int device, cudaStream_t stream);
+
+// Takes back what `ncclEpPoolAlloc` has cut, on any thread, before or after the group is destroyed.
+void ncclEpPoolFree(void *ptr, size_t bytes, int device, cudaStream_t stream);
 
 #ifdef __cplusplus
 }  // extern "C"

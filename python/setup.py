@@ -17,14 +17,20 @@ _OLDEST_GLIBC = (2, 17)
 
 
 def manylinux() -> str:
-    """The tag of the oldest systems that have all functions of glibc that the library uses.
+    """The tag of the oldest systems that have all functions of glibc that the libraries use.
 
-    It needs nothing else that manylinux leaves out (step abi/needed of the tests).
+    They need nothing else that manylinux leaves out (step abi/needed of the tests).
     """
-    library = _LIBRARY.read_bytes()
-    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", library)
+    libraries = [path.read_bytes() for path in sorted(_LIBRARY.parent.glob("*.so"))]
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", b"".join(libraries))
     major, minor = max([_OLDEST_GLIBC, *(tuple(map(int, version)) for version in versions)])
-    return f"manylinux_{major}_{minor}_{_MACHINES[int.from_bytes(library[18:20], 'little')]}"
+    return f"manylinux_{major}_{minor}_{_MACHINES[int.from_bytes(libraries[0][18:20], 'little')]}"
+
+
+def platforms() -> list[str]:
+    """What the metadata says of the kernels: the CUDA that compiled them."""
+    built = _LIBRARY.exists() and re.search(rb"NCCL EP version [^+]+\+cuda([\d.]+)", _LIBRARY.read_bytes())
+    return [f"CUDA {built[1].decode()}"] if built else []
 
 
 class Package(Distribution):
@@ -43,4 +49,4 @@ class Wheel(bdist_wheel):
         return "py3", "none", manylinux()
 
 
-setup(distclass=Package, cmdclass={"bdist_wheel": Wheel})
+setup(distclass=Package, cmdclass={"bdist_wheel": Wheel}, platforms=platforms())

@@ -119,9 +119,10 @@ esac
 # Containers and CI run as root, with fewer cores than ranks. Jobs may run side by side, so none
 # may pin its ranks to the first cores; and containers often forbid the system call behind
 # single-copy messages between processes. All ranks are on this machine, and a look for other ways between
-# them takes half of a short program's time.
+# them, or at its devices, takes half of a short program's time.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl:-self,vader}"
+export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--linuxio}"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the files of a release from the release build: a tarball of the libraries, the headers, the files for pkg-config
-# and CMake, which work from any folder, the documents and the examples; the wheels; and their checksums.
+# and CMake, which work from any folder, the documents and the examples; the wheels and the source distribution of the
+# Python package; and their checksums.
 #
 # Usage: release.sh FOLDER
 set -euo pipefail
@@ -14,7 +15,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir -p "$folder"
 # Those of other machines stay.
-rm -f "$folder"/nccl_ep{-*"$NCCL_EP_MACHINE".{tar.gz,whl},_deep_ep-*.whl} "$folder/SHA256SUMS"
+rm -f "$folder"/nccl_ep{-*"$NCCL_EP_MACHINE".{tar.gz,whl},-"$version".tar.gz,_deep_ep-*.whl} "$folder/SHA256SUMS"
 
 "$root/scripts/install.sh" install prefix=/ libdir=/lib includedir=/include docdir=/ \
     DESTDIR="$stage/$name" relocatable=1 >/dev/null

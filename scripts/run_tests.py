@@ -30,8 +30,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(step.name for step in steps))
         return 0
-    if arguments.only:
-        steps = catalogue.only_needed(steps, places)
+    steps = catalogue.only_needed(steps, places)
     start = time.monotonic()
     outcomes = pool.run_steps(steps, environment, max(arguments.cores, 1),
                               lambda outcome: report.print_outcome(outcome, arguments.verbose),

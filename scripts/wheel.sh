@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the Python package as a wheel that carries libnccl_ep.so, from the release build, and the one
-# that is named deep_ep. Fetches nothing: setuptools is the one that `setup.sh --wheel` has pinned.
+# Builds the Python package as a wheel that carries libnccl_ep.so and the CPU stand-ins, from the release build; the one
+# that is named deep_ep; and a source distribution, which has neither library. Fetches nothing: setuptools is the one
+# that `setup.sh --wheel` has pinned.
 #
 # Usage: wheel.sh FOLDER
 set -euo pipefail
@@ -17,9 +18,12 @@ cp "$NCCL_EP_ROOT/LICENSE" "$source/deep-ep"
 # By this name setuptools takes it as a file of the licence.
 "$NCCL_EP_ROOT/scripts/third_party.py" "$source/NOTICE-THIRD-PARTY.txt"
 rm -rf "$source"/{tests,build,nccl_ep.egg-info}
-library=$source/nccl_ep/lib/libnccl_ep.so
-install -D -m 755 "${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE}/libnccl_ep.so" "$library"
-"${NCCL_EP_TOOLS}strip" --strip-unneeded "$library"
-PYTHONPATH="$NCCL_EP_DEPS/wheel" python3 -m pip --disable-pip-version-check wheel --quiet \
+export PYTHONPATH="$NCCL_EP_DEPS/wheel"
+(cd "$source" && python3 -c "from setuptools.build_meta import build_sdist; build_sdist('$(realpath -m "$folder")')") >/dev/null
+for library in libnccl_ep.so libncclep_hostsim.so; do
+    install -D -m 755 "${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE}/$library" "$source/nccl_ep/lib/$library"
+    "${NCCL_EP_TOOLS}strip" --strip-unneeded "$source/nccl_ep/lib/$library"
+done
+python3 -m pip --disable-pip-version-check wheel --quiet \
     --no-index --no-deps --no-build-isolation --wheel-dir "$folder" "$source" "$source/deep-ep"
-ls "$folder"/nccl_ep{,_deep_ep}-*.whl
+ls "$folder"/nccl_ep{-*.whl,_deep_ep-*.whl,-*[0-9].tar.gz}

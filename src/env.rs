@@ -12,8 +12,8 @@ use std::time::Duration;
 pub struct Env {
     /// `NCCL_EP_TIMEOUT_MS`: how long any wait for another rank may last.
     pub timeout: Option<Duration>,
-    /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. Default reduce.
-    pub ll_combine: LlCombineMode,
+    /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. By default as the ABI says.
+    pub ll_combine: Option<LlCombineMode>,
     /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default
     /// home.
     pub node_sums: NodeSums,
@@ -147,7 +147,7 @@ impl Env {
         let programmatic = reader.switch("NCCL_EP_PROGRAMMATIC");
         Self {
             timeout: timeout_ms.map(Duration::from_millis),
-            ll_combine: ll_combine.unwrap_or(LlCombineMode::Reduce),
+            ll_combine,
             node_sums: node_sums.unwrap_or_default(),
             tuning_file: reader.text("NCCL_EP_TUNING_FILE"),
             ht_chunk_bytes: chunk_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
@@ -270,7 +270,7 @@ mod tests {
     fn defaults_apply_when_nothing_is_set() {
         let (env, unused) = read(&|_| None);
         assert_eq!(env.timeout, None);
-        assert_eq!(env.ll_combine, LlCombineMode::Reduce);
+        assert_eq!(env.ll_combine, None);
         assert_eq!(env.node_sums, NodeSums::HomeFirst);
         assert_eq!(env.host_id, None);
         assert_eq!(env.verbosity, Verbosity::Nothing);
@@ -292,7 +292,7 @@ mod tests {
         let (env, unused) = read(&set);
         assert_eq!(env.timeout, Some(Duration::from_millis(250)));
         assert_eq!(env.host_id.as_deref(), Some("left"));
-        assert_eq!(env.ll_combine, LlCombineMode::Exact);
+        assert_eq!(env.ll_combine, Some(LlCombineMode::Exact));
         assert_eq!(env.node_sums, NodeSums::Invariant);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
@@ -305,7 +305,7 @@ mod tests {
         for value in ["-1", "00", "abc", "1k", "Exact"] {
             let (env, unused) = read(&|_| Some(value.to_owned()));
             assert_eq!(env.timeout, None);
-            assert_eq!(env.ll_combine, LlCombineMode::Reduce);
+            assert_eq!(env.ll_combine, None);
             assert_eq!(env.node_sums, NodeSums::HomeFirst);
             assert_eq!((env.ht_chunk_bytes, env.check), (None, false));
             assert!(!env.programmatic);

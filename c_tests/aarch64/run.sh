@@ -23,17 +23,16 @@ skip() {
 "$NCCL_EP_ROOT/scripts/setup.sh" --library --wheel --emulator >"$work/log" 2>&1 ||
     skip "AArch64 cannot be built or emulated here: $(grep -v ': installing\|: fetching' "$work/log" | head -n1)"
 
-# Cargo locks the folders that it builds in.
-folder=$NCCL_EP_TARGET/aarch64
-libraries=$folder/$CARGO_BUILD_TARGET/debug
-programs=$folder/c
+libraries=$NCCL_EP_TARGET/$CARGO_BUILD_TARGET/debug
+programs=$NCCL_EP_TARGET/aarch64/c
 export QEMU_LD_PREFIX=${QEMU_LD_PREFIX:-/usr/aarch64-linux-gnu}
 export NCCL_EP_LIBRARIES=$libraries
 
-# Not optimised, as that would take twice as long, and without kernels, which are no AArch64 code.
+# Not optimised, as that would take twice as long, and without kernels, which are no AArch64 code. What makes headers
+# during the build is that of the Rust tests.
 build_libraries() {
     NVCC=$NCCL_EP_ROOT/scripts/testing/nvcc_stub.sh CARGO_PROFILE_DEV_DEBUG=0 \
-        cargo build --locked --target-dir "$folder" -p nccl-ep -p nccl-ep-second -p ncclep-hostsim
+        cargo build --locked -p nccl-ep -p nccl-ep-second -p ncclep-hostsim
 }
 build_programs() {
     # Linked anew, as make does not know mpi.o.

@@ -223,6 +223,7 @@ void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* exp
 }
 
 typedef struct {
+    const RefRouting* routing;
     unsigned rank;
     unsigned columns;
     uint64_t seed;
@@ -246,8 +247,29 @@ void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns
                       float* out) {
     const size_t tokens = routing->num_tokens[rank];
     for (size_t i = 0; i < tokens * columns; ++i) out[i] = 0.0f;
-    Gradients context = {rank, columns, seed, calloc(tokens + 1, sizeof(unsigned)), out};
+    Gradients context = {routing, rank, columns, seed, calloc(tokens + 1, sizeof(unsigned)), out};
     EP_REQUIRE(context.used != NULL);
     walk(routing, place_gradients, &context);
     free(context.used);
+}
+
+static void place_by_k(const Copy* copy, void* context) {
+    const Gradients* gradients = context;
+    if (copy->source != gradients->rank) return;
+    const RefRouting* routing = gradients->routing;
+    const unsigned top_k = routing->top_k, first = copy->destination * ref_local_experts(routing);
+    for (unsigned k = 0; k < top_k; ++k) {
+        const size_t entry = copy->token * top_k + k;
+        for (unsigned i = 0; i < copy->num_experts; ++i) {
+            if (routing->topk_idx[copy->source][entry] != (int64_t)(first + copy->experts[i])) continue;
+            gradients->out[entry] = ref_weight(gradients->seed, copy->destination, copy->row * top_k + i);
+        }
+    }
+}
+
+void ref_ht_gradients_by_k(const RefRouting* routing, unsigned rank, uint64_t seed, float* out) {
+    const size_t entries = ref_entries_of(routing, rank);
+    for (size_t i = 0; i < entries; ++i) out[i] = 0.0f;
+    Gradients context = {.routing = routing, .rank = rank, .seed = seed, .out = out};
+    walk(routing, place_by_k, &context);
 }

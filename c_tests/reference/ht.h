@@ -37,6 +37,10 @@ void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* exp
 void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed,
                       float* out);
 
+// The same in the order of a token's ids, [num_tokens, top_k]: each gets the gradient of its expert, also a repeated
+// one, and one that names no expert 0.
+void ref_ht_gradients_by_k(const RefRouting* routing, unsigned rank, uint64_t seed, float* out);
+
 #ifdef __cplusplus
 }
 #endif

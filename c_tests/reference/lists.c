@@ -90,12 +90,20 @@ void ref_lists_dress(RefLists* lists, unsigned variation) {
     ref_list_dress(&lists->locals, variation);
 }
 
+static void* rows_of(const RefList* outputs) {
+    for (unsigned i = 0; i < outputs->count; ++i) {
+        if (outputs->items[i]->tag == NCCL_EP_TENSOR_TAG_TOKENS) return outputs->items[i]->data;
+    }
+    return NULL;
+}
+
 ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
                                 const ncclEpDispatchConfig_t* config, cudaStream_t stream) {
     const ncclResult_t result = ncclEpDispatch(
         handle, ref_list_inputs(&lists->inputs), lists->inputs.count,
         ref_list_outputs(&lists->outputs), lists->outputs.count, ref_list_outputs(&lists->locals),
         lists->locals.count, send_only, config, stream);
+    if (lists->view != NULL) *lists->view = rows_of(&lists->outputs);
     memset(lists, kRefPoison, sizeof(*lists));
     return result;
 }

@@ -45,6 +45,7 @@ void ref_list_scrap(RefList* list);
 // the call.
 typedef struct {
     RefList inputs, outputs, locals;
+    void** view;  // gets the address of the rows of a dispatch that are among the outputs, unless NULL
 } RefLists;
 void ref_lists_dress(RefLists* lists, unsigned variation);
 ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,

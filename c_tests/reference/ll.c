@@ -106,8 +106,11 @@ void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
     free(used);
 }
 
+RefLlSum ref_ll_sum_unset = kRefReduce;
+
 RefLlSum ref_ll_sum(void) {
     const char* name = getenv("NCCL_EP_LL_COMBINE");
+    if (name == NULL) return ref_ll_sum_unset;
     return name != NULL && strcmp(name, "exact") == 0 ? kRefExact : kRefReduce;
 }
 

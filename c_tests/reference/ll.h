@@ -38,7 +38,7 @@ void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
 //
 // kRefExact: a = 0; a = fma(w, y, a) for the entries in the order of the first k that means each;
 // round(a).
-// kRefReduce, the default: an expert rank that the dispatch found once in a token sends the
+// kRefReduce, the default unless ref_ll_sum_unset says otherwise: an expert rank that the dispatch found once in a token sends the
 // expert's row as it is; one that it found more often sends round(p), p = 0; p = fma(w, y, p) for
 // its entries as dispatched. At home a = 0; for expert ranks ascending a = fma(w, y, a) for a row as
 // it is, and a = a + y for a sum; round(a). Over several nodes that is the sum of the home's own
@@ -47,6 +47,7 @@ void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
 // ep_sums_are_invariant the home's node does so, too, and nodes come in ascending order.
 // All sums are in fp32.
 typedef enum { kRefExact, kRefReduce } RefLlSum;
+extern RefLlSum ref_ll_sum_unset;  // without the variable
 RefLlSum ref_ll_sum(void);
 
 // Writes the whole output of combine on `rank`. `sent` is the routing of the last dispatch; `now`

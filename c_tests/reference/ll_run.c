@@ -150,7 +150,13 @@ static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     const RefLayout in = ref_flat(my_tokens(run));
     const RefLayout out = layout_of(run, run->by_rank);
     ref_list_add_rows(inputs, &run->tokens_in, format->from, format->hidden, in);
-    ref_list_add_rows(outputs, &run->packed, format->to, format->hidden, out);
+    if (run->by_rank && run->as_view) {
+        unsigned sizes[3];
+        const unsigned dims = ref_layout_sizes(out, format->hidden, sizes);
+        ref_list_add(outputs, NULL, format->to, NCCL_EP_TENSOR_TAG_TOKENS, dims, sizes);
+    } else {
+        ref_list_add_rows(outputs, &run->packed, format->to, format->hidden, out);
+    }
     if (run->by_rank) add_beside(run, inputs, outputs);
     if (format->meaning == kRefForward) {
         ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, in);
@@ -160,9 +166,22 @@ static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
     }
 }
 
+static size_t view_bytes(const LlRun* run) {
+    return ref_layout_rows(layout_of(run, true)) * ref_format_out_bytes(&run->format);
+}
+
+void ll_keep_view(LlRun* run, cudaStream_t stream) {
+    if (!run->keeps_view) return;
+    run->keeps_view = false;
+    EP_CHECK_CUDA(cudaMemcpyAsync(ref_buffer_data(&run->packed), run->view, view_bytes(run),
+                                  cudaMemcpyDeviceToDevice, stream));
+}
+
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only) {
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
+    void* rows = NULL;
+    lists.view = &rows;
     add_dispatched(run, &lists.inputs, &lists.outputs);
     if (!run->without_counter) {
         const RefLayout layout = layout_of(run, run->by_rank);
@@ -180,6 +199,10 @@ ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only)
         ref_routing_free(run->sent);
         run->sent = ref_routing_copy(run->now);
         run->sent_by_rank = run->by_rank;
+        run->sent_as_view = run->keeps_view = run->by_rank && run->as_view;
+        run->view = run->sent_as_view ? rows : NULL;
+        EP_CHECK(!run->sent_as_view || rows != NULL);
+        if (!send_only) ll_keep_view(run, stream);
     }
     return result;
 }
@@ -226,10 +249,21 @@ static void expect_by_expert(Expected* expected) {
     free(numbers);
 }
 
+// What nothing is said of: the rows of a view that hold nothing have any content.
+static void* unchanged_rows(LlRun* run) {
+    void* rows = ref_host_poison(run->packed.bytes);
+    if (!run->sent_as_view) return rows;
+    ll_keep_view(run, run->env->stream);
+    EP_CHECK_CUDA(cudaStreamSynchronize(run->env->stream));
+    EP_CHECK_CUDA(
+        cudaMemcpy(rows, ref_buffer_data(&run->packed), view_bytes(run), cudaMemcpyDeviceToHost));
+    return rows;
+}
+
 bool ll_check_dispatch(LlRun* run) {
     void* scales = ref_host_poison(run->scales_out.bytes);
     Expected expected = {run,
-                         ref_host_poison(run->packed.bytes),
+                         unchanged_rows(run),
                          run->format.meaning == kRefOpaque ? NULL : scales,
                          ref_host_poison(run->counter.bytes),
                          ref_host_poison(run->ids_out.bytes),
@@ -266,12 +300,38 @@ void ll_prepare_combine(LlRun* run) {
     ref_buffer_poison(&run->combined);
 }
 
+// The experts' rows take the places of those of the dispatch, the others stay as they are.
+static void overwrite_view(const LlRun* run, cudaStream_t stream) {
+    const RefLayout layout = layout_of(run, true);
+    const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
+    int32_t* counts = ref_host_new(layout.parts * sizeof(*counts));
+    ref_rank_counts(run->sent, (unsigned)run->env->rank, counts);
+    for (unsigned source = 0; source < layout.parts; ++source) {
+        const size_t begin = ref_layout_row(layout, source, 0) * row_bytes;
+        EP_CHECK_CUDA(cudaMemcpyAsync((char*)run->view + begin,
+                                      (char*)ref_buffer_data(&run->results_in) + begin,
+                                      (size_t)counts[source] * row_bytes, cudaMemcpyDeviceToDevice,
+                                      stream));
+    }
+    free(counts);
+}
+
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
     const RefShape* shape = &run->shape;
-    ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden,
-                      layout_of(run, run->sent_by_rank));
+    const bool in_place = run->in_place && run->view != NULL;
+    if (in_place) {
+        overwrite_view(run, stream);
+        unsigned sizes[3];
+        const unsigned dims = ref_layout_sizes(layout_of(run, true), shape->hidden, sizes);
+        ref_list_add(&lists.inputs, run->view, shape->datatype, NCCL_EP_TENSOR_TAG_TOKENS, dims,
+                     sizes);
+        run->view = NULL;
+    } else {
+        ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden,
+                          layout_of(run, run->sent_by_rank));
+    }
     ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden,
                       ref_flat(my_tokens(run)));
     if (!run->sent_by_rank) add_weights(&lists.locals, run);

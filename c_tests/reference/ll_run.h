@@ -23,6 +23,11 @@ typedef struct {
     bool without_counter;
     bool by_rank;        // dispatches are rank-major from now on; a combine is as its dispatch
     bool sent_by_rank;   // the last one was
+    bool as_view;        // rank-major ones leave their rows in a view from now on
+    bool in_place;       // the experts write into it, and the combine reads it
+    void* view;          // of the last dispatch, until the combine; NULL if it had none
+    bool keeps_view;     // its rows are yet to be copied for the check
+    bool sent_as_view;   // the last dispatch had one
     ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
     RefRouting* now;   // what the ids and weights in device memory are
@@ -60,6 +65,9 @@ void ll_run_change(LlRun* run, RefChange change);
 void ll_prepare_dispatch(LlRun* run);
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only);
 bool ll_check_dispatch(LlRun* run);
+// Copies the rows of a view for the check, behind the dispatch. Whole ones do so themselves, staged ones at the latest
+// when they are checked.
+void ll_keep_view(LlRun* run, cudaStream_t stream);
 
 void ll_prepare_combine(LlRun* run);
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only);

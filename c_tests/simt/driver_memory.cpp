@@ -19,6 +19,16 @@
 #include "environment.h"
 #include "result.h"
 
+// Of the stand-ins: see hostsim/src/cuda/memory.rs.
+struct Block {
+    void* begin;
+    size_t bytes;
+    int file;
+    size_t file_bytes;
+    size_t offset;
+};
+extern "C" cudaError_t ncclEpHostsimBlock(const void* pointer, int shares, Block* block);
+
 namespace {
 
 using simt::Result;
@@ -91,6 +101,11 @@ bool Export(Allocation* allocation, const Pages& pages) {
     return allocation->importers != nullptr;
 }
 
+// One of the program's own, which the stand-ins know.
+CUresult BlockOf(CUdeviceptr address, bool shares, Block* block) {
+    return Result(ncclEpHostsimBlock(reinterpret_cast<void*>(address), shares, block));
+}
+
 void ForgetAllocation(uintptr_t address) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(address);
@@ -132,9 +147,16 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(address);
-    if (found == allocations.end()) return CUDA_ERROR_NOT_FOUND;
-    *begin = address;
-    *bytes = found->second.bytes;
+    if (found != allocations.end()) {
+        *begin = address;
+        *bytes = found->second.bytes;
+        return CUDA_SUCCESS;
+    }
+    Block block;
+    const CUresult result = BlockOf(address, false, &block);
+    if (result != CUDA_SUCCESS) return result;
+    *begin = reinterpret_cast<CUdeviceptr>(block.begin);
+    *bytes = block.bytes;
     return CUDA_SUCCESS;
 }
 
@@ -156,15 +178,22 @@ CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned fl
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     const std::lock_guard<std::mutex> lock(mutex);
+    Handle said = {};
     const auto found = allocations.find(address);
-    if (found == allocations.end()) return CUDA_ERROR_INVALID_VALUE;
-    Allocation& allocation = found->second;
-    const Pages pages(address, allocation.bytes);
-    if (allocation.importers == nullptr && !Export(&allocation, pages)) {
-        return CUDA_ERROR_OPERATING_SYSTEM;
+    if (found == allocations.end()) {
+        Block block;
+        const CUresult result = BlockOf(address, true, &block);
+        if (result != CUDA_SUCCESS) return result;
+        said = {getpid(), block.file, block.offset, block.file_bytes};
+    } else {
+        Allocation& allocation = found->second;
+        const Pages pages(address, allocation.bytes);
+        if (allocation.importers == nullptr && !Export(&allocation, pages)) {
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        }
+        said = {getpid(), allocation.file, address - reinterpret_cast<uintptr_t>(pages.begin),
+                pages.bytes};
     }
-    const Handle said = {getpid(), allocation.file,
-                         address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
     std::memset(handle, 0, sizeof(*handle));
     std::memcpy(handle, &said, sizeof(said));
     return CUDA_SUCCESS;

@@ -23,12 +23,12 @@ __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32
     const uint32_t entries = block.shape.max_tokens * top_k;
 #pragma unroll 1
     for (uint32_t source = 0; source < block.op.ranks(); ++source) {
-        int64_t* ids = beside.out_ids + uint64_t{source} * entries;
+        const uint64_t ids = uint64_t{source} * entries;
         const uint32_t first = block.per_expert[source] * top_k;
 #pragma unroll 1
         for (uint32_t i = first + block.receivers.index() * blockDim.x + threadIdx.x; i < entries;
              i += blocks * blockDim.x) {
-            ids[i] = kNowhere;
+            store_id(beside, ids + i, kNowhere);
         }
     }
 }
@@ -95,7 +95,7 @@ __device__ __forceinline__ void receive_beside(const Block<Op>& block, const LlB
     const Op& op = block.op;
     if (lane_idx() < block.shape.top_k) {
         const uint64_t at = uint64_t(row) * block.shape.top_k + lane_idx();
-        beside.out_ids[at] = entry.is_here() ? int64_t{entry.expert()} : kNowhere;
+        store_id(beside, at, entry.is_here() ? static_cast<int32_t>(entry.expert()) : kNowhere);
         const uint64_t* packet = op.here().weights(source, token, op.ranks()) + lane_idx();
         const Arrival weight = wait_for_packet_in(op, packet, op.from(source, WAIT_WEIGHT));
         beside.out_weights[at] = __uint_as_float(weight.data);

@@ -12,6 +12,8 @@ mod ht;
 mod ht_nodes;
 #[path = "src/ll.rs"]
 mod ll;
+#[path = "src/ll_pack.rs"]
+mod ll_pack;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -36,27 +38,33 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 4] = [
+const FILES: [File; 5] = [
     File {
         name: "common",
         base: None,
         sizes: sizes![common: FaultReport ScaleView ScaledRows WaitParams PeerTable RankOnNode MessageHeader
-            SelftestResult ReplayMarkParams HandleHeaderParams PeerSelftestParams],
+            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams PeerSelftestParams],
     },
     File {
         name: "ll",
         base: Some("common.h"),
         sizes: sizes![ll: LlLayout LlShape LlHandleMemory LlChannelState LlCommon LlDispatchParams LlCombineParams
-            LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams LlScaledPackParams
+            LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
-            LlRankScaledDispatchNodesParams LlRankPackParams
-            LlCombineNodesParams LlTopkWeightsParams LlPackParams],
+            LlRankScaledDispatchNodesParams
+            LlViewState LlView LlRankDispatchViewParams LlRankCombineParams
+            LlCombineNodesParams LlTopkWeightsParams],
+    },
+    File {
+        name: "ll_pack",
+        base: Some("ll.h"),
+        sizes: sizes![ll_pack: LlPackParams LlRankPackParams LlScaledPackParams],
     },
     File {
         name: "ht",
         base: Some("common.h"),
         sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtRouteParams HtSequences HtCommon HtShape
-            HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+            HtNumbers HtCountersParams HtByKParams HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
     },
     File {
         name: "ht_nodes",
@@ -159,6 +167,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 
 #include \"ht_nodes.h\"
 #include \"ll.h\"
+#include \"ll_pack.h\"
 
 #define NCCL_EP_KERNELS(KERNEL)"
         .to_owned();

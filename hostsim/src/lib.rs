@@ -33,7 +33,7 @@ mod marker {
     // SAFETY: the name is this project's own and is defined once in the process.
     #[unsafe(no_mangle)]
     pub extern "C" fn ncclEpHostsimAbi() -> c_int {
-        1
+        2
     }
 }
 

@@ -115,7 +115,8 @@ typedef struct ncclEpGroupConfig_t {
   unsigned int num_qp_per_rank;
   // Not read.
   unsigned int num_channels;
-  // Most SMs of an operation, or `NCCL_EP_AUTO`. All operations have the largest budget that is set.
+  // Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. All operations have the largest budget
+  // that is set.
   unsigned int max_num_sms;
   // For handle memory of the library's own. Not called yet: that memory comes with the group.
   struct ncclEpAllocConfig_t alloc;
@@ -187,15 +188,16 @@ typedef struct ncclEpLayoutInfo_t {
   unsigned int size;
   // `NCCL_EP_MAGIC`.
   unsigned int magic;
-  // Received rows by local expert: int32 `[L]` or longer. LL expert-major: required, by a dispatch.
+  // Received rows by local expert: `[L]` or longer, in LL int32. LL expert-major: required, by a dispatch. HT: of an
+  // update, int32 or int64.
   ncclEpTensor_t *expert_counters;
-  // LL rank-major: received rows by source rank.
+  // LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL.
   ncclEpTensor_t *src_rank_counters;
   // HT expert-major: where zones begin. Elsewhere not read.
   ncclEpTensor_t *expert_offsets;
   // HT: all received rows, int32 or int64 `[1]`. LL: not read.
   ncclEpTensor_t *recv_total_counter;
-  // How received ids count. `NCCL_EP_EXPERT_ID_GLOBAL` is not served yet.
+  // How received ids count; a dispatch reads it.
   ncclEpExpertIdKind_t recv_topk_idx_kind;
   // Not read.
   uint8_t padding_v2[4];
@@ -364,7 +366,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 
 // Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
 //
-// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT`.
+// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT`.
 //
 // @param handle      gets the handle; written on success only
 // @param ep_group    the group
@@ -372,9 +374,8 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 // @param config      may be NULL
 // @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
 // @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
-//                    routing will be there. Not touched before an update, or in LL a dispatch. HT: a combine may be made on
-//                    a handle whose memory holds what an update of an equal handle has left, or a copy of it; a forward
-//                    dispatch needs an update of its own yet. NULL: memory of the library's. HT: on all ranks or on none,
+//                    routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may be made on
+//                    a handle whose memory holds what an update of an equal handle has left, or a copy of it. NULL: memory of the library's. HT: on all ranks or on none,
 //                    and of one update on all. A staged operation that is given up (`ncclEpHandleDestroy`) may use it
 //                    until the group's end: do not free it before
 //
@@ -392,15 +393,15 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // LL: local, enqueues nothing. Every dispatch and combine reads the ids again, so they may be updated in place between
 // operations.
 //
-// HT: collective. The ids are read when `stream` reaches this call, and again by each forward dispatch: they must stay as
-// they are until the last. A captured `stream` is refused. With `recv_total_counter` the host waits until all ranks have
-// exchanged their routing.
+// HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
+// read later. Over several nodes the host waits until all ranks have exchanged their routing, and forward dispatches
+// read the ids again. A captured `stream` is refused.
 //
 // @param handle       the handle
-// @param topk_idx     int64 [T, K]: global expert ids of this rank's T tokens; negative ones and those from E on count as
-//                     none
-// @param layout_info  HT: may be NULL; `expert_counters` int32 `[L]` or longer, `recv_total_counter` int32 or int64 `[1]`.
-//                     LL: must be NULL
+// @param topk_idx     int64 [T, K], on one node also int32: global expert ids of this rank's T tokens; negative ones and
+//                     those from E on count as none
+// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64, in
+//                     memory that the device reaches; over several nodes the former int32. LL: must be NULL
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
@@ -444,12 +445,20 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by
 // source rank, token, k. The counter gets their number. Other slots keep their content.
 //
+// LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
+// and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
+// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where the
+// expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
+//
 // HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K], topk_weights
 // float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows are used. A rank
 // receives a token once; rows are ordered by source rank and token. The ids of a
 // row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
 // expert that a token names more than once is there once, with the sum of its weights, in fp32 by
-// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group.
+// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
+// there are tokens only.
+//
+// Delivered ids are local, or global where layout_info says so.
 //
 // @param handle       the routing
 // @param inputs       tensors that are read
@@ -474,15 +483,18 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // `stream`; rows are bfloat16, float16 or float32.
 //
 // LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens; outputs
-// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts. A rank
-// that hosts several experts of a token sums their rows by ascending k, rounds the
-// sum and sends that; on one node the home rank sums by ascending rank. With
-// NCCL_EP_LL_COMBINE=exact, on one node only, the home rank sums all rows, by ascending k, and nothing is rounded in
-// between.
+// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts, on one
+// node by ascending k, with one rounding at the end. With NCCL_EP_LL_COMBINE=reduce, and over several nodes, a rank that
+// hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home rank sums by
+// ascending rank.
+//
+// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts give;
+// outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
 //
 // HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
 // and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
-// node ascending.
+// node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
+// and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
 //
 // A token to which no expert contributes gets zeros.
 //

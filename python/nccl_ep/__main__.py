@@ -1,10 +1,10 @@
-"""`python -m nccl_ep doctor` and `python -m nccl_ep demo`."""
+"""`python -m nccl_ep doctor`, `demo` and `bench`."""
 
 from __future__ import annotations
 
 import argparse
 
-from nccl_ep import demo, doctor
+from nccl_ep import bench, demo, doctor
 
 
 def main() -> int:
@@ -15,12 +15,41 @@ def main() -> int:
                                        "environment, and what is wrong with it")
     shown = commands.add_parser("demo", help="starts ranks, on GPUs if there are any, and draws who "
                                              "sends what to whom")
-    shown.add_argument("--ranks", type=int, help="how many (4, or as many as there are GPUs if fewer)")
-    shown.add_argument("--stand-ins", action="store_true", help="on the CPU in any case")
+    _add_ranks(shown, "how many (4, or as many as there are GPUs if fewer)")
+    _add_bench(commands.add_parser("bench", help="times dispatch and combine on the GPUs of this machine, or shows "
+                                                 "files of such runs"))
     arguments = parser.parse_args()
     if arguments.command == "doctor":
         return doctor.run()
-    return demo.run(arguments.ranks, arguments.stand_ins)
+    if arguments.command == "demo":
+        return demo.run(arguments.ranks, arguments.stand_ins)
+    if arguments.show:
+        return bench.show(arguments.show, arguments.plot)
+    modes = tuple(mode for mode in bench.MODES if mode in arguments.modes.split(","))
+    tokens = tuple(map(int, arguments.tokens.split(",")))
+    settings = bench.Settings(modes, tokens, arguments.experts, arguments.hidden, arguments.top_k, arguments.dtype,
+                              arguments.sms, arguments.repetitions)
+    return bench.run(settings, arguments.ranks, arguments.stand_ins, arguments.json)
+
+
+def _add_ranks(parser: argparse.ArgumentParser, ranks: str) -> None:
+    parser.add_argument("--ranks", type=int, help=ranks)
+    parser.add_argument("--stand-ins", action="store_true", help="on the CPU in any case")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_ranks(parser, "how many (as many as there are GPUs)")
+    parser.add_argument("--modes", choices=("ll", "ht", "ll,ht"), default="ll,ht", help="(%(default)s)")
+    parser.add_argument("--tokens", default="1,8,32,128", help="of each rank (%(default)s)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
+                        help="of rows (%(default)s)")
+    for name, number, text in (("experts", 256, "over all ranks"), ("hidden", 7168, "elements of a row"),
+                               ("top-k", 8, "experts of a token"), ("repetitions", 64, "of each operation"),
+                               ("sms", 0, "SMs at most; 0: the library's choice")):
+        parser.add_argument(f"--{name}", type=int, default=number, help=f"{text} (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured")
+    parser.add_argument("--show", metavar="FILE", nargs="+", help="measure nothing: the table of these files")
+    parser.add_argument("--plot", metavar="FILE", help="with --show: also a picture, by matplotlib")
 
 
 if __name__ == "__main__":

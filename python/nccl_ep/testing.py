@@ -133,7 +133,7 @@ def _find_stand_ins() -> str:
             return str(folder / _STAND_INS)
     raise RuntimeError(
         f"no GPU is used, and the CPU stand-ins, {_STAND_INS}, are neither in "
-        f"{' nor in '.join(map(str, folders))}: set {_NCCL} to their path; `make lib` builds them")
+        f"{' nor in '.join(map(str, folders))}: set {_NCCL} to their path; wheels have them, `make lib` builds them")
 
 
 def _folder_of_library() -> pathlib.Path:

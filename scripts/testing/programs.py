@@ -119,6 +119,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for count in ranks:
         if count in (1, 2, 4):
             yield Run("test_second", "test_second", (), count, needs_ht=True)
+            yield Run("test_memory", "test_memory", (), count)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
         yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,

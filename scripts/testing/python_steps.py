@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
@@ -28,8 +29,19 @@ _COMPILED_RANKS = 2
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
-# Makes one step of several programs, most of whose time goes into loading PyTorch.
-_ONE_BY_ONE = str(ROOT / "scripts" / "testing" / "one_by_one.py")
+# Starts the ranks of a program, or of several in turn, most of whose time would go into loading PyTorch. All tests run
+# under mpirun as well, on one node.
+_FORKED = ("python3", str(ROOT / "scripts" / "testing" / "forked_ranks.py"))
+# What is asked of an installed wheel, beside a run on two ranks.
+_USE_WHEEL = """import ctypes, importlib.metadata, os, nccl_ep
+stand_ins = os.path.join(os.path.dirname(nccl_ep.__file__), "lib", "libncclep_hostsim.so")
+os.environ |= {"NCCL_EP_NCCL_LIBRARY": stand_ins, "NCCLEP_HOSTSIM_WITH_GPU": "1"}
+library = nccl_ep.NCCLLibrary()
+print(library.path)
+print("version", library.ncclEpGetVersion(), library.ep_available)
+print([each for each in importlib.metadata.metadata("nccl_ep").get_all("Platform", []) if each.startswith("CUDA")])"""
+_BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--experts", "4", "--hidden", "64",
+                "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
@@ -48,8 +60,14 @@ def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 def pytest_words(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
     """pytest on one rank, without a cache; its files go to the system's temporary folder."""
-    return ("python3", "-m", "pytest", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider",
-            f"--rootdir={tests}", str(tests), *options)
+    program, _, *words = _pytest(tests, *options)
+    return ("python3", "-m", program, *words)
+
+
+def _pytest(tests: pathlib.Path, *options: str) -> tuple[str, ...]:
+    """The same for forked ranks."""
+    return ("pytest", "--", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider", f"--rootdir={tests}",
+            str(tests), *options)
 
 
 def example_counts(programs: int = 1):
@@ -59,44 +77,37 @@ def example_counts(programs: int = 1):
 
 def _all_examples() -> tuple[Sequence[str], Callable[[Finished], Counts]]:
     programs = [str(path) for path in examples()]
-    return ("python3", _ONE_BY_ONE, *programs), example_counts(len(programs))
+    return programs, example_counts(len(programs))
 
 
 def host_steps(places: Places) -> list[Step]:
     """All steps on the CPU stand-ins."""
     environment = tuple(_environment(places).items())
 
-    def step(name: str, ranks: int, words: Sequence[str], read) -> Step:
-        launch = ("mpirun", "-np", str(ranks), *words)
-        return Step(f"python/{name}/{ranks}", launch, read, _NEEDS, timeout=240,
-                    environment=environment)
+    def step(name: str, launch: Sequence[str], words: Sequence[str], read) -> Step:
+        return Step(f"python/{name}", (*launch, *words), read, _NEEDS, timeout=240, environment=environment)
+
+    def forked(name: str, ranks: int | str, words: Sequence[str], read) -> Step:
+        return step(name, (*_FORKED, str(ranks)), words, read)
 
     tests = ROOT / "python" / "tests"
-    steps = [step("tests", ranks, pytest_words(tests), counts.closing_line)
+    steps = [step(f"tests/{ranks}", ("mpirun", "-np", str(ranks)), pytest_words(tests), counts.closing_line)
              for ranks in _HOST_RANKS]
-    steps.append(step("compiled", _COMPILED_RANKS,
-                      pytest_words(tests, "-k", _COMPILED), counts.closing_line))
-    steps += list(_node_steps(environment))
-    steps.append(step("examples", _EXAMPLE_RANKS, *_all_examples()))
-    steps.append(step("bench-layer", _EXAMPLE_RANKS,
-                      ("python3", str(_BENCH), "--alternatives"), example_counts()))
+    steps.append(forked(f"compiled/{_COMPILED_RANKS}", _COMPILED_RANKS, _pytest(tests, "-k", _COMPILED),
+                        counts.closing_line))
+    # The examples, some tests and all tests, each with ranks on nodes of another kind.
+    some = _pytest(tests, "-k", "test_nodes or test_layer or test_autograd")
+    of_nodes = (("examples", *_all_examples()), ("tests", some, counts.closing_line),
+                ("tests", _pytest(tests), counts.closing_line))
+    steps += [forked(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
+              for split, (name, words, read) in zip(_SPLITS, of_nodes)]
+    steps.append(forked(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))
+    steps.append(forked(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
+                        example_counts()))
     steps += list(_unchanged_script(places))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
-
-
-def _node_steps(environment: tuple[tuple[str, str], ...]) -> Iterator[Step]:
-    """The examples, some tests and all tests, each with ranks on nodes of another kind."""
-    some = ("-k", "test_nodes or test_layer or test_autograd")
-    tests = ROOT / "python" / "tests"
-    runs = [(_SPLITS[0], "examples", *_all_examples()),
-            (_SPLITS[1], "tests", pytest_words(tests, *some), counts.closing_line),
-            (_SPLITS[2], "tests", pytest_words(tests), counts.closing_line)]
-    for split, name, words, read in runs:
-        launch = ("mpirun", "-np", *_on_nodes(split, words))
-        yield Step(f"python/nodes-{split.replace(',', '')}/{name}", launch, read, _NEEDS,
-                   timeout=240, environment=environment)
 
 
 def _on_nodes(split: str, words: Sequence[str]) -> tuple[str, ...]:
@@ -196,22 +207,24 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 
 
 def _wheel(places: Places) -> tuple[Counts, str]:
-    """Builds the wheels, installs them into a folder, and uses the library inside."""
+    """Builds the wheels and the source distribution, installs them, and uses what is inside without any setting."""
     with tempfile.TemporaryDirectory() as folder:
         environment = places.environment
         built = command.run(("scripts/wheel.sh", folder), environment, 120)
         wheels = sorted(str(path) for path in pathlib.Path(folder).glob("*.whl"))
-        if built.status != 0 or len(wheels) != 2:
-            return Counts(0, 1, f"not two wheels: {wheels}"), built.output
-        installed = pathlib.Path(folder) / "installed"
-        install = command.run(("python3", "-m", "pip", "install", "--quiet", "--no-deps",
-                               "--no-index", "--target", str(installed), *wheels), environment, 120)
-        code = ("import nccl_ep; library = nccl_ep.NCCLLibrary(); print(library.path); "
-                "print('version', library.ncclEpGetVersion(), library.ep_available)")
-        used = command.run(("python3", "-c", code), {
-            **_clean(places), "PYTHONPATH": str(installed), "NCCLEP_HOSTSIM_WITH_GPU": "1",
-            "NCCL_EP_NCCL_LIBRARY": str(places.libraries / "libncclep_hostsim.so")}, 60)
-        beside = str(installed / "nccl_ep" / "lib" / "libnccl_ep.so")
+        sources = [str(path) for path in pathlib.Path(folder).glob("*.tar.gz")]
+        if built.status != 0 or len(wheels) != 2 or len(sources) != 1:
+            return Counts(0, 1, f"not two wheels and the sources: {wheels + sources}"), built.output
+        installed, from_sources = (pathlib.Path(folder) / name for name in ("installed", "from-sources"))
+        install = [command.run(
+            ("python3", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation",
+             "--target", str(where), *files), {**environment, "PYTHONPATH": str(places.deps / "wheel")}, 120)
+            for where, files in ((installed, wheels), (from_sources, sources))]
+        paths = _environment(places) | {"PYTHONPATH": f"{installed}{os.pathsep}{places.deps / 'torch'}"}
+        used = command.run(("python3", "-c", _USE_WHEEL), {**_clean(places), **_named(paths, "PYTHONPATH")}, 60)
+        ran = command.run(("python3", "-m", "nccl_ep", *_BENCH_WORDS), {
+            **_clean(places), **_named(paths, "PYTHONPATH", "PYTHONWARNINGS", "NCCLEP_HOSTSIM_WITH_GPU")}, 120)
+        facts = used.output.splitlines()
         checks = {
             "its name tells the platform": "-py3-none-manylinux_2_" in wheels[0],
             "the other is for all": "/nccl_ep_deep_ep-" in wheels[1] and "-none-any" in wheels[1],
@@ -220,12 +233,30 @@ def _wheel(places: Places) -> tuple[Counts, str]:
             "it has those of its parts":
                 any(installed.glob("nccl_ep-*.dist-info/**/NOTICE-THIRD-PARTY.txt")),
             "it is typed": (installed / "nccl_ep" / "py.typed").exists(),
-            "it uses its own library": used.output.splitlines()[:1] == [beside],
+            "it uses its own library": facts[:1] == [str(installed / "nccl_ep" / "lib" / "libnccl_ep.so")],
             "the library answers": used.status == 0 and "True" in used.output,
+            "its metadata name the kernels' CUDA": facts[2:] == [str(_cuda(places))],
+            "it runs without a GPU": ran.status == 0 and "PASSED" in ran.output,
+            "the sources have all of the package but the libraries":
+                _modules(installed) == _modules(from_sources) and not list(from_sources.rglob("*.so")),
         }
     failed = [name for name, passed in checks.items() if not passed]
-    text = "\n".join((built.output, install.output, used.output, *failed))
+    text = "\n".join((built.output, *(each.output for each in install), used.output, ran.output, *failed))
     return Counts(len(checks) - len(failed), len(failed)), text
+
+
+def _modules(folder: pathlib.Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.glob("nccl_ep/**/*.py")}
+
+
+def _named(environment: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: environment[name] for name in names}
+
+
+def _cuda(places: Places) -> list[str]:
+    """What the wheel says of the CUDA that its kernels were compiled with."""
+    found = re.search(rb"NCCL EP version [^+]+\+cuda([\d.]+)", (places.libraries / "libnccl_ep.so").read_bytes())
+    return [f"CUDA {found[1].decode()}"] if found else []
 
 
 def _clean(places: Places) -> dict[str, str]:

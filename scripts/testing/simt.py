@@ -96,6 +96,8 @@ _RUNS = (
     _Run("test_errors/rank_major", "test_errors rank_major", 3, 2),
     _Run("ep_bench/ll-rank", f"ep_bench {_UNEVEN} --layout rank --tokens 9,0,4 --use-cuda-graph", 3, 2,
          read=counts.says(BENCH_PASSED, 1)),
+    _Run("test_memory", "test_memory", 3, 2),
+    _Run("test_errors/memory", "test_errors memory", 3, 2),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.
 _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),
@@ -103,6 +105,7 @@ _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),
 # These programs start their own ranks.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
             "test_death --ranks 3 creation", "test_death --ranks 3 replay", "test_death --ranks 3 many_operations", "test_death --ranks 2 stalls",
+            "test_death --ranks 3 before_memory", "test_death --ranks 2 with_memory",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
             "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups",
             "test_transport --ranks 3 transports_are_apart",

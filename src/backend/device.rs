@@ -70,6 +70,10 @@ pub trait Device: Memory + Marks {
     fn lost(&self) -> Option<Error> {
         None
     }
+    /// Its SMs; `None` where no kernel runs.
+    fn multiprocessors(&self) -> Option<u32> {
+        None
+    }
     /// What tells the context from all others that the process has or had; zero on a device without contexts.
     fn context_number(&self) -> u64 {
         0

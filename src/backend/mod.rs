@@ -12,16 +12,20 @@ mod dylib;
 pub mod host;
 pub mod nccl;
 pub mod net;
+pub mod objects;
 pub mod own_stream;
 pub mod platform;
 pub mod quiescence;
 pub mod select;
 
 use crate::backend::device::Device;
+use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
 use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{HtCombine, HtDispatch, LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{
+    HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
+};
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use std::sync::Arc;
@@ -64,6 +68,15 @@ pub trait GroupBackend: Send + Sync {
     /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
     /// that are enqueued, from now on. A matter of this rank alone.
     fn tune(&self, _tuning: Tuning) {}
+    /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
+    /// one, or every rank an error.
+    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
+    /// Ends the object whose memory, of `kind`, begins at `data` on this rank. Collective.
+    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
+    /// The object that the byte at `data` is in.
+    fn find_object(&self, data: DevPtr) -> Option<Found>;
+    /// The error of an exchange that other ranks never joined: no other can follow.
+    fn lost(&self) -> Option<Error>;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }
@@ -106,6 +119,8 @@ pub struct HtRouting {
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
+    /// What it tells beside that; over several nodes the numbers of experts at most.
+    pub counters: RoutingCounters,
     /// Where the handle's block is, a caller's memory on one node only.
     pub home: HandleHome,
 }
@@ -126,6 +141,8 @@ pub fn opened_again() -> Error {
 
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
+    /// The address of `bank`, where a rank-major dispatch leaves the rows of its `op`; the same for each such call.
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr>;
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
     /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.

@@ -75,6 +75,10 @@ pub enum Subject {
     Library,
     /// The calling process.
     Process,
+    /// Memory for an object, or of one.
+    Memory,
+    /// How much.
+    MemoryBytes,
     /// A setting of the group.
     Setting(Setting),
     /// Which operation was called.
@@ -144,6 +148,7 @@ pub enum Rule {
     OfSettings(OfSettings),
     InSequence(InSequence),
     OfTensor(OfTensor),
+    OfMemory(OfMemory),
 }
 
 /// Rules of the communicator and its ranks.
@@ -226,6 +231,8 @@ pub enum InSequence {
     NoCaptureOfRouting,
     /// A group is made and closed outside of graphs.
     NoCaptureOfGroup,
+    /// And so are its objects.
+    NoCaptureOfMemory,
     /// A forked process has neither the threads nor the device of its parent.
     NotForked,
 }
@@ -291,6 +298,31 @@ pub enum OfTensor {
     HoldsAllReceived,
 }
 
+/// Rules of memory that peers map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfMemory {
+    /// Each rank has some.
+    NotEmpty,
+    /// It begins where rows may begin.
+    Aligned,
+    /// It has nothing in common with the memory of another object.
+    Apart,
+    /// Other ranks cannot map memory of every kind.
+    Mappable,
+    /// It is in one allocation.
+    InOneAllocation,
+    /// It is in an object.
+    OfGroup,
+    /// It is the library's, of an object.
+    OfOwn,
+    /// It is the caller's, of an object.
+    OfGiven,
+    /// Bounds the objects of a group.
+    FewerObjects,
+    /// Objects that graphs may use stay.
+    NotInGraphs,
+}
+
 impl From<AmongRanks> for Rule {
     fn from(rule: AmongRanks) -> Self {
         Self::AmongRanks(rule)
@@ -306,6 +338,12 @@ impl From<OfSettings> for Rule {
 impl From<InSequence> for Rule {
     fn from(rule: InSequence) -> Self {
         Self::InSequence(rule)
+    }
+}
+
+impl From<OfMemory> for Rule {
+    fn from(rule: OfMemory) -> Self {
+        Self::OfMemory(rule)
     }
 }
 
@@ -328,4 +366,12 @@ pub enum Operation {
     HtCombine,
     /// The exchange of a high-throughput handle's routing.
     HtHandle,
+    /// A new object.
+    MemoryNew,
+    /// The end of one.
+    MemoryEnd,
+    /// A new object of a caller's memory.
+    MemoryGiven,
+    /// The end of one.
+    MemoryGivenEnd,
 }

@@ -114,6 +114,10 @@ pub struct GroupSettings {
     pub channels: Option<usize>,
     /// How long any wait for another rank may last, unless the environment says so; `None`: the library chooses.
     pub timeout: Option<Duration>,
+    /// The most SMs that were asked for, which the device must have.
+    pub sms: Option<usize>,
+    /// How LL combines on one node sum, unless the environment says so.
+    pub ll_combine: LlCombineMode,
 }
 
 /// What the environment decides about a group; must be the same on every rank.

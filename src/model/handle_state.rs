@@ -13,7 +13,7 @@
 
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::layout::Layout;
-use crate::model::ops::Routing;
+use crate::model::ops::{HandleForm, IntWidth, Routing};
 use crate::model::regions::Regions;
 use crate::model::tensor::DevPtr;
 
@@ -61,17 +61,26 @@ pub struct StateShape {
     pub most_tokens: usize,
     /// Ids per token.
     pub top_k: usize,
+    /// What the handle is like.
+    pub form: HandleForm,
 }
 
 impl StateShape {
     /// Of the handles of a group whose ranks are on one node, if it has a bound of tokens.
-    pub fn of_group(facts: &GroupFacts, top_k: usize) -> Option<Self> {
+    pub fn of_group(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option<Self> {
         Some(Self {
             ranks: facts.ranks,
             local_experts: facts.local_experts(),
             most_tokens: facts.max_tokens?,
             top_k,
+            form,
         })
+    }
+
+    /// Bytes of the ids that a handle keeps, 64 bits each.
+    fn id_bytes(self) -> usize {
+        let ids = self.most_tokens * self.top_k * IntWidth::Bits64.bytes();
+        if self.form.keeps_ids { ids } else { 0 }
     }
 }
 
@@ -87,6 +96,8 @@ pub struct HtSections {
     /// `[most_tokens][top_k]` pairs of 32 bits: a token's experts, ascending, each once, then -1; and the row's index
     /// among those that this rank sends to the expert's.
     pub entries: usize,
+    /// i64 `[most_tokens][top_k]`: the ids, if the handle keeps them.
+    pub ids: usize,
     /// Of the block.
     pub bytes: usize,
 }
@@ -100,6 +111,7 @@ impl HtSections {
             departures: block.take(shape.ranks * WORD_BYTES),
             counts: block.take(shape.local_experts * WORD_BYTES),
             entries: block.take(shape.most_tokens * shape.top_k * ENTRY_BYTES),
+            ids: block.take(shape.id_bytes()),
             bytes: block.bytes(),
         }
     }
@@ -116,6 +128,8 @@ pub struct LlSections {
     pub row_of: usize,
     /// u32 `[ranks]`: tokens of each rank.
     pub tokens_of: usize,
+    /// i64 `[most_tokens][top_k]`: room for ids of 32 bits as the kernels read them, if they may be such.
+    pub ids: usize,
     /// Of the block.
     pub bytes: usize,
 }
@@ -129,6 +143,7 @@ impl LlSections {
             expert_of: block.take(sources * entries),
             row_of: block.take(shape.ranks * entries),
             tokens_of: block.take(shape.ranks * WORD_BYTES),
+            ids: block.take(shape.id_bytes()),
             bytes: block.bytes(),
         }
     }
@@ -143,8 +158,8 @@ fn regions() -> Regions {
 
 /// Bytes of the block of a handle with `top_k` ids per token; `None` if the group's handles have no common size, as
 /// there is no bound of tokens. Of a group on one node.
-pub fn block_bytes(facts: &GroupFacts, top_k: usize) -> Option<usize> {
-    let shape = StateShape::of_group(facts, top_k)?;
+pub fn block_bytes(facts: &GroupFacts, top_k: usize, form: HandleForm) -> Option<usize> {
+    let shape = StateShape::of_group(facts, top_k, form)?;
     Some(match facts.algorithm {
         Algorithm::LowLatency => LlSections::new(shape, 1).bytes,
         Algorithm::HighThroughput => HtSections::new(shape).bytes,
@@ -167,6 +182,8 @@ pub const ROWS_WORD: usize = NUMBER_WORD + 2;
 
 /// How the rows lie that the block knows of.
 const LAYOUT_WORD: usize = 3;
+/// Bit of the word of ids: the block has them.
+const KEPT_IDS: u32 = 1 << 8;
 
 /// `header` for a block whose rows lie otherwise: each LL dispatch chooses.
 pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
@@ -182,10 +199,18 @@ const fn layout_number(layout: Layout) -> u32 {
     }
 }
 
+/// The width of the ids that a block knows of, and whether it keeps them: then all have 64 bits.
+fn word_of_ids(routing: &Routing) -> u32 {
+    match routing.form.keeps_ids {
+        true => KEPT_IDS | IntWidth::Bits64.bytes() as u32,
+        false => routing.width.bytes() as u32,
+    }
+}
+
 /// The header of a block with a routing whose number is `number`, or zero. It lacks the number of rows.
 pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADER_WORDS] {
     let offset = |bytes: usize| (bytes / SECTION_ALIGN) as u32;
-    let shape = StateShape::of_group(facts, routing.top_k);
+    let shape = StateShape::of_group(facts, routing.top_k, routing.form);
     let sections = shape.map_or([0; 5], |shape| match facts.algorithm {
         Algorithm::LowLatency => {
             let it = LlSections::new(shape, 1);
@@ -208,7 +233,7 @@ pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADE
         facts.max_tokens.unwrap_or(0) as u32,
         routing.tokens as u32,
         routing.top_k as u32,
-        routing.width.bytes() as u32,
+        word_of_ids(routing),
         first,
         second,
         third,
@@ -226,7 +251,6 @@ mod tests {
     use super::*;
     use crate::model::group::LlCombineMode;
     use crate::model::ids::GroupRank;
-    use crate::model::ops::IdWidth;
 
     fn facts(algorithm: Algorithm, max_tokens: Option<usize>) -> GroupFacts {
         GroupFacts {
@@ -246,7 +270,7 @@ mod tests {
     #[test]
     fn sections_follow_the_header_without_overlap() {
         let facts = facts(Algorithm::HighThroughput, Some(8192));
-        let shape = StateShape::of_group(&facts, 8).unwrap();
+        let shape = StateShape::of_group(&facts, 8, HandleForm::default()).unwrap();
         let ht = HtSections::new(shape);
         let begins = [ht.begins, ht.departures, ht.counts, ht.entries, ht.bytes];
         assert_eq!(begins, [256, 512, 768, 1024, 1024 + 8192 * 8 * 8]);
@@ -262,19 +286,42 @@ mod tests {
     #[test]
     fn a_group_without_a_bound_has_no_size_of_blocks() {
         for algorithm in Algorithm::ALL {
-            assert_eq!(block_bytes(&facts(algorithm, None), 8), None);
+            assert_eq!(
+                block_bytes(&facts(algorithm, None), 8, HandleForm::default()),
+                None
+            );
         }
-        let size = block_bytes(&facts(Algorithm::HighThroughput, Some(8192)), 8);
-        assert_eq!(size, Some(1024 + (512 << 10)));
+        let facts = facts(Algorithm::HighThroughput, Some(8192));
+        let size = |keeps_ids| block_bytes(&facts, 8, HandleForm { keeps_ids });
+        assert_eq!(size(false), Some(1024 + (512 << 10)));
+        assert_eq!(size(true), Some(1024 + (1024 << 10)));
+    }
+
+    #[test]
+    fn kept_ids_are_all_of_one_width() {
+        let of = |width, keeps_ids| {
+            let routing = Routing {
+                ids: DevPtr(64),
+                width,
+                tokens: 5,
+                top_k: 8,
+                form: HandleForm { keeps_ids },
+            };
+            header(&facts(Algorithm::HighThroughput, Some(16)), &routing, 0)
+        };
+        let (narrow, wide) = (IntWidth::Bits32, IntWidth::Bits64);
+        assert_eq!(of(narrow, true), of(wide, true));
+        assert_ne!(of(wide, true), of(wide, false));
     }
 
     #[test]
     fn headers_differ_where_blocks_do() {
         let routing = Routing {
             ids: DevPtr(64),
-            width: IdWidth::Bits64,
+            width: IntWidth::Bits64,
             tokens: 5,
             top_k: 8,
+            form: HandleForm::default(),
         };
         let facts = facts(Algorithm::HighThroughput, Some(16));
         let of = |facts: &GroupFacts, routing: &Routing| {

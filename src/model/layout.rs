@@ -23,11 +23,12 @@ pub enum Layout {
     Flat,
 }
 
-/// How the rows of a low-latency operation lie, in a word.
-pub fn layout_name(by_rank: bool) -> &'static str {
-    match by_rank {
-        true => "rank-major",
-        false => "expert-major",
+/// How the rows of a low-latency operation lie, in a word, and whether they are those of a view.
+pub fn layout_name(by_rank: bool, in_view: bool) -> &'static str {
+    match (by_rank, in_view) {
+        (_, true) => "rank-major in a view",
+        (true, false) => "rank-major",
+        (false, false) => "expert-major",
     }
 }
 

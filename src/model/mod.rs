@@ -9,6 +9,7 @@ pub mod hash;
 pub mod ids;
 pub mod layout;
 pub mod node_view;
+pub mod objects;
 pub mod ops;
 pub mod regions;
 pub mod scales;

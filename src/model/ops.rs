@@ -5,8 +5,9 @@
 
 use crate::model::layout::Layout;
 use crate::model::scales::{Scaled, WireRow};
-use crate::model::tensor::DevPtr;
 pub use crate::model::tensor::RowType;
+use crate::model::tensor::{DType, DevPtr};
+use std::borrow::Cow;
 
 /// A CUDA stream, as the caller named it; 0 is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,20 +20,79 @@ impl Stream {
     pub const PER_THREAD: Self = Self(2);
 }
 
-/// How wide an id is.
+/// How wide an id is, or another whole number of a caller's; signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IdWidth {
-    /// 64 bits, signed.
+pub enum IntWidth {
+    /// 32 bits.
+    Bits32,
+    /// 64 bits.
     Bits64,
 }
 
-impl IdWidth {
-    /// Bytes of an id.
+impl IntWidth {
+    /// That of elements of type `dtype`, if they are such numbers.
+    pub fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Int32 => Some(Self::Bits32),
+            DType::Int64 => Some(Self::Bits64),
+            _ => None,
+        }
+    }
+
+    /// The type of such numbers.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Bits32 => DType::Int32,
+            Self::Bits64 => DType::Int64,
+        }
+    }
+
+    /// Bytes of a number.
     pub const fn bytes(self) -> usize {
         match self {
+            Self::Bits32 => size_of::<i32>(),
             Self::Bits64 => size_of::<i64>(),
         }
     }
+
+    /// The `numbers` of this width with 64 bits each.
+    pub fn widened(self, numbers: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Self::Bits64 => Cow::Borrowed(numbers),
+            Self::Bits32 => {
+                let narrow = numbers.as_chunks().0.iter();
+                let wide = narrow.map(|it| i64::from(i32::from_ne_bytes(*it)));
+                Cow::Owned(wide.flat_map(i64::to_ne_bytes).collect())
+            }
+        }
+    }
+}
+
+/// What an ABI wants handles to be like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandleForm {
+    /// Whether a handle keeps its ids, which may be of either width: a forward dispatch in HT takes them from there,
+    /// and gradients of weights come in the order of a token's ids. Else callers give them again, and gradients come
+    /// by ascending expert.
+    pub keeps_ids: bool,
+}
+
+/// Numbers of a caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// The first.
+    pub data: DevPtr,
+    /// How wide each is.
+    pub width: IntWidth,
+}
+
+/// What a routing tells its caller in HT, where he wants it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoutingCounters {
+    /// `[L]`: received rows per local expert.
+    pub experts: Option<Numbers>,
+    /// `[1]`: received rows.
+    pub total: Option<Numbers>,
 }
 
 /// A handle's top-k ids `[tokens, top_k]`.
@@ -41,11 +101,13 @@ pub struct Routing {
     /// The ids.
     pub ids: DevPtr,
     /// Their width.
-    pub width: IdWidth,
+    pub width: IntWidth,
     /// This rank's tokens.
     pub tokens: usize,
     /// Ids per token.
     pub top_k: usize,
+    /// What the handle is like.
+    pub form: HandleForm,
 }
 
 /// What a rank-major LL dispatch sends beside its rows, and where it comes.
@@ -53,8 +115,10 @@ pub struct Routing {
 pub struct LlBeside {
     /// f32 `[T, K]`: the weights of this rank's tokens.
     pub weights: DevPtr,
-    /// int64 `[R, M, K]`: local ids, -1 for experts elsewhere and in rows that hold nothing.
-    pub out_ids: DevPtr,
+    /// `[R, M, K]`: ids, -1 for experts elsewhere and in rows that hold nothing.
+    pub out_ids: Numbers,
+    /// The number of this rank's first expert among them.
+    pub first_id: usize,
     /// f32 `[R, M, K]`: the weights of received tokens.
     pub out_weights: DevPtr,
 }
@@ -71,6 +135,8 @@ pub struct LlDispatch {
     pub tokens: DevPtr,
     /// Output rows.
     pub out: DevPtr,
+    /// Rank-major: they are a view, in this bank of the library's.
+    pub view: Option<ViewBank>,
     /// How they lie.
     pub layout: Layout,
     /// Rank-major: ids and weights.
@@ -100,6 +166,8 @@ pub struct LlCombine {
     pub row: RowType,
     /// Input rows, where dispatch put their tokens.
     pub expert_rows: DevPtr,
+    /// The bank of the view that the last dispatch of the handle has filled; it ends with this operation.
+    pub view: Option<ViewBank>,
     /// How they lie.
     pub layout: Layout,
     /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed the rows of a rank.
@@ -138,7 +206,7 @@ pub struct Rows {
 /// Top-k ids (int64) and weights (f32) that travel with the tokens of a forward HT dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdsAndWeights {
-    /// int64 `[rows, K]`.
+    /// int64 `[rows, K]`; of inputs, none where the handle keeps its ids.
     pub ids: DevPtr,
     /// f32 `[rows, K]`.
     pub weights: DevPtr,
@@ -165,6 +233,8 @@ pub struct HtDispatch {
     pub routing_out: Option<IdsAndWeights>,
     /// int32 `[L]`: received tokens per local expert.
     pub counter: Option<DevPtr>,
+    /// The number of this rank's first expert among the ids that are delivered.
+    pub first_id: usize,
 }
 
 impl HtDispatch {
@@ -179,10 +249,12 @@ impl HtDispatch {
 pub struct WeightGradients {
     /// f32, packed as dispatch delivers weights: local experts ascending.
     pub input: DevPtr,
-    /// f32, by ascending global expert id, then zeros.
+    /// f32, by ascending global expert id, then zeros; or by k.
     pub output: DevPtr,
     /// Columns of both.
     pub top_k: usize,
+    /// Whether each goes to the ids that name its expert, which the handle keeps; zeros to the others.
+    pub by_k: bool,
 }
 
 /// HT combine: `expert_rows [n, H]` to `out [T, H]`.
@@ -196,6 +268,26 @@ pub struct HtCombine {
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
+}
+
+/// One of a group's banks of views, which rank-major dispatches without a tensor of the caller's fill by turns; its number
+/// is the same on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ViewBank(usize);
+
+impl ViewBank {
+    /// How many there are.
+    pub const COUNT: usize = 2;
+
+    /// Its number, below [`ViewBank::COUNT`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+
+    /// The bank whose turn comes after this one's.
+    pub fn next(self) -> Self {
+        Self((self.0 + 1) % Self::COUNT)
+    }
 }
 
 /// Staged operations that one group may have in flight.

@@ -130,6 +130,14 @@ impl<'a> Argument<'a> {
         Ok(data)
     }
 
+    /// The same of a tensor that may be without data.
+    pub fn data_or_none(&self, align: usize) -> Result<DevPtr> {
+        match self.tensor.data {
+            none if none.is_null() => Ok(none),
+            _ => self.data(align),
+        }
+    }
+
     /// The element type, if it is one.
     #[inline]
     pub fn known_dtype(&self) -> Result<DType> {

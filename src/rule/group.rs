@@ -114,6 +114,8 @@ mod tests {
         row_bytes: 14_336,
         channels: None,
         timeout: None,
+        sms: None,
+        ll_combine: LlCombineMode::Reduce,
     };
 
     fn checked(settings: &GroupSettings, rank: usize) -> Result<GroupFacts> {

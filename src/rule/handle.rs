@@ -4,8 +4,8 @@ use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::error::{Code, Error, Result};
 use crate::model::group::{Algorithm, GroupFacts, MAX_TOP_K, most_tokens};
 use crate::model::handle_state::{BLOCK_ALIGN, GivenBlock};
-use crate::model::ops::{IdWidth, Routing};
-use crate::model::tensor::{DType, DevPtr, Tensor};
+use crate::model::ops::{HandleForm, IntWidth, Routing, RoutingCounters};
+use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
 
 /// The tensors of a new handle.
@@ -17,6 +17,8 @@ pub struct HandleTensors {
     pub counter: Option<Tensor>,
     /// The same in mapped pinned host memory.
     pub host_counter: Option<Tensor>,
+    /// HT: others, which an ABI has checked.
+    pub counters: RoutingCounters,
 }
 
 /// Where an HT handle's counter lies.
@@ -28,15 +30,19 @@ pub enum Counter {
     Host(DevPtr),
 }
 
-/// Checks the ids `[T, K]`; they have 64 bits, as no kernel reads others yet.
-pub fn routing(facts: &GroupFacts, ids: &Tensor) -> Result<Routing> {
+/// Checks the ids `[T, K]`; they have 64 bits, as kernels read no others, or any width where the handle keeps them.
+pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Routing> {
+    let width = match ids.dtype.and_then(IntWidth::of) {
+        Some(width) if form.keeps_ids => width,
+        _ => IntWidth::Bits64,
+    };
     let (most, what) = match facts.max_tokens {
         Some(most) => (most, Extent::MaxTokens),
         None => (most_tokens(facts.ranks), Extent::CountableTokens),
     };
     let ids = Argument::new(Role::Ids, ids)
         .dims(2)?
-        .dtype_is(DType::Int64)?
+        .dtype_is(width.dtype())?
         .size_at_most(1, MAX_TOP_K, Extent::MostTopK)?
         .size_at_most(0, most, what)?;
     let ids = match facts.algorithm {
@@ -44,10 +50,11 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor) -> Result<Routing> {
         Algorithm::HighThroughput => ids,
     };
     Ok(Routing {
-        ids: ids.data(IdWidth::Bits64.bytes())?,
-        width: IdWidth::Bits64,
+        ids: ids.data(width.bytes())?,
+        width,
         tokens: ids.size(0),
         top_k: ids.size(1),
+        form,
     })
 }
 
@@ -55,16 +62,17 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor) -> Result<Routing> {
 pub fn routed_before(
     facts: &GroupFacts,
     (role, rows): (Role, Option<&Tensor>),
-    top_k: usize,
+    (top_k, form): (usize, HandleForm),
 ) -> Result<Routing> {
     let most = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
     let rows = Argument::required(role, rows)?.dims(2)?;
     let rows = rows.size_at_most(0, most, Extent::MaxTokens)?;
     Ok(Routing {
         ids: DevPtr::default(),
-        width: IdWidth::Bits64,
+        width: IntWidth::Bits64,
         tokens: rows.size(0),
         top_k,
+        form,
     })
 }
 
@@ -113,6 +121,7 @@ mod tests {
     use crate::error::refusal::Subject;
     use crate::model::group::LlCombineMode;
     use crate::model::ids::GroupRank;
+    use crate::model::tensor::DType;
 
     fn facts(algorithm: Algorithm) -> GroupFacts {
         GroupFacts {
@@ -134,13 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_64_bits_route_and_others_do_not() {
+    fn ids_of_64_bits_route_and_others_only_where_they_are_kept() {
         let facts = facts(Algorithm::LowLatency);
-        let routed = routing(&facts, &tensor(DType::Int64, &[4, 2])).unwrap();
+        let form = HandleForm::default();
+        let routed = routing(&facts, &tensor(DType::Int64, &[4, 2]), form).unwrap();
         assert_eq!((routed.tokens, routed.top_k), (4, 2));
         assert_eq!(routed.width.bytes(), 8);
+        let keeping = HandleForm { keeps_ids: true };
+        let routed = routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap();
+        assert_eq!(routed.width.bytes(), 4);
+        assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());
         let refused = |dtype, sizes| {
-            let error = routing(&facts, &tensor(dtype, sizes)).unwrap_err();
+            let error = routing(&facts, &tensor(dtype, sizes), form).unwrap_err();
             error.refused().unwrap()
         };
         let narrow = (
@@ -160,6 +174,7 @@ mod tests {
             ids: tensor(DType::Int64, &[4, 2]),
             counter: None,
             host_counter,
+            counters: RoutingCounters::default(),
         };
         let found = counter(&facts(Algorithm::HighThroughput), &tensors);
         assert_eq!(found, Ok(Some(Counter::Host(DevPtr(64)))));

@@ -9,8 +9,8 @@ use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
-/// Checks a dispatch. With ids among the inputs it is a forward dispatch, else it sends tokens
-/// only.
+/// Checks a dispatch. With ids among the inputs, or with weights where the handle keeps its ids, it is a forward
+/// dispatch, else it sends tokens only.
 pub fn dispatch(
     facts: &GroupFacts,
     routing: &Routing,
@@ -49,6 +49,7 @@ pub fn dispatch(
         routing_in,
         routing_out,
         counter,
+        first_id: tensors.first_id(facts),
     })
 }
 
@@ -57,6 +58,9 @@ fn forward_inputs(
     routing: &Routing,
     tensors: &DispatchTensors<'_>,
 ) -> Result<Option<IdsAndWeights>> {
+    if routing.form.keeps_ids {
+        return kept_ids(routing, tensors);
+    }
     let Some(ids) = Argument::optional(Role::IdsIn, tensors.ids) else {
         Argument::absent(Role::WeightsIn, tensors.weights, OfTensor::OnlyWithIds)?;
         return Ok(None);
@@ -67,6 +71,20 @@ fn forward_inputs(
     let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
     Ok(Some(IdsAndWeights {
         ids: ids.data(8)?,
+        weights: weights.data(4)?,
+        rows: routing.tokens,
+    }))
+}
+
+/// Weights `[T, K]` for the ids of the handle.
+fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
+    let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else {
+        return Ok(None);
+    };
+    let weights = weights_of(weights, routing.top_k)?;
+    let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    Ok(Some(IdsAndWeights {
+        ids: routing.ids,
         weights: weights.data(4)?,
         rows: routing.tokens,
     }))
@@ -100,12 +118,12 @@ fn ids_and_weights<'a>(
         .dims(2)?
         .dtype_is(DType::Int64)?
         .size_is(1, top_k, Extent::HandleTopK)?;
-    let weights =
-        weights
-            .dims(2)?
-            .dtype_is(DType::Float32)?
-            .size_is(1, top_k, Extent::HandleTopK)?;
-    Ok((ids, weights))
+    Ok((ids, weights_of(weights, top_k)?))
+}
+
+fn weights_of(weights: Argument<'_>, top_k: usize) -> Result<Argument<'_>> {
+    let weights = weights.dims(2)?.dtype_is(DType::Float32)?;
+    weights.size_is(1, top_k, Extent::HandleTopK)
 }
 
 /// Checks a combine: tokens `[n, H]` to `[T, H]`; backward also weights `[n, K]` to `[T, K]`.
@@ -172,6 +190,11 @@ fn gradients(
         .dtype_is(DType::Float32)?
         .size_is(0, rows, Extent::RowsOf(Role::TokensIn))?
         .size_at_most(1, MAX_TOP_K, Extent::MostTopK)?;
+    let by_k = routing.form.keeps_ids;
+    let input = match by_k {
+        true => input.size_is(1, routing.top_k, Extent::HandleTopK)?,
+        false => input,
+    };
     let top_k = input.size(1);
     let output = Argument::required(Role::WeightsOut, tensors.out_weights)?
         .dims(2)?
@@ -182,5 +205,6 @@ fn gradients(
         input: input.data(4)?,
         output: output.data(4)?,
         top_k,
+        by_k,
     }))
 }

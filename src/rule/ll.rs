@@ -4,14 +4,14 @@ use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
-use crate::model::ops::{LlBeside, LlCombine, LlDispatch, Routing};
+use crate::model::ops::{IntWidth, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
 use crate::model::tensor::{DType, Tensor};
 use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
 
 /// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. If it delivers ids, it is rank-major:
-/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`.
+/// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. Rows without an address are left in a view.
 pub fn dispatch(
     facts: &GroupFacts,
     routing: &Routing,
@@ -42,7 +42,12 @@ pub fn dispatch(
             )
         }
         Some(ids) => (
-            Some(beside(layout, routing, (ids, tensors))?),
+            Some(beside(
+                layout,
+                routing,
+                (ids, tensors),
+                tensors.first_id(facts),
+            )?),
             counter(Role::Counter, tensors.counter, |counter| {
                 counter.size_is(0, facts.ranks, Extent::Ranks)
             })?,
@@ -53,6 +58,7 @@ pub fn dispatch(
         scaled,
         tokens,
         out: out.unwrap_or_default(),
+        view: None,
         layout,
         beside,
         counter,
@@ -66,13 +72,19 @@ fn beside(
     layout: Layout,
     routing: &Routing,
     (ids, tensors): (&Tensor, &DispatchTensors<'_>),
+    first_id: usize,
 ) -> Result<LlBeside> {
     let delivered = |role, tensor, dtype| {
         rows::received(Argument::new(role, tensor), layout)?
             .dtype_is(dtype)?
             .size_is(layout.dims(), routing.top_k, Extent::HandleTopK)
     };
-    let ids = delivered(Role::IdsOut, ids, DType::Int64)?;
+    // As wide as those of this handle may be.
+    let width = match ids.dtype.and_then(IntWidth::of) {
+        Some(width) if routing.form.keeps_ids => width,
+        _ => IntWidth::Bits64,
+    };
+    let ids = delivered(Role::IdsOut, ids, width.dtype())?;
     let weights = Argument::required(Role::WeightsIn, tensors.weights)?;
     let weights = of_tokens(weights, routing)?;
     let Some(out_weights) = tensors.out_weights else {
@@ -81,7 +93,11 @@ fn beside(
     let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
     Ok(LlBeside {
         weights: weights.data(4)?,
-        out_ids: ids.data(8)?,
+        out_ids: Numbers {
+            data: ids.data(width.bytes())?,
+            width,
+        },
+        first_id,
         out_weights: out_weights.data(4)?,
     })
 }
@@ -118,6 +134,7 @@ pub fn combine(
     Ok(LlCombine {
         row,
         expert_rows: expert_tokens.data(ROW_ALIGN)?,
+        view: None,
         layout,
         weights: weights.map(|weights| weights.data(4)).transpose()?,
         out: out.data(ROW_ALIGN)?,

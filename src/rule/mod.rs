@@ -10,6 +10,7 @@ pub mod ht;
 pub mod ll;
 pub mod rows;
 
+use crate::model::group::GroupFacts;
 use crate::model::tensor::{Strides, Tensor};
 
 /// The tensors of a dispatch, by their roles.
@@ -39,6 +40,18 @@ pub struct DispatchTensors<'a> {
     pub counter: Option<&'a Tensor>,
     /// Not 0: the float32 scales of a cast are powers of two.
     pub round_scales: u32,
+    /// Whether delivered ids are those of all experts, not of this rank's.
+    pub global_ids: bool,
+}
+
+impl DispatchTensors<'_> {
+    /// The number of this rank's first expert among the ids that are delivered.
+    fn first_id(&self, facts: &GroupFacts) -> usize {
+        match self.global_ids {
+            true => facts.experts_of(facts.rank).start,
+            false => 0,
+        }
+    }
 }
 
 /// The tensors of a combine, by their roles.

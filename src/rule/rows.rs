@@ -22,6 +22,17 @@ pub struct Received<'a> {
     pub layout: Layout,
 }
 
+impl Received<'_> {
+    /// The address of `out`; none, rank-major, asks for a view.
+    #[inline]
+    fn data_of(&self, out: Argument<'_>) -> Result<DevPtr> {
+        match self.layout.is_rank_major() {
+            true => out.data_or_none(ROW_ALIGN),
+            false => out.data(ROW_ALIGN),
+        }
+    }
+}
+
 /// A tensor of received rows, of which the last dimension is not checked yet.
 pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
     let tensor = tensor.dims(layout.dims() + 1)?;
@@ -73,7 +84,7 @@ pub fn dispatch(
     Ok(DispatchRows {
         row,
         scaled: None,
-        out: out.map(|out| out.data(ROW_ALIGN)).transpose()?,
+        out: out.map(|out| received.data_of(out)).transpose()?,
         tokens: tokens.data(ROW_ALIGN)?,
     })
 }
@@ -105,7 +116,7 @@ fn with_scales(
     Ok(DispatchRows {
         row,
         scaled,
-        out: out.map(|out| out.data(ROW_ALIGN)).transpose()?,
+        out: out.map(|out| received.data_of(out)).transpose()?,
         tokens: tokens.data(ROW_ALIGN)?,
     })
 }

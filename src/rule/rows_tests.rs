@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::group::{Algorithm, LlCombineMode};
 use crate::model::ids::GroupRank;
-use crate::model::ops::IdWidth;
+use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::ScaleForm;
 use crate::model::tensor::Tensor;
 
@@ -73,9 +73,10 @@ impl Call {
     fn check(&self) -> Result<DispatchRows> {
         let routing = Routing {
             ids: DevPtr(16),
-            width: IdWidth::Bits64,
+            width: IntWidth::Bits64,
             tokens: TOKENS,
             top_k: 2,
+            form: HandleForm::default(),
         };
         let tensors = DispatchTensors {
             tokens: Some(&self.tokens),

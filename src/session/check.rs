@@ -59,6 +59,9 @@ impl Checks {
     /// Before an HT dispatch. Its ids were looked at with the handle.
     pub(super) fn ht_dispatch(&self, routing: &Routing, op: &HtDispatch, stream: Stream) {
         let Some(own) = op.routing_in else { return };
+        if routing.form.keeps_ids {
+            return;
+        }
         let routing = Routing {
             ids: own.ids,
             ..*routing
@@ -139,6 +142,7 @@ impl Checks {
     fn look(&self, call: &str, routing: &Routing, weights: Option<DevPtr>) -> Result<()> {
         let entries = routing.tokens * routing.top_k;
         let ids = self.read(routing.ids, entries * routing.width.bytes())?;
+        let ids = routing.width.widened(&ids);
         let found = match weights {
             None => Findings::of_ids(&ids, routing.top_k, self.facts.experts),
             Some(weights) => {
@@ -164,7 +168,10 @@ impl Checks {
     /// promises zeros behind these.)
     fn poison(&self, op: &LlDispatch, top_k: usize) -> Result<()> {
         let rows = op.layout.rows().unwrap_or(0);
-        self.fill(op.out, rows * op.row.bytes())?;
+        // In a view nothing is written but by the dispatch.
+        if op.view.is_none() {
+            self.fill(op.out, rows * op.row.bytes())?;
+        }
         if let Some(beside) = &op.beside {
             self.fill(beside.out_weights, rows * top_k * size_of::<f32>())?;
         }

@@ -4,19 +4,20 @@
 //! and return an error instead of waiting.
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::device::Device;
 use crate::backend::nccl::Communicator;
 use crate::backend::own_stream::OwnStream;
 use crate::backend::select;
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
-use crate::error::{Error, Formatter, Result};
+use crate::error::{Code, Error, Formatter, Result};
 use crate::fork;
 use crate::log;
 use crate::model::group::{
     Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices,
 };
 use crate::model::ids::GroupRank;
-use crate::model::ops::Stream;
+use crate::model::ops::{HandleForm, Stream};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
 use crate::rule;
 use crate::rule::handle::HandleTensors;
@@ -58,8 +59,9 @@ pub fn group(
     let asked = settings.iter().find_map(|settings| settings.timeout);
     let facts = own_stream.as_ref().map_err(Error::clone).and_then(|_| {
         let settings = settings?;
+        check_sms(&settings, device.as_ref())?;
         let choices = GroupChoices {
-            ll_combine: env.ll_combine,
+            ll_combine: env.ll_combine.unwrap_or(settings.ll_combine),
             ht_chunk_bytes: env.ht_chunk_bytes,
         };
         rule::group::check(&settings, &choices, ranks, rank)
@@ -87,6 +89,16 @@ pub fn group(
         about,
         checks,
     ))
+}
+
+fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
+    match (settings.sms, device.multiprocessors()) {
+        (Some(asked), Some(all)) if asked > all as usize => {
+            let text = "more SMs are asked for than the device has";
+            Err(Error::new(Code::InvalidUsage, text).got(asked, format_args!("at most {all}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The numbers that must be the same on every rank.
@@ -140,6 +152,14 @@ fn agree_on_facts(
         }
     }
     let topology = Topology::from_ids(&nodes).with_sums(env.node_sums);
+    let facts = match env.ll_combine {
+        // Over nodes nobody sums otherwise; who asks for that hears of it.
+        None if topology.nodes() > 1 => GroupFacts {
+            ll_combine: LlCombineMode::Reduce,
+            ..facts
+        },
+        _ => facts,
+    };
     rule::group::check_nodes(&facts, &topology)?;
     Ok((facts, topology))
 }
@@ -200,8 +220,13 @@ fn node_id(env: &Env) -> Result<NodeId> {
 
 /// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they
 /// could not be read.
-pub fn handle(group: Arc<Group>, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
-    let handle = Handle::new(group);
+pub fn handle(
+    group: Arc<Group>,
+    form: HandleForm,
+    tensors: Result<HandleTensors>,
+    stream: Stream,
+) -> Result<Handle> {
+    let handle = Handle::new(group, form);
     let _entered = handle.group().enter()?;
     handle.update(tensors, stream)?;
     Ok(handle)

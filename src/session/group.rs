@@ -7,7 +7,7 @@ use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subj
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
-use crate::model::ops::{STAGED_SLOTS, StagedSlot, Stream};
+use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::tuning::Tuning;
@@ -23,12 +23,15 @@ pub struct Group {
     nodes: usize,
     backend: OpenGroup,
     faults: Arc<dyn Faults>,
-    own_stream: Option<OwnStream>,
+    /// For exchanges that a caller gives no stream for.
+    own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
+    /// The bank of the next view.
+    next_view: Mutex<ViewBank>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -56,12 +59,13 @@ impl Group {
             nodes,
             faults: backend.common.faults(),
             backend,
-            own_stream,
+            own_stream: own_stream.map_or_else(OnceCell::new, OnceCell::with_value),
             about,
             checks,
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
+            next_view: Mutex::default(),
             _with: None,
         }
     }
@@ -92,7 +96,7 @@ impl Group {
         self.closed.store(true, Ordering::Release);
         // If the device is gone, closing says so.
         let _entered = self.enter();
-        let own = self.own_stream.as_ref().map(OwnStream::stream);
+        let own = self.own_stream.get().map(OwnStream::stream);
         self.backend
             .common
             .close(stream.or(own).unwrap_or(Stream::DEFAULT))
@@ -104,7 +108,7 @@ impl Group {
     }
 
     /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
-    pub fn handle_bytes(&self, top_k: usize) -> Result<usize> {
+    pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
         if self.nodes > 1 {
             return Err(Error::usage(Subject::Handle, OfSettings::OneNode));
         }
@@ -112,10 +116,15 @@ impl Group {
             let rule = OfTensor::AtMost(Extent::MostTopK);
             return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
         }
-        block_bytes(&self.facts, top_k).ok_or_else(|| {
+        block_bytes(&self.facts, top_k, form).ok_or_else(|| {
             let text = "handles in a caller's memory need a bound of tokens per rank";
             Error::new(Code::InvalidUsage, text)
         })
+    }
+
+    /// Whether its ranks are on several nodes.
+    pub(super) fn spans_nodes(&self) -> bool {
+        self.nodes > 1
     }
 
     /// What to tell about it, if somebody wants to be told.
@@ -156,6 +165,14 @@ impl Group {
         let _ = self.failed.set(error);
     }
 
+    /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
+    pub(super) fn own_stream(&self) -> Result<Stream> {
+        let own = self
+            .own_stream
+            .get_or_try_init(|| OwnStream::new(self.device()));
+        own.map(OwnStream::stream)
+    }
+
     /// Refuses work on a closed or failed group.
     pub fn check_usable(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
@@ -181,6 +198,14 @@ impl Group {
         staged.next = slot.index() + 1;
         staged.set_waiting(slot, true);
         Ok(slot)
+    }
+
+    /// Fills the next view by `dispatch`, which is told its bank, or refuses.
+    pub(super) fn fill_view<T>(&self, dispatch: impl FnOnce(ViewBank) -> Result<T>) -> Result<T> {
+        let mut next = self.next_view.lock();
+        let filled = dispatch(*next)?;
+        *next = next.next();
+        Ok(filled)
     }
 
     /// The staged operation in `slot` was completed or given up.

@@ -5,12 +5,12 @@ use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::layout::Layout;
-use crate::model::ops::{LlOp, StagedSlot, Stream};
+use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::group::Group;
-use crate::session::route::{self, Given, Routed};
+use crate::session::route::{self, Given, Own, Routed};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ pub struct Handle {
     mode: ByMode<Ll, Ht>,
     /// `None`: the library has the memory.
     given: Option<Given>,
+    form: HandleForm,
     // Dropped last, after the group's backend in `mode`.
     group: Arc<Group>,
 }
@@ -36,6 +37,8 @@ struct LlHandle {
     routed: Option<Routed<dyn LlBackend>>,
     /// How the rows of the last dispatch lie, which are those of the next combine.
     dispatched: Option<Layout>,
+    /// The bank of its view, if it had one.
+    view: Option<ViewBank>,
     staged: Option<Sent>,
 }
 
@@ -53,13 +56,17 @@ fn routed<B: ?Sized>(routed: &Option<Routed<B>>) -> Result<&Routed<B>> {
 
 impl Handle {
     /// A handle without a routing: nothing runs on it before its first [`Handle::update`].
-    pub fn new(group: Arc<Group>) -> Self {
+    pub fn new(group: Arc<Group>, form: HandleForm) -> Self {
         let mode = match &group.backend().mode {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        let given = None;
-        Self { mode, given, group }
+        Self {
+            mode,
+            given: None,
+            form,
+            group,
+        }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -75,12 +82,12 @@ impl Handle {
         group: Arc<Group>,
         memory: DevPtr,
         bytes: usize,
-        top_k: usize,
+        (top_k, form): (usize, HandleForm),
     ) -> Result<Self> {
-        let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k)?)?;
+        let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k, form)?)?;
         Ok(Self {
             given: Some(Given { block, top_k }),
-            ..Self::new(group)
+            ..Self::new(group, form)
         })
     }
 
@@ -90,20 +97,24 @@ impl Handle {
     /// the old routing then waits for them in vain, until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let given = self.given.as_ref();
+        let own = Own {
+            given: self.given.as_ref(),
+            form: self.form,
+        };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend, tensors, given)?;
+                let routed = route::ll(&self.group, backend, tensors, own)?;
                 handle.routed = Some(routed);
                 handle.dispatched = None;
+                handle.view = None;
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
-                let routed = route::ht(&self.group, backend, tensors, given, stream)?;
+                let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
                 Ok(())
@@ -129,22 +140,35 @@ impl Handle {
     }
 
     /// Enqueues a dispatch. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
-    /// ignores it.
+    /// ignores it. Gives the address of the view that rows come into, if the caller gave none.
     pub fn dispatch(
         &self,
         tensors: &DispatchTensors<'_>,
         staged: bool,
         stream: Stream,
-    ) -> Result<()> {
+    ) -> Result<Option<DevPtr>> {
         self.group.check_usable()?;
         let facts = self.group.facts();
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
                 let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
-                self.start(&mut handle, &LlOp::Dispatch(op), staged, stream)?;
-                handle.dispatched = Some(op.layout);
-                Ok(())
+                let start = |handle: &mut LlHandle, op| {
+                    self.start(handle, &LlOp::Dispatch(op), staged, stream)?;
+                    handle.dispatched = Some(op.layout);
+                    handle.view = op.view;
+                    Ok(())
+                };
+                if !op.out.is_null() {
+                    return start(&mut handle, op).map(|()| None);
+                }
+                let view = self.group.fill_view(|bank| {
+                    let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
+                    let view = Some(bank);
+                    start(&mut handle, LlDispatch { out, view, ..op })?;
+                    Ok(out)
+                })?;
+                Ok(Some(view))
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let op = ht::dispatch(facts, &routed.routing, tensors)?;
@@ -152,7 +176,8 @@ impl Handle {
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
-                routed.backend.dispatch(&op, stream)
+                routed.backend.dispatch(&op, stream)?;
+                Ok(None)
             }),
         }
     }
@@ -182,7 +207,10 @@ impl Handle {
                         _ => facts.layout(),
                     },
                 };
-                let op = ll::combine(facts, routing, tensors, layout)?;
+                let op = LlCombine {
+                    view: handle.view,
+                    ..ll::combine(facts, routing, tensors, layout)?
+                };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
@@ -196,16 +224,17 @@ impl Handle {
     /// Enqueues an HT operation on as many tokens of this rank as `rows` has. In a caller's memory any routing may lie by
     /// now, so only their number is taken from there.
     #[inline]
-    fn with_ht(
+    fn with_ht<T>(
         &self,
         (backend, handle): &Ht,
         rows: (Role, Option<&Tensor>),
-        run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<()>,
-    ) -> Result<()> {
+        run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
+    ) -> Result<T> {
         let Some(given) = &self.given else {
             return run(routed(&handle.read())?);
         };
-        let routing = rule::handle::routed_before(self.group.facts(), rows, given.top_k)?;
+        let of = (given.top_k, self.form);
+        let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
         if let Some(routed) = &*cached
             && routed.routing.tokens == routing.tokens
@@ -214,10 +243,10 @@ impl Handle {
         }
         drop(cached);
         let routed = route::ht_before(backend, routing, given)?;
-        run(&routed)?;
+        let done = run(&routed)?;
         let before = handle.write().replace(routed);
         drop(before);
-        Ok(())
+        Ok(done)
     }
 
     fn start(&self, handle: &mut LlHandle, op: &LlOp, staged: bool, stream: Stream) -> Result<()> {
@@ -279,6 +308,14 @@ impl Handle {
             let _ = routed(&handle.read())?.told.set(rows);
         }
         Ok(rows)
+    }
+
+    /// The same, or none where only the device knows: in a caller's memory that this handle has not routed.
+    pub fn rows_if_known(&self) -> Result<Option<usize>> {
+        match &self.given {
+            None => self.expected_rows().map(Some),
+            Some(_) => Ok(self.received_rows().ok()),
+        }
     }
 
     /// The rows that an HT dispatch delivers to this rank. Waits until the routing has been exchanged.

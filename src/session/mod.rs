@@ -6,4 +6,5 @@ pub mod create;
 mod findings;
 pub mod group;
 pub mod handle;
+mod memory;
 mod route;

@@ -1,10 +1,10 @@
 //! The routing of a handle: turns its tensors into the backend's side.
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
-use crate::error::refusal::{OfTensor, Role, Subject};
+use crate::error::refusal::{OfSettings, OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{Routing, Stream};
+use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
@@ -15,6 +15,20 @@ use std::sync::{Arc, OnceLock};
 pub(super) struct Given {
     pub(super) block: GivenBlock,
     pub(super) top_k: usize,
+}
+
+/// What a handle is before it has a routing.
+#[derive(Clone, Copy)]
+pub(super) struct Own<'a> {
+    pub(super) given: Option<&'a Given>,
+    pub(super) form: HandleForm,
+}
+
+impl Own<'_> {
+    fn home(self) -> HandleHome {
+        self.given
+            .map_or(HandleHome::Own, |given| HandleHome::Given(given.block))
+    }
 }
 
 /// A routing, and its backend.
@@ -43,10 +57,10 @@ pub(super) fn ll(
     group: &Group,
     backend: &Arc<dyn LlGroupBackend>,
     tensors: Result<HandleTensors>,
-    given: Option<&Given>,
+    own: Own<'_>,
 ) -> Result<Routed<dyn LlBackend>> {
-    let (routing, _) = checked(group, tensors, given)?;
-    let backend = Arc::clone(backend).open_handle(routing, home(given))?;
+    let (routing, _) = checked(group, tensors, own)?;
+    let backend = Arc::clone(backend).open_handle(routing, own.home())?;
     Ok(Routed::new(routing, backend))
 }
 
@@ -56,10 +70,11 @@ pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,
     tensors: Result<HandleTensors>,
-    given: Option<&Given>,
+    own: Own<'_>,
     stream: Stream,
 ) -> Result<Routed<dyn HtBackend>> {
-    let checked = checked(group, tensors, given);
+    let counters = tensors.as_ref().map(|it| it.counters).unwrap_or_default();
+    let checked = checked(group, tensors, own);
     let routing = checked
         .as_ref()
         .map(|(routing, _)| *routing)
@@ -68,14 +83,33 @@ pub(super) fn ht(
         checks.ht_handle(routing, stream);
     }
     let wanted = checked.and_then(|(routing, counter)| {
+        let counter = counter.map(|it| device_counter(group, it)).transpose()?;
+        let counters = served_counters(group, counters)?;
         Ok(HtRouting {
             routing,
-            counter: counter.map(|it| device_counter(group, it)).transpose()?,
-            home: home(given),
+            counter,
+            counters,
+            home: own.home(),
         })
     });
     let backend = Arc::clone(backend).open_handle(wanted, stream)?;
+    if let (true, Some(total)) = (group.spans_nodes(), counters.total) {
+        // The host has waited for it anyway.
+        let rows = (backend.num_recv_tokens()? as u64).to_le_bytes();
+        let bytes = rows.get(..total.width.bytes()).unwrap_or(&rows);
+        group.device().upload(total.data, bytes)?;
+    }
     Ok(Routed::new(routing?, backend))
+}
+
+/// The counters that the backend fills. Over several nodes that of experts has 32 bits.
+fn served_counters(group: &Group, counters: RoutingCounters) -> Result<RoutingCounters> {
+    let is_wide = |it: Numbers| it.width == IntWidth::Bits64;
+    if group.spans_nodes() && counters.experts.is_some_and(is_wide) {
+        let subject = Subject::ElementType(Role::Counter);
+        return Err(Error::usage(subject, OfSettings::OneNode));
+    }
+    Ok(counters)
 }
 
 /// The `routing` that an equal handle has stored in `given` memory, in high throughput; local.
@@ -88,18 +122,18 @@ pub(super) fn ht_before(
     Ok(Routed::new(routing, backend))
 }
 
-fn home(given: Option<&Given>) -> HandleHome {
-    given.map_or(HandleHome::Own, |given| HandleHome::Given(given.block))
-}
-
 fn checked(
     group: &Group,
     tensors: Result<HandleTensors>,
-    given: Option<&Given>,
+    own: Own<'_>,
 ) -> Result<(Routing, Option<Counter>)> {
     let tensors = tensors?;
-    given.map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
-    let routing = rule::handle::routing(group.facts(), &tensors.ids)?;
+    (own.given).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
+    let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;
+    if group.spans_nodes() && routing.width == IntWidth::Bits32 {
+        let subject = Subject::ElementType(Role::Ids);
+        return Err(Error::usage(subject, OfSettings::OneNode));
+    }
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }
 

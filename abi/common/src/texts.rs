@@ -72,6 +72,10 @@ fn operation_name(operation: Operation) -> &'static str {
         Operation::HtDispatch => "ncclEpDispatch (high throughput)",
         Operation::HtCombine => "ncclEpCombine (high throughput)",
         Operation::HtHandle => "ncclEpCreateHandle",
+        Operation::MemoryNew => "ncclEpMemAlloc",
+        Operation::MemoryEnd => "ncclEpMemFree",
+        Operation::MemoryGiven => "ncclEpMemRegister",
+        Operation::MemoryGivenEnd => "ncclEpMemDeregister",
     }
 }
 
@@ -102,6 +106,8 @@ impl Display for Name<'_> {
             Subject::Staging => f.write_str(names.send_only),
             Subject::Library => f.write_str("libnccl_ep"),
             Subject::Process => f.write_str("this process"),
+            Subject::Memory => f.write_str("ptr"),
+            Subject::MemoryBytes => f.write_str("bytes"),
             Subject::Setting(setting) => f.write_str((names.setting)(setting)),
             Subject::Operation => f.write_str("operation"),
             Subject::RowBytes => f.write_str("row bytes"),

@@ -13,7 +13,7 @@ use crate::version;
 use nccl_ep_abi::{numbers, process, refuse};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
-use nccl_ep_core::model::group::GroupSettings;
+use nccl_ep_core::model::group::{GroupSettings, LlCombineMode};
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::session;
 use std::ffi::c_uint;
@@ -171,5 +171,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         row_bytes: token_size_bytes as usize,
         channels: given(num_channels),
         timeout: None,
+        sms: None,
+        ll_combine: LlCombineMode::Reduce,
     })
 }

@@ -9,7 +9,7 @@ use crate::types::{
 };
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::ops::{HandleForm, RoutingCounters, Stream};
 use nccl_ep_core::rule::handle::HandleTensors;
 use nccl_ep_core::session::create;
 use std::ffi::c_uint;
@@ -79,7 +79,8 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
                 .and(no_config(config))
                 .and(arguments);
             let group = Arc::clone(&group.session);
-            let made = create::handle(group, arguments, Stream(stream as usize))?;
+            let form = HandleForm::default();
+            let made = create::handle(group, form, arguments, Stream(stream as usize))?;
             let number = objects::register_handle(made);
             // SAFETY: this function's contract.
             unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
@@ -116,6 +117,7 @@ unsafe fn read_arguments(
         ids,
         counter: locals.get(Tag::RecvExpertCounterDevice).copied(),
         host_counter: locals.get(Tag::RecvExpertCounterHost).copied(),
+        counters: RoutingCounters::default(),
     })
 }
 

@@ -8,13 +8,16 @@
 //! code.
 
 mod callbacks;
+mod cuts;
 mod group;
 mod guard;
 mod handle;
 mod info;
+mod memory;
 mod objects;
 mod ops;
 mod owners;
+mod pool;
 mod read;
 mod tensor;
 mod texts;

@@ -8,7 +8,7 @@ use crate::types::ncclNDTensor_t;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Strides, Tensor};
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_void};
 use std::fmt::Display;
 
 /// Far more tensors than a call has use for: a larger count is a mistake, and what it counts need not be there.
@@ -135,6 +135,24 @@ pub unsafe fn tensor_set(
         }
     }
     Ok(())
+}
+
+/// Stores the address `data` in the descriptor of a list that [`tensor_set`] has read which is tagged `tag`.
+///
+/// # Safety
+/// As of that; the descriptors may be written.
+pub unsafe fn set_data(
+    (list, count): (*const *mut ncclNDTensor_t, c_uint),
+    tag: Tag,
+    data: DevPtr,
+) {
+    for index in 0..count as usize {
+        // SAFETY: this function's contract; none of them is NULL, as that was refused.
+        let descriptor = unsafe { &mut *list.add(index).read() };
+        if descriptor.tag == tag as u32 {
+            descriptor.data = data.0 as *mut c_void;
+        }
+    }
 }
 
 /// Copies one descriptor and its tag.

@@ -32,6 +32,8 @@ pub const NCCL_EP_HAS_GET_VERSION: c_int = 1;
 pub const NCCL_EP_HAS_GET_LAST_ERROR: c_int = 1;
 /// It has `ncclEpGetAsyncError`.
 pub const NCCL_EP_HAS_GET_ASYNC_ERROR: c_int = 1;
+/// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
+pub const NCCL_EP_HAS_MEM: c_int = 1;
 
 /// Let the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;
@@ -172,6 +174,32 @@ pub struct ncclEpHandleConfig {
 }
 /// Options of a handle. Pass NULL where a pointer to this type is wanted.
 pub type ncclEpHandleConfig_t = *mut ncclEpHandleConfig;
+
+/// What `ncclEpMemInfo` tells. Later versions may have more at its end.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpMemInfo_t {
+    /// Bytes of the structure, set by the caller.
+    pub size: usize,
+    /// The object's number, 0 to 63, the same on all ranks; free numbers serve again.
+    pub object: c_uint,
+    /// How many other ranks map this rank's memory of the object, and this rank theirs: those of its
+    /// node.
+    pub peers: c_uint,
+    /// Of the address in question, in this rank's memory of the object.
+    pub offset: usize,
+    /// Bytes of this rank's memory of the object.
+    pub bytes: usize,
+    /// Host array of R addresses: where this rank sees the memory of each rank. NULL for ranks of
+    /// other nodes. It lives as long as the object.
+    pub peer_data: *const *mut c_void,
+    /// How many tensors of operations were found in the object.
+    pub tensors: c_ulong,
+    /// How many were found in none since the group has had one, whose rows are copied as ever. Those
+    /// that could have gone another way count: rows that a dispatch delivers or a combine takes, in
+    /// HT.
+    pub plain_tensors: c_ulong,
+}
 
 /// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.
 pub type ncclEpAllocFn_t =

@@ -9,8 +9,8 @@ mod rail;
 mod words;
 
 use nccl_ep_core::error::{Code, Error, Result};
-use nccl_ep_core::model::group::{Algorithm, GroupSettings};
-use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::group::{Algorithm, GroupSettings, LlCombineMode};
+use nccl_ep_core::model::ops::{HandleForm, RoutingCounters, Stream};
 use nccl_ep_core::model::tensor::{DType, DevPtr, Tensor};
 use nccl_ep_core::rule::handle::HandleTensors;
 use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
@@ -128,6 +128,8 @@ pub unsafe extern "C" fn epProbeOpen(
             row_bytes: settings.hidden * DType::Bfloat16.size(),
             channels: None,
             timeout: None,
+            sms: None,
+            ll_combine: LlCombineMode::Reduce,
         });
     answer(
         create::group(comm as usize, settings, words::text, None).and_then(|opened| {
@@ -202,7 +204,7 @@ pub unsafe extern "C" fn epProbeRoute(
     let (route, group) = unsafe { (route.as_mut(), Arc::clone(&(*group).0)) };
     answer(route.ok_or_else(|| null("place for a route")).map(|route| {
         *route = Box::into_raw(Box::new(EpProbeRoute {
-            core: Handle::new(group),
+            core: Handle::new(group, HandleForm::default()),
             tokens: 0,
             top_k: 0,
         }));
@@ -230,7 +232,9 @@ pub struct EpProbeMemory {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeBytes(group: *const EpProbeGroup, top_k: usize) -> usize {
     // SAFETY: the caller's promise.
-    let bytes = unsafe { &*group }.0.handle_bytes(top_k);
+    let bytes = unsafe { &*group }
+        .0
+        .handle_bytes(top_k, HandleForm::default());
     answer(bytes.as_ref().map(|_| ()).map_err(Error::clone));
     bytes.unwrap_or_default()
 }
@@ -253,7 +257,12 @@ pub unsafe extern "C" fn epProbeRouteIn(
         tokens,
         top_k,
     } = memory;
-    let made = Handle::in_memory(group, DevPtr(data as usize), bytes, top_k);
+    let made = Handle::in_memory(
+        group,
+        DevPtr(data as usize),
+        bytes,
+        (top_k, HandleForm::default()),
+    );
     answer(made.and_then(|core| {
         *route.ok_or_else(|| null("place for a route"))? = Box::into_raw(Box::new(EpProbeRoute {
             core,
@@ -281,6 +290,7 @@ pub unsafe extern "C" fn epProbeUpdate(
         ids,
         counter: None,
         host_counter: None,
+        counters: RoutingCounters::default(),
     });
     answer(route.core.update(tensors, Stream::DEFAULT).map(|()| {
         route.tokens = tokens;
@@ -334,6 +344,7 @@ pub unsafe extern "C" fn epProbeAway(
         route
             .core
             .dispatch(&tensors, false, Stream(stream as usize))
+            .map(drop)
     }))
 }
 

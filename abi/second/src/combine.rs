@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 use crate::guard::{GUARD, Subject};
-use crate::objects::{self, Handle};
-use crate::options::{NO_SCALES, forward, known};
+use crate::objects::{self, Handle, Layout};
+use crate::options::{NO_SCALES, is_backward, known};
 use crate::read::{self, number};
-use crate::tensor::{self, absent, first};
+use crate::tensor::{self, absent, first, rows};
 use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
@@ -15,6 +15,7 @@ use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
 use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::rule::CombineTensors;
 
 /// Sends the experts' results back to the tokens' home ranks, summed in fp32 in an order that is
@@ -22,15 +23,18 @@ use nccl_ep_core::rule::CombineTensors;
 /// `stream`; rows are bfloat16, float16 or float32.
 ///
 /// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens; outputs
-/// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts. A rank
-/// that hosts several experts of a token sums their rows by ascending k, rounds the
-/// sum and sends that; on one node the home rank sums by ascending rank. With
-/// NCCL_EP_LL_COMBINE=exact, on one node only, the home rank sums all rows, by ascending k, and nothing is rounded in
-/// between.
+/// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts, on one
+/// node by ascending k, with one rounding at the end. With NCCL_EP_LL_COMBINE=reduce, and over several nodes, a rank that
+/// hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home rank sums by
+/// ascending rank.
+///
+/// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts give;
+/// outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
 ///
 /// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
 /// and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
-/// node ascending.
+/// node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
+/// and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
 ///
 /// A token to which no expert contributes gets zeros.
 ///
@@ -90,43 +94,103 @@ unsafe fn combine(
     stream: Stream,
 ) -> Result<()> {
     let facts = handle.group.session.facts();
-    forward(facts.algorithm, config.map(|config| config.pass_direction))?;
+    let direction = config.map(|config| config.pass_direction);
+    let is_backward = is_backward(facts.algorithm, direction)?;
     absent("inputs.scales", inputs.scales, NO_SCALES)?;
-    let is_ll = facts.algorithm == Algorithm::LowLatency;
-    if !is_ll {
-        let rule = "must be NULL in a forward pass";
-        absent("inputs.topk_weights", inputs.topk_weights, rule)?;
-    }
     // SAFETY: this function's contract.
+    let tokens = unsafe { weights_and_tokens(handle.layout, is_backward, inputs) }?;
+    let (weights, tokens) = tokens;
+    // SAFETY: as above.
+    let (out, out_weights) = unsafe {
+        let out = tensor::required("outputs.tokens", outputs.tokens)?;
+        (out, result_weights(handle.layout, is_backward, outputs)?)
+    };
+    let tokens = match handle.layout {
+        Layout::ExpertMajor => first(&tokens, facts.local_experts()),
+        Layout::RankMajor => first(&tokens, facts.ranks),
+        Layout::Flat => tokens,
+    };
+    let (token_weights, gradients) = match is_backward {
+        true => (None, out_weights),
+        false => (out_weights, None),
+    };
+    let (tokens, weights) = same_rows(tokens, weights)?;
+    let tensors = CombineTensors {
+        tokens: Some(&tokens),
+        weights: weights.as_ref(),
+        token_weights: token_weights.as_ref(),
+        out_tokens: Some(&out),
+        out_weights: gradients.as_ref(),
+        ..CombineTensors::default()
+    };
+    let is_ll = facts.algorithm == Algorithm::LowLatency;
+    let staged = is_ll && config.is_some_and(|config| config.send_only != 0);
+    handle.core.combine(&tensors, staged, stream)
+}
+
+/// The inputs: rows, and backward their weights' gradients.
+///
+/// # Safety
+/// As of [`ncclEpCombine`].
+unsafe fn weights_and_tokens(
+    layout: Layout,
+    is_backward: bool,
+    inputs: &ncclEpCombineInputs_t,
+) -> Result<(Option<Tensor>, Tensor)> {
+    let name = "inputs.topk_weights";
+    let weights = match (layout, is_backward) {
+        // SAFETY: this function's contract.
+        (_, true) => unsafe { tensor::required(name, inputs.topk_weights) }.map(Some)?,
+        (Layout::Flat, false) => {
+            absent(name, inputs.topk_weights, "must be NULL in a forward pass")?;
+            None
+        }
+        // In low latency they are among the outputs.
+        _ => None,
+    };
+    // SAFETY: as above.
     let tokens = unsafe { tensor::required("inputs.tokens", inputs.tokens) }?;
     if let Some(dtype) = tokens.dtype.filter(|dtype| !dtype.is_summable()) {
         let rule = "a combine sums bfloat16, float16 or float32";
         return Err(refuse::argument("inputs.tokens.datatype", rule).got(dtype, "one of them"));
     }
-    // SAFETY: as above.
-    let (out, weights) = unsafe {
-        let out = tensor::required("outputs.tokens", outputs.tokens)?;
-        let weights = match is_ll {
-            true => Some(tensor::required(
-                "outputs.topk_weights",
-                outputs.topk_weights,
-            )?),
-            false => None,
-        };
-        (out, weights)
+    Ok((weights, tokens))
+}
+
+/// The weights among the outputs: LL reads them, a backward pass writes gradients.
+///
+/// # Safety
+/// As of [`ncclEpCombine`].
+unsafe fn result_weights(
+    layout: Layout,
+    is_backward: bool,
+    outputs: &ncclEpCombineOutputs_t,
+) -> Result<Option<Tensor>> {
+    let (name, weights) = ("outputs.topk_weights", outputs.topk_weights);
+    match layout {
+        Layout::RankMajor => {
+            let rule = "must be NULL, rank-major, as the caller has applied the weights";
+            absent(name, weights, rule).map(|()| None)
+        }
+        Layout::Flat if !is_backward => Ok(None),
+        // SAFETY: this function's contract.
+        _ => unsafe { tensor::required(name, weights) }.map(Some),
+    }
+}
+
+/// Rows, and as many gradients.
+fn same_rows(tokens: Tensor, weights: Option<Tensor>) -> Result<(Tensor, Option<Tensor>)> {
+    let Some(weights) = weights else {
+        return Ok((tokens, None));
     };
-    let tensors = CombineTensors {
-        tokens: Some(&if is_ll {
-            first(&tokens, facts.local_experts())
-        } else {
-            tokens
-        }),
-        token_weights: weights.as_ref(),
-        out_tokens: Some(&out),
-        ..CombineTensors::default()
-    };
-    let staged = is_ll && config.is_some_and(|config| config.send_only != 0);
-    handle.core.combine(&tensors, staged, stream)
+    let (left, right) = (rows(&tokens), rows(&weights));
+    if (left == 0) != (right == 0) {
+        let rule = "must be 0 with inputs.tokens, or not with it";
+        return Err(refuse::argument("inputs.topk_weights.sizes[0]", rule)
+            .got(right, "both of them empty, or none"));
+    }
+    let both = left.min(right);
+    Ok((first(&tokens, both), Some(first(&weights, both))))
 }
 
 /// Enqueues the receive phase of the handle's staged operation on `stream`. It runs after the send

@@ -1,9 +1,10 @@
 //! Dispatch.
 #![allow(unsafe_code)]
 
+use crate::enums::ncclEpExpertIdKind_t;
 use crate::guard::{GUARD, Subject};
-use crate::objects::{self, Handle};
-use crate::options::{NO_SCALES, forward, known};
+use crate::objects::{self, Handle, Layout};
+use crate::options::{NO_SCALES, is_backward, known};
 use crate::read::{self, number};
 use crate::tensor::{self, absent, first, rows};
 use crate::texts::not_served;
@@ -17,6 +18,8 @@ use nccl_ep_core::model::group::Algorithm;
 use nccl_ep_core::model::ops::Stream;
 use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::rule::DispatchTensors;
+
+const GLOBAL_IDS: u32 = ncclEpExpertIdKind_t::NCCL_EP_EXPERT_ID_GLOBAL as u32;
 
 /// A dispatch, as the caller passed it.
 struct Dispatch {
@@ -37,12 +40,20 @@ struct Dispatch {
 /// expert_counters int32 `[L]` or longer, required. The rows of each expert are packed from slot 0, by
 /// source rank, token, k. The counter gets their number. Other slots keep their content.
 ///
+/// LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
+/// and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
+/// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where the
+/// expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
+///
 /// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K], topk_weights
 /// float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows are used. A rank
 /// receives a token once; rows are ordered by source rank and token. The ids of a
 /// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
 /// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
-/// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group.
+/// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
+/// there are tokens only.
+///
+/// Delivered ids are local, or global where layout_info says so.
 ///
 /// @param handle       the routing
 /// @param inputs       tensors that are read
@@ -110,29 +121,40 @@ impl Dispatch {
     /// As of [`ncclEpDispatch`].
     unsafe fn run(&self, handle: &Handle, stream: Stream) -> Result<()> {
         let algorithm = handle.group.session.facts().algorithm;
-        forward(
-            algorithm,
-            self.config.as_ref().map(|config| config.pass_direction),
-        )?;
+        let direction = self.config.as_ref().map(|config| config.pass_direction);
+        let is_backward = is_backward(algorithm, direction)?;
         absent("inputs.scales", self.inputs.scales, NO_SCALES)?;
         absent("outputs.scales", self.outputs.scales, NO_SCALES)?;
         // SAFETY: this function's contract.
         unsafe {
-            match algorithm {
-                Algorithm::LowLatency => self.low_latency(handle, stream),
-                Algorithm::HighThroughput => self.high_throughput(handle, stream),
+            match handle.layout {
+                Layout::ExpertMajor => self.by_expert(handle, stream),
+                Layout::RankMajor => self.by_rank(handle, stream),
+                Layout::Flat if is_backward => self.backward(handle, stream),
+                Layout::Flat => self.forward(handle, stream),
             }
         }
     }
 
+    /// LL: whether the receive phase waits for a completion.
+    fn is_staged(&self) -> bool {
+        (self.config.as_ref()).is_some_and(|config| config.send_only != 0)
+    }
+
+    /// Whether received ids count over all ranks.
+    fn has_global_ids(&self) -> bool {
+        let kind = self.info.as_ref().map(|it| number(it.recv_topk_idx_kind));
+        kind == Some(GLOBAL_IDS)
+    }
+
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn low_latency(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn by_expert(&self, handle: &Handle, stream: Stream) -> Result<()> {
         let Self {
             inputs,
             outputs,
             info,
-            config,
+            ..
         } = self;
         let rule = "must be NULL in low latency, expert-major";
         absent("inputs.topk_weights", inputs.topk_weights, rule)?;
@@ -164,57 +186,110 @@ impl Dispatch {
             counter: Some(&first(&counter, experts)),
             ..DispatchTensors::default()
         };
-        let staged = config.as_ref().is_some_and(|config| config.send_only != 0);
-        handle.core.dispatch(&tensors, staged, stream)
+        handle
+            .core
+            .dispatch(&tensors, self.is_staged(), stream)
+            .map(drop)
     }
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn high_throughput(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn by_rank(&self, handle: &Handle, stream: Stream) -> Result<()> {
         let Self {
             inputs,
             outputs,
             info,
             ..
         } = self;
-        if let Some(info) = info {
-            let kind = number(info.recv_topk_idx_kind);
-            if kind == 2 {
-                let what = "NCCL_EP_EXPERT_ID_GLOBAL";
-                return Err(not_served("layout_info.recv_topk_idx_kind", what));
+        let counter = match info {
+            None => std::ptr::null_mut(),
+            Some(info) => {
+                let name = "layout_info.expert_counters";
+                absent(name, info.expert_counters, "must be NULL, rank-major")?;
+                info.src_rank_counters
             }
-        }
-        // SAFETY: this function's contract.
-        let (tokens, weights, mut out) = unsafe {
-            let tokens = tensor::required("inputs.tokens", inputs.tokens)?;
-            let weights = tensor::required("inputs.topk_weights", inputs.topk_weights)?;
-            let out = Received {
-                tokens: tensor::required("outputs.tokens", outputs.tokens)?,
-                weights: tensor::required("outputs.topk_weights", outputs.topk_weights)?,
-                ids: tensor::required("outputs.topk_idx", outputs.topk_idx)?,
-            };
-            (tokens, weights, out)
         };
-        out.check_rows(handle, stream)?;
-        let ids = *handle.ids.lock();
-        if ids.is_none() {
-            let what = "a forward dispatch before the first ncclEpUpdateHandle";
-            return Err(not_served("handle", what));
-        }
+        // SAFETY: this function's contract.
+        let (tokens, weights, counter) = unsafe {
+            (
+                tensor::required("inputs.tokens", inputs.tokens)?,
+                tensor::required("inputs.topk_weights", inputs.topk_weights)?,
+                tensor::optional("layout_info.src_rank_counters", counter)?,
+            )
+        };
+        // SAFETY: as above.
+        let out = unsafe { Received::read(outputs) }?;
+        let ranks = handle.group.session.facts().ranks;
+        let counter = counter.map(|counter| first(&counter, ranks));
         let tensors = DispatchTensors {
             tokens: Some(&tokens),
-            ids: ids.as_ref(),
+            weights: Some(&weights),
+            out_tokens: Some(&first(&out.tokens, ranks)),
+            out_ids: Some(&first(&out.ids, ranks)),
+            out_weights: Some(&first(&out.weights, ranks)),
+            counter: counter.as_ref(),
+            global_ids: self.has_global_ids(),
+            ..DispatchTensors::default()
+        };
+        handle
+            .core
+            .dispatch(&tensors, self.is_staged(), stream)
+            .map(drop)
+    }
+
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn forward(&self, handle: &Handle, stream: Stream) -> Result<()> {
+        let inputs = &self.inputs;
+        // SAFETY: this function's contract.
+        let (tokens, weights, mut out) = unsafe {
+            (
+                tensor::required("inputs.tokens", inputs.tokens)?,
+                tensor::required("inputs.topk_weights", inputs.topk_weights)?,
+                Received::read(&self.outputs)?,
+            )
+        };
+        out.check_rows(handle, stream)?;
+        let tensors = DispatchTensors {
+            tokens: Some(&tokens),
             weights: Some(&weights),
             out_tokens: Some(&out.tokens),
             out_ids: Some(&out.ids),
             out_weights: Some(&out.weights),
+            global_ids: self.has_global_ids(),
             ..DispatchTensors::default()
         };
-        handle.core.dispatch(&tensors, false, stream)
+        handle.core.dispatch(&tensors, false, stream).map(drop)
+    }
+
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn backward(&self, handle: &Handle, stream: Stream) -> Result<()> {
+        let Self {
+            inputs, outputs, ..
+        } = self;
+        let rule = "must be NULL in a backward pass";
+        absent("inputs.topk_weights", inputs.topk_weights, rule)?;
+        absent("outputs.topk_weights", outputs.topk_weights, rule)?;
+        absent("outputs.topk_idx", outputs.topk_idx, rule)?;
+        // SAFETY: this function's contract.
+        let (tokens, mut out) = unsafe {
+            (
+                tensor::required("inputs.tokens", inputs.tokens)?,
+                tensor::required("outputs.tokens", outputs.tokens)?,
+            )
+        };
+        check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
+        let tensors = DispatchTensors {
+            tokens: Some(&tokens),
+            out_tokens: Some(&out),
+            ..DispatchTensors::default()
+        };
+        handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 }
 
-/// The tensors of received rows in HT.
+/// The tensors of received rows.
 struct Received {
     tokens: Tensor,
     weights: Tensor,
@@ -222,39 +297,27 @@ struct Received {
 }
 
 impl Received {
-    /// Refuses tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
-    /// bound alone.
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn read(outputs: &ncclEpDispatchOutputs_t) -> Result<Self> {
+        // SAFETY: this function's contract.
+        unsafe {
+            Ok(Self {
+                tokens: tensor::required("outputs.tokens", outputs.tokens)?,
+                weights: tensor::required("outputs.topk_weights", outputs.topk_weights)?,
+                ids: tensor::required("outputs.topk_idx", outputs.topk_idx)?,
+            })
+        }
+    }
+
+    /// As [`check_rows`], for all of them.
     fn check_rows(&mut self, handle: &Handle, stream: Stream) -> Result<()> {
-        let group = &handle.group;
-        let (least, what) = match group.kept.recv_rows {
-            Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
-            None => {
-                if group.session.device().is_captured(stream)? {
-                    let text =
-                        "stream: must not be captured in a group without max_recv_tokens_per_rank";
-                    return Err(Error::new(Code::InvalidUsage, text));
-                }
-                (
-                    handle.core.expected_rows()?,
-                    "all rows that this rank receives",
-                )
-            }
-        };
-        let all = [
+        let all = &mut [
             ("outputs.tokens", &mut self.tokens),
             ("outputs.topk_weights", &mut self.weights),
             ("outputs.topk_idx", &mut self.ids),
         ];
-        for (name, tensor) in all {
-            if rows(tensor) < least {
-                let rule = format_args!("must have room for {what}");
-                return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
-                    .got(rows(tensor), format_args!("{least} or more")));
-            }
-            if group.kept.recv_rows.is_some() {
-                *tensor = first(tensor, least);
-            }
-        }
+        check_rows(handle, stream, all)?;
         let is_empty = rows(&self.tokens) == 0;
         for tensor in [&self.weights, &self.ids] {
             if (rows(tensor) == 0) != is_empty {
@@ -265,4 +328,34 @@ impl Received {
         }
         Ok(())
     }
+}
+
+/// Refuses HT tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
+/// bound alone.
+fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
+    let group = &handle.group;
+    let (least, what) = match group.kept.recv_rows {
+        Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
+        None => {
+            if group.session.device().is_captured(stream)? {
+                let text =
+                    "stream: must not be captured in a group without max_recv_tokens_per_rank";
+                return Err(Error::new(Code::InvalidUsage, text));
+            }
+            // What only the device knows it checks.
+            let rows = handle.core.rows_if_known()?.unwrap_or(0);
+            (rows, "all rows that this rank receives")
+        }
+    };
+    for (name, tensor) in all {
+        if rows(tensor) < least {
+            let rule = format_args!("must have room for {what}");
+            return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
+                .got(rows(tensor), format_args!("{least} or more")));
+        }
+        if group.kept.recv_rows.is_some() {
+            **tensor = first(tensor, least);
+        }
+    }
+    Ok(())
 }

@@ -17,6 +17,7 @@ mod info;
 mod objects;
 mod options;
 mod read;
+mod routing;
 mod settings;
 mod tensor;
 mod texts;

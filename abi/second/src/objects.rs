@@ -3,9 +3,8 @@
 use crate::settings::Kept;
 use nccl_ep_abi::registry::{Names, Registry};
 use nccl_ep_core::error::Result;
-use nccl_ep_core::model::tensor::Tensor;
+use nccl_ep_core::model::ops::HandleForm;
 use nccl_ep_core::session;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 static GROUPS: Registry<Group> = Registry::new(
@@ -56,9 +55,23 @@ pub struct Handle {
     pub group: Arc<Group>,
     /// Ids per token.
     pub top_k: usize,
-    /// The ids of the last update: a dispatch sends them along.
-    pub ids: Mutex<Option<Tensor>>,
+    /// How received rows lie.
+    pub layout: Layout,
 }
+
+/// The layouts that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// LL, by expert.
+    ExpertMajor,
+    /// LL, by source rank.
+    RankMajor,
+    /// HT, a row for all experts of a rank.
+    Flat,
+}
+
+/// What this ABI wants of the core's handles: it does not give the ids again, which may have 32 bits.
+pub const FORM: HandleForm = HandleForm { keeps_ids: true };
 
 impl Handle {
     /// Registers the handle and returns its number.

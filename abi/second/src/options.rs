@@ -1,7 +1,6 @@
 //! Options that several calls have.
 
 use crate::read::number;
-use crate::texts::not_served;
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::Algorithm;
@@ -19,14 +18,17 @@ pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
     Err(error.got(number, format_args!("0 to {last}")))
 }
 
-/// Refuses other passes than forward.
-pub fn forward<E: Copy>(algorithm: Algorithm, direction: Option<MaybeUninit<E>>) -> Result<()> {
+/// Whether an operation is of the backward pass, which LL has not.
+pub fn is_backward<E: Copy>(
+    algorithm: Algorithm,
+    direction: Option<MaybeUninit<E>>,
+) -> Result<bool> {
     let name = "config.pass_direction";
     let direction = direction.map_or(0, number);
     known(name, direction, 1)?;
     match (direction, algorithm) {
-        (0, _) => Ok(()),
-        (_, Algorithm::HighThroughput) => Err(not_served(name, "NCCL_EP_BWD_PASS")),
+        (0, _) => Ok(false),
+        (_, Algorithm::HighThroughput) => Ok(true),
         (_, Algorithm::LowLatency) => {
             let text = "config.pass_direction: must be NCCL_EP_FWD_PASS in low latency";
             Err(Error::new(Code::InvalidUsage, text))

@@ -6,7 +6,7 @@ use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
 use nccl_ep_abi::{numbers, refuse};
 use nccl_ep_core::error::{Code, Error, Result};
-use nccl_ep_core::model::group::{Algorithm, GroupSettings};
+use nccl_ep_core::model::group::{Algorithm, GroupSettings, LlCombineMode};
 use std::ffi::c_uint;
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         max_recv_rows: None,
         row_bytes: row_bytes.next_multiple_of(ROW_ALIGN as usize),
         channels: channels(config),
+        sms: sms(config),
+        ll_combine: LlCombineMode::Exact,
         timeout: (config.timeout_ns > 0).then(|| Duration::from_nanos(config.timeout_ns)),
     };
     Ok((settings, kept))
@@ -108,7 +110,14 @@ fn allocator(alloc: &ncclEpAllocConfig_t) -> Result<()> {
     Err(Error::new(Code::InvalidUsage, text))
 }
 
-/// The channels of the largest budget that is set; the library chooses if none is.
+/// The largest budget that is set.
+fn sms(config: &ncclEpGroupConfig_t) -> Option<usize> {
+    let own = config.dispatch_num_sms.max(config.combine_num_sms);
+    let most = own.max(config.max_num_sms) as usize;
+    (most > 0).then_some(most)
+}
+
+/// The channels of the largest budget that is set; that operations have; the library chooses if none is.
 fn channels(config: &ncclEpGroupConfig_t) -> Option<usize> {
     let own = config.dispatch_num_sms.max(config.combine_num_sms);
     let inherits = config.dispatch_num_sms == 0 || config.combine_num_sms == 0;
@@ -167,7 +176,12 @@ mod tests {
         ] {
             (given.dispatch_num_sms, given.combine_num_sms) = (dispatch, combine);
             given.max_num_sms = both;
-            assert_eq!(of(&given).unwrap().0.channels, channels);
+            let core = of(&given).unwrap().0;
+            let asked = dispatch.max(combine).max(both) as usize;
+            assert_eq!(
+                (core.channels, core.sms),
+                (channels, Some(asked).filter(|sms| *sms > 0))
+            );
         }
         let mut given = config(LL);
         given.max_recv_tokens_per_rank = 1;

@@ -142,7 +142,8 @@ pub struct ncclEpGroupConfig_t {
     pub num_qp_per_rank: c_uint,
     /// Not read.
     pub num_channels: c_uint,
-    /// Most SMs of an operation, or `NCCL_EP_AUTO`. All operations have the largest budget that is set.
+    /// Most SMs of an operation, or `NCCL_EP_AUTO`; at most those of the device. All operations have the largest budget
+    /// that is set.
     pub max_num_sms: c_uint,
     /// For handle memory of the library's own. Not called yet: that memory comes with the group.
     pub alloc: ncclEpAllocConfig_t,
@@ -172,15 +173,16 @@ pub struct ncclEpLayoutInfo_t {
     pub size: c_uint,
     /// `NCCL_EP_MAGIC`.
     pub magic: c_uint,
-    /// Received rows by local expert: int32 `[L]` or longer. LL expert-major: required, by a dispatch.
+    /// Received rows by local expert: `[L]` or longer, in LL int32. LL expert-major: required, by a dispatch. HT: of an
+    /// update, int32 or int64.
     pub expert_counters: *mut ncclEpTensor_t,
-    /// LL rank-major: received rows by source rank.
+    /// LL rank-major: received rows by source rank, int32 `[R]` or longer; may be NULL.
     pub src_rank_counters: *mut ncclEpTensor_t,
     /// HT expert-major: where zones begin. Elsewhere not read.
     pub expert_offsets: *mut ncclEpTensor_t,
     /// HT: all received rows, int32 or int64 `[1]`. LL: not read.
     pub recv_total_counter: *mut ncclEpTensor_t,
-    /// How received ids count. `NCCL_EP_EXPERT_ID_GLOBAL` is not served yet.
+    /// How received ids count; a dispatch reads it.
     pub recv_topk_idx_kind: MaybeUninit<ncclEpExpertIdKind_t>,
     /// Not read.
     pub padding_v2: [u8; 4],

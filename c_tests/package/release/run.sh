@@ -10,9 +10,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../checks.sh"
 
 make_release() { "$NCCL_EP_ROOT/scripts/release.sh" "$1"; }
-same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep-*.tar.gz; }
-sums_fit() { (cd "$work/files" && sha256sum -c SHA256SUMS && [ "$(wc -l <SHA256SUMS)" = 3 ]); }
-unpacks() { tar -C "$work" -xzf "$work"/files/nccl_ep-*.tar.gz && mv "$work"/nccl_ep-* "$work/some where"; }
+same_tarball() { make_release "$work/again" && cmp "$work"/{files,again}/nccl_ep-*-linux-*.tar.gz; }
+sums_fit() { (cd "$work/files" && sha256sum -c SHA256SUMS && [ "$(wc -l <SHA256SUMS)" = 4 ]); }
+unpacks() { tar -C "$work" -xzf "$work"/files/nccl_ep-*-linux-*.tar.gz && mv "$work"/nccl_ep-* "$work/some where"; }
 has_all() {
     cd "$work/some where" && ls LICENSE THIRD-PARTY.txt README.md CHANGELOG.md SECURITY.md docs/guide/README.md include/nccl_ep.{h,hpp} \
         lib/libnccl_ep.{a,so} lib/pkgconfig/nccl_ep.pc lib/cmake/nccl_ep/nccl_ep-config.cmake \

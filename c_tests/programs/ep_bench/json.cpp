@@ -215,6 +215,7 @@ std::string MachineJson(const Machine& machine) {
 
 const char* LayoutName(const Options& options) {
     if (!options.low_latency()) return "flat";
+    if (options.view) return "rank view";
     return options.by_rank ? "rank" : "expert";
 }
 

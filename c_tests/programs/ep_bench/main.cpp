@@ -32,7 +32,8 @@ Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routi
     Graph& dispatch = graphs->cast ? graphs->cast->dispatch : graphs->dispatch;
     const Wrong replayed = Validate(env, options, routing, session,
                                     {[&] { dispatch.Launch(env.stream); },
-                                     [&] { graphs->combine.Launch(env.stream); }});
+                                     [&] { graphs->combine.Launch(env.stream); },
+                                     true});
     wrong.dispatch_rows += replayed.dispatch_rows;
     wrong.combine_rows += replayed.combine_rows;
     wrong.cast_rows += replayed.cast_rows;

@@ -23,6 +23,7 @@ const char kUsage[] =
     "  -d, --hidden N           elements of a token (7168)\n"
     "      --layout NAME        how received rows lie (ll expert): expert, a row for each expert; or rank,\n"
     "                           one for each rank, whose weights and sums are the caller's\n"
+    "      --view               rank-major rows stay where they arrive, in memory of the library\n"
     "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16, with\n"
     "                           scales:\n"
     "                             fp8          float32 for 128 elements\n"
@@ -157,6 +158,7 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             ep::Number(0, "max-tokens", 1, &options->max_tokens),
             Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
             {0, "layout", true, [=](const std::string& name) { return ReadLayout(name, options); }},
+            ep::Switch(0, "view", &options->view),
             {0, "dispatch", true, format},
             {0, "cast", true, cast},
             ep::Switch(0, "forward", &options->rows.forward),
@@ -244,6 +246,9 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     }
     if (parsed.options.by_rank && !parsed.options.low_latency()) {
         parsed.error = "--layout: high throughput has one alone";
+    }
+    if (parsed.options.view && !parsed.options.by_rank) {
+        parsed.error = "--view: needs --layout rank";
     }
     if (parsed.error.empty()) parsed.error = CheckMaxTokens(parsed.options);
     if (parsed.error.empty()) parsed.error = SizeRows(parsed.options.hidden, &parsed.options.rows);

@@ -159,7 +159,7 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
     if (!options.reduced.empty()) {
         printf("Reduced defaults, because there is no GPU: %s\n", options.reduced.c_str());
     }
-    if (options.by_rank) printf("layout: rank-major\n");
+    if (options.by_rank) printf("layout: rank-major%s\n", options.view ? ", in a view" : "");
     printf("routing: %s", RoutingName(options));
     if (options.routing == RoutingKind::kZipf) printf(", exponent %g", options.zipf_exponent);
     if (options.channels == NCCL_EP_AUTO) {

@@ -137,6 +137,7 @@ void Session::CreateOutputs() {
     const unsigned hidden = options_.hidden;
     constexpr auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
     CreateReceived();
+    received_memory_ = received.data;
     combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, routing_.tokens(), hidden);
     if (options_.low_latency()) {
         const unsigned* sizes = received.sizes;
@@ -167,6 +168,7 @@ void Session::CreateReceivedBeside() {
 
 Session::~Session() {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
+    if (options_.view) received.data = received_memory_;
     ep_device_free(topk_data_);
     for (ncclNDTensor_t* tensor : {&tokens, &scales, &weights_, &uncast_, &received,
                                    &received_scales, &received_weights, &received_idx, &counter,
@@ -201,6 +203,7 @@ void Session::CallDispatch() {
         outputs[num_outputs++] = &received_idx;
     }
     ncclNDTensor_t* locals[] = {&counter};
+    if (options_.view) received.data = nullptr;  // gets the address of the view
     EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, num_inputs, outputs, num_outputs, locals,
                                    ll ? 1 : 0, 0, &config, env_->stream));
 }

@@ -78,6 +78,7 @@ class Session {
     double tensor_bytes_ = 0;
     void* topk_data_ = nullptr;
     EpView topk_idx_{};
+    void* received_memory_ = nullptr;   // of `received`, unless that is a view
     ncclNDTensor_t weights_{};  // [T, K]
     ncclNDTensor_t uncast_{};   // [T, H], what `tokens` and `scales` are cast from, with --cast outside
     CastWork cast_{};           // that cast

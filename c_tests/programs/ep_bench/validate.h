@@ -25,6 +25,7 @@ struct Wrong {
 struct Operations {
     std::function<void()> dispatch;  // behind the cast, with --cast outside
     std::function<void()> combine;
+    bool replay = false;  // graphs
 };
 
 // Collective; the sum over all ranks, in every process.

@@ -41,6 +41,15 @@ static void check_child(Session* session) {
                    ncclEpTensorCreate(group, &tensor, 1, ncclFloat32, NCCL_EP_TENSOR_TAG_TOKENS,
                                       16, 0, 0, 0, 0));
     expect_refused("ncclEpCreateGroup", open_group(session));
+    void* memory = NULL;
+    expect_refused("ncclEpMemAlloc", ncclEpMemAlloc(group, &memory, 64));
+    expect_refused("ncclEpMemRegister", ncclEpMemRegister(group, session->ids, 64, NULL));
+    ncclEpMemInfo_t info = {.size = sizeof(info)};
+    expect_refused("ncclEpMemInfo", ncclEpMemInfo(group, session->ids, &info));
+    expect_refused("ncclEpPoolUse", ncclEpPoolUse(group, NULL, 0));
+    EP_CHECK(ncclEpPoolAlloc(64, 0, stream) == NULL);
+    EP_CHECK_NCCL(ncclEpMemFree(group, session->ids));
+    EP_CHECK_NCCL(ncclEpMemDeregister(group, session->ids));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, stream));

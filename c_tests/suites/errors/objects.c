@@ -55,6 +55,32 @@ static ncclResult_t async_error(void* group) {
     return result;
 }
 
+static ncclResult_t memory_alloc(void* group) {
+    void* memory = NULL;
+    const ncclResult_t result = ncclEpMemAlloc((ncclEpGroup_t)group, &memory, 16);
+    EP_CHECK(memory == NULL);
+    return result;
+}
+
+static ncclResult_t memory_free(void* group) { return ncclEpMemFree((ncclEpGroup_t)group, NULL); }
+
+static ncclResult_t memory_register(void* group) {
+    return ncclEpMemRegister((ncclEpGroup_t)group, NULL, 16, NULL);
+}
+
+static ncclResult_t memory_deregister(void* group) {
+    return ncclEpMemDeregister((ncclEpGroup_t)group, NULL);
+}
+
+static ncclResult_t memory_info(void* group) {
+    ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
+    const ncclResult_t result = ncclEpMemInfo((ncclEpGroup_t)group, NULL, &info);
+    EP_CHECK_EQ_U64(info.object, 77);
+    return result;
+}
+
+static ncclResult_t pool_use(void* group) { return ncclEpPoolUse((ncclEpGroup_t)group, NULL, 0); }
+
 typedef struct {
     const char* function;
     ncclResult_t (*call)(void* object);
@@ -82,6 +108,18 @@ static const ObjectCall kGroupCalls[] = {
      "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
+    {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead",
+     "mem-alloc-group-foreign"},
+    {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead",
+     "mem-free-group-foreign"},
+    {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
+     "mem-register-group-foreign"},
+    {"ncclEpMemDeregister", memory_deregister, "mem-deregister-group-null",
+     "mem-deregister-group-dead", "mem-deregister-group-foreign"},
+    {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead",
+     "mem-info-group-foreign"},
+    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead",
+     "pool-use-group-foreign"},
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 

@@ -4,12 +4,12 @@
 
 enum { kPairs = 2 };
 
-static void pair(LlRun* run) {
+void pair(LlRun* run) {
     ll_dispatch(run);
     ll_combine(run);
 }
 
-static void pair_in_stages(LlRun* run) {
+void pair_in_stages(LlRun* run) {
     const cudaStream_t stream = run->env->stream;
     ll_prepare_dispatch(run);
     EP_CHECK_NCCL(ll_launch_dispatch(run, stream, true));
@@ -23,7 +23,7 @@ static void pair_in_stages(LlRun* run) {
     ll_check_combine(run);
 }
 
-static void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
+void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
     open_shape(run, env, shape, seed);
     run->variation = (unsigned)seed;
     run->by_rank = true;

@@ -17,4 +17,10 @@ void open_shape(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed)
 // One of a group that is returned, where no rank has a token.
 ncclEpGroup_t open_without_tokens(LlRun* run, const EpEnv* env);
 
+// A run as open_shape gives it, whose dispatches are rank-major.
+void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
+// A dispatch and its combine, whole or staged.
+void pair(LlRun* run);
+void pair_in_stages(LlRun* run);
+
 #endif  // C_TESTS_SUITES_LL_SHAPES_H_

@@ -89,6 +89,8 @@ class Play {
         handle.run.by_rank = course_.OneIn(3);
         course_.Note(stage ? "send dispatch" : "dispatch", i);
         if (handle.run.by_rank) course_.Note("rank-major", i);
+        // The same on every rank; no die, so that the courses of seeds stay.
+        handle.run.as_view = views_++ % 3 != 0;
         ll_prepare_dispatch(&handle.run);
         course_.MaybeDelay();
         course_.Enqueue([&] {
@@ -120,6 +122,7 @@ class Play {
     void CompleteRun(size_t i) {
         course_.Note("complete", i);
         EP_CHECK_NCCL(ncclEpComplete(handles_[i].run.handle, nullptr, env_.stream));
+        ll_keep_view(&handles_[i].run, env_.stream);
     }
 
     void Complete(size_t i) {
@@ -164,6 +167,7 @@ class Play {
     const Config& config_;
     Course course_;
     std::vector<Handle> handles_;
+    unsigned views_ = 0;  // rank-major dispatches, of which some leave their rows in a view
 };
 
 }  // namespace

@@ -112,7 +112,7 @@ static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     open_run(&run, env, test, seed);
     ncclEpGroup_t group = group_of(env, test);
     View ids;
-    view_of(&ids, ref_buffer_data(&run.in.ids), ncclInt64, run.in.num_tokens, test->top_k, 0);
+    view_of_ids(&ids, &run.in);
     ncclEpHandle_t handle = handle_of(group, test, &ids, NULL, env->stream);
     view_scrap(&ids);
     for (unsigned turn = 0; turn < 2; ++turn) {
@@ -155,6 +155,7 @@ EP_TEST(low_latency_exchanges_tokens) {
         test.generation = (Generation)(i % kNumGenerations);
         test.updated = i % 2 == 1;
         test.send_only = i % 3 == 1;
+        test.narrow_ids = i % 4 == 1;
         exchange(env, &test, 100 + i);
     }
 }
@@ -174,4 +175,6 @@ EP_TEST(low_latency_keeps_a_routing_in_memory_of_callers) {
     test.uneven = true;
     test.memory = &memory;
     exchange(env, &test, 210);
+    test.narrow_ids = true;
+    exchange(env, &test, 211);
 }

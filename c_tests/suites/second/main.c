@@ -3,15 +3,18 @@
 #include "suites/second/second.h"
 
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "reference/ll.h"
+
 const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false, NULL};
+                       kGeneration5, false, false, NULL, false, false, false};
 const Case kSmallHt = {NCCL_EP_ALGO_HIGH_THROUGHPUT, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false, NULL};
+                       kGeneration5, false, false, NULL, false, false, false};
 
 // The backends of the CPU have both modes.
 bool ep_has_high_throughput(const EpEnv* env) {
@@ -84,6 +87,29 @@ unsigned capacity_of(const EpEnv* env, const Case* test) {
     return (unsigned)env->size * test->max_tokens;
 }
 
+// Ids of 32 bits name the same experts; those far away are no less far.
+static void upload_ids(Inputs* in) {
+    int64_t* ids = in->routing->topk_idx[in->rank];
+    if (!in->test->narrow_ids) {
+        ref_buffer_upload(&in->ids, ids);
+        return;
+    }
+    const size_t entries = ref_entries_of(in->routing, in->rank);
+    int32_t* narrow = ref_host_new(entries * sizeof(int32_t));
+    for (size_t i = 0; i < entries; ++i) {
+        narrow[i] = ids[i] < -1 ? INT32_MIN : ids[i] > INT32_MAX ? INT32_MAX : (int32_t)ids[i];
+    }
+    ref_buffer_upload(&in->ids, narrow);
+    free(narrow);
+}
+
+void view_of_ids(View* view, const Inputs* in) {
+    const ncclDataType_t datatype = in->test->narrow_ids ? ncclInt32 : ncclInt64;
+    view_of(view, ref_buffer_data(&in->ids), datatype, in->num_tokens, in->test->top_k, 0);
+}
+
+void scrap_ids(const Inputs* in) { ref_buffer_poison(&in->ids); }
+
 void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed) {
     const RefShape shape = shape_of(env, test);
     in->env = env;
@@ -96,11 +122,11 @@ void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed) 
     in->results = (RefRows){test->datatype, test->hidden, seed + 2, false};
     in->row_bytes = ref_row_bytes(&in->tokens);
     const size_t entries = ref_entries_of(in->routing, in->rank);
-    in->ids = ref_buffer_new_input(entries * sizeof(int64_t));
+    in->ids = ref_buffer_new_input(entries * (test->narrow_ids ? sizeof(int32_t) : sizeof(int64_t)));
     in->weights = ref_buffer_new_input(entries * sizeof(float));
     in->tokens_in = ref_buffer_new_input(in->num_tokens * in->row_bytes);
     in->combined = ref_buffer_new(in->num_tokens * in->row_bytes);
-    ref_buffer_upload(&in->ids, in->routing->topk_idx[in->rank]);
+    upload_ids(in);
     ref_buffer_upload(&in->weights, in->routing->weights[in->rank]);
     void* rows = ref_host_new(in->num_tokens * in->row_bytes);
     ref_rows_fill(&in->tokens, in->rank, 0, in->num_tokens, rows);
@@ -135,6 +161,7 @@ ncclEpGroup_t group_of(const EpEnv* env, const Case* test) {
 
 static ncclEpLayout_t layout_of(const Case* test) {
     const bool is_ll = test->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    if (test->by_rank) return NCCL_EP_LAYOUT_RANK_MAJOR;
     return is_ll ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
 }
 
@@ -203,4 +230,7 @@ void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, cons
     if (ep_check_result(site, actual, expected)) ep_check_str_contains(site, lines, words);
 }
 
-int main(int argc, char** argv) { return ep_main(argc, argv); }
+int main(int argc, char** argv) {
+    ref_ll_sum_unset = kRefExact;  // of this interface
+    return ep_main(argc, argv);
+}

@@ -40,6 +40,13 @@ static void set_views(Call* it) {
     }
     view_of(&it->received_ids, out, ncclInt64, rows, kTopK, 0);
     view_of(&it->received_weights, out, ncclFloat32, rows, kTopK, 0);
+    if (it->test->by_rank) {
+        const size_t ranks = (size_t)it->env->size;
+        view_of(&it->received, out, ncclBfloat16, ranks, kTokens, kHidden);
+        view_of(&it->expert_rows, in, ncclBfloat16, ranks, kTokens, kHidden);
+        view_of(&it->received_ids, out, ncclInt32, ranks, kTokens, kTopK);
+        view_of(&it->received_weights, out, ncclFloat32, ranks, kTokens, kTopK);
+    }
     view_of(&it->counters, out, ncclInt32, 2, 0, 0);
     view_of(&it->combined, out, ncclBfloat16, kTokens, kHidden, 0);
 }
@@ -59,7 +66,7 @@ static void reset(Call* it) {
     it->combine_out = NCCL_EP_COMBINE_OUTPUTS_INIT;
     it->combine_out.tokens = &it->combined.tensor;
     it->combine_config = NCCL_EP_COMBINE_CONFIG_INIT;
-    if (is_ll) {
+    if (is_ll && !it->test->by_rank) {
         it->info.expert_counters = &it->counters.tensor;
         it->combine_out.topk_weights = &it->weights.tensor;
     } else {
@@ -179,6 +186,25 @@ EP_TEST(what_low_latency_has_not_is_refused) {
     close_call(&it);
 }
 
+EP_TEST(what_rank_major_has_not_is_refused) {
+    const ncclResult_t no = ncclInvalidArgument, usage = ncclInvalidUsage;
+    Case test = kSmallLl;
+    test.by_rank = true;
+    Call it;
+    open_call(&it, env, &test);
+    REFUSED(dispatch, it.inputs.topk_weights = NULL, no, "inputs.topk_weights: is required");
+    REFUSED(dispatch, it.out.topk_weights = NULL, no, "outputs.topk_weights: is required");
+    REFUSED(dispatch, it.out.topk_idx = NULL, no, "outputs.topk_idx: is required");
+    REFUSED(dispatch, it.info.expert_counters = &it.counters.tensor, no, "expert_counters: must be NULL");
+    REFUSED(dispatch, it.received_ids.tensor.datatype = ncclUint32, no, "outputs.topk_idx.datatype");
+    REFUSED(dispatch, it.received.sizes[1] -= 1, no, "outputs.tokens.sizes[1]");
+    REFUSED(dispatch, it.received_ids.sizes[2] -= 1, no, "outputs.topk_idx.sizes[2]");
+    REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "config.pass_direction");
+    REFUSED(combine, (void)0, usage, "needs a dispatch before its first combine");
+    REFUSED(combine, it.combine_out.topk_weights = &it.weights.tensor, no, "outputs.topk_weights: must be");
+    close_call(&it);
+}
+
 EP_TEST(what_high_throughput_has_not_is_refused) {
     const ncclResult_t no = ncclInvalidArgument, usage = ncclInvalidUsage;
     Case test = kSmallHt;
@@ -193,23 +219,36 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(dispatch, it.received_ids.sizes[0] -= 1, no, "outputs.topk_idx.sizes[0]");
     REFUSED(dispatch, it.received_weights.sizes[0] = 0, no, "outputs.topk_weights.sizes[0]");
     REFUSED(dispatch, it.received_ids.tensor.datatype = ncclInt32, no, "outputs.topk_idx.datatype");
-    REFUSED(dispatch, it.info.recv_topk_idx_kind = NCCL_EP_EXPERT_ID_GLOBAL, usage, "GLOBAL is not");
     REFUSED(dispatch, it.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)3, no, "recv_topk_idx_kind");
-    REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "BWD_PASS is not served");
+#define BACKWARD it.config.pass_direction = it.combine_config.pass_direction = NCCL_EP_BWD_PASS
+    REFUSED(dispatch, BACKWARD, no, "inputs.topk_weights: must be NULL in a backward pass");
+    REFUSED(dispatch, (BACKWARD, it.inputs.topk_weights = NULL), no, "outputs.topk_weights: must be NULL");
+    REFUSED(dispatch, (BACKWARD, it.inputs.topk_weights = it.out.topk_weights = NULL), no,
+            "outputs.topk_idx: must be NULL");
+    REFUSED(dispatch, (BACKWARD, it.inputs.topk_weights = it.out.topk_weights = it.out.topk_idx = NULL,
+                       it.received.sizes[0] -= 1), no, "outputs.tokens.sizes[0]: must have room");
+    REFUSED(combine, BACKWARD, no, "inputs.topk_weights: is required");
+    REFUSED(combine, (BACKWARD, it.combine_inputs.topk_weights = &it.received_weights.tensor), no,
+            "outputs.topk_weights: is required");
+    REFUSED(combine, (BACKWARD, it.combine_inputs.topk_weights = &it.received_weights.tensor,
+                      it.combine_out.topk_weights = &it.weights.tensor, it.received_weights.sizes[0] = 0), no,
+            "inputs.topk_weights.sizes[0]: must be 0 with inputs.tokens");
+    REFUSED(combine, (BACKWARD, it.combine_inputs.topk_weights = &it.received_weights.tensor,
+                      it.combine_out.topk_weights = &it.weights.tensor, it.received_weights.sizes[1] = 1), no,
+            "inputs.topk_weights.sizes[1]");
     REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, no, "must be a recipe");
     // Prefixes come before recipes, recipes before directions, and these before shapes.
     REFUSED(dispatch, (it.out.size = 0, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD), no, "size");
-    REFUSED(dispatch, (it.config.quant_recipe = (ncclEpDispQuant_t)9,
-                       it.config.pass_direction = NCCL_EP_BWD_PASS), no, "config.quant_recipe");
-    REFUSED(dispatch, (it.received.sizes[0] = 1, it.config.pass_direction = NCCL_EP_BWD_PASS), usage,
+    REFUSED(dispatch, (it.config.quant_recipe = (ncclEpDispQuant_t)9, BACKWARD), no, "config.quant_recipe");
+    REFUSED(dispatch, (it.received.sizes[0] = 1, it.config.pass_direction = (ncclEpPassDir_t)2), no,
             "config.pass_direction");
+#undef BACKWARD
     REFUSED(combine, it.combine_inputs.topk_weights = &it.weights.tensor, no, "must be NULL in a");
     REFUSED(combine, it.combine_inputs.scales = &it.weights.tensor, no, "inputs.scales: must be NULL");
     REFUSED(combine, it.expert_rows.tensor.datatype = ncclFloat8e4m3, no, "a combine sums bfloat16");
     REFUSED(combine, (it.expert_rows.tensor.datatype = ncclFloat8e4m3, it.combine_out.tokens = NULL),
             no, "inputs.tokens.datatype");
     REFUSED(combine, it.combine_out.tokens = NULL, no, "outputs.tokens: is required");
-    REFUSED(combine, it.combine_config.pass_direction = NCCL_EP_BWD_PASS, usage, "is not served");
     REFUSED(combine, it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8, usage, "MXFP8 is not");
     REFUSED(combine, it.combine_config.quant_recipe = (ncclEpCombQuant_t)3, no, "quant_recipe: must");
     REFUSED(combine, (it.combine_inputs.size = 0,

@@ -114,12 +114,27 @@ EP_TEST(one_rank_refuses_for_all) {
     ep_barrier();
 }
 
+// The backend of the CPU has no SMs.
+EP_TEST(budgets_above_the_device_are_refused) {
+    ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
+    config.combine_num_sms = 1u << 20;
+    ncclEpGroup_t group = NULL;
+    const ncclResult_t made = ncclEpCreateGroup(&group, env->comm, &config);
+    if (made == ncclSuccess) {
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+        ep_skip("a device without SMs");
+        return;
+    }
+    CHECK_REFUSED(made, ncclInvalidUsage, "more SMs are asked for than the device has");
+    EP_CHECK(group == NULL);
+}
+
 EP_TEST(settings_that_have_no_effect_are_accepted) {
     ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
     config.version = 99;
     config.rdma_buffer_size = 1;
     config.num_qp_per_rank = config.num_channels = 7;
-    config.max_num_sms = 20;
+    config.max_num_sms = 2;
     config.enable_mask = 1;
     config.timeout_ns = 50000000000;
     config.zero_copy = NCCL_EP_ZERO_COPY_ON;
@@ -185,7 +200,6 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
     CHECK_REFUSED(ncclEpInitHandle(out, NULL, em, NULL, 2, NULL), no, "ep_group: must not be NULL");
     CHECK_REFUSED(ncclEpInitHandle(out, ll.group, flat, NULL, 2, NULL), no, "layout: must be a");
     CHECK_REFUSED(ncclEpInitHandle(out, ll.group, NCCL_EP_LAYOUT_UNSET, NULL, 2, NULL), no, "got 0");
-    CHECK_REFUSED(ncclEpInitHandle(out, ll.group, rm, NULL, 2, NULL), later, "RANK_MAJOR is not");
     CHECK_REFUSED(ncclEpInitHandle(out, ll.group, em, NULL, 0, NULL), no, "num_topk");
     CHECK_REFUSED(ncclEpInitHandle(out, ll.group, em, NULL, most + 1, NULL), no, "num_topk");
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, rm, NULL, 2, NULL), no, "layout: must be a");
@@ -252,9 +266,11 @@ EP_TEST(handles_of_wrong_tensors_are_not_made) {
     view_of(&total, ht.memory, ncclFloat32, 1, 0, 0);
     info.recv_total_counter = NULL;
     info.expert_counters = &total.tensor;
-    CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.expert_counters.datatype");
+    CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.expert_counters: must be int32 or");
+    view_of(&total, ht.memory, ncclInt64, 1, 0, 0);
+    CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.expert_counters.sizes[0]: must have room");
     CHECK_REFUSED(CREATE(ht, em, NULL), ncclInvalidUsage, "is not served");
-    ht.ids.tensor.datatype = ncclInt32;
+    ht.ids.tensor.datatype = ncclUint32;
     CHECK_REFUSED(CREATE(ht, flat, NULL), no, "topk_idx.datatype");
     ht.ids.tensor.datatype = ncclInt64;
     ht.ids.sizes[0] = 5;

@@ -45,6 +45,9 @@ typedef struct {
     bool updated;    // the handle is made in two steps
     bool send_only;  // LL: in two phases
     RefBuffer* memory;  // gets the handle's memory; NULL: it is the library's
+    bool narrow_ids;    // 32 bits
+    bool global_ids;    // received ones
+    bool by_rank;       // LL: rank-major
 } Case;
 
 // What a rank gives to the operations of a case, in either mode, and where its sums come.
@@ -59,6 +62,9 @@ typedef struct {
 } Inputs;
 void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed);
 void inputs_close(Inputs* in);
+// A view of the ids, and how the caller changes them afterwards.
+void view_of_ids(View* view, const Inputs* in);
+void scrap_ids(const Inputs* in);
 // LL: rows that an expert has room for.
 unsigned capacity_of(const EpEnv* env, const Case* test);
 

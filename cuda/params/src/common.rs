@@ -1,5 +1,7 @@
 //! What the kernels of both modes and the self test have in common: peers, waits, the report of a fault.
 
+use core::ffi::c_void;
+
 /// Most ranks of a group: the GPUs of the largest NVLink domain.
 pub const MAX_PEERS: usize = 72;
 
@@ -14,6 +16,8 @@ pub const REPLAY_MARK_THREADS: u32 = 32;
 
 /// Threads of `handle_header`: one warp.
 pub const HANDLE_HEADER_THREADS: u32 = 32;
+/// Threads of a block of `handle_ids`.
+pub const HANDLE_IDS_THREADS: u32 = 512;
 /// Words of the header of a handle's block.
 pub const HANDLE_HEADER_WORDS: usize = 20;
 /// The first of them, which an operation compares.
@@ -305,6 +309,22 @@ pub struct HandleHeaderParams {
     pub writes: u32,
     /// If it is written, its number of rows, or NULL.
     pub rows: *const u32,
+}
+
+/// Parameters of `handle_ids`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HandleIdsParams {
+    /// `[count]` ids.
+    pub from: *const c_void,
+    /// Gets them with 64 bits each.
+    pub to: *mut i64,
+    /// How many.
+    pub count: u64,
+    /// What is added to ids that are not negative.
+    pub offset: u32,
+    /// Not zero if those at `from` have 32 bits, not 64.
+    pub is_narrow: u32,
 }
 
 /// What one rank found out about one peer.

@@ -7,6 +7,7 @@ pub mod common;
 pub mod ht;
 pub mod ht_nodes;
 pub mod ll;
+pub mod ll_pack;
 
 #[cfg(test)]
 mod tests {

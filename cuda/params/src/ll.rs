@@ -1,6 +1,8 @@
 //! Parameters of the low-latency kernels.
 
-use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
+use core::ffi::c_void;
+
+use crate::common::{MAX_PEERS, PeerTable, RankOnNode, ScaledRows, WaitParams};
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
@@ -14,8 +16,6 @@ pub const LL_WHOLE_CHANNEL: u32 = 0;
 pub const LL_BANKS: u32 = 4;
 /// Most ranks of a group over several nodes.
 pub const LL_MAX_RANKS: usize = 1024;
-/// Threads of an `ll_pack` block.
-pub const LL_PACK_THREADS: u32 = 512;
 /// Threads of an `ll_topk_weights` block, a warp per token.
 pub const LL_TOPK_WEIGHTS_THREADS: u32 = 128;
 /// Bits of an entry packet for the entry's index among the rows that its source sends to the expert (rank-major: to the
@@ -35,6 +35,11 @@ pub const LL_COMBINE_MANY_THREADS: u32 = 384;
 pub const LL_SCALED_CHUNK_VECS: u32 = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 pub const LL_SENTINEL: u32 = 0xffe7_ff93;
+
+/// Banks of views: rows of rank-major dispatches that stay where they arrive.
+pub const LL_VIEW_BANKS: u32 = 2;
+/// Threads of a block of the kernels for views: the last warp does what the others, which move rows, do not.
+pub const LL_VIEW_THREADS: u32 = 256;
 
 /// The phases of an operation that a launch runs. The single ones are bits of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,10 +290,14 @@ pub struct LlScaledDispatchNodesParams {
 pub struct LlBeside {
     /// `[tokens][top_k]`: the weights of this rank's tokens.
     pub weights: *const f32,
-    /// `[ranks][max_tokens][top_k]`: local ids, -1 elsewhere and in rows that hold nothing.
-    pub out_ids: *mut i64,
+    /// `[ranks][max_tokens][top_k]`: ids, -1 elsewhere and in rows that hold nothing.
+    pub out_ids: *mut c_void,
     /// `[ranks][max_tokens][top_k]`.
     pub out_weights: *mut f32,
+    /// The number of this rank's first expert among the ids.
+    pub first_id: u32,
+    /// Not zero if ids have 32 bits, not 64.
+    pub has_narrow_ids: u32,
 }
 
 /// Parameters of `ll_rank_dispatch`.
@@ -299,6 +308,58 @@ pub struct LlRankDispatchParams {
     pub dispatch: LlDispatchParams,
     /// Ids and weights.
     pub beside: LlBeside,
+}
+
+/// A rank's banks of views, in its own window, zero at first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlViewState {
+    /// The handle whose dispatch filled each bank, from 1 on; 0 if the bank is clean.
+    pub owner: [u32; LL_VIEW_BANKS as usize],
+    /// Blocks that have cleaned a bank before they fill it.
+    pub blocks_cleaned: u32,
+    /// Of each bank: its rows from each source.
+    pub rows: [[u32; MAX_PEERS]; LL_VIEW_BANKS as usize],
+}
+
+/// What an operation has to do with a bank of views.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlView {
+    /// Offset in every window of the bank's rows `[ranks][max_tokens]`.
+    pub rows: u64,
+    /// Of this rank.
+    pub state: *mut LlViewState,
+    /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
+    pub bank: u32,
+    /// The handle.
+    pub handle: u32,
+    /// In how many parts a row is taken, each by a block.
+    pub parts: u32,
+    /// For divisions by `parts`.
+    pub parts_reciprocal: u32,
+    /// Chunks of a part, each by a warp.
+    pub warps: u32,
+}
+
+/// Parameters of `ll_rank_dispatch_view`; `out` is not looked at.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankDispatchViewParams {
+    /// As into a tensor of the caller's.
+    pub dispatch: LlRankDispatchParams,
+    /// Where rows come.
+    pub view: LlView,
+}
+
+/// Parameters of `ll_rank_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankCombineParams {
+    /// As expert-major.
+    pub combine: LlCombineParams,
+    /// What is cleaned.
+    pub view: LlView,
 }
 
 /// Parameters of `ll_rank_dispatch_scaled` and its siblings.
@@ -351,48 +412,4 @@ pub struct LlTopkWeightsParams {
     pub combine: LlCombineNodesParams,
     /// Receives the message: a header, and the weights `[tokens][top_k]`.
     pub message: *mut u8,
-}
-
-/// Parameters of `ll_pack`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlPackParams {
-    /// The message's header, without the epoch.
-    pub header: MessageHeader,
-    /// The operation's channel, before the operation.
-    pub channel_state: *const LlChannelState,
-    /// `[tokens]` rows.
-    pub rows: *const u8,
-    /// `[tokens][top_k]`.
-    pub ids: *const i64,
-    /// Receives the message: the header, the rows, the ids.
-    pub message: *mut u8,
-    /// Bytes of all rows, a multiple of 16.
-    pub row_bytes: u64,
-    /// Number of all ids.
-    pub num_ids: u64,
-}
-
-/// Parameters of `ll_rank_pack`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlRankPackParams {
-    /// The caller's weights.
-    pub weights: *const f32,
-    /// Where they go.
-    pub to: *mut f32,
-    /// How many.
-    pub num_weights: u64,
-}
-
-/// Parameters of `ll_pack_scaled` and its siblings.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlScaledPackParams {
-    /// As without scales.
-    pub pack: LlPackParams,
-    /// Payloads and scales.
-    pub rows: ScaledRows,
-    /// How rows are cut into chunks; this rank's tokens.
-    pub shape: LlShape,
 }

@@ -5,6 +5,9 @@
 //! checked when the block is freed.
 #![allow(unsafe_code)]
 
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::ptr;
 
 /// What fresh memory is filled with: a value that is no plausible index, size or float.
@@ -18,6 +21,19 @@ pub(crate) struct Region {
     mapped: usize,
     block: usize,
     size: usize,
+    /// Has the pages if others may map them.
+    file: Option<File>,
+}
+
+/// How another process maps a block: a memory file of a sealed length, whose last page no block uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// Valid as long as the block lives.
+    pub(crate) file: RawFd,
+    /// Its length, without the last page.
+    pub(crate) length: usize,
+    /// Where in it the block begins.
+    pub(crate) offset: usize,
 }
 
 impl Region {
@@ -48,6 +64,7 @@ impl Region {
             mapped,
             block,
             size,
+            file: None,
         };
         // SAFETY: the range lies inside the mapping made above.
         let opened = unsafe {
@@ -63,6 +80,22 @@ impl Region {
         // SAFETY: the inner pages are writable now and belong to this region alone.
         unsafe { ptr::write_bytes((mapping + page) as *mut u8, POISON, inner) };
         Some(region)
+    }
+
+    /// Moves the pages into a memory file that takes their place, once; nothing when the system refuses. Nobody may write
+    /// there meanwhile.
+    pub(crate) fn share(&mut self) -> Option<Share> {
+        let page = page_size();
+        let (begin, length) = (self.mapping + page, self.mapped - 2 * page);
+        if self.file.is_none() {
+            self.file = Some(into_file(begin, length)?);
+        }
+        let file = self.file.as_ref()?.as_raw_fd();
+        Some(Share {
+            file,
+            length,
+            offset: self.block - begin,
+        })
     }
 
     /// First byte of the block.
@@ -91,7 +124,8 @@ impl Region {
 
     /// Gives the memory back but keeps the addresses, inaccessible, so that a use after free
     /// faults instead of meeting somebody else's data.
-    pub(crate) fn seal(&self) {
+    pub(crate) fn seal(&mut self) {
+        self.file = None;
         let start = self.mapping as *mut libc::c_void;
         // SAFETY: the mapping belongs to this region; replacing it leaves no reference behind,
         // since callers only hold raw addresses.
@@ -113,6 +147,41 @@ impl Drop for Region {
         // SAFETY: the mapping was made by `map` and is released once.
         unsafe { libc::munmap(self.mapping as *mut libc::c_void, self.mapped) };
     }
+}
+
+/// A file that has `length` bytes at `begin`, whole pages of a mapping, and takes their place.
+fn into_file(begin: usize, length: usize) -> Option<File> {
+    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: the name is NUL-terminated; the result is checked.
+    let raw = unsafe {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        libc::memfd_create(c"ncclep_hostsim".as_ptr(), flags)
+    };
+    if raw < 0 {
+        return None;
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    let mut file = unsafe { File::from_raw_fd(raw) };
+    // SAFETY: the callers' pages, readable and not written meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(begin as *const u8, length) };
+    file.write_all(bytes).ok()?;
+    file.set_len((length + page_size()) as u64).ok()?;
+    // SAFETY: takes numbers only.
+    if unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) } != 0 {
+        return None;
+    }
+    // SAFETY: the pages are the callers'; what takes their place has the same bytes.
+    let mapped = unsafe {
+        libc::mmap(
+            begin as *mut libc::c_void,
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED,
+            raw,
+            0,
+        )
+    };
+    (mapped != libc::MAP_FAILED).then_some(file)
 }
 
 fn page_size() -> usize {
@@ -145,6 +214,24 @@ mod tests {
         // SAFETY: byte 100 is padding of this very region.
         unsafe { (region.address() as *mut u8).add(100).write(0) };
         assert!(!region.surroundings_intact());
+    }
+
+    #[test]
+    fn shared_pages_keep_their_bytes_and_their_guards() {
+        let mut region = Region::map(5000).expect("memory");
+        let byte = region.address() as *mut u8;
+        // SAFETY: inside the block.
+        unsafe { byte.write(7) };
+        let share = region.share().expect("a file");
+        let again = region.share().expect("the same");
+        assert_eq!((share.file, share.offset), (again.file, again.offset));
+        let path = format!("/proc/self/fd/{}", share.file);
+        let bytes = std::fs::read(path).expect("the file");
+        assert_eq!(bytes.len(), share.length + page_size());
+        assert_eq!(bytes[share.offset], 7);
+        assert!(region.surroundings_intact());
+        region.seal();
+        assert!(region.file.is_none());
     }
 
     #[test]

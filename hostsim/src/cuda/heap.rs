@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-use super::arena::Region;
+use super::arena::{Region, Share};
 use super::error::CudaError;
 use crate::report;
 
@@ -109,11 +109,24 @@ pub(crate) fn starts_at(address: usize) -> Option<Memory> {
     HEAP.lock().live.get(&address).map(|block| block.memory)
 }
 
+/// The block of device memory that has an address: where it begins, and its size.
+pub(crate) fn block_of(address: usize) -> Option<(usize, usize)> {
+    let heap = HEAP.lock();
+    let (begin, block) = heap.live.range(..=address).next_back()?;
+    let is_inside = address - begin < block.size && matches!(block.memory, Memory::Device(_));
+    is_inside.then_some((*begin, block.size))
+}
+
+/// Lets other processes map the block of device memory that begins at an address.
+pub(crate) fn share(begin: usize) -> Option<Share> {
+    HEAP.lock().live.get_mut(&begin)?.region.as_mut()?.share()
+}
+
 /// Frees the allocation that starts at an address; reports writes outside of it.
 pub(crate) fn release(address: usize) -> Result<(), CudaError> {
     let mut heap = HEAP.lock();
     let Block { size, region, .. } = heap.live.remove(&address).ok_or(CudaError::InvalidValue)?;
-    let Some(region) = region else {
+    let Some(mut region) = region else {
         return Ok(());
     };
     let intact = region.surroundings_intact();

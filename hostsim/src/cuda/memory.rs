@@ -1,7 +1,7 @@
 //! Allocation entry points: device memory and pinned host memory.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 use super::boundary::{boundary, store};
 use super::device;
@@ -144,6 +144,51 @@ pub unsafe extern "C" fn cudaHostGetDevicePointer(
         // SAFETY: passed on under this function's contract.
         Range::Inside(Memory::Pinned(_)) if flags == 0 => unsafe { store(out, host) },
         _ => Err(CudaError::InvalidValue),
+    })
+}
+
+/// An allocation of device memory, and how another process maps it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBlock {
+    /// Its first byte.
+    pub begin: *mut c_void,
+    /// Its bytes.
+    pub bytes: usize,
+    /// A memory file of a sealed length that has its pages, as long as it lives; -1 if it is not shared.
+    pub file: c_int,
+    /// The file's bytes, without a last page that the stand-ins do not use.
+    pub file_bytes: usize,
+    /// Where in the file it begins.
+    pub offset: usize,
+}
+
+/// The allocation of device memory that has an address. If it is to be shared, the pages move into a memory file in place:
+/// nobody may write there meanwhile.
+///
+/// # Safety
+/// `out` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHostsimBlock(
+    pointer: *const c_void,
+    shares: c_int,
+    out: *mut SharedBlock,
+) -> cudaError_t {
+    boundary(|| {
+        let (begin, bytes) = heap::block_of(pointer as usize).ok_or(CudaError::InvalidValue)?;
+        let mut block = SharedBlock {
+            begin: begin as *mut c_void,
+            bytes,
+            file: -1,
+            file_bytes: 0,
+            offset: 0,
+        };
+        if shares != 0 {
+            let share = heap::share(begin).ok_or(CudaError::MemoryAllocation)?;
+            (block.file, block.file_bytes, block.offset) = (share.file, share.length, share.offset);
+        }
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(out, block) }
     })
 }
 

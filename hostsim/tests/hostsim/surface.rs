@@ -15,7 +15,7 @@ use crate::kit::run;
 
 /// Functions that the library stands in for; one that vanishes breaks programs when they link.
 const CUDA_NAMES: usize = 48;
-const NCCL_NAMES: usize = 29;
+const NCCL_NAMES: usize = 30;
 const SUCCESS: i32 = 0;
 const INVALID_VALUE: i32 = 1;
 const INVALID_DEVICE: i32 = 101;
@@ -34,7 +34,7 @@ fn ask(question: unsafe extern "C" fn(*mut c_int) -> i32) -> (i32, c_int) {
 
 #[test]
 fn versions_and_marker() {
-    assert_eq!(ncclep_hostsim::ncclEpHostsimAbi(), 1);
+    assert_eq!(ncclep_hostsim::ncclEpHostsimAbi(), 2);
     assert_eq!(ask(cudaDriverGetVersion), (SUCCESS, 13000));
     assert_eq!(ask(ncclGetVersion), (SUCCESS, 22809));
     // SAFETY: NULL is allowed.

@@ -6,18 +6,23 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
+use crate::backend::cuda::objects::CudaMapper;
+use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
-use crate::backend::cuda::peer::windows::GroupWindows;
+use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
 use crate::backend::device::Device;
+use crate::backend::objects::group::Objects;
+use crate::backend::objects::{Found, Kind, Wanted};
 use crate::backend::quiescence::Graphs;
 use crate::backend::{
     Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
     OpenGroup, Profile,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::group::ByMode;
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{Routing, Stream};
+use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -32,6 +37,7 @@ pub(super) struct CudaGroup {
     pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
     pub(super) group: Arc<GroupContext>,
+    pub(super) objects: Objects<CudaMapper>,
     /// Taken when the group closes.
     pub(super) windows: Mutex<Option<GroupWindows>>,
     /// `None` on one node.
@@ -64,15 +70,18 @@ impl CudaGroup {
         let context = self.memory.context();
         let rested = context.wait_for_operations(self.timeout, stream, launches);
         let left = self.leave(rested);
+        let objects = self.objects.take_all().into_iter();
+        let mut objects: Vec<_> = objects.map(ObjectMemory::into_windows).collect();
         if let Some(network) = &self.network {
             network.close();
         }
         match left {
             Ok(End::Together { meet: true }) if self.network.is_none() => {
-                windows.operations.release(&self.bootstrap, stream)
+                objects.push(windows.operations);
+                PeerWindows::release(objects, &self.bootstrap, stream)
             }
             // Only the ranks of a node know whether they meet.
-            Ok(End::Together { .. }) => windows.part(&self.teardown),
+            Ok(End::Together { .. }) => windows.part(objects, &self.teardown),
             // They stay allocated, as kernels of a peer may write to them.
             left => left.map(drop),
         }
@@ -81,7 +90,8 @@ impl CudaGroup {
     /// Leaves the other ranks of the node: together with them, or at once if this rank has failed, or if its
     /// operations have not `rested`.
     fn leave(&self, rested: Result<()>) -> Result<End> {
-        if self.group.faults.first().is_some() {
+        // Whoever has lost an exchange has waited for a rank already, and takes part in no other.
+        if self.group.faults.first().is_some() || self.bootstrap.lost().is_some() {
             return self.teardown.leave().and(rested).map(|()| End::Broken);
         }
         if let Err(error) = rested {
@@ -121,6 +131,22 @@ impl GroupBackend for CudaGroup {
 
     fn tune(&self, tuning: Tuning) {
         *self.group.tuning.write() = tuning;
+    }
+
+    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
+        self.objects.make(wanted, kind, &self.bootstrap, stream)
+    }
+
+    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
+        self.objects.end(data, kind, &self.bootstrap, stream)
+    }
+
+    fn find_object(&self, data: DevPtr) -> Option<Found> {
+        self.objects.find(data)
+    }
+
+    fn lost(&self) -> Option<Error> {
+        self.bootstrap.lost()
     }
 
     fn close(&self, stream: Stream) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
+use crate::backend::cuda::peer::objects::Objects;
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
@@ -35,11 +36,28 @@ pub(super) struct GroupContext {
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads
     /// first.
     state: Buffer,
+    objects: Objects,
     /// In this rank's window: the peer that has reported its failure.
     peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
     ranks: u32,
     rank: LocalRank,
+}
+
+/// What a group keeps on the device beside its window.
+pub(super) struct Kept {
+    state: Buffer,
+    objects: Objects,
+}
+
+impl Kept {
+    /// New memory for a group with so many `ranks` on this node.
+    pub(super) fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
+        Ok(Self {
+            state: Buffer::zeroed(memory, STATE_BYTES)?,
+            objects: Objects::new(memory, ranks)?,
+        })
+    }
 }
 
 /// What bounds a group's launches, and may shape them.
@@ -54,18 +72,13 @@ pub(super) struct Launches {
 }
 
 impl GroupContext {
-    /// New memory for the state that kernels keep from one launch to the next.
-    pub(super) fn new_state(memory: &Arc<CudaMemory>) -> Result<Buffer> {
-        Buffer::zeroed(memory, STATE_BYTES)
-    }
-
     /// A group with the `windows` of this node's ranks; `rank` is this one's local index. Peers report their
     /// failures at `peer_failed`.
     pub(super) fn new(
         module: Module,
         faults: Arc<FaultPage>,
         launches: Launches,
-        state: Buffer,
+        kept: Kept,
         peer_failed: DevPtr,
         windows: &[DevPtr],
         rank: LocalRank,
@@ -81,7 +94,8 @@ impl GroupContext {
             tuning: RwLock::new(launches.tuning),
             tuning_file: launches.tuning_file,
             programmatic: launches.programmatic,
-            state,
+            state: kept.state,
+            objects: kept.objects,
             peer_failed,
             windows: all,
             ranks: to_u32(windows.len())?,
@@ -109,13 +123,24 @@ impl GroupContext {
         }
     }
 
+    /// The memory that peers map beside windows.
+    pub(super) fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    /// This rank's window.
+    pub(super) fn own_window(&self) -> DevPtr {
+        let own = self.windows.get(self.rank.index());
+        own.copied().unwrap_or_default()
+    }
+
     /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's
     /// mark, and, in the windows of its peers, the word about a peer that has failed.
     pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
         let own = (self.state.data(), 1);
         let windows = self.windows.iter().take(self.ranks as usize).enumerate();
         let peers = windows.filter(|&(peer, _)| peer != self.rank.index());
-        let offset = self.peer_failed.0 - self.windows.get(self.rank.index()).map_or(0, |it| it.0);
+        let offset = self.peer_failed.0 - self.own_window().0;
         let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank.word()));
         std::iter::once(own).chain(announced).collect()
     }

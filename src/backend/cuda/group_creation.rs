@@ -6,16 +6,17 @@
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::device_name::device_name;
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group::{CudaGroup, Mode};
-use crate::backend::cuda::group_context::{GroupContext, Launches};
+use crate::backend::cuda::group_context::{GroupContext, Kept, Launches};
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, OnDevice, blocks_beside_network};
+use crate::backend::cuda::objects::CudaMapper;
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS};
 use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::layout::WindowLayout;
@@ -93,8 +94,7 @@ impl Plan {
         let group = Arc::clone(group);
         Ok(match self {
             Self::Ll(plan) => {
-                let layout = plan.layout(start);
-                let group = LlGroup::new(group, network, memory, *plan, layout)?;
+                let group = LlGroup::new(group, network, memory, *plan, start)?;
                 Mode::Ll(Arc::new(group))
             }
             Self::Ht(plan) => {
@@ -116,7 +116,7 @@ struct Prepared {
     record: Vec<u8>,
     faults: Arc<FaultPage>,
     selftest: Selftest,
-    state: Buffer,
+    kept: Kept,
     launches: Launches,
 }
 
@@ -160,7 +160,7 @@ impl Prepared {
             record: windows.record()?,
             windows,
             selftest: Selftest::new(context, ranks)?,
-            state: GroupContext::new_state(memory)?,
+            kept: Kept::new(memory, ranks)?,
             launches: Launches {
                 multiprocessors: match view.others() {
                     0 => all,
@@ -222,7 +222,7 @@ pub(super) fn open(
         own.module,
         own.faults,
         own.launches,
-        own.state,
+        own.kept,
         DevPtr(windows.operations.base().0 + own.layout.peer_failed),
         &mapped.bases,
         view.own,
@@ -240,12 +240,14 @@ pub(super) fn open(
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
+    let objects = CudaMapper::objects(&on, &group, view);
     let group = CudaGroup {
         teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
         bootstrap,
         timeout: choices.timeout,
         group,
+        objects,
         windows: Mutex::new(Some(windows)),
         network,
         profile,

@@ -7,6 +7,7 @@ use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;
 use crate::backend::cuda::params::ht_nodes::*;
 use crate::backend::cuda::params::ll::*;
+use crate::backend::cuda::params::ll_pack::*;
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;
 use std::marker::PhantomData;
@@ -69,6 +70,7 @@ kernels! {
     peer_selftest(PeerSelftestParams, SELFTEST_THREADS, 0);
     replay_mark(ReplayMarkParams, REPLAY_MARK_THREADS, 0);
     handle_header(HandleHeaderParams, HANDLE_HEADER_THREADS, 0);
+    handle_ids(HandleIdsParams, HANDLE_IDS_THREADS, 0);
 
     ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
     ll_dispatch_scaled(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -86,13 +88,14 @@ kernels! {
     ll_combine_exact_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
 
     ll_rank_dispatch(LlRankDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
+    ll_rank_dispatch_view(LlRankDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_scaled(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_bf16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_f16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_f32(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
-    ll_rank_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_rank_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_rank_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
+    ll_rank_combine_bf16(LlRankCombineParams, LL_VIEW_THREADS, 4);
+    ll_rank_combine_f16(LlRankCombineParams, LL_VIEW_THREADS, 4);
+    ll_rank_combine_f32(LlRankCombineParams, LL_VIEW_THREADS, 4);
 
     ll_pack(LlPackParams, LL_PACK_THREADS, 0);
     ll_pack_scaled(LlScaledPackParams, LL_PACK_THREADS, 0);
@@ -119,6 +122,9 @@ kernels! {
     ht_combine_bf16(HtCombineParams, HT_COMBINE_THREADS, 1);
     ht_combine_f16(HtCombineParams, HT_COMBINE_THREADS, 1);
     ht_combine_f32(HtCombineParams, HT_COMBINE_THREADS, 1);
+
+    ht_counters(HtCountersParams, HT_COUNTERS_THREADS, 0);
+    ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
 
     ht_route_nodes(HtRouteNodesParams, HT_ROUTE_THREADS, 0);
     ht_place(HtPlaceParams, HT_PLACE_THREADS, 0);
@@ -156,7 +162,7 @@ by_type! {
     ll_dispatch_cast(LlScaledDispatchParams): ll_dispatch_cast_bf16, ll_dispatch_cast_f16, ll_dispatch_cast_f32;
     ll_rank_dispatch_cast(LlRankScaledDispatchParams):
         ll_rank_dispatch_cast_bf16, ll_rank_dispatch_cast_f16, ll_rank_dispatch_cast_f32;
-    ll_rank_combine(LlCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;
+    ll_rank_combine(LlRankCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;
     ll_rank_combine_nodes(LlCombineNodesParams):
         ll_rank_combine_nodes_bf16, ll_rank_combine_nodes_f16, ll_rank_combine_nodes_f32;
     ll_combine(LlCombineParams): ll_combine_bf16, ll_combine_f16, ll_combine_f32;

@@ -52,6 +52,8 @@ pub struct Fingerprint {
     pub top_k: usize,
     /// Whether rows are rank-major.
     pub by_rank: bool,
+    /// Whether they come into views.
+    pub in_view: bool,
     /// The rows as they travel.
     pub row: WireRow,
 }
@@ -64,7 +66,7 @@ impl Fingerprint {
         message.number(usize::from(self.staged));
         message.number(self.handle_number());
         message.number(self.top_k);
-        message.number(usize::from(self.by_rank));
+        message.number(self.layout());
         message.number(self.row.payload.bytes());
         message.number(self.row.scale_bytes());
         message.number(self.row.payload.dtype as usize);
@@ -87,8 +89,10 @@ impl Fingerprint {
             self.top_k,
             reader.number()?,
         )?;
-        if reader.number()? != usize::from(self.by_rank) {
-            let (mine, theirs) = (layout_name(self.by_rank), layout_name(!self.by_rank));
+        let theirs = reader.number()?;
+        if theirs != self.layout() {
+            let mine = layout_name(self.by_rank, self.in_view);
+            let theirs = layout_name(theirs == 1, theirs == 2);
             return Err(differs(Subject::Layout, source).got(mine, theirs));
         }
         let mine = RowBytes::from(self.row);
@@ -105,6 +109,11 @@ impl Fingerprint {
         let mine = self.scale_type();
         same_type(Subject::ScaleType, source, mine, reader.number()?)?;
         Ok(reader)
+    }
+
+    /// A number for it.
+    fn layout(&self) -> usize {
+        usize::from(self.by_rank) + usize::from(self.in_view)
     }
 
     /// The number of the scales' type; rows without scales have none.
@@ -162,6 +171,7 @@ mod tests {
         handle: Some(5),
         top_k: 8,
         by_rank: false,
+        in_view: false,
         row: WireRow {
             payload: RowType {
                 dtype: DType::Bfloat16,

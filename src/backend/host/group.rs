@@ -6,8 +6,12 @@ use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::mailboxes::Mailboxes;
+use crate::backend::host::objects::{HostMapper, ObjectMemory};
 use crate::backend::host::runtime::HostRuntime;
-use crate::backend::host::window::{Address, Window};
+use crate::backend::host::shared_file::Address;
+use crate::backend::host::window::Window;
+use crate::backend::objects::group::Objects;
+use crate::backend::objects::{Found, Kind, Wanted};
 use crate::backend::platform::Platform;
 use crate::backend::{
     Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
@@ -16,7 +20,9 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::node_view::NodeView;
 use crate::model::ops::{Routing, Stream};
+use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +54,7 @@ impl Platform for HostPlatform {
     ) -> Result<OpenGroup> {
         let windows = open_windows(&bootstrap, stream)?;
         let timeout = choices.timeout;
+        let view = NodeView::new(topology.clone(), facts.rank);
         let mailboxes = Mailboxes::new(facts.rank.index(), windows, timeout);
         let shared = Arc::new(GroupState::new(
             facts,
@@ -56,8 +63,15 @@ impl Platform for HostPlatform {
             bootstrap.formatter(),
             self.runtime,
         ));
+        let mapper = HostMapper {
+            runtime: self.runtime,
+            shared: Arc::clone(&shared),
+            view,
+        };
+        let recognised = Arc::clone(&shared.recognised);
         let group = Arc::new(HostGroup {
             shared,
+            objects: Objects::new(mapper, recognised),
             bootstrap,
             timeout,
         });
@@ -75,22 +89,17 @@ impl Platform for HostPlatform {
 /// Makes this rank's window and opens the others'. No rank continues before all have opened all, so
 /// every window exists while it is opened.
 fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
-    const BYTES: usize = 8;
     let own = Window::create(bootstrap.ranks());
-    let mine = own.as_ref().map_err(Error::clone).map(|own| {
-        let Address {
-            process,
-            descriptor,
-        } = own.address();
-        [process.to_le_bytes(), descriptor.to_le_bytes()].concat()
-    });
-    let addresses = bootstrap.agree(mine, BYTES, stream)?;
+    let mine = own.as_ref().map_err(Error::clone);
+    let mine = mine.map(|own| own.address().to_bytes());
+    let addresses = bootstrap.agree(mine, Address::BYTES, stream)?;
     let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
     let windows: Result<Vec<Window>> = addresses
         .iter()
         .enumerate()
         .map(|(owner, record)| {
-            open_window(record, ranks).map_err(|error| {
+            let window = Address::from_bytes(record).and_then(|it| Window::open(it, ranks));
+            window.map_err(|error| {
                 error.within(format_args!(
                     "rank {rank} of {ranks} waited for the window of rank {owner}"
                 ))
@@ -102,20 +111,10 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
     windows
 }
 
-fn open_window(record: &[u8], ranks: usize) -> Result<Window> {
-    let [process, descriptor] = record.as_chunks::<4>().0 else {
-        return Err(Error::internal("a window's address of the wrong length"));
-    };
-    let address = Address {
-        process: u32::from_le_bytes(*process),
-        descriptor: i32::from_le_bytes(*descriptor),
-    };
-    Window::open(address, ranks)
-}
-
 /// An open group.
 struct HostGroup {
     shared: Arc<GroupState>,
+    objects: Objects<HostMapper>,
     bootstrap: Bootstrap,
     timeout: Duration,
 }
@@ -138,10 +137,29 @@ impl GroupBackend for HostGroup {
         }
     }
 
-    /// Windows stay mapped until the last operation has released them, here and on the peers, so
-    /// closing needs no agreement.
+    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
+        self.objects.make(wanted, kind, &self.bootstrap, stream)
+    }
+
+    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
+        self.objects.end(data, kind, &self.bootstrap, stream)
+    }
+
+    fn find_object(&self, data: DevPtr) -> Option<Found> {
+        self.objects.find(data)
+    }
+
+    fn lost(&self) -> Option<Error> {
+        self.bootstrap.lost()
+    }
+
+    /// Windows stay mapped until the last operation has released them, here and on the peers, and what peers map of
+    /// objects they do not write to: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
-        self.shared.wait_for_pending(self.timeout)
+        self.shared.wait_for_pending(self.timeout)?;
+        let objects = self.objects.take_all();
+        objects.into_iter().for_each(ObjectMemory::free);
+        Ok(())
     }
 }
 

@@ -18,11 +18,13 @@ mod mailboxes;
 mod message;
 mod node_sums;
 mod numeric;
+mod objects;
 mod order;
 mod pending;
 mod rows;
 mod runtime;
 mod scaled;
+mod shared_file;
 mod window;
 
 pub use group::HostPlatform;

@@ -7,6 +7,7 @@
 
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
 use crate::backend::dylib::{Library, function_table};
+use crate::backend::host::shared_file::SharedBlock;
 use crate::backend::quiescence::{Allocation, Attempt, Quiescence, UnderWay, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -16,7 +17,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Weak};
 
 /// The version of the stand-ins that this backend was written for.
-const ABI: c_int = 1;
+const ABI: c_int = 2;
 const ERROR_NOT_READY: c_int = 600;
 /// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU
 /// do.
@@ -45,6 +46,7 @@ function_table! {
         fn cudaEventRecord(*mut c_void, *mut c_void) -> c_int;
         fn cudaEventQuery(*mut c_void) -> c_int;
         fn ncclEpHostsimForgetFailure() -> ();
+        fn ncclEpHostsimBlock(*const c_void, c_int, *mut SharedBlock) -> c_int;
         fn cudaLaunchHostFunc(*mut c_void, HostFunction, *mut c_void) -> c_int;
     }
     optional {}
@@ -148,6 +150,16 @@ impl HostRuntime {
             drop(unsafe { Box::from_raw(boxed.cast::<Box<dyn FnOnce() + Send>>()) });
         }
         launched
+    }
+
+    /// The allocation that has `data`, whose pages move into a memory file: nobody may write there meanwhile.
+    pub fn shared_block(&self, data: DevPtr) -> Result<SharedBlock> {
+        let mut block = SharedBlock::default();
+        // SAFETY: writes one block; the stand-ins know their allocations.
+        self.call("ncclEpHostsimBlock", |it| unsafe {
+            (it.ncclEpHostsimBlock)(data.0 as *const c_void, 1, &mut block)
+        })?;
+        Ok(block)
     }
 
     /// Makes `works` count when quiescent moments are determined.

@@ -10,13 +10,12 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::futex;
+use crate::backend::host::shared_file::{self, Address, SEALS};
 use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,8 +25,6 @@ pub const BANKS: usize = 4;
 
 /// Target of the link in `/proc` of a window's descriptor.
 const LINK: &str = "/memfd:nccl_ep (deleted)";
-/// The length of a window never changes.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 /// Largest size of a bank, and of the header.
 const BANK_BYTES: u64 = 1 << 40;
 /// Alignment of banks; no page is larger.
@@ -41,15 +38,6 @@ const COUNTERS: usize = 64;
 const BELL: usize = 0;
 const FAILED: usize = 4;
 const WORD: usize = size_of::<u64>();
-
-/// Where another process finds a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// The process that created it.
-    pub process: u32,
-    /// Its file descriptor in that process.
-    pub descriptor: i32,
-}
 
 /// A mapped window: this rank's own, or a peer's.
 pub struct Window {
@@ -87,37 +75,12 @@ impl Window {
 
     /// Opens the window at `address`, which must stay alive during the call.
     pub fn open(address: Address, ranks: usize) -> Result<Self> {
-        let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
-        let failed = |cause: io::Error| match cause.kind() {
-            io::ErrorKind::NotFound => Error::new(
-                Code::RemoteError,
-                format!("{path}: the rank is gone, or has given up"),
-            ),
-            _ => Error::system(format_args!("opening the window {path}"), &cause),
-        };
-        let foreign = || {
-            Error::new(
-                Code::RemoteError,
-                format!("{path}: is no window of a group"),
-            )
-        };
-        // Merely opening another kind of file might have effects.
-        if std::fs::read_link(&path).map_err(failed)? != Path::new(LINK) {
-            return Err(foreign());
-        }
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(&path)
-            .map_err(failed)?;
-        // SAFETY: takes numbers only.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        let length = file.metadata().map_err(failed)?.len();
+        let file = shared_file::open(address, LINK)?;
+        let length = shared_file::length(&file)?;
         let is_whole = length.is_multiple_of(PARTS * ALIGNMENT)
             && (1..=BANK_BYTES).contains(&(length / PARTS));
-        if seals < 0 || seals & SEALS != SEALS || !is_whole {
-            return Err(foreign());
+        if !is_whole {
+            return Err(shared_file::foreign(address));
         }
         Self::map(file, ranks)
     }
@@ -125,7 +88,7 @@ impl Window {
     fn map(file: File, ranks: usize) -> Result<Self> {
         let failed = |cause| Error::system("mapping a shared window", &cause);
         let bytes = COUNTERS + BANKS * (ranks + 2) * WORD;
-        let bank_bytes = file.metadata().map_err(failed)?.len() / PARTS;
+        let bank_bytes = shared_file::length(&file)? / PARTS;
         if bytes as u64 > bank_bytes {
             return Err(Error::internal("a window whose header has no room"));
         }

@@ -2,7 +2,7 @@
 
 use super::{Names, code_name};
 use nccl_ep_core::error::refusal::{
-    AmongRanks, Extent, InSequence, OfSettings, OfTensor, Role, Rule,
+    AmongRanks, Extent, InSequence, OfMemory, OfSettings, OfTensor, Role, Rule,
 };
 use std::fmt::{self, Display, Formatter};
 
@@ -19,6 +19,7 @@ impl Display for Text<'_> {
             Rule::OfSettings(rule) => f.write_str(of_settings(rule)),
             Rule::InSequence(rule) => in_sequence(f, rule),
             Rule::OfTensor(rule) => of_tensor(f, rule, self.names),
+            Rule::OfMemory(rule) => f.write_str(of_memory(rule)),
         }
     }
 }
@@ -99,6 +100,10 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
         InSequence::NoCaptureOfGroup => {
             "must not be captured into a graph, or wait for a stream that is: groups begin and end once"
         }
+        InSequence::NoCaptureOfMemory => {
+            "maps and frees memory once: not while the default stream is captured into a graph, or \
+             waits for a stream that is"
+        }
         InSequence::NotForked => {
             "was forked after a group had been made, and cannot use this library: start it anew, in \
              Python by multiprocessing's spawn"
@@ -111,6 +116,23 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
             );
         }
     })
+}
+
+fn of_memory(rule: OfMemory) -> &'static str {
+    match rule {
+        OfMemory::NotEmpty => "must not be 0",
+        OfMemory::Aligned => "must be aligned to 16 bytes",
+        OfMemory::Apart => "must have nothing in common with memory that the group has",
+        OfMemory::Mappable => "must be memory of cudaMalloc, which other processes can map",
+        OfMemory::InOneAllocation => "must end within the allocation that ptr is in",
+        OfMemory::OfGroup => "must be in memory of ncclEpMemAlloc or ncclEpMemRegister",
+        OfMemory::OfOwn => "must be what ncclEpMemAlloc gave",
+        OfMemory::OfGiven => "must be what ncclEpMemRegister took",
+        OfMemory::FewerObjects => "has too many pieces of memory that peers map",
+        OfMemory::NotInGraphs => {
+            "stays until the group ends, as graphs have operations of the group that may use it"
+        }
+    }
 }
 
 fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Result {

@@ -168,7 +168,7 @@ impl Context {
         };
         self.quiescence.free_soon(Allocation {
             address: data.0,
-            bytes: driver::allocated_bytes(data).unwrap_or_default(),
+            bytes: driver::allocation_of(data).map_or(0, |(_, bytes)| bytes),
             free: Box::new(free),
             free_unawaited: Box::new(free_unawaited),
         });
@@ -207,6 +207,22 @@ impl Context {
         self.enqueued.lock().push(own);
     }
 
+    /// Whether graphs have operations of the group.
+    pub fn has_captured(&self) -> bool {
+        self.operations().iter().any(|it| it.are_captured())
+    }
+
+    /// Whether the group's operations outside of graphs have run.
+    pub fn has_rested(&self) -> Result<bool> {
+        let _entered = self.enter()?;
+        are_over(&self.operations(), None)
+    }
+
+    fn operations(&self) -> Vec<Arc<dyn Enqueued>> {
+        let enqueued = self.enqueued.lock();
+        enqueued.iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// Waits until the group's operations, and no others, have run; none can follow. The deadline
     /// is for operations behind a stuck exchange; all others end by their own deadline. `launches` says whether to wait
     /// for launches of graphs, too, if the device is quiescent.
@@ -216,12 +232,7 @@ impl Context {
         stream: Stream,
         launches: Graphs,
     ) -> Result<()> {
-        let enqueued: Vec<_> = self
-            .enqueued
-            .lock()
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect();
+        let enqueued = self.operations();
         let _entered = self.enter()?;
         enqueued.iter().for_each(|it| it.end());
         let captured = enqueued.iter().any(|it| it.are_captured());

@@ -121,6 +121,11 @@ impl Device for CudaMemory {
         (self.context().enter_if_alive().is_none()).then(was_reset)
     }
 
+    fn multiprocessors(&self) -> Option<u32> {
+        let _entered = self.context().enter().ok()?;
+        driver::multiprocessors().ok()
+    }
+
     fn context_number(&self) -> u64 {
         self.context().held().id().1
     }

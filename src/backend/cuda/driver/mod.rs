@@ -122,14 +122,14 @@ pub fn alloc(bytes: usize) -> Result<DevPtr> {
     Ok(DevPtr(address as usize))
 }
 
-/// The bytes of the allocation that begins at `data`.
-pub fn allocated_bytes(data: DevPtr) -> Result<usize> {
+/// The allocation that has the byte at `data`: where it begins, and its bytes.
+pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
     let (mut begin, mut bytes) = (0, 0);
     // SAFETY: writes an address and a number; the driver knows its allocations and refuses other addresses.
     check("cuMemGetAddressRange", unsafe {
         (functions()?.cuMemGetAddressRange_v2)(&mut begin, &mut bytes, data.0 as u64)
     })?;
-    Ok(bytes)
+    Ok((DevPtr(begin as usize), bytes))
 }
 
 /// Frees device memory when `stream` comes to it. Unlike [`free`] it waits for nothing, not even for the work of other

@@ -1,9 +1,12 @@
-//! High-throughput operations: checked operation -> kernel parameters -> launch.
+//! High-throughput operations: checked operation -> kernel parameters -> launch. Here the group, and how it makes
+//! handles.
 
 mod agreement;
 pub mod fault;
 mod fingerprint;
 mod grid;
+mod handle;
+mod kept;
 mod memory;
 mod nodes;
 pub mod plan;
@@ -11,33 +14,28 @@ mod rows;
 mod scaled;
 mod shared;
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
-use crate::backend::cuda::ht::memory::{HandleMemory, block_at};
+use crate::backend::cuda::ht::agreement::{verdict_refusing, verdict_with};
+use crate::backend::cuda::ht::handle::CudaHt;
+use crate::backend::cuda::ht::memory::HandleMemory;
 use crate::backend::cuda::ht::nodes::Rails;
-use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
-use crate::backend::cuda::ht::shared::{
-    HtShared, Inputs, Outputs, combine_params, dispatch_params, saturated,
-};
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::ht::plan::HtPlan;
+use crate::backend::cuda::ht::shared::{HtShared, saturated};
+use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{
-    HtDispatchParams, HtHandleMemory, HtLayout, HtRouteParams, HtScaledDispatchParams,
-};
+use crate::backend::cuda::params::ht::{HtHandleMemory, HtLayout, HtRouteParams};
 use crate::backend::cuda::pool::Pool;
 use crate::backend::cuda::regions::to_u32;
-use crate::backend::{HtBackend, HtRouting, opened_again};
+use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::model::handle_state::{GivenBlock, HandleHome, HtSections};
-use crate::model::ops::{HtCombine, HtDispatch, Routing, RowType, Stream};
-use crate::model::scales::Scaled;
+use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::ops::{IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -99,6 +97,7 @@ impl HtGroup {
         let wanted = HtRouting {
             routing,
             counter: None,
+            counters: RoutingCounters::default(),
             home: HandleHome::Given(block),
         };
         Ok(Box::new(self.handle(wanted, None, 0)?))
@@ -123,17 +122,17 @@ impl HtGroup {
         }
         let prepared = wanted.and_then(|wanted| {
             let handle = self.prepare(wanted, epoch)?;
-            Ok((handle.route_params()?, handle))
+            Ok((self.params_of(&handle)?, handle))
         });
         match prepared {
             Ok((params, handle)) => {
-                self.launch_route(handle.routing.tokens, &params, handle.header.as_ref(), at)?;
+                self.launch_route(Some(&handle), &params, at)?;
                 Ok(handle)
             }
             Err(error) => {
                 let params = self.route_params(epoch, verdict_refusing(&error));
                 // If even this launch fails, the others find out at their deadline.
-                self.launch_route(0, &params, None, at)
+                self.launch_route(None, &params, at)
                     .unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
             }
@@ -142,9 +141,8 @@ impl HtGroup {
 
     /// Handle number `epoch` of the group, before it is announced to the others.
     fn prepare(self: &Arc<Self>, wanted: HtRouting, epoch: u32) -> Result<CudaHt> {
-        let Routing { tokens, top_k, .. } = wanted.routing;
         let bytes = match wanted.home {
-            HandleHome::Own => self.shared.plan.handle(tokens, top_k).bytes,
+            HandleHome::Own => self.shared.plan.handle(&wanted.routing).bytes,
             HandleHome::Given(_) => 0,
         };
         let context = self.shared.context.module.context();
@@ -160,20 +158,43 @@ impl HtGroup {
         memory: Option<Arc<HandleMemory>>,
         epoch: u32,
     ) -> Result<CudaHt> {
-        let (plan, routing) = (&self.shared.plan, wanted.routing);
+        let (plan, mut routing) = (&self.shared.plan, wanted.routing);
         let given = wanted.home.given().map(|GivenBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());
+        let (block, sections) = (given.or(own).unwrap_or_default(), plan.handle(&routing));
+        let given_ids = Numbers {
+            data: routing.ids,
+            width: routing.width,
+        };
+        if routing.form.keeps_ids {
+            routing.ids = DevPtr(block.0 + sections.ids);
+            routing.width = IntWidth::Bits64;
+        }
         Ok(CudaHt {
-            group: Arc::clone(self),
+            group: Arc::clone(&self.shared),
             memory,
-            block: given.or(own).unwrap_or_default(),
-            sections: plan.handle(routing.tokens, routing.top_k),
+            block,
+            sections,
+            given_ids,
             header: given.map(|block| GivenHeader::new(block, plan.header(&routing, epoch))),
             grids: self.shared.grids(&routing),
             routing,
             top_k: to_u32(routing.top_k)?,
             counter: wanted.counter,
+            counters: wanted.counters,
             epoch,
+        })
+    }
+
+    /// Parameters of the exchange of a handle.
+    fn params_of(&self, handle: &CudaHt) -> Result<HtRouteParams> {
+        let page = handle.memory.as_ref().map(|memory| &memory.received);
+        Ok(HtRouteParams {
+            handle: handle.handle_memory()?,
+            topk_idx: handle.routing.ids.0 as *const i64,
+            counter: handle.counter.unwrap_or_default().0 as *mut i32,
+            received: page.map_or(null_mut(), |page| page.device()),
+            ..self.route_params(handle.epoch, verdict_with(handle.top_k))
         })
     }
 
@@ -206,170 +227,27 @@ impl HtGroup {
         }
     }
 
-    /// `header` is that of a block in a caller's memory.
+    /// The route of a handle, or of none where this rank refuses.
     fn launch_route(
         &self,
-        tokens: usize,
+        handle: Option<&CudaHt>,
         params: &HtRouteParams,
-        header: Option<&GivenHeader>,
         at: &StreamScope,
     ) -> Result<()> {
+        let tokens = handle.map_or(0, |handle| handle.routing.tokens);
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
         let params = HtRouteParams {
             bank: self.shared.next_bank(),
             block_tokens,
             ..*params
         };
-        let Some(header) = header else {
+        let Some(handle) = handle else {
             return self.shared.enqueue(kernels::ht_route(), shape, &params, at);
         };
-        let context = &self.shared.context;
-        let rows = params
-            .handle
-            .begins
-            .wrapping_add(params.peers.ranks as usize);
+        let module = &self.shared.context.module;
         let turn = self.shared.order.begin(at)?;
-        let routed = context
-            .module
-            .launch(kernels::ht_route(), shape, &params, at);
-        turn.end_after(routed.and_then(|()| header.write(context, KernelOp::HtRoute, rows, at)))
-    }
-}
-
-/// An HT handle. The results of its creation stay on the device.
-pub struct CudaHt {
-    group: Arc<HtGroup>,
-    /// `None` if it was opened again.
-    memory: Option<Arc<HandleMemory>>,
-    block: DevPtr,
-    sections: HtSections,
-    /// Of a block in a caller's memory.
-    header: Option<GivenHeader>,
-    grids: HandleGrids,
-    routing: Routing,
-    /// Ids per token, in the kernels' integer type.
-    top_k: u32,
-    counter: Option<DevPtr>,
-    epoch: u32,
-}
-
-impl CudaHt {
-    fn route_params(&self) -> Result<HtRouteParams> {
-        Ok(HtRouteParams {
-            handle: self.handle_memory()?,
-            topk_idx: self.routing.ids.0 as *const i64,
-            counter: self.counter.unwrap_or_default().0 as *mut i32,
-            received: (self.memory.as_ref()).map_or(null_mut(), |it| it.received.device()),
-            ..self
-                .group
-                .route_params(self.epoch, verdict_with(self.top_k))
-        })
-    }
-
-    /// The result of the exchange, once it is there: the number of rows that this rank receives, or
-    /// why nothing runs on the handle.
-    fn received(&self) -> Result<Option<u32>> {
-        let page = self.memory.as_ref().map(|memory| &memory.received);
-        let seen = page.and_then(|page| page.complete(0, |it| it.epoch == self.epoch));
-        let Some(seen) = seen else {
-            return Ok(None);
-        };
-        match disagreement(seen.value, self.top_k) {
-            Some(error) => Err(error),
-            None => Ok(Some(seen.value)),
-        }
-    }
-
-    /// The number that an operation's fingerprint has: none for blocks that may be opened again, as only the device
-    /// knows it there. So ranks must agree on where their blocks are.
-    fn number(&self) -> u32 {
-        match self.header {
-            None => self.epoch,
-            Some(_) => 0,
-        }
-    }
-
-    fn handle_memory(&self) -> Result<HtHandleMemory> {
-        let tokens = to_u32(self.routing.tokens)?;
-        Ok(block_at(self.block, &self.sections, tokens, self.top_k))
-    }
-
-    /// Enqueues `kernel`, which is operation `op`; in a caller's memory behind a look at the header.
-    fn enqueue<P>(
-        &self,
-        op: KernelOp,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        at: &StreamScope,
-    ) -> Result<()> {
-        let group = &self.group.shared;
-        let Some(header) = &self.header else {
-            return group.enqueue(kernel, shape, params, at);
-        };
-        let turn = group.order.begin(at)?;
-        let compared = header.compare(&group.context, op, at);
-        let launch = || group.context.module.launch(kernel, shape, params, at);
-        turn.end_after(compared.and_then(|()| launch()))
-    }
-
-    // Apart, so that rows without scales do not pay for it.
-    #[inline(never)]
-    fn dispatch_scaled(
-        &self,
-        (row, scaled): (RowType, &Scaled),
-        rows: HtDispatchParams,
-        launch: &HtLaunch,
-        at: &StreamScope,
-    ) -> Result<()> {
-        let params = HtScaledDispatchParams {
-            rows,
-            scaled: scaled::from_caller(row, scaled, launch)?,
-        };
-        let kernel = match scaled.cast() {
-            Some(_) => kernels::ht_dispatch_cast(),
-            None => kernels::ht_dispatch_scaled(),
-        };
-        self.enqueue(KernelOp::HtDispatch, kernel, launch.launch, &params, at)
-    }
-}
-
-impl HtBackend for CudaHt {
-    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        self.received()?;
-        let group = &self.group.shared;
-        let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
-        let memory = self.handle_memory()?;
-        let at = &group.enter(stream)?;
-        let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
-        let params = dispatch_params(op, common, &Inputs::of(op));
-        match &op.scaled {
-            None => {
-                let kernel = kernels::ht_dispatch();
-                self.enqueue(KernelOp::HtDispatch, kernel, launch.launch, &params, at)
-            }
-            Some(scaled) => self.dispatch_scaled((op.row, scaled), params, &launch, at),
-        }
-    }
-
-    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        self.received()?;
-        let group = &self.group.shared;
-        let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
-        let memory = self.handle_memory()?;
-        let at = &group.enter(stream)?;
-        let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);
-        let params = combine_params(op, common, &Outputs::of(op));
-        let kernel = kernels::ht_combine(op.row.dtype)?;
-        self.enqueue(KernelOp::HtCombine, kernel, launch.launch, &params, at)
-    }
-
-    /// Waits for the kernel that computes it, if need be.
-    fn num_recv_tokens(&self) -> Result<usize> {
-        if self.memory.is_none() {
-            return Err(opened_again());
-        }
-        let rows = self.group.shared.wait_for_routing(|| self.received())?;
-        Ok(rows as usize)
+        let kept = handle.keep_ids(at);
+        let routed = kept.and_then(|()| module.launch(kernels::ht_route(), shape, &params, at));
+        turn.end_after(routed.and_then(|()| handle.conclude(&params.handle, at)))
     }
 }

@@ -55,6 +55,8 @@ pub struct HtPlan {
     facts: GroupFacts,
     /// Most tokens of a rank, if the group has a bound or not.
     max_tokens: usize,
+    /// Experts of all nodes.
+    all_experts: usize,
     /// `None` on one node.
     nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
@@ -96,6 +98,7 @@ impl HtPlan {
         check_limits(facts)?;
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
         let nodes = (view.others() > 0).then(|| NodesPlan::new(facts, view));
+        let all_experts = facts.experts;
         let ranks = view.locals.len();
         let facts = &GroupFacts {
             ranks,
@@ -124,6 +127,7 @@ impl HtPlan {
         Ok(Self {
             facts: *facts,
             max_tokens,
+            all_experts,
             nodes,
             layout,
             bytes: window.bytes(),
@@ -147,16 +151,22 @@ impl HtPlan {
         }
     }
 
-    /// The block of a handle with `tokens`, or with the group's maximum.
-    pub fn handle(&self, tokens: usize, top_k: usize) -> HtSections {
+    /// Experts over all ranks of all nodes.
+    pub fn all_experts(&self) -> usize {
+        self.all_experts
+    }
+
+    /// The block of a handle with such a routing, or with the group's maximum of tokens.
+    pub fn handle(&self, routing: &Routing) -> HtSections {
         HtSections::new(StateShape {
             ranks: self.facts.ranks,
             local_experts: self.facts.local_experts(),
             most_tokens: self
                 .facts
                 .max_tokens
-                .unwrap_or_else(|| tokens.next_power_of_two()),
-            top_k,
+                .unwrap_or_else(|| routing.tokens.next_power_of_two()),
+            top_k: routing.top_k,
+            form: routing.form,
         })
     }
 

@@ -5,8 +5,9 @@ use super::*;
 use crate::model::group::{Algorithm, LlCombineMode};
 use crate::model::ids::GroupRank;
 use crate::model::node_view::tests::view;
+use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::{ScaleType, WireRow};
-use crate::model::tensor::{DType, RowType};
+use crate::model::tensor::{DType, DevPtr, RowType};
 
 const H200: DeviceLimits = DeviceLimits {
     multiprocessors: 132,
@@ -31,6 +32,16 @@ fn one_node(facts: &GroupFacts) -> Result<HtPlan> {
     HtPlan::new(facts, &view(&"a".repeat(facts.ranks), 0))
 }
 
+fn routing(tokens: usize, top_k: usize) -> Routing {
+    Routing {
+        ids: DevPtr::default(),
+        width: IntWidth::Bits64,
+        tokens,
+        top_k,
+        form: HandleForm::default(),
+    }
+}
+
 fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
     one_node(&GroupFacts {
         algorithm: Algorithm::HighThroughput,
@@ -51,7 +62,7 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
 fn the_common_configuration_fits_256_mib() {
     for ranks in [1, 2, 3, 4, 8, 72] {
         let plan = plan(ranks, 14_336);
-        let bytes = plan.bytes() + plan.handle(4096, 8).bytes;
+        let bytes = plan.bytes() + plan.handle(&routing(4096, 8)).bytes;
         assert!(bytes <= 128 << 20, "{ranks} ranks: {bytes}");
         assert!(plan.layout.units.is_power_of_two());
     }
@@ -105,7 +116,7 @@ fn regions_follow_each_other() {
     let tally = plan.tally();
     assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
     assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
-    let handle = plan.handle(4096, 8);
+    let handle = plan.handle(&routing(4096, 8));
     assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);
 }
 

@@ -8,11 +8,12 @@ use crate::backend::cuda::ll::launch::{DispatchGrid, Part};
 use crate::backend::cuda::ll::messages::HEADER_BYTES;
 use crate::backend::cuda::ll::over_nodes::{OverNodes, blocks};
 use crate::backend::cuda::params::ll::{
-    LL_PACK_THREADS, LlBeside, LlNodes, LlRankDispatchNodesParams, LlRankDispatchParams,
-    LlRankPackParams, LlRankScaledDispatchNodesParams, LlRankScaledDispatchParams,
+    LlBeside, LlNodes, LlRankDispatchNodesParams, LlRankDispatchParams,
+    LlRankScaledDispatchNodesParams, LlRankScaledDispatchParams,
 };
+use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlRankPackParams};
 use crate::error::Result;
-use crate::model::ops::{self, LlDispatch, Routing};
+use crate::model::ops::{self, IntWidth, LlDispatch, Routing};
 use crate::model::tensor::DevPtr;
 
 /// A dispatch with what it has beside its rows, and where it reads these.
@@ -59,7 +60,8 @@ impl Handle {
         module.launch(kernel, grid.launch, &params, at)
     }
 
-    fn rank_dispatch_params(
+    /// The parameters of `part` of a rank-major dispatch.
+    pub(super) fn rank_dispatch_params(
         &self,
         ByRank { op, beside, rows }: ByRank<'_>,
         grid: &DispatchGrid,
@@ -69,8 +71,10 @@ impl Handle {
             dispatch: self.dispatch_params((op, rows), grid, part),
             beside: LlBeside {
                 weights: beside.weights.0 as *const f32,
-                out_ids: kept(part, beside.out_ids) as *mut i64,
+                out_ids: kept(part, beside.out_ids.data) as *mut _,
                 out_weights: kept(part, beside.out_weights) as *mut f32,
+                first_id: beside.first_id as u32,
+                has_narrow_ids: u32::from(beside.out_ids.width == IntWidth::Bits32),
             },
         }
     }

@@ -21,8 +21,9 @@ fn difference(report: &FaultReport) -> Error {
         differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
     } else if mine.top_k != theirs.top_k {
         differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
-    } else if mine.by_rank != theirs.by_rank {
-        differs(Subject::Layout).got(layout_name(mine.by_rank), layout_name(theirs.by_rank))
+    } else if (mine.by_rank, mine.in_view) != (theirs.by_rank, theirs.in_view) {
+        let name = |it: LlFingerprint| layout_name(it.by_rank, it.in_view);
+        differs(Subject::Layout).got(name(mine), name(theirs))
     } else if let Some(error) =
         other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
     {
@@ -47,6 +48,7 @@ mod tests {
         dtype: DType::Bfloat16 as u32,
         top_k: 8,
         by_rank: false,
+        in_view: false,
         row_bytes: 14_336,
     };
 
@@ -83,6 +85,15 @@ mod tests {
         assert_eq!(
             text(LlFingerprint { by_rank, ..OURS }),
             format!("Layout: {rule} (got expert-major, expected rank-major)")
+        );
+        let in_view = true;
+        assert_eq!(
+            text(LlFingerprint {
+                by_rank,
+                in_view,
+                ..OURS
+            }),
+            format!("Layout: {rule} (got expert-major, expected rank-major in a view)")
         );
         let dtype = DType::Float16 as u32;
         assert_eq!(

@@ -16,6 +16,8 @@ const ROW_UNIT: u32 = 16;
 
 /// In the field of the operation: a dispatch of rows with scales. No LL operation has that number.
 const SCALED_DISPATCH: u32 = KernelOp::PeerSelftest as u32;
+/// There: a dispatch into a view, of rows without scales.
+const VIEW_DISPATCH: u32 = 0;
 
 /// The longest row that a fingerprint can express.
 pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
@@ -30,7 +32,7 @@ const _: () = assert!(BY_RANK << 1 == 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
 /// An operation as its peers must run it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlFingerprint {
-    /// Number of the operation, 0 for none.
+    /// Number of the operation.
     pub op: u32,
     /// Whether its rows have scales; the scales word says which.
     pub scaled: bool,
@@ -40,6 +42,8 @@ pub struct LlFingerprint {
     pub top_k: u32,
     /// Whether rows are rank-major.
     pub by_rank: bool,
+    /// Whether rows go straight into a view.
+    pub in_view: bool,
     /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
     pub row_bytes: u32,
 }
@@ -52,10 +56,10 @@ impl LlFingerprint {
 
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
-        let op = if self.scaled {
-            SCALED_DISPATCH
-        } else {
-            self.op
+        let op = match (self.scaled, self.in_view) {
+            (true, _) => SCALED_DISPATCH,
+            (false, true) => VIEW_DISPATCH,
+            (false, false) => self.op,
         };
         op << OP_SHIFT
             | self.dtype << DTYPE_SHIFT
@@ -71,9 +75,10 @@ impl LlFingerprint {
     /// The fingerprint in a peer's word.
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
-        let (op, scaled) = match field(OP_SHIFT, 32) {
-            SCALED_DISPATCH => (KernelOp::LlDispatch as u32, true),
-            op => (op, false),
+        let (op, scaled, in_view) = match field(OP_SHIFT, 32) {
+            SCALED_DISPATCH => (KernelOp::LlDispatch as u32, true, false),
+            VIEW_DISPATCH => (KernelOp::LlDispatch as u32, false, true),
+            op => (op, false, false),
         };
         Self {
             op,
@@ -81,6 +86,7 @@ impl LlFingerprint {
             dtype: field(DTYPE_SHIFT, OP_SHIFT),
             top_k: field(TOP_K_SHIFT, DTYPE_SHIFT) % BY_RANK + 1,
             by_rank: field(TOP_K_SHIFT, DTYPE_SHIFT) >= BY_RANK,
+            in_view,
             row_bytes: field(0, TOP_K_SHIFT) * ROW_UNIT,
         }
     }
@@ -92,11 +98,12 @@ mod tests {
 
     #[test]
     fn a_fingerprint_survives_its_word() {
-        for (op, scaled, dtype) in [
-            (KernelOp::LlDispatch, false, DType::Bfloat16),
-            (KernelOp::LlDispatch, true, DType::Float8E4M3),
-            (KernelOp::LlCombine, false, DType::Float16),
-            (KernelOp::LlCombine, false, DType::LAST),
+        for (op, scaled, in_view, dtype) in [
+            (KernelOp::LlDispatch, false, false, DType::Bfloat16),
+            (KernelOp::LlDispatch, false, true, DType::Bfloat16),
+            (KernelOp::LlDispatch, true, false, DType::Float8E4M3),
+            (KernelOp::LlCombine, false, false, DType::Float16),
+            (KernelOp::LlCombine, false, false, DType::LAST),
         ] {
             for (top_k, row_bytes, by_rank) in [
                 (1, 16, false),
@@ -109,6 +116,7 @@ mod tests {
                     dtype: dtype as u32,
                     top_k,
                     by_rank,
+                    in_view,
                     row_bytes,
                 };
                 assert_eq!(LlFingerprint::from_word(fingerprint.to_word()), fingerprint);

@@ -1,35 +1,33 @@
-//! An LL handle: its memory, and the parameters of the kernels that run its operations.
+//! An LL handle: the parameters of the kernels that run its operations.
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
+use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{
     Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
 };
+use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
-use crate::backend::cuda::ll::plan::LlPlan;
-use crate::backend::cuda::network::two_sided::handshake::{Announced, Handshake, NewHandle};
+use crate::backend::cuda::ll::views::ViewBanks;
+use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
-    LlCombineParams, LlCommon, LlDispatchParams, LlHandleMemory, LlLayout, LlPhase,
-    LlScaledDispatchParams,
+    LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
-use crate::model::handle_state::{GivenBlock, LlSections};
 use crate::model::layout::Layout;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing, StagedSlot};
+use crate::model::ops::{IntWidth, LlCombine, LlDispatch, LlOp, Numbers, Routing};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
-use parking_lot::Mutex;
 use std::ptr::null;
 use std::sync::Arc;
 
@@ -38,6 +36,8 @@ pub struct Handle {
     pub context: Arc<GroupContext>,
     /// Where things lie in the windows.
     pub layout: LlLayout,
+    /// Where rows of views come, on one node.
+    pub views: Option<ViewBanks>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,
@@ -104,6 +104,9 @@ impl Handle {
     /// Enqueues `part` of an operation on one node. In a caller's memory a dispatch writes the header once its block is
     /// complete, and a combine looks at it first.
     pub fn launch(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
+        if part.phases != LlPhase::Receive {
+            self.widen_ids(at)?;
+        }
         let Some(header) = &self.header else {
             return self.launch_kernel(op, part, at);
         };
@@ -121,12 +124,45 @@ impl Handle {
         }
     }
 
+    /// Enqueues the copy of ids of 32 bits, which kernels do not read; every operation reads the caller's anew.
+    fn widen_ids(&self, at: &StreamScope) -> Result<()> {
+        let Routing {
+            ids,
+            width,
+            tokens,
+            top_k,
+            ..
+        } = self.routing;
+        if width == IntWidth::Bits64 {
+            return Ok(());
+        }
+        let copy = IdCopy {
+            from: Numbers { data: ids, width },
+            to: self.memory.ids(),
+            count: tokens * top_k,
+            offset: 0,
+        };
+        copy.enqueue(&self.context, at)
+    }
+
+    /// The ids that kernels read.
+    fn ids(&self) -> *const i64 {
+        let ids = match self.routing.width {
+            IntWidth::Bits64 => self.routing.ids,
+            IntWidth::Bits32 => self.memory.ids(),
+        };
+        ids.0 as *const i64
+    }
+
     fn launch_kernel(&self, op: &LlOp, part: Part, at: &StreamScope) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => match (&op.beside, &op.scaled) {
                 (None, None) => self.launch_dispatch(op, part, at),
                 (None, Some(scaled)) => self.launch_scaled_dispatch((op, scaled), part, at),
-                (Some(beside), _) => self.launch_rank_dispatch(op, beside, part, at),
+                (Some(beside), _) => match self.bank_to_fill(op, part) {
+                    Some(bank) => self.launch_dispatch_view((op, beside, bank), at),
+                    None => self.launch_rank_dispatch(op, beside, part, at),
+                },
             },
             LlOp::Combine(op) => self.launch_combine(op, part, at),
         }
@@ -161,12 +197,10 @@ impl Handle {
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
-        let params = self.combine_params(op, &self.plan.combine, part);
         if op.layout.is_rank_major() {
-            let kernel = kernels::ll_rank_combine(op.row.dtype)?;
-            let module = &self.context.module;
-            return module.launch(kernel, self.plan.combine_launch, &params, at);
+            return self.launch_rank_combine(op, part, at);
         }
+        let params = self.combine_params(op, &self.plan.combine, part);
         let kernel = match self.plan.combine_kernel {
             CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
             CombineKernel::ManyTokens => kernels::ll_combine_many(op.row.dtype)?,
@@ -205,13 +239,16 @@ impl Handle {
     ) -> LlDispatchParams {
         LlDispatchParams {
             common: self.common(
-                self.fingerprint_of_dispatch(op),
+                LlFingerprint {
+                    in_view: self.bank_to_fill(op, part).is_some(),
+                    ..self.fingerprint_of_dispatch(op)
+                },
                 op.wire(),
                 &grid.grid,
                 part,
             ),
             tokens: rows.0 as *const u8,
-            topk_idx: self.routing.ids.0 as *const i64,
+            topk_idx: self.ids(),
             out: kept(part, op.out) as *mut u8,
             counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
             notify_blocks: grid.notify_blocks,
@@ -230,7 +267,7 @@ impl Handle {
                 part,
             ),
             rows: op.expert_rows.0 as *const u8,
-            topk_idx: self.routing.ids.0 as *const i64,
+            topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
             out: kept(part, op.out) as *mut u8,
         }
@@ -271,6 +308,7 @@ impl Handle {
     fn fingerprint(&self, op: KernelOp, row: WireRow, layout: Layout) -> LlFingerprint {
         LlFingerprint {
             by_rank: layout.is_rank_major(),
+            in_view: false,
             op: op as u32,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,
@@ -292,86 +330,4 @@ pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> 
         scale_chunk_bytes: Chunks::of(op.wire()).scales as u32,
         ..scaled_rows(op.row, scaled)?
     })
-}
-
-/// One handle's memory: the data that its dispatch stores for its combine.
-pub struct HandleMemory {
-    /// `None` if the block is in a caller's memory.
-    _buffer: Option<Buffer>,
-    block: DevPtr,
-    sections: LlSections,
-    top_k: usize,
-    /// `None` on one node.
-    handshake: Option<Handshake>,
-    receiver: Mutex<Option<StagedSlot>>,
-}
-
-impl HandleMemory {
-    /// The content is arbitrary, or left by an earlier handle. Initialising it would have to wait
-    /// for kernels, hence for other ranks, and a dispatch writes everything that its combine reads.
-    /// But that dispatch may be in a graph that was never launched, which the host cannot see.
-    /// Kernels then access no wrong address, but the group's results are meaningless from there on.
-    ///
-    /// Over several nodes the rank forwards for so many, itself included.
-    pub fn new(
-        memory: &Arc<CudaMemory>,
-        plan: &LlPlan,
-        (top_k, forwarded): (usize, Option<usize>),
-    ) -> Result<Self> {
-        let sections = plan.handle_memory(top_k);
-        let buffer = Buffer::new(memory, sections.bytes)?;
-        Ok(Self {
-            block: buffer.data(),
-            _buffer: Some(buffer),
-            sections,
-            top_k,
-            handshake: forwarded
-                .map(|forwarded| Handshake::new(memory, forwarded))
-                .transpose()?,
-            receiver: Mutex::default(),
-        })
-    }
-
-    /// The block of a handle with `top_k` ids per token in a caller's memory, of a group on one node.
-    pub fn given(plan: &LlPlan, top_k: usize, GivenBlock(block): GivenBlock) -> Self {
-        Self {
-            _buffer: None,
-            block,
-            sections: plan.handle_memory(top_k),
-            top_k,
-            handshake: None,
-            receiver: Mutex::default(),
-        }
-    }
-
-    /// Whether the memory fits a handle with `top_k` ids per token.
-    pub fn serves(&self, top_k: usize) -> bool {
-        self.top_k == top_k && self.handshake.as_ref().is_none_or(Handshake::is_free)
-    }
-
-    fn handshake(&self) -> Result<&Handshake> {
-        let handshake = self.handshake.as_ref();
-        handshake.ok_or_else(|| Error::internal("a handshake on one node"))
-    }
-
-    /// The memory as a kernel parameter.
-    pub fn memory(&self) -> LlHandleMemory {
-        let at = |offset: usize| self.block.0 + offset;
-        LlHandleMemory {
-            expert_of: at(self.sections.expert_of) as *mut i32,
-            row_of: at(self.sections.row_of) as *mut i32,
-            tokens_of: at(self.sections.tokens_of) as *mut u32,
-        }
-    }
-
-    /// The slot whose receive phase last used this memory, if no later operation used it. The next
-    /// user must wait for that phase, as receive phases are not in the group's order.
-    pub fn receiver(&self) -> Option<StagedSlot> {
-        *self.receiver.lock()
-    }
-
-    /// Records that slot, or `None` after a later operation was enqueued.
-    pub fn set_receiver(&self, slot: Option<StagedSlot>) {
-        *self.receiver.lock() = slot;
-    }
 }

@@ -2,6 +2,7 @@
 //! One warp moves a chunk.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_SCALED_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal,
 };
@@ -35,6 +36,11 @@ impl Part {
         phases: LlPhase::SendReceive,
         keep: true,
     };
+
+    /// Whether it is of a whole operation.
+    pub fn is_whole(self) -> bool {
+        self.channel == LL_WHOLE_CHANNEL
+    }
 
     /// The send phase in `slot`.
     pub fn send(slot: StagedSlot) -> Self {
@@ -187,6 +193,8 @@ pub struct HandlePlan {
     pub relay_dispatch: DispatchGrid,
     pub relay_combine: Grid,
     pub combine_kernel: CombineKernel,
+    /// Of rank-major operations whose rows nobody copies.
+    pub view: ViewGrid,
     /// Without what depends on the rows.
     pub shape_of_handle: LlShape,
 }

@@ -6,30 +6,35 @@ pub mod fault;
 mod fingerprint;
 mod handle;
 mod launch;
+mod memory;
 mod messages;
 mod network;
 mod over_nodes;
 pub mod plan;
 mod staged;
+mod views;
 
 use crate::backend::LlBackend;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::ll::handle::{Handle, HandleMemory};
+use crate::backend::cuda::ll::handle::Handle;
 use crate::backend::cuda::ll::launch::Part;
+use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::over_nodes::OverNodes;
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::staged::Staged;
+use crate::backend::cuda::ll::views::{CopiedViews, ViewBanks};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
 use crate::model::handle_state::{GivenBlock, HandleHome, header};
-use crate::model::ops::{LlOp, Routing, StagedSlot, Stream};
+use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
+use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -44,6 +49,9 @@ pub struct LlGroup {
     handles: AtomicU32,
     plan: LlPlan,
     layout: LlLayout,
+    /// On one node.
+    views: Option<ViewBanks>,
+    copied_views: CopiedViews,
     order: Order,
     staged: Staged,
     memory: Arc<CudaMemory>,
@@ -51,13 +59,13 @@ pub struct LlGroup {
 }
 
 impl LlGroup {
-    /// The LL side of a group; `layout` has the offsets of `plan`'s regions in the windows.
+    /// The LL side of a group; `plan`'s regions begin at `start` of the windows.
     pub fn new(
         context: Arc<GroupContext>,
         network: Option<&Arc<Network>>,
         memory: &Arc<CudaMemory>,
         plan: LlPlan,
-        layout: LlLayout,
+        start: usize,
     ) -> Result<Self> {
         let network = network
             .map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts()))
@@ -68,8 +76,10 @@ impl LlGroup {
             context,
             network,
             handles: AtomicU32::new(0),
+            layout: plan.layout(start),
+            views: plan.views(start),
+            copied_views: CopiedViews::default(),
             plan,
-            layout,
             order,
             staged,
             memory: Arc::clone(memory),
@@ -86,12 +96,12 @@ impl LlGroup {
     pub fn open_handle(self: &Arc<Self>, routing: Routing, home: HandleHome) -> Result<CudaLl> {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
-        let serves = |memory: &HandleMemory| memory.serves(routing.top_k).then_some(0);
+        let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self
             .network
             .as_ref()
             .map(|network| network.view.forwarded().len());
-        let make = || HandleMemory::new(&self.memory, &self.plan, (routing.top_k, forwarded));
+        let make = || HandleMemory::new(&self.memory, &self.plan, &routing, forwarded);
         let handle = Handle {
             plan: self
                 .plan
@@ -99,10 +109,11 @@ impl LlGroup {
                 .of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,
+            views: self.views,
             memory: match home {
                 HandleHome::Own => self.pool.take(serves, make)?,
                 HandleHome::Given(block) => {
-                    Arc::new(HandleMemory::given(&self.plan, routing.top_k, block))
+                    Arc::new(HandleMemory::given(&self.plan, &routing, block))
                 }
             },
             header: (home.given()).map(|GivenBlock(block)| {
@@ -171,6 +182,16 @@ impl InGroup {
 }
 
 impl LlBackend for CudaLl {
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr> {
+        let InGroup { group, handle } = &*self.0;
+        match group.views {
+            Some(views) if op.scaled.is_none() && !staged => {
+                Ok(DevPtr(handle.context.own_window().0 + views.bank(bank)))
+            }
+            _ => (group.copied_views).at(&group.memory, bank, group.plan.view_bytes()),
+        }
+    }
+
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let this = &self.0;
         let at = &this.enter(stream)?;

@@ -18,9 +18,10 @@ use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
-    LL_PACK_THREADS, LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlNodes,
-    LlPackParams, LlPhase, LlScaledDispatchNodesParams, LlScaledPackParams, LlTopkWeightsParams,
+    LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlNodes, LlPhase,
+    LlScaledDispatchNodesParams, LlTopkWeightsParams,
 };
+use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlPackParams, LlScaledPackParams};
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::backend::net::two_sided::Label;

@@ -7,10 +7,11 @@ use crate::backend::cuda::ll::launch::{
     CombineKernel, DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
 };
 use crate::backend::cuda::ll::messages::most_message_bytes;
+use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
     LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS,
-    LL_STATIC_SHARED_BYTES, LlLayout, LlShape, reciprocal,
+    LL_STATIC_SHARED_BYTES, LL_VIEW_BANKS, LlLayout, LlShape, LlViewState, reciprocal,
 };
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::handle_state::{LlSections, StateShape};
 use crate::model::node_view::NodeView;
-use crate::model::ops::Routing;
+use crate::model::ops::{HandleForm, Routing};
 use crate::tuning::{Choice, Operation, Tuning};
 
 const PACKET_BYTES: usize = 8;
@@ -67,6 +68,8 @@ pub struct LlPlan {
     layout: LlLayout,
     /// Bytes of rows at the start of each bank.
     rows_bytes: usize,
+    /// Where rows of views come, on one node.
+    views: Option<ViewBanks>,
     bytes: usize,
     /// Grids that take precedence over the rules below.
     tuning: Tuning,
@@ -112,6 +115,11 @@ impl LlPlan {
         let mut window = Regions::new(REGION_ALIGN);
         let acks = window.take(LL_CHANNELS as usize * forwarders.peers * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());
+        let views = (forwarders.nodes == 1).then(|| ViewBanks {
+            state: window.take(size_of::<LlViewState>()),
+            bank_bytes: view_bytes(facts, max_tokens),
+            banks: window.take(LL_VIEW_BANKS as usize * view_bytes(facts, max_tokens)),
+        });
         let layout = LlLayout {
             acks: acks as u64,
             banks: banks as u64,
@@ -126,6 +134,7 @@ impl LlPlan {
             max_tokens,
             layout,
             rows_bytes,
+            views,
             bytes: window.bytes(),
             tuning: Tuning::default(),
         })
@@ -175,16 +184,30 @@ impl LlPlan {
     pub fn with_sentinel(&self) -> impl Iterator<Item = (usize, usize)> {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
         let rows_bytes = self.rows_bytes;
-        (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
+        let of_views = self.views.map(ViewBanks::rows);
+        (0..LL_BANKS as usize)
+            .map(move |bank| (banks + bank * bank_bytes, rows_bytes))
+            .chain(of_views)
+    }
+
+    /// Where rows of views come if the LL region begins at `start` of the window; none over several nodes.
+    pub fn views(&self, start: usize) -> Option<ViewBanks> {
+        self.views.map(|views| views.moved(start))
+    }
+
+    /// Bytes of a view with the longest rows.
+    pub fn view_bytes(&self) -> usize {
+        view_bytes(&self.facts, self.max_tokens)
     }
 
     /// The block of a handle.
-    pub fn handle_memory(&self, top_k: usize) -> LlSections {
+    pub fn handle_memory(&self, top_k: usize, form: HandleForm) -> LlSections {
         let shape = StateShape {
             ranks: self.facts.ranks,
             local_experts: self.facts.local_experts(),
             most_tokens: self.max_tokens,
             top_k,
+            form,
         };
         LlSections::new(shape, self.forwarders.sources)
     }
@@ -221,6 +244,11 @@ impl LlPlan {
             combine_launch: combine.launch_shape(0),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
+            view: ViewGrid {
+                tokens: routing.tokens,
+                most_tokens: self.max_tokens,
+                multiprocessors,
+            },
             combine_kernel: self.combine_kernel(routing.tokens),
             shape_of_handle: LlShape {
                 local_experts: to_u32(self.facts.local_experts())?,
@@ -353,6 +381,12 @@ impl LlPlan {
         let blocks = at_most((4 * tokens).max(LEAST_COMBINE_BLOCKS), multiprocessors);
         Grid::shared(blocks, most_threads)
     }
+}
+
+/// Bytes of a view with the longest rows.
+fn view_bytes(facts: &GroupFacts, max_tokens: usize) -> usize {
+    let bytes = facts.ranks * max_tokens * facts.row_bytes;
+    bytes.next_multiple_of(REGION_ALIGN)
 }
 
 /// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.

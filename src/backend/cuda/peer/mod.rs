@@ -1,6 +1,8 @@
 //! The ranks of a group towards each other: windows and their mappings, a self test, and teardown.
 
 pub mod layout;
+pub mod object_memory;
+pub mod objects;
 mod process;
 pub mod selftest;
 pub mod teardown;

@@ -4,6 +4,7 @@
 //! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
 //! another provider of mappings needs no change elsewhere.
 
+use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};
 use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
@@ -26,39 +27,61 @@ struct Allocation {
 /// The live windows of this process: an address in a record is accepted only if it is one of them.
 static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 
-/// Device memory that the other ranks may map; zero at first. If dropped after its record was sent,
+/// Device memory that the other ranks may map. If dropped after its record was sent,
 /// it stays allocated, as a peer may map it.
 pub struct Window {
     context: Arc<Context>,
     allocation: Allocation,
+    /// The memory is a caller's.
+    is_given: bool,
     is_published: bool,
     /// The memory was another group's, and a peer of that group may still map it.
     must_stay: bool,
 }
 
 impl Window {
-    /// A window of `bytes`, perhaps reused from another group.
+    /// A window of `bytes` zeros.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        let context = Arc::clone(memory.context());
+        let window = Self::with_any(memory, bytes)?;
+        memory.zero(window.base(), bytes)?;
+        Ok(window)
+    }
+
+    /// The same with arbitrary content, perhaps reused from another group.
+    pub fn with_any(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        let context = memory.context();
         let left = context.quiescence().take(&Key::Window(bytes));
         let base = match left {
             Some(left) => DevPtr(left.address),
             None => memory.alloc(bytes)?,
         };
+        let mut window = Self::over(context, base, bytes);
+        window.must_stay = left.is_some_and(|left| left.must_stay);
+        Ok(window)
+    }
+
+    /// The caller's allocation that has `data`.
+    pub fn given(context: &Arc<Context>, data: DevPtr) -> Result<Self> {
+        let (base, bytes) = driver::allocation_of(data)?;
+        let mut window = Self::over(context, base, bytes);
+        window.is_given = true;
+        Ok(window)
+    }
+
+    fn over(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
         let allocation = Allocation {
             context: context.handle(),
             base: base.0 as u64,
             bytes: bytes as u64,
         };
         LIVE.lock().push(allocation);
-        let window = Self {
-            context,
+        Self {
+            context: Arc::clone(context),
             allocation,
+            is_given: false,
             is_published: false,
-            must_stay: left.is_some_and(|left| left.must_stay),
-        };
-        memory.zero(base, bytes)?;
-        Ok(window)
+            must_stay: false,
+        }
     }
 
     /// Records that other ranks may map it from now on.
@@ -103,6 +126,9 @@ impl Drop for Window {
             live.swap_remove(index);
         }
         drop(live);
+        if self.is_given {
+            return;
+        }
         match (self.is_published, self.must_stay) {
             (true, _) => {}
             (false, true) => self.context.keep(self.key(), self.base().0),
@@ -123,6 +149,11 @@ pub struct WindowRecord {
 }
 
 impl WindowRecord {
+    /// Bytes of the window.
+    pub fn bytes(&self) -> usize {
+        self.allocation.bytes as usize
+    }
+
     /// Length of [`WindowRecord::to_bytes`].
     pub const BYTES: usize = PROCESS_ID_BYTES + 3 * size_of::<u64>() + IPC_HANDLE_BYTES;
 
@@ -231,16 +262,16 @@ impl PeerMapping {
     }
 
     /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
-    pub fn unmap(mut mappings: Vec<Self>) -> bool {
-        let imported = mappings.iter().find(|it| it.imported.is_some());
-        let Some(context) = imported.map(|it| Arc::clone(&it.context)) else {
+    pub fn unmap<'a>(mappings: impl IntoIterator<Item = &'a mut Self>) -> bool {
+        let imported = mappings.into_iter().filter(|it| it.imported.is_some());
+        let mut imported: Vec<&mut Self> = imported.collect();
+        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else {
             return true;
         };
         context.if_quiescent(|| {
-            for mapping in &mut mappings {
-                if mapping.imported.take().is_some() {
-                    close(mapping.base.0);
-                }
+            for mapping in &mut imported {
+                mapping.imported = None;
+                close(mapping.base.0);
             }
         })
     }

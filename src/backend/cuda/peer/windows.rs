@@ -25,12 +25,17 @@ pub struct PeerWindows {
 }
 
 impl PeerWindows {
-    /// This rank's new window of `bytes`, without mappings of the others' yet.
-    fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        Ok(Self {
+    /// This rank's `window`, without mappings of the others' yet.
+    pub fn new(window: Window) -> Self {
+        Self {
             mappings: Vec::new(),
-            window: Window::new(memory, bytes)?,
-        })
+            window,
+        }
+    }
+
+    /// The record was sent: other ranks may map the window from now on.
+    pub fn publish(&mut self) {
+        self.window.publish();
     }
 
     /// Start of this rank's window.
@@ -46,14 +51,46 @@ impl PeerWindows {
         let others = GroupRank::all(records.len()).zip(records);
         let others = others.filter(|&(peer, _)| peer != rank && view.locals.contains(&peer));
         for (peer, record) in others {
-            let mapping = WindowRecord::from_bytes(record)
-                .and_then(|record| PeerMapping::new(self.window.context(), &record, bytes))
-                .map_err(|error| {
-                    error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
-                })?;
-            self.mappings.push(mapping);
+            self.map(view, peer, record, Some(bytes))?;
         }
         Ok(())
+    }
+
+    /// Maps the window of `peer`, which has `bytes` if they are known, and gives where it is.
+    pub fn map(
+        &mut self,
+        view: &NodeView,
+        peer: GroupRank,
+        record: &[u8],
+        bytes: Option<usize>,
+    ) -> Result<DevPtr> {
+        let mapping = WindowRecord::from_bytes(record)
+            .and_then(|record| {
+                let bytes = bytes.unwrap_or_else(|| record.bytes());
+                PeerMapping::new(self.window.context(), &record, bytes)
+            })
+            .map_err(|error| {
+                let rank = view.rank;
+                error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
+            })?;
+        let base = mapping.base();
+        self.mappings.push(mapping);
+        Ok(base)
+    }
+
+    /// Unmaps the peers' windows if the device is quiescent, and says whether none is mapped.
+    pub fn unmap(&mut self) -> bool {
+        PeerMapping::unmap(&mut self.mappings)
+    }
+
+    /// Ends this rank's window: its memory is free if no peer maps it any more, and otherwise left to the next group.
+    pub fn give_back(self, all_unmapped: bool) {
+        drop(self.mappings);
+        if all_unmapped {
+            self.window.free();
+        } else {
+            self.window.keep();
+        }
     }
 
     /// The windows of this node's ranks, once all are mapped; `own` is this rank's local index.
@@ -63,40 +100,33 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiescent. Gives the own window back once all ranks
-    /// have unmapped it, or leaves it to the next group if one could not. No kernel of any rank
+    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks
+    /// have unmapped them, or leaves them to the next group if one could not. No kernel of any rank
     /// uses a window any more. Collective.
     ///
     /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.
-    pub fn release(self, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
-        let Self { mappings, window } = self;
-        let mine = if PeerMapping::unmap(mappings) {
+    pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
+        let mine = if Self::unmap_all(&mut all) {
             UNMAPPED
         } else {
             STILL_MAPPED
         };
         let reports = bootstrap.all_gather(&[mine], stream)?;
-        if reports.iter().all(|it| *it == [UNMAPPED]) {
-            window.free()
-        } else {
-            window.keep()
-        }
+        let all_unmapped = reports.iter().all(|it| *it == [UNMAPPED]);
+        all.into_iter().for_each(|it| it.give_back(all_unmapped));
         Ok(())
     }
 
-    /// Gives up the peers' windows, and leaves the own one to the next group: a peer may still map it, but nobody
-    /// writes to it.
-    fn keep(self) {
-        drop(self.mappings);
-        self.window.keep();
+    fn unmap_all(all: &mut [Self]) -> bool {
+        PeerMapping::unmap(all.iter_mut().flat_map(|it| &mut it.mappings))
     }
 
     /// Ends an opening that failed with `error` on all ranks, and returns that error.
     fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         match bootstrap.lost() {
             // The error is what matters; a window that cannot be freed stays.
-            None => drop(self.release(bootstrap, stream)),
+            None => drop(Self::release(vec![self], bootstrap, stream)),
             // The own one stays allocated, as kernels of a peer may write to it.
             Some(_) => drop(self),
         }
@@ -119,8 +149,8 @@ impl GroupWindows {
 
     /// This rank's own, for operations with so many `bytes`.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize, has_words: bool) -> Result<Self> {
-        let operations = PeerWindows::new(memory, bytes)?;
-        let words = has_words.then(|| PeerWindows::new(memory, WORDS_BYTES));
+        let operations = PeerWindows::new(Window::new(memory, bytes)?);
+        let words = has_words.then(|| Window::new(memory, WORDS_BYTES).map(PeerWindows::new));
         Ok(Self {
             operations,
             words: words.transpose()?,
@@ -139,9 +169,9 @@ impl GroupWindows {
 
     /// The record was sent: other ranks may map them from now on.
     pub fn publish(&mut self) {
-        self.operations.window.publish();
+        self.operations.publish();
         if let Some(words) = &mut self.words {
-            words.window.publish();
+            words.publish();
         }
     }
 
@@ -159,30 +189,31 @@ impl GroupWindows {
 
     /// As [`PeerWindows::release`], for ranks that have left together through the words of `teardown`, by words again.
     /// These lie in windows of their own, which then serve the process's next group, or in the window of operations,
-    /// which does.
-    pub fn part(self, teardown: &Teardown) -> Result<()> {
+    /// which does. The `objects` end with the latter.
+    pub fn part(self, objects: Vec<PeerWindows>, teardown: &Teardown) -> Result<()> {
         let Self { operations, words } = self;
-        let PeerWindows { mappings, window } = operations;
-        if mappings.is_empty() {
-            window.free();
+        let is_alone = operations.mappings.is_empty();
+        let mut all = objects;
+        all.push(operations);
+        let give_back =
+            |all: Vec<PeerWindows>, unmapped| all.into_iter().for_each(|it| it.give_back(unmapped));
+        if is_alone {
+            give_back(all, true);
             return Ok(());
         }
-        let unmapped = match &words {
-            Some(_) => PeerMapping::unmap(mappings),
-            None => false,
-        };
+        let unmapped = words.is_some() && PeerWindows::unmap_all(&mut all);
         match (teardown.part(unmapped)?, words) {
             (Parting::AllUnmapped, Some(words)) => {
-                window.free();
-                words.keep();
+                give_back(all, true);
+                words.give_back(false);
             }
             (Parting::SomeMapped, Some(words)) => {
-                window.keep();
-                words.keep();
+                give_back(all, false);
+                words.give_back(false);
             }
-            (Parting::SomeMissing, Some(_)) => window.keep(),
-            (Parting::SomeMissing, None) => drop(window),
-            (Parting::AllUnmapped | Parting::SomeMapped, None) => window.keep(),
+            (Parting::SomeMissing, None) => drop(all),
+            (Parting::SomeMissing, Some(_))
+            | (Parting::AllUnmapped | Parting::SomeMapped, None) => give_back(all, false),
         }
         Ok(())
     }
@@ -190,7 +221,7 @@ impl GroupWindows {
     /// Ends an opening that failed with `error` on all ranks, and returns that error. Nobody has written a word.
     pub fn abandon(self, bootstrap: &Bootstrap, stream: Stream, error: Error) -> Error {
         if let Some(words) = self.words {
-            words.keep();
+            words.give_back(false);
         }
         self.operations.abandon(bootstrap, stream, error)
     }

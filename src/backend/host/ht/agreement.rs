@@ -16,7 +16,8 @@ use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
-use crate::model::ops::{Routing, Stream};
+use crate::model::ops::{IntWidth, Numbers, Routing, Stream};
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -80,14 +81,22 @@ fn gather_announcements(
     match wanted {
         Ok(HtRouting { routing, .. }) => {
             let Routing {
-                tokens, top_k, ids, ..
+                tokens,
+                top_k,
+                ids,
+                width,
+                ..
             } = *routing;
             message.number(0);
             message.number(tokens);
             message.number(top_k);
-            // SAFETY: `rule` has checked the tensor `[T, K]` of int64; the caller keeps it until
+            // SAFETY: `rule` has checked the tensor `[T, K]` of ids as wide; the caller keeps it until
             // the handle is made.
-            message.bytes(unsafe { bytes(ids, tokens * top_k * ID_BYTES) });
+            let ids = unsafe { bytes(ids, tokens * top_k * width.bytes()) };
+            match width.widened(ids) {
+                Cow::Borrowed(ids) => message.bytes(ids),
+                Cow::Owned(ids) => message.owned_bytes(ids),
+            }
         }
         Err(error) => {
             message.number(error.code() as usize);
@@ -139,6 +148,7 @@ fn agree(
     let HtRouting {
         routing,
         counter,
+        counters,
         home,
     } = wanted;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
@@ -150,7 +160,7 @@ fn agree(
         return Err(Error::argument(Subject::Size(Role::Ids, 1), rule)
             .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
     }
-    let map = HtMap::new(facts, epoch, &all);
+    let map = HtMap::new(facts, epoch, &all, routing.form);
     if let Some(counter) = counter {
         // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
         // library until the handle is made.
@@ -159,10 +169,30 @@ fn agree(
             copy_row(out, index, &count.to_ne_bytes())?;
         }
     }
+    let counts = map.counts.iter().map(|count| *count as u64);
+    write_numbers(counters.experts, counts)?;
+    write_numbers(counters.total, [map.received() as u64])?;
     if let Some(block) = home.given() {
         map.store(facts, routing, block)?;
     }
     Ok(map)
+}
+
+fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Result<()> {
+    let Some(Numbers { data, width }) = to else {
+        return Ok(());
+    };
+    let from: Vec<u64> = from.into_iter().collect();
+    // SAFETY: the ABI has checked the counter, so many entries at least; the caller leaves it to the library until the
+    // handle is made.
+    let out = unsafe { bytes_mut(data, from.len() * width.bytes()) };
+    for (index, number) in from.iter().enumerate() {
+        match width {
+            IntWidth::Bits32 => copy_row(out, index, &(*number as u32).to_ne_bytes())?,
+            IntWidth::Bits64 => copy_row(out, index, &number.to_ne_bytes())?,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

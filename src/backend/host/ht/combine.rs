@@ -4,7 +4,7 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
-use crate::backend::host::ht::route::Destination;
+use crate::backend::host::ht::route::{Destination, ID_BYTES};
 use crate::backend::host::ht::{Routed, source};
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
@@ -64,7 +64,7 @@ impl Routed {
         }
     }
 
-    /// Writes the gradients of each token's weights by ascending global expert id, then zeros.
+    /// Writes the gradients of each token's weights by ascending global expert id, then zeros; or by k.
     fn write_gradients(&self, gradients: &WeightGradients, results: &[Results<'_>]) -> Result<()> {
         let columns = gradients.top_k;
         // SAFETY: `rule` has checked the tensor `[T, K]`; the caller leaves it to the operation.
@@ -75,14 +75,37 @@ impl Routed {
             let columns_of = |to: Destination| {
                 (0..to.experts.len().min(columns)).map(move |column| (to.rank, to.index, column))
             };
-            let found = to.flat_map(columns_of).take(columns).enumerate();
-            for (column, (rank, index, theirs)) in found {
+            let found: Vec<_> = to.flat_map(columns_of).take(columns).collect();
+            let places = match gradients.by_k {
+                true => self.places_of_ids(token),
+                false => (0..found.len()).map(Some).collect(),
+            };
+            for (column, place) in places.into_iter().enumerate() {
+                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied()
+                else {
+                    continue;
+                };
                 let from = source(results, rank)?;
                 let weight = row(from.weights, (from.begin + index) * columns + theirs, 4)?;
                 copy_row(out, token * columns + column, weight)?;
             }
         }
         Ok(())
+    }
+
+    /// For each id of `token`, which of its experts that is, ascending; none if it names none.
+    fn places_of_ids(&self, token: usize) -> Vec<Option<usize>> {
+        let width = self.routing.top_k * ID_BYTES;
+        let ids = self.map.ids.get(token * width..(token + 1) * width);
+        let expert_of = |id| self.shared.facts.expert(id);
+        let experts: Vec<_> = numeric::i64s(ids.unwrap_or_default())
+            .map(expert_of)
+            .collect();
+        let mut all: Vec<_> = experts.iter().flatten().copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        let place = |expert: &Option<usize>| all.binary_search(expert.as_ref()?).ok();
+        experts.iter().map(place).collect()
     }
 
     /// Where `token` has gone.

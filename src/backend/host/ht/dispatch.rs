@@ -42,8 +42,11 @@ impl Routed {
         // SAFETY: `rule` has checked the tensors; the caller keeps them until the operation has run.
         unsafe { rows.append(&mut message) }?;
         if let Some(IdsAndWeights { ids, weights, .. }) = op.routing_in {
-            // SAFETY: as above, `[T, K]` of int64.
-            message.bytes(unsafe { bytes(ids, tokens * top_k * 8) });
+            message.bytes(match self.routing.form.keeps_ids {
+                true => &self.map.ids,
+                // SAFETY: as above, `[T, K]` of int64.
+                false => unsafe { bytes(ids, tokens * top_k * 8) },
+            });
             // SAFETY: as above, `[T, K]` of f32.
             message.bytes(unsafe { bytes(weights, tokens * top_k * 4) });
         }
@@ -70,7 +73,7 @@ impl Routed {
         }
         if let Some(out) = op.routing_out {
             self.check_capacity(Role::IdsOut, out.rows)?;
-            self.write_routing(&out, &arrivals, &sent)?;
+            self.write_routing((&out, op.first_id), &arrivals, &sent)?;
         }
         match op.counter {
             Some(counter) => self.write_counter(counter),
@@ -101,10 +104,10 @@ impl Routed {
         Ok(arrivals)
     }
 
-    /// Writes local expert ids, ascending, then -1; and their weights, then 0.
+    /// Writes the ids of experts, ascending, then -1; and their weights, then 0.
     fn write_routing(
         &self,
-        out: &IdsAndWeights,
+        (out, first_id): (&IdsAndWeights, usize),
         arrivals: &[Arrival],
         sent: &[SentTokens<'_>],
     ) -> Result<()> {
@@ -124,7 +127,8 @@ impl Routed {
             let from = source(sent, arrival.source)?;
             for (column, expert) in arrival.experts.iter().enumerate() {
                 let weight = from.weight(arrival.token, first + expert, top_k);
-                copy_row(ids, index * top_k + column, &(*expert as i64).to_ne_bytes())?;
+                let id = (first_id + expert) as i64;
+                copy_row(ids, index * top_k + column, &id.to_ne_bytes())?;
                 copy_row(weights, index * top_k + column, &weight.to_ne_bytes())?;
             }
         }

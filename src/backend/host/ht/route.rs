@@ -9,7 +9,7 @@ use crate::model::group::GroupFacts;
 use crate::model::handle_state::{
     GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header,
 };
-use crate::model::ops::Routing;
+use crate::model::ops::{HandleForm, Routing};
 
 /// A rank that one of a token's experts is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct HtMap {
     pub counts: Vec<u32>,
     /// `[tokens][top_k]` pairs of expert and index.
     pub entries: Vec<u8>,
+    /// i64 `[tokens][top_k]`: this rank's ids, if the handle keeps them.
+    pub ids: Vec<u8>,
 }
 
 /// Bytes of an expert and an index.
@@ -71,7 +73,7 @@ impl RankIds {
 
 impl HtMap {
     /// Computes the map of `facts.rank` from the ids of all ranks, exchanged in operation `number`.
-    pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds]) -> Self {
+    pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds], form: HandleForm) -> Self {
         let me = facts.rank.index();
         let mut map = Self {
             number,
@@ -79,6 +81,10 @@ impl HtMap {
             departures: vec![0; facts.ranks],
             counts: vec![0; facts.local_experts()],
             entries: Vec::new(),
+            ids: match all.get(me) {
+                Some(own) if form.keeps_ids => own.ids.clone(),
+                _ => Vec::new(),
+            },
         };
         let mut rows = 0;
         for (source, of_source) in all.iter().enumerate() {
@@ -145,6 +151,7 @@ impl HtMap {
         set(sections.departures, &self.departures)?;
         set(sections.counts, &self.counts)?;
         block.set(sections.entries, self.entries.iter().copied())?;
+        block.set(sections.ids, self.ids.iter().copied())?;
         let mut header = header(facts, routing, self.number);
         if let Some(rows) = header.get_mut(ROWS_WORD) {
             *rows = self.received() as u32;
@@ -163,19 +170,23 @@ impl HtMap {
             Ok::<_, Error>(numeric::u32s(bytes).collect())
         };
         let number = header.iter().skip(NUMBER_WORD).take(2).rev();
-        let entry_bytes = routing.tokens * routing.top_k * ENTRY_BYTES;
+        let entries = routing.tokens * routing.top_k;
+        let ids = if routing.form.keeps_ids { entries } else { 0 };
         Ok(Self {
             number: number.fold(0, |high, word| high << u32::BITS | u64::from(*word)),
             begins: words(sections.begins, facts.ranks + 1)?,
             departures: words(sections.departures, facts.ranks)?,
             counts: words(sections.counts, facts.local_experts())?,
-            entries: block.section(sections.entries, entry_bytes)?.to_vec(),
+            entries: block
+                .section(sections.entries, entries * ENTRY_BYTES)?
+                .to_vec(),
+            ids: block.section(sections.ids, ids * ID_BYTES)?.to_vec(),
         })
     }
 }
 
 fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
-    let shape = StateShape::of_group(facts, routing.top_k);
+    let shape = StateShape::of_group(facts, routing.top_k, routing.form);
     let shape = shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?;
     Ok(HtSections::new(shape))
 }
@@ -229,7 +240,7 @@ mod tests {
     use crate::model::group::{Algorithm, LlCombineMode};
     use crate::model::handle_state::block_bytes;
     use crate::model::ids::GroupRank;
-    use crate::model::ops::IdWidth;
+    use crate::model::ops::IntWidth;
     use crate::model::tensor::DevPtr;
 
     fn facts(rank: usize) -> GroupFacts {
@@ -246,6 +257,8 @@ mod tests {
             channels: None,
         }
     }
+
+    const NO_FORM: HandleForm = HandleForm { keeps_ids: false };
 
     fn ids(ids: &[i64]) -> RankIds {
         RankIds {
@@ -264,14 +277,14 @@ mod tests {
     #[test]
     fn rows_are_numbered_by_source_and_not_repeated() {
         let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
-        let map = HtMap::new(&facts(1), 0, &all);
+        let map = HtMap::new(&facts(1), 0, &all, NO_FORM);
         assert_eq!(
             (&map.begins[..], &map.counts[..]),
             (&[0, 1, 2][..], &[2, 1][..])
         );
         assert_eq!((map.received(), &map.departures[..]), (2, &[0, 1][..]));
         assert_eq!(goes_to(&map, 1, 1), [(1, 0, vec![0])]);
-        let map = HtMap::new(&facts(0), 0, &all);
+        let map = HtMap::new(&facts(0), 0, &all, NO_FORM);
         assert_eq!(
             (&map.begins[..], &map.departures[..]),
             (&[0, 1, 1][..], &[1, 1][..])
@@ -281,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_repeated_expert_counts_once() {
-        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1, 0, 1]), ids(&[])]);
+        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1, 0, 1]), ids(&[])], NO_FORM);
         assert_eq!(goes_to(&map, 0, 2), [(0, 0, vec![1]), (0, 1, vec![0, 1])]);
         assert_eq!(map.counts, [1, 2]);
     }
@@ -294,13 +307,17 @@ mod tests {
         };
         let routing = |tokens| Routing {
             ids: DevPtr::default(),
-            width: IdWidth::Bits64,
+            width: IntWidth::Bits64,
             tokens,
             top_k: 2,
+            form: HandleForm { keeps_ids: true },
         };
-        let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])]);
+        let form = routing(1).form;
+        let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
+        let map = HtMap::new(&facts, 5 << 32 | 6, &all, form);
+        assert_eq!(map.ids, [2_i64, 9].map(i64::to_ne_bytes).concat());
         let at = |block: &mut Vec<u64>| GivenBlock(DevPtr(block.as_mut_ptr() as usize));
-        let mut first = vec![!0; block_bytes(&facts, 2).unwrap() / 8];
+        let mut first = vec![!0; block_bytes(&facts, 2, form).unwrap() / 8];
         let found = HtMap::load(&facts, &routing(1), at(&mut first)).unwrap_err();
         assert!(
             found.text().contains("holds no routing"),

@@ -11,12 +11,11 @@ use crate::backend::host::rows::{copy_row, row};
 use crate::backend::host::scaled;
 use crate::error::{Error, Result};
 use crate::model::layout::RowOf;
-use crate::model::ops::{LlBeside, LlDispatch};
+use crate::model::ops::{IntWidth, LlBeside, LlDispatch};
 
-const ID_BYTES: usize = size_of::<i64>();
 const WEIGHT_BYTES: usize = size_of::<f32>();
-/// Of an entry that names no expert of this rank.
-const NONE: i64 = -1;
+/// Every byte of the id of an entry that names no expert of this rank, which is -1.
+const NONE: u8 = 0xff;
 
 impl HostLl {
     /// Appends the weights of this rank's tokens.
@@ -41,16 +40,15 @@ impl HostLl {
             self.routing.top_k,
         );
         let entries = self.rows(op.layout)? * top_k;
+        let width = beside.out_ids.width;
         // SAFETY: `rule` has checked both tensors `[R, M, K]`; the caller leaves them to the operation.
         let (ids, weights) = unsafe {
             (
-                bytes_mut(beside.out_ids, entries * ID_BYTES),
+                bytes_mut(beside.out_ids.data, entries * width.bytes()),
                 bytes_mut(beside.out_weights, entries * WEIGHT_BYTES),
             )
         };
-        for id in ids.chunks_exact_mut(ID_BYTES) {
-            id.copy_from_slice(&NONE.to_ne_bytes());
-        }
+        ids.fill(NONE);
         let mut landed = Landed::default();
         for (source, sent) in sent.iter().enumerate() {
             let mut placed: Vec<Placed> = Vec::new();
@@ -80,8 +78,11 @@ impl HostLl {
                     });
                 }
                 let at = placed.last().ok_or_else(no_row)?.row;
-                let local = i64::try_from(local).map_err(|_| no_row())?;
-                copy_row(ids, at * top_k + k, &local.to_ne_bytes())?;
+                let id = (beside.first_id + local) as i64;
+                match width {
+                    IntWidth::Bits32 => copy_row(ids, at * top_k + k, &(id as i32).to_ne_bytes())?,
+                    IntWidth::Bits64 => copy_row(ids, at * top_k + k, &id.to_ne_bytes())?,
+                }
             }
             landed.counts.push(placed.len());
             landed.placed.push(placed);

@@ -125,14 +125,17 @@ impl HostLl {
         };
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
-        // SAFETY: `rule` has checked both tensors, ids `[T, K]` of int64 and weights `[T, K]` of f32;
+        let width = self.routing.width;
+        // SAFETY: `rule` has checked both tensors, ids `[T, K]` as wide and weights `[T, K]` of f32;
         // the caller keeps them until the operation has run.
-        let wanted = unsafe {
-            Wanted {
-                ids: bytes(self.routing.ids, entries * 8),
-                weights: bytes(weights, entries * 4),
-            }
+        let (ids, weights) = unsafe {
+            (
+                bytes(self.routing.ids, entries * width.bytes()),
+                bytes(weights, entries * 4),
+            )
         };
+        let ids = &width.widened(ids);
+        let wanted = Wanted { ids, weights };
         let sent = &self.last(op.layout)?.sent;
         Ok(Some(TopkWeights::new(self.facts(), top_k, sent, wanted)))
     }

@@ -15,6 +15,7 @@ use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
 use crate::model::layout::{Layout, RowOf};
 use crate::model::ops::LlDispatch;
+use std::borrow::Cow;
 
 impl HostLl {
     pub(super) fn send_tokens(
@@ -32,10 +33,15 @@ impl HostLl {
             row: op.row,
             scaled: op.scaled.as_ref(),
         };
-        // SAFETY: `rule` has checked the tensors, ids `[T, K]` of int64, weights and rows with their scales;
+        // SAFETY: `rule` has checked the tensors, ids `[T, K]` as wide, weights and rows with their scales;
         // the caller keeps them until the operation has run.
         unsafe {
-            message.bytes(bytes(self.routing.ids, tokens * top_k * 8));
+            let width = self.routing.width;
+            let ids = bytes(self.routing.ids, tokens * top_k * width.bytes());
+            match width.widened(ids) {
+                Cow::Borrowed(ids) => message.bytes(ids),
+                Cow::Owned(ids) => message.owned_bytes(ids),
+            }
             if let Some(beside) = &op.beside {
                 self.append_weights(beside, &mut message);
             }
@@ -231,6 +237,7 @@ mod tests {
             handle: None,
             top_k: 8,
             by_rank: false,
+            in_view: false,
             row: WireRow::from(RowType {
                 dtype: DType::Bfloat16,
                 hidden: 8,

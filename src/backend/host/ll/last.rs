@@ -97,7 +97,7 @@ impl LastDispatch {
 
 /// The sections, and a rank's entries.
 fn sections(facts: &GroupFacts, routing: &Routing) -> Result<(LlSections, usize)> {
-    let shape = StateShape::of_group(facts, routing.top_k);
+    let shape = StateShape::of_group(facts, routing.top_k, routing.form);
     let shape = shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?;
     Ok((LlSections::new(shape, 1), shape.most_tokens * shape.top_k))
 }

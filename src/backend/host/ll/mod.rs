@@ -5,6 +5,7 @@ mod combine;
 mod dispatch;
 mod last;
 mod topk_weights;
+pub mod views;
 
 use crate::backend::LlBackend;
 use crate::backend::host::fingerprint::Fingerprint;
@@ -16,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::layout::Layout;
-use crate::model::ops::{LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream};
+use crate::model::ops::{LlDispatch, LlOp, Routing, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
+use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,6 +110,7 @@ impl HostLl {
             handle: None,
             top_k: self.routing.top_k,
             by_rank: op.layout().is_rank_major(),
+            in_view: matches!(op, LlOp::Dispatch(op) if op.view.is_some()),
             row,
         }
     }
@@ -118,6 +121,10 @@ impl HostLl {
 }
 
 impl LlBackend for HostLl {
+    fn view(&self, _op: &LlDispatch, _staged: bool, bank: ViewBank) -> Result<DevPtr> {
+        self.shared.views.at(bank)
+    }
+
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, false));
         let follow = self.received.follow();

@@ -5,6 +5,7 @@
 //! messages, or the kernel, that empty it are through.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{
@@ -62,6 +63,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT combine")?;
     let enqueued = combine.enqueue(&mut enqueueing);
+    let enqueued = enqueued.and_then(|()| kept::order_gradients(group, op, &handle.routing, at));
     enqueueing.end(group, order, enqueued)
 }
 

@@ -24,7 +24,7 @@ use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{IdWidth, Routing, Stream};
+use crate::model::ops::{HandleForm, IntWidth, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -100,7 +100,8 @@ impl Part {
                 tokens: 0,
                 top_k: 0,
                 ids: DevPtr::default(),
-                width: IdWidth::Bits64,
+                width: IntWidth::Bits64,
+                form: HandleForm::default(),
             },
             counter: None,
             verdict: verdict_refusing(error),

@@ -1,0 +1,179 @@
+//! Memory that peers map.
+#![allow(unsafe_code)]
+
+use crate::guard::{GUARD, Subject, check_out, write_out};
+use crate::objects::Group;
+use crate::types::{ncclEpGroup_t, ncclEpMemInfo_t, ncclResult_t};
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::tensor::DevPtr;
+use std::ffi::{c_uint, c_void};
+
+/// Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
+/// Collective, in one order with the group's other memory calls on all ranks; either all ranks get
+/// memory or all get an error. `bytes` may differ between ranks. Blocks the host, and enqueues
+/// nothing on streams of the caller.
+///
+/// A tensor whose rows lie wholly in such memory, at a multiple of 16 bytes, is recognised by its
+/// address in each operation, whatever the other ranks pass: then rows need not be copied where
+/// both ends can do without. Offsets may differ between ranks. Results are the same as with any
+/// other memory.
+///
+/// The content is arbitrary at first. What is not freed before ends with the group.
+///
+/// @param ep_group  the group
+/// @param ptr       gets the address on this rank; written on success only
+/// @param bytes     bytes on this rank, not 0
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or 0 bytes; `ncclInvalidUsage` if the
+/// group has 64 objects, if the default stream is captured into a graph or waits for a stream that
+/// is, or if another rank makes another call; `ncclUnhandledCudaError` without memory;
+/// `ncclRemoteError` if another rank refused, or did not arrive within NCCL_EP_TIMEOUT_MS: then the
+/// group has failed; and the code of the failure if the group had failed before.
+///
+/// # Safety
+/// `ptr` is NULL or points to a writable pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMemAlloc(
+    ep_group: ncclEpGroup_t,
+    ptr: *mut *mut c_void,
+    bytes: usize,
+) -> ncclResult_t {
+    let number = ep_group as usize;
+    GUARD.run("ncclEpMemAlloc", Subject::Group(number), || {
+        let group = Group::resolve(number)?;
+        let bytes = check_out("ptr", ptr).map(|()| bytes);
+        let data = group.session.allocate_memory(bytes)?;
+        // SAFETY: this function's contract.
+        unsafe { write_out("ptr", ptr, data.0 as *mut c_void) }
+    })
+}
+
+/// Frees the memory of one `ncclEpMemAlloc`. Collective, with the memory of the same object on all
+/// ranks. Waits until the group's operations have run; other work of the caller's must not use the
+/// memory any more. If a rank does not arrive, or fails, the memory stays allocated, as that rank
+/// might still write there.
+///
+/// @param ep_group  the group
+/// @param ptr       what `ncclEpMemAlloc` gave on this rank
+///
+/// Returns `ncclInvalidArgument` for a dead group or another address; `ncclInvalidUsage` if the
+/// ranks free memory of different objects, or once an operation of the group was captured into a
+/// graph, which may use the memory: it stays until the group ends; and otherwise as
+/// `ncclEpMemAlloc`.
+///
+/// # Safety
+/// None: a foreign address is recognised.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
+    GUARD.destroy("ncclEpMemFree", || {
+        let group = Group::resolve(ep_group as usize)?;
+        group.session.free_memory(DevPtr(ptr as usize))
+    })
+}
+
+/// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective;
+/// `bytes` may differ between ranks. The memory is the caller's as before, and must live until
+/// `ncclEpMemDeregister` or the group's end; after a failure of the group until the other ranks'
+/// processes have ended or destroyed the group.
+///
+/// It must be in one allocation of `cudaMalloc`, all of which the other ranks map. Memory of other
+/// kinds (`cudaMallocAsync`, `cudaMallocManaged`, `ncclMemAlloc` and others of `cuMemCreate`) is
+/// refused on all ranks. Nobody may write there during the call.
+///
+/// @param ep_group     the group
+/// @param ptr          first byte on this rank, a multiple of 16
+/// @param bytes        bytes on this rank, not 0
+/// @param nccl_window  must be NULL
+///
+/// Returns `ncclInvalidArgument` for memory that breaks a rule, or has bytes in common with memory
+/// of another object of the group; and otherwise as `ncclEpMemAlloc`.
+///
+/// # Safety
+/// `ptr` is NULL or the caller's memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMemRegister(
+    ep_group: ncclEpGroup_t,
+    ptr: *mut c_void,
+    bytes: usize,
+    nccl_window: *mut c_void,
+) -> ncclResult_t {
+    let number = ep_group as usize;
+    GUARD.run("ncclEpMemRegister", Subject::Group(number), || {
+        let group = Group::resolve(number)?;
+        let given = no_window(nccl_window).map(|()| (DevPtr(ptr as usize), bytes));
+        group.session.register_memory(given)
+    })
+}
+
+fn no_window(window: *mut c_void) -> Result<()> {
+    if window.is_null() {
+        return Ok(());
+    }
+    Err(refuse::argument("nccl_window", "must be NULL"))
+}
+
+/// Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the
+/// memory stays the caller's, and no rank maps it any more.
+///
+/// @param ep_group  the group
+/// @param ptr       what `ncclEpMemRegister` got on this rank
+///
+/// Returns as `ncclEpMemFree`.
+///
+/// # Safety
+/// None: a foreign address is recognised.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMemDeregister(
+    ep_group: ncclEpGroup_t,
+    ptr: *mut c_void,
+) -> ncclResult_t {
+    GUARD.destroy("ncclEpMemDeregister", || {
+        let group = Group::resolve(ep_group as usize)?;
+        group.session.forget_memory(DevPtr(ptr as usize))
+    })
+}
+
+/// Tells which object of the group the byte at `ptr` is in. Local, and enqueues nothing.
+///
+/// @param ep_group  the group
+/// @param ptr       an address
+/// @param info      its `size` is set by the caller; gets the rest
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, an `info->size` that is too small, or
+/// an address in no object.
+///
+/// # Safety
+/// `info` is NULL or points to a structure of `info->size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpMemInfo(
+    ep_group: ncclEpGroup_t,
+    ptr: *const c_void,
+    info: *mut ncclEpMemInfo_t,
+) -> ncclResult_t {
+    let number = ep_group as usize;
+    GUARD.run("ncclEpMemInfo", Subject::Group(number), || {
+        let group = Group::resolve(number)?;
+        check_out("info", info)?;
+        // SAFETY: not NULL, so by contract there is a size.
+        let size = unsafe { (&raw const (*info).size).read() };
+        if size < size_of::<ncclEpMemInfo_t>() {
+            let rule = "must be the size of the structure";
+            let least = format_args!("{} or more", size_of::<ncclEpMemInfo_t>());
+            return Err(refuse::argument("info.size", rule).got(size, least));
+        }
+        let found = group.session.memory_at(DevPtr(ptr as usize))?;
+        let known = ncclEpMemInfo_t {
+            size,
+            object: found.range.object as c_uint,
+            peers: found.peers as c_uint,
+            offset: ptr as usize - found.range.begin as usize,
+            bytes: found.range.bytes as usize,
+            tensors: found.tensors,
+            plain_tensors: found.plain,
+            peer_data: found.bases.0 as *const *mut c_void,
+        };
+        // SAFETY: the structure is at least so large.
+        unsafe { write_out("info", info, known) }
+    })
+}

@@ -1,0 +1,59 @@
+// A rank dies while the others make or end memory that peers map.
+#include "suites/death/work.h"
+
+enum { kBytes = 5000 };
+
+static void lose_in_a_memory_call(DeathRank* self, bool frees) {
+    const EpEnv* env = &self->env;
+    Work work;
+    open_work(&work, env, 3);
+    void* memory = NULL;
+    void* none = NULL;
+    EP_REQUIRE_NCCL(ncclEpMemAlloc(work.group, &memory, kBytes));
+    lose_victim(self);
+    const double start = seconds_now();
+    const ncclResult_t result =
+        frees ? ncclEpMemFree(work.group, memory) : ncclEpMemAlloc(work.group, &none, kBytes);
+    EP_CHECK_RESULT(result, ncclRemoteError);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
+    check_in_time(self, start);
+    EP_CHECK(none == NULL);
+    // It is still there.
+    const char byte = 1;
+    ep_upload(memory, &byte, 1);
+    ncclEpMemInfo_t info = {.size = sizeof(info)};
+    EP_CHECK_NCCL(ncclEpMemInfo(work.group, memory, &info));
+    expect_refusals(&work);
+    meet(self, kNoticed, survivors(self));
+    const double end = seconds_now();
+    EP_CHECK_NCCL(ep_handle_destroy(&work.run.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env->stream));
+    check_in_time(self, end);
+    // Freeing tensors waits for the device, and so for the exchange that has failed.
+    EP_CHECK_NCCL(ncclCommAbort(env->comm));
+    (void)cudaStreamSynchronize(env->stream);
+    (void)cudaGetLastError();
+    ll_run_close(&work.run);
+    expect_context_usable(self);
+    go_on_without_victim(self);
+    EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
+}
+
+DEATH_CASE(dies_before_memory_is_made, kVictimDies) { lose_in_a_memory_call(self, false); }
+
+DEATH_CASE(dies_before_memory_is_freed, kVictimDies) { lose_in_a_memory_call(self, true); }
+
+// The group has failed in an operation by then: its memory stays.
+DEATH_CASE(dies_in_a_group_with_memory, kVictimDies) {
+    Work work;
+    open_work(&work, &self->env, 4);
+    void* memory = NULL;
+    EP_REQUIRE_NCCL(ncclEpMemAlloc(work.group, &memory, kBytes));
+    lose_victim(self);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
+    expect_fault(self, work.group, start);
+    EP_CHECK_RESULT(ncclEpMemFree(work.group, memory), ncclRemoteError);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
+    finish_survivor(self, &work);
+}

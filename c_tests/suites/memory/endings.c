@@ -1,0 +1,146 @@
+// How objects end: what they leave behind, what their end waits for, what keeps their memory.
+#define _GNU_SOURCE  // usleep
+#include <dirent.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "harness/graphs.h"
+#include "reference/ll_run.h"
+#include "suites/memory/memory.h"
+
+enum { kBytes = 5 << 20, kTimes = 3 };
+
+static int open_descriptors(void) {
+    DIR* directory = opendir("/proc/self/fd");
+    EP_REQUIRE(directory != NULL);
+    int count = 0;
+    while (readdir(directory) != NULL) ++count;
+    closedir(directory);
+    return count;
+}
+
+// Of this process alone on the stand-ins; other processes of a GPU use it, too.
+static size_t free_bytes(void) {
+    size_t left = 0;
+    size_t total = 0;
+    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
+    return ep_on_hostsim() ? left : 0;
+}
+
+static void make_and_end(const EpEnv* env, bool frees) {
+    ncclEpGroup_t group = open_group(env);
+    uint8_t* given = ep_device_alloc(kBytes);
+    uint8_t* memory[] = {new_memory(group, kBytes), new_memory(group, 2 * kBytes)};
+    EP_CHECK_NCCL(ncclEpMemRegister(group, given, kBytes, NULL));
+    fill(env, memory[1], kBytes, 70);
+    check_peers(env, group, memory[1], 70);
+    if (frees) {
+        EP_CHECK_NCCL(ncclEpMemFree(group, memory[1]));
+        EP_CHECK_NCCL(ncclEpMemDeregister(group, given));
+        EP_CHECK_NCCL(ncclEpMemFree(group, memory[0]));
+    }
+    close_group(env, group);
+    ep_device_free(given);
+}
+
+// Nothing is left of objects, whether they end or their group does.
+EP_TEST(memory_is_freed) {
+    for (int frees = 0; frees < 2; ++frees) {
+        // Over several nodes the second group finds what the first has kept, and keeps more.
+        for (int i = 0; i < 2; ++i) make_and_end(env, frees);
+        ep_barrier();
+        const size_t before = free_bytes();
+        const int descriptors = open_descriptors();
+        for (int i = 0; i < kTimes; ++i) make_and_end(env, frees);
+        ep_barrier();
+        EP_CHECK_EQ_U64(free_bytes(), before);
+        EP_CHECK_EQ_I64(open_descriptors(), descriptors);
+    }
+}
+
+EP_TEST(freed_memory_is_given_back_at_once) {
+    ncclEpGroup_t group = open_group(env);
+    EP_CHECK_NCCL(ncclEpMemFree(group, new_memory(group, kBytes)));
+    ep_barrier();
+    const size_t before = free_bytes();
+    uint8_t* memory = new_memory(group, kBytes);
+    if (ep_on_hostsim()) EP_CHECK(free_bytes() + kBytes <= before);
+    EP_CHECK_NCCL(ncclEpMemFree(group, memory));
+    ep_barrier();
+    EP_CHECK_EQ_U64(free_bytes(), before);
+    close_group(env, group);
+}
+
+typedef struct {
+    EpGate gate;
+    atomic_bool is_open;
+} Held;
+
+static void* open_late(void* argument) {
+    enum { kHeldUs = 30000 };
+    Held* held = argument;
+    usleep(kHeldUs);
+    atomic_store(&held->is_open, true);
+    ep_gate_open(&held->gate);
+    return NULL;
+}
+
+static const RefShape kShape = {.hidden = 64, .top_k = 2, .max_tokens = 5};
+
+static RefShape shape_of(const EpEnv* env) {
+    RefShape shape = kShape;
+    shape.num_experts = 2 * (unsigned)env->size;
+    return shape;
+}
+
+// An object ends behind the operations of its group, whatever stream these are on.
+EP_TEST(memory_outlives_operations) {
+    const RefShape shape = shape_of(env);
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 1);
+    uint8_t* memory = new_memory(group, kBytes);
+    ll_prepare_dispatch(&run);
+    Held held = {.is_open = false};
+    ep_gate_close(&held.gate, env->stream);
+    EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
+    pthread_t opener;
+    EP_REQUIRE(pthread_create(&opener, NULL, open_late, &held) == 0);
+    EP_CHECK_NCCL(ncclEpMemFree(group, memory));
+    EP_CHECK(atomic_load(&held.is_open));
+    EP_REQUIRE(pthread_join(opener, NULL) == 0);
+    ep_sync(env);
+    ll_run_close(&run);
+    close_group(env, group);
+}
+
+static void play(void* context) {
+    LlRun* run = context;
+    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, false));
+}
+
+// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves again.
+EP_TEST(graphs_keep_memory) {
+    const RefShape shape = shape_of(env);
+    ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
+    LlRun run;
+    ll_run_open_with(&run, env, captured_group, &shape, kRefDistinct, true, 2);
+    ll_prepare_dispatch(&run);
+    const EpCaptured captured = ep_capture(env->stream, play, &run);
+    if (captured.executable != NULL) {
+        ncclEpGroup_t group = open_group(env);
+        uint8_t* memory = new_memory(group, kBytes);
+        EP_CHECK_NCCL(ncclEpMemFree(group, memory));
+        EP_CHECK_EQ_I64(object_at(group, memory), -1);
+        EP_CHECK(new_memory(group, kBytes) == memory);
+        fill(env, memory, kBytes, 80);
+        check_peers(env, group, memory, 80);
+        ep_replay(&captured);
+        ep_sync(env);
+        close_group(env, group);
+    }
+    ep_release_captured(&captured);
+    ll_run_close(&run);
+    close_group(env, captured_group);
+}

@@ -1,0 +1,28 @@
+// Memory that peers map: what the cases share.
+#ifndef C_TESTS_SUITES_MEMORY_MEMORY_H_
+#define C_TESTS_SUITES_MEMORY_MEMORY_H_
+
+#include "harness/harness.h"
+#include "harness/nodes.h"
+
+// A group for any case, in low latency.
+ncclEpGroup_t open_group(const EpEnv* env);
+void close_group(const EpEnv* env, ncclEpGroup_t group);
+
+// This rank's bytes of an object, which differ between ranks.
+size_t bytes_of(const EpEnv* env, size_t number);
+
+// Memory of `bytes` in a new object, which must be made.
+uint8_t* new_memory(ncclEpGroup_t group, size_t bytes);
+
+// What the library knows of `ptr`; object 0 to 63, or -1 in no object.
+int object_at(ncclEpGroup_t group, const void* ptr);
+ncclEpMemInfo_t info_of(ncclEpGroup_t group, const void* ptr);
+
+// Fills memory of this rank with what peers can tell from all other.
+void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed);
+// Collective: each rank reads what the others of its node have filled theirs with, and finds that it maps no other
+// node's. `memory` is this rank's of the object.
+void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, uint64_t seed);
+
+#endif  // C_TESTS_SUITES_MEMORY_MEMORY_H_

@@ -1,0 +1,247 @@
+// A run of high throughput, flat; see ht_run.h.
+#include "suites/second/ht_run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference/ht.h"
+
+static bool has_wide_counters(const Case* test) { return test->generation % 2 == 0; }
+
+static size_t counter_bytes(const Case* test) {
+    return has_wide_counters(test) ? sizeof(int64_t) : sizeof(int32_t);
+}
+
+void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
+    inputs_open(&run->in, env, test, seed);
+    run->received = ref_ht_received(run->in.routing, run->in.rank);
+    run->used = test->recv_rows > 0 ? test->recv_rows : run->received;
+    run->rows = test->recv_rows > 0 ? test->recv_rows + kHtSpare : run->received;
+    const size_t entries_out = (size_t)run->rows * test->top_k;
+    run->tokens_out = ref_buffer_new(run->rows * run->in.row_bytes);
+    run->ids_out = ref_buffer_new(entries_out * sizeof(int64_t));
+    run->weights_out = ref_buffer_new(entries_out * sizeof(float));
+    run->seed = seed;
+    run->counters = ref_buffer_new((test->local_experts + kHtSpare) * counter_bytes(test));
+    run->total = ref_buffer_new(sizeof(int64_t));
+    run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
+    void* rows = ref_host_poison(run->results_in.bytes);
+    const unsigned most = run->received < run->rows ? run->received : run->rows;
+    ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
+    ref_buffer_upload(&run->results_in, rows);
+    free(rows);
+    run->gradients_in = ref_buffer_new_input(entries_out * sizeof(float));
+    run->gradients = ref_buffer_new(ref_entries_of(run->in.routing, run->in.rank) * sizeof(float));
+    float* gradients = ref_host_new(entries_out * sizeof(float));
+    for (size_t i = 0; i < entries_out; ++i) gradients[i] = ref_weight(seed, run->in.rank, i);
+    ref_buffer_upload(&run->gradients_in, gradients);
+    free(gradients);
+}
+
+void ht_close(HtRun* run) {
+    RefBuffer* buffers[] = {&run->tokens_out, &run->ids_out, &run->weights_out,
+                            &run->counters,   &run->total,   &run->results_in,
+                            &run->gradients_in, &run->gradients};
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    inputs_close(&run->in);
+}
+
+static void check_counters(const HtRun* run) {
+    const Case* test = run->in.test;
+    int32_t* counts = ref_host_new((test->local_experts + 1) * sizeof(int32_t));
+    ref_ht_counts(run->in.routing, run->in.rank, counts);
+    int32_t* narrow = ref_host_poison(run->counters.bytes);
+    int64_t* wide = (int64_t*)narrow;
+    union {
+        int64_t wide;
+        int32_t narrow;
+    } total;
+    memset(&total, kRefPoison, sizeof(total));
+    for (unsigned i = 0; i < test->local_experts; ++i) {
+        if (has_wide_counters(test)) wide[i] = counts[i];
+        else narrow[i] = counts[i];
+    }
+    if (has_wide_counters(test)) total.wide = run->received;
+    else total.narrow = (int32_t)run->received;
+    REF_CHECK_BUFFER(&run->counters, narrow);
+    REF_CHECK_BUFFER(&run->total, &total);
+    free(counts);
+    free(narrow);
+}
+
+ncclEpHandle_t ht_handle(const HtRun* run, ncclEpGroup_t group) {
+    const Case* test = run->in.test;
+    const ncclDataType_t datatype = has_wide_counters(test) ? ncclInt64 : ncclInt32;
+    View ids, counters, total;
+    view_of_ids(&ids, &run->in);
+    view_of(&counters, ref_buffer_data(&run->counters), datatype, test->local_experts + kHtSpare, 0, 0);
+    view_of(&total, ref_buffer_data(&run->total), datatype, 1, 0, 0);
+    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+    info.expert_counters = &counters.tensor;
+    info.recv_total_counter = &total.tensor;
+    info.expert_offsets = (ncclEpTensor_t*)16;  // flat rows have none, so it is not read
+    ncclEpHandle_t handle = handle_of(group, test, &ids, &info, run->in.env->stream);
+    view_scrap(&ids);
+    view_scrap(&counters);
+    view_scrap(&total);
+    ep_sync(run->in.env);
+    scrap_ids(&run->in);
+    check_counters(run);
+    return handle;
+}
+
+ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
+    const Case* test = run->in.test;
+    View tokens, weights, tokens_out, ids_out, weights_out;
+    view_of(&tokens, ref_buffer_data(&run->in.tokens_in), test->datatype, run->in.num_tokens, test->hidden,
+            0);
+    view_of(&weights, ref_buffer_data(&run->in.weights), ncclFloat32, run->in.num_tokens, test->top_k, 0);
+    view_of(&tokens_out, ref_buffer_data(&run->tokens_out), test->datatype, run->rows, test->hidden,
+            0);
+    view_of(&ids_out, ref_buffer_data(&run->ids_out), ncclInt64, run->rows, test->top_k, 0);
+    view_of(&weights_out, ref_buffer_data(&run->weights_out), ncclFloat32, run->rows, test->top_k,
+            0);
+    ncclEpDispatchInputs_t inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
+    inputs.tokens = &tokens.tensor;
+    inputs.topk_weights = &weights.tensor;
+    ncclEpDispatchOutputs_t outputs = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    outputs.tokens = &tokens_out.tensor;
+    outputs.topk_weights = &weights_out.tensor;
+    outputs.topk_idx = &ids_out.tensor;
+    ncclEpLayoutInfo_t local = NCCL_EP_LAYOUT_INFO_INIT;
+    local.recv_topk_idx_kind = test->global_ids ? NCCL_EP_EXPERT_ID_GLOBAL : NCCL_EP_EXPERT_ID_LOCAL;
+    ncclEpDispatchConfig_t options = NCCL_EP_DISPATCH_CONFIG_INIT;
+    options.send_only = 1;  // without effect
+    void* info = old_layout_info(&local, test->generation);
+    void* config = old_dispatch_config(&options, test->generation);
+    const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs,
+                                               test->updated || test->global_ids ? info : NULL, config, run->in.env->stream);
+    old_free(info);
+    old_free(config);
+    view_scrap(&tokens);
+    view_scrap(&weights);
+    view_scrap(&tokens_out);
+    view_scrap(&ids_out);
+    view_scrap(&weights_out);
+    return result;
+}
+
+void ht_check_dispatch(const HtRun* run) {
+    void* tokens = ref_host_poison(run->tokens_out.bytes);
+    int64_t* ids = ref_host_poison(run->ids_out.bytes);
+    float* weights = ref_host_poison(run->weights_out.bytes);
+    ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
+    ref_ht_dispatch_routing(run->in.routing, run->in.routing, run->in.rank, run->used, ids, weights);
+    const size_t used = (size_t)run->used * run->in.test->top_k;
+    const int64_t first = run->in.test->global_ids ? run->in.rank * run->in.test->local_experts : 0;
+    for (size_t i = 0; i < used; ++i) ids[i] += ids[i] >= 0 ? first : 0;
+    REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    REF_CHECK_BUFFER(&run->ids_out, ids);
+    REF_CHECK_BUFFER(&run->weights_out, weights);
+    free(tokens);
+    free(ids);
+    free(weights);
+}
+
+ncclResult_t ht_launch_combine(const HtRun* run, ncclEpHandle_t handle) {
+    const Case* test = run->in.test;
+    View results, combined;
+    view_of(&results, ref_buffer_data(&run->results_in), test->datatype, run->rows, test->hidden, 0);
+    view_of(&combined, ref_buffer_data(&run->in.combined), test->datatype, run->in.num_tokens,
+            test->hidden, 0);
+    ncclEpCombineInputs_t now = NCCL_EP_COMBINE_INPUTS_INIT;
+    now.tokens = &results.tensor;
+    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    outputs.tokens = &combined.tensor;
+    void* inputs = old_combine_inputs(&now, test->generation);
+    const ncclResult_t result = ncclEpCombine(handle, inputs, &outputs, NULL, run->in.env->stream);
+    old_free(inputs);
+    view_scrap(&results);
+    view_scrap(&combined);
+    return result;
+}
+
+
+ncclResult_t ht_launch_dispatch_back(const HtRun* run, ncclEpHandle_t handle) {
+    const Case* test = run->in.test;
+    View tokens, tokens_out;
+    view_of(&tokens, ref_buffer_data(&run->in.tokens_in), test->datatype, run->in.num_tokens, test->hidden, 0);
+    view_of(&tokens_out, ref_buffer_data(&run->tokens_out), test->datatype, run->rows, test->hidden, 0);
+    ncclEpDispatchInputs_t inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
+    inputs.tokens = &tokens.tensor;
+    ncclEpDispatchOutputs_t outputs = NCCL_EP_DISPATCH_OUTPUTS_INIT;
+    outputs.tokens = &tokens_out.tensor;
+    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
+    config.pass_direction = NCCL_EP_BWD_PASS;
+    const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs, NULL, &config, run->in.env->stream);
+    view_scrap(&tokens);
+    view_scrap(&tokens_out);
+    return result;
+}
+
+ncclResult_t ht_launch_combine_back(const HtRun* run, ncclEpHandle_t handle) {
+    const Case* test = run->in.test;
+    View results, gradients_in, combined, gradients;
+    view_of(&results, ref_buffer_data(&run->results_in), test->datatype, run->rows, test->hidden, 0);
+    view_of(&gradients_in, ref_buffer_data(&run->gradients_in), ncclFloat32, run->rows, test->top_k, 0);
+    view_of(&combined, ref_buffer_data(&run->in.combined), test->datatype, run->in.num_tokens, test->hidden, 0);
+    view_of(&gradients, ref_buffer_data(&run->gradients), ncclFloat32, run->in.num_tokens, test->top_k, 0);
+    ncclEpCombineInputs_t inputs = NCCL_EP_COMBINE_INPUTS_INIT;
+    inputs.tokens = &results.tensor;
+    inputs.topk_weights = &gradients_in.tensor;
+    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    outputs.tokens = &combined.tensor;
+    outputs.topk_weights = &gradients.tensor;
+    ncclEpCombineConfig_t config = NCCL_EP_COMBINE_CONFIG_INIT;
+    config.pass_direction = NCCL_EP_BWD_PASS;
+    const ncclResult_t result = ncclEpCombine(handle, &inputs, &outputs, &config, run->in.env->stream);
+    view_scrap(&results);
+    view_scrap(&gradients_in);
+    view_scrap(&combined);
+    view_scrap(&gradients);
+    return result;
+}
+
+void ht_poison(const HtRun* run) {
+    const RefBuffer* outputs[] = {&run->tokens_out, &run->ids_out, &run->weights_out, &run->in.combined,
+                                  &run->gradients};
+    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); ++i) ref_buffer_poison(outputs[i]);
+}
+
+void ht_check_dispatch_back(const HtRun* run) {
+    void* tokens = ref_host_poison(run->tokens_out.bytes);
+    ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
+    REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    free(tokens);
+}
+
+void ht_check_combine(const HtRun* run) {
+    void* expected = ref_host_new(run->in.combined.bytes);
+    ref_ht_combine(run->in.routing, run->in.rank, &run->in.results, expected);
+    REF_CHECK_BUFFER(&run->in.combined, expected);
+    free(expected);
+}
+
+void ht_check_combine_back(const HtRun* run) {
+    ht_check_combine(run);
+    float* expected = ref_host_new(run->gradients.bytes);
+    ref_ht_gradients_by_k(run->in.routing, run->in.rank, run->seed, expected);
+    REF_CHECK_BUFFER(&run->gradients, expected);
+    free(expected);
+}
+
+void ht_exchange(const HtRun* run, ncclEpHandle_t handle) {
+    ht_poison(run);
+    EP_CHECK_NCCL(ht_launch_dispatch(run, handle));
+    EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->in.env->stream));
+    EP_CHECK_NCCL(ht_launch_combine(run, handle));
+    ep_sync(run->in.env);
+    ht_check_dispatch(run);
+    ht_check_combine(run);
+    ht_poison(run);
+    EP_CHECK_NCCL(ht_launch_combine_back(run, handle));
+    EP_CHECK_NCCL(ht_launch_dispatch_back(run, handle));
+    ep_sync(run->in.env);
+    ht_check_dispatch_back(run);
+    ht_check_combine_back(run);
+}

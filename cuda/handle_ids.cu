@@ -1,0 +1,24 @@
+// Copies ids so that kernels can read them: with 64 bits each, and those that are not negative moved by `offset`.
+//
+// Grid: one thread for each id at a time. What is written is visible to later kernels of the stream. `to` may be `from`
+// where that has 64 bits.
+
+#include "base/entry.cuh"
+#include "base/primitive.cuh"
+
+namespace nccl_ep::handle_ids_impl {
+
+__device__ int64_t id_at(const HandleIdsParams& params, uint64_t i) {
+    return params.is_narrow != 0 ? static_cast<const int32_t*>(params.from)[i]
+                                 : static_cast<const int64_t*>(params.from)[i];
+}
+
+ENTRY(handle_ids) {
+    const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
+    for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < params.count; i += threads) {
+        const int64_t id = id_at(params, i);
+        params.to[i] = id < 0 ? id : id + params.offset;
+    }
+}
+
+}  // namespace nccl_ep::handle_ids_impl

@@ -1,0 +1,43 @@
+// Brings the gradients of a token's weights, which lie by ascending expert, into the order of its ids: each id gets
+// that of its expert, also if another one names the same, and an id that names none gets zero.
+//
+// Grid: a warp for each token at a time, a lane for each of its ids. All lanes have read before one writes.
+
+#include "../base/entry.cuh"
+#include "../base/expert.cuh"
+#include "../base/warp.cuh"
+#include "params/ht.h"
+
+namespace nccl_ep::ht_by_k_impl {
+
+// How many different experts below this lane's the token's ids name.
+__device__ uint32_t experts_below(int32_t expert, uint32_t top_k) {
+    uint32_t below = 0;
+#pragma unroll 1
+    for (uint32_t k = 0; k < top_k; ++k) {
+        const int32_t other = shuffle(expert, k);
+        const LaneMask same = ballot(expert == other);
+        below += other != kNowhere && other < expert && same.first() == k ? 1 : 0;
+    }
+    return below;
+}
+
+ENTRY(ht_by_k) {
+    const uint32_t warps = gridDim.x * num_warps();
+    const uint32_t top_k = params.top_k;
+    for (uint32_t token = blockIdx.x * num_warps() + warp_idx(); token < params.tokens; token += warps) {
+        const uint64_t first = uint64_t{token} * top_k;
+        int32_t expert = kNowhere;
+        float gradient = 0.0f;
+        if (lane_idx() < top_k) {
+            expert = expert_of_id(params.topk_idx[first + lane_idx()], params.experts);
+            gradient = params.gradients[first + lane_idx()];
+        }
+        gradient = shuffle(gradient, experts_below(expert, top_k));
+        if (lane_idx() < top_k) {
+            params.gradients[first + lane_idx()] = expert != kNowhere ? gradient : 0.0f;
+        }
+    }
+}
+
+}  // namespace nccl_ep::ht_by_k_impl

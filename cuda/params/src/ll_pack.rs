@@ -1,0 +1,51 @@
+//! Parameters of the kernels that pack low-latency messages between nodes.
+
+use crate::common::{MessageHeader, ScaledRows};
+use crate::ll::{LlChannelState, LlShape};
+
+/// Threads of an `ll_pack` block.
+pub const LL_PACK_THREADS: u32 = 512;
+
+/// Parameters of `ll_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlPackParams {
+    /// The message's header, without the epoch.
+    pub header: MessageHeader,
+    /// The operation's channel, before the operation.
+    pub channel_state: *const LlChannelState,
+    /// `[tokens]` rows.
+    pub rows: *const u8,
+    /// `[tokens][top_k]`.
+    pub ids: *const i64,
+    /// Receives the message: the header, the rows, the ids.
+    pub message: *mut u8,
+    /// Bytes of all rows, a multiple of 16.
+    pub row_bytes: u64,
+    /// Number of all ids.
+    pub num_ids: u64,
+}
+
+/// Parameters of `ll_rank_pack`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankPackParams {
+    /// The caller's weights.
+    pub weights: *const f32,
+    /// Where they go.
+    pub to: *mut f32,
+    /// How many.
+    pub num_weights: u64,
+}
+
+/// Parameters of `ll_pack_scaled` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlScaledPackParams {
+    /// As without scales.
+    pub pack: LlPackParams,
+    /// Payloads and scales.
+    pub rows: ScaledRows,
+    /// How rows are cut into chunks; this rank's tokens.
+    pub shape: LlShape,
+}

@@ -1,0 +1,200 @@
+//! An HT handle on one node, and its operations.
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::handle_header::GivenHeader;
+use crate::backend::cuda::handle_ids::IdCopy;
+use crate::backend::cuda::ht::agreement::disagreement;
+use crate::backend::cuda::ht::memory::{HandleMemory, block_at};
+use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
+use crate::backend::cuda::ht::shared::{
+    HtShared, Inputs, Outputs, combine_params, dispatch_params,
+};
+use crate::backend::cuda::ht::{kept, scaled};
+use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::ht::{HtDispatchParams, HtHandleMemory, HtScaledDispatchParams};
+use crate::backend::cuda::regions::to_u32;
+use crate::backend::{HtBackend, opened_again};
+use crate::error::Result;
+use crate::model::handle_state::HtSections;
+use crate::model::ops::{
+    HtCombine, HtDispatch, Numbers, Routing, RoutingCounters, RowType, Stream,
+};
+use crate::model::scales::Scaled;
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// An HT handle. The results of its creation stay on the device.
+pub struct CudaHt {
+    pub group: Arc<HtShared>,
+    /// `None` if it was opened again.
+    pub memory: Option<Arc<HandleMemory>>,
+    pub block: DevPtr,
+    pub sections: HtSections,
+    /// Of a block in a caller's memory.
+    pub header: Option<GivenHeader>,
+    pub grids: HandleGrids,
+    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
+    pub routing: Routing,
+    /// The caller's.
+    pub given_ids: Numbers,
+    /// Ids per token, in the kernels' integer type.
+    pub top_k: u32,
+    pub counter: Option<DevPtr>,
+    pub counters: RoutingCounters,
+    pub epoch: u32,
+}
+
+impl CudaHt {
+    /// Enqueues the copy of the caller's ids, if the handle keeps them.
+    pub fn keep_ids(&self, at: &StreamScope) -> Result<()> {
+        if !self.routing.form.keeps_ids {
+            return Ok(());
+        }
+        let copy = IdCopy {
+            from: self.given_ids,
+            to: self.routing.ids,
+            count: self.routing.tokens * self.routing.top_k,
+            offset: 0,
+        };
+        copy.enqueue(&self.group.context, at)
+    }
+
+    /// Enqueues what follows the kernel that has filled `block`: numbers for the caller, and the header in a caller's
+    /// memory.
+    pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
+        let group = &*self.group;
+        kept::tell(group, block, &self.counters, at)?;
+        let rows = block
+            .begins
+            .wrapping_add(group.context.peers().ranks as usize);
+        match &self.header {
+            Some(header) => header.write(&group.context, KernelOp::HtRoute, rows, at),
+            None => Ok(()),
+        }
+    }
+
+    /// The result of the exchange, once it is there: the number of rows that this rank receives, or
+    /// why nothing runs on the handle.
+    fn received(&self) -> Result<Option<u32>> {
+        let page = self.memory.as_ref().map(|memory| &memory.received);
+        let seen = page.and_then(|page| page.complete(0, |it| it.epoch == self.epoch));
+        let Some(seen) = seen else {
+            return Ok(None);
+        };
+        match disagreement(seen.value, self.top_k) {
+            Some(error) => Err(error),
+            None => Ok(Some(seen.value)),
+        }
+    }
+
+    /// The number that an operation's fingerprint has: none for blocks that may be opened again, as only the device
+    /// knows it there. So ranks must agree on where their blocks are.
+    fn number(&self) -> u32 {
+        match self.header {
+            None => self.epoch,
+            Some(_) => 0,
+        }
+    }
+
+    pub fn handle_memory(&self) -> Result<HtHandleMemory> {
+        let tokens = to_u32(self.routing.tokens)?;
+        Ok(block_at(self.block, &self.sections, tokens, self.top_k))
+    }
+
+    /// Enqueues `kernel`, which is operation `op`, and what `after` does; in a caller's memory behind a look at the
+    /// header.
+    fn enqueue<P>(
+        &self,
+        op: KernelOp,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let group = &*self.group;
+        let turn = group.order.begin(at)?;
+        let compared = match &self.header {
+            Some(header) => header.compare(&group.context, op, at),
+            None => Ok(()),
+        };
+        let launch = || group.context.module.launch(kernel, shape, params, at);
+        turn.end_after(compared.and_then(|()| launch()).and_then(|()| after()))
+    }
+
+    /// What a dispatch reads.
+    fn inputs(&self, op: &HtDispatch) -> Inputs {
+        let mut inputs = Inputs::of(op);
+        if self.routing.form.keeps_ids && op.routing_in.is_some() {
+            inputs.ids = self.routing.ids.0;
+        }
+        inputs
+    }
+
+    // Apart, so that rows without scales do not pay for it.
+    #[inline(never)]
+    fn dispatch_scaled(
+        &self,
+        (row, scaled): (RowType, &Scaled),
+        rows: HtDispatchParams,
+        launch: &HtLaunch,
+        at: &StreamScope,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let params = HtScaledDispatchParams {
+            rows,
+            scaled: scaled::from_caller(row, scaled, launch)?,
+        };
+        let kernel = match scaled.cast() {
+            Some(_) => kernels::ht_dispatch_cast(),
+            None => kernels::ht_dispatch_scaled(),
+        };
+        let (op, shape) = (KernelOp::HtDispatch, launch.launch);
+        self.enqueue(op, kernel, shape, &params, at, after)
+    }
+}
+
+impl HtBackend for CudaHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        self.received()?;
+        let group = &*self.group;
+        let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
+        let memory = self.handle_memory()?;
+        let at = &group.enter(stream)?;
+        let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
+        let params = dispatch_params(op, common, &self.inputs(op));
+        let after = || kept::move_ids(group, op, self.top_k, at);
+        match &op.scaled {
+            None => {
+                let (kernel, shape) = (kernels::ht_dispatch(), launch.launch);
+                self.enqueue(KernelOp::HtDispatch, kernel, shape, &params, at, after)
+            }
+            Some(scaled) => self.dispatch_scaled((op.row, scaled), params, &launch, at, after),
+        }
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        self.received()?;
+        let group = &*self.group;
+        let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
+        let memory = self.handle_memory()?;
+        let at = &group.enter(stream)?;
+        let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);
+        let params = combine_params(op, common, &Outputs::of(op));
+        let kernel = kernels::ht_combine(op.row.dtype)?;
+        let after = || kept::order_gradients(group, op, &self.routing, at);
+        let (kind, shape) = (KernelOp::HtCombine, launch.launch);
+        self.enqueue(kind, kernel, shape, &params, at, after)
+    }
+
+    /// Waits for the kernel that computes it, if need be.
+    fn num_recv_tokens(&self) -> Result<usize> {
+        if self.memory.is_none() {
+            return Err(opened_again());
+        }
+        let rows = self.group.wait_for_routing(|| self.received())?;
+        Ok(rows as usize)
+    }
+}

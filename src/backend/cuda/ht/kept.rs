@@ -1,0 +1,95 @@
+//! What handles that keep their ids have beside the others: numbers of any width, gradients by k.
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::handle_ids::IdCopy;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::kernels;
+use crate::backend::cuda::params::ht::{
+    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtHandleMemory, HtNumbers,
+};
+use crate::backend::cuda::regions::to_u32;
+use crate::error::Result;
+use crate::model::ops::{HtCombine, HtDispatch, IntWidth, Numbers, Routing, RoutingCounters};
+use std::ptr::null_mut;
+
+/// Tokens of a block of `ht_by_k`, a warp for each.
+const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
+const MOST_BLOCKS: usize = 512;
+
+/// Enqueues what a routing tells its caller, behind it.
+pub fn tell(
+    group: &HtShared,
+    handle: &HtHandleMemory,
+    counters: &RoutingCounters,
+    at: &StreamScope,
+) -> Result<()> {
+    if *counters == RoutingCounters::default() {
+        return Ok(());
+    }
+    let peers = group.context.peers();
+    let params = HtCountersParams {
+        rows: handle.begins.wrapping_add(peers.ranks as usize),
+        counts: handle.counts,
+        experts: numbers(counters.experts),
+        total: numbers(counters.total),
+        local_experts: group.layout.local_experts,
+    };
+    let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
+    let module = &group.context.module;
+    module.launch(kernels::ht_counters(), shape, &params, at)
+}
+
+/// Enqueues that the ids that a dispatch has delivered count from where its caller counts, behind it.
+pub fn move_ids(group: &HtShared, op: &HtDispatch, top_k: u32, at: &StreamScope) -> Result<()> {
+    let Some(out) = op.routing_out.filter(|_| op.first_id > 0) else {
+        return Ok(());
+    };
+    let from = Numbers {
+        data: out.ids,
+        width: IntWidth::Bits64,
+    };
+    let copy = IdCopy {
+        from,
+        to: out.ids,
+        count: out.rows * top_k as usize,
+        offset: op.first_id,
+    };
+    copy.enqueue(&group.context, at)
+}
+
+fn numbers(given: Option<Numbers>) -> HtNumbers {
+    given.map_or(
+        HtNumbers {
+            data: null_mut(),
+            is_wide: 0,
+        },
+        |it| HtNumbers {
+            data: it.data.0 as *mut _,
+            is_wide: u32::from(it.width == IntWidth::Bits64),
+        },
+    )
+}
+
+/// Enqueues that the gradients of a combine go where its tokens' ids are, those of `routing`, behind it.
+pub fn order_gradients(
+    group: &HtShared,
+    op: &HtCombine,
+    routing: &Routing,
+    at: &StreamScope,
+) -> Result<()> {
+    let Some(gradients) = op.gradients.filter(|it| it.by_k && routing.tokens > 0) else {
+        return Ok(());
+    };
+    let params = HtByKParams {
+        topk_idx: routing.ids.0 as *const i64,
+        gradients: gradients.output.0 as *mut f32,
+        experts: to_u32(group.plan.all_experts())?,
+        tokens: to_u32(routing.tokens)?,
+        top_k: to_u32(routing.top_k)?,
+    };
+    let blocks = routing.tokens.div_ceil(BLOCK_TOKENS).min(MOST_BLOCKS);
+    let shape = LaunchShape::new(to_u32(blocks)?, HT_BY_K_THREADS);
+    let module = &group.context.module;
+    module.launch(kernels::ht_by_k(), shape, &params, at)
+}

@@ -1,0 +1,69 @@
+//! The objects of a group as its operations see them: memory of the ranks that their peers map.
+
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::device::Memory;
+use crate::backend::objects::Recognised;
+use crate::error::Result;
+use crate::model::objects::{MAX_OBJECTS, Place};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+const ADDRESS_BYTES: usize = size_of::<u64>();
+
+/// Where tensors lie, and where kernels find the peers' memory. The table is there before any object, and a row of it
+/// changes only while no operation uses its object: so graphs see objects that are made after their capture.
+pub struct Objects {
+    memory: Arc<CudaMemory>,
+    recognised: Arc<Recognised>,
+    table: Buffer,
+    /// Those of this node.
+    ranks: usize,
+}
+
+#[allow(dead_code)] // Kernels that use objects are to come.
+impl Objects {
+    /// Of a new group with so many `ranks` on this node; none yet.
+    pub fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
+        Ok(Self {
+            memory: Arc::clone(memory),
+            recognised: Arc::default(),
+            table: Buffer::zeroed(memory, Self::table_bytes(ranks))?,
+            ranks,
+        })
+    }
+
+    /// Device memory that the table takes.
+    pub const fn table_bytes(ranks: usize) -> usize {
+        MAX_OBJECTS * ranks * ADDRESS_BYTES
+    }
+
+    /// Where a tensor of `bytes` at `address` lies, if peers can reach it.
+    pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
+        self.recognised.place_of(address, bytes)
+    }
+
+    /// Whether the group has an object, which all ranks know alike between the same two operations.
+    pub fn any(&self) -> bool {
+        self.recognised.any()
+    }
+
+    /// In which memory tensors are recognised.
+    pub fn recognised(&self) -> &Arc<Recognised> {
+        &self.recognised
+    }
+
+    /// The device's address of `u64 [MAX_OBJECTS][ranks]`: where this rank sees the memory of an object that a rank of
+    /// this node has, by local rank; 0 where it sees none.
+    pub fn table(&self) -> u64 {
+        self.table.data().0 as u64
+    }
+
+    /// Tells kernels where they find the ranks' memory of `object`; zeros for one that ends.
+    pub fn write(&self, object: u32, bases: &[usize]) -> Result<()> {
+        let row = self.ranks * ADDRESS_BYTES;
+        let mut bytes: Vec<u8> = bases.iter().flat_map(|it| it.to_ne_bytes()).collect();
+        bytes.resize(row, 0);
+        let at = DevPtr(self.table.data().0 + object as usize * row);
+        self.memory.upload(at, &bytes)
+    }
+}

@@ -1,0 +1,234 @@
+//! How the ranks of a group make and end objects.
+//!
+//! They do so in one order, and so count them alike. Each exchange says what a rank calls, and on which object; its
+//! verdict says whether it can. Before an object ends, each rank waits until its own operations of the group have run,
+//! unmaps what it has of the others, and tells them: only then is the memory freed. If a rank does not come, it stays, as
+//! that rank may still map it and write there.
+
+use crate::backend::bootstrap::Bootstrap;
+use crate::backend::objects::call::{Call, meet};
+use crate::backend::objects::{Found, Kind, Mapper, Recognised, Wanted};
+use crate::error::refusal::{OfMemory, Subject};
+use crate::error::{Error, Result};
+use crate::model::objects::{MAX_OBJECTS, Range, Ranges};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// The objects of a group, of one rank.
+pub struct Objects<M: Mapper> {
+    mapper: M,
+    recognised: Arc<Recognised>,
+    /// Held by a call as long as it needs the other ranks.
+    calls: Mutex<()>,
+    entries: Mutex<[Option<Entry<M::Mapped>>; MAX_OBJECTS]>,
+}
+
+struct Entry<T> {
+    range: Range,
+    kind: Kind,
+    mapped: T,
+    bases: Box<[usize]>,
+}
+
+impl<T> Entry<T> {
+    fn found(&self, (tensors, plain): (u64, u64)) -> Found {
+        Found {
+            range: self.range,
+            kind: self.kind,
+            tensors,
+            plain,
+            peers: self.bases.iter().filter(|it| **it != 0).count() - 1,
+            bases: DevPtr(self.bases.as_ptr() as usize),
+        }
+    }
+}
+
+impl<M: Mapper> Objects<M> {
+    /// Those of a new group: none yet. Their tensors are `recognised`.
+    pub fn new(mapper: M, recognised: Arc<Recognised>) -> Self {
+        Self {
+            mapper,
+            recognised,
+            calls: Mutex::default(),
+            entries: Mutex::new([const { None }; MAX_OBJECTS]),
+        }
+    }
+
+    /// Makes an object, with this rank's memory as `wanted`, and gives where that is. Collective: every rank gets one,
+    /// or every rank an error.
+    pub fn make(
+        &self,
+        wanted: Result<Wanted>,
+        kind: Kind,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<DevPtr> {
+        let _call = self.calls.lock();
+        bootstrap.begin_call();
+        let object = self.entries.lock().iter().position(Option::is_none);
+        let call = Call::making(kind, object.unwrap_or(MAX_OBJECTS) as u32);
+        let taken = wanted.and_then(|wanted| self.take(wanted, call.object));
+        let mine = taken.as_ref().map(|(_, _, record)| record.clone());
+        let records = meet(
+            bootstrap,
+            call,
+            mine.map_err(Error::clone),
+            M::RECORD_BYTES,
+            stream,
+        );
+        let (mut mapped, range, _) = match taken {
+            Ok(taken) => taken,
+            Err(error) => return records.and(Err(error)),
+        };
+        // Where a rank is known to have refused, none maps anything.
+        if records.is_ok() || bootstrap.lost().is_some() {
+            M::publish(&mut mapped);
+        }
+        let records = records?;
+        let records: Vec<&[u8]> = records.iter().map(|it| &it[..]).collect();
+        let bases = self.mapper.map(&mut mapped, &records);
+        let shown = bases.and_then(|bases| {
+            self.mapper.show(call.object, &bases)?;
+            Ok(bases.into_boxed_slice())
+        });
+        let verdict = shown.as_ref().map(|_| Vec::new()).map_err(Error::clone);
+        if let Err(error) = bootstrap.agree(verdict, 0, stream) {
+            // The error is what matters; memory that cannot be freed stays.
+            let _ = self.part(call.object, mapped, Ok(()), bootstrap, stream);
+            return Err(error);
+        }
+        let entry = Entry {
+            range,
+            kind,
+            mapped,
+            bases: shown?,
+        };
+        if let Some(place) = self.entries.lock().get_mut(call.object as usize) {
+            *place = Some(entry);
+        }
+        self.recognised.add(range);
+        Ok(DevPtr(range.begin as usize))
+    }
+
+    /// This rank's memory for `object`, where it is, and its record.
+    fn take(&self, wanted: Wanted, object: u32) -> Result<(M::Mapped, Range, Vec<u8>)> {
+        self.mapper.check()?;
+        wanted.check()?;
+        if object as usize >= MAX_OBJECTS {
+            return Err(Error::usage(Subject::Group, OfMemory::FewerObjects)
+                .got(MAX_OBJECTS + 1, format_args!("at most {MAX_OBJECTS}")));
+        }
+        if let Wanted::Given(data, bytes) = wanted {
+            self.check_apart(data, bytes)?;
+        }
+        let (mapped, record) = self.mapper.take(wanted)?;
+        let begin = M::begin(&mapped);
+        // Memory that was given, and has been freed since, is known here as long as its object lives.
+        self.check_apart(begin, wanted.bytes())?;
+        let range = Range {
+            begin: begin.0 as u64,
+            bytes: wanted.bytes() as u64,
+            object,
+        };
+        Ok((mapped, range, record))
+    }
+
+    fn check_apart(&self, begin: DevPtr, bytes: usize) -> Result<()> {
+        let overlaps = self
+            .recognised
+            .ranges
+            .read()
+            .overlaps(begin.0 as u64, bytes as u64);
+        overlaps.map_or(Ok(()), |other| {
+            Err(Error::argument(Subject::Memory, OfMemory::Apart).got(
+                format_args!("{bytes} bytes at {:#x}", begin.0),
+                format_args!("none of the {} at {:#x}", other.bytes, other.begin),
+            ))
+        })
+    }
+
+    /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
+    pub fn end(
+        &self,
+        data: DevPtr,
+        kind: Kind,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<()> {
+        let _call = self.calls.lock();
+        bootstrap.begin_call();
+        let found = self.begins_at(data, kind);
+        let call = Call::ending(
+            kind,
+            found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object),
+        );
+        let mine = found.and_then(|_| {
+            self.mapper.check()?;
+            self.mapper.check_graphs()?;
+            Ok(vec![0; M::RECORD_BYTES])
+        });
+        meet(bootstrap, call, mine, M::RECORD_BYTES, stream)?;
+        let place = self
+            .entries
+            .lock()
+            .get_mut(call.object as usize)
+            .map(Option::take);
+        let entry = place
+            .flatten()
+            .ok_or_else(|| Error::internal("an object that is gone"))?;
+        self.recognised.change(|ranges| ranges.remove(call.object));
+        let rested = bootstrap.within_deadline(|left| self.mapper.rest(left));
+        self.part(call.object, entry.mapped, rested, bootstrap, stream)
+    }
+
+    fn begins_at(&self, data: DevPtr, kind: Kind) -> Result<Range> {
+        let is_it = |it: &Found| it.range.begin == data.0 as u64 && it.kind == kind;
+        let found = self.find(data).filter(is_it).map(|it| it.range);
+        found.ok_or_else(|| {
+            let rule = match kind {
+                Kind::Own => OfMemory::OfOwn,
+                Kind::Given => OfMemory::OfGiven,
+            };
+            Error::argument(Subject::Memory, rule)
+        })
+    }
+
+    /// Unmaps what this rank has of the others' memory, tells them so, and gives the own one back once all have; none of
+    /// that if its operations have not `rested`. Collective.
+    fn part(
+        &self,
+        object: u32,
+        mut mapped: M::Mapped,
+        rested: Result<()>,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<()> {
+        let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
+        let mine = hidden.map(|()| vec![u8::from(self.mapper.unmap(&mut mapped))]);
+        // If a rank is lost, or its operations may still run, what was published stays.
+        let reports = bootstrap.agree(mine, 1, stream)?;
+        M::give_back(mapped, reports.iter().all(|it| *it == [1]));
+        Ok(())
+    }
+
+    /// The object that the byte at `data` is in; local.
+    pub fn find(&self, data: DevPtr) -> Option<Found> {
+        let range = self.recognised.ranges.read().find(data.0 as u64)?;
+        let entries = self.entries.lock();
+        let entry = entries.get(range.object as usize)?.as_ref()?;
+        Some(entry.found(self.recognised.counts(range.object)))
+    }
+
+    /// Takes out all that is left when the group ends, as the ranks do together.
+    pub fn take_all(&self) -> Vec<M::Mapped> {
+        let _call = self.calls.lock();
+        let mut entries = self.entries.lock();
+        let taken = entries.iter_mut().filter_map(Option::take);
+        let taken = taken.map(|it| it.mapped).collect();
+        drop(entries);
+        self.recognised.change(|ranges| *ranges = Ranges::default());
+        taken
+    }
+}

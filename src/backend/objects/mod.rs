@@ -1,0 +1,172 @@
+//! Objects of a group: memory of its ranks that those of a node map of each other.
+
+mod call;
+pub mod group;
+
+use crate::error::refusal::{AmongRanks, OfMemory, Subject};
+use crate::error::{Error, Result};
+use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place, Range, Ranges};
+use crate::model::tensor::DevPtr;
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Memory of this rank for an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// New memory of so many bytes.
+    New(usize),
+    /// So many bytes at the caller's address.
+    Given(DevPtr, usize),
+}
+
+/// Whose an object's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The library's, from [`Wanted::New`].
+    Own,
+    /// The caller's.
+    Given,
+}
+
+/// What is known of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// This rank's memory of it.
+    pub range: Range,
+    /// Whose that is.
+    pub kind: Kind,
+    /// How many tensors of operations were found in it.
+    pub tensors: u64,
+    /// How many operations of the group have found in no object, since it has some.
+    pub plain: u64,
+    /// How many other ranks' memory this rank maps, which map its own.
+    pub peers: usize,
+    /// Where this rank sees the memory of each rank, an address for each; 0 where it does not. They stay until the object
+    /// ends.
+    pub bases: DevPtr,
+}
+
+/// The memory of a group's objects, as operations look tensors up there.
+pub struct Recognised {
+    ranges: RwLock<Ranges>,
+    any: AtomicBool,
+    /// Tensors in each object, and in none.
+    tensors: [AtomicU64; MAX_OBJECTS],
+    plain: AtomicU64,
+}
+
+impl Default for Recognised {
+    fn default() -> Self {
+        Self {
+            ranges: RwLock::default(),
+            any: AtomicBool::new(false),
+            tensors: [const { AtomicU64::new(0) }; MAX_OBJECTS],
+            plain: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Recognised {
+    /// Where a tensor of `bytes` at `address` lies, if peers can reach it. An operation asks once for each tensor, which
+    /// is counted.
+    pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
+        if !self.any() {
+            return None;
+        }
+        let place = self.ranges.read().place_of(address, bytes);
+        let object = place.map(|it| it.object as usize);
+        let count = object.and_then(|it| self.tensors.get(it));
+        count.unwrap_or(&self.plain).fetch_add(1, Ordering::Relaxed);
+        place
+    }
+
+    /// Tensors that operations had in `object`, and in none.
+    fn counts(&self, object: u32) -> (u64, u64) {
+        let tensors = self.tensors.get(object as usize);
+        let tensors = tensors.map_or(0, |it| it.load(Ordering::Relaxed));
+        (tensors, self.plain.load(Ordering::Relaxed))
+    }
+
+    /// Recognises tensors in `range` from now on.
+    fn add(&self, range: Range) {
+        if let Some(tensors) = self.tensors.get(range.object as usize) {
+            tensors.store(0, Ordering::Relaxed);
+        }
+        self.change(|ranges| ranges.insert(range));
+    }
+
+    /// Whether there is an object.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Ranges)) {
+        let mut ranges = self.ranges.write();
+        change(&mut ranges);
+        self.any.store(!ranges.is_empty(), Ordering::Relaxed);
+    }
+}
+
+/// How a backend maps memory. An object is known to it by its number.
+pub trait Mapper: Send + Sync {
+    /// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the
+    /// memory stays, as a peer may map it.
+    type Mapped: Send;
+    /// Bytes of what a peer needs to map it.
+    const RECORD_BYTES: usize;
+
+    /// Refuses what this rank cannot do now.
+    fn check(&self) -> Result<()>;
+    /// Memory for an object, and its record.
+    fn take(&self, wanted: Wanted) -> Result<(Self::Mapped, Vec<u8>)>;
+    /// The first byte of this rank's memory.
+    fn begin(mapped: &Self::Mapped) -> DevPtr;
+    /// Peers have the record from now on.
+    fn publish(mapped: &mut Self::Mapped);
+    /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Gives where it sees each rank's
+    /// memory, its own too, and 0 for what it does not see. What was mapped before an error stays in `mapped`.
+    fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]]) -> Result<Vec<usize>>;
+    /// Tells operations where they find the ranks' memory of an object.
+    fn show(&self, object: u32, bases: &[usize]) -> Result<()>;
+    /// Refuses to end an object that operations in graphs may use.
+    fn check_graphs(&self) -> Result<()>;
+    /// Waits until the group's operations of this rank have run.
+    fn rest(&self, left: Duration) -> Result<()>;
+    /// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
+    fn unmap(&self, mapped: &mut Self::Mapped) -> bool;
+    /// Ends `mapped`, of which the peers have unmapped all or will not use the rest.
+    fn give_back(mapped: Self::Mapped, all_unmapped: bool);
+}
+
+impl Wanted {
+    /// Whose the memory is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::New(_) => Kind::Own,
+            Self::Given(..) => Kind::Given,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match *self {
+            Self::New(bytes) | Self::Given(_, bytes) => bytes,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.bytes() == 0 {
+            return Err(Error::argument(Subject::MemoryBytes, OfMemory::NotEmpty));
+        }
+        match *self {
+            Self::Given(data, _) if data.is_null() => {
+                Err(Error::argument(Subject::Memory, AmongRanks::NotNull))
+            }
+            Self::Given(data, _) if !(data.0 as u64).is_multiple_of(OBJECT_ALIGN) => {
+                Err(Error::argument(Subject::Memory, OfMemory::Aligned)
+                    .got(format_args!("{:#x}", data.0), "a multiple of 16"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

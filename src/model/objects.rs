@@ -1,0 +1,144 @@
+//! Objects: memory of the ranks that their peers map. Which of them a tensor lies in.
+
+/// Most objects of a group at a time.
+pub const MAX_OBJECTS: usize = 64;
+/// What begins of memory and tensors are multiples of.
+pub const OBJECT_ALIGN: u64 = 16;
+
+/// Where a tensor lies. The number of an object is the same on all ranks; the offset need not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The object.
+    pub object: u32,
+    /// Of the first byte, from that of this rank's memory of the object; a multiple of [`OBJECT_ALIGN`].
+    pub offset: u64,
+}
+
+/// A rank's memory of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Its first byte.
+    pub begin: u64,
+    /// Its length; the end is an address, too.
+    pub bytes: u64,
+    /// The object.
+    pub object: u32,
+}
+
+impl Range {
+    fn end(&self) -> u64 {
+        self.begin + self.bytes
+    }
+}
+
+/// A rank's memory of all objects of a group; no two overlap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<Range>);
+
+impl Ranges {
+    /// Adds one, which overlaps none.
+    pub fn insert(&mut self, range: Range) {
+        let index = self.0.partition_point(|it| it.begin < range.begin);
+        self.0.insert(index, range);
+    }
+
+    /// Removes that of `object`.
+    pub fn remove(&mut self, object: u32) {
+        self.0.retain(|it| it.object != object);
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The one that has some of the `bytes` at `begin`.
+    pub fn overlaps(&self, begin: u64, bytes: u64) -> Option<Range> {
+        let end = begin.saturating_add(bytes);
+        let common = |it: &&Range| it.begin < end && begin < it.end();
+        self.0.iter().find(common).copied()
+    }
+
+    /// The one that the byte at `address` is in.
+    pub fn find(&self, address: u64) -> Option<Range> {
+        let behind = self.0.partition_point(|it| it.begin <= address);
+        let found = self.0.get(behind.checked_sub(1)?)?;
+        (address < found.end()).then_some(*found)
+    }
+
+    /// Where a tensor of `bytes` at `address` lies; `None` if kernels of peers could not reach it as they move rows: it
+    /// is not wholly in one object, or not aligned.
+    pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
+        let range = self.find(address)?;
+        let offset = address - range.begin;
+        let is_inside = bytes <= range.bytes - offset;
+        let is_aligned = address.is_multiple_of(OBJECT_ALIGN);
+        (is_inside && is_aligned).then_some(Place {
+            object: range.object,
+            offset,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(all: &[(u64, u64, u32)]) -> Ranges {
+        let mut ranges = Ranges::default();
+        for &(begin, bytes, object) in all {
+            let range = Range {
+                begin,
+                bytes,
+                object,
+            };
+            ranges.insert(range);
+        }
+        ranges
+    }
+
+    #[test]
+    fn a_tensor_is_in_one_object_or_in_none() {
+        let ranges = ranges(&[(4096, 64, 1), (0x8000, 0x1000, 0), (0x9000, 32, 5)]);
+        let at = |address, bytes| {
+            let place = ranges.place_of(address, bytes);
+            place.map(|it| (it.object, it.offset))
+        };
+        assert_eq!(at(4096, 64), Some((1, 0)));
+        assert_eq!(at(4112, 48), Some((1, 16)));
+        assert_eq!(at(4096, 0), Some((1, 0)));
+        assert_eq!(at(4112, 49), None, "past the end");
+        assert_eq!(at(4104, 8), None, "not aligned");
+        assert_eq!(at(4080, 32), None, "before the begin");
+        assert_eq!(at(4160, 0), None, "behind the end");
+        assert_eq!(at(0x8ff0, 16), Some((0, 0xff0)));
+        assert_eq!(at(0x8ff0, 32), None, "in two objects");
+        assert_eq!(at(0x9000, 32), Some((5, 0)));
+        assert_eq!(at(0x9000, u64::MAX), None);
+        assert_eq!(at(0, 16), None);
+    }
+
+    #[test]
+    fn ranges_do_not_overlap_and_go() {
+        let mut ranges = ranges(&[(4096, 64, 1), (8192, 64, 0)]);
+        for (begin, bytes) in [(4096, 64), (4000, 97), (4159, 1), (0, u64::MAX), (4100, 8)] {
+            let found = ranges.overlaps(begin, bytes).map(|it| it.object);
+            assert_eq!(found, Some(1), "{begin} {bytes}");
+        }
+        for (begin, bytes) in [(4160, 16), (4000, 96), (8256, 1)] {
+            assert_eq!(ranges.overlaps(begin, bytes), None);
+        }
+        let again = Range {
+            begin: 4112,
+            bytes: 16,
+            object: 3,
+        };
+        ranges.remove(1);
+        assert_eq!(ranges.place_of(4096, 16), None);
+        ranges.insert(again);
+        assert_eq!(ranges.find(4120).map(|it| it.object), Some(3));
+        ranges.remove(3);
+        ranges.remove(0);
+        assert!(ranges.is_empty());
+    }
+}

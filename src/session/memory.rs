@@ -1,0 +1,56 @@
+//! Memory that the ranks of a node map of each other: a group's objects, as callers make and end them.
+
+use crate::backend::objects::{Found, Kind, Wanted};
+use crate::error::refusal::{OfMemory, Subject};
+use crate::error::{Error, Result};
+use crate::model::ops::Stream;
+use crate::model::tensor::DevPtr;
+use crate::session::group::Group;
+
+impl Group {
+    /// Makes an object of new memory of so many `bytes`, which the caller ends by [`Group::free_memory`], or the group's
+    /// end does. `bytes` is an error if they could not be read. Collective, in one order on all ranks.
+    pub fn allocate_memory(&self, bytes: Result<usize>) -> Result<DevPtr> {
+        let wanted = bytes.map(Wanted::New);
+        self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Own, stream))
+    }
+
+    /// Ends the object of [`Group::allocate_memory`] at `data`, and frees it. Collective.
+    pub fn free_memory(&self, data: DevPtr) -> Result<()> {
+        self.exchange(|stream| self.backend().common.end_object(data, Kind::Own, stream))
+    }
+
+    /// Makes an object of the caller's memory, `bytes` at `data`, until [`Group::forget_memory`]. Collective.
+    pub fn register_memory(&self, given: Result<(DevPtr, usize)>) -> Result<()> {
+        let wanted = given.map(|(data, bytes)| Wanted::Given(data, bytes));
+        let made = self.exchange(|stream| {
+            self.backend()
+                .common
+                .make_object(wanted, Kind::Given, stream)
+        });
+        made.map(drop)
+    }
+
+    /// Ends the object of [`Group::register_memory`] at `data`, which stays the caller's. Collective.
+    pub fn forget_memory(&self, data: DevPtr) -> Result<()> {
+        self.exchange(|stream| self.backend().common.end_object(data, Kind::Given, stream))
+    }
+
+    /// What object the byte at `data` is in.
+    pub fn memory_at(&self, data: DevPtr) -> Result<Found> {
+        let found = self.backend().common.find_object(data);
+        found.ok_or_else(|| Error::argument(Subject::Memory, OfMemory::OfGroup))
+    }
+
+    /// Meets the other ranks by `call`, on a stream of the library's own. If one never comes, the group has failed.
+    fn exchange<T>(&self, call: impl FnOnce(Stream) -> Result<T>) -> Result<T> {
+        self.check_usable()?;
+        let _entered = self.enter()?;
+        let stream = self.own_stream()?;
+        call(stream).inspect_err(|_| {
+            if let Some(lost) = self.backend().common.lost() {
+                self.mark_failed(lost);
+            }
+        })
+    }
+}

@@ -170,6 +170,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         max_recv_rows: None,
         row_bytes: token_size_bytes as usize,
         channels: given(num_channels),
+        zones: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

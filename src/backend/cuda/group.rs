@@ -129,6 +129,7 @@ impl GroupBackend for CudaGroup {
             ByMode::Ht(_) => true,
         };
         Profile {
+            most_blocks: Some(self.group.multiprocessors),
             tuned: takes_shapes && !self.group.tuning.read().is_empty(),
             ..self.profile
         }

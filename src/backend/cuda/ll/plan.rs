@@ -4,7 +4,8 @@
 
 use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{
-    CombineKernel, DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
+    CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, Grid, HandlePlan, at_most, chunks,
+    slot_bytes,
 };
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
@@ -35,8 +36,6 @@ const BLOCKS_PER_CHANNEL: usize = 2;
 const RELAY_BLOCKS: usize = 32;
 /// Fewest blocks of a combine.
 const LEAST_COMBINE_BLOCKS: usize = 8;
-/// Fewest threads of a dispatch block: fewer would count entries for long.
-const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink
 /// better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
@@ -235,13 +234,11 @@ impl LlPlan {
             1 => LL_PLAIN_DISPATCH_THREADS,
             _ => LL_DISPATCH_THREADS,
         };
-        let combine = self.combine_grid(routing.tokens, multiprocessors);
         Ok(HandlePlan {
             dispatch: senders(MULTIPROCESSORS_PER_SENDER, plain_threads),
             scaled_dispatch: senders(MULTIPROCESSORS_PER_SENDER, LL_DISPATCH_THREADS),
             cast_dispatch: senders(per_casting_sender, LL_DISPATCH_THREADS),
-            combine,
-            combine_launch: combine.launch_shape(0),
+            combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
             view: ViewGrid {
@@ -336,12 +333,10 @@ impl LlPlan {
         Some(choice.at_most(multiprocessors))
     }
 
-    /// The kernel of a combine of `tokens`. Ranks need not have the same.
+    /// The kernel of a combine of `tokens` that is not exact. Ranks need not have the same.
     fn combine_kernel(&self, tokens: usize) -> CombineKernel {
         if self.forwarders.nodes > 1 {
             CombineKernel::OverNodes
-        } else if self.facts.ll_combine == LlCombineMode::Exact {
-            CombineKernel::Exact
         } else if tokens >= MANY_TOKENS_OF_COMBINE {
             CombineKernel::ManyTokens
         } else {
@@ -363,8 +358,9 @@ impl LlPlan {
 
     /// The grid of a combine where all ranks have `tokens`.
     fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
+        let reduces = self.facts.ll_combine == LlCombineMode::Reduce;
         let most_threads = match self.combine_kernel(tokens) {
-            CombineKernel::FewTokens => LL_COMBINE_THREADS,
+            CombineKernel::FewTokens if reduces => LL_COMBINE_THREADS,
             _ => LL_COMBINE_MANY_THREADS,
         };
         if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {

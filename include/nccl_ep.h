@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -44,6 +45,9 @@
 
 // It has `ncclEpSetChoice` and `ncclEpSetSelector`.
 #define NCCL_EP_HAS_CHOICES 1
+
+// It has `ncclEpGroupCountRows`.
+#define NCCL_EP_HAS_GROUP_COUNT_ROWS 1
 
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
@@ -303,7 +307,7 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // no-op.
 //
 // Destroy the handles of the group first: later calls on them are refused. Tensors of the group
-// stay valid and may be destroyed afterwards.
+// stay valid and may be destroyed afterwards. Memory of `ncclEpMemAlloc` that is left is freed.
 //
 // @param ep_group  the group
 // @param stream    stream for the closing exchange; NULL is the default stream
@@ -633,6 +637,22 @@ ncclResult_t ncclEpSetChoice(ncclEpGroup_t ep_group,
 ncclResult_t ncclEpSetSelector(ncclEpGroup_t ep_group,
                                ncclEpSelect_t select,
                                void *user);
+
+// Counts the rows that each local expert receives: from now on every dispatch of the group adds them to
+// `rows_of_expert`, behind itself on its stream, in a staged one behind `ncclEpComplete`. In LL those dispatches count
+// that deliver rows by expert and have a RECV_EXPERT_COUNTER_DEVICE; in HT all.
+//
+// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks may
+// differ.
+//
+// @param ep_group        the group
+// @param rows_of_expert  int64 `[L]` on the device, which the caller has set to zero, reads and clears at will on a
+//                        stream behind the dispatches, and keeps until they have ended; NULL counts no more
+//
+// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or a `rows_of_expert` that is not a multiple of 8;
+// the failure's code in a group that has failed.
+ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
+                                  int64_t *rows_of_expert);
 
 // Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 // Collective, in one order with the group's other memory calls on all ranks; either all ranks get

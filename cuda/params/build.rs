@@ -8,6 +8,8 @@
 mod common;
 #[path = "src/ht.rs"]
 mod ht;
+#[path = "src/ht_kept.rs"]
+mod ht_kept;
 #[path = "src/ht_nodes.rs"]
 mod ht_nodes;
 #[path = "src/ll.rs"]
@@ -38,12 +40,13 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 5] = [
+const FILES: [File; 6] = [
     File {
         name: "common",
         base: None,
         sizes: sizes![common: FaultReport ScaleView ScaledRows WaitParams PeerTable RankOnNode MessageHeader
-            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams PeerSelftestParams],
+            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams AddCountsParams
+            PeerSelftestParams],
     },
     File {
         name: "ll",
@@ -64,7 +67,13 @@ const FILES: [File; 5] = [
         name: "ht",
         base: Some("common.h"),
         sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtRouteParams HtSequences HtCommon HtShape
-            HtNumbers HtCountersParams HtByKParams HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+            HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+    },
+    File {
+        name: "ht_kept",
+        base: Some("ht.h"),
+        sizes: sizes![ht_kept: HtNumbers HtZones HtZonesParams HtCountersParams HtByKParams HtZonesDispatchParams
+            HtZonesScaledDispatchParams HtZonesCombineParams],
     },
     File {
         name: "ht_nodes",
@@ -165,6 +174,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 // Made from src/backend/cuda/kernels.rs.
 #pragma once
 
+#include \"ht_kept.h\"
 #include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"

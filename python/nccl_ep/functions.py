@@ -73,6 +73,7 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpSetChoice", ncclResult_t,
              [ncclEpGroup_t, ctypes.c_uint, ctypes.POINTER(ncclEpChoice_t)]),
     Function("ncclEpSetSelector", ncclResult_t, [ncclEpGroup_t, ncclEpSelect_t, ctypes.c_void_p]),
+    Function("ncclEpGroupCountRows", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpMemAlloc", ncclResult_t,
              [ncclEpGroup_t, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
     Function("ncclEpMemFree", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
@@ -81,4 +82,5 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpMemDeregister", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpMemInfo", ncclResult_t,
              [ncclEpGroup_t, ctypes.c_void_p, ctypes.POINTER(ncclEpMemInfo_t)]),
+    Function("ncclEpPoolUse", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p, ctypes.c_size_t]),
 ]

@@ -25,6 +25,7 @@ from nccl_ep.operators.numbers import forget, register_configured
 from nccl_ep.operators.traced import create_handle as traced_handle, is_traced
 from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
+from nccl_ep.tensors import checked_output
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
 from nccl_ep.views import Views
 from nccl_ep.words import in_python
@@ -94,6 +95,7 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
+        self._counted: list[torch.Tensor | None] = []
         self.views = Views()
         self.label = ""
         self.choices: dict[OperationName, Choice | None] = {}
@@ -163,6 +165,11 @@ class EpGroup(Generic[Mode]):
         has no room.
         """
         return self._memory.empty(shape, dtype if dtype is not None else self.dtype)
+
+    def memory_pool(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """A context in which torch allocates from the heap, in this thread: from `size` bytes of it, those of the first
+        call, by default the largest piece that is left. GPUs only; a `torch.cuda.MemPool`, with its rules."""
+        return self._memory.pool(size)
 
     def register(self, tensor: torch.Tensor) -> None:
         """Lets the ranks of a node map this tensor's memory, as that of `empty`; collective.
@@ -239,6 +246,15 @@ class EpGroup(Generic[Mode]):
             raise self.told(failure(code, self.library.ncclGetErrorString(code),
                                     self.library.ncclEpGetLastError()))
 
+    def count_rows(self, rows: torch.Tensor | None) -> None:
+        """From now on each dispatch adds the rows that each local expert receives to `rows`, int64 [L], which the group
+        keeps; None ends that. Rank-major dispatches do not count. Local."""
+        if rows is not None:
+            rows = checked_output("rows", rows, (self.num_local_experts,), self.device, torch.int64)
+        self.call(self.library.ncclEpGroupCountRows, self.handle, None if rows is None else rows.data_ptr())
+        # Graphs that were captured meanwhile go on adding to those before.
+        self._counted.append(rows)
+
     @contextlib.contextmanager
     def backward_of(self, operation: str) -> Iterator[None]:
         """What is enqueued meanwhile is the backward of this operation, in texts of failures."""
@@ -294,6 +310,7 @@ class EpGroup(Generic[Mode]):
                 self.library.ncclEpGroupDestroy(group, self._stream())
             finally:
                 self._kept.clear()
+                self._counted.clear()
                 self._destroy_comm()
 
     def _destroy_comm(self) -> None:

@@ -76,6 +76,25 @@ pub struct HandleForm {
     /// and gradients of weights come in the order of a token's ids. Else callers give them again, and gradients come
     /// by ascending expert.
     pub keeps_ids: bool,
+    /// HT: rows lie by expert; a row that comes for several experts is there once for each.
+    pub zones: Option<Zones>,
+}
+
+/// How the rows of a handle lie by expert: those of an expert together, by source rank, then token, filled up with zeros
+/// to a multiple of an alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zones {
+    /// A power of two.
+    pub alignment: usize,
+    /// Slots that there are: what comes beyond is dropped, the last experts' first. `None`: nothing is.
+    pub most_slots: Option<usize>,
+}
+
+impl Zones {
+    /// A zone of so many rows, with what fills it up.
+    pub fn padded(self, rows: usize) -> usize {
+        rows.next_multiple_of(self.alignment)
+    }
 }
 
 /// Numbers of a caller's.
@@ -90,9 +109,11 @@ pub struct Numbers {
 /// What a routing tells its caller in HT, where he wants it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoutingCounters {
-    /// `[L]`: received rows per local expert.
+    /// `[L]`: received rows per local expert; with zones the slots of each, as far as there are.
     pub experts: Option<Numbers>,
-    /// `[1]`: received rows.
+    /// With zones, `[L]`: the first slot of each.
+    pub offsets: Option<Numbers>,
+    /// `[1]`: received rows; with zones all slots, also those that are dropped.
     pub total: Option<Numbers>,
 }
 
@@ -244,9 +265,9 @@ pub struct Rows {
 /// Top-k ids (int64) and weights (f32) that travel with the tokens of a forward HT dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdsAndWeights {
-    /// int64 `[rows, K]`; of inputs, none where the handle keeps its ids.
+    /// int64 `[rows, K]`; of inputs, none where the handle keeps its ids; of outputs, none with zones.
     pub ids: DevPtr,
-    /// f32 `[rows, K]`.
+    /// f32 `[rows, K]`; with zones outputs are `[rows]`.
     pub weights: DevPtr,
     /// Rows of both.
     pub rows: usize,
@@ -275,6 +296,8 @@ pub struct HtDispatch {
     pub first_id: usize,
     /// How to launch it.
     pub launch: Launch,
+    /// With zones, what the dispatch tells its caller as the routing has.
+    pub counters: RoutingCounters,
 }
 
 impl HtDispatch {
@@ -287,7 +310,7 @@ impl HtDispatch {
 /// Backward weights of an HT combine: `input [n, K]` of the expert rank to `output [T, K]` at home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightGradients {
-    /// f32, packed as dispatch delivers weights: local experts ascending.
+    /// f32, as dispatch delivers weights: local experts ascending, with zones one for each slot.
     pub input: DevPtr,
     /// f32, by ascending global expert id, then zeros; or by k.
     pub output: DevPtr,

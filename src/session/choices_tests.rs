@@ -17,6 +17,7 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
         ll_combine,
         ht_chunk_bytes: None,
         channels: None,
+        zones: false,
     };
     Choices::new(&facts, nodes, Some(132))
 }

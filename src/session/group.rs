@@ -8,6 +8,7 @@ use crate::error::{Code, Context, Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
 use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
+use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
@@ -16,7 +17,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An open group.
 pub struct Group {
@@ -32,6 +33,8 @@ pub struct Group {
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
+    /// Address of the running totals of received rows; 0 if there are none.
+    totals: AtomicUsize,
     /// The bank of the next view.
     next_view: Mutex<ViewBank>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
@@ -68,6 +71,7 @@ impl Group {
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
+            totals: AtomicUsize::new(0),
             next_view: Mutex::default(),
             _with: None,
         }
@@ -162,6 +166,21 @@ impl Group {
     /// What was chosen.
     pub(super) fn choices(&self) -> &Choices {
         &self.choices
+    }
+
+    /// From now on each dispatch adds the rows that each local expert receives to `totals`, int64 `[L]` on the device and
+    /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
+    pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
+        self.check_usable()?;
+        let address = totals.map_or(0, |DevPtr(address)| address);
+        self.totals.store(address, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where dispatches add their rows.
+    pub(super) fn totals(&self) -> Option<DevPtr> {
+        let address = self.totals.load(Ordering::Acquire);
+        (address != 0).then_some(DevPtr(address))
     }
 
     /// The group's device.

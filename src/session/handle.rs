@@ -191,6 +191,9 @@ impl Handle {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
                 routed.backend.dispatch(&op, stream)?;
+                if let Some(totals) = self.group.totals() {
+                    routed.backend.add_counts(totals, stream)?;
+                }
                 Ok(None)
             }),
         }
@@ -308,12 +311,27 @@ impl Handle {
             checks.ll(routing, op, staged, stream);
         }
         if !staged {
-            return backend.run(op, stream);
+            backend.run(op, stream)?;
+            return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
         let slot = self.group.send_staged(send)?;
         handle.staged = Some(Sent { op: *op, slot });
         Ok(())
+    }
+
+    /// Adds what LL dispatch `op` has delivered to the group's totals, if it counts by expert.
+    #[inline]
+    fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
+        let (Some(totals), LlOp::Dispatch(op)) = (self.group.totals(), op) else {
+            return Ok(());
+        };
+        match op.counter {
+            Some(counts) if !op.layout.is_rank_major() => {
+                backend.add_counts(counts, totals, stream)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
@@ -334,9 +352,10 @@ impl Handle {
             checks.ll_receive(routing, &sent.op, stream);
         }
         backend.receive(&sent.op, sent.slot, stream)?;
+        let counted = self.count(&**backend, &sent.op, stream);
         self.group.end_staged(sent.slot);
         handle.staged = None;
-        Ok(())
+        counted
     }
 
     /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the

@@ -166,6 +166,7 @@ FUNCTION(ncclEpGetLastError, const char*, void);
 FUNCTION(ncclEpGetAsyncError, ncclResult_t, ncclEpGroup_t, ncclResult_t*);
 FUNCTION(ncclEpSetChoice, ncclResult_t, ncclEpGroup_t, unsigned, const ncclEpChoice_t*);
 FUNCTION(ncclEpSetSelector, ncclResult_t, ncclEpGroup_t, ncclEpSelect_t, void*);
+FUNCTION(ncclEpGroupCountRows, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpMemAlloc, ncclResult_t, ncclEpGroup_t, void**, size_t);
 FUNCTION(ncclEpMemFree, ncclResult_t, ncclEpGroup_t, void*);
 FUNCTION(ncclEpMemRegister, ncclResult_t, ncclEpGroup_t, void*, size_t, void*);

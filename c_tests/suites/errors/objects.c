@@ -63,6 +63,8 @@ static ncclResult_t set_selector(void* group) {
     return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL);
 }
 
+static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
+
 static ncclResult_t memory_alloc(void* group) {
     void* memory = NULL;
     const ncclResult_t result = ncclEpMemAlloc((ncclEpGroup_t)group, &memory, 16);
@@ -120,6 +122,8 @@ static const ObjectCall kGroupCalls[] = {
      "set-choice-group-foreign"},
     {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
      "set-selector-group-foreign"},
+    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead",
+     "count-rows-group-foreign"},
     {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead",
      "mem-alloc-group-foreign"},
     {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead",
@@ -190,6 +194,9 @@ EP_TEST(places_for_results) {
                "ncclEpGetVersion: version: must not be NULL");
     EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
                "ncclEpGetAsyncError: result: must not be NULL");
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(ll.group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+               "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
+               "(got 0x7f61a7fc5, expected a multiple of 8)");
     unsigned count = 77;
     EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "

@@ -217,6 +217,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels,
+            zones: false,
         }
     }
 

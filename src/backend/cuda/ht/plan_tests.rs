@@ -54,6 +54,7 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
         ll_combine: LlCombineMode::Exact,
         ht_chunk_bytes: None,
         channels: None,
+        zones: false,
     })
     .unwrap()
 }

@@ -28,6 +28,7 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
         ll_combine,
         ht_chunk_bytes: None,
         channels: None,
+        zones: false,
     }
 }
 

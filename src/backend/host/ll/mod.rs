@@ -8,6 +8,7 @@ mod topk_weights;
 pub mod views;
 
 use crate::backend::LlBackend;
+use crate::backend::host::device::add_counts;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ll::last::LastDispatch;
@@ -166,5 +167,15 @@ impl LlBackend for HostLl {
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
         let epoch = self.staged(slot).load(Ordering::Relaxed);
         self.shared.mailboxes.abandon(epoch);
+    }
+
+    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
+        let experts = self.facts().local_experts();
+        let add = move || {
+            add_counts(counts, totals, experts);
+            Ok(())
+        };
+        self.shared
+            .enqueue(Operation::LlDispatch, stream, add, || ())
     }
 }

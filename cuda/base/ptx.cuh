@@ -16,6 +16,15 @@ struct alignas(16) Vec16 {
     uint32_t word[4];
 };
 
+// A kernel's first statement, if it may be launched while the kernel before it runs: waits until that has ended, all of
+// whose stores are then seen. The kernel behind this one may be launched from here on.
+__device__ __forceinline__ void follow_grid() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
 __device__ __forceinline__ uint64_t globaltimer_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

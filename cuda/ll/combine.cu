@@ -151,6 +151,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
 
 template <typename Type, typename SizeOfUnits, bool Exact = false>
 __device__ __forceinline__ void run(const LlCombineParams& params) {
+    follow_grid();
     run<Type, SizeOfUnits, Exact>(params, OneNode{params.common.peers});
 }
 

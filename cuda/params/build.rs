@@ -16,6 +16,8 @@ mod ht_nodes;
 mod ll;
 #[path = "src/ll_pack.rs"]
 mod ll_pack;
+#[path = "src/ll_view.rs"]
+mod ll_view;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -40,7 +42,7 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 6] = [
+const FILES: [File; 7] = [
     File {
         name: "common",
         base: None,
@@ -55,13 +57,17 @@ const FILES: [File; 6] = [
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams
-            LlViewState LlView LlRankDispatchViewParams LlRankCombineParams
             LlCombineNodesParams LlTopkWeightsParams],
     },
     File {
         name: "ll_pack",
         base: Some("ll.h"),
         sizes: sizes![ll_pack: LlPackParams LlRankPackParams LlScaledPackParams],
+    },
+    File {
+        name: "ll_view",
+        base: Some("ll.h"),
+        sizes: sizes![ll_view: LlViewState LlView LlRankDispatchViewParams LlRankCombineParams],
     },
     File {
         name: "ht",
@@ -178,6 +184,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 #include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"
+#include \"ll_view.h\"
 
 #define NCCL_EP_KERNELS(KERNEL)"
         .to_owned();

@@ -18,6 +18,7 @@ from testing.step import Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
+_EARLY = (("NCCL_EP_PROGRAMMATIC", "1"),)
 # Options of ep_bench, with uneven tokens.
 _UNEVEN = "--experts 24 --hidden 256 --masked 3 --warmup 0 --iters 1 --validate"
 
@@ -39,7 +40,7 @@ _RUNS = (
     _Run("test_random", "test_random --configs 50 --seed 10", 2, 2),
     _Run("test_random/exact", "test_random --configs 30 --seed 16", 3, 2, _EXACT),
     _Run("test_random/odd-grids", "test_random --configs 20 --seed 18", 3, 6, ODD_GRIDS),
-    _Run("test_random", "test_random --configs 20 --seed 4", 5, 1),
+    _Run("test_random", "test_random --configs 20 --seed 4", 5, 1, _EARLY),
     _Run("test_random/exact", "test_random --configs 20 --seed 5", 8, 1, _EXACT),
     _Run("test_ll/every_top_k", "test_ll every_top_k", 2, 2),
     _Run("test_ll/widths/exact", "test_ll widths", 2, 6, _EXACT),
@@ -51,7 +52,7 @@ _RUNS = (
     _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
     _Run("test_ht/widths", "test_ht widths", 2, 4),
-    _Run("test_formats", "test_formats", 2, 2),
+    _Run("test_formats", "test_formats", 2, 2, _EARLY),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 2),
     _Run("test_errors/ht", "test_errors ht_", 3, 2),
@@ -59,9 +60,9 @@ _RUNS = (
     _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops", 3, 2),
     _Run("test_lifecycle/cannot_map", "test_lifecycle one_rank_cannot_map", 3, 2),
     _Run("test_lifecycle/threads", "test_lifecycle two_threads_make", 2, 2),
-    _Run("test_staged", "test_staged", 2, 2),
+    _Run("test_staged", "test_staged", 2, 2, _EARLY),
     _Run("test_stress", "test_stress --ops 100", 4, 1),
-    _Run("test_graph", "test_graph", 2, 2),
+    _Run("test_graph", "test_graph", 2, 2, _EARLY),
     _Run("test_fuzz/agree", "test_fuzz agree --calls 2500 --seed 6", 2, 2),
     _Run("test_fuzz/differ", "test_fuzz differ --calls 600 --seed 7", 3, 2),
     _Run("test_fuzz/threads", "test_fuzz --threads 2 --calls 600 --seed 8", 2, 2),

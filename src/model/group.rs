@@ -156,6 +156,8 @@ pub struct RankChoices {
     pub tuning_file: Option<String>,
     /// Whether operations are checked and counted.
     pub check: bool,
+    /// Whether kernels may be launched while those before them run.
+    pub programmatic: bool,
 }
 
 /// The checked configuration of a group: the same on every rank, except for `rank`.

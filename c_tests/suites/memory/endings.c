@@ -78,7 +78,7 @@ typedef struct {
 } Held;
 
 static void* open_late(void* argument) {
-    enum { kHeldUs = 30000 };
+    enum { kHeldUs = 250000 };  // longer than an unmapping waits for a quiescent device
     Held* held = argument;
     usleep(kHeldUs);
     atomic_store(&held->is_open, true);

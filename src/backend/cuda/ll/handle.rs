@@ -1,11 +1,12 @@
 //! An LL handle: the parameters of the kernels that run its operations.
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handle_ids::IdCopy;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{
     Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
@@ -171,8 +172,7 @@ impl Handle {
         let kernel = kernels::ll_dispatch();
         let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
         let params = self.dispatch_params((op, op.tokens), grid, part);
-        let module = &self.context.module;
-        module.launch(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, grid.launch, &params, at)
     }
 
     // Apart, so that a dispatch without scales does not carry its parameters.
@@ -195,7 +195,7 @@ impl Handle {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
-        self.context.module.launch(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
@@ -212,8 +212,23 @@ impl Handle {
         };
         let grid = self.plan.combine_asked(op.launch, kernel.most_threads());
         let params = self.combine_params(op, &grid, part);
+        self.launch_following(kernel, grid.launch_shape(0), &params, at)
+    }
+
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
+    fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
         let module = &self.context.module;
-        module.launch(kernel, grid.launch_shape(0), &params, at)
+        if self.context.programmatic {
+            module.launch_early(kernel, shape, params, at)
+        } else {
+            module.launch(kernel, shape, params, at)
+        }
     }
 
     /// The parameters of `part` of a dispatch that reads its rows at `rows`: the caller's, or those in a message.

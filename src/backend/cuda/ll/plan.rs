@@ -9,9 +9,10 @@ use crate::backend::cuda::ll::launch::{
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
 use crate::backend::cuda::params::ll::{
-    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
-    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS,
-    LL_STATIC_SHARED_BYTES, LL_VIEW_BANKS, LlLayout, LlShape, LlViewState, reciprocal,
+    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COMBINE_QUEUE_THREADS, LL_COMBINE_THREADS,
+    LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K,
+    LL_PLAIN_DISPATCH_THREADS, LL_STATIC_SHARED_BYTES, LL_VIEW_BANKS, LlLayout, LlShape,
+    LlViewState, reciprocal,
 };
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
@@ -365,7 +366,8 @@ impl LlPlan {
     fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
         let most_threads = match self.combine_kernel(tokens) {
             CombineKernel::FewTokens => LL_COMBINE_THREADS,
-            _ => LL_COMBINE_MANY_THREADS,
+            CombineKernel::ManyTokens => LL_COMBINE_QUEUE_THREADS,
+            CombineKernel::Exact | CombineKernel::OverNodes => LL_COMBINE_MANY_THREADS,
         };
         if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {
             return Grid::chosen(choice, 1..=most_threads);

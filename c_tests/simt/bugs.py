@@ -214,19 +214,19 @@ BUGS = (
         "4 test_ll rank_major_shapes"),
     # ---- Views ----------------------------------------------------------------------------------
     Bug("a view is cleaned before anybody has read it", "ll/rank_dispatch_view.cu",
-        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source);\n",
+        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source, block.view.gently != 0);\n",
         "        const Chunk chunk = unit.chunk(block.shape, block.view);\n"
-        "        await_chunk(op, from, row, chunk, source);\n"
+        "        await_chunk(op, from, row, chunk, source, false);\n"
         "        let_go<ChunkData>({const_cast<uint8_t*>(from), nullptr}, chunk);\n", VIEWS),
     Bug("a view is not cleaned", "ll/rank_combine.cu", "            if (block.cleans() && chunk.holds()) {",
         "            if (false) {", VIEWS),
-    Bug("a bank is taken for clean without its rank's word", "ll/rank_dispatch_view.cu",
+    Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
         "        return packet_epoch(before) == op.epoch_before && (", "        return true || (", "3 test_ll views_in_graphs",
         slow=True),
     Bug("a bank is said to be clean while it is cleaned", "ll/rank_dispatch_view.cu",
         "        if (block.shared.owner[block.view.bank] == 0) {\n            put_value", "        if (true) {\n            put_value",
         VIEWS, slow=True),
-    Bug("a bank is said to be clean before all blocks have cleaned", "ll/rank_dispatch_view.cu",
+    Bug("a bank is said to be clean before all blocks have cleaned", "ll/view_block.cuh",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == gridDim.x - 1;",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == 0;", VIEWS, slow=True),
     Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",

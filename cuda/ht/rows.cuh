@@ -16,6 +16,8 @@ namespace nccl_ep::ht_dispatch_impl {
 struct PlainRows {
     // Whether a sender also stores a row to this rank's output, if it goes there as well as to peers.
     static constexpr bool kKeptBySender = false;
+    // Whether rows lie by expert in the output.
+    static constexpr bool kZones = false;
 
     // What a lane loads of a token well before it is needed.
     struct Ahead {};

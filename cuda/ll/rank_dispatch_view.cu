@@ -8,6 +8,7 @@
 // At the end the bank holds what came, all else is as after rank_dispatch.cu. Rows that nothing came for hold anything.
 
 #include "../base/entry.cuh"
+#include "rank_notices.cuh"
 #include "view.cuh"
 
 namespace nccl_ep::ll_rank_dispatch_view_impl {
@@ -16,7 +17,7 @@ using Op = Operation<OneNode>;
 using ll_dispatch_impl::store_id;
 
 // Ranks whose bits are together in a word.
-constexpr uint32_t kRanksOfWord = 32;
+constexpr uint32_t kRanksOfWord = 8 * sizeof(uint32_t);
 // Ids of a token that are loaded together.
 constexpr uint32_t kIdsAtOnce = 8;
 
@@ -376,24 +377,29 @@ __device__ __forceinline__ void await_rows(const Block& block, uint32_t source) 
     }
 }
 
-// The last warp takes the ids and weights of the block's tokens of `source`, and clears the ids of rows with their
-// numbers where these hold nothing.
+// The last warp clears the ids of the block's share of rows that hold nothing.
+__device__ __forceinline__ void clear_ids(const Block& block, uint32_t source) {
+    const uint32_t top_k = block.shape.top_k;
+    const uint32_t used = block.shared.before[source];
+#pragma unroll 1
+    for (uint32_t row = blockIdx.x; row < block.shape.max_tokens; row += gridDim.x) {
+        if (row >= used && lane_idx() < top_k) {
+            const uint64_t at = uint64_t{source * block.shape.max_tokens + row} * top_k;
+            store_id(block.params.dispatch.beside, at + lane_idx(), kNowhere);
+        }
+    }
+}
+
+// The last warp takes the ids and weights of the block's tokens of `source`.
 __device__ __forceinline__ void receive_entries(const Block& block, uint32_t source) {
     const Op& op = block.op;
     const LlBeside& beside = block.params.dispatch.beside;
     const uint32_t top_k = block.shape.top_k;
-    const uint32_t units = block.shape.max_tokens * block.view.parts;
+    const uint32_t units = block.shared.all[source] * block.view.parts;
 #pragma unroll 1
     for (uint32_t number = blockIdx.x; number < units; number += gridDim.x) {
         const ViewUnit unit(block.view, number);
         if (unit.part != 0 || lane_idx() >= top_k) {
-            continue;
-        }
-        const uint32_t same_row = source * block.shape.max_tokens + unit.token;
-        if (unit.token >= block.shared.before[source]) {
-            store_id(beside, uint64_t{same_row} * top_k + lane_idx(), kNowhere);
-        }
-        if (unit.token >= block.shared.all[source]) {
             continue;
         }
         const uint64_t* entry_at = op.here().entries(source, unit.token) + lane_idx();
@@ -426,6 +432,7 @@ __device__ __forceinline__ void receive_all(const Block& block) {
 #pragma unroll 1
     for (uint32_t source = 0; source < block.op.ranks(); ++source) {
         if (is_last_warp()) {
+            clear_ids(block, source);
             receive_entries(block, source);
         } else if (block.moves_rows() && source != block.op.rank()) {
             await_rows(block, source);

@@ -126,7 +126,7 @@ typedef struct ncclEpGroupConfig_t {
   uint64_t timeout_ns;
   // Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
   ncclEpZeroCopyMode_t zero_copy;
-  // HT. `NCCL_EP_OVERFLOW_DROP` is not served yet.
+  // HT, expert-major: what happens to slots beyond `max_recv_tokens_per_rank`.
   ncclEpOverflowPolicy_t overflow_policy;
   // HT: largest K of a handle, or 0.
   unsigned int num_topk;
@@ -366,7 +366,8 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 
 // Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
 //
-// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT`.
+// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and, on one node,
+// `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 //
 // @param handle      gets the handle; written on success only
 // @param ep_group    the group
@@ -458,6 +459,16 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
 // there are tokens only.
 //
+// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32 `[n]`,
+// where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each row is in a
+// slot for every local expert that its token names. Slots lie by expert, then source rank, then token; those of an expert
+// begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep their content, and
+// weights are 0 up to B. More slots than B are a failure of the group, or with `NCCL_EP_OVERFLOW_DROP` are dropped.
+//
+// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that lie as
+// the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
+// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [.., H/128].
+//
 // Delivered ids are local, or global where layout_info says so.
 //
 // @param handle       the routing
@@ -495,6 +506,10 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
 // node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
 // and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
+//
+// HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
+// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward pass
+// gradients are `[n]`.
 //
 // A token to which no expert contributes gets zeros.
 //

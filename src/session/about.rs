@@ -116,10 +116,12 @@ mod tests {
             ll_combine: LlCombineMode::Reduce,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         };
         let backend = Profile {
             backend: "cuda",
             window_bytes: Some((7 << 20) + 1),
+            most_blocks: Some(132),
             tuned: true,
             chunk_bytes: None,
         };

@@ -24,6 +24,7 @@ void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     run->seed = seed;
     run->counters = ref_buffer_new((test->local_experts + kHtSpare) * counter_bytes(test));
     run->total = ref_buffer_new(sizeof(int64_t));
+    run->scales_out = ref_buffer_new(scale_bytes(test, run->rows));
     run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
     void* rows = ref_host_poison(run->results_in.bytes);
     const unsigned most = run->received < run->rows ? run->received : run->rows;
@@ -41,7 +42,7 @@ void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
 void ht_close(HtRun* run) {
     RefBuffer* buffers[] = {&run->tokens_out, &run->ids_out, &run->weights_out,
                             &run->counters,   &run->total,   &run->results_in,
-                            &run->gradients_in, &run->gradients};
+                            &run->gradients_in, &run->gradients, &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     inputs_close(&run->in);
 }
@@ -112,8 +113,10 @@ ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
     local.recv_topk_idx_kind = test->global_ids ? NCCL_EP_EXPERT_ID_GLOBAL : NCCL_EP_EXPERT_ID_LOCAL;
     ncclEpDispatchConfig_t options = NCCL_EP_DISPATCH_CONFIG_INIT;
     options.send_only = 1;  // without effect
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &options);
     void* info = old_layout_info(&local, test->generation);
-    void* config = old_dispatch_config(&options, test->generation);
+    void* config = old_dispatch_config(&options, test->scaled ? kGeneration5 : test->generation);
     const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs,
                                                test->updated || test->global_ids ? info : NULL, config, run->in.env->stream);
     old_free(info);
@@ -126,6 +129,15 @@ ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
     return result;
 }
 
+static void check_scales(const HtRun* run) {
+    void* scales = ref_host_poison(run->scales_out.bytes);
+    if (run->in.test->scaled) {
+        ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.scales, run->used, scales);
+    }
+    REF_CHECK_BUFFER(&run->scales_out, scales);
+    free(scales);
+}
+
 void ht_check_dispatch(const HtRun* run) {
     void* tokens = ref_host_poison(run->tokens_out.bytes);
     int64_t* ids = ref_host_poison(run->ids_out.bytes);
@@ -136,6 +148,7 @@ void ht_check_dispatch(const HtRun* run) {
     const int64_t first = run->in.test->global_ids ? run->in.rank * run->in.test->local_experts : 0;
     for (size_t i = 0; i < used; ++i) ids[i] += ids[i] >= 0 ? first : 0;
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    check_scales(run);
     REF_CHECK_BUFFER(&run->ids_out, ids);
     REF_CHECK_BUFFER(&run->weights_out, weights);
     free(tokens);
@@ -173,6 +186,8 @@ ncclResult_t ht_launch_dispatch_back(const HtRun* run, ncclEpHandle_t handle) {
     outputs.tokens = &tokens_out.tensor;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
     config.pass_direction = NCCL_EP_BWD_PASS;
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &config);
     const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs, NULL, &config, run->in.env->stream);
     view_scrap(&tokens);
     view_scrap(&tokens_out);
@@ -204,7 +219,7 @@ ncclResult_t ht_launch_combine_back(const HtRun* run, ncclEpHandle_t handle) {
 
 void ht_poison(const HtRun* run) {
     const RefBuffer* outputs[] = {&run->tokens_out, &run->ids_out, &run->weights_out, &run->in.combined,
-                                  &run->gradients};
+                                  &run->gradients,  &run->scales_out};
     for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); ++i) ref_buffer_poison(outputs[i]);
 }
 
@@ -212,6 +227,7 @@ void ht_check_dispatch_back(const HtRun* run) {
     void* tokens = ref_host_poison(run->tokens_out.bytes);
     ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    check_scales(run);
     free(tokens);
 }
 

@@ -13,7 +13,8 @@ typedef struct {
     unsigned used;  // rows that a dispatch writes
     unsigned rows;  // of the tensors
     uint64_t seed;
-    RefBuffer tokens_out, ids_out, weights_out, counters, total, results_in, gradients_in, gradients;
+    RefBuffer tokens_out, ids_out, weights_out, counters, total, results_in, gradients_in, gradients,
+        scales_out;
 } HtRun;
 
 void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed);

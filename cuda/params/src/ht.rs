@@ -1,17 +1,11 @@
 //! Parameters of the high-throughput kernels.
 
-use core::ffi::c_void;
-
 use crate::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;
 /// Threads of a block of `ht_route`.
 pub const HT_ROUTE_THREADS: u32 = 512;
-/// Threads of `ht_counters`, one block.
-pub const HT_COUNTERS_THREADS: u32 = 256;
-/// Threads of a block of `ht_by_k`.
-pub const HT_BY_K_THREADS: u32 = 256;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 pub const HT_DISPATCH_THREADS: u32 = 768;
 /// Most threads of a block of `ht_dispatch_cast`, in whole warps: as many as have room for the rows that they cast,
@@ -200,48 +194,6 @@ pub struct HtCommon {
     pub sequences: *mut HtSequences,
     /// The shape of rows and of the grid.
     pub shape: HtShape,
-}
-
-/// Numbers of a caller's.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtNumbers {
-    /// The first, or NULL.
-    pub data: *mut c_void,
-    /// Not zero if they have 64 bits, not 32.
-    pub is_wide: u32,
-}
-
-/// Parameters of `ht_counters`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtCountersParams {
-    /// The rows that this rank receives, or `HT_DISAGREED` and why.
-    pub rows: *const u32,
-    /// `[local_experts]`: received rows per expert.
-    pub counts: *const i32,
-    /// Gets these.
-    pub experts: HtNumbers,
-    /// Gets the rows, none if ranks disagree.
-    pub total: HtNumbers,
-    /// Experts per rank.
-    pub local_experts: u32,
-}
-
-/// Parameters of `ht_by_k`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtByKParams {
-    /// `[tokens][top_k]`.
-    pub topk_idx: *const i64,
-    /// `[tokens][top_k]`: by ascending expert, then by k.
-    pub gradients: *mut f32,
-    /// Experts over all ranks.
-    pub experts: u32,
-    /// This rank's tokens.
-    pub tokens: u32,
-    /// Ids per token.
-    pub top_k: u32,
 }
 
 /// Parameters of `ht_dispatch`.

@@ -66,6 +66,7 @@ impl Plan {
         Profile {
             backend: "cuda",
             window_bytes: Some(window_bytes),
+            most_blocks: None,
             tuned: false,
             chunk_bytes: match self {
                 Self::Ll(_) => None,

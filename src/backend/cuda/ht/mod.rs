@@ -13,6 +13,7 @@ pub mod plan;
 mod rows;
 mod scaled;
 mod shared;
+mod zones;
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;

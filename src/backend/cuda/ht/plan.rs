@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
-use crate::model::ops::Routing;
+use crate::model::ops::{Launch, Routing};
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -61,6 +61,8 @@ pub struct HtPlan {
     nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
+    /// As well: of the packets of `ht_zones`.
+    packets: usize,
     bytes: usize,
 }
 
@@ -115,6 +117,10 @@ impl HtPlan {
         let arrivals = window.take(ranks * units * PACKET_BYTES);
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
+        let packets = window.take(match (facts.zones, &nodes) {
+            (true, None) => ranks * max_tokens * mask_words(facts) * PACKET_BYTES,
+            _ => 0,
+        });
         let layout = HtLayout {
             counts: counts as u64,
             arrivals: arrivals as u64,
@@ -130,8 +136,14 @@ impl HtPlan {
             all_experts,
             nodes,
             layout,
+            packets,
             bytes: window.bytes(),
         })
+    }
+
+    /// Where the packets of `ht_zones` are in a window with this layout.
+    pub fn packets(&self, layout: &HtLayout) -> u64 {
+        layout.counts - self.layout.counts + self.packets as u64
     }
 
     /// Bytes of the group's region of a window.
@@ -149,6 +161,11 @@ impl HtPlan {
             slots: start + self.layout.slots,
             ..self.layout
         }
+    }
+
+    /// Experts of this rank.
+    pub fn local_experts(&self) -> usize {
+        self.facts.local_experts()
     }
 
     /// Experts over all ranks of all nodes.
@@ -253,8 +270,14 @@ impl HtPlan {
         }
     }
 
-    /// How an operation on rows `row` is launched, of a handle with these grids.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids) -> Result<HtLaunch> {
+    /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
+    pub fn launch(
+        &self,
+        kind: HtKind,
+        row: &MovedRow,
+        of: &HandleGrids,
+        asked: Launch,
+    ) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
         let plain = match kind {
             HtKind::Dispatch { .. } => of.dispatch,
@@ -263,7 +286,8 @@ impl HtPlan {
         let grid = match row.cast {
             Some(_) => plain.of_casts(),
             None => plain,
-        };
+        }
+        .asked(asked, kind);
         let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {
@@ -310,6 +334,11 @@ impl HtPlan {
             cast_chunk: to_u32(staging.cast_chunk)?,
         })
     }
+}
+
+/// Words that hold a bit for each local expert.
+fn mask_words(facts: &GroupFacts) -> usize {
+    facts.local_experts().div_ceil(u32::BITS as usize)
 }
 
 /// Bytes that a rank sends to another about a new handle.

@@ -15,6 +15,7 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtSequences, HtShape,
 };
+use crate::backend::cuda::totals;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
@@ -84,6 +85,18 @@ impl HtShared {
         let Routing { tokens, top_k, .. } = *routing;
         let tuning = self.context.tuning.read();
         self.plan.grids(tokens, top_k, self.device, &tuning)
+    }
+
+    /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.
+    pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
+        let experts = self.plan.local_experts();
+        totals::add(
+            &self.context,
+            KernelOp::HtDispatch,
+            (counts, totals),
+            experts,
+            at,
+        )
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.

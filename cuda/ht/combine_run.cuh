@@ -1,0 +1,51 @@
+// The course of a combine, whatever the rows of the input are.
+#pragma once
+
+#include "combine_receive.cuh"
+#include "combine_send.cuh"
+
+namespace nccl_ep::ht_combine_impl {
+
+template <typename Type, typename Scope, typename Partials, typename InputRows>
+__device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials,
+                    const InputRows& input) {
+    __shared__ SharedStorage shared;
+    DYNAMIC_SHARED(uint8_t, buffers);
+    const HtCommon& common = params.common;
+    const Block<Scope, Partials, InputRows> block = {params, scope, partials, input, shared};
+    for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
+        shared.scheduler.next[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        shared.next_token = 0;
+    }
+    clear_queues(shared.notify_state);
+    if (!begin_operation(common, scope, true, shared.pairs) ||
+        !scope.messages_arrived(common, shared.pairs)) {
+        return;
+    }
+    uint32_t needed = shared.pairs.total;
+    if constexpr (InputRows::kZones) {
+        needed = input.needed();
+    }
+    if (params.in_rows < needed) {
+        // There is nothing to return, and the peers cannot be given anything else.
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            fail(common, FAULT_INPUT_ROWS, block.rank(), needed, params.in_rows);
+        }
+        return;
+    }
+    if (!block.senders.has_this_block()) {
+        sum_tokens<Type>(block);
+    } else if (warp_idx() < common.shape.copy_warps) {
+        Staging staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
+                        &shared.barriers[warp_idx()]);
+        NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
+        send_rows(block, staging, queue);
+    } else if (warp_idx() == common.shape.copy_warps) {
+        notify_peers(common, WholeSlots{}, shared.pairs, shared.notify_state, buffers,
+                     [&] { poll_credits(block); });
+    }
+}
+
+}  // namespace nccl_ep::ht_combine_impl

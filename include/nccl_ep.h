@@ -239,7 +239,8 @@ typedef struct ncclEpQuery_t {
   unsigned int ranks;
   // The most SMs that the operation may take, one for each block; 0 if nothing bounds it, on the CPU.
   unsigned int sms;
-  // Not 0 if peers map the rows' memory. 0 in this version.
+  // Not 0 if peers map TOKENS that a dispatch delivers, or a combine takes: memory of
+  // `ncclEpMemAlloc` or `ncclEpMemRegister`.
   unsigned int symmetric;
 } ncclEpQuery_t;
 

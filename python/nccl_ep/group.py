@@ -99,6 +99,7 @@ class EpGroup(Generic[Mode]):
         self.views = Views()
         self.label = ""
         self.choices: dict[OperationName, Choice | None] = {}
+        self.selector: Selector | None = None
         self._selector: Any = None
         self._exact = os.environ.get("NCCL_EP_LL_COMBINE") == "exact"
         self._backward = ""
@@ -107,6 +108,7 @@ class EpGroup(Generic[Mode]):
         self.runtime = Runtime(self.library)
         self.algorithm, self.num_experts, self.hidden = algorithm, num_experts, hidden
         self.max_tokens_per_rank, self.dtype = max_tokens_per_rank, dtype
+        self.num_channels = num_channels
         config = ncclEpGroupConfig_t(
             version=1, algorithm=_ALGORITHMS[algorithm], num_experts=num_experts,
             max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=bytes_of_row,
@@ -224,7 +226,14 @@ class EpGroup(Generic[Mode]):
         `Choice`, or None for the library's own. It must not use the group."""
         callback = in_c(select)
         self.call(self.library.ncclEpSetSelector, self.handle, callback)
-        self._selector = callback
+        self.selector, self._selector = select, callback
+
+    def retune(self, top_k: int, max_tokens: int = 0, **options: Any) -> dict[str, Any]:
+        """Measures launch shapes on this group and runs its operations by them from now on:
+        `nccl_ep.tuning.retune`. Collective."""
+        from nccl_ep.tuning import retune
+
+        return retune(self, top_k, max_tokens, **options)
 
     def keep(self, handle: EpHandle) -> None:
         """Keeps a handle, as one that a CUDA graph has captured, until the group is closed."""

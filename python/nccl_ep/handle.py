@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nccl_ep.group import EpGroup
-    from nccl_ep.options import AnyOptions, Options, ScaledOptions
+    from nccl_ep.options import AnyOptions, Options, RankOptions, ScaledOptions
 
 _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
@@ -102,8 +102,7 @@ class EpHandle(Generic[Mode]):
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
-                 layout: Literal["rank"], view: bool = False,
-                 **options: Unpack[AnyOptions]) -> RankMajorResult: ...
+                 layout: Literal["rank"], **options: Unpack[RankOptions]) -> RankMajorResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
@@ -146,8 +145,7 @@ class EpHandle(Generic[Mode]):
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 layout: RowLayout = "expert", view: bool = False,
-                 **options: Unpack[AnyOptions]) -> DispatchResult: ...
+                 layout: RowLayout = "expert", **options: Unpack[RankOptions]) -> DispatchResult: ...
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                  layout: RowLayout = "expert", scales: torch.Tensor | None = None,
@@ -175,7 +173,7 @@ class EpHandle(Generic[Mode]):
             with chosen(self, "dispatch", choice, tokens):
                 return self.dispatch(tokens, topk_weights, layout=layout, scales=scales, cast=cast,
                                      scales_order=scales_order, out=out, out_scales=out_scales,
-                                     send_only=send_only, stream=stream)
+                                     send_only=send_only, stream=stream, view=view)
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
         check_view(view, by_rank, out is not None)
         if is_traced(stream):

@@ -31,3 +31,9 @@ class AnyOptions(ScaledOptions, total=False):
 
     scales: torch.Tensor | None
     cast: CastName | None
+
+
+class RankOptions(AnyOptions, total=False):
+    """And whether rank-major rows stay in the library's memory."""
+
+    view: bool

@@ -102,6 +102,20 @@ def test_variants(group, world, device):
         ep.set_choice("dispatch", None)
 
 
+def test_views_with_a_choice(group, world, device):
+    problem, ep = opened(group, world, device)
+    with ep.create_handle(problem.topk_idx) as handle:
+        for choice in (None, Choice(blocks=1), Choice(blocks=2, threads=64)):
+            received = handle.dispatch(problem.tokens, problem.weights, layout="rank", view=True,
+                                       choice=choice)
+            rows = torch.where(torch.arange(MOST, device=device)[:, None] < received.counts[:, None, None],
+                               received.tokens, 0)
+            home = handle.combine(rows, choice=choice)
+            ranks = (problem.topk_idx // ep.num_local_experts).tolist()
+            times = torch.tensor([len(set(each)) for each in ranks], device=device)
+            assert torch.equal(home, problem.tokens * times[:, None])
+
+
 @pytest.mark.high_throughput
 def test_choices_of_high_throughput(group, world, device):
     problem, ep = opened(group, world, device, algorithm="ht")
@@ -139,3 +153,17 @@ def test_exact_sums(group, world, device, nodes):
     assert torch.equal(reduced, again) and not torch.equal(reduced, by_k)
     first = (weights[:, :1].double() * tokens).float()
     assert torch.equal(by_k, (weights[:, 1:].double() * tokens + first).float())
+
+
+def test_a_selector_knows_memory_that_peers_map(group, world, device):
+    problem, ep = opened(group, world, device)
+    symmetric = []
+    ep.heap(1 << 20)
+    ep.set_selector(lambda query: symmetric.append(query.symmetric))
+    with ep.create_handle(problem.topk_idx) as handle:
+        plain = handle.dispatch(problem.tokens).tokens
+        mapped = handle.dispatch(problem.tokens, out=ep.empty(plain.shape)).tokens
+        handle.combine(mapped, problem.weights)
+        handle.combine(plain, problem.weights)
+        del mapped
+    assert symmetric == [False, True, True, False]

@@ -13,17 +13,26 @@ use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// What is known of an operation before it is enqueued.
+/// What is known of a call before its operation is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Query {
-    /// Which it is.
-    pub operation: Operation,
+pub struct About {
     /// This rank's tokens.
     pub tokens: usize,
     /// Ids per token.
     pub top_k: usize,
     /// Bytes of a row as it travels, without its scales; 0 if no tensor says.
     pub row_bytes: usize,
+    /// Whether peers map the rows that a dispatch delivers, or a combine takes.
+    pub mapped: bool,
+}
+
+/// What a selector is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Which operation it is.
+    pub operation: Operation,
+    /// The call.
+    pub about: About,
     /// Ranks of the group.
     pub ranks: usize,
     /// The most blocks that it may have; `None` if nothing is launched.
@@ -133,14 +142,10 @@ impl Choices {
         self.any.store(any, Ordering::Release);
     }
 
-    /// What somebody has chosen for `operation`; `about` tells this rank's tokens, ids of each and bytes of a row. Called
-    /// without a lock, as a selector may take any time.
+    /// What somebody has chosen for `operation` in the call that `about` tells of. Called without a lock, as a selector may
+    /// take any time.
     #[inline]
-    pub(super) fn of(
-        &self,
-        operation: Operation,
-        about: impl FnOnce() -> Option<[usize; 3]>,
-    ) -> Chosen {
+    pub(super) fn of(&self, operation: Operation, about: impl FnOnce() -> Option<About>) -> Chosen {
         if !self.any.load(Ordering::Acquire) {
             return Chosen::default();
         }
@@ -148,18 +153,16 @@ impl Choices {
     }
 
     #[cold]
-    fn ask(&self, operation: Operation, [tokens, top_k, row_bytes]: [usize; 3]) -> Chosen {
+    fn ask(&self, operation: Operation, about: About) -> Chosen {
         let made = self.made.read();
         let set = made.set.get(operation as usize).copied().flatten();
         let selector = made.selector.clone();
         drop(made);
-        let possible = |asked: &Asked| self.possible(operation, top_k, asked);
+        let possible = |asked: &Asked| self.possible(operation, about.top_k, asked);
         let selected = || {
             let query = Query {
                 operation,
-                tokens,
-                top_k,
-                row_bytes,
+                about,
                 ranks: self.facts.ranks,
                 most_blocks: self.most_blocks,
             };

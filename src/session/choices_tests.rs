@@ -31,9 +31,18 @@ fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
     Asked { variant, launch }
 }
 
+fn about(top_k: usize) -> About {
+    About {
+        tokens: 4,
+        top_k,
+        row_bytes: 512,
+        mapped: false,
+    }
+}
+
 /// What combines of 4 tokens with `top_k` ids each get.
 fn combine(choices: &Choices, top_k: usize) -> Chosen {
-    choices.of(Operation::LlCombine, || Some([4, top_k, 512]))
+    choices.of(Operation::LlCombine, || Some(about(top_k)))
 }
 
 fn told(choices: &Choices) -> u32 {
@@ -45,9 +54,9 @@ fn a_set_choice_is_before_the_selector() {
     let choices = choices(8, LlCombineMode::Reduce, 1);
     assert_eq!(combine(&choices, 2), Chosen::default());
     choices.select(Some(Arc::new(|query| {
-        assert_eq!((query.tokens, query.row_bytes), (4, 512));
+        assert_eq!(query.about, about(query.about.top_k));
         assert_eq!((query.ranks, query.most_blocks), (8, Some(132)));
-        (query.top_k == 2).then(|| asked(2, [16, 0, 0]))
+        (query.about.top_k == 2).then(|| asked(2, [16, 0, 0]))
     })));
     let selected = combine(&choices, 2);
     assert_eq!(selected.launch.blocks, 16);
@@ -62,7 +71,7 @@ fn a_set_choice_is_before_the_selector() {
     assert_eq!(combine(&choices, 3), Chosen::default());
     choices.set(Operation::LlCombine, Some(asked(0, [8, 4, 64])));
     assert_eq!(combine(&choices, 2).launch.blocks, 8);
-    let dispatch = choices.of(Operation::LlDispatch, || Some([4, 3, 512]));
+    let dispatch = choices.of(Operation::LlDispatch, || Some(about(3)));
     assert_eq!(dispatch, Chosen::default());
     choices.set(Operation::LlCombine, None);
     assert_eq!(combine(&choices, 2), selected);

@@ -11,7 +11,7 @@ use crate::model::ops::{
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
-use crate::session::choices::Chosen;
+use crate::session::choices::{About, Chosen};
 use crate::session::group::Group;
 use crate::session::route::{self, Given, Own, Routed};
 use crate::tuning::Operation;
@@ -118,6 +118,8 @@ impl Handle {
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
+                // Captures go on, whatever memory the handle takes.
+                let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
@@ -154,7 +156,11 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
-        let chosen = self.chosen(operations, tensors.out_tokens.or(tensors.tokens));
+        let chosen = self.chosen(
+            operations,
+            tensors.out_tokens.or(tensors.tokens),
+            tensors.out_tokens,
+        );
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -205,7 +211,8 @@ impl Handle {
     ) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
-        let chosen = self.chosen([Operation::LlCombine, Operation::HtCombine], tensors.tokens);
+        let operations = [Operation::LlCombine, Operation::HtCombine];
+        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -239,12 +246,21 @@ impl Handle {
         }
     }
 
-    /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`. No lock is held
-    /// meanwhile, so the routing may change before the operation is checked.
+    /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`, where peers may map
+    /// `mapped`. No lock is held meanwhile, so the routing may change before the operation is checked.
     #[inline]
-    fn chosen(&self, [of_ll, of_ht]: [Operation; 2], rows: Option<&Tensor>) -> Chosen {
-        let row_bytes = || rows.and_then(Tensor::row_bytes).unwrap_or(0);
-        let about = |routing: &Routing| [routing.tokens, routing.top_k, row_bytes()];
+    fn chosen(
+        &self,
+        [of_ll, of_ht]: [Operation; 2],
+        rows: Option<&Tensor>,
+        mapped: Option<&Tensor>,
+    ) -> Chosen {
+        let about = |routing: &Routing| About {
+            tokens: routing.tokens,
+            top_k: routing.top_k,
+            row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
+            mapped: mapped.is_some_and(|it| self.group.is_mapped(it.data)),
+        };
         let choices = self.group.choices();
         match &self.mode {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {

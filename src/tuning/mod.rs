@@ -151,17 +151,7 @@ impl Tuning {
         ranks: usize,
         multiprocessors: u32,
     ) -> Result<Self, String> {
-        let file = File::parse(text)?;
-        if file.gpu != gpu {
-            let other = shown(&file.gpu);
-            return Err(format!("it is for {other}, and this is {gpu}"));
-        }
-        if file.ranks != ranks as u64 {
-            return Err(format!(
-                "it is for {} ranks, and these are {ranks}",
-                file.ranks
-            ));
-        }
+        let file = fitting(File::parse(text)?, gpu, ranks)?;
         let mut tuning = Self {
             live: file.live,
             ..Self::default()
@@ -219,6 +209,31 @@ impl Tuning {
             Measured::Other(choice) => Some(*choice),
             _ => None,
         }
+    }
+}
+
+/// The one of `files` for this machine.
+fn fitting(files: Vec<File>, gpu: &str, ranks: usize) -> Result<File, String> {
+    let count = files.len();
+    let mut last = None;
+    for file in files {
+        if file.gpu == gpu && file.ranks == ranks as u64 {
+            return Ok(file);
+        }
+        last = Some(file);
+    }
+    match last {
+        Some(file) if count == 1 && file.gpu != gpu => {
+            let other = shown(&file.gpu);
+            Err(format!("it is for {other}, and this is {gpu}"))
+        }
+        Some(file) if count == 1 => {
+            let other = file.ranks;
+            Err(format!("it is for {other} ranks, and these are {ranks}"))
+        }
+        _ => Err(format!(
+            "none of its {count} parts is for {ranks} ranks on {gpu}"
+        )),
     }
 }
 

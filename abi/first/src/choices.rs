@@ -44,10 +44,8 @@ pub unsafe extern "C" fn ncclEpSetChoice(
         let group = Group::resolve(number)?;
         let operation = operation_of(operation)?;
         // SAFETY: this function's contract.
-        let choice = match choice.is_null() {
-            true => None,
-            false => Some(unsafe { read(choice) }?),
-        };
+        let choice = (!choice.is_null()).then(|| unsafe { read(choice) });
+        let choice = choice.transpose()?;
         group.session.set_choice(operation, choice);
         Ok(())
     })
@@ -138,11 +136,11 @@ fn told(query: &Query) -> ncclEpQuery_t {
     ncclEpQuery_t {
         size: number(size_of::<ncclEpQuery_t>()),
         operation: 1 + query.operation as c_uint,
-        tokens: number(query.tokens),
-        top_k: number(query.top_k),
-        row_bytes: number(query.row_bytes),
+        tokens: number(query.about.tokens),
+        top_k: number(query.about.top_k),
+        row_bytes: number(query.about.row_bytes),
         ranks: number(query.ranks),
         sms: query.most_blocks.unwrap_or(0),
-        symmetric: 0,
+        symmetric: query.about.mapped.into(),
     }
 }

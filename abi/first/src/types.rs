@@ -231,7 +231,8 @@ pub struct ncclEpQuery_t {
     pub ranks: c_uint,
     /// The most SMs that the operation may take, one for each block; 0 if nothing bounds it, on the CPU.
     pub sms: c_uint,
-    /// Not 0 if peers map the rows' memory. 0 in this version.
+    /// Not 0 if peers map TOKENS that a dispatch delivers, or a combine takes: memory of
+    /// `ncclEpMemAlloc` or `ncclEpMemRegister`.
     pub symmetric: c_uint,
 }
 

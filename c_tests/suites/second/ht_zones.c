@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/graphs.h"
 #include "reference/zones.h"
 #include "suites/second/second.h"
 
@@ -35,16 +36,25 @@ static void fill_inputs(Run* run) {
     free(gradients);
 }
 
+static void find_zones(Run* run) {
+    const Case* test = run->in.test;
+    const unsigned most = test->drops ? test->recv_rows : ~0u;
+    for (int rank = 0; rank < run->in.env->size; ++rank) {
+        run->zones[rank] = ref_zones_new(run->in.routing, (unsigned)rank, test->alignment, most);
+    }
+}
+
+static void free_zones(Run* run) {
+    for (int rank = 0; rank < run->in.env->size; ++rank) ref_zones_free(&run->zones[rank]);
+}
+
 static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
     inputs_open(&run->in, env, test, seed);
     run->seed = seed;
     run->counter = seed % 2 == 0 ? ncclInt64 : ncclInt32;
     run->zones = malloc((size_t)env->size * sizeof(*run->zones));
     EP_REQUIRE(run->zones != NULL);
-    for (int rank = 0; rank < env->size; ++rank) {
-        const unsigned most = test->drops ? test->recv_rows : ~0u;
-        run->zones[rank] = ref_zones_new(run->in.routing, (unsigned)rank, test->alignment, most);
-    }
+    find_zones(run);
     run->own = &run->zones[run->in.rank];
     run->used = test->recv_rows > 0 ? test->recv_rows : run->own->begins[test->local_experts];
     run->slots = test->recv_rows > 0 ? run->used + kSpare : run->used;
@@ -66,7 +76,7 @@ static void close_run(Run* run) {
                             &run->total,      &run->results_in,   &run->gradients_in, &run->gradients,
                             &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
-    for (int rank = 0; rank < run->in.env->size; ++rank) ref_zones_free(&run->zones[rank]);
+    free_zones(run);
     free(run->zones);
     inputs_close(&run->in);
 }
@@ -204,6 +214,22 @@ static void exchange_pass(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t
     check_dispatch(run, pass);
     check_combine(run, pass);
     if (pass == NCCL_EP_FWD_PASS) check_counters(run);
+}
+
+typedef struct {
+    const Run* run;
+    ncclEpHandle_t handle;
+} Work;
+
+static void play(void* context) {
+    const Work* work = context;
+    View ids;
+    view_of_ids(&ids, &work->run->in);
+    Counters counters;
+    set_counters(work->run, &counters);
+    EP_CHECK_NCCL(ncclEpUpdateHandle(work->handle, &ids.tensor, &counters.info, work->run->in.env->stream));
+    EP_CHECK_NCCL(launch_dispatch(work->run, work->handle, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(launch_combine(work->run, work->handle, NCCL_EP_BWD_PASS));
 }
 
 static ncclEpHandle_t route(const Run* run, ncclEpGroup_t group) {
@@ -350,6 +376,39 @@ EP_TEST(more_slots_than_the_bound_fail_the_group) {
         free(poison);
     }
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    close_run(&run);
+}
+
+EP_TEST(updates_by_expert_are_captured) {
+    Case test = kSmallHt;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.local_experts = 3;
+    test.uneven = true;
+    test.alignment = 4;
+    test.recv_rows = 24;
+    test.drops = true;
+    Run run;
+    open_run(&run, env, &test, 880);
+    ncclEpGroup_t group = group_of(env, &test);
+    const Work work = {&run, handle_without_routing(group, &test)};
+    const EpCaptured captured = ep_capture(env->stream, play, (void*)&work);
+    for (unsigned i = 0; i < 4; ++i) {
+        free_zones(&run);
+        inputs_renew(&run.in, 890 + i);
+        find_zones(&run);
+        ref_buffer_poison(&run.tokens_out);
+        ref_buffer_poison(&run.weights_out);
+        ref_buffer_poison(&run.in.combined);
+        ep_replay(&captured);
+        ep_sync(env);
+        check_counters(&run);
+        check_dispatch(&run, NCCL_EP_FWD_PASS);
+        check_combine(&run, NCCL_EP_BWD_PASS);
+    }
+    ep_release_captured(&captured);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(work.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     close_run(&run);
 }

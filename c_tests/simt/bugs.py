@@ -7,9 +7,8 @@ ranks wait for what never comes, have no part in make test.
 
 from __future__ import annotations
 
-import dataclasses
+from planting import Bug, Lie, Setting
 
-STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
 HT_MOST = "2 test_ht most_rows"
 STAGED = "3 test_staged one_stays_in_flight"
@@ -30,39 +29,6 @@ HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.
 LL_MOST = "2 test_ll ll_handle_while_a_dispatch_waits"
-
-
-@dataclasses.dataclass(frozen=True)
-class Lie:
-    """A change of the kernels of rank 0 alone, which the others must bear: the run passes with it."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """A harmless change of the kernels of all ranks, by which a bug shows sooner: the run passes with it."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Bug:
-    """A change of the kernels, of all ranks or, where rank 0 lies, of the others."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    run: str = STYLES
-    slow: bool = False
-    lie: Lie | None = None
-    beside: tuple[Setting, ...] = ()
-
 
 # The first epoch of each channel is 6 before the last one. Words that nobody has written yet are then of a later epoch,
 # so acknowledgements among them must not count; before a channel's first operation there is nothing to wait for.

@@ -121,8 +121,7 @@ impl Handle {
                 // Captures go on, whatever memory the handle takes.
                 let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
-                let before = handle.write().replace(routed);
-                drop(before);
+                drop(handle.write().replace(routed));
                 Ok(())
             }
         }

@@ -118,7 +118,6 @@ impl Handle {
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
-                // Captures go on, whatever memory the handle takes.
                 let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);

@@ -38,24 +38,15 @@ static void fill_inputs(Run* run) {
 
 static void find_zones(Run* run) {
     const Case* test = run->in.test;
-    const unsigned most = test->drops ? test->recv_rows : ~0u;
-    for (int rank = 0; rank < run->in.env->size; ++rank) {
-        run->zones[rank] = ref_zones_new(run->in.routing, (unsigned)rank, test->alignment, most);
-    }
-}
-
-static void free_zones(Run* run) {
-    for (int rank = 0; rank < run->in.env->size; ++rank) ref_zones_free(&run->zones[rank]);
+    run->zones = ref_zones_new(run->in.routing, test->alignment, test->drops ? test->recv_rows : ~0u);
+    run->own = &run->zones[run->in.rank];
 }
 
 static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
     inputs_open(&run->in, env, test, seed);
     run->seed = seed;
     run->counter = seed % 2 == 0 ? ncclInt64 : ncclInt32;
-    run->zones = malloc((size_t)env->size * sizeof(*run->zones));
-    EP_REQUIRE(run->zones != NULL);
     find_zones(run);
-    run->own = &run->zones[run->in.rank];
     run->used = test->recv_rows > 0 ? test->recv_rows : run->own->begins[test->local_experts];
     run->slots = test->recv_rows > 0 ? run->used + kSpare : run->used;
     const size_t experts = test->local_experts + 1;
@@ -76,8 +67,7 @@ static void close_run(Run* run) {
                             &run->total,      &run->results_in,   &run->gradients_in, &run->gradients,
                             &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
-    free_zones(run);
-    free(run->zones);
+    ref_zones_free(run->zones);
     inputs_close(&run->in);
 }
 
@@ -117,9 +107,8 @@ static void check_counters(const Run* run) {
     REF_CHECK_BUFFER(&run->counters, counters);
     REF_CHECK_BUFFER(&run->offsets, offsets);
     REF_CHECK_BUFFER(&run->total, &total);
-    ref_buffer_poison(&run->counters);
-    ref_buffer_poison(&run->offsets);
-    ref_buffer_poison(&run->total);
+    const RefBuffer* all[] = {&run->counters, &run->offsets, &run->total};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); ++i) ref_buffer_poison(all[i]);
     free(counters);
     free(offsets);
 }
@@ -216,10 +205,7 @@ static void exchange_pass(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t
     if (pass == NCCL_EP_FWD_PASS) check_counters(run);
 }
 
-typedef struct {
-    const Run* run;
-    ncclEpHandle_t handle;
-} Work;
+typedef struct { const Run* run; ncclEpHandle_t handle; } Work;
 
 static void play(void* context) {
     const Work* work = context;
@@ -395,7 +381,7 @@ EP_TEST(updates_by_expert_are_captured) {
     const Work work = {&run, handle_without_routing(group, &test)};
     const EpCaptured captured = ep_capture(env->stream, play, (void*)&work);
     for (unsigned i = 0; i < 4; ++i) {
-        free_zones(&run);
+        ref_zones_free(run.zones);
         inputs_renew(&run.in, 890 + i);
         find_zones(&run);
         ref_buffer_poison(&run.tokens_out);

@@ -32,11 +32,12 @@
 
 #include "../layout/rank_major.cuh"
 #include "chunk.cuh"
+#include "params/ll_view.h"
 
 namespace nccl_ep {
 
 // Rows in the packet of a source's count take the bits below.
-constexpr uint32_t kCleanShift = 32 - LL_VIEW_BANKS;
+constexpr uint32_t kCleanShift = 8 * sizeof(uint32_t) - LL_VIEW_BANKS;
 
 // Which banks are clean, of owners that a kernel finds as it begins. `filled` is the one that it fills, or
 // LL_VIEW_BANKS.

@@ -14,6 +14,8 @@ mod ht_nodes;
 mod ll;
 #[path = "src/ll_pack.rs"]
 mod ll_pack;
+#[path = "src/ll_view.rs"]
+mod ll_view;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -38,7 +40,7 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 5] = [
+const FILES: [File; 6] = [
     File {
         name: "common",
         base: None,
@@ -52,13 +54,17 @@ const FILES: [File; 5] = [
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams
-            LlViewState LlView LlRankDispatchViewParams LlRankCombineParams
             LlCombineNodesParams LlTopkWeightsParams],
     },
     File {
         name: "ll_pack",
         base: Some("ll.h"),
         sizes: sizes![ll_pack: LlPackParams LlRankPackParams LlScaledPackParams],
+    },
+    File {
+        name: "ll_view",
+        base: Some("ll.h"),
+        sizes: sizes![ll_view: LlViewState LlView LlRankDispatchViewParams LlRankCombineParams],
     },
     File {
         name: "ht",
@@ -168,6 +174,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 #include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"
+#include \"ll_view.h\"
 
 #define NCCL_EP_KERNELS(KERNEL)"
         .to_owned();

@@ -8,6 +8,7 @@ pub mod ht;
 pub mod ht_nodes;
 pub mod ll;
 pub mod ll_pack;
+pub mod ll_view;
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use crate::backend::cuda::params::ht::*;
 use crate::backend::cuda::params::ht_nodes::*;
 use crate::backend::cuda::params::ll::*;
 use crate::backend::cuda::params::ll_pack::*;
+use crate::backend::cuda::params::ll_view::*;
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;
 use std::marker::PhantomData;

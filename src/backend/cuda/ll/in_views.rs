@@ -8,9 +8,10 @@ use crate::backend::cuda::ll::by_rank::ByRank;
 use crate::backend::cuda::ll::handle::Handle;
 use crate::backend::cuda::ll::launch::{Grid, Part};
 use crate::backend::cuda::ll::views::cut;
-use crate::backend::cuda::params::ll::{
-    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlShape, LlView,
-    LlViewState, reciprocal,
+use crate::backend::cuda::params::ll::{LlShape, reciprocal};
+use crate::backend::cuda::params::ll_view::{
+    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlView,
+    LlViewState,
 };
 use crate::error::{Error, Result};
 use crate::model::ops::{LlBeside, LlCombine, LlDispatch, ViewBank};

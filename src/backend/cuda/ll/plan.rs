@@ -10,9 +10,9 @@ use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
-    LL_DISPATCH_THREADS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS, LL_VIEW_BANKS, LlLayout, LlShape,
-    LlViewState, reciprocal,
+    LL_DISPATCH_THREADS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS, LlLayout, LlShape, reciprocal,
 };
+use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LlViewState};
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};

@@ -1,7 +1,7 @@
 //! Views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), and where others are copied for a caller.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::params::ll::{LL_VIEW_BANKS, LL_VIEW_THREADS};
+use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LL_VIEW_THREADS};
 use crate::error::Result;
 use crate::model::ops::ViewBank;
 use crate::model::tensor::DevPtr;

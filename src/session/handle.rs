@@ -319,16 +319,11 @@ impl Handle {
         Ok(())
     }
 
-    /// Adds what LL dispatch `op` has delivered to the group's totals, if it counts by expert.
+    /// Adds what LL operation `op` has delivered to the group's totals, if it counts by expert.
     #[inline]
     fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
-        let (Some(totals), LlOp::Dispatch(op)) = (self.group.totals(), op) else {
-            return Ok(());
-        };
-        match op.counter {
-            Some(counts) if !op.layout.is_rank_major() => {
-                backend.add_counts(counts, totals, stream)
-            }
+        match (self.group.totals(), op.rows_of_experts()) {
+            (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
             _ => Ok(()),
         }
     }

@@ -65,9 +65,10 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
+        let given = None;
         Self {
             mode,
-            given: None,
+            given,
             form,
             group,
         }
@@ -118,10 +119,10 @@ impl Handle {
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
-                // Captures go on, whatever memory the handle takes.
                 let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
-                drop(handle.write().replace(routed));
+                let before = handle.write().replace(routed);
+                drop(before);
                 Ok(())
             }
         }
@@ -155,11 +156,8 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
-        let chosen = self.chosen(
-            operations,
-            tensors.out_tokens.or(tensors.tokens),
-            tensors.out_tokens,
-        );
+        let rows = tensors.out_tokens.or(tensors.tokens);
+        let chosen = self.chosen(operations, rows, tensors.out_tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();

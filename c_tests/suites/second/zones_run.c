@@ -22,24 +22,15 @@ static void fill_inputs(ZonesRun* run) {
 
 static void find_zones(ZonesRun* run) {
     const Case* test = run->in.test;
-    const unsigned most = test->drops ? test->recv_rows : ~0u;
-    for (int rank = 0; rank < run->in.env->size; ++rank) {
-        run->zones[rank] = ref_zones_new(run->in.routing, (unsigned)rank, test->alignment, most);
-    }
-}
-
-static void free_zones(ZonesRun* run) {
-    for (int rank = 0; rank < run->in.env->size; ++rank) ref_zones_free(&run->zones[rank]);
+    run->zones = ref_zones_new(run->in.routing, test->alignment, test->drops ? test->recv_rows : ~0u);
+    run->own = &run->zones[run->in.rank];
 }
 
 void zones_open(ZonesRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     inputs_open(&run->in, env, test, seed);
     run->seed = seed;
     run->counter = seed % 2 == 0 ? ncclInt64 : ncclInt32;
-    run->zones = malloc((size_t)env->size * sizeof(*run->zones));
-    EP_REQUIRE(run->zones != NULL);
     find_zones(run);
-    run->own = &run->zones[run->in.rank];
     run->used = test->recv_rows > 0 ? test->recv_rows : run->own->begins[test->local_experts];
     run->slots = test->recv_rows > 0 ? run->used + kSpare : run->used;
     const size_t experts = test->local_experts + 1;
@@ -60,13 +51,12 @@ void zones_close(ZonesRun* run) {
                             &run->total,      &run->results_in,   &run->gradients_in, &run->gradients,
                             &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
-    free_zones(run);
-    free(run->zones);
+    ref_zones_free(run->zones);
     inputs_close(&run->in);
 }
 
 void zones_renew(ZonesRun* run, uint64_t seed) {
-    free_zones(run);
+    ref_zones_free(run->zones);
     inputs_renew(&run->in, seed);
     find_zones(run);
 }
@@ -102,9 +92,8 @@ void zones_check_counters(const ZonesRun* run) {
     REF_CHECK_BUFFER(&run->counters, counters);
     REF_CHECK_BUFFER(&run->offsets, offsets);
     REF_CHECK_BUFFER(&run->total, &total);
-    ref_buffer_poison(&run->counters);
-    ref_buffer_poison(&run->offsets);
-    ref_buffer_poison(&run->total);
+    const RefBuffer* all[] = {&run->counters, &run->offsets, &run->total};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); ++i) ref_buffer_poison(all[i]);
     free(counters);
     free(offsets);
 }

@@ -68,15 +68,17 @@ __device__ __forceinline__ void tell_peers(const Block& block) {
     }
 }
 
-// A chunk that a warp sends: of the row for a token of the rank that is `number` further on.
+// A chunk that a warp sends: of the row for a token of the rank that is `number` further on. A send phase sends own rows,
+// too: the caller may have others there by the receive phase.
 struct Outgoing {
-    uint32_t number = 1;
+    uint32_t number;
     uint32_t unit = blockIdx.x;
     uint32_t token;
     uint32_t row;
     bool is_row = false;
     Vec16 vec = {{0, 0, 0, 0}};
 
+    __device__ explicit Outgoing(const Op& op) : number(op.receives() ? 1 : 0) {}
     __device__ __forceinline__ bool is_left(const Block& block) const { return number < block.op.peers(); }
     __device__ __forceinline__ uint32_t home(const Block& block) const {
         const uint32_t turned = block.op.rank() + number;
@@ -112,7 +114,7 @@ struct Outgoing {
 template <typename Begin>
 __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
     const Op& op = block.op;
-    Outgoing outgoing;
+    Outgoing outgoing(op);
     bool sends = warp_idx() < block.view.warps && op.sends();
 #pragma unroll 1
     for (bool has_begun = false;; has_begun = true) {
@@ -164,10 +166,10 @@ __device__ __forceinline__ void receive_rows(const Block& block) {
         const int32_t sent = has_entry ? op.experts_of(0, unit.token)[lane_idx()] : kNowhere;
         int32_t host = rank_of_expert(block.shape, dispatched_expert(op, sent));
         host = host >= 0 && is_active(op.common.peers, host) ? host : kNowhere;
-        // Own rows are where the caller has them.
+        // In a whole operation own rows are where the caller has them.
         Vec16 own = {{0, 0, 0, 0}};
         uint32_t row;
-        const uint8_t* from = block.row_of(op.rank(), unit.token, row);
+        const uint8_t* from = op.sends() ? block.row_of(op.rank(), unit.token, row) : nullptr;
         if (from != nullptr && chunk.holds()) {
             own = ld_relaxed_sys(reinterpret_cast<const Vec16*>(from + chunk.lane_byte()));
         }
@@ -175,7 +177,8 @@ __device__ __forceinline__ void receive_rows(const Block& block) {
 #pragma unroll 1
         for (LaneMask left = first_of_each_peer(host); left.any(); left.drop_first()) {
             const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.first()));
-            const Vec16 vec[1] = {peer == op.rank() ? own : receive_chunk(block, unit.token, peer, chunk)};
+            const bool is_own = op.sends() && peer == op.rank();
+            const Vec16 vec[1] = {is_own ? own : receive_chunk(block, unit.token, peer, chunk)};
             sum.add(vec, 1.0f);
         }
         if (block.combine.out != nullptr && chunk.holds()) {

@@ -17,7 +17,7 @@ static size_t* slot_at(const RefZones* zones, unsigned source, size_t token, uns
 
 static bool is_there(const RefZones* zones, size_t slot) { return slot != kRefNoSlot && slot < zones->most; }
 
-RefZones ref_zones_new(const RefRouting* routing, unsigned rank, unsigned alignment, unsigned most) {
+static RefZones zones_of(const RefRouting* routing, unsigned rank, unsigned alignment, unsigned most) {
     const unsigned experts = ref_local_experts(routing);
     RefZones zones = {routing, rank, most, calloc(experts + 1, sizeof(size_t)), NULL,
                       calloc(routing->num_ranks + 1, sizeof(size_t))};
@@ -42,10 +42,23 @@ RefZones ref_zones_new(const RefRouting* routing, unsigned rank, unsigned alignm
     return zones;
 }
 
+RefZones* ref_zones_new(const RefRouting* routing, unsigned alignment, unsigned most) {
+    RefZones* zones = malloc(routing->num_ranks * sizeof(*zones));
+    EP_REQUIRE(zones != NULL);
+    for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
+        zones[rank] = zones_of(routing, rank, alignment, most);
+    }
+    return zones;
+}
+
 void ref_zones_free(RefZones* zones) {
-    free(zones->begins);
-    free(zones->slots);
-    free(zones->first_of);
+    const unsigned ranks = zones[0].routing->num_ranks;
+    for (unsigned rank = 0; rank < ranks; ++rank) {
+        free(zones[rank].begins);
+        free(zones[rank].slots);
+        free(zones[rank].first_of);
+    }
+    free(zones);
 }
 
 size_t ref_zones_begin(const RefZones* zones, unsigned expert) {

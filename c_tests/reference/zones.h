@@ -22,7 +22,8 @@ typedef struct {
 
 #define kRefNoSlot (~(size_t)0)
 
-RefZones ref_zones_new(const RefRouting* routing, unsigned rank, unsigned alignment, unsigned most);
+// Those of every rank.
+RefZones* ref_zones_new(const RefRouting* routing, unsigned alignment, unsigned most);
 void ref_zones_free(RefZones* zones);
 
 // Slots of an expert's zone that there are; and where it begins, the end of all if it has none.

@@ -7,14 +7,13 @@ ranks wait for what never comes, have no part in make test.
 
 from __future__ import annotations
 
-import dataclasses
+from bugs_of_routes import BUGS_OF_ROUTES
+from planting import Bug, Lie, Setting
 
-STYLES = "3 test_ll routing_styles"
 UNEVEN = "3 test_ll uneven_tokens"
 HT_MOST = "2 test_ht most_rows"
 STAGED = "3 test_staged one_stays_in_flight"
 HT = "3 test_ht uneven_tokens"
-ZONES = "3 test_second high_throughput_delivers"
 HT_MANY = "3 test_ht many_tokens"
 REFUSAL = "3 test_errors ht_handle_refused"
 WIDTHS = "2 test_ll widths"
@@ -30,39 +29,6 @@ HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
 # A dispatch of as many tokens as there may be, on all ranks.
 LL_MOST = "2 test_ll ll_handle_while_a_dispatch_waits"
-
-
-@dataclasses.dataclass(frozen=True)
-class Lie:
-    """A change of the kernels of rank 0 alone, which the others must bear: the run passes with it."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """A harmless change of the kernels of all ranks, by which a bug shows sooner: the run passes with it."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Bug:
-    """A change of the kernels, of all ranks or, where rank 0 lies, of the others."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    run: str = STYLES
-    slow: bool = False
-    lie: Lie | None = None
-    beside: tuple[Setting, ...] = ()
-
 
 # The first epoch of each channel is 6 before the last one. Words that nobody has written yet are then of a later epoch,
 # so acknowledgements among them must not count; before a channel's first operation there is nothing to wait for.
@@ -214,19 +180,19 @@ BUGS = (
         "4 test_ll rank_major_shapes"),
     # ---- Views ----------------------------------------------------------------------------------
     Bug("a view is cleaned before anybody has read it", "ll/rank_dispatch_view.cu",
-        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source);\n",
+        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source, block.view.gently != 0);\n",
         "        const Chunk chunk = unit.chunk(block.shape, block.view);\n"
-        "        await_chunk(op, from, row, chunk, source);\n"
+        "        await_chunk(op, from, row, chunk, source, false);\n"
         "        let_go<ChunkData>({const_cast<uint8_t*>(from), nullptr}, chunk);\n", VIEWS),
     Bug("a view is not cleaned", "ll/rank_combine.cu", "            if (block.cleans() && chunk.holds()) {",
         "            if (false) {", VIEWS),
-    Bug("a bank is taken for clean without its rank's word", "ll/rank_dispatch_view.cu",
+    Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
         "        return packet_epoch(before) == op.epoch_before && (", "        return true || (", "3 test_ll views_in_graphs",
         slow=True),
     Bug("a bank is said to be clean while it is cleaned", "ll/rank_dispatch_view.cu",
         "        if (block.shared.owner[block.view.bank] == 0) {\n            put_value", "        if (true) {\n            put_value",
         VIEWS, slow=True),
-    Bug("a bank is said to be clean before all blocks have cleaned", "ll/rank_dispatch_view.cu",
+    Bug("a bank is said to be clean before all blocks have cleaned", "ll/view_block.cuh",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == gridDim.x - 1;",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == 0;", VIEWS, slow=True),
     Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",
@@ -390,22 +356,5 @@ BUGS = (
     Bug("ids of experts that are not there", "ht/tail.cuh",
         "        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;\n", "",
         "2 test_ht ids_in_range", slow=True, lie=STRAY_IDS),
-    Bug("experts of rows before they are told", "ht/zones.cu",
-        "const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, params.epoch});",
-        "const Arrival packet = {true, packet_data(ld_relaxed_sys(at + word))};", "3 test_second handles_by_expert"),
-    Bug("experts of a row in the first word alone", "ht/zones.cu", "if (word < expert / kWordBits) {",
-        "if (false) {", ZONES, slow=True),
-    Bug("rows numbered before all warps have counted", "ht/zones.cu",
-        "        __syncthreads();\n        uint32_t slot = next", "        uint32_t slot = next", ZONES, slow=True),
-    Bug("zones that are not filled up", "ht/zones.cu", "return (count + mask) & ~mask;", "return count;", ZONES,
-        slow=True),
-    Bug("no end of a row's slots", "ht/zones.cu", "        slots[i] = HT_NO_SLOT;\n", "", ZONES, slow=True),
-    Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
-        "3 test_second slots_beyond", slow=True),
-    Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
-        slow=True),
-    Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "            clear_sum<Type>(sum);\n", "", ZONES,
-        slow=True),
-    Bug("gradients by expert, not by k", "ht/by_k.cu",
-        "gradient = shuffle(gradient, experts_below(expert, top_k));", "", ZONES, slow=True),
+    *BUGS_OF_ROUTES,
 )

@@ -19,7 +19,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from bugs import BUGS, Bug, Lie, Setting
+from bugs import BUGS
+from planting import Bug, Lie, Setting
 
 C_TESTS = pathlib.Path(__file__).resolve().parents[1]
 KERNELS = C_TESTS.parent / "cuda"

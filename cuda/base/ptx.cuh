@@ -329,6 +329,9 @@ __device__ __forceinline__ uint32_t e4m3x2_from_f32(float low, float high) {
 // where kernels run on a CPU it lets the other threads go on.
 __device__ __forceinline__ void spin_hint() {}
 
+// Between polls of many warps, which would take bandwidth from what they wait for: some 100 ns.
+__device__ __forceinline__ void spin_gently() { asm volatile("nanosleep.u32 100;"); }
+
 // The same in loops that wait for this block's own shared memory.
 __device__ __forceinline__ void shared_spin_hint() {}
 

@@ -4,7 +4,7 @@
 // its row which of that rank's experts it is for, in a packet for 32 of them. The block of an expert goes through all
 // rows in their order, numbers those that are for it, and stores the slot of each.
 //
-// Packets have the handle's epoch. They lie in one bank: a rank writes those of handle n + 1 behind its ht_route of
+// Packets have the epoch of ht_route. They lie in one bank: a rank writes those of handle n + 1 behind its ht_route of
 // that handle, which has heard all ranks' ht_route of it; and each of these began when this kernel of handle n was over
 // there. So nobody reads packets of handle n any more. Where ranks do not agree nobody sends or waits, and after a
 // failure nobody sends.
@@ -19,6 +19,7 @@ constexpr uint32_t kWordBits = 8 * sizeof(uint32_t);
 constexpr uint32_t kWarps = HT_ZONES_THREADS / kWarpSize;
 
 struct SharedStorage {
+    uint32_t epoch;
     uint32_t of_warp[kWarps];
     uint32_t begin;
 };
@@ -70,7 +71,7 @@ __device__ void tell(const Block& block, uint32_t token) {
             for (; k < top_k && static_cast<uint32_t>(entries[k].expert) < end; ++k) {
                 mask |= 1u << (entries[k].expert - peer * local_experts) % kWordBits;
             }
-            put_value(to + word, make_packet(params.epoch, mask));
+            put_value(to + word, make_packet(block.shared.epoch, mask));
         }
     }
 }
@@ -81,7 +82,7 @@ __device__ RowExperts hear(const Block& block, uint32_t source, uint32_t index, 
     RowExperts row = {false, false, 0};
 #pragma unroll 1
     for (uint32_t word = 0; word < block.words(); ++word) {
-        const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, params.epoch});
+        const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, block.shared.epoch});
         const uint32_t bit = 1u << expert % kWordBits;
         const uint32_t mask = packet.ok ? packet.data : 0;
         if (word < expert / kWordBits) {
@@ -165,6 +166,10 @@ ENTRY(ht_zones) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     const HtHandleMemory& handle = params.handle;
+    if (threadIdx.x == 0) {
+        shared.epoch = ld_relaxed_gpu(params.epochs);
+    }
+    __syncthreads();
     if ((handle.begins[block.ranks()] & HT_DISAGREED) != 0) {
         return;
     }

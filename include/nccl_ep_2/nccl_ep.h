@@ -395,8 +395,8 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // operations.
 //
 // HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-// read later. Over several nodes the host waits until all ranks have exchanged their routing, and forward dispatches
-// read the ids again. A captured `stream` is refused.
+// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, the host waits
+// until all ranks have exchanged their routing, and forward dispatches read the ids again.
 //
 // @param handle       the handle
 // @param topk_idx     int64 [T, K], on one node also int32: global expert ids of this rank's T tokens; negative ones and
@@ -406,7 +406,7 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-// staged operation waits for completion, and for a captured stream in HT; `ncclRemoteError` if another rank refused; or the
+// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another rank refused; or the
 // code of the failure if the group has failed.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
                                 const ncclEpTensor_t *topk_idx,

@@ -22,7 +22,7 @@ _CHOICES = ("Choice", "Query", "Variant")
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
                **dict.fromkeys(_CHOICES, "nccl_ep.choices"),
-               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.capabilities",
+               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.capability",
                "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "deep_ep", "layers", "memory", "testing")
 
@@ -57,7 +57,7 @@ except ImportError as error:  # such as a Python without ctypes
 if TYPE_CHECKING:
     from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
                          memory as memory, testing as testing)
-    from nccl_ep.capabilities import capabilities as capabilities
+    from nccl_ep.capability import capabilities as capabilities
     from nccl_ep.choices import Choice as Choice, Query as Query, Variant as Variant
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle

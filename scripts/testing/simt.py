@@ -94,6 +94,7 @@ _RUNS = (
     _Run("test_ll/rank_major", "test_ll rank_major", 2, 3),
     _Run("test_ll/rank_major/exact", "test_ll rank_major_shapes", 3, 2, _EXACT),
     _Run("test_errors/rank_major", "test_errors rank_major", 3, 2),
+    _Run("test_ll/views", "test_ll views", 3, 2),
     _Run("test_random/choices", "test_random --configs 25 --seed 51 --choices", 3, 6),
     _Run("test_random/choices/graphs", "test_random --configs 12 --seed 52 --choices --graphs", 2, 4),
     _Run("test_random/choices/exact", "test_random --configs 10 --seed 53 --choices", 2, 3, _EXACT),

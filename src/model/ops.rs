@@ -247,6 +247,14 @@ impl LlOp {
         }
     }
 
+    /// int32 `[L]`, which a dispatch of rows by expert fills with their numbers, if it has a counter.
+    pub fn rows_of_experts(&self) -> Option<DevPtr> {
+        match self {
+            Self::Dispatch(op) if !op.layout.is_rank_major() => op.counter,
+            _ => None,
+        }
+    }
+
     /// Whether each entry's row comes home: a combine that sums exactly rows that the caller has not summed.
     pub fn is_exact(&self) -> bool {
         matches!(self, Self::Combine(op) if op.is_exact())

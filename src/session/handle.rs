@@ -65,9 +65,10 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
+        let given = None;
         Self {
             mode,
-            given: None,
+            given,
             form,
             group,
         }
@@ -118,6 +119,7 @@ impl Handle {
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
+                let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
@@ -154,11 +156,8 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
-        let chosen = self.chosen(
-            operations,
-            tensors.out_tokens.or(tensors.tokens),
-            tensors.out_tokens,
-        );
+        let rows = tensors.out_tokens.or(tensors.tokens);
+        let chosen = self.chosen(operations, rows, tensors.out_tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -320,16 +319,11 @@ impl Handle {
         Ok(())
     }
 
-    /// Adds what LL dispatch `op` has delivered to the group's totals, if it counts by expert.
+    /// Adds what LL operation `op` has delivered to the group's totals, if it counts by expert.
     #[inline]
     fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
-        let (Some(totals), LlOp::Dispatch(op)) = (self.group.totals(), op) else {
-            return Ok(());
-        };
-        match op.counter {
-            Some(counts) if !op.layout.is_rank_major() => {
-                backend.add_counts(counts, totals, stream)
-            }
+        match (self.group.totals(), op.rows_of_experts()) {
+            (Some(totals), Some(counts)) => backend.add_counts(counts, totals, stream),
             _ => Ok(()),
         }
     }

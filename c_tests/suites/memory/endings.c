@@ -9,7 +9,7 @@
 #include "reference/ll_run.h"
 #include "suites/memory/memory.h"
 
-enum { kBytes = 5 << 20, kTimes = 3 };
+enum { kBytes = (2 << 20) + 4096, kTimes = 2 };
 
 static int open_descriptors(void) {
     DIR* directory = opendir("/proc/self/fd");

@@ -12,6 +12,20 @@ static size_t counter_bytes(const Case* test) {
     return has_wide_counters(test) ? sizeof(int64_t) : sizeof(int32_t);
 }
 
+static void fill_results(const HtRun* run) {
+    void* rows = ref_host_poison(run->results_in.bytes);
+    const unsigned most = run->received < run->rows ? run->received : run->rows;
+    ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
+    ref_buffer_upload(&run->results_in, rows);
+    free(rows);
+}
+
+void ht_renew(HtRun* run, uint64_t seed) {
+    inputs_renew(&run->in, seed);
+    run->received = ref_ht_received(run->in.routing, run->in.rank);
+    fill_results(run);
+}
+
 void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     inputs_open(&run->in, env, test, seed);
     run->received = ref_ht_received(run->in.routing, run->in.rank);
@@ -26,11 +40,7 @@ void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     run->total = ref_buffer_new(sizeof(int64_t));
     run->scales_out = ref_buffer_new(scale_bytes(test, run->rows));
     run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
-    void* rows = ref_host_poison(run->results_in.bytes);
-    const unsigned most = run->received < run->rows ? run->received : run->rows;
-    ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
-    ref_buffer_upload(&run->results_in, rows);
-    free(rows);
+    fill_results(run);
     run->gradients_in = ref_buffer_new_input(entries_out * sizeof(float));
     run->gradients = ref_buffer_new(ref_entries_of(run->in.routing, run->in.rank) * sizeof(float));
     float* gradients = ref_host_new(entries_out * sizeof(float));
@@ -47,7 +57,7 @@ void ht_close(HtRun* run) {
     inputs_close(&run->in);
 }
 
-static void check_counters(const HtRun* run) {
+void ht_check_counters(const HtRun* run) {
     const Case* test = run->in.test;
     int32_t* counts = ref_host_new((test->local_experts + 1) * sizeof(int32_t));
     ref_ht_counts(run->in.routing, run->in.rank, counts);
@@ -70,25 +80,40 @@ static void check_counters(const HtRun* run) {
     free(narrow);
 }
 
-ncclEpHandle_t ht_handle(const HtRun* run, ncclEpGroup_t group) {
+typedef struct {
+    View ids, counters, total;
+    ncclEpLayoutInfo_t info;
+} Update;
+
+static void set_update(const HtRun* run, Update* it) {
     const Case* test = run->in.test;
     const ncclDataType_t datatype = has_wide_counters(test) ? ncclInt64 : ncclInt32;
-    View ids, counters, total;
-    view_of_ids(&ids, &run->in);
-    view_of(&counters, ref_buffer_data(&run->counters), datatype, test->local_experts + kHtSpare, 0, 0);
-    view_of(&total, ref_buffer_data(&run->total), datatype, 1, 0, 0);
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
-    info.expert_counters = &counters.tensor;
-    info.recv_total_counter = &total.tensor;
-    info.expert_offsets = (ncclEpTensor_t*)16;  // flat rows have none, so it is not read
-    ncclEpHandle_t handle = handle_of(group, test, &ids, &info, run->in.env->stream);
-    view_scrap(&ids);
-    view_scrap(&counters);
-    view_scrap(&total);
+    view_of_ids(&it->ids, &run->in);
+    view_of(&it->counters, ref_buffer_data(&run->counters), datatype, test->local_experts + kHtSpare, 0, 0);
+    view_of(&it->total, ref_buffer_data(&run->total), datatype, 1, 0, 0);
+    it->info = NCCL_EP_LAYOUT_INFO_INIT;
+    it->info.expert_counters = &it->counters.tensor;
+    it->info.recv_total_counter = &it->total.tensor;
+    it->info.expert_offsets = (ncclEpTensor_t*)16;  // flat rows have none, so it is not read
+}
+
+ncclEpHandle_t ht_handle(const HtRun* run, ncclEpGroup_t group) {
+    Update update;
+    set_update(run, &update);
+    ncclEpHandle_t handle = handle_of(group, run->in.test, &update.ids, &update.info, run->in.env->stream);
+    memset(&update, 0xee, sizeof(update));
     ep_sync(run->in.env);
     scrap_ids(&run->in);
-    check_counters(run);
+    ht_check_counters(run);
     return handle;
+}
+
+ncclResult_t ht_launch_update(const HtRun* run, ncclEpHandle_t handle) {
+    Update update;
+    set_update(run, &update);
+    const ncclResult_t result = ncclEpUpdateHandle(handle, &update.ids.tensor, &update.info, run->in.env->stream);
+    memset(&update, 0xee, sizeof(update));
+    return result;
 }
 
 ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {

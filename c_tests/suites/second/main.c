@@ -103,6 +103,13 @@ static void upload_ids(Inputs* in) {
     free(narrow);
 }
 
+void inputs_renew(Inputs* in, uint64_t seed) {
+    ref_routing_change(in->routing, kRefReplace, seed);
+    ref_routing_new_weights(in->routing, seed);
+    upload_ids(in);
+    ref_buffer_upload(&in->weights, in->routing->weights[in->rank]);
+}
+
 void view_of_ids(View* view, const Inputs* in) {
     const ncclDataType_t datatype = in->test->narrow_ids ? ncclInt32 : ncclInt64;
     view_of(view, ref_buffer_data(&in->ids), datatype, in->num_tokens, in->test->top_k, 0);
@@ -210,17 +217,22 @@ ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const voi
     return handle;
 }
 
+ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test) {
+    if (test->memory != NULL) return handle_in_memory(group, test, NULL);
+    const ncclEpHandleConfig_t config = handle_config_of(test);
+    ncclEpHandle_t handle = NULL;
+    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout_of(test), &config, (int)test->top_k, NULL));
+    return handle;
+}
+
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream) {
     const ncclEpLayout_t layout = layout_of(test);
     const ncclEpHandleConfig_t config = handle_config_of(test);
     void* old = info != NULL ? old_layout_info(info, test->generation) : NULL;
     ncclEpHandle_t handle = NULL;
-    if (test->memory != NULL) {
-        handle = handle_in_memory(group, test, NULL);
-        EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
-    } else if (test->updated) {
-        EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, &config, (int)test->top_k, NULL));
+    if (test->memory != NULL || test->updated) {
+        handle = handle_without_routing(group, test);
         EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
     } else {
         EP_CHECK_NCCL(

@@ -65,6 +65,8 @@ typedef struct {
 } Inputs;
 void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed);
 void inputs_close(Inputs* in);
+// Other ids and weights for the same tokens, in place.
+void inputs_renew(Inputs* in, uint64_t seed);
 // Elements of a row's scales; they are bfloat16.
 enum { kScales = 8 };
 // Bytes of the scales of so many rows, if the case has some.
@@ -87,6 +89,8 @@ ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
 // A handle without a routing, in memory that has `bytes`, or new memory.
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
+// The same, or in memory of the library's, as the case says.
+ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test);
 // A handle for these ids, as the case says.
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream);

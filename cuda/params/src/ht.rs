@@ -47,7 +47,7 @@ pub const HT_VERDICT_MISSING: u32 = 0xffff_fffe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from
     /// each other rank.
     pub counts: u64,
     /// u64 packets `[ranks][units]`: which unit of the source's sequence is there.
@@ -99,7 +99,7 @@ pub struct HtHandleMemory {
 pub struct HtCount {
     /// The count.
     pub value: u32,
-    /// The handle's epoch, once `value` is valid.
+    /// The handle's number, once `value` is valid.
     pub epoch: u32,
 }
 
@@ -124,15 +124,15 @@ pub struct HtRouteParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
-    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from this rank to itself. Not
     /// in the window, where peers could change it.
     pub own_counts: *mut u64,
     /// Most tokens of a rank: the bound for the numbers that peers send.
     pub max_tokens: u32,
-    /// Handles of the group so far, this one included.
-    pub epoch: u32,
-    /// Which of the two banks of counts: they alternate from kernel to kernel.
-    pub bank: u32,
+    /// How many such kernels have run, which this one counts.
+    pub epochs: *mut u32,
+    /// Handles of the group so far, this one included: by it the host knows what has come in `received`.
+    pub number: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
     /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,

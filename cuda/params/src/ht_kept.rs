@@ -63,8 +63,8 @@ pub struct HtZonesParams {
     pub packets: u64,
     /// Most tokens of a rank.
     pub max_tokens: u32,
-    /// As of `ht_route`.
-    pub epoch: u32,
+    /// As of `ht_route`, which has counted.
+    pub epochs: *const u32,
     /// The first `send_blocks` of the grid send.
     pub send_blocks: u32,
 }

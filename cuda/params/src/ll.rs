@@ -29,7 +29,9 @@ pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
 pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
 pub const LL_COMBINE_THREADS: u32 = 768;
-/// The same of a combine of many tokens, in exact mode or over several nodes, which needs more registers.
+/// The same of a combine of many tokens.
+pub const LL_COMBINE_QUEUE_THREADS: u32 = 512;
+/// The same of one in exact mode or over several nodes, which needs more registers.
 pub const LL_COMBINE_MANY_THREADS: u32 = 384;
 /// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
 pub const LL_SCALED_CHUNK_VECS: u32 = 4;

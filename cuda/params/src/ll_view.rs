@@ -38,6 +38,8 @@ pub struct LlView {
     pub parts_reciprocal: u32,
     /// Chunks of a part, each by a warp.
     pub warps: u32,
+    /// Not 0 if so many blocks poll that they should pause in between.
+    pub gently: u32,
 }
 
 /// Parameters of `ll_rank_dispatch_view`; `out` is not looked at.

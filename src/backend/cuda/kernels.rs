@@ -88,9 +88,9 @@ kernels! {
     ll_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_combine_many_bf16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
-    ll_combine_many_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
-    ll_combine_many_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_many_bf16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
+    ll_combine_many_f16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
+    ll_combine_many_f32(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
     ll_combine_exact_bf16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_exact_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_exact_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);

@@ -90,6 +90,7 @@ pub struct HandleGrids {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
+    pub epochs: usize,
     pub own_counts: usize,
     pub bytes: usize,
 }
@@ -197,6 +198,7 @@ impl HtPlan {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
             tally: memory.take((1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            epochs: memory.take(size_of::<u32>()),
             own_counts: memory.take(2 * counts_bytes(&self.facts)),
             bytes: memory.bytes(),
         }

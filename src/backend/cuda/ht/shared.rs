@@ -42,6 +42,8 @@ pub struct HtShared {
     pub device: DeviceLimits,
     pub order: Order,
     sequences: Buffer,
+    /// Where the blocks of a kernel that routes count together (`HtPlan::tally`).
+    tally: Buffer,
     /// Number of handles so far, including refused ones.
     handles: AtomicU32,
     /// Number of exchanges so far that a kernel carries out.
@@ -74,6 +76,7 @@ impl HtShared {
             device,
             order: Order::new(&driver_context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            tally: Buffer::zeroed(memory, plan.tally().bytes)?,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
             context,
@@ -137,6 +140,16 @@ impl HtShared {
                 ..launch.shape
             },
         }
+    }
+
+    /// The address of the tally.
+    pub fn tally(&self) -> usize {
+        self.tally.data().0
+    }
+
+    /// How many kernels on one node have routed.
+    pub fn epochs(&self) -> *mut u32 {
+        (self.tally() + self.plan.tally().epochs) as *mut u32
     }
 
     pub fn sequences(&self) -> *mut HtSequences {

@@ -53,7 +53,7 @@ impl CudaHt {
             zones,
             packets: group.plan.packets(&group.layout),
             max_tokens: to_u32(group.plan.max_tokens())?,
-            epoch: self.epoch,
+            epochs: group.epochs(),
             send_blocks: to_u32(senders)?,
         };
         let blocks = params.send_blocks + zones.experts;

@@ -66,6 +66,7 @@ impl Handle {
             parts: parts as u32,
             parts_reciprocal: reciprocal(parts as u32),
             warps: warps as u32,
+            gently: self.plan.view.polls_gently(parts).into(),
         };
         Ok((view, self.plan.view.blocks(parts)))
     }

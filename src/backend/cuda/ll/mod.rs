@@ -7,6 +7,7 @@ mod fingerprint;
 mod handle;
 mod in_views;
 mod launch;
+mod limits;
 mod memory;
 mod messages;
 mod network;

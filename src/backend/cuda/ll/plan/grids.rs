@@ -3,7 +3,7 @@
 use crate::backend::cuda::ll::launch::{CombineKernel, DISPATCH_LEAST_THREADS, Grid, at_most};
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::ll::{
-    LL_COMBINE_MANY_THREADS, LL_COMBINE_THREADS, LL_DISPATCH_THREADS,
+    LL_COMBINE_MANY_THREADS, LL_COMBINE_QUEUE_THREADS, LL_COMBINE_THREADS, LL_DISPATCH_THREADS,
 };
 use crate::model::group::LlCombineMode;
 use crate::tuning::{Choice, Operation};
@@ -122,6 +122,7 @@ impl LlPlan {
         let reduces = self.facts.ll_combine == LlCombineMode::Reduce;
         let most_threads = match self.combine_kernel(tokens) {
             CombineKernel::FewTokens if reduces => LL_COMBINE_THREADS,
+            CombineKernel::ManyTokens if reduces => LL_COMBINE_QUEUE_THREADS,
             _ => LL_COMBINE_MANY_THREADS,
         };
         if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {

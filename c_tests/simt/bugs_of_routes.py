@@ -1,0 +1,39 @@
+"""Those of routes, and of rows that lie by expert (bugs.py)."""
+
+from __future__ import annotations
+
+from planting import Bug
+
+HT = "3 test_ht uneven_tokens"
+ZONES = "3 test_second high_throughput_delivers"
+
+BUGS_OF_ROUTES = (
+    Bug("experts of rows before they are told", "ht/zones.cu",
+        "const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, block.shared.epoch});",
+        "const Arrival packet = {true, packet_data(ld_relaxed_sys(at + word))};", "3 test_second handles_by_expert"),
+    Bug("an epoch that no block counts", "ht/route.cu", "        st_relaxed_gpu(params.epochs, block.epoch());\n", "",
+        "2 test_second updates_are_captured", slow=True),
+    Bug("an epoch counted before all blocks have read it", "ht/route.cu",
+        "        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;\n",
+        "        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;\n"
+        "        if (blockIdx.x == gridDim.x - 1) st_relaxed_gpu(params.epochs, shared.epoch);\n",
+        HT, slow=True),
+    Bug("one bank for all kernels", "ht/route.cu", "return shared.epoch % 2;", "return 0;",
+        "2 test_second late_to_hear", slow=True),
+    Bug("experts of a row in the first word alone", "ht/zones.cu", "if (word < expert / kWordBits) {",
+        "if (false) {", ZONES, slow=True),
+    Bug("rows numbered before all warps have counted", "ht/zones.cu",
+        "        __syncthreads();\n        uint32_t slot = next", "        uint32_t slot = next", ZONES, slow=True),
+    Bug("zones that are not filled up", "ht/zones.cu", "return (count + mask) & ~mask;", "return count;", ZONES,
+        slow=True),
+    Bug("no end of a row's slots", "ht/zones.cu", "        slots[i] = HT_NO_SLOT;\n", "",
+        "2 test_second updates_by_expert", slow=True),
+    Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
+        "3 test_second slots_beyond", slow=True),
+    Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
+        slow=True),
+    Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "            clear_sum<Type>(sum);\n", "", ZONES,
+        slow=True),
+    Bug("gradients by expert, not by k", "ht/by_k.cu",
+        "gradient = shuffle(gradient, experts_below(expert, top_k));", "", ZONES, slow=True),
+)

@@ -155,7 +155,23 @@ void Player::DestroyBadGroup(Draw& draw) {
     referee_.Check((result == ncclSuccess) == (number == nullptr), "refused unless NULL");
 }
 
+// Ranks need not agree on what is chosen here.
+void Player::ChooseForGroup(Draw& draw) {
+    static const unsigned kVariants[] = {NCCL_EP_VARIANT_AUTO, NCCL_EP_VARIANT_AUTO, NCCL_EP_VARIANT_HT_RING,
+                                         NCCL_EP_VARIANT_HT_DIRECT, NCCL_EP_VARIANT_HT_PULL, 77};
+    Dice& dice = draw.how;
+    const auto number = [&](unsigned usual) { return dice.OneIn(16) ? ~0u : dice.Below(usual); };
+    const ncclEpGroup_t group = AnyGroup(dice);
+    const unsigned operation = dice.Below(6);
+    ncclEpChoice_t choice = {sizeof(choice), kVariants[dice.Below(6)], number(4), number(4), 32 * number(8)};
+    if (dice.OneIn(8)) choice.size = dice.Below(64);
+    const bool clears = dice.OneIn(4);
+    referee_.Judge("ncclEpSetChoice", "operation " + std::to_string(operation), kArgument,
+                   [&] { return ncclEpSetChoice(group, operation, clears ? nullptr : &choice); });
+}
+
 void Player::AskGroup(Draw& draw) {
+    if (draw.how.OneIn(2)) return ChooseForGroup(draw);
     const ncclResult_t kOther = ncclInProgress;
     const ncclEpGroup_t group = AnyGroup(draw.how);
     ncclResult_t state = kOther;

@@ -103,6 +103,7 @@ class Player {
     ncclEpGroup_t AnyGroup(Dice& dice) const;
     void DestroyBadGroup(Draw& draw);
     void AskGroup(Draw& draw);
+    void ChooseForGroup(Draw& draw);
     void CheckHealth();
     // Checks a result pointer: it is written on success only. True if there is a result.
     bool KeptOrWritten(ncclResult_t result, bool kept, bool has_place);

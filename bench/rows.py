@@ -103,6 +103,10 @@ def _options(run: dict[str, Any], entry: dict[str, Any]) -> Iterator[str]:
     if config.get("dispatch", "bf16") != "bf16":
         yield ("cast before" if _casts_outside(run)
                else "forwarded" if config["forward"] else "cast inside")
+    if config.get("layout", "").startswith("rank"):
+        yield "rank-major, view" if config["layout"].endswith("view") else "rank-major"
+    if config.get("memory") == "symmetric":
+        yield "mapped"
     if config["masked"] != _USUAL_MASKED[config["algorithm"]]:
         yield f"{config['masked']} masked"
     if entry.get("max_tokens") not in (None, entry["tokens"]):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import results
 import rows
+import tables_layouts
 import tables_other
 import tables_run
 import tables_sweep
@@ -25,7 +26,7 @@ DOCUMENTS = tuple(rows.ROOT / name for name in (
 _BLOCK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[Sequence[results.Row]], str]] = {
-    **tables_run.TABLES, **tables_sweep.TABLES, **tables_other.TABLES}
+    **tables_run.TABLES, **tables_sweep.TABLES, **tables_other.TABLES, **tables_layouts.TABLES}
 
 
 def main() -> int:

@@ -33,7 +33,8 @@ def _layouts(all_rows: Sequence[Row]) -> str:
     chosen = where(all_rows, name="layouts", mode="ll")
     lines = []
     for name, options in _LAYOUTS:
-        pairs = {row["tokens"]: row for row in chosen if row["options"].removesuffix("0 masked").rstrip("; ") == options}
+        of = [row for row in chosen if row["options"].removesuffix("0 masked").rstrip("; ") == options]
+        pairs = {row["tokens"]: row for row in of}
         for shown, way in (("", "graph"), (", cold", "cold")):
             lines.append((name + shown, *(number(pairs[tokens].time(way, "pair") if tokens in pairs else None)
                                           for tokens in _TOKENS)))

@@ -8,6 +8,8 @@
 mod common;
 #[path = "src/ht.rs"]
 mod ht;
+#[path = "src/ht_mapped.rs"]
+mod ht_mapped;
 #[path = "src/ht_nodes.rs"]
 mod ht_nodes;
 #[path = "src/ll.rs"]
@@ -65,6 +67,12 @@ const FILES: [File; 5] = [
         base: Some("common.h"),
         sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtRouteParams HtSequences HtCommon HtShape
             HtNumbers HtCountersParams HtByKParams HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+    },
+    File {
+        name: "ht_mapped",
+        base: Some("ht.h"),
+        sizes: sizes![ht_mapped: HtMappedLayout HtOfferState HtMapped HtDirectParams HtScaledDirectParams HtPullParams
+            HtOfferParams],
     },
     File {
         name: "ht_nodes",
@@ -165,6 +173,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 // Made from src/backend/cuda/kernels.rs.
 #pragma once
 
+#include \"ht_mapped.h\"
 #include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"

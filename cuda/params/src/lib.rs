@@ -5,6 +5,7 @@
 
 pub mod common;
 pub mod ht;
+pub mod ht_mapped;
 pub mod ht_nodes;
 pub mod ll;
 pub mod ll_pack;

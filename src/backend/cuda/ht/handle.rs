@@ -105,7 +105,7 @@ impl CudaHt {
 
     /// Enqueues `kernel`, which is operation `op`, and what `after` does; in a caller's memory behind a look at the
     /// header.
-    fn enqueue<P>(
+    pub fn enqueue<P>(
         &self,
         op: KernelOp,
         kernel: Kernel<P>,
@@ -166,6 +166,9 @@ impl HtBackend for CudaHt {
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
         let params = dispatch_params(op, common, &self.inputs(op));
         let after = || kept::move_ids(group, op, self.top_k, at);
+        if self.makes_offers() {
+            return self.dispatch_with_offers(op, params, &launch, at, after);
+        }
         match &op.scaled {
             None => {
                 let (kernel, shape) = (kernels::ht_dispatch(), launch.launch);
@@ -183,8 +186,11 @@ impl HtBackend for CudaHt {
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);
         let params = combine_params(op, common, &Outputs::of(op));
-        let kernel = kernels::ht_combine(op.row.dtype)?;
         let after = || kept::order_gradients(group, op, &self.routing, at);
+        if self.makes_offers() {
+            return self.combine_with_offers(op, params, &launch, at, after);
+        }
+        let kernel = kernels::ht_combine(op.row.dtype)?;
         let (kind, shape) = (KernelOp::HtCombine, launch.launch);
         self.enqueue(kind, kernel, shape, &params, at, after)
     }

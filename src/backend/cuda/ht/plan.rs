@@ -10,6 +10,7 @@ use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
     HtLayout, HtShape,
 };
+use crate::backend::cuda::params::ht_mapped::{HT_OFFER_PACKETS, HtMappedLayout};
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -44,6 +45,11 @@ const MOST_RING_BYTES: usize = 68 << 20;
 /// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`): a ring with a rank and a number per row.
 const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
+/// What comes beside rows that need no ring has room for so many ids and weights, and for such scales as a unit, for
+/// all tokens of each rank; but not for more bytes in all. Operations that need more use the rings.
+const SIDE_ENTRIES: usize = 8;
+const MOST_SIDE_BYTES: usize = 16 << 20;
+
 /// Tokens that a block of `ht_route` numbers, if the device has enough blocks.
 const ROUTE_BLOCK_TOKENS: usize = 128;
 const ROUTE_BLOCKS: usize = 64;
@@ -61,6 +67,8 @@ pub struct HtPlan {
     nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
+    /// Nothing over several nodes, nor for one rank.
+    mapped: HtMappedLayout,
     bytes: usize,
 }
 
@@ -115,6 +123,10 @@ impl HtPlan {
         let arrivals = window.take(ranks * units * PACKET_BYTES);
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
+        let mapped = match &nodes {
+            None if ranks > 1 => mapped_regions(facts, max_tokens, &mut window),
+            _ => HtMappedLayout::default(),
+        };
         let layout = HtLayout {
             counts: counts as u64,
             arrivals: arrivals as u64,
@@ -130,6 +142,7 @@ impl HtPlan {
             all_experts,
             nodes,
             layout,
+            mapped,
             bytes: window.bytes(),
         })
     }
@@ -154,6 +167,27 @@ impl HtPlan {
     /// Experts over all ranks of all nodes.
     pub fn all_experts(&self) -> usize {
         self.all_experts
+    }
+
+    /// What operations with offers have in windows where the kernels' offsets are `of`.
+    pub fn mapped_layout(&self, of: &HtLayout) -> HtMappedLayout {
+        let start = of.counts - self.layout.counts;
+        HtMappedLayout {
+            offers: start + self.mapped.offers,
+            done: start + self.mapped.done,
+            side: start + self.mapped.side,
+            ..self.mapped
+        }
+    }
+
+    /// Ranks of this node.
+    pub fn ranks(&self) -> usize {
+        self.facts.ranks
+    }
+
+    /// Most ranks that a token with `top_k` ids has rows on.
+    pub fn most_rows_of_token(&self, top_k: usize) -> usize {
+        top_k.min(self.facts.ranks)
     }
 
     /// The block of a handle with such a routing, or with the group's maximum of tokens.
@@ -309,6 +343,22 @@ impl HtPlan {
             scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: to_u32(staging.cast_chunk)?,
         })
+    }
+}
+
+/// The regions for operations with offers.
+fn mapped_regions(facts: &GroupFacts, max_tokens: usize, window: &mut Regions) -> HtMappedLayout {
+    let ranks = facts.ranks;
+    let offers = window.take(2 * ranks * HT_OFFER_PACKETS as usize * PACKET_BYTES);
+    let done = window.take(ranks * PACKET_BYTES);
+    let row_bytes = SIDE_ENTRIES * TAIL_ENTRY_BYTES + facts.row_bytes.div_ceil(SCALES_OF_BOUND);
+    let wanted = max_tokens.saturating_mul(row_bytes.next_multiple_of(COPY_ALIGN));
+    let side_bytes = wanted.min(MOST_SIDE_BYTES / (ranks - 1)) / COPY_ALIGN * COPY_ALIGN;
+    HtMappedLayout {
+        offers: offers as u64,
+        done: done as u64,
+        side: window.take((ranks - 1) * side_bytes) as u64,
+        side_bytes: side_bytes as u64,
     }
 }
 

@@ -15,6 +15,7 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtSequences, HtShape,
 };
+use crate::backend::cuda::params::ht_mapped::HtOfferState;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
@@ -41,6 +42,7 @@ pub struct HtShared {
     pub device: DeviceLimits,
     pub order: Order,
     sequences: Buffer,
+    offers: Buffer,
     /// Number of handles so far, including refused ones.
     handles: AtomicU32,
     /// Number of exchanges so far that a kernel carries out.
@@ -73,6 +75,7 @@ impl HtShared {
             device,
             order: Order::new(&driver_context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            offers: Buffer::zeroed(memory, size_of::<HtOfferState>())?,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
             context,
@@ -128,6 +131,11 @@ impl HtShared {
 
     pub fn sequences(&self) -> *mut HtSequences {
         self.sequences.data().0 as *mut HtSequences
+    }
+
+    /// The state of operations with offers.
+    pub fn offers(&self) -> *mut HtOfferState {
+        self.offers.data().0 as *mut HtOfferState
     }
 
     /// Polls for what `found` reads of a handle's routing, which a kernel or the network writes. Their own deadlines

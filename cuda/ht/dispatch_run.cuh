@@ -1,0 +1,89 @@
+// The course of a dispatch through rings.
+#pragma once
+
+#include "dispatch_receive.cuh"
+#include "dispatch_send.cuh"
+#include "scaled_rows.cuh"
+
+namespace nccl_ep::ht_dispatch_impl {
+
+// Whether the outputs have room for what comes; a missing one has room for any number of rows. Otherwise the
+// operation fails: here at once, on peers that wait for this rank now or when they begin their next one.
+template <typename Block>
+__device__ bool check_outputs(const Block& block) {
+    const HtDispatchParams& params = block.params;
+    const uint32_t total = block.shared.pairs.total;
+    const bool rows_fit = params.out_rows >= total;
+    const bool scales_fit = block.rows.scale_rows() >= total;
+    const bool routing_fits = params.routing_rows >= total;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (!rows_fit) {
+            fail(params.common, FAULT_TOKEN_ROWS, block.rank(), total, params.out_rows);
+        } else if (!scales_fit) {
+            fail(params.common, FAULT_SCALE_ROWS, block.rank(), total, block.rows.scale_rows());
+        } else if (!routing_fits) {
+            fail(params.common, FAULT_ROUTING_ROWS, block.rank(), total, params.routing_rows);
+        }
+    }
+    return rows_fit && scales_fit && routing_fits;
+}
+
+__device__ __forceinline__ void clear_shared(SharedStorage& shared, uint8_t* zeros) {
+    for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
+        shared.scheduler.next[peer] = 0;
+        shared.arrived[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        shared.next_token = 0;
+        shared.next_own = 0;
+        shared.next_unused = 0;
+    }
+    for (uint32_t i = threadIdx.x; i < HT_ZERO_BYTES / sizeof(Vec16); i += blockDim.x) {
+        reinterpret_cast<Vec16*>(zeros)[i] = {{0, 0, 0, 0}};
+    }
+    settle_shared();
+    clear_queues(shared.notify_state);
+}
+
+template <typename Scope, typename Rows>
+__device__ void run(const HtDispatchParams& params, const Scope& scope, const Rows& rows) {
+    __shared__ SharedStorage shared;
+    DYNAMIC_SHARED(uint8_t, memory);
+    uint8_t* zeros = memory;
+    uint8_t* buffers = memory + HT_ZERO_BYTES;
+    const HtCommon& common = params.common;
+    const Block<Scope, Rows> block = {params, scope, rows, shared, zeros};
+    clear_shared(shared, zeros);
+    if (!begin_operation(common, scope, false, shared.pairs) ||
+        !scope.messages_arrived(common, shared.pairs) || !check_outputs(block)) {
+        return;
+    }
+    if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
+        for (uint32_t i = threadIdx.x; i < common.layout.local_experts; i += blockDim.x) {
+            params.counter[i] = common.handle.counts[i];
+        }
+    }
+    const bool sends = block.senders.has_this_block();
+    if (warp_idx() >= common.shape.copy_warps) {
+        if (sends) {
+            notify_peers(common, AnyUnits{common}, shared.pairs, shared.notify_state, buffers,
+                         [&] { poll_credits(common, shared.pairs); });
+        } else {
+            // Those who take the rows have a deadline.
+            while (poll_arrivals(block) && !has_failed(common.wait)) {
+            }
+        }
+        return;
+    }
+    Staging staging(buffers + warp_idx() * common.shape.warp_bytes, rows.buffer_bytes(common),
+                    &shared.barriers[warp_idx()]);
+    if (sends) {
+        NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
+        send_rows(block, staging, queue);
+    } else {
+        receive_rows(block, staging);
+    }
+    staging.wait_stored();
+}
+
+}  // namespace nccl_ep::ht_dispatch_impl

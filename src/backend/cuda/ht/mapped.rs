@@ -1,0 +1,168 @@
+//! Operations that make offers, as the group has memory that peers map (`cuda/ht/offers.cuh`): what their kernels need
+//! beside the parameters of those that use rings alone, and how rows pass through shared memory where they go
+//! straight. Pure functions, but for what the group keeps.
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::grid::WARP;
+use crate::backend::cuda::ht::plan::HtLaunch;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::params::ht_mapped::{
+    HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED,
+    HtMapped,
+};
+use crate::backend::cuda::regions::to_u32;
+use crate::error::Result;
+use crate::model::group::ROW_ALIGN;
+use crate::model::objects::{MAX_OBJECTS, Place};
+use crate::model::ops::{HtCombine, HtDispatch, Rows};
+use crate::model::scales::WireRow;
+
+const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
+
+/// Parts of rows that senders move are at most so long.
+const MOST_PART_BYTES: usize = 16 << 10;
+/// Warps that sum, and the share of a row that each takes at a time. Parts are at least so long, or the row.
+const PULL_WARPS: u32 = 14;
+const PULL_PARTS: usize = 4;
+const LEAST_PART_BYTES: usize = 512;
+/// With more rows of a token in shared memory, one stage has to do.
+const ROWS_OF_TWO_STAGES: usize = 4;
+/// Up to so many blocks a pull is faster than rings; beyond, they store faster than homes load.
+const MOST_PULL_BLOCKS: u32 = 24;
+/// From so many ranks on it always is.
+const PULL_RANKS: usize = 8;
+
+/// Which tensor an operation offers, if any, and what comes beside its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    place: Option<Place>,
+    row_bytes: usize,
+    side_row_bytes: usize,
+}
+
+impl Offer {
+    /// The output of a dispatch. Rows that are cast go through rings.
+    pub fn of_dispatch(group: &HtShared, op: &HtDispatch, launch: &HtLaunch) -> Self {
+        let WireRow { payload, scales } = op.wire();
+        let row_bytes = payload.bytes();
+        let scale_bytes = scales.map_or(0, |it| it.bytes().next_multiple_of(ROW_ALIGN));
+        let place = match launch.cast_chunk {
+            0 => op.out.and_then(|out| place_of(group, out, row_bytes)),
+            _ => None,
+        };
+        Self {
+            place,
+            row_bytes,
+            side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize,
+        }
+    }
+
+    /// The input of a combine. Gradients go through rings, and so do rows where these are faster.
+    pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
+        let row_bytes = op.row.bytes();
+        let pulls = op.gradients.is_none() && is_pull_faster(group.plan.ranks(), launch);
+        let place = place_of(group, op.expert_rows, row_bytes);
+        Self {
+            place: place.filter(|_| pulls),
+            row_bytes,
+            side_row_bytes: 0,
+        }
+    }
+}
+
+/// Where these rows lie, if peers can reach them. No rows can lie anywhere.
+fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
+    if rows.rows == 0 {
+        return Some(Place {
+            object: 0,
+            offset: 0,
+        });
+    }
+    let bytes = rows.rows.checked_mul(row_bytes)?;
+    let objects = group.context.objects();
+    objects.place_of(rows.data.0 as u64, bytes as u64)
+}
+
+fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
+    ranks >= PULL_RANKS || launch.launch.blocks <= MOST_PULL_BLOCKS
+}
+
+/// How rows pass through the shared memory of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    pub warps: u32,
+    pub stages: u32,
+    pub part_bytes: usize,
+    pub stage_bytes: usize,
+}
+
+impl Staged {
+    /// Of a dispatch with this launch. Of all that are possible these were the fastest: with more bytes on the way over
+    /// the whole GPU stores are slower (docs/development/high-throughput.md).
+    pub fn of_dispatch(row_bytes: usize, launch: &HtLaunch) -> Self {
+        let (warps, stages) = match launch.launch.blocks {
+            ..18 => (2, 3),
+            18..24 => (1, 5),
+            _ => (2, 2),
+        };
+        // One warp at least works on this rank alone.
+        let most = launch.launch.threads / WARP - 1;
+        let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
+        Self {
+            warps: warps.min(most),
+            stages,
+            part_bytes,
+            stage_bytes: part_bytes,
+        }
+    }
+
+    /// Of a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
+    pub fn of_combine(row_bytes: usize, launch: &HtLaunch, rows: usize, shared_bytes: u32) -> Self {
+        let warps = PULL_WARPS.min(launch.launch.threads / WARP);
+        let stages = if rows <= ROWS_OF_TWO_STAGES { 2 } else { 1 };
+        let room = shared_bytes.saturating_sub(HT_MAPPED_SHARED_BYTES) as usize;
+        let fits = room / (warps * stages) as usize / rows / ROW_ALIGN * ROW_ALIGN;
+        let wanted = even_parts(row_bytes, PULL_PARTS).max(LEAST_PART_BYTES.min(row_bytes));
+        let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(wanted.min(fits).max(ROW_ALIGN)));
+        Self {
+            warps,
+            stages,
+            part_bytes,
+            stage_bytes: rows * part_bytes,
+        }
+    }
+
+    /// The launch with room for both ways.
+    pub fn launch(&self, launch: LaunchShape) -> Result<LaunchShape> {
+        let own = (self.warps * self.stages) as usize * self.stage_bytes;
+        let bytes = HT_MAPPED_SHARED_BYTES + to_u32(own)?;
+        Ok(LaunchShape {
+            shared_bytes: launch.shared_bytes.max(bytes),
+            ..launch
+        })
+    }
+}
+
+/// `whole`, not 0, in at most `parts` parts of a size that is a multiple of 16, all but the last of the same.
+fn even_parts(whole: usize, parts: usize) -> usize {
+    whole.div_ceil(parts).next_multiple_of(ROW_ALIGN)
+}
+
+/// What a kernel with offers needs beside the others' parameters.
+pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
+    debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
+    Ok(HtMapped {
+        layout: group.plan.mapped_layout(&group.layout),
+        state: group.offers(),
+        objects: group.context.objects().table() as *const u64,
+        offset: offer.place.map_or(0, |it| it.offset),
+        way: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
+        scales_word: launch.scales_word,
+        row_bytes: to_u32(offer.row_bytes)?,
+        side_row_bytes: to_u32(offer.side_row_bytes)?,
+        part_bytes: to_u32(staged.part_bytes)?,
+        warps: staged.warps,
+        stages: staged.stages,
+        stage_bytes: to_u32(staged.stage_bytes)?,
+    })
+}

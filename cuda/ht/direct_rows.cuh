@@ -1,9 +1,9 @@
 // A dispatch whose rows need no ring, as all ranks' outputs are tensors that the peers map (offers.cuh).
 //
 // A few warps of each block, the senders, move rows of tokens to the peers' outputs: a row is loaded once, and stored
-// at its place in each. What comes beside it, scales, ids and weights, lanes store to the peer's window. The block's
-// other warps copy rows that stay on this rank, and fill rows that no token fills. When all have done, every block
-// waits for the peers, and copies its share of what came beside rows.
+// at its place in each. The other warps store what comes beside them, scales, ids and weights, to the peers' windows,
+// copy what stays on this rank, and fill rows that no token fills. When all have done, every block waits for the peers,
+// and copies its share of what came beside rows.
 #pragma once
 
 #include "../base/divide.cuh"
@@ -67,18 +67,9 @@ struct Block {
 
 // ---- Rows for peers ----------------------------------------------------------------------------
 
-// What is known of a token: loaded well before it is needed.
 template <typename Block>
-struct Upcoming {
-    HtEntry entry;
-    GivenRouting given;
-    typename Block::Rows::Ahead ahead;
-};
-
-template <typename Block>
-__device__ __forceinline__ Upcoming<Block> look_ahead(const Block& block, const Parts& parts) {
-    return {TokenEntries::load_entry(block.common.handle, parts.token), block.given_routing(parts.token),
-            block.rows.look_ahead(block, parts.token, {})};
+__device__ __forceinline__ bool goes_to_peer(const Block& block, const TokenEntries& entries) {
+    return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
 }
 
 template <typename Block>
@@ -91,13 +82,48 @@ __device__ __forceinline__ void load_part(const Block& block, Parts& parts, Pipe
     parts.advance();
 }
 
+template <typename Block>
+__device__ void send_rows(const Block& block, Pipeline& pipeline) {
+    const HtMapped& mapped = block.mapped;
+    const HtHandleMemory& handle = block.common.handle;
+    Parts parts = {warp_idx() * gridDim.x + blockIdx.x, gridDim.x * mapped.warps, mapped.part_bytes,
+                   mapped.row_bytes};
+    Parts loading = parts;
+    for (uint32_t i = 1; i < mapped.stages; ++i) {
+        load_part(block, loading, pipeline);
+    }
+    HtEntry entry = TokenEntries::load_entry(handle, parts.token);
+    while (parts.token < handle.tokens) {
+        const TokenEntries entries(block.common, entry);
+        const Parts current = parts;
+        parts.advance();
+        // Well before it is needed, as loads wait behind the SM's stores.
+        entry = TokenEntries::load_entry(handle, parts.token);
+        const bool is_to_peer = goes_to_peer(block, entries);
+        Remote<uint8_t> to;
+        if (is_to_peer) {
+            to = block.agreed.first[entries.rank] + uint64_t{entries.entry.index} * mapped.row_bytes;
+        }
+        const uint8_t* part = pipeline.wait_full();
+        for (LaneMask left = ballot(is_to_peer); left.any(); left.drop_first()) {
+            pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
+        }
+        pipeline.end_using();
+        pipeline.commit_and_wait_read_but_last();
+        load_part(block, loading, pipeline);
+    }
+    pipeline.wait_stored();
+}
+
+// ---- What other warps do -----------------------------------------------------------------------
+
 // Stores scales, ids and weights of a token beside its rows at all peers.
 template <typename Block>
-__device__ void store_beside(const Block& block, uint32_t token, const Upcoming<Block>& of, LaneMask to_peers,
+__device__ void store_beside(const Block& block, uint32_t token, const GivenRouting& given,
                              const TokenEntries& entries) {
     const HtCommon& common = block.common;
-    const float weight = of.given.weight_of(block.scope.id_of(common, entries), block.top_k());
-    for (LaneMask left = to_peers; left.any(); left.drop_first()) {
+    const float weight = given.weight_of(block.scope.id_of(common, entries), block.top_k());
+    for (LaneMask left = ballot(goes_to_peer(block, entries)); left.any(); left.drop_first()) {
         const uint32_t lane = left.first();
         const uint32_t peer = shuffle(entries.rank, lane);
         const uint32_t index = shuffle(entries.entry.index, lane);
@@ -106,7 +132,7 @@ __device__ void store_beside(const Block& block, uint32_t token, const Upcoming<
         if constexpr (Block::Rows::kHasScales) {
 #pragma unroll 1
             for (uint32_t part = lane_idx(); part < block.rows.scale_parts(); part += kWarpSize) {
-                put(as<Vec16>(to) + part, block.rows.scale_part(block, token, part, of.ahead));
+                put(as<Vec16>(to) + part, block.rows.scale_part(block, token, part));
             }
         }
         if (block.has_routing()) {
@@ -118,47 +144,10 @@ __device__ void store_beside(const Block& block, uint32_t token, const Upcoming<
     }
 }
 
-template <typename Block>
-__device__ void send_rows(const Block& block, Pipeline& pipeline) {
-    const HtMapped& mapped = block.mapped;
-    Parts parts = {warp_idx() * gridDim.x + blockIdx.x, gridDim.x * mapped.warps, mapped.part_bytes,
-                   mapped.row_bytes};
-    Parts loading = parts;
-    for (uint32_t i = 1; i < mapped.stages; ++i) {
-        load_part(block, loading, pipeline);
-    }
-    Upcoming<Block> upcoming = look_ahead(block, parts);
-    while (parts.token < block.common.handle.tokens) {
-        const Parts current = parts;
-        const Upcoming<Block> of = upcoming;
-        parts.advance();
-        upcoming = look_ahead(block, parts);
-        const TokenEntries entries(block.common, of.entry);
-        const bool is_to_peer = entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
-        const LaneMask to_peers = ballot(is_to_peer);
-        Remote<uint8_t> to;
-        if (is_to_peer) {
-            to = block.agreed.first[entries.rank] + uint64_t{entries.entry.index} * mapped.row_bytes;
-        }
-        const uint8_t* part = pipeline.wait_full();
-        for (LaneMask left = to_peers; left.any(); left.drop_first()) {
-            pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
-        }
-        pipeline.end_using();
-        pipeline.commit_and_wait_read_but_last();
-        load_part(block, loading, pipeline);
-        if (current.offset == 0 && mapped.side_row_bytes != 0) {
-            store_beside(block, current.token, of, to_peers, entries);
-        }
-    }
-    pipeline.wait_stored();
-}
-
-// ---- What happens on this rank alone -----------------------------------------------------------
-
 __device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, uint32_t bytes) {
     constexpr uint32_t kAtOnce = 8;
     const uint32_t vecs = bytes / sizeof(Vec16);
+#pragma unroll 1
     for (uint32_t first = lane_idx(); first < vecs; first += kAtOnce * kWarpSize) {
         Vec16 data[kAtOnce];
 #pragma unroll
@@ -178,9 +167,10 @@ __device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, uint3
     }
 }
 
+// Copies all of a token that stays on this rank.
 template <typename Block>
-__device__ void keep_token(const Block& block, uint32_t token) {
-    const TokenEntries entries(block.common, token);
+__device__ void keep_token(const Block& block, uint32_t token, const GivenRouting& given,
+                           const TokenEntries& entries) {
     const KeptRow kept(block, entries);
     if (!kept.is_here) {
         return;
@@ -190,7 +180,7 @@ __device__ void keep_token(const Block& block, uint32_t token) {
     if constexpr (Block::Rows::kHasScales) {
         block.rows.keep_scales(block, token, row);
     }
-    kept.write_routing(block, entries, block.given_routing(token));
+    kept.write_routing(block, entries, given);
 }
 
 // Fills a row of each output that no token fills; false if there is no such row.
@@ -214,8 +204,16 @@ template <typename Block>
 __device__ void work_locally(const Block& block) {
     const uint32_t first = (warp_idx() - block.mapped.warps) * gridDim.x + blockIdx.x;
     const uint32_t step = (num_warps() - block.mapped.warps) * gridDim.x;
-    for (uint32_t token = first; token < block.common.handle.tokens; token += step) {
-        keep_token(block, token);
+    const HtHandleMemory& handle = block.common.handle;
+    HtEntry entry = TokenEntries::load_entry(handle, first);
+    for (uint32_t token = first; token < handle.tokens; token += step) {
+        const GivenRouting given = block.given_routing(token);
+        const TokenEntries entries(block.common, entry);
+        entry = TokenEntries::load_entry(handle, token + step);
+        if (block.mapped.side_row_bytes != 0) {
+            store_beside(block, token, given, entries);
+        }
+        keep_token(block, token, given, entries);
     }
     for (uint32_t row = block.agreed.total + first; fill_unused_row(block, row);) {
         row += step;
@@ -317,7 +315,8 @@ __device__ void run(const Block<Rows>& block, uint8_t* buffers) {
         if constexpr (Rows::kHasScales) {
             take_scales(block, source);
         }
-        if (block.has_routing() && block.keeps_routing) {
+        // A rank without tokens need not give ids.
+        if (common.shape.tail_bytes != 0 && block.keeps_routing) {
             take_routing(block, source);
         }
     }

@@ -149,9 +149,8 @@ struct ForwardedRows : ScaledImage {
     // Of rows that need no ring: a part of the scales of a token, where it goes on this rank, and all of a row that
     // stays here.
     template <typename Block>
-    __device__ Vec16 scale_part(const Block& block, uint32_t token, uint32_t part,
-                                const Ahead& ahead) const {
-        return part < kWarpSize ? ahead.scales : load_part(block, token, {}, part);
+    __device__ Vec16 scale_part(const Block& block, uint32_t token, uint32_t part) const {
+        return load_part(block, token, {}, part);
     }
     __device__ void store_scale_part(uint32_t row, uint32_t part, const Vec16& scales) const {
         part_of(scaled.rows.out, out_scales(row), part).store(scales);

@@ -24,6 +24,7 @@ const char kUsage[] =
     "      --layout NAME        how received rows lie (ll expert): expert, a row for each expert; or rank,\n"
     "                           one for each rank, whose weights and sums are the caller's\n"
     "      --view               rank-major rows stay where they arrive, in memory of the library\n"
+    "      --memory NAME        where experts' rows lie (plain): plain, or symmetric, in memory that peers map\n"
     "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16, with\n"
     "                           scales:\n"
     "                             fp8          float32 for 128 elements\n"
@@ -118,6 +119,14 @@ std::string ReadLayout(const std::string& name, Options* options) {
     return "";
 }
 
+std::string ReadMemory(const std::string& name, Options* options) {
+    if (name != "plain" && name != "symmetric") {
+        return "--memory: expected plain or symmetric, got \"" + name + "\"";
+    }
+    options->symmetric = name == "symmetric";
+    return "";
+}
+
 std::string ReadBetween(const std::string& what, Options* options) {
     if (what != "code") return "--between: expected code, got \"" + what + "\"";
     options->between_code = true;
@@ -159,6 +168,7 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
             {0, "layout", true, [=](const std::string& name) { return ReadLayout(name, options); }},
             ep::Switch(0, "view", &options->view),
+            {0, "memory", true, [=](const std::string& name) { return ReadMemory(name, options); }},
             {0, "dispatch", true, format},
             {0, "cast", true, cast},
             ep::Switch(0, "forward", &options->rows.forward),

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "harness/options.hpp"
+#include "reference/mapped.h"
 #include "suites/random/play.h"
 
 namespace test_random {
@@ -64,12 +65,14 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
     ncclEpGroup_t group = ep_group_create(
         &env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
         plan.num_experts, plan.max_tokens, plan.row_bytes);
+    if (!plan.low_latency) ref_mapped_open(&env, group, options.seed + first);
     unsigned different = 0;
     for (unsigned index = first; index < end; ++index) {
         Config config = Draw(options.seed, index, num_ranks);
         config.graphs = options.graphs;
         if (!RunOne(env, group, config)) ++different;
     }
+    ref_mapped_close(group);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
     unsigned most = 0;
     MPI_Allreduce(&different, &most, 1, MPI_UNSIGNED, MPI_MAX, MPI_COMM_WORLD);

@@ -105,7 +105,7 @@ impl Staged {
             18..24 => (1, 5),
             _ => (2, 2),
         };
-        // One warp at least works on this rank alone.
+        // The others do all else.
         let most = launch.launch.threads / WARP - 1;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
         Self {

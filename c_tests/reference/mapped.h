@@ -1,0 +1,21 @@
+// Buffers of the tests in memory that peers map: with EP_TEST_MEMORY=mixed some lie in objects of the group, on each
+// rank others, and at other offsets; with EP_TEST_MEMORY=mapped all do for which there is room. Otherwise none does.
+#ifndef C_TESTS_REFERENCE_MAPPED_H_
+#define C_TESTS_REFERENCE_MAPPED_H_
+
+#include "harness/harness.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Makes objects of the group; buffers that are made from now on may lie there. Collective.
+void ref_mapped_open(const EpEnv* env, ncclEpGroup_t group, uint64_t seed);
+// No more buffers do. Those that do are dead when the group ends.
+void ref_mapped_close(ncclEpGroup_t group);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // C_TESTS_REFERENCE_MAPPED_H_

@@ -33,7 +33,7 @@ struct Block {
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t top_k() const { return common.handle.top_k; }
-    __device__ bool sends() const { return warp_idx() < mapped.warps; }
+    __device__ bool sends() const { return blockIdx.x < mapped.blocks && warp_idx() < mapped.warps; }
     // Bytes of scales beside a row, in front of its ids and weights.
     __device__ uint32_t scale_bytes() const {
         if constexpr (Rows::kHasScales) {
@@ -53,6 +53,10 @@ struct Block {
     }
     __device__ uint32_t row_from(uint32_t source, uint32_t index) const {
         return common.handle.begins[source] + index;
+    }
+    // Where the rows of this rank's tokens on `rank` begin.
+    __device__ Remote<uint8_t> rows_at(uint32_t of) const {
+        return of != rank() ? agreed.first[of] : Remote<uint8_t>(out_row(row_from(of, 0)));
     }
     __device__ uint8_t* out_row(uint32_t row) const { return params.out + uint64_t{row} * mapped.row_bytes; }
     // What comes beside row `index` from `source`, in the window of `owner` that begins at `window`.
@@ -86,30 +90,35 @@ template <typename Block>
 __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
-    Parts parts = {warp_idx() * gridDim.x + blockIdx.x, gridDim.x * mapped.warps, mapped.part_bytes,
+    Parts parts = {warp_idx() * mapped.blocks + blockIdx.x, mapped.blocks * mapped.warps, mapped.part_bytes,
                    mapped.row_bytes};
     Parts loading = parts;
-    for (uint32_t i = 1; i < mapped.stages; ++i) {
-        load_part(block, loading, pipeline);
-    }
     HtEntry entry = TokenEntries::load_entry(handle, parts.token);
+    // One copy of what fills stages, for the first ones as well.
+    uint32_t filled = 1;
+#pragma unroll 1
     while (parts.token < handle.tokens) {
-        const TokenEntries entries(block.common, entry);
-        const Parts current = parts;
-        parts.advance();
-        // Well before it is needed, as loads wait behind the SM's stores.
-        entry = TokenEntries::load_entry(handle, parts.token);
-        const bool is_to_peer = goes_to_peer(block, entries);
-        Remote<uint8_t> to;
-        if (is_to_peer) {
-            to = block.agreed.first[entries.rank] + uint64_t{entries.entry.index} * mapped.row_bytes;
+        if (filled < mapped.stages) {
+            ++filled;
+        } else {
+            const TokenEntries entries(block.common, entry);
+            const Parts current = parts;
+            parts.advance();
+            // Well before it is needed, as loads wait behind the SM's stores.
+            entry = TokenEntries::load_entry(handle, parts.token);
+            const bool is_wanted = goes_to_peer(block, entries) || (mapped.keeps_rows != 0 && entries.is_first());
+            Remote<uint8_t> to;
+            if (is_wanted) {
+                to = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * mapped.row_bytes;
+            }
+            const uint8_t* part = pipeline.wait_full();
+#pragma unroll 1
+            for (LaneMask left = ballot(is_wanted); left.any(); left.drop_first()) {
+                pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
+            }
+            pipeline.end_using();
+            pipeline.commit_and_wait_read_but_last();
         }
-        const uint8_t* part = pipeline.wait_full();
-        for (LaneMask left = ballot(is_to_peer); left.any(); left.drop_first()) {
-            pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
-        }
-        pipeline.end_using();
-        pipeline.commit_and_wait_read_but_last();
         load_part(block, loading, pipeline);
     }
     pipeline.wait_stored();
@@ -123,6 +132,7 @@ __device__ void store_beside(const Block& block, uint32_t token, const GivenRout
                              const TokenEntries& entries) {
     const HtCommon& common = block.common;
     const float weight = given.weight_of(block.scope.id_of(common, entries), block.top_k());
+#pragma unroll 1
     for (LaneMask left = ballot(goes_to_peer(block, entries)); left.any(); left.drop_first()) {
         const uint32_t lane = left.first();
         const uint32_t peer = shuffle(entries.rank, lane);
@@ -176,7 +186,9 @@ __device__ void keep_token(const Block& block, uint32_t token, const GivenRoutin
         return;
     }
     const uint32_t row = kept.row(block);
-    copy_row(block.out_row(row), block.row_of_token(token, {}), block.mapped.row_bytes);
+    if (block.mapped.keeps_rows == 0) {
+        copy_row(block.out_row(row), block.row_of_token(token, {}), block.mapped.row_bytes);
+    }
     if constexpr (Block::Rows::kHasScales) {
         block.rows.keep_scales(block, token, row);
     }
@@ -190,6 +202,7 @@ __device__ bool fill_unused_row(const Block& block, uint32_t row) {
     const bool has_routing = block.keeps_routing && row < block.params.routing_rows;
     if (has_row) {
         Vec16* to = reinterpret_cast<Vec16*>(block.out_row(row));
+#pragma unroll 1
         for (uint32_t i = lane_idx(); i < block.mapped.row_bytes / sizeof(Vec16); i += kWarpSize) {
             st_row(to + i, {{0, 0, 0, 0}});
         }
@@ -202,19 +215,25 @@ __device__ bool fill_unused_row(const Block& block, uint32_t row) {
 
 template <typename Block>
 __device__ void work_locally(const Block& block) {
-    const uint32_t first = (warp_idx() - block.mapped.warps) * gridDim.x + blockIdx.x;
-    const uint32_t step = (num_warps() - block.mapped.warps) * gridDim.x;
+    // This warp's number among those of the grid that do not send.
+    const HtMapped& mapped = block.mapped;
+    const uint32_t senders = mapped.blocks * mapped.warps;
+    const uint32_t before = min(mapped.blocks * (warp_idx() + 1), senders);
+    const uint32_t first = warp_idx() * gridDim.x + blockIdx.x - before;
+    const uint32_t step = num_warps() * gridDim.x - senders;
     const HtHandleMemory& handle = block.common.handle;
     HtEntry entry = TokenEntries::load_entry(handle, first);
+#pragma unroll 1
     for (uint32_t token = first; token < handle.tokens; token += step) {
         const GivenRouting given = block.given_routing(token);
         const TokenEntries entries(block.common, entry);
         entry = TokenEntries::load_entry(handle, token + step);
-        if (block.mapped.side_row_bytes != 0) {
+        if (mapped.side_row_bytes != 0) {
             store_beside(block, token, given, entries);
         }
         keep_token(block, token, given, entries);
     }
+#pragma unroll 1
     for (uint32_t row = block.agreed.total + first; fill_unused_row(block, row);) {
         row += step;
     }
@@ -227,6 +246,7 @@ template <typename Load, typename Store>
 __device__ __forceinline__ void for_all(uint32_t count, Load load, Store store) {
     constexpr uint32_t kAtOnce = 4;
     const uint32_t threads = gridDim.x * blockDim.x;
+#pragma unroll 1
     for (uint32_t first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += kAtOnce * threads) {
         decltype(load(first)) loaded[kAtOnce];
 #pragma unroll
@@ -293,6 +313,7 @@ __device__ void run(const Block<Rows>& block, uint8_t* buffers) {
     const HtCommon& common = block.common;
     const HtMapped& mapped = block.mapped;
     if (block.params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
+#pragma unroll 1
         for (uint32_t i = threadIdx.x; i < common.layout.local_experts; i += blockDim.x) {
             block.params.counter[i] = common.handle.counts[i];
         }
@@ -308,6 +329,7 @@ __device__ void run(const Block<Rows>& block, uint8_t* buffers) {
     if (!wait_until_done(common, mapped, block.agreed) || mapped.side_row_bytes == 0) {
         return;
     }
+#pragma unroll 1
     for (uint32_t source = 0; source < common.peers.ranks; ++source) {
         if (source == block.rank() || !is_active(common.peers, source)) {
             continue;

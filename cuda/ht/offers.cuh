@@ -177,6 +177,7 @@ __device__ inline void begin_offers(const HtCommon& common, const HtMapped& mapp
 // Calls `use(peer)` for each peer, one thread for each.
 template <typename Use>
 __device__ __forceinline__ void for_each_peer(const HtCommon& common, Use use) {
+#pragma unroll 1
     for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
         if (peer != common.peers.rank && is_active(common.peers, peer)) {
             use(peer);

@@ -46,6 +46,20 @@ class Pipeline {
         get_by_lanes(to, from, bytes);
 #endif
     }
+    // The same from several places at once: that of each lane of `lanes` to `part_bytes` behind that of the one before.
+    __device__ __forceinline__ void fill_each(uint8_t* to, LaneMask lanes, Remote<uint8_t> of_lane, uint32_t offset,
+                                              uint32_t bytes, uint32_t part_bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        sync_warp();
+        if (lanes.has_this()) {
+            get_bulk(to + lanes.count_before() * part_bytes, of_lane + offset, bytes, barriers_ + filling_);
+        }
+#else
+        for (LaneMask left = lanes; left.any(); left.drop_first(), to += part_bytes) {
+            get_by_lanes(to, remote_of_lane(of_lane, left.first()) + offset, bytes);
+        }
+#endif
+    }
     __device__ __forceinline__ void end_filling() { filling_ = filling_ + 1 == stages_ ? 0 : filling_ + 1; }
 
     // The oldest stage that has not been used, when it is full.

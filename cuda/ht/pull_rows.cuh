@@ -31,28 +31,51 @@ struct Block {
     }
 };
 
-// Loads a part of the rows of a token, one behind the other; returns how many there are.
-__device__ __forceinline__ uint32_t load_parts(const Block& block, const Parts& parts, const HtEntry& entry,
-                                               Pipeline& pipeline) {
-    const TokenEntries entries(block.common, entry);
-    Remote<uint8_t> from;
-    if (entries.is_first()) {
-        from = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * block.mapped.row_bytes;
+// What a warp loads: parts of a token's rows on all ranks that have it, one behind the other.
+class Loader {
+   public:
+    __device__ Loader(const Block& block, const Parts& parts) : parts_(parts) { look_ahead(block); }
+
+    // Fills the next stage; returns how many rows the token has.
+    __device__ __forceinline__ uint32_t load_next(const Block& block, Pipeline& pipeline) {
+        if (parts_.offset == 0) {
+            begin_token(block);
+        }
+        const uint32_t rows = firsts_.count();
+        uint8_t* to = pipeline.begin_filling(rows * parts_.bytes());
+        pipeline.fill_each(to, firsts_, from_, parts_.offset, parts_.bytes(), block.mapped.part_bytes);
+        pipeline.end_filling();
+        parts_.advance();
+        return rows;
     }
-    const uint32_t rows = entries.firsts.count();
-    uint8_t* to = pipeline.begin_filling(rows * parts.bytes());
-    for (LaneMask left = entries.firsts; left.any(); left.drop_first()) {
-        pipeline.fill(to, remote_of_lane(from, left.first()) + parts.offset, parts.bytes());
-        to += block.mapped.part_bytes;
+    __device__ bool is_left(const Block& block) const { return parts_.token < block.common.handle.tokens; }
+
+   private:
+    __device__ __forceinline__ void begin_token(const Block& block) {
+        const TokenEntries entries(block.common, entry_);
+        firsts_ = entries.firsts;
+        if (entries.is_first()) {
+            from_ = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * block.mapped.row_bytes;
+        }
+        look_ahead(block, parts_.step);
     }
-    pipeline.end_filling();
-    return rows;
-}
+    // Loads a token's entry well before it is needed.
+    __device__ __forceinline__ void look_ahead(const Block& block, uint32_t step = 0) {
+        entry_ = TokenEntries::load_entry(block.common.handle, parts_.token + step);
+    }
+
+    Parts parts_;
+    HtEntry entry_;
+    LaneMask firsts_;
+    // In the lanes of `firsts_`.
+    Remote<uint8_t> from_;
+};
 
 // Sums `rows` rows of `vecs` accesses each; one begins `part_bytes` behind the other.
 template <typename Type>
 __device__ __forceinline__ void sum_parts(const uint8_t* parts, uint32_t rows, uint32_t part_bytes, uint32_t vecs,
                                           Vec16* out) {
+#pragma unroll 1
     for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
         float sum[kVecs][Type::kPerVec] = {};
         const uint8_t* row = parts;
@@ -81,32 +104,30 @@ __device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
     const HtHandleMemory& handle = block.common.handle;
     Parts parts = {warp_idx() * gridDim.x + blockIdx.x, gridDim.x * mapped.warps, mapped.part_bytes,
                    mapped.row_bytes};
-    Parts loading = parts;
-    HtEntry entry = TokenEntries::load_entry(handle, loading.token);
+    Loader loader(block, parts);
     // Of each stage, in its lane: rows that it has.
     uint32_t rows_of_stage = 0;
-    const auto load_next = [&] {
-        if (loading.token < handle.tokens) {
+    // One copy of what fills stages, for the first ones as well.
+    uint32_t filled = 0;
+#pragma unroll 1
+    while (parts.token < handle.tokens) {
+        if (filled < mapped.stages) {
+            ++filled;
+        } else {
+            const uint32_t rows = shuffle(rows_of_stage, pipeline.in_use());
+            const uint8_t* full = pipeline.wait_full();
+            uint8_t* out = block.params.out + uint64_t{parts.token} * mapped.row_bytes + parts.offset;
+            sum_parts<Type>(full, rows, mapped.part_bytes, parts.bytes() / sizeof(Vec16),
+                            reinterpret_cast<Vec16*>(out));
+            pipeline.settle();
+            pipeline.end_using();
+            parts.advance();
+        }
+        if (loader.is_left(block)) {
             const uint32_t stage = pipeline.filling();
-            const uint32_t rows = load_parts(block, loading, entry, pipeline);
+            const uint32_t rows = loader.load_next(block, pipeline);
             rows_of_stage = lane_idx() == stage ? rows : rows_of_stage;
         }
-        loading.advance();
-        // Well before it is needed.
-        entry = TokenEntries::load_entry(handle, loading.token);
-    };
-    for (uint32_t i = 0; i < mapped.stages; ++i) {
-        load_next();
-    }
-    for (; parts.token < handle.tokens; parts.advance()) {
-        const uint32_t rows = shuffle(rows_of_stage, pipeline.in_use());
-        const uint8_t* full = pipeline.wait_full();
-        uint8_t* out = block.params.out + uint64_t{parts.token} * mapped.row_bytes + parts.offset;
-        sum_parts<Type>(full, rows, mapped.part_bytes, parts.bytes() / sizeof(Vec16),
-                        reinterpret_cast<Vec16*>(out));
-        pipeline.settle();
-        pipeline.end_using();
-        load_next();
     }
 }
 

@@ -40,7 +40,7 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 5] = [
+const FILES: [File; 6] = [
     File {
         name: "common",
         base: None,

@@ -15,7 +15,7 @@ pub const HT_MAPPED_SHARED_BYTES: u32 = 2048;
 /// Most warps of a block through whose shared memory rows pass then, and most stages of each.
 pub const HT_MAPPED_WARPS: u32 = 16;
 /// Most stages of such a warp.
-pub const HT_MAPPED_STAGES: u32 = 5;
+pub const HT_MAPPED_STAGES: u32 = 4;
 
 /// Offsets in every rank's window; equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,12 +65,16 @@ pub struct HtMapped {
     pub side_row_bytes: u32,
     /// Bytes of the parts in which rows pass through shared memory.
     pub part_bytes: u32,
-    /// Warps of a block through whose shared memory they pass.
+    /// Blocks that have warps through whose shared memory they pass.
+    pub blocks: u32,
+    /// Such warps of each.
     pub warps: u32,
     /// Stages of such a warp.
     pub stages: u32,
     /// Bytes of a stage.
     pub stage_bytes: u32,
+    /// Dispatch: not zero if those warps also store rows that stay on this rank.
+    pub keeps_rows: u32,
 }
 
 /// Parameters of `ht_dispatch_direct`.

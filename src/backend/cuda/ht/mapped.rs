@@ -21,8 +21,17 @@ const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
 
 /// Parts of rows that senders move are at most so long.
 const MOST_PART_BYTES: usize = 16 << 10;
+/// The warps of a block that send have so many bytes of them in each stage, and so many stages.
+const SENT_BYTES: usize = 28 << 10;
+const MOST_SENDERS: usize = 8;
+const SEND_STAGES: u32 = 3;
+/// More blocks do not send faster, but slower; until there are very many.
+const SEND_BLOCKS: u32 = 16;
+const MANY_BLOCKS: u32 = 96;
+/// Up to so many blocks senders store rows that stay on their rank, too.
+const FEW_BLOCKS: u32 = 12;
 /// Warps that sum, and the share of a row that each takes at a time. Parts are at least so long, or the row.
-const PULL_WARPS: u32 = 14;
+const PULL_WARPS: u32 = 15;
 const PULL_PARTS: usize = 4;
 const LEAST_PART_BYTES: usize = 512;
 /// With more rows of a token in shared memory, one stage has to do.
@@ -90,30 +99,35 @@ fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
 /// How rows pass through the shared memory of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Staged {
+    pub blocks: u32,
     pub warps: u32,
     pub stages: u32,
     pub part_bytes: usize,
     pub stage_bytes: usize,
+    pub keeps_rows: bool,
 }
 
 impl Staged {
-    /// Of a dispatch with this launch. Of all that are possible these were the fastest: with more bytes on the way over
-    /// the whole GPU stores are slower (docs/development/high-throughput.md).
-    pub fn of_dispatch(row_bytes: usize, launch: &HtLaunch) -> Self {
-        let (warps, stages) = match launch.launch.blocks {
-            ..18 => (2, 3),
-            18..24 => (1, 5),
-            _ => (2, 2),
-        };
-        // The others do all else.
-        let most = launch.launch.threads / WARP - 1;
+    /// Of a dispatch with this launch, as was fastest of all that are possible (docs/development/high-throughput.md).
+    pub fn of_dispatch(row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
+        let LaunchShape {
+            blocks, threads, ..
+        } = launch.launch;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
-        Self {
-            warps: warps.min(most),
-            stages,
+        let warps = to_u32((SENT_BYTES / part_bytes).clamp(1, MOST_SENDERS))?;
+        Ok(Self {
+            blocks: if blocks < MANY_BLOCKS {
+                blocks.min(SEND_BLOCKS)
+            } else {
+                blocks
+            },
+            // One warp at least does all else.
+            warps: warps.min(threads / WARP - 1),
+            stages: SEND_STAGES,
             part_bytes,
             stage_bytes: part_bytes,
-        }
+            keeps_rows: blocks <= FEW_BLOCKS,
+        })
     }
 
     /// Of a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
@@ -123,12 +137,17 @@ impl Staged {
         let room = shared_bytes.saturating_sub(HT_MAPPED_SHARED_BYTES) as usize;
         let fits = room / (warps * stages) as usize / rows / ROW_ALIGN * ROW_ALIGN;
         let wanted = even_parts(row_bytes, PULL_PARTS).max(LEAST_PART_BYTES.min(row_bytes));
-        let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(wanted.min(fits).max(ROW_ALIGN)));
+        let part_bytes = even_parts(
+            row_bytes,
+            row_bytes.div_ceil(wanted.min(fits).max(ROW_ALIGN)),
+        );
         Self {
+            blocks: launch.launch.blocks,
             warps,
             stages,
             part_bytes,
             stage_bytes: rows * part_bytes,
+            keeps_rows: false,
         }
     }
 
@@ -149,7 +168,12 @@ fn even_parts(whole: usize, parts: usize) -> usize {
 }
 
 /// What a kernel with offers needs beside the others' parameters.
-pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
+pub fn mapped(
+    group: &HtShared,
+    offer: &Offer,
+    launch: &HtLaunch,
+    staged: &Staged,
+) -> Result<HtMapped> {
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
@@ -161,8 +185,10 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         row_bytes: to_u32(offer.row_bytes)?,
         side_row_bytes: to_u32(offer.side_row_bytes)?,
         part_bytes: to_u32(staged.part_bytes)?,
+        blocks: staged.blocks,
         warps: staged.warps,
         stages: staged.stages,
         stage_bytes: to_u32(staged.stage_bytes)?,
+        keeps_rows: staged.keeps_rows.into(),
     })
 }

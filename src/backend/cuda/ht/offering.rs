@@ -1,9 +1,10 @@
 //! Operations on a handle that make offers, as the group has memory that peers map.
 
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::handle::CudaHt;
 use crate::backend::cuda::ht::mapped::{Offer, Staged, mapped};
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::handle::CudaHt;
 use crate::backend::cuda::ht::scaled;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
@@ -11,7 +12,6 @@ use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtScal
 use crate::backend::cuda::params::ht_mapped::{
     HT_OFFER_THREADS, HtDirectParams, HtOfferParams, HtPullParams, HtScaledDirectParams,
 };
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::error::Result;
 use crate::model::ops::{HtCombine, HtDispatch};
 
@@ -35,19 +35,33 @@ impl CudaHt {
     ) -> Result<()> {
         let (group, name) = (&*self.group, KernelOp::HtDispatch);
         let offer = Offer::of_dispatch(group, op, launch);
-        let staged = Staged::of_dispatch(op.row.bytes(), launch);
+        let staged = Staged::of_dispatch(op.row.bytes(), launch)?;
         let mapped = mapped(group, &offer, launch, &staged)?;
         let shape = staged.launch(launch.launch)?;
         let Some(given) = &op.scaled else {
             let kernel = kernels::ht_dispatch_direct();
-            return self.enqueue(name, kernel, shape, &HtDirectParams { rows, mapped }, at, after);
+            return self.enqueue(
+                name,
+                kernel,
+                shape,
+                &HtDirectParams { rows, mapped },
+                at,
+                after,
+            );
         };
         let common = rows.common;
         let scaled = scaled::from_caller(op.row, given, launch)?;
         let rows = HtScaledDispatchParams { rows, scaled };
         if given.cast().is_none() {
             let params = HtScaledDirectParams { rows, mapped };
-            return self.enqueue(name, kernels::ht_dispatch_direct_scaled(), shape, &params, at, after);
+            return self.enqueue(
+                name,
+                kernels::ht_dispatch_direct_scaled(),
+                shape,
+                &params,
+                at,
+                after,
+            );
         }
         let one_block = LaunchShape::new(1, HT_OFFER_THREADS);
         let params = HtOfferParams { common, mapped };
@@ -76,6 +90,13 @@ impl CudaHt {
         let mapped = mapped(group, &offer, launch, &staged)?;
         let shape = staged.launch(launch.launch)?;
         let kernel = kernels::ht_combine_pull(op.row.dtype)?;
-        self.enqueue(KernelOp::HtCombine, kernel, shape, &HtPullParams { rows, mapped }, at, after)
+        self.enqueue(
+            KernelOp::HtCombine,
+            kernel,
+            shape,
+            &HtPullParams { rows, mapped },
+            at,
+            after,
+        )
     }
 }

@@ -188,6 +188,12 @@ typedef struct ncclEpMemInfo_t {
   // Host array of R addresses: where this rank sees the memory of each rank. NULL for ranks of
   // other nodes. It lives as long as the object.
   void *const *peer_data;
+  // How many tensors of operations were found in the object.
+  unsigned long tensors;
+  // How many were found in none since the group has had one, whose rows are copied as ever. Those
+  // that could have gone another way count: rows that a dispatch delivers or a combine takes, in
+  // HT.
+  unsigned long plain_tensors;
 } ncclEpMemInfo_t;
 
 #ifdef __cplusplus
@@ -368,6 +374,10 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *n
 // names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
 // row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 // all K weights of its token. Rows and weights of other rows keep their content.
+// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its address
+// is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine begins, which
+// may read it, or until the second dispatch of the group with a view after this one begins, if that is earlier; in graphs
+// it has the same address in each replay. Nobody but the stream's order says when.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 // TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
@@ -585,6 +595,26 @@ ncclResult_t ncclEpMemDeregister(ncclEpGroup_t ep_group, void *ptr);
 // Returns `ncclInvalidArgument` for a NULL or dead argument, an `info->size` that is too small, or
 // an address in no object.
 ncclResult_t ncclEpMemInfo(ncclEpGroup_t ep_group, const void *ptr, struct ncclEpMemInfo_t *info);
+
+// Lets `ncclEpPoolAlloc` of the calling thread cut from `bytes` at `ptr`, which nothing else uses.
+// What was cut there before, on any thread, stays. Local, and enqueues nothing.
+//
+// @param ep_group  the group
+// @param ptr       in memory of `ncclEpMemAlloc` or `ncclEpMemRegister`, a multiple of 512; NULL:
+//                  no memory from now on
+// @param bytes     how many, wholly there
+//
+// Returns `ncclInvalidArgument` for a NULL or dead group, or bytes that are not in its memory.
+ncclResult_t ncclEpPoolUse(ncclEpGroup_t ep_group, void *ptr, size_t bytes);
+
+// Cuts `bytes` from the memory of the calling thread's last `ncclEpPoolUse`. With `ncclEpPoolFree`
+// for `torch.cuda.memory.CUDAPluggableAllocator`.
+//
+// Returns NULL if it has no such memory, or no room there.
+void *ncclEpPoolAlloc(size_t bytes, int device, cudaStream_t stream);
+
+// Takes back what `ncclEpPoolAlloc` has cut, on any thread, before or after the group is destroyed.
+void ncclEpPoolFree(void *ptr, size_t bytes, int device, cudaStream_t stream);
 
 #ifdef __cplusplus
 }  // extern "C"

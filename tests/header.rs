@@ -24,6 +24,7 @@ const HEADERS: [Header; 3] = [
             "abi/first/src/ops.rs",
             "abi/first/src/info.rs",
             "abi/first/src/memory.rs",
+            "abi/first/src/pool.rs",
         ],
     },
     Header {

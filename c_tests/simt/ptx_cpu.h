@@ -93,6 +93,10 @@ inline uint32_t cas_relaxed_gpu(uint32_t* at, uint32_t expected, uint32_t desire
     return atomicCAS(at, expected, desired);
 }
 
+inline uint32_t inc_relaxed_gpu(uint32_t* at, uint32_t last) {
+    return simt::Atomic(at, [last](uint32_t old) { return old >= last ? 0 : old + 1; });
+}
+
 inline uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
     simt::Block& block = simt::Block::Current();
     block.stores().Release(block.thread());

@@ -87,6 +87,16 @@ __device__ __forceinline__ uint32_t cas_relaxed_gpu(uint32_t* at, uint32_t expec
     return before;
 }
 
+// As inc_acq_rel_gpu, but orders nothing.
+__device__ __forceinline__ uint32_t inc_relaxed_gpu(uint32_t* at, uint32_t last) {
+    uint32_t before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(at), "r"(last)
+                 : "memory");
+    return before;
+}
+
 // Counts up to `last`, then starts again at zero; returns the value before.
 __device__ __forceinline__ uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
     uint32_t before;

@@ -68,38 +68,75 @@ __device__ __forceinline__ void tell_peers(const Block& block) {
     }
 }
 
-// A warp sends its chunks of the rows of other ranks' tokens. Where the view is cleaned, its words may be what is sent, so
-// the same lane overwrites them after it has loaded them.
-__device__ __forceinline__ void send_rows(const Block& block) {
-    const Op& op = block.op;
-    const bool cleans = block.cleans();
-#pragma unroll 1
-    for (uint32_t number = 1; number < op.peers(); ++number) {
-        const uint32_t turned = op.rank() + number;
-        const uint32_t home = turned - (turned < op.peers() ? 0 : op.peers());
-        const uint32_t units = block.shared.tokens_of[home] * block.view.parts;
-        if (!is_active(op.common.peers, home)) {
-            continue;
-        }
-#pragma unroll 1
-        for (uint32_t index = blockIdx.x; index < units; index += gridDim.x) {
-            const ViewUnit unit(block.view, index);
-            const Chunk chunk = unit.chunk(block.shape, block.view);
-            uint32_t row;
-            const uint8_t* from = block.row_of(home, unit.token, row);
-            if (from == nullptr) {
-                continue;
-            }
-            Vec16 vec = {{0, 0, 0, 0}};
-            if (chunk.holds()) {
+// A chunk that a warp sends: of the row for a token of the rank that is `number` further on.
+struct Outgoing {
+    uint32_t number = 1;
+    uint32_t unit = blockIdx.x;
+    uint32_t token;
+    uint32_t row;
+    bool is_row = false;
+    Vec16 vec = {{0, 0, 0, 0}};
+
+    __device__ __forceinline__ bool is_left(const Block& block) const { return number < block.op.peers(); }
+    __device__ __forceinline__ uint32_t home(const Block& block) const {
+        const uint32_t turned = block.op.rank() + number;
+        return turned - (turned < block.op.peers() ? 0 : block.op.peers());
+    }
+    // Also before it is known how many tokens there are: the handle's memory has room for the most.
+    __device__ __forceinline__ Chunk load(const Block& block) {
+        const ViewUnit at(block.view, unit);
+        const Chunk chunk = at.chunk(block.shape, block.view);
+        token = at.token;
+        is_row = false;
+        if (is_left(block) && token < block.shape.max_tokens) {
+            const uint8_t* from = block.row_of(home(block), token, row);
+            is_row = from != nullptr;
+            if (is_row && chunk.holds()) {
                 vec = ld_relaxed_sys(reinterpret_cast<const Vec16*>(from + chunk.lane_byte()));
             }
-            const uint32_t slot = block.bank_slots.of_sum(0, unit.token, op.rank());
-            send_chunk_to(op, home, op.at(home).row(slot).data, slot, chunk, vec, any_lane(has_sentinel(vec)));
-            if (cleans && chunk.holds()) {
-                st_row(as<Vec16>(block.view_at(row) + chunk.lane_byte()), all_sentinels());
+        }
+        return chunk;
+    }
+    __device__ __forceinline__ void next(const Block& block) {
+        unit += gridDim.x;
+        if (unit >= block.shared.tokens_of[home(block)] * block.view.parts) {
+            unit = blockIdx.x;
+            ++number;
+        }
+    }
+};
+
+// A warp sends its chunks of the rows of other ranks' tokens. Where the view is cleaned, its words may be what is sent, so
+// the same lane overwrites them after it has loaded them. `begin` is called once the first is under way, and says
+// whether the operation goes on; returns that.
+template <typename Begin>
+__device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
+    const Op& op = block.op;
+    Outgoing outgoing;
+    bool sends = warp_idx() < block.view.warps && op.sends();
+#pragma unroll 1
+    for (bool has_begun = false;; has_begun = true) {
+        Chunk chunk(block.shape, 0);
+        if (sends) {
+            chunk = outgoing.load(block);
+        }
+        if (!has_begun && !begin()) {
+            return false;
+        }
+        sends = sends && outgoing.is_left(block);
+        if (!sends) {
+            return true;
+        }
+        const uint32_t home = outgoing.home(block);
+        if (outgoing.is_row && outgoing.token < block.shared.tokens_of[home] && is_active(op.common.peers, home)) {
+            const uint32_t slot = block.bank_slots.of_sum(0, outgoing.token, op.rank());
+            const bool with_sentinel = any_lane(chunk.holds() && has_sentinel(outgoing.vec));
+            send_chunk_to(op, home, op.at(home).row(slot).data, slot, chunk, outgoing.vec, with_sentinel);
+            if (block.cleans() && chunk.holds()) {
+                st_row(as<Vec16>(block.view_at(outgoing.row) + chunk.lane_byte()), all_sentinels());
             }
         }
+        outgoing.next(block);
     }
 }
 
@@ -161,17 +198,18 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     if (threadIdx.x < op.ranks()) {
         shared.tokens_of[threadIdx.x] = min(common.handle.tokens_of[threadIdx.x], common.shape.max_tokens);
     }
-    __syncthreads();
-    const bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
     const bool tells = blockIdx.x == 0 && is_last_warp();
     const bool moves_rows = warp_idx() < params.view.warps;
-    if (goes_on && op.sends()) {
-        if (tells) {
-            tell_peers(block);
-        } else if (moves_rows) {
-            send_rows(block);
+    const bool goes_on = send_rows(block, [&] {
+        __syncthreads();
+        if (!op.begin(shared.start) || (op.sends() && !wait_until_bank_is_free(op))) {
+            return false;
         }
-    }
+        if (tells && op.sends()) {
+            tell_peers(block);
+        }
+        return true;
+    });
     advance(op, params.view, goes_on && block.cleans(), 0);
     if (!goes_on) {
         return;

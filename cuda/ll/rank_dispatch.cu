@@ -16,16 +16,6 @@ namespace nccl_ep::ll_rank_dispatch_impl {
 
 using namespace ll_dispatch_impl;
 
-// Stores entry `at` of the ids: a local expert, or kNowhere.
-__device__ __forceinline__ void store_id(const LlBeside& beside, uint64_t at, int32_t expert) {
-    const int32_t id = expert < 0 ? kNowhere : expert + static_cast<int32_t>(beside.first_id);
-    if (beside.has_narrow_ids != 0) {
-        static_cast<int32_t*>(beside.out_ids)[at] = id;
-    } else {
-        static_cast<int64_t*>(beside.out_ids)[at] = id;
-    }
-}
-
 // The ids of rows that hold nothing. The blocks that have anything to receive share them.
 template <typename Op>
 __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32_t blocks) {

@@ -13,6 +13,7 @@
 namespace nccl_ep::ll_rank_dispatch_view_impl {
 
 using Op = Operation<OneNode>;
+using ll_dispatch_impl::store_id;
 
 // Ranks whose bits are together in a word.
 constexpr uint32_t kRanksOfWord = 32;
@@ -390,20 +391,32 @@ __device__ __forceinline__ void receive_entries(const Block& block, uint32_t sou
         }
         const uint32_t same_row = source * block.shape.max_tokens + unit.token;
         if (unit.token >= block.shared.before[source]) {
-            beside.out_ids[uint64_t{same_row} * top_k + lane_idx()] = kNowhere;
+            store_id(beside, uint64_t{same_row} * top_k + lane_idx(), kNowhere);
         }
         if (unit.token >= block.shared.all[source]) {
             continue;
         }
-        const EntryWord word = {
-            await_packet(op, op.here().entries(source, unit.token) + lane_idx(), WAIT_ENTRY, source)};
+        const uint64_t* entry_at = op.here().entries(source, unit.token) + lane_idx();
+        const uint64_t* weight_at = op.here().weights(source, unit.token, op.ranks()) + lane_idx();
+        uint64_t entry;
+        uint64_t weight;
+        // Both are under way together; a weight comes with a row alone.
+        poll_until(
+            [&] {
+                entry = ld_relaxed_sys(entry_at);
+                weight = ld_relaxed_sys(weight_at);
+                const bool has_row = EntryWord{packet_data(entry)}.index() < block.shape.max_tokens;
+                return packet_epoch(entry) == op.epoch && (!has_row || packet_epoch(weight) == op.epoch);
+            },
+            [&](uint64_t start) { return keep_waiting_for(op.common, WAIT_ENTRY, source, op.epoch, start); });
+        const EntryWord word = {packet_data(entry)};
         const int32_t row = RankMajor{block.shape, op.ranks()}.row(source, word.index());
         op.rows_of(source, unit.token)[lane_idx()] = lane_idx() == 0 ? row : kNowhere;
         if (row >= 0) {
             const uint64_t at = uint64_t(row) * top_k + lane_idx();
-            const uint64_t* weight = op.here().weights(source, unit.token, op.ranks()) + lane_idx();
-            beside.out_ids[at] = word.expert() < block.shape.local_experts ? int64_t{word.expert()} : kNowhere;
-            beside.out_weights[at] = __uint_as_float(await_packet(op, weight, WAIT_WEIGHT, source));
+            const bool is_here = word.expert() < block.shape.local_experts;
+            store_id(beside, at, is_here ? static_cast<int32_t>(word.expert()) : kNowhere);
+            beside.out_weights[at] = __uint_as_float(packet_data(weight));
         }
     }
 }

@@ -84,6 +84,16 @@ __device__ void notify_counts_of_rows(const Block<Op>& block, const typename Op:
     }
 }
 
+// Stores entry `at` of the ids: a local expert, or kNowhere.
+__device__ __forceinline__ void store_id(const LlBeside& beside, uint64_t at, int32_t expert) {
+    const int32_t id = expert < 0 ? kNowhere : expert + static_cast<int32_t>(beside.first_id);
+    if (beside.has_narrow_ids != 0) {
+        static_cast<int32_t*>(beside.out_ids)[at] = id;
+    } else {
+        static_cast<int64_t*>(beside.out_ids)[at] = id;
+    }
+}
+
 // What a lane tells of its entry.
 struct Notice {
     uint32_t token;

@@ -172,11 +172,12 @@ __device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, 
     return vec;
 }
 
-// As advance_epoch, and sets the owner of the bank if there is one.
+// As advance_epoch, and sets the owner of the bank if there is one. The count orders nothing, or it would wait for the
+// block's stores to peers: the state has been read, as it has gone through a barrier.
 template <typename Op>
 __device__ __forceinline__ void advance(const Op& op, const LlView& view, bool sets_owner, uint32_t owner) {
     if (threadIdx.x == blockDim.x - 1 && op.sends() &&
-        inc_acq_rel_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+        inc_relaxed_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
         st_relaxed_gpu(&op.common.channel_state->epoch, op.epoch);
         if (sets_owner) {
             st_relaxed_gpu(&view.state->owner[view.bank], owner);

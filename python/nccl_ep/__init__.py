@@ -20,7 +20,8 @@ _RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "Ran
             "ScaledResult", "WeightedResult", "WeightedScaledResult")
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
-               "MoeShape": "nccl_ep.tuning", "tune": "nccl_ep.tuning"}
+               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.capabilities",
+               "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "deep_ep", "layers", "memory", "testing")
 
 __all__ = [
@@ -45,8 +46,8 @@ try:
 
     HAVE_NCCL_EP = True
     if HAVE_TORCH:
-        __all__ += [*_RESULTS, "EpGroup", "EpHandle", "MoeShape", "autograd", "deep_ep", "layers",
-                    "tune"]
+        __all__ += [*_RESULTS, "EpGroup", "EpHandle", "MoeShape", "autograd", "capabilities", "deep_ep",
+                    "layers", "tune"]
 except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
@@ -54,6 +55,7 @@ except ImportError as error:  # such as a Python without ctypes
 if TYPE_CHECKING:
     from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
                          memory as memory, testing as testing)
+    from nccl_ep.capabilities import capabilities as capabilities
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle
     from nccl_ep.results import (DispatchResult as DispatchResult,

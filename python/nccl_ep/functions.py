@@ -8,8 +8,8 @@ from typing import Any
 
 from nccl_ep.types import (buffer_type, cudaStream_t, ncclComm_t, ncclDataType_t, ncclEpAllocFn_t,
                            ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
-                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclNDTensor_t, ncclRedOp_t,
-                           ncclResult_t, ncclUniqueId)
+                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpMemInfo_t, ncclNDTensor_t,
+                           ncclRedOp_t, ncclResult_t, ncclUniqueId)
 
 _Tensor = ctypes.POINTER(ncclNDTensor_t)
 _Tensors = ctypes.POINTER(_Tensor)
@@ -69,4 +69,12 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpGetVersion", ncclResult_t, [_Number]),
     Function("ncclEpGetLastError", ctypes.c_char_p, []),
     Function("ncclEpGetAsyncError", ncclResult_t, [ncclEpGroup_t, ctypes.POINTER(ncclResult_t)]),
+    Function("ncclEpMemAlloc", ncclResult_t,
+             [ncclEpGroup_t, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
+    Function("ncclEpMemFree", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
+    Function("ncclEpMemRegister", ncclResult_t,
+             [ncclEpGroup_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]),
+    Function("ncclEpMemDeregister", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
+    Function("ncclEpMemInfo", ncclResult_t,
+             [ncclEpGroup_t, ctypes.c_void_p, ctypes.POINTER(ncclEpMemInfo_t)]),
 ]

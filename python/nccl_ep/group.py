@@ -7,7 +7,7 @@ import contextlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, cast, overload
 
@@ -16,6 +16,7 @@ import torch
 from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype, require_group,
                                row_bytes)
 from nccl_ep.errors import NcclEpError, RemoteError, failure
+from nccl_ep.heap import MappedMemory, PeerMemory
 from nccl_ep.modes import Algorithm, Mode
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.operators.numbers import forget, register_configured
@@ -23,6 +24,7 @@ from nccl_ep.operators.traced import create_handle as traced_handle, is_traced
 from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
+from nccl_ep.views import Views
 from nccl_ep.words import in_python
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
+        self.views = Views()
         self.label = ""
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
@@ -115,6 +118,8 @@ class EpGroup(Generic[Mode]):
             except Exception:
                 self._destroy_comm()
                 raise
+        self._memory = PeerMemory(self)
+        self.runtime.note_use = self._memory.use
         self.num_local_experts = num_experts // self.world_size
         self.number = register_configured(  # of operators
             self, self.world_size, num_experts, max_tokens_per_rank, dtype, algorithm)
@@ -130,6 +135,49 @@ class EpGroup(Generic[Mode]):
         if self._group is None:
             raise RuntimeError("the group is closed")
         return self._group
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the group is not closed yet."""
+        return self._group is not None
+
+    def heap(self, size: int) -> None:
+        """Reserves `size` bytes, which may differ between ranks, for tensors of `empty`; collective, once.
+
+        The ranks of a node map each other's. The heap ends with the group.
+        """
+        self._memory.reserve(size)
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An uninitialised tensor in the heap, of the group's type by default; local.
+
+        Rows that come there, or from there, need not be copied; ranks may mix such tensors with others, of any
+        offsets. The memory is free for the next one when the tensor and its views are gone. MemoryError if the heap
+        has no room.
+        """
+        return self._memory.empty(shape, dtype if dtype is not None else self.dtype)
+
+    def register(self, tensor: torch.Tensor) -> None:
+        """Lets the ranks of a node map this tensor's memory, as that of `empty`; collective.
+
+        It must be memory of cudaMalloc, as torch's default allocator has. The group keeps the tensor until
+        `deregister`, or its end.
+        """
+        self._memory.register(tensor)
+
+    def deregister(self, tensor: torch.Tensor) -> None:
+        """Ends what `register` began; collective."""
+        self._memory.deregister(tensor)
+
+    def memory(self) -> list[MappedMemory]:
+        """What of this rank's memory peers map: the heap, and registered tensors."""
+        return self._memory.report()
+
+    def statistics(self) -> dict[str, int]:
+        """How many tensors of operations, HT's outputs of a dispatch and inputs of a combine, were in memory that peers
+        map, and how many in other memory since the group has had some."""
+        return {"mapped_tensors": sum(piece.tensors for piece in self.memory()),
+                "plain_tensors": self._memory.plain_tensors()}
 
     def create_handle(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None,
                       stream: Any = None) -> EpHandle[Mode]:
@@ -202,6 +250,9 @@ class EpGroup(Generic[Mode]):
         if group is None:
             return
         forget(self.number)
+        if self._memory.end():
+            warnings.warn("the group's heap is gone, but some tensor still has memory of it", ResourceWarning,
+                          stacklevel=2)
         with self.runtime.current():
             try:
                 self.library.ncclEpGroupDestroy(group, self._stream())

@@ -24,6 +24,7 @@ from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked
 from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
                              describe, written)
 from nccl_ep.types import ncclEpDispatchConfig_t
+from nccl_ep.views import WITHOUT_MEMORY, check_view, without_views
 
 if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
@@ -100,7 +101,7 @@ class EpHandle(Generic[Mode]):
                  layout: Literal["rank"], scales: torch.Tensor | None = None,
                  cast: CastName | None = None, scales_order: ScalesOrder = "row",
                  out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> RankMajorResult: ...
+                 send_only: bool = False, stream: Any = None, view: bool = False) -> RankMajorResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
@@ -156,30 +157,30 @@ class EpHandle(Generic[Mode]):
                  layout: RowLayout = "expert", scales: torch.Tensor | None = None,
                  cast: CastName | None = None, scales_order: ScalesOrder = "row",
                  out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> DispatchResult: ...
+                 send_only: bool = False, stream: Any = None, view: bool = False) -> DispatchResult: ...
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                  layout: RowLayout = "expert", scales: torch.Tensor | None = None,
                  cast: CastName | None = None, scales_order: ScalesOrder = "row",
                  out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> DispatchResult:
+                 send_only: bool = False, stream: Any = None, view: bool = False) -> DispatchResult:
         """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them;
-        so they do in LL with `layout` "rank": a row for each token and rank.
+        so they do in LL with `layout` "rank": a row for each token and rank. With `view` its tokens
+        are in memory of the group (docs/python.md says how long).
 
         `scales` [T, S] of any type of 1, 2 or 4 bytes go with rows of any type; or `cast` rounds
         bfloat16, float16 or float32 rows to float8_e4m3fn and makes scales: "fp8" (float32 for 128
         elements), "fp8_pow2" (powers of two), "ue8m0" (uint8 exponents), "ue8m0_packed" (int32 of
         four), "mxfp8" (uint8 for 32). `scales_order` "column" makes columns a multiple of 16 bytes
         apart, as block-scaled matrix products want; `out_scales` may have any such order.
-
         The result has ids and weights if there are `topk_weights`, and scales with either of the
         others; its class says so.
-
         `out` gets the tokens; by default a new tensor, whose rows without a token are undefined in
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
         `out` and `stream` is differentiable; backward is collective, too.
         """
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
+        check_view(view, by_rank, out is not None)
         if is_traced(stream):
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
@@ -209,7 +210,7 @@ class EpHandle(Generic[Mode]):
         dtype = tokens.dtype if rows is None else rows.dtype
         given = [each for each in (out, out_scales) if each is not None]
         if out is None:
-            out = torch.empty(shape, dtype=dtype, device=group.device)
+            out = torch.empty(shape, dtype=dtype, device=WITHOUT_MEMORY if view else group.device)
         else:
             checked_output("out", out, (*shape[:-2], "rows", shape[-1]), group.device, dtype)
         if rows is None:
@@ -235,16 +236,15 @@ class EpHandle(Generic[Mode]):
                              (Tag.TOPK_WEIGHTS, result.topk_weights))
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, result.counts))
         rounds = rows is not None and rows.round_scales
-        self._run("dispatch", (inputs, outputs, counter), given, send_only, stream,
+        self._run("dispatch", (inputs, without_views(outputs), counter), given, send_only, stream,
                   _ROUND_SCALES if rounds else _NO_OPTIONS)
         self._by_rank = by_rank
-        return result
+        return group.views.shown(result, outputs, group.device) if view else result
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                 out: torch.Tensor | None = None, send_only: bool = False,
                 stream: Any = None) -> torch.Tensor:
         """Returns results to their home ranks: [T, H], for each token the sum over its experts.
-
         LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum; after a
         dispatch with layout "rank" `tokens` [R, M, H] alone, weighed and summed as in HT.
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;

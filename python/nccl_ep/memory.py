@@ -22,6 +22,8 @@ _SELF_TEST_SLOT = 4096
 # Low latency: banks of a window and their rows, the bytes that one arrival flag covers, channels.
 _BANKS, _LINE, _CHUNK, _CHANNELS = 4, 128, 512, 3
 _LL_COUNTS, _LL_HEAD = 3, 32
+# Banks of views of rank-major rows, on one node, and the most ranks that have one there.
+_VIEWS, _MOST_PEERS = 2, 72
 # High throughput: slots of all rings into a rank, and the most bytes of them.
 _RING_SLOTS, _LEAST_DEPTH, _RING_BYTES = 2048, 64, 68 * MIB
 # A slot has two units; one has room for half a row, and for its scales and what belongs to them.
@@ -150,7 +152,12 @@ def _ll_window(shape: Shape, place: _Place) -> int:
     bank = sum(_up(size, _REGION) for size in (
         rows * _up(shape.row_bytes, _LINE), rows * chunks * _PACKET,
         shape.ranks * (shape.local_experts + _LL_COUNTS) * _PACKET, 2 * entries * _PACKET))
-    return _BANKS * bank + _REGION
+    views = 0
+    if not place.others:
+        state = _WORD * (_VIEWS + 1 + _VIEWS * _MOST_PEERS)
+        rows_of_view = shape.ranks * shape.tokens * shape.row_bytes
+        views = _up(state, _REGION) + _VIEWS * _up(rows_of_view, _REGION)
+    return _BANKS * bank + _REGION + views
 
 
 def _ht(shape: Shape, place: _Place) -> list[Item]:

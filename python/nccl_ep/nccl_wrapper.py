@@ -27,8 +27,8 @@ from nccl_ep.types import (CUDA_ERROR_MEMORY_ALLOCATION, CUDA_SUCCESS, NCCL_EP_A
                            ncclDataType_t, ncclDataTypeEnum, ncclEpAlgorithm_t, ncclEpAllocFn_t,
                            ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
                            ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpHandleConfig_t,
-                           ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclRedOp_t,
-                           ncclRedOpTypeEnum, ncclResult_t, ncclUniqueId)
+                           ncclEpMemInfo_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t,
+                           ncclRedOp_t, ncclRedOpTypeEnum, ncclResult_t, ncclUniqueId)
 
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -115,6 +115,10 @@ class NCCLLibrary:
         return (f": of several NCCLs in this process {used} is used, and a communicator of "
                 f"{', '.join(others)} is invalid there: NCCL_EP_NCCL_LIBRARY chooses"
                 if others else "")
+
+    def has(self, name: str) -> bool:
+        """Whether the library has the C function `name`, one of those in `functions`."""
+        return name in self._funcs
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = self._funcs.get(name)
@@ -222,6 +226,32 @@ class NCCLLibrary:
         version = ctypes.c_int()
         self._call("ncclEpGetVersion", ctypes.byref(version))
         return version.value
+
+    # --- Memory that peers map ----------------------------------------------------------------
+
+    def ncclEpMemAlloc(self, group: Any, size: int) -> int:
+        """The address of `size` bytes of new memory that peers map; collective."""
+        address = ctypes.c_void_p()
+        self._call("ncclEpMemAlloc", group, ctypes.byref(address), size)
+        return address.value or 0
+
+    def ncclEpMemFree(self, group: Any, address: int) -> None:
+        """Frees what `ncclEpMemAlloc` gave; collective."""
+        self._call("ncclEpMemFree", group, address)
+
+    def ncclEpMemRegister(self, group: Any, address: int, size: int, window: Any = None) -> None:
+        """Lets peers map memory of the caller's; collective."""
+        self._call("ncclEpMemRegister", group, address, size, window)
+
+    def ncclEpMemDeregister(self, group: Any, address: int) -> None:
+        """Ends what `ncclEpMemRegister` began; collective."""
+        self._call("ncclEpMemDeregister", group, address)
+
+    def ncclEpMemInfo(self, group: Any, address: int) -> ncclEpMemInfo_t:
+        """Which memory that peers map the byte at `address` is in."""
+        info = ncclEpMemInfo_t(size=ctypes.sizeof(ncclEpMemInfo_t))
+        self._call("ncclEpMemInfo", group, address, ctypes.byref(info))
+        return info
 
     # --- Handles ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -29,6 +29,8 @@ class Runtime:
                        else torch.device("cuda", torch.cuda.current_device()))
         # torch takes an index faster than a device.
         self._number = self.device.index
+        # Told of tensors that another stream uses, of which torch may not be the owner.
+        self.note_use: Callable[[Iterable[torch.Tensor], Any], None] = lambda tensors, stream: None
 
     def current(self) -> AbstractContextManager[Any]:
         """Makes the device current, for calls that need it."""
@@ -72,6 +74,15 @@ class Runtime:
         with torch.cuda.stream(stream):
             return torch.cuda.is_current_stream_capturing()
 
+    def current_stream(self) -> Any:
+        """The current stream; None on the CPU."""
+        return None if self._stand_ins is not None else torch.cuda.current_stream(self._number)
+
+    def wait_for(self, streams: Iterable[Any]) -> None:
+        """Makes the current stream wait for what others have been given."""
+        for stream in streams:
+            self.current_stream().wait_stream(stream)
+
     def hand_over(self, stream: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Keeps the memory of `tensors` from being given away while `stream` still uses it.
 
@@ -85,8 +96,10 @@ class Runtime:
         if self._stand_ins is not None:
             return
         chosen = stream if stream is not None else torch.cuda.current_stream(self._number)
+        tensors = list(tensors)
         for tensor in tensors:
             tensor.record_stream(chosen)
+        self.note_use(tensors, chosen)
 
     @contextlib.contextmanager
     def device_copy(self, tensor: torch.Tensor) -> Iterator[int]:

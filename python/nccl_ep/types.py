@@ -173,6 +173,21 @@ class ncclEpGroupConfig_t(ctypes.Structure):
     ]
 
 
+class ncclEpMemInfo_t(ctypes.Structure):
+    """What `ncclEpMemInfo` tells; nccl_ep.h describes the fields."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("object", ctypes.c_uint),
+        ("peers", ctypes.c_uint),
+        ("offset", ctypes.c_size_t),
+        ("bytes", ctypes.c_size_t),
+        ("peer_data", ctypes.POINTER(ctypes.c_void_p)),
+        ("tensors", ctypes.c_ulong),
+        ("plain_tensors", ctypes.c_ulong),
+    ]
+
+
 class ncclEpDispatchConfig_t(ctypes.Structure):
     """Options of a dispatch."""
 

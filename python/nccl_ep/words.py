@@ -16,6 +16,7 @@ _NAMES = (
     ("inputs[TOPK_WEIGHTS]", "topk_weights"),
     ("local_tensors[TOPK_WEIGHTS]", "topk_weights"),
     ("local_tensors[RECV_EXPERT_COUNTER_DEVICE]", "counts"),
+    ("ptr: ", "tensor: "),
     (".sizes[", ".shape["),
     (".datatype", ".dtype"),
 )

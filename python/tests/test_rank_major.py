@@ -94,3 +94,30 @@ def test_high_throughput_has_one_layout(group, world, device):
     ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht")
     with ep.create_handle(problem.topk_idx) as handle, pytest.raises(ValueError, match="layout: only low"):
         handle.dispatch(problem.tokens, problem.weights, layout="rank")
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_views(group, world, device, staged):
+    """Rows that stay in the library's memory: two batches at a time, on the same two places in turn."""
+    problem, ep = opened(group, world, device)
+    addresses = []
+    with ep.create_handle(problem.topk_idx) as first, ep.create_handle(problem.topk_idx) as second:
+        for _ in range(3):
+            views = []
+            for handle in (first, second):
+                received = handle.dispatch(problem.tokens, problem.weights, layout="rank", view=True,
+                                           send_only=staged)
+                if staged:
+                    handle.complete()
+                assert received.tokens.dtype == problem.dtype and received.tokens.device == device
+                assert received.tokens.shape == (world[1], MOST, problem.hidden)
+                views.append(received)
+            addresses.append([received.tokens.data_ptr() for received in views])
+            for handle, received in zip((first, second), views):
+                problem.close(handle.combine(weighed(problem, ep, received)), problem.dense().output)
+        assert addresses[0][0] != addresses[0][1] and addresses == addresses[:1] * 3
+        scaled = first.dispatch(problem.tokens, problem.weights, layout="rank", view=True, cast="fp8")
+        assert scaled.tokens.dtype == torch.float8_e4m3fn
+        for refused in ({"view": True}, {"view": True, "layout": "rank", "out": views[0].tokens}):
+            with pytest.raises(ValueError, match="view: needs"):
+                first.dispatch(problem.tokens, problem.weights if "layout" in refused else None, **refused)

@@ -8,6 +8,7 @@
 //! code.
 
 mod callbacks;
+mod cuts;
 mod group;
 mod guard;
 mod handle;
@@ -16,6 +17,7 @@ mod memory;
 mod objects;
 mod ops;
 mod owners;
+mod pool;
 mod read;
 mod tensor;
 mod texts;

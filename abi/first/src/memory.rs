@@ -169,6 +169,8 @@ pub unsafe extern "C" fn ncclEpMemInfo(
             peers: found.peers as c_uint,
             offset: ptr as usize - found.range.begin as usize,
             bytes: found.range.bytes as usize,
+            tensors: found.tensors,
+            plain_tensors: found.plain,
             peer_data: found.bases.0 as *const *mut c_void,
         };
         // SAFETY: the structure is at least so large.

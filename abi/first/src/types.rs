@@ -193,6 +193,12 @@ pub struct ncclEpMemInfo_t {
     /// Host array of R addresses: where this rank sees the memory of each rank. NULL for ranks of
     /// other nodes. It lives as long as the object.
     pub peer_data: *const *mut c_void,
+    /// How many tensors of operations were found in the object.
+    pub tensors: c_ulong,
+    /// How many were found in none since the group has had one, whose rows are copied as ever. Those
+    /// that could have gone another way count: rows that a dispatch delivers or a combine takes, in
+    /// HT.
+    pub plain_tensors: c_ulong,
 }
 
 /// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.

@@ -61,6 +61,16 @@ FIELD(ncclEpCombineConfig_t, reserved, 0, unsigned);
 LAYOUT(ncclEpCompleteConfig_t, 4, 4);
 FIELD(ncclEpCompleteConfig_t, reserved, 0, unsigned);
 
+LAYOUT(ncclEpMemInfo_t, 56, 8);
+FIELD(ncclEpMemInfo_t, size, 0, size_t);
+FIELD(ncclEpMemInfo_t, object, 8, unsigned);
+FIELD(ncclEpMemInfo_t, peers, 12, unsigned);
+FIELD(ncclEpMemInfo_t, offset, 16, size_t);
+FIELD(ncclEpMemInfo_t, bytes, 24, size_t);
+FIELD(ncclEpMemInfo_t, peer_data, 32, void* const*);
+FIELD(ncclEpMemInfo_t, tensors, 40, unsigned long);
+FIELD(ncclEpMemInfo_t, plain_tensors, 48, unsigned long);
+
 // ---- Enums and macros --------------------------------------------------------------------------
 
 static_assert(sizeof(ncclEpAlgorithm_t) == 4, "size of ncclEpAlgorithm_t");
@@ -132,5 +142,8 @@ FUNCTION(ncclEpMemFree, ncclResult_t, ncclEpGroup_t, void*);
 FUNCTION(ncclEpMemRegister, ncclResult_t, ncclEpGroup_t, void*, size_t, void*);
 FUNCTION(ncclEpMemDeregister, ncclResult_t, ncclEpGroup_t, void*);
 FUNCTION(ncclEpMemInfo, ncclResult_t, ncclEpGroup_t, const void*, ncclEpMemInfo_t*);
+FUNCTION(ncclEpPoolUse, ncclResult_t, ncclEpGroup_t, void*, size_t);
+FUNCTION(ncclEpPoolAlloc, void*, size_t, int, cudaStream_t);
+FUNCTION(ncclEpPoolFree, void, void*, size_t, int, cudaStream_t);
 
 #endif  // C_TESTS_SUITES_ABI_LAYOUT_H_

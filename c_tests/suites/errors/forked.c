@@ -46,6 +46,8 @@ static void check_child(Session* session) {
     expect_refused("ncclEpMemRegister", ncclEpMemRegister(group, session->ids, 64, NULL));
     ncclEpMemInfo_t info = {.size = sizeof(info)};
     expect_refused("ncclEpMemInfo", ncclEpMemInfo(group, session->ids, &info));
+    expect_refused("ncclEpPoolUse", ncclEpPoolUse(group, NULL, 0));
+    EP_CHECK(ncclEpPoolAlloc(64, 0, stream) == NULL);
     EP_CHECK_NCCL(ncclEpMemFree(group, session->ids));
     EP_CHECK_NCCL(ncclEpMemDeregister(group, session->ids));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));

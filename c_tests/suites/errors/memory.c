@@ -55,9 +55,15 @@ EP_TEST(memory_questions) {
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
     info.size = sizeof(info) - 1;
     EP_REFUSED("mem-info-size", ncclEpMemInfo(session.group, memory, &info), ncclInvalidArgument,
-               "ncclEpMemInfo: info.size: must be the size of the structure (got 39, expected 40 "
+               "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
                "or more)");
     EP_CHECK_EQ_U64(info.object, 77);
+    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, session.ids, 16), ncclInvalidArgument,
+               "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
+    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, memory, kBytes + 1),
+               ncclInvalidArgument,
+               "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got "
+               "4097 bytes, expected at most 4096)");
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
     close_session(&session);
 }

@@ -79,6 +79,8 @@ static ncclResult_t memory_info(void* group) {
     return result;
 }
 
+static ncclResult_t pool_use(void* group) { return ncclEpPoolUse((ncclEpGroup_t)group, NULL, 0); }
+
 typedef struct {
     const char* function;
     ncclResult_t (*call)(void* object);
@@ -116,6 +118,8 @@ static const ObjectCall kGroupCalls[] = {
      "mem-deregister-group-dead", "mem-deregister-group-foreign"},
     {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead",
      "mem-info-group-foreign"},
+    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead",
+     "pool-use-group-foreign"},
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 

@@ -68,9 +68,10 @@ impl Platform for HostPlatform {
             shared: Arc::clone(&shared),
             view,
         };
+        let recognised = Arc::clone(&shared.recognised);
         let group = Arc::new(HostGroup {
             shared,
-            objects: Objects::new(mapper, Arc::default()),
+            objects: Objects::new(mapper, recognised),
             bootstrap,
             timeout,
         });

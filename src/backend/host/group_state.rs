@@ -6,10 +6,11 @@ use crate::backend::host::mailboxes::Mailboxes;
 use crate::backend::host::order::{Order, Received};
 use crate::backend::host::pending::Pending;
 use crate::backend::host::runtime::HostRuntime;
+use crate::backend::objects::Recognised;
 use crate::error::refusal::Operation;
 use crate::error::{Code, Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::Stream;
+use crate::model::ops::{Rows, Stream};
 use crate::model::topology::Topology;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub struct GroupState {
     pub formatter: Formatter,
     /// Of low-latency operations in memory of callers.
     pub received_in_given: Arc<Received>,
+    /// The memory of objects.
+    pub recognised: Arc<Recognised>,
     order: Order,
     /// Enqueued work that has not run.
     pending: Arc<Pending>,
@@ -54,9 +57,17 @@ impl GroupState {
             views: Views::new(runtime, view_bytes(&facts)),
             formatter,
             received_in_given: Arc::default(),
+            recognised: Arc::default(),
             order: Order::default(),
             pending,
             runtime,
+        }
+    }
+
+    /// Looks for the object that `rows` lie in, as backends do whose operations make use of it.
+    pub fn recognise(&self, rows: Rows, row_bytes: usize) {
+        if let Some(bytes) = rows.rows.checked_mul(row_bytes).filter(|it| *it > 0) {
+            self.recognised.place_of(rows.data.0 as u64, bytes as u64);
         }
     }
 

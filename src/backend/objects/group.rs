@@ -33,10 +33,12 @@ struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    fn found(&self) -> Found {
+    fn found(&self, (tensors, plain): (u64, u64)) -> Found {
         Found {
             range: self.range,
             kind: self.kind,
+            tensors,
+            plain,
             peers: self.bases.iter().filter(|it| **it != 0).count() - 1,
             bases: DevPtr(self.bases.as_ptr() as usize),
         }
@@ -106,7 +108,7 @@ impl<M: Mapper> Objects<M> {
         if let Some(place) = self.entries.lock().get_mut(call.object as usize) {
             *place = Some(entry);
         }
-        self.recognised.change(|ranges| ranges.insert(range));
+        self.recognised.add(range);
         Ok(DevPtr(range.begin as usize))
     }
 
@@ -215,10 +217,8 @@ impl<M: Mapper> Objects<M> {
     pub fn find(&self, data: DevPtr) -> Option<Found> {
         let range = self.recognised.ranges.read().find(data.0 as u64)?;
         let entries = self.entries.lock();
-        entries
-            .get(range.object as usize)?
-            .as_ref()
-            .map(Entry::found)
+        let entry = entries.get(range.object as usize)?.as_ref()?;
+        Some(entry.found(self.recognised.counts(range.object)))
     }
 
     /// Takes out all that is left when the group ends, as the ranks do together.

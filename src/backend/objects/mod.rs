@@ -5,10 +5,10 @@ pub mod group;
 
 use crate::error::refusal::{AmongRanks, OfMemory, Subject};
 use crate::error::{Error, Result};
-use crate::model::objects::{OBJECT_ALIGN, Place, Range, Ranges};
+use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place, Range, Ranges};
 use crate::model::tensor::DevPtr;
 use parking_lot::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Memory of this rank for an object.
@@ -36,6 +36,10 @@ pub struct Found {
     pub range: Range,
     /// Whose that is.
     pub kind: Kind,
+    /// How many tensors of operations were found in it.
+    pub tensors: u64,
+    /// How many operations of the group have found in no object, since it has some.
+    pub plain: u64,
     /// How many other ranks' memory this rank maps, which map its own.
     pub peers: usize,
     /// Where this rank sees the memory of each rank, an address for each; 0 where it does not. They stay until the object
@@ -44,19 +48,52 @@ pub struct Found {
 }
 
 /// The memory of a group's objects, as operations look tensors up there.
-#[derive(Default)]
 pub struct Recognised {
     ranges: RwLock<Ranges>,
     any: AtomicBool,
+    /// Tensors in each object, and in none.
+    tensors: [AtomicU64; MAX_OBJECTS],
+    plain: AtomicU64,
+}
+
+impl Default for Recognised {
+    fn default() -> Self {
+        Self {
+            ranges: RwLock::default(),
+            any: AtomicBool::new(false),
+            tensors: [const { AtomicU64::new(0) }; MAX_OBJECTS],
+            plain: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Recognised {
-    /// Where a tensor of `bytes` at `address` lies, if peers can reach it.
+    /// Where a tensor of `bytes` at `address` lies, if peers can reach it. An operation asks once for each tensor, which
+    /// is counted.
     pub fn place_of(&self, address: u64, bytes: u64) -> Option<Place> {
         if !self.any() {
             return None;
         }
-        self.ranges.read().place_of(address, bytes)
+        let place = self.ranges.read().place_of(address, bytes);
+        let object = place.map(|it| it.object as usize);
+        let count = object.and_then(|it| self.tensors.get(it));
+        count.unwrap_or(&self.plain).fetch_add(1, Ordering::Relaxed);
+        place
+    }
+
+    /// Tensors that operations had in `object`, and in none.
+    fn counts(&self, object: u32) -> (u64, u64) {
+        let tensors = self.tensors.get(object as usize);
+        let tensors = tensors.map_or(0, |it| it.load(Ordering::Relaxed));
+        (tensors, self.plain.load(Ordering::Relaxed))
+    }
+
+    /// Recognises tensors in `range` from now on.
+    fn add(&self, range: Range) {
+        if let Some(tensors) = self.tensors.get(range.object as usize) {
+            tensors.store(0, Ordering::Relaxed);
+        }
+        self.change(|ranges| ranges.insert(range));
     }
 
     /// Whether there is an object.

@@ -3,7 +3,7 @@ use crate::backend::cuda::ll::launch;
 use crate::model::group::Algorithm;
 use crate::model::ids::GroupRank;
 use crate::model::node_view::tests::view;
-use crate::model::ops::{HandleForm, IntWidth};
+use crate::model::ops::{HandleForm, IntWidth, ViewBank};
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
 
@@ -32,11 +32,28 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
 }
 
 #[test]
-fn the_common_configuration_fits_64_mib() {
+fn the_common_configuration_fits_64_mib_and_its_views() {
     let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let handle = plan.handle_memory(8, HandleForm::default());
-    let bytes = plan.bytes() + handle.bytes;
+    let (_, views) = plan.views(0).unwrap().rows();
+    assert_eq!(views, 28 << 20);
+    let bytes = plan.bytes() + handle.bytes - views;
     assert!(bytes <= 64 << 20, "{bytes}");
+}
+
+#[test]
+fn views_are_banks_of_their_own() {
+    let one = LlPlan::new(&facts(50, LlCombineMode::Reduce), &one_node(8)).unwrap();
+    let layout = one.layout(4096);
+    let views = one.views(4096).unwrap();
+    let (start, bytes) = views.rows();
+    assert!((layout.banks + 4 * layout.bank_bytes) as usize <= views.state);
+    assert!(views.state + size_of::<LlViewState>() <= start);
+    assert!(start + bytes <= 4096 + one.bytes());
+    let other = ViewBank::default().next();
+    assert_eq!(views.bank(other) - views.bank(other.next()), bytes / 2);
+    let several = LlPlan::new(&facts(50, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
+    assert_eq!(several.views(0), None);
 }
 
 #[test]

@@ -122,6 +122,9 @@ impl Routed {
 impl HtBackend for HostHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         let op = *op;
+        if let Some(out) = op.out {
+            self.shared.recognise(out, op.wire().payload.bytes());
+        }
         self.enqueue(Operation::HtDispatch, stream, move |handle, epoch| {
             handle.send_tokens(&op, epoch)?;
             handle.receive_tokens(&op, epoch)
@@ -130,6 +133,7 @@ impl HtBackend for HostHt {
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         let op = *op;
+        self.shared.recognise(op.expert_rows, op.row.bytes());
         self.enqueue(Operation::HtCombine, stream, move |handle, epoch| {
             handle.send_results(&op, epoch)?;
             handle.receive_results(&op, epoch)

@@ -1,0 +1,47 @@
+// Pieces that allocators of others cut from memory that peers map.
+#include <pthread.h>
+
+#include "suites/memory/memory.h"
+
+enum { kPiece = 4096, kPieces = 4, kBytes = kPieces * kPiece };
+
+static void* alloc_without(void* none) {
+    (void)none;
+    return ncclEpPoolAlloc(16, 0, NULL);
+}
+
+EP_TEST(pieces_of_a_pool) {
+    ncclEpGroup_t group = open_group(env);
+    uint8_t* memory = new_memory(group, 2 * kBytes);
+    uint8_t* pieces[kPieces];
+    EP_CHECK(ncclEpPoolAlloc(16, 0, env->stream) == NULL);
+    for (int use = 0; use < 2; ++use) {
+        // The second use finds what the first has left.
+        EP_CHECK_NCCL(ncclEpPoolUse(group, memory + kBytes, kBytes));
+        const int first = use == 0 ? 0 : 2;
+        for (int i = first; i < first + 2; ++i) {
+            pieces[i] = ncclEpPoolAlloc(kPiece - 1, 0, env->stream);
+            EP_CHECK(pieces[i] == memory + kBytes + i * kPiece);
+            EP_CHECK_EQ_U64(info_of(group, pieces[i]).offset, (size_t)(kBytes + i * kPiece));
+        }
+        EP_CHECK_NCCL(ncclEpPoolUse(group, NULL, 0));
+        EP_CHECK(ncclEpPoolAlloc(16, 0, env->stream) == NULL);
+    }
+    EP_CHECK_NCCL(ncclEpPoolUse(group, memory + kBytes, kBytes));
+    EP_CHECK(ncclEpPoolAlloc(1, 0, env->stream) == NULL);
+    // Another thread has no pool of its own.
+    pthread_t other;
+    void* found = NULL;
+    EP_REQUIRE(pthread_create(&other, NULL, alloc_without, NULL) == 0);
+    EP_REQUIRE(pthread_join(other, &found) == 0);
+    EP_CHECK(found == NULL);
+    ncclEpPoolFree(pieces[1], kPiece, 0, env->stream);
+    ncclEpPoolFree(memory, kPiece, 0, env->stream);
+    EP_CHECK(ncclEpPoolAlloc(kPiece, 0, env->stream) == pieces[1]);
+    // Nothing comes of memory that is gone, and nothing happens to what goes later.
+    EP_CHECK_NCCL(ncclEpMemFree(group, memory));
+    EP_CHECK(ncclEpPoolAlloc(1, 0, env->stream) == NULL);
+    close_group(env, group);
+    EP_CHECK(ncclEpPoolAlloc(1, 0, env->stream) == NULL);
+    for (int i = 0; i < kPieces; ++i) ncclEpPoolFree(pieces[i], kPiece, 0, env->stream);
+}

@@ -1,0 +1,218 @@
+"""Memory that peers map: a heap that ranks reserve together and each cuts alone, and tensors of the caller's."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import ctypes
+import dataclasses
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nccl_ep.arguments import integer, require_tensor
+
+if TYPE_CHECKING:
+    from nccl_ep.group import EpGroup
+
+_ALIGN = 512  # as torch's allocator does
+_MOST_BYTES = 2**63 - 1
+
+
+@dataclasses.dataclass
+class _Range:
+    """Bytes of a heap, and the streams whose work so far may still use them."""
+
+    offset: int
+    size: int
+    streams: set[Any] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedMemory:
+    """One piece of memory that peers map."""
+
+    object: int  # its number, the same on all ranks
+    bytes: int  # on this rank
+    peers: int  # other ranks that map it
+    kind: str  # "heap" or "tensor"
+    free: int  # bytes that a heap has left
+    largest_free: int  # the most of them in one piece
+    tensors: int  # of operations, that were found in it
+
+
+class Heap:
+    """Some bytes at an address, of which tensors get pieces that go back when they die."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address, self.size = address, size
+        self._free = [_Range(0, size)]
+        self._taken: dict[int, _Range] = {}
+        # A tensor may die at any moment, in the middle of a method here, too.
+        self._returned: collections.deque[int] = collections.deque()
+
+    def take(self, size: int, stream: Any) -> tuple[int, set[Any]]:
+        """The offset of `size` bytes for work on `stream`, and streams that it must wait for; raises MemoryError."""
+        self._collect()
+        size = -(-size // _ALIGN) * _ALIGN
+        fitting = [free for free in self._free if free.size >= size]
+        if not fitting:
+            raise MemoryError(f"heap: has no {size} bytes in one piece left, but {self.largest_free}, and {self.free} "
+                              f"of {self.size} in all")
+        found = min(fitting, key=lambda free: free.size)
+        taken = _Range(found.offset, size, {stream})
+        self._taken[taken.offset] = taken
+        found.offset += size
+        found.size -= size
+        if found.size == 0:
+            self._free.remove(found)
+        return taken.offset, found.streams - {stream}
+
+    def give(self, offset: int) -> None:
+        """Takes the bytes of a tensor back, whenever that is."""
+        self._returned.append(offset)
+
+    def use(self, address: int, stream: Any) -> None:
+        """What is at `address` is used on `stream`, too."""
+        for taken in self._taken.values():
+            if taken.offset <= address - self.address < taken.offset + taken.size:
+                taken.streams.add(stream)
+
+    @property
+    def free(self) -> int:
+        """Bytes that are left."""
+        self._collect()
+        return sum(free.size for free in self._free)
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the largest piece that is left."""
+        self._collect()
+        return max((free.size for free in self._free), default=0)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a tensor has some of them."""
+        self._collect()
+        return bool(self._taken)
+
+    def _collect(self) -> None:
+        while self._returned:
+            returned = self._taken.pop(self._returned.popleft())
+            at = bisect.bisect([free.offset for free in self._free], returned.offset)
+            self._free.insert(at, returned)
+            for left in (at, at - 1):
+                self._join(left)
+
+    def _join(self, at: int) -> None:
+        """Makes one of the free ranges `at` and behind it, if they are neighbours."""
+        if not 0 <= at < len(self._free) - 1:
+            return
+        left, right = self._free[at:at + 2]
+        if left.offset + left.size == right.offset:
+            self._free[at:at + 2] = [_Range(left.offset, left.size + right.size, left.streams | right.streams)]
+
+
+class _OnGpu:
+    """Device memory, as torch takes it from other libraries."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
+
+
+class PeerMemory:
+    """What of a group's memory peers map."""
+
+    def __init__(self, group: EpGroup) -> None:
+        self._group: EpGroup = weakref.proxy(group)
+        self._heap: Heap | None = None
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def reserve(self, size: int) -> None:
+        """Makes the heap; collective."""
+        size = integer("size", size, 1, _MOST_BYTES)
+        if self._heap is not None:
+            raise RuntimeError("heap: the group has one already")
+        group = self._group
+        with group.runtime.current():
+            self._heap = Heap(group.call(group.library.ncclEpMemAlloc, group.handle, size), size)
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the heap."""
+        heap, runtime = self._heap, self._group.runtime
+        if heap is None or not self._group.is_open:
+            raise RuntimeError("empty: the group has no heap; call group.heap(size) on all ranks first")
+        shape = torch.Size([shape] if isinstance(shape, int) else shape)
+        size = math.prod(shape) * dtype.itemsize
+        if size == 0:
+            return torch.empty(shape, dtype=dtype, device=self._group.device)
+        if runtime.is_capturing(None):
+            raise RuntimeError("empty: tensors in the heap are made before a capture, as the graph uses them again")
+        offset, others = heap.take(size, runtime.current_stream())
+        runtime.wait_for(others)
+        memory, flat = self._view(heap.address + offset, size)
+        weakref.finalize(memory, heap.give, offset)
+        return flat.view(dtype).view(shape)
+
+    def _view(self, address: int, size: int) -> tuple[Any, torch.Tensor]:
+        """What keeps the memory, and a tensor of its bytes that keeps it alive."""
+        if self._group.device.type == "cpu":
+            kind: Any = type("_OnCpu", (ctypes.c_uint8 * size,), {})  # unlike its base it can be watched
+            on_cpu = kind.from_address(address)
+            return on_cpu, torch.frombuffer(on_cpu, dtype=torch.uint8)
+        on_gpu = _OnGpu(address, size)
+        return on_gpu, torch.as_tensor(on_gpu, device=self._group.device)
+
+    def use(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
+        """These tensors are used on `stream`, too, wherever they are."""
+        if self._heap is not None:
+            for tensor in tensors:
+                self._heap.use(tensor.data_ptr(), stream)
+
+    def register(self, tensor: torch.Tensor) -> None:
+        """Lets peers map the memory of a tensor; collective."""
+        require_tensor("tensor", tensor)
+        if not tensor.is_contiguous():
+            raise ValueError("tensor: must be contiguous")
+        if tensor.device != self._group.device:
+            raise ValueError(f"tensor: is on {tensor.device}, the group on {self._group.device}")
+        group, address = self._group, tensor.data_ptr()
+        with group.runtime.current():
+            group.call(group.library.ncclEpMemRegister, group.handle, address, tensor.nbytes)
+        self._tensors[address] = tensor
+
+    def deregister(self, tensor: torch.Tensor) -> None:
+        """Ends that; collective."""
+        require_tensor("tensor", tensor)
+        group, address = self._group, tensor.data_ptr()
+        with group.runtime.current():
+            group.call(group.library.ncclEpMemDeregister, group.handle, address)
+        self._tensors.pop(address, None)
+
+    def report(self) -> list[MappedMemory]:
+        """Each piece, by its number."""
+        heap = self._heap
+        pieces = [] if heap is None else [self._piece(heap.address, "heap", heap.free, heap.largest_free)]
+        pieces += [self._piece(address, "tensor", 0, 0) for address in self._tensors]
+        return sorted(pieces, key=lambda piece: piece.object)
+
+    def _piece(self, address: int, kind: str, free: int, largest: int) -> MappedMemory:
+        info = self._group.library.ncclEpMemInfo(self._group.handle, address)
+        return MappedMemory(info.object, info.bytes, info.peers, kind, free, largest, info.tensors)
+
+    def plain_tensors(self) -> int:
+        """Tensors of operations that were in none."""
+        addresses = [] if self._heap is None else [self._heap.address]
+        for address in (*addresses, *self._tensors):
+            return int(self._group.library.ncclEpMemInfo(self._group.handle, address).plain_tensors)
+        return 0
+
+    def end(self) -> bool:
+        """The group ends, and with it the memory; whether a tensor still has some of it."""
+        heap, self._heap = self._heap, None
+        self._tensors.clear()
+        return heap is not None and heap.is_used

@@ -1,0 +1,182 @@
+"""Memory that peers map: a group's heap and its tensors, registered tensors, reports."""
+
+from __future__ import annotations
+
+import gc
+import random
+import warnings
+
+import pytest
+import torch
+
+import nccl_ep
+from nccl_ep import EpGroup, InvalidArgumentError
+from nccl_ep.heap import Heap
+from problems import Problem
+
+MIB = 1 << 20
+
+
+def test_a_heap_gives_each_byte_once():
+    """Random tensors, against a list of who has which bytes."""
+    dice = random.Random(7)
+    heap = Heap(1 << 40, 64 << 10)
+    owned: dict[int, int] = {}
+    refused = 0
+    for _ in range(3000):
+        if owned and dice.random() < 0.45:
+            offset = dice.choice(sorted(owned))
+            del owned[offset]
+            heap.give(offset)
+            continue
+        size = dice.randrange(1, 9000)
+        room = -(-size // 512) * 512
+        try:
+            offset, _ = heap.take(size, None)
+        except MemoryError as error:
+            refused += 1
+            assert heap.largest_free < room and f"has no {room} bytes in one piece left" in str(error)
+            continue
+        assert offset % 512 == 0 and 0 <= offset <= heap.size - room
+        assert all(offset + room <= other or other + taken <= offset for other, taken in owned.items())
+        owned[offset] = room
+        assert heap.free == heap.size - sum(owned.values())
+    assert refused > 100
+    for offset in owned:
+        heap.give(offset)
+    assert heap.free == heap.largest_free == heap.size and not heap.is_used
+
+
+def test_bytes_of_other_streams_come_with_their_streams():
+    heap = Heap(0, 4096)
+    first, _ = heap.take(1024, "a")
+    second, _ = heap.take(1024, "b")
+    heap.use(second + 5, "c")
+    heap.give(first)
+    heap.give(second)
+    assert heap.take(512, "a") == (0, {"b", "c"})
+    assert heap.take(2048, "b") == (512, {"a", "c"})
+
+
+@pytest.fixture
+def ep(group, world):
+    made = group(num_experts=2 * world[1], hidden=64, max_tokens_per_rank=8, dtype=torch.float32)
+    made.heap(MIB + 4096 * world[0])
+    return made
+
+
+def test_tensors_are_cut_from_the_heap(ep, world, device):
+    rank, size = world
+    [piece] = ep.memory()
+    assert (piece.object, piece.kind) == (0, "heap")
+    assert piece.bytes == piece.free == piece.largest_free == MIB + 4096 * rank
+    # Each rank cuts others.
+    tensors = [ep.empty((4 + rank, 64)) for _ in range(3)] + [ep.empty(7, torch.int64), ep.empty((2, 0))]
+    for number, tensor in enumerate(tensors):
+        assert tensor.device == device and tensor.is_contiguous()
+        tensor.fill_(number)
+    assert [tensor.dtype for tensor in tensors[2:4]] == [torch.float32, torch.int64]
+    assert all((tensor == number).all() for number, tensor in enumerate(tensors))
+    taken = 3 * -(-(4 + rank) * 64 * 4 // 512) * 512 + 512
+    assert ep.memory()[0].free == piece.free - taken
+    view = tensors[0][1:]
+    del tensors, tensor
+    gc.collect()
+    assert ep.memory()[0].free == piece.free - (taken - 512) // 3
+    del view
+    gc.collect()
+    assert ep.memory()[0].free == piece.free
+
+
+def test_a_heap_without_room(ep):
+    with pytest.raises(MemoryError, match="heap: has no .* bytes in one piece left"):
+        ep.empty(MIB, torch.float64)
+    tensor = ep.empty(1000)
+    assert tensor.numel() == 1000
+
+
+def test_refusals(group, world):
+    ep = group(num_experts=world[1], hidden=64, max_tokens_per_rank=8)
+    with pytest.raises(RuntimeError, match="the group has no heap"):
+        ep.empty(8)
+    with pytest.raises(ValueError, match="size: must be 1 to"):
+        ep.heap(0)
+    with pytest.raises(TypeError, match="size: must be an integer"):
+        ep.heap(1.5)
+    ep.heap(4096)
+    with pytest.raises(RuntimeError, match="has one already"):
+        ep.heap(4096)
+    assert ep.empty(8).dtype == torch.bfloat16
+    with pytest.raises(InvalidArgumentError, match="tensor: must be what ncclEpMemRegister took"):
+        ep.deregister(ep.empty(8))
+    with pytest.raises(TypeError, match="tensor: must be a tensor"):
+        ep.register(None)
+    with pytest.raises(ValueError, match="tensor: must be contiguous"):
+        ep.register(ep.empty((4, 4)).t())
+
+
+@pytest.mark.high_throughput
+def test_operations_find_such_tensors(group, world, device):
+    """With tensors in the heap and elsewhere on each rank in turn: the same rows, and all counted."""
+    rank, size = world
+    problem = Problem(rank, size, device=device)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
+               max_tokens_per_rank=32, dtype=problem.dtype)
+    assert ep.statistics() == {"mapped_tensors": 0, "plain_tensors": 0}
+    with ep.create_handle(problem.topk_idx) as handle:
+        wanted = handle.dispatch(problem.tokens).tokens
+        assert ep.statistics() == {"mapped_tensors": 0, "plain_tensors": 0}
+        ep.heap(MIB)
+        for turn in range(4):
+            is_mapped = (turn >> (rank % 2)) % 2 == 1
+            before = ep.statistics()
+            out = ep.empty(wanted.shape) if is_mapped else torch.empty_like(wanted)
+            rows = handle.dispatch(problem.tokens, out=out).tokens
+            assert rows.data_ptr() == out.data_ptr() and torch.equal(rows, wanted)
+            handle.combine(rows)
+            after = ep.statistics()
+            counted = {name: after[name] - before[name] for name in after}
+            assert counted == {"mapped_tensors": 2 * is_mapped, "plain_tensors": 2 * (not is_mapped)}
+
+
+def test_registered_tensors(ep, group, world, device):
+    """Those of torch on GPUs; on the CPU, where torch has them of no CUDA, those of another group."""
+    other = group(num_experts=2 * world[1], hidden=64, max_tokens_per_rank=8)
+    plain = torch.zeros(1024, device=device)
+    if device.type == "cpu":
+        with pytest.raises(InvalidArgumentError, match="tensor: must be memory of cudaMalloc"):
+            other.register(plain)
+    tensor = ep.empty(1024) if device.type == "cpu" else plain
+    other.register(tensor)
+    [piece] = other.memory()
+    assert (piece.object, piece.kind, piece.bytes, piece.free) == (0, "tensor", 4096, 0)
+    assert piece.peers == ep.memory()[0].peers
+    tensor.fill_(3)
+    other.deregister(tensor)
+    assert other.memory() == []
+    assert (tensor == 3).all()
+
+
+def test_a_group_ends_before_its_tensors(world):
+    ep = EpGroup(num_experts=world[1], hidden=64, max_tokens_per_rank=8)
+    ep.heap(4096)
+    kept = ep.empty(8)
+    with pytest.warns(ResourceWarning, match="the group's heap is gone"):
+        ep.close()
+    del kept
+    assert ep.memory() == [] and ep.statistics() == {"mapped_tensors": 0, "plain_tensors": 0}
+    with pytest.raises(RuntimeError, match="the group has no heap"):
+        ep.empty(8)
+    with pytest.raises(RuntimeError, match="the group is closed"):
+        ep.heap(4096)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with EpGroup(num_experts=world[1], hidden=64, max_tokens_per_rank=8) as again:
+            again.heap(4096)
+            again.empty(8)
+
+
+def test_capabilities(device):
+    found = nccl_ep.capabilities()
+    assert found["backend"] == device.type and found["peer_memory"]
+    assert found["version"] == nccl_ep.NCCLLibrary().ncclEpGetVersion()

@@ -8,6 +8,7 @@
 // At the end the bank holds what came, all else is as after rank_dispatch.cu. Rows that nothing came for hold anything.
 
 #include "../base/entry.cuh"
+#include "rank_notices.cuh"
 #include "view.cuh"
 
 namespace nccl_ep::ll_rank_dispatch_view_impl {

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "reference/ht_run.h"
-#include "reference/mapped.h"
 
 enum { kSpareRows = 5 };
 
@@ -143,7 +142,6 @@ void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const R
 void ht_run_open_alone(HtRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
                        bool uneven, HtOpening opening) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
-    ref_mapped_open(env, group, opening.seed);
     ht_run_open_with(run, env, group, shape, style, uneven, opening);
     run->own_group = group;
 }
@@ -158,9 +156,6 @@ void ht_run_close(HtRun* run) {
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->routing);
     ref_routing_free(run->given);
-    if (run->own_group != NULL) {
-        ref_mapped_close(run->own_group);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));
-    }
+    if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));
     memset(run, 0, sizeof(*run));
 }

@@ -16,7 +16,6 @@ typedef struct {
 } Object;
 
 static struct {
-    ncclEpGroup_t group;  // NULL: there are no objects
     bool all;
     unsigned rank;
     uint64_t seed;
@@ -25,10 +24,12 @@ static struct {
     Object objects[kObjects];
 } g_mapped;
 
-static const char* wanted(void) {
+static bool is_wanted(const char* where) {
     const char* memory = getenv("EP_TEST_MEMORY");
-    return memory != NULL ? memory : "plain";
+    return memory != NULL && strcmp(memory, where) == 0;
 }
+
+bool ref_mapped_is_wanted(void) { return is_wanted("mapped") || is_wanted("mixed"); }
 
 // In every second buffer's place the ranks differ.
 static bool is_mapped(uint64_t number) {
@@ -62,10 +63,9 @@ static void give_back(void) {
 static const RefElsewhere kMapped = {take, give_back};
 
 void ref_mapped_open(const EpEnv* env, ncclEpGroup_t group, uint64_t seed) {
-    const bool all = strcmp(wanted(), "mapped") == 0;
-    if (!all && strcmp(wanted(), "mixed") != 0) return;
+    if (!ref_mapped_is_wanted()) return;
     memset(&g_mapped, 0, sizeof(g_mapped));
-    g_mapped.all = all;
+    g_mapped.all = is_wanted("mapped");
     g_mapped.rank = (unsigned)env->rank;
     g_mapped.seed = seed;
     for (unsigned i = 0; i < kObjects; ++i) {
@@ -75,12 +75,7 @@ void ref_mapped_open(const EpEnv* env, ncclEpGroup_t group, uint64_t seed) {
         EP_REQUIRE_NCCL(ncclEpMemAlloc(group, &memory, object->bytes));
         object->base = memory;
     }
-    g_mapped.group = group;
     ref_elsewhere = &kMapped;
 }
 
-void ref_mapped_close(ncclEpGroup_t group) {
-    if (g_mapped.group != group) return;
-    g_mapped.group = NULL;
-    ref_elsewhere = NULL;
-}
+void ref_mapped_close(void) { ref_elsewhere = NULL; }

@@ -9,10 +9,14 @@
 extern "C" {
 #endif
 
-// Makes objects of the group; buffers that are made from now on may lie there. Collective.
+// Whether such buffers are wanted at all.
+bool ref_mapped_is_wanted(void);
+
+// Makes objects of the group; buffers that are made from now on may lie there. Collective. ref_group_new does it for
+// groups in high throughput.
 void ref_mapped_open(const EpEnv* env, ncclEpGroup_t group, uint64_t seed);
 // No more buffers do. Those that do are dead when the group ends.
-void ref_mapped_close(ncclEpGroup_t group);
+void ref_mapped_close(void);
 
 #ifdef __cplusplus
 }

@@ -72,7 +72,7 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
         config.graphs = options.graphs;
         if (!RunOne(env, group, config)) ++different;
     }
-    ref_mapped_close(group);
+    ref_mapped_close();
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
     unsigned most = 0;
     MPI_Allreduce(&different, &most, 1, MPI_UNSIGNED, MPI_MAX, MPI_COMM_WORLD);

@@ -21,10 +21,11 @@ const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
 
 /// Parts of rows that senders move are at most so long.
 const MOST_PART_BYTES: usize = 16 << 10;
-/// The warps of a block that send have so many bytes of them in each stage, and so many stages.
+/// The warps of a block that send have so many bytes of them in each stage. Long rows are faster with three stages than
+/// with two, unless there are very many blocks.
 const SENT_BYTES: usize = 28 << 10;
 const MOST_SENDERS: usize = 8;
-const SEND_STAGES: u32 = 3;
+const LONG_PART_BYTES: usize = 8 << 10;
 /// More blocks do not send faster, but slower; until there are very many.
 const SEND_BLOCKS: u32 = 16;
 const MANY_BLOCKS: u32 = 96;
@@ -123,7 +124,11 @@ impl Staged {
             },
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            stages: SEND_STAGES,
+            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS {
+                3
+            } else {
+                2
+            },
             part_bytes,
             stage_bytes: part_bytes,
             keeps_rows: blocks <= FEW_BLOCKS,

@@ -197,3 +197,77 @@ pub fn mapped(
         keeps_rows: staged.keeps_rows.into(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::params::ht::HtShape;
+
+    const SHARED: u32 = (227 << 10) - 3584;
+
+    fn launch(blocks: u32, threads: u32) -> HtLaunch {
+        let shape = HtShape {
+            fingerprint: 0,
+            row_bytes: 0,
+            row_units: 1,
+            chunk_bytes: 0,
+            tail_bytes: 0,
+            warp_bytes: 0,
+            copy_warps: 1,
+            send_blocks: 1,
+        };
+        HtLaunch {
+            launch: LaunchShape {
+                blocks,
+                threads,
+                shared_bytes: 1000,
+            },
+            shape,
+            scales_word: 0,
+            cast_chunk: 0,
+        }
+    }
+
+    #[test]
+    fn a_dispatch_sends_from_few_warps() {
+        for (row_bytes, blocks, expected) in [
+            (14_336, 8, (8, 2, 3, true)),
+            (14_336, 16, (16, 2, 3, false)),
+            (14_336, 24, (16, 2, 3, false)),
+            (14_336, 132, (132, 2, 2, false)),
+            (7168, 16, (16, 4, 2, false)),
+            (32, 2, (2, 8, 2, true)),
+        ] {
+            let it = Staged::of_dispatch(row_bytes, &launch(blocks, 480)).unwrap();
+            assert_eq!((it.blocks, it.warps, it.stages, it.keeps_rows), expected);
+            assert!(it.launch(launch(blocks, 480).launch).unwrap().shared_bytes <= SHARED);
+        }
+        assert_eq!(Staged::of_dispatch(32, &launch(2, 64)).unwrap().warps, 1);
+        assert_eq!(
+            Staged::of_dispatch(40_000, &launch(2, 480))
+                .unwrap()
+                .part_bytes,
+            13_344
+        );
+    }
+
+    #[test]
+    fn a_combine_has_room_for_the_rows_of_a_token() {
+        let quarters = Staged::of_combine(14_336, &launch(16, 512), 2, SHARED);
+        assert_eq!(
+            (quarters.warps, quarters.stages, quarters.part_bytes),
+            (15, 2, 3584)
+        );
+        for rows in [1, 2, 4, 8, 32] {
+            for row_bytes in [16, 32, 528, 14_336, 1 << 20] {
+                for threads in [64, 512] {
+                    let it = Staged::of_combine(row_bytes, &launch(4, threads), rows, SHARED);
+                    assert!(it.part_bytes > 0 && it.part_bytes % 16 == 0);
+                    assert!(it.warps * WARP <= threads && it.stages <= HT_MAPPED_STAGES);
+                    let shape = it.launch(launch(4, threads).launch).unwrap();
+                    assert!(shape.shared_bytes <= SHARED, "{rows} {row_bytes}: {it:?}");
+                }
+            }
+        }
+    }
+}

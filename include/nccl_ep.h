@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -41,6 +42,12 @@
 
 // It has `ncclEpGetAsyncError`.
 #define NCCL_EP_HAS_GET_ASYNC_ERROR 1
+
+// It has `ncclEpSetChoice` and `ncclEpSetSelector`.
+#define NCCL_EP_HAS_CHOICES 1
+
+// It has `ncclEpGroupCountRows`.
+#define NCCL_EP_HAS_GROUP_COUNT_ROWS 1
 
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
@@ -83,6 +90,36 @@ typedef enum ncclEpTensorTag_t {
   // Declared for source compatibility; no call reads it.
   NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS = 7,
 } ncclEpTensorTag_t;
+
+// An operation that a choice is for.
+typedef enum ncclEpOperation_t {
+  // `ncclEpDispatch` in LL.
+  NCCL_EP_OPERATION_LL_DISPATCH = 1,
+  // `ncclEpCombine` in LL.
+  NCCL_EP_OPERATION_LL_COMBINE = 2,
+  // `ncclEpDispatch` in HT.
+  NCCL_EP_OPERATION_HT_DISPATCH = 3,
+  // `ncclEpCombine` in HT.
+  NCCL_EP_OPERATION_HT_COMBINE = 4,
+} ncclEpOperation_t;
+
+// A way to run an operation.
+typedef enum ncclEpVariant_t {
+  // The library's own.
+  NCCL_EP_VARIANT_AUTO = 0,
+  // "ll.reduce", of LL combines: as with NCCL_EP_LL_COMBINE=reduce. Of no effect on rank-major
+  // rows, as the next.
+  NCCL_EP_VARIANT_LL_REDUCE = 1,
+  // "ll.exact", of LL combines: as with NCCL_EP_LL_COMBINE=exact. On one node, where K is at most
+  // R, or the group was created with NCCL_EP_LL_COMBINE=exact.
+  NCCL_EP_VARIANT_LL_EXACT = 2,
+  // "ht.ring", of both HT operations: rows pass through buffers of the library's.
+  NCCL_EP_VARIANT_HT_RING = 3,
+  // "ht.direct", of HT dispatches: rows are stored in outputs that peers map. Not yet possible.
+  NCCL_EP_VARIANT_HT_DIRECT = 4,
+  // "ht.pull", of HT combines: rows are loaded from inputs that peers map. Not yet possible.
+  NCCL_EP_VARIANT_HT_PULL = 5,
+} ncclEpVariant_t;
 
 // A group of ranks that exchange tokens.
 typedef struct ncclEpGroup ncclEpGroup;
@@ -172,6 +209,47 @@ typedef struct ncclEpCompleteConfig_t {
   unsigned int reserved;
 } ncclEpCompleteConfig_t;
 
+// How to run an operation. Fields that are 0 leave it to the library.
+typedef struct ncclEpChoice_t {
+  // Bytes of this structure.
+  unsigned int size;
+  // An `ncclEpVariant_t`.
+  unsigned int variant;
+  // Blocks of the kernel, each on an SM: within the bound of the group and of its GPU.
+  unsigned int blocks;
+  // How many of them send, at most `blocks`; in LL all do everything if both are equal.
+  unsigned int send_blocks;
+  // Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
+  unsigned int threads;
+} ncclEpChoice_t;
+
+// What a selector is told of an operation.
+typedef struct ncclEpQuery_t {
+  // Bytes of this structure; later versions may have more at its end.
+  unsigned int size;
+  // An `ncclEpOperation_t`.
+  unsigned int operation;
+  // This rank's tokens, T.
+  unsigned int tokens;
+  // K.
+  unsigned int top_k;
+  // Bytes of a row as it travels, without scales.
+  unsigned int row_bytes;
+  // R.
+  unsigned int ranks;
+  // The most SMs that the operation may take, one for each block; 0 if nothing bounds it, on the CPU.
+  unsigned int sms;
+  // Not 0 if peers map TOKENS that a dispatch delivers, or a combine takes: memory of
+  // `ncclEpMemAlloc` or `ncclEpMemRegister`.
+  unsigned int symmetric;
+} ncclEpQuery_t;
+
+// Chooses how to run an operation: writes to `choice`, whose fields are 0 but for its size, and
+// returns not 0; or returns 0, for none.
+typedef int (*ncclEpSelect_t)(void *user,
+                              const struct ncclEpQuery_t *query,
+                              struct ncclEpChoice_t *choice);
+
 // What `ncclEpMemInfo` tells. Later versions may have more at its end.
 typedef struct ncclEpMemInfo_t {
   // Bytes of the structure, set by the caller.
@@ -229,7 +307,7 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // no-op.
 //
 // Destroy the handles of the group first: later calls on them are refused. Tensors of the group
-// stay valid and may be destroyed afterwards.
+// stay valid and may be destroyed afterwards. Memory of `ncclEpMemAlloc` that is left is freed.
 //
 // @param ep_group  the group
 // @param stream    stream for the closing exchange; NULL is the default stream
@@ -521,6 +599,60 @@ const char *ncclEpGetLastError(void);
 //
 // Returns `ncclInvalidArgument` for a NULL or dead `ep_group` or a NULL `result`.
 ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, ncclResult_t *result);
+
+// Chooses how this rank runs each `operation` of a group that is called from now on: a variant, a
+// launch shape, or both. A choice that is set comes before the selector, that before the file
+// NCCL_EP_TUNING_FILE, and that before the library's own rule. A choice that is impossible in a call
+// counts as none there; with NCCL_DEBUG=WARN one line of each kind says why. The choice is made in
+// the call, so replays of a graph keep it. It is copied.
+//
+// Variants of LL change the last bits of results and must be the same on every rank: else the
+// operation fails on all, with a text. Whether one is possible depends on what all ranks have alike.
+// All else is a matter of each rank, and changes no bit.
+//
+// @param ep_group   the group
+// @param operation  an `ncclEpOperation_t`; one of the other algorithm has no effect
+// @param choice     NULL: chosen no longer
+//
+// Returns `ncclInvalidArgument` for a dead group, an unknown operation, or a `choice->size` that is
+// not the size of the structure.
+ncclResult_t ncclEpSetChoice(ncclEpGroup_t ep_group,
+                             unsigned int operation,
+                             const struct ncclEpChoice_t *choice);
+
+// Lets `select` choose, in each operation of this rank for which no choice is set. It is called by
+// the thread that calls the operation, in that call: it should take a fraction of a microsecond, and
+// must not wait for other ranks, throw, or call the library for this group. Threads that call
+// operations at the same time call it at the same time. It may be asked for an operation that is
+// then refused.
+//
+// What it chooses counts as with `ncclEpSetChoice`. Do not replace it while another thread is in an
+// operation of the group, which may still call the one before.
+//
+// @param ep_group  the group
+// @param select    NULL: nobody is asked
+// @param user      is passed to `select`
+//
+// Returns `ncclInvalidArgument` for a dead group.
+ncclResult_t ncclEpSetSelector(ncclEpGroup_t ep_group,
+                               ncclEpSelect_t select,
+                               void *user);
+
+// Counts the rows that each local expert receives: from now on every dispatch of the group adds them to
+// `rows_of_expert`, behind itself on its stream, in a staged one behind `ncclEpComplete`. In LL those dispatches count
+// that deliver rows by expert and have a RECV_EXPERT_COUNTER_DEVICE; in HT all.
+//
+// A small kernel of its own adds, also in graphs that are captured from now on, which keep the address. Local: ranks may
+// differ.
+//
+// @param ep_group        the group
+// @param rows_of_expert  int64 `[L]` on the device, which the caller has set to zero, reads and clears at will on a
+//                        stream behind the dispatches, and keeps until they have ended; NULL counts no more
+//
+// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or a `rows_of_expert` that is not a multiple of 8;
+// the failure's code in a group that has failed.
+ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
+                                  int64_t *rows_of_expert);
 
 // Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 // Collective, in one order with the group's other memory calls on all ranks; either all ranks get

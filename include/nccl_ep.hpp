@@ -280,9 +280,9 @@ inline ncclEpGroupConfig_t group_config(ncclEpAlgorithm_t algorithm) noexcept {
     return config;
 }
 
-// The ranks of a communicator that exchange tokens. Creation and destruction are collective. So the
-// destructor, too, waits for the other ranks, until the deadline if an exception came to this rank
-// alone. It uses the stream of the creation, which must be there, as must the communicator.
+// The ranks of a communicator that exchange tokens. Creation and destruction are collective. So the destructor, too,
+// waits for the other ranks, until the deadline if an exception came to this rank alone. It uses the stream of the
+// creation, which must be there, as must the communicator.
 class Group {
    public:
     Group() noexcept = default;
@@ -290,8 +290,7 @@ class Group {
     explicit Group(ncclEpGroup_t group, cudaStream_t stream) noexcept : group_(group, {stream}) {}
 
     // As ncclEpCreateGroup.
-    static Result<Group> create(ncclComm_t comm, const ncclEpGroupConfig_t& config,
-                                cudaStream_t stream) {
+    static Result<Group> create(ncclComm_t comm, const ncclEpGroupConfig_t& config, cudaStream_t stream) {
         ncclEpGroup_t group = nullptr;
         const ncclResult_t code = ncclEpCreateGroup(&group, comm, &config, stream);
         if (code != ncclSuccess) return Error(code, "ncclEpCreateGroup");
@@ -310,6 +309,11 @@ class Group {
         ncclResult_t state = ncclSuccess;
         const ncclResult_t code = ncclEpGetAsyncError(group_.get(), &state);
         return detail::result_of(code != ncclSuccess ? code : state, "ncclEpGetAsyncError");
+    }
+
+    // Dispatches add the rows that each local expert receives to these. As ncclEpGroupCountRows.
+    Result<> count_rows(std::int64_t* rows_of_expert) const {
+        return detail::result_of(ncclEpGroupCountRows(group_.get(), rows_of_expert), "ncclEpGroupCountRows");
     }
 
     // For the C functions.
@@ -336,15 +340,13 @@ class Handle {
     // Takes over a handle of the C functions.
     explicit Handle(ncclEpHandle_t handle) noexcept : handle_(handle) {}
 
-    // As ncclEpCreateHandle: collective in HT. LL reads the ids in every operation again, so their
-    // memory stays as long as the handle is used.
-    static Result<Handle> create(const Group& group, const Tensor& topk_idx, Tensors locals,
-                                 cudaStream_t stream) {
+    // As ncclEpCreateHandle: collective in HT. LL reads the ids in every operation, so their memory stays meanwhile.
+    static Result<Handle> create(const Group& group, const Tensor& topk_idx, Tensors locals, cudaStream_t stream) {
         const ncclNDTensor_t ids = topk_idx.raw();
         const detail::Descriptors l(locals);
         ncclEpHandle_t handle = nullptr;
-        const ncclResult_t code = ncclEpCreateHandle(&handle, group.get(), &ids, l.data(), l.size(),
-                                                     nullptr, stream, false);
+        const ncclResult_t code =
+            ncclEpCreateHandle(&handle, group.get(), &ids, l.data(), l.size(), nullptr, stream, false);
         if (code != ncclSuccess) return Error(code, "ncclEpCreateHandle");
         return Handle(handle);
     }
@@ -367,20 +369,18 @@ class Handle {
                       Phase phase = Phase::whole, ScaleRounding rounding = ScaleRounding::none) {
         const detail::Descriptors in(inputs), out(outputs), l(locals);
         const ncclEpDispatchConfig_t config = {static_cast<unsigned>(rounding)};
-        return detail::result_of(
-            ncclEpDispatch(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
-                           l.size(), static_cast<unsigned>(phase), &config, stream),
-            "ncclEpDispatch");
+        return detail::result_of(ncclEpDispatch(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
+                                                l.size(), static_cast<unsigned>(phase), &config, stream),
+                                 "ncclEpDispatch");
     }
 
     // Brings the experts' results home, summed. As ncclEpCombine.
     Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream,
                      Phase phase = Phase::whole) {
         const detail::Descriptors in(inputs), out(outputs), l(locals);
-        return detail::result_of(
-            ncclEpCombine(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
-                          l.size(), static_cast<unsigned>(phase), nullptr, stream),
-            "ncclEpCombine");
+        return detail::result_of(ncclEpCombine(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
+                                               l.size(), static_cast<unsigned>(phase), nullptr, stream),
+                                 "ncclEpCombine");
     }
 
     // Receives what `Phase::send` has sent, if anything. As ncclEpComplete.

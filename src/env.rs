@@ -23,6 +23,8 @@ pub struct Env {
     pub ht_chunk_bytes: Option<usize>,
     /// `NCCL_EP_CHECK`: whether calls look at their ids and weights.
     pub check: bool,
+    /// `NCCL_EP_PROGRAMMATIC`: whether kernels may be launched while those before them run.
+    pub programmatic: bool,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
     /// `NVTX_INJECTION64_PATH`: the library of a profiler that wants to hear of ranges.
@@ -141,11 +143,8 @@ impl Env {
             sums.find(|sums| sums.name() == name)
         });
         let chunk_bytes = reader.number("NCCL_EP_HT_CHUNK_BYTES", "bytes, 1 or more");
-        let check = reader.value("NCCL_EP_CHECK", "0 or 1", |text| match text {
-            "0" => Some(false),
-            "1" => Some(true),
-            _ => None,
-        });
+        let check = reader.switch("NCCL_EP_CHECK");
+        let programmatic = reader.switch("NCCL_EP_PROGRAMMATIC");
         Self {
             timeout: timeout_ms.map(Duration::from_millis),
             ll_combine,
@@ -153,6 +152,7 @@ impl Env {
             tuning_file: reader.text("NCCL_EP_TUNING_FILE"),
             ht_chunk_bytes: chunk_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             check: check.unwrap_or(false),
+            programmatic: programmatic.unwrap_or(false),
             host_id: reader.text("NCCL_HOSTID"),
             nvtx_injection: reader.text("NVTX_INJECTION64_PATH"),
             verbosity: reader
@@ -212,6 +212,14 @@ impl<'a> Reader<'a> {
             self.unused.push(Unused { name, value, why });
         }
         parsed
+    }
+
+    fn switch(&mut self, name: &'static str) -> Option<bool> {
+        self.value(name, "0 or 1", |text| match text {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        })
     }
 
     fn number(&mut self, name: &'static str, allowed: &'static str) -> Option<u64> {
@@ -278,7 +286,7 @@ mod tests {
             "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
             "NCCL_EP_NODE_SUMS" => Some("invariant ".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
-            "NCCL_EP_CHECK" => Some("1".to_owned()),
+            "NCCL_EP_CHECK" | "NCCL_EP_PROGRAMMATIC" => Some("1".to_owned()),
             _ => None,
         };
         let (env, unused) = read(&set);
@@ -288,7 +296,7 @@ mod tests {
         assert_eq!(env.node_sums, NodeSums::Invariant);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
-        assert!(env.check);
+        assert!(env.check && env.programmatic);
         assert_eq!(unused, []);
     }
 
@@ -300,6 +308,7 @@ mod tests {
             assert_eq!(env.ll_combine, None);
             assert_eq!(env.node_sums, NodeSums::HomeFirst);
             assert_eq!((env.ht_chunk_bytes, env.check), (None, false));
+            assert!(!env.programmatic);
             let told = |name: &str, allowed| Unused {
                 name: name.to_owned(),
                 value: value.to_owned(),
@@ -311,6 +320,7 @@ mod tests {
                 told("NCCL_EP_NODE_SUMS", "home or invariant"),
                 told("NCCL_EP_HT_CHUNK_BYTES", "bytes, 1 or more"),
                 told("NCCL_EP_CHECK", "0 or 1"),
+                told("NCCL_EP_PROGRAMMATIC", "0 or 1"),
             ];
             assert_eq!(unused, expected);
         }

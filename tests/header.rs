@@ -23,6 +23,8 @@ const HEADERS: [Header; 3] = [
             "abi/first/src/handle.rs",
             "abi/first/src/ops.rs",
             "abi/first/src/info.rs",
+            "abi/first/src/choices.rs",
+            "abi/first/src/statistics.rs",
             "abi/first/src/memory.rs",
             "abi/first/src/pool.rs",
         ],

@@ -247,6 +247,11 @@ static float reduced_sum(const Combine* combine, size_t token, unsigned column) 
 
 void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out) {
+    ref_ll_combine_as(ref_ll_sum(), sent, now, rank, layout, expert_rows, out);
+}
+
+void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank,
+                       RefLayout layout, const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
     unsigned* used = malloc(sent->num_experts * sizeof(*used));
     const size_t entries = ref_entries_of(sent, rank);
@@ -261,7 +266,7 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
     EP_REQUIRE(combine.weights != NULL && combine.first != NULL);
     walk(sent, layout, used, fetch_result, &combine);
     match_all(&combine, now);
-    const bool exact = ref_ll_sum() == kRefExact;
+    const bool exact = order == kRefExact;
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {
         for (unsigned column = 0; column < hidden; ++column) {
             const float sum = exact ? exact_sum(&combine, token, column)

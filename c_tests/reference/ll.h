@@ -55,6 +55,9 @@ RefLlSum ref_ll_sum(void);
 // row ref_row_of(expert's rank, slot) for each slot of its layout of that rank.
 void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out);
+// The same in an order that somebody has chosen.
+void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank,
+                       RefLayout layout, const RefRows* expert_rows, void* out);
 
 #ifdef __cplusplus
 }

@@ -58,6 +58,7 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefSha
     run->local_experts = shape->num_experts / (unsigned)env->size;
     run->layout = ref_expert_major(run->local_experts, (unsigned)env->size * shape->max_tokens);
     run->seed = seed;
+    run->sums = ref_ll_sum();
     run->now = routing;
     run->sent = ref_routing_copy(routing);
     allocate_buffers(run);
@@ -345,7 +346,7 @@ bool ll_check_combine(LlRun* run) {
     if (run->sent_by_rank) {
         ref_rank_combine(run->sent, rank, layout_of(run, true), &run->results, combined);
     } else {
-        ref_ll_combine(run->sent, run->now, rank, run->layout, &run->results, combined);
+        ref_ll_combine_as(run->sums, run->sent, run->now, rank, run->layout, &run->results, combined);
     }
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
     free(combined);

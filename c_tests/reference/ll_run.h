@@ -35,6 +35,7 @@ typedef struct {
     RefFormat format;      // of dispatches; opaque rows of the shape unless set otherwise
     uint64_t tokens_seed;  // of the last dispatch
     RefRows results;   // of the experts, for the last combine
+    RefLlSum sums;     // how the last combine summed; the group's way unless set otherwise
     RefBuffer ids, weights, tokens_in, scales_in, packed, scales_out, counter;
     RefBuffer ids_out, weights_out;  // of a rank-major dispatch
     RefBuffer results_in, combined;

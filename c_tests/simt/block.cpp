@@ -50,7 +50,14 @@ Block::~Block() { current_block_ = nullptr; }
 
 void Block::ThreadMain() {
     (*Current().kernel_)();
+    Current().MustHaveFollowed();
     Current().EndThread();
+}
+
+void Block::MustHaveFollowed() const {
+    if (grid_.early && !threads_[thread_].has_followed) {
+        Fail("a kernel that is launched early does not wait for the one before it: " + Where());
+    }
 }
 
 void Block::Run(const std::function<void()>& kernel) {

@@ -34,6 +34,7 @@ struct Grid {
     uint32_t blocks;
     uint32_t threads;
     uint32_t shared_bytes;
+    bool early;
     uint64_t seed;
     std::chrono::steady_clock::time_point deadline;
 };
@@ -79,6 +80,10 @@ class Block {
     // announced before it does anything else.
     void MayLinger();
 
+    // This thread has waited for the kernel before; where the launch is early, it must before it uses memory or ends.
+    void Follow() { threads_[thread_].has_followed = true; }
+    void MustHaveFollowed() const;
+
     uint32_t thread() const { return thread_; }
     Stores& stores() { return stores_; }
     Bulk& bulk() { return bulk_; }
@@ -110,6 +115,7 @@ class Block {
     struct Thread {
         const Meeting* waits_at = nullptr;
         bool has_ended = false;
+        bool has_followed = false;
     };
 
     static void ThreadMain();

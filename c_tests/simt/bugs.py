@@ -14,6 +14,7 @@ UNEVEN = "3 test_ll uneven_tokens"
 HT_MOST = "2 test_ht most_rows"
 STAGED = "3 test_staged one_stays_in_flight"
 HT = "3 test_ht uneven_tokens"
+ZONES = "3 test_second high_throughput_delivers"
 HT_MANY = "3 test_ht many_tokens"
 REFUSAL = "3 test_errors ht_handle_refused"
 WIDTHS = "2 test_ll widths"
@@ -23,6 +24,7 @@ DIFFERENT = "3 test_errors ll_different_calls"
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
+VIEWS = "2 test_ll views_shapes"
 # Several stages, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
@@ -188,8 +190,12 @@ BUGS = (
         slow=True),
     Bug("ends before all peers have begun", "ll/combine_sums.cuh",
         "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
+    Bug("launched early without waiting for the kernel before", "ll/dispatch.cu",
+        "ENTRY(ll_dispatch) {\n    follow_grid();\n", "ENTRY(ll_dispatch) {\n",
+        "2 NCCL_EP_PROGRAMMATIC=1 test_ll widths", slow=True),
     # ---- Rank-major -----------------------------------------------------------------------------
-    Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            ids[i] = kNowhere;\n", "", RANK_MAJOR),
+    Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            store_id(beside, ids + i, kNowhere);\n", "",
+        RANK_MAJOR),
     Bug("a token counted for each of its experts", "ll/rank_notices.cuh",
         "match(peer < 0 ? nothing : at.quotient * op.peers() + peer);", "{1u << lane_idx()};", RANK_MAJOR),
     Bug("rows of a source where its tokens are", "ll/rank_dispatch.cu",
@@ -201,7 +207,35 @@ BUGS = (
     Bug("ranks added in their order", "ll/combine_sums.cuh", "        before = which.count_before();\n",
         "        for (LaneMask left = which; left.any(); left.drop_first()) {\n"
         "            before += shuffle(peer, left.first()) < peer ? 1 : 0;\n        }\n",
+        "4 NODES=0001 test_ll rank_major_shapes"),
+    Bug("ranks of one node added in their order", "ll/rank_combine.cu",
+        "left.any(); left.drop_first()) {\n            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.first()));",
+        "left.any(); left.drop(left.last())) {\n            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.last()));",
         "4 test_ll rank_major_shapes"),
+    # ---- Views ----------------------------------------------------------------------------------
+    Bug("a view is cleaned before anybody has read it", "ll/rank_dispatch_view.cu",
+        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source, block.view.gently != 0);\n",
+        "        const Chunk chunk = unit.chunk(block.shape, block.view);\n"
+        "        await_chunk(op, from, row, chunk, source, false);\n"
+        "        let_go<ChunkData>({const_cast<uint8_t*>(from), nullptr}, chunk);\n", VIEWS),
+    Bug("a view is not cleaned", "ll/rank_combine.cu", "            if (block.cleans() && chunk.holds()) {",
+        "            if (false) {", VIEWS),
+    Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
+        "        return packet_epoch(before) == op.epoch_before && (", "        return true || (", "3 test_ll views_in_graphs",
+        slow=True),
+    Bug("a bank is said to be clean while it is cleaned", "ll/rank_dispatch_view.cu",
+        "        if (block.shared.owner[block.view.bank] == 0) {\n            put_value", "        if (true) {\n            put_value",
+        VIEWS, slow=True),
+    Bug("a bank is said to be clean before all blocks have cleaned", "ll/view_block.cuh",
+        "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == gridDim.x - 1;",
+        "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == 0;", VIEWS, slow=True),
+    Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",
+        "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] == view.handle;",
+        "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] != 0;", "2 test_ll views_that_are_overtaken"),
+    Bug("rows of views in the bank of before", "ll/view.cuh", "    return view.rows + row * shape.row_bytes;",
+        "    return view.rows + row * shape.row_bytes - (view.bank != 0 ? shape.row_bytes : 0);", VIEWS, slow=True),
+    Bug("no flag for a view's data with the sentinel", "ll/view.cuh", "    if (with_sentinel) {", "    if (false) {", VIEWS,
+        slow=True),
     # ---- Several nodes ---------------------------------------------------------------------------
     Bug("sums of nodes in the order of their numbers", "ll/combine_sums.cuh",
         "op.nodes.returned_message(op.nodes.place_of(nearest))",
@@ -210,7 +244,7 @@ BUGS = (
         "own_place() const { return nodes.own_place; }",
         "own_place() const { return nodes.own_place == OWN_NODE_FIRST ? OWN_NODE_FIRST : 0; }",
         "4 NODES=0123 NCCL_EP_NODE_SUMS=invariant test_ll bits_from_any_home"),
-    Bug("the own node's sum not rounded", "ht/combine_run.cuh",
+    Bug("the own node's sum not rounded", "ht/combine_receive.cuh",
         "if (block.partials.rounds_own_node()) {", "if (false) {",
         "3 NODES=001 NCCL_EP_NODE_SUMS=invariant test_ht uneven_tokens", slow=True),
     Bug("the own node's sum at the place of another", "ht/partials.cuh",
@@ -296,10 +330,10 @@ BUGS = (
     Bug("rows of another shape told by their second half", "ht/dispatch_receive.cuh",
         "if (!fits && sequence % kSlotUnits == 0) {", "if (!fits) {",
         "2 test_errors ht_scales_that_differ", slow=True),
-    Bug("gradients read behind the last column", "ht/combine_run.cuh",
+    Bug("gradients read behind the last column", "ht/combine_receive.cuh",
         "const uint32_t count = min(entries.experts_from(lane), columns);",
         "const uint32_t count = entries.experts_from(lane);", "2 test_ht gradients_with", slow=True),
-    Bug("waiting with rows that were not posted", "ht/combine_run.cuh",
+    Bug("waiting with rows that were not posted", "ht/combine_send.cuh",
         "            queue.flush();\n", "", HT_MANY, slow=True),
     Bug("overwritten while it is being copied", "ht/staging.cuh",
         "            bulk_store_wait_read();\n", "", HT, slow=True),
@@ -330,7 +364,7 @@ BUGS = (
     Bug("an output without rows taken for none", "ht/dispatch_run.cuh",
         "        if (!rows_fit) {", "        if (params.out != nullptr && !rows_fit) {",
         "2 test_ht outputs_without_rows", slow=True),
-    Bug("sums before all rows have come", "ht/combine_run.cuh",
+    Bug("sums before all rows have come", "ht/combine_receive.cuh",
         "    if (part.is_remote) {\n        const uint32_t rank",
         "    if (false) {\n        const uint32_t rank", HT),
     Bug("sequences advanced by a block that is not the last", "ht/rings.cuh",
@@ -338,6 +372,8 @@ BUGS = (
         slow=True),
     Bug("a header compared as far as all handles have it", "handle_header.cu", "ballot(got != expected)",
         "ballot(word < 8 && got != expected)", "2 test_two_abis other_tokens"),
+    Bug("totals that a dispatch replaces", "add_counts.cu", "atomicAdd(total, ", "*total = (",
+        "2 test_ll rows_are_counted"),
     # ---- What a peer tells ----------------------------------------------------------------------
     Bug("more tokens than a rank may have", "ll/dispatch_notices.cuh",
         "min(data, block.shape.max_tokens)", "data", LL_MOST, lie=MANY_TOKENS),
@@ -354,4 +390,32 @@ BUGS = (
     Bug("ids of experts that are not there", "ht/tail.cuh",
         "        id = static_cast<uint32_t>(id) < common.layout.local_experts ? id : -1;\n", "",
         "2 test_ht ids_in_range", slow=True, lie=STRAY_IDS),
+    Bug("experts of rows before they are told", "ht/zones.cu",
+        "const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, block.shared.epoch});",
+        "const Arrival packet = {true, packet_data(ld_relaxed_sys(at + word))};", "3 test_second handles_by_expert"),
+    Bug("an epoch that no block counts", "ht/route.cu", "        st_relaxed_gpu(params.epochs, block.epoch());\n", "",
+        "2 test_second updates_are_captured", slow=True),
+    Bug("an epoch counted before all blocks have read it", "ht/route.cu",
+        "        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;\n",
+        "        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;\n"
+        "        if (blockIdx.x == gridDim.x - 1) st_relaxed_gpu(params.epochs, shared.epoch);\n",
+        HT, slow=True),
+    Bug("one bank for all kernels", "ht/route.cu", "return shared.epoch % 2;", "return 0;",
+        "2 test_second late_to_hear", slow=True),
+    Bug("experts of a row in the first word alone", "ht/zones.cu", "if (word < expert / kWordBits) {",
+        "if (false) {", ZONES, slow=True),
+    Bug("rows numbered before all warps have counted", "ht/zones.cu",
+        "        __syncthreads();\n        uint32_t slot = next", "        uint32_t slot = next", ZONES, slow=True),
+    Bug("zones that are not filled up", "ht/zones.cu", "return (count + mask) & ~mask;", "return count;", ZONES,
+        slow=True),
+    Bug("no end of a row's slots", "ht/zones.cu", "        slots[i] = HT_NO_SLOT;\n", "",
+        "2 test_second updates_by_expert", slow=True),
+    Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
+        "3 test_second slots_beyond", slow=True),
+    Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
+        slow=True),
+    Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "            clear_sum<Type>(sum);\n", "", ZONES,
+        slow=True),
+    Bug("gradients by expert, not by k", "ht/by_k.cu",
+        "gradient = shuffle(gradient, experts_below(expert, top_k));", "", ZONES, slow=True),
 )

@@ -86,6 +86,16 @@ struct Work {
     bool runs_once;
 };
 
+// Whether a launch may run beside the kernel before it. Here it does not, but kernels must be ready for it.
+bool IsEarly(const CUlaunchConfig& config) {
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+        if (config.attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+            return config.attrs[i].value.programmaticStreamSerializationAllowed != 0;
+        }
+    }
+    return false;
+}
+
 void RunKernel(void* data) {
     static const uint64_t seed = simt::Setting("NCCLEP_SIMT_SEED", 1);
     static std::atomic<uint64_t> launches{0};
@@ -356,7 +366,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     const CUresult asked = Result(cudaStreamIsCapturing(Runtime(config->hStream), &status));
     if (asked != CUDA_SUCCESS) return asked;
     auto* work = new Work{kernel,
-                          {config->gridDimX, config->blockDimX, config->sharedMemBytes},
+                          {config->gridDimX, config->blockDimX, config->sharedMemBytes, IsEarly(*config)},
                           block_to_hold.exchange(kNoBlock),
                           {first, first + kernel->params_bytes},
                           status == cudaStreamCaptureStatusNone};

@@ -114,7 +114,7 @@ void Launch(const LaunchShape& shape, uint64_t seed, const std::function<void()>
     static const uint64_t hang_seconds = Setting("NCCLEP_SIMT_HANG_SECONDS", kHangSeconds);
     static Workers* const workers = new Workers;  // never destroyed: its threads do not end
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(hang_seconds);
-    workers->Run({shape.blocks, shape.threads, shape.shared_bytes, seed, deadline}, kernel);
+    workers->Run({shape.blocks, shape.threads, shape.shared_bytes, shape.early, seed, deadline}, kernel);
 }
 
 }  // namespace simt

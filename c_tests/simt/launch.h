@@ -14,6 +14,7 @@ struct LaunchShape {
     uint32_t blocks;
     uint32_t threads;
     uint32_t shared_bytes;
+    bool early = false;  // programmatic: while the kernel before it may run
 };
 
 // Returns when the grid has ended. The order in which threads run follows from `seed` within each

@@ -13,6 +13,8 @@ struct alignas(16) Vec16 {
     uint32_t word[4];
 };
 
+inline void follow_grid() { simt::Block::Current().Follow(); }
+
 inline uint64_t globaltimer_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
@@ -33,6 +35,7 @@ void CheckAligned(const T* at) {
 template <typename T>
 T LoadWord(const T* from) {
     CheckAligned(from);
+    Block::Current().MustHaveFollowed();
     T value = __atomic_load_n(from, __ATOMIC_ACQUIRE);
     Block::Current().stores().Overlay(from, &value, sizeof(value));
     return value;
@@ -41,6 +44,7 @@ T LoadWord(const T* from) {
 template <typename T>
 void StoreWord(T* to, T value) {
     Block& block = Block::Current();
+    block.MustHaveFollowed();
     block.stores().Put(block.thread(), to, &value, sizeof(value), sizeof(value),
                        Landing::kSomeTime);
 }
@@ -236,6 +240,7 @@ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
 }
 
 inline void spin_hint() { simt::Block::Current().Poll(); }
+inline void spin_gently() { spin_hint(); }
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
 }  // namespace nccl_ep

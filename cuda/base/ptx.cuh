@@ -16,6 +16,15 @@ struct alignas(16) Vec16 {
     uint32_t word[4];
 };
 
+// A kernel's first statement, if it may be launched while the kernel before it runs: waits until that has ended, all of
+// whose stores are then seen. The kernel behind this one may be launched from here on.
+__device__ __forceinline__ void follow_grid() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
 __device__ __forceinline__ uint64_t globaltimer_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -320,6 +329,9 @@ __device__ __forceinline__ uint32_t e4m3x2_from_f32(float low, float high) {
 // Every polling loop calls this once per turn. Nothing to do on a GPU, where other warps run anyway;
 // where kernels run on a CPU it lets the other threads go on.
 __device__ __forceinline__ void spin_hint() {}
+
+// Between polls of many warps, which would take bandwidth from what they wait for: some 100 ns.
+__device__ __forceinline__ void spin_gently() { asm volatile("nanosleep.u32 100;"); }
 
 // The same in loops that wait for this block's own shared memory.
 __device__ __forceinline__ void shared_spin_hint() {}

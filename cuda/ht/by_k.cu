@@ -6,7 +6,7 @@
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"
 #include "../base/warp.cuh"
-#include "params/ht.h"
+#include "params/ht_kept.h"
 
 namespace nccl_ep::ht_by_k_impl {
 

@@ -17,12 +17,13 @@ namespace nccl_ep::ht_combine_impl {
 
 template <typename Type>
 __device__ void run(const HtCombineParams& params) {
-    run<Type>(params, AllRows{}, NoPartials{});
+    run<Type>(params, AllRows{}, NoPartials{}, SummedRows{});
 }
 
 template <typename Type>
 __device__ void run(const HtCombineNodesParams& params) {
-    run<Type>(params.of_node, RowsOfStage<TwoSided>{params.stage}, NodePartials{params.partials});
+    run<Type>(params.of_node, RowsOfStage<TwoSided>{params.stage}, NodePartials{params.partials},
+              SummedRows{});
 }
 
 ENTRY(ht_combine_bf16) { run<Bf16>(params); }

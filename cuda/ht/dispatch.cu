@@ -13,6 +13,7 @@
 
 #include "../base/entry.cuh"
 #include "dispatch_run.cuh"
+#include "scaled_rows.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
 

@@ -30,6 +30,7 @@ struct Block {
     using Place = typename Scope::Place;
     using Ahead = typename Rows::Ahead;
     static constexpr bool kKeptBySender = Rows::kKeptBySender;
+    static constexpr bool kZones = Rows::kZones;
 
     const HtDispatchParams& params;
     Scope scope;
@@ -69,10 +70,14 @@ struct Block {
     }
 };
 
-// One warp writes the ids and weights of a received row, one entry per lane.
+// One warp writes the ids and weights of a received row, one entry per lane; with zones weights alone.
 template <typename Block>
 __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
                                               const RoutingEntry& entry) {
+    if constexpr (Block::kZones) {
+        block.rows.write_weight(block, row, entry.weight);
+        return;
+    }
     if (block.keeps_routing && lane_idx() < block.top_k()) {
         const uint64_t index = uint64_t{row} * block.top_k() + lane_idx();
         block.params.out_idx[index] = entry.id;

@@ -80,6 +80,9 @@ __device__ bool work_locally(const Block& block, Staging& staging) {
     const Share own_turns = {blockIdx.x, 1};
     const uint64_t turn = own_turns.next_unit(&shared.next_unused);
     const uint64_t unused = turn * block.receivers.blocks + block.receivers.index();
+    if constexpr (Block::kZones) {
+        return block.rows.fill(block, unused, staging);
+    }
     return fill_unused_row(block, Block::Layout::unused_row(shared.pairs.total, unused), staging);
 }
 

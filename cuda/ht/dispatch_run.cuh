@@ -1,18 +1,27 @@
-// The course of a dispatch through rings.
+// The course of a dispatch, whatever its rows are.
 #pragma once
 
 #include "dispatch_receive.cuh"
 #include "dispatch_send.cuh"
-#include "scaled_rows.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
+
+// Rows that the outputs must have.
+template <typename Block>
+__device__ __forceinline__ uint32_t rows_needed(const Block& block) {
+    if constexpr (Block::kZones) {
+        return block.rows.needed();
+    } else {
+        return block.shared.pairs.total;
+    }
+}
 
 // Whether the outputs have room for what comes; a missing one has room for any number of rows. Otherwise the
 // operation fails: here at once, on peers that wait for this rank now or when they begin their next one.
 template <typename Block>
 __device__ bool check_outputs(const Block& block) {
     const HtDispatchParams& params = block.params;
-    const uint32_t total = block.shared.pairs.total;
+    const uint32_t total = rows_needed(block);
     const bool rows_fit = params.out_rows >= total;
     const bool scales_fit = block.rows.scale_rows() >= total;
     const bool routing_fits = params.routing_rows >= total;

@@ -20,7 +20,7 @@ __device__ void run(const HtPullParams& params) {
     if (agreement.way == Way::kStraight) {
         run<Type>(Block{params.rows, params.mapped, agreed}, agreed, memory + HT_MAPPED_SHARED_BYTES);
     } else if (agreement.way == Way::kRings) {
-        ht_combine_impl::run<Type>(params.rows, AllRows{}, NoPartials{});
+        ht_combine_impl::run<Type>(params.rows, AllRows{}, NoPartials{}, SummedRows{});
         hear_all(common, params.mapped, agreement);
     }
 }

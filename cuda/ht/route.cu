@@ -3,8 +3,13 @@
 // Grid: each block but the last counts and numbers the tokens of its part of this rank's. The last of them
 // to have counted notifies every rank of how many rows it gets from here, and how many for each of its
 // experts. The last block of the grid waits for the same from every rank and stores where each source's
-// rows begin. Notifications are packets with the handle's epoch, in two banks that alternate. A kernel ends
+// rows begin. Notifications are packets with the kernel's epoch, in two banks that alternate. A kernel ends
 // only after hearing from all ranks. So when kernel n + 2 starts, no rank still reads bank n.
+//
+// The epoch is counted in device memory, so a graph replays, and the bank follows from it. Every rank runs the same
+// kernels in the same order, so all count alike. The receiving block counts on once it has heard from its own rank, too:
+// that is when all other blocks have counted, so they have read the epoch. If it gives up, the group has failed, and
+// nobody notifies any more.
 //
 // A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it says so and
 // waits for the others, which keeps banks and epochs as they are. Every rank broadcasts its verdict, so all
@@ -30,6 +35,8 @@ constexpr uint32_t kMaskWords = MAX_PEERS / kWordBits + 1;
 constexpr uint32_t kWarps = HT_ROUTE_THREADS / kWarpSize;
 
 struct SharedStorage {
+    // Of this kernel.
+    uint32_t epoch;
     // Rows to each rank of the tokens before those at hand.
     uint32_t rows[kMaskWords * kWordBits];
     // The same of each warp's tokens.
@@ -52,6 +59,8 @@ struct Block {
     __device__ uint32_t top_k() const { return params.handle.top_k; }
     __device__ uint32_t local_experts() const { return params.layout.local_experts; }
     __device__ uint32_t experts() const { return ranks() * local_experts(); }
+    __device__ uint32_t epoch() const { return shared.epoch; }
+    __device__ uint32_t bank() const { return shared.epoch % 2; }
     __device__ bool refuses() const { return params.verdict >> HT_VERDICT_CODE_SHIFT != 0; }
 
     // The expert that entry k of `token` names; kNowhere if none, or if its rank is not active.
@@ -65,13 +74,13 @@ struct Block {
     __device__ uint32_t* rows_for(uint32_t expert) const { return rows_to(ranks()) + expert; }
     // A rank's packets for itself are not in its window, where peers could change them.
     __device__ bool is_own(uint32_t rank) const { return rank == params.peers.rank; }
-    __device__ uint64_t* own_counts() const { return params.own_counts + params.bank * packets(); }
+    __device__ uint64_t* own_counts() const { return params.own_counts + bank() * packets(); }
     __device__ uint64_t packets() const { return local_experts() + HT_COUNTS_BESIDE_EXPERTS; }
     // The packets of `source` in the window that begins at `window`.
     template <template <typename> class Address>
     __device__ Address<uint64_t> counts_in(Address<uint8_t> window, uint32_t source) const {
         return as<uint64_t>(window + params.layout.counts) +
-               (params.bank * ranks() + source) * packets();
+               (bank() * ranks() + source) * packets();
     }
     // Where this rank reads the packets of `source`, and where it writes those for `peer`.
     __device__ Own<uint64_t> counts_of(uint32_t source) const {
@@ -224,7 +233,7 @@ __device__ void tally_tokens(const Block& block, uint32_t first, uint32_t last) 
 
 // Notifies every rank of what it gets, from the tally of all blocks, which is zero again afterwards.
 __device__ void notify(const Block& block) {
-    const uint32_t epoch = block.params.epoch;
+    const uint32_t epoch = block.epoch();
     const uint32_t local_experts = block.local_experts();
     for (uint32_t i = threadIdx.x; i < block.experts(); i += HT_ROUTE_THREADS) {
         if (is_active(block.params.peers, i / local_experts)) {
@@ -281,7 +290,7 @@ __device__ uint32_t conclude(const Block& block, uint32_t source, const Arrival&
 __device__ Arrival wait_for_count(const Block& block, uint32_t source, uint32_t i) {
     const HtRouteParams& params = block.params;
     return wait_for_packet(params, block.counts_of(source) + i,
-                           {WAIT_COUNTS, source, params.epoch});
+                           {WAIT_COUNTS, source, block.epoch()});
 }
 
 // Receives how many rows each rank sends, and its verdict.
@@ -316,7 +325,7 @@ __device__ void store_rows(const Block& block) {
     params.handle.begins[block.ranks()] = rows;
     if (conclusion != HT_VERDICT_MISSING) {
         st_release_sys(reinterpret_cast<uint64_t*>(params.received),
-                       make_packet(params.epoch, rows));
+                       make_packet(params.number, rows));
     }
 }
 
@@ -325,6 +334,9 @@ template <typename Layout>
 __device__ void receive(const Block& block) {
     const HtRouteParams& params = block.params;
     receive_rows(block);
+    if (threadIdx.x == 0) {
+        st_relaxed_gpu(params.epochs, block.epoch());
+    }
     if (block.refuses()) {
         return;
     }
@@ -357,6 +369,10 @@ template <typename Layout>
 __device__ void run(const HtRouteParams& params) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
+    if (threadIdx.x == 0) {
+        shared.epoch = ld_relaxed_gpu(params.epochs) + 1;
+    }
+    __syncthreads();
     if (blockIdx.x == gridDim.x - 1) {
         receive<Layout>(block);
         return;

@@ -17,6 +17,8 @@ struct PlainRows {
     // Whether a sender also stores a row to this rank's output, if it goes there as well as to peers.
     static constexpr bool kKeptBySender = false;
     static constexpr bool kHasScales = false;
+    // Whether rows lie by expert in the output.
+    static constexpr bool kZones = false;
 
     // What a lane loads of a token well before it is needed.
     struct Ahead {};

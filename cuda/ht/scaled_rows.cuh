@@ -18,6 +18,7 @@ constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 // What rows that are forwarded and rows that are cast have in common.
 struct ScaledImage {
     static constexpr bool kHasScales = true;
+    static constexpr bool kZones = false;
     const HtScaledRows& scaled;
 
     __device__ uint32_t payload_bytes(const HtCommon&) const { return scaled.rows.payload_bytes; }

@@ -151,6 +151,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
 
 template <typename Type, typename SizeOfUnits, bool Exact = false>
 __device__ __forceinline__ void run(const LlCombineParams& params) {
+    follow_grid();
     run<Type, SizeOfUnits, Exact>(params, OneNode{params.common.peers});
 }
 
@@ -165,9 +166,9 @@ ENTRY(ll_combine_f32) { run<F32, FewTokens>(params); }
 ENTRY(ll_combine_many_bf16) { run<Bf16, ManyTokens>(params); }
 ENTRY(ll_combine_many_f16) { run<F16, ManyTokens>(params); }
 ENTRY(ll_combine_many_f32) { run<F32, ManyTokens>(params); }
-ENTRY(ll_combine_exact_bf16) { run<Bf16, ManyTokens, true>(params); }
-ENTRY(ll_combine_exact_f16) { run<F16, ManyTokens, true>(params); }
-ENTRY(ll_combine_exact_f32) { run<F32, ManyTokens, true>(params); }
+ENTRY(ll_combine_exact_bf16) { run<Bf16, AllEntries, true>(params); }
+ENTRY(ll_combine_exact_f16) { run<F16, AllEntries, true>(params); }
+ENTRY(ll_combine_exact_f32) { run<F32, AllEntries, true>(params); }
 ENTRY(ll_combine_nodes_bf16) { run<Bf16>(params); }
 ENTRY(ll_combine_nodes_f16) { run<F16>(params); }
 ENTRY(ll_combine_nodes_f32) { run<F32>(params); }

@@ -18,17 +18,28 @@ struct alignas(16) Addend {  // one access
 struct SharedStorage {
     Start start;
     Addend addends[LL_COMBINE_THREADS / kWarpSize][kWarpSize];
+    // The next turns that a warp may take (Share::next_unit), where warps take what is left.
+    uint32_t next_send;
+    uint32_t next_receive;
 };
 
-// What a warp takes at once of a token: chunks of each row, and rows that are loaded together.
+// What a warp takes at once of a token: chunks of each row, and rows that are loaded together. And whether warps take
+// any unit that is left instead of every n-th: where each has two or three, those with three would end last.
 struct FewTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 2;
+    static constexpr bool kFromQueue = false;
 };
 // More is on its way at a time, which takes more code.
 struct ManyTokens {
+    static constexpr uint32_t kChunks = 2;
+    static constexpr uint32_t kRows = 4;
+    static constexpr bool kFromQueue = true;
+};
+struct AllEntries {
     static constexpr uint32_t kChunks = 4;
     static constexpr uint32_t kRows = 4;
+    static constexpr bool kFromQueue = false;
 };
 
 // A combine of rows that lie as a dispatch of one layout left them. `Exact`: every entry's row comes home, summed in
@@ -38,6 +49,7 @@ struct CombineOperation : Operation<Nodes> {
     static constexpr bool kExact = Exact;
     static constexpr uint32_t kChunks = SizeOfUnits::kChunks;
     static constexpr uint32_t kRows = SizeOfUnits::kRows;
+    static constexpr bool kFromQueue = SizeOfUnits::kFromQueue;
     using Layout = LayoutOfRows;
     using Operation<Nodes>::Operation;
 };

@@ -38,7 +38,8 @@ __device__ void send_rows(const Block<Op>& block, Send send) {
     // With one token for a block its first warp tells the token's weights, so it begins last.
     const uint32_t turn = (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
 #pragma unroll 1
-    for (uint32_t unit = block.senders.unit(turn); unit < units; unit += step) {
+    for (uint32_t unit = block.senders.unit(turn); unit < units;
+         unit = Op::kFromQueue ? block.senders.next_unit(&block.shared.next_send) : unit + step) {
         const UnitOfAll outgoing(block.op, block.units, unit);
         if (outgoing.token < block.tokens_of[outgoing.rank]) {
             send(block, outgoing);
@@ -55,6 +56,10 @@ __device__ __forceinline__ void fill_shared(const Block<Op>& block, const Start&
     }
     if (threadIdx.x == 0) {
         block.shared.start = start;
+        if constexpr (Op::kFromQueue) {
+            block.shared.next_send = num_warps();
+            block.shared.next_receive = 0;
+        }
     }
 }
 

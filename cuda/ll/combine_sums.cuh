@@ -207,8 +207,10 @@ __device__ void receive_rows(const Block<Op>& block) {
     if (is_fingerprint_warp(block)) {
         check_fingerprints(block);
     }
+    const auto from_queue = [&] { return block.receivers.next_unit(&block.shared.next_receive); };
 #pragma unroll 1
-    for (uint32_t unit = block.receivers.unit(first_receive_turn()); unit < units; unit += step) {
+    for (uint32_t unit = Op::kFromQueue ? from_queue() : block.receivers.unit(first_receive_turn()); unit < units;
+         unit = Op::kFromQueue ? from_queue() : unit + step) {
         const Divided at = divide(unit, block.units.count, block.units.reciprocal);
         receive_unit<Type>(block, {0, at.quotient}, at.remainder);
     }

@@ -40,10 +40,14 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
 
 template <typename Rows>
 __device__ __forceinline__ void run_scaled(const LlScaledDispatchParams& params) {
+    follow_grid();
     run(params.dispatch, OneNode{params.dispatch.common.peers}, Rows{params.rows});
 }
 
-ENTRY(ll_dispatch) { run(params, OneNode{params.common.peers}, PlainRows{}); }
+ENTRY(ll_dispatch) {
+    follow_grid();
+    run(params, OneNode{params.common.peers}, PlainRows{});
+}
 ENTRY(ll_dispatch_scaled) { run_scaled<ForwardedRows>(params); }
 ENTRY(ll_dispatch_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
 ENTRY(ll_dispatch_cast_f16) { run_scaled<CastRows<F16>>(params); }

@@ -44,8 +44,8 @@ struct Block {
     __device__ uint8_t* view_at(uint32_t row) const {
         return own_window(op.common.peers) + view_row(shape, view, row);
     }
-    // The caller's row for a token of `home`, or none. The handle's memory holds anything if its dispatch has not run; no
-    // such row is taken at its word.
+    // The caller's row for a token of `home`, or none. The handle's memory holds anything if its dispatch has not
+    // run; no such row is taken at its word.
     __device__ __forceinline__ const uint8_t* row_of(uint32_t home, uint32_t token, uint32_t& row) const {
         row = static_cast<uint32_t>(op.rows_of(home, token)[0]);
         const bool is_row = row < RankMajor{shape, op.ranks()}.rows();
@@ -53,8 +53,8 @@ struct Block {
     }
 };
 
-// Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it; and in a whole
-// operation, whose packets the next one looks at, which banks of views are clean.
+// Everyone sends everyone its fingerprint, so that an operation never ends before all peers have begun it; and in a
+// whole operation, whose packets the next one looks at, which banks of views are clean.
 __device__ __forceinline__ void tell_peers(const Block& block) {
     const Op& op = block.op;
     const uint32_t clean = clean_word(block.shared.owner, LL_VIEW_BANKS);
@@ -106,9 +106,9 @@ struct Outgoing {
     }
 };
 
-// A warp sends its chunks of the rows of other ranks' tokens. Where the view is cleaned, its words may be what is sent, so
-// the same lane overwrites them after it has loaded them. `begin` is called once the first is under way, and says
-// whether the operation goes on; returns that.
+// A warp sends its chunks of the rows of other ranks' tokens. Where the view is cleaned, its words may be what is
+// sent, so the same lane overwrites them after it has loaded them. `begin` is called once the first is under way, and
+// says whether the operation goes on; returns that.
 template <typename Begin>
 __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
     const Op& op = block.op;
@@ -144,7 +144,7 @@ __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
 __device__ __forceinline__ Vec16 receive_chunk(const Block& block, uint32_t token, uint32_t peer, const Chunk& chunk) {
     const uint32_t slot = block.bank_slots.of_sum(0, token, peer);
     uint8_t* from = block.op.here().row(slot).data;
-    const Vec16 vec = await_chunk(block.op, from, slot, chunk, peer);
+    const Vec16 vec = await_chunk(block.op, from, slot, chunk, peer, block.view.gently != 0);
     if (chunk.holds()) {
         st_row(as<Vec16>(from + chunk.lane_byte()), all_sentinels());
     }

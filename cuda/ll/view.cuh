@@ -6,39 +6,41 @@
 //
 // Why a row is never written while somebody still reads it, or before its words hold kSentinel again
 //
-// A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says so (0), or whose
-// rows are there; it changes between kernels only, in effect: the last block of a kernel to begin writes it when all
-// have read it, and the next kernel of the group's order is the next to read it.
+// A bank is *clean* if all words in which rows of peers arrive hold kSentinel. `LlViewState::owner` says so (0), or
+// whose rows are there; it changes between kernels only, in effect: the last block of a kernel to begin writes it
+// when all have read it, and the next kernel of the group's order is the next to read it.
 //
-// - A dispatch owns its bank from then on. A combine of that handle cleans it: each warp writes kSentinel over a chunk of
-//   the view behind its own load of the same chunk of the caller's rows, which may be the view. The experts have read
-//   the view by then, as a view lives until the combine begins. Own rows stay, as nobody polls them. Where the bank has
-//   another owner by now, the combine leaves it alone.
+// - A dispatch owns its bank from then on. A combine of that handle cleans it: each warp writes kSentinel over a
+//   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view. The experts
+//   have read the view by then, as a view lives until the combine begins. Own rows stay, as nobody polls them. Where
+//   the bank has another owner by now, the combine leaves it alone.
 // - A dispatch to a bank that is not clean cleans it first, with all its blocks.
 // - A rank writes rows to a peer's bank only if it knows from that peer that the bank is clean. In each operation of
-//   these kernels a rank tells each peer which of its banks are clean as the kernel begins, less the one that a dispatch is
-//   about to fill: `clean_word`, in a packet that it sends anyway. If the operation just before this one told that the
-//   bank is clean, it still is: only an operation of that rank could change it, and that one was the last. Else the sender
-//   waits for the peer's fingerprint of this operation, which a rank sends once its bank is clean. That depends on no
-//   other rank, so the wait terminates.
-//   Banks by turns make this wait rare: of pairs one after the other, or two overlapping, the operation before tells.
+//   these kernels a rank tells each peer which of its banks are clean as the kernel begins, less the one that a
+//   dispatch is about to fill: `clean_word`, in a packet that it sends anyway. If the operation just before this one
+//   told that the bank is clean, it still is: only an operation of that rank could change it, and that one was the
+//   last. Else the sender waits for the peer's fingerprint of this operation, which a rank sends once its bank is
+//   clean. That depends on no other rank, so the wait terminates. Banks by turns make this wait rare: of pairs one
+//   after the other, or two overlapping, the operation before tells.
 // - Stores that clean come before all that a rank tells: those of a kernel before by the end of it; those of the same
 //   kernel by the count of blocks that have cleaned and the release of the fingerprint. So a peer's rows come later.
-// - Whoever reads the packet of the operation before finds it, or one of a later operation, and then waits in the other
-//   way: packets of a bank are overwritten two operations later at the earliest.
+// - Whoever reads the packet of the operation before finds it, or one of a later operation, and then waits in the
+//   other way: packets of a bank are overwritten two operations later at the earliest.
 //
 // Nothing of this asks who took part: a rank whose combine did not clean says so itself.
 #pragma once
 
 #include "../layout/rank_major.cuh"
 #include "chunk.cuh"
+#include "params/ll_view.h"
 
 namespace nccl_ep {
 
 // Rows in the packet of a source's count take the bits below.
-constexpr uint32_t kCleanShift = 32 - LL_VIEW_BANKS;
+constexpr uint32_t kCleanShift = 8 * sizeof(uint32_t) - LL_VIEW_BANKS;
 
-// Which banks are clean, of owners that a kernel finds as it begins. `filled` is the one that it fills, or LL_VIEW_BANKS.
+// Which banks are clean, of owners that a kernel finds as it begins. `filled` is the one that it fills, or
+// LL_VIEW_BANKS.
 __device__ __forceinline__ uint32_t clean_word(const uint32_t (&owner)[LL_VIEW_BANKS], uint32_t filled) {
     uint32_t word = 0;
 #pragma unroll
@@ -98,8 +100,8 @@ __device__ __forceinline__ uint32_t await_packet(const Op& op, const uint64_t* a
 
 // ---- Chunks of rows, with what seldom happens to them apart ---------------------------------------
 
-// All lanes, after a chunk was stored that has kSentinel in it: signals its flag. `row` is that of the bank of the epoch
-// whose flags the chunk has.
+// All lanes, after a chunk was stored that has kSentinel in it: signals its flag. `row` is that of the bank of the
+// epoch whose flags the chunk has.
 __device__ __noinline__ static void signal_chunk(const LlCommon& common, uint32_t epoch, uint32_t peer, uint32_t row,
                                                  uint32_t chunk) {
     Operation<OneNode> op(common, OneNode{common.peers});
@@ -140,11 +142,11 @@ __device__ __noinline__ static uint64_t keep_waiting_for_chunk(const LlCommon& c
     return any_lane(start == kGivenUp) ? kGivenUp : start;
 }
 
-// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of `row`. After a wait that was
-// given up it holds anything.
+// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of `row`. After a wait
+// that was given up it holds anything. `gently` pauses between polls.
 template <typename Op>
 __device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, uint32_t row, const Chunk& chunk,
-                                             uint32_t rank) {
+                                             uint32_t rank, bool gently) {
     const bool holds = chunk.holds();
     const auto* at = reinterpret_cast<const Vec16*>(from + chunk.lane_byte());
     Vec16 vec = {{0, 0, 0, 0}};
@@ -158,7 +160,9 @@ __device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, 
         if (!any_lane(has_sentinel(vec))) {
             break;
         }
-        spin_hint();
+        if (gently) {
+            spin_gently();
+        }
         if (++polls % kPollsOfChunk == 0) {
             start = keep_waiting_for_chunk(op.common, op.epoch, rank, row, chunk.index, start);
             if (start >= kIsThere) {

@@ -8,6 +8,8 @@
 mod common;
 #[path = "src/ht.rs"]
 mod ht;
+#[path = "src/ht_kept.rs"]
+mod ht_kept;
 #[path = "src/ht_mapped.rs"]
 mod ht_mapped;
 #[path = "src/ht_nodes.rs"]
@@ -16,6 +18,8 @@ mod ht_nodes;
 mod ll;
 #[path = "src/ll_pack.rs"]
 mod ll_pack;
+#[path = "src/ll_view.rs"]
+mod ll_view;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -40,12 +44,13 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 6] = [
+const FILES: [File; 8] = [
     File {
         name: "common",
         base: None,
         sizes: sizes![common: FaultReport ScaleView ScaledRows WaitParams PeerTable RankOnNode MessageHeader
-            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams PeerSelftestParams],
+            SelftestResult ReplayMarkParams HandleHeaderParams HandleIdsParams AddCountsParams
+            PeerSelftestParams],
     },
     File {
         name: "ll",
@@ -54,7 +59,6 @@ const FILES: [File; 6] = [
             LlNodes LlDispatchNodesParams LlScaledDispatchParams LlScaledDispatchNodesParams
             LlBeside LlRankDispatchParams LlRankScaledDispatchParams LlRankDispatchNodesParams
             LlRankScaledDispatchNodesParams
-            LlViewState LlView LlRankDispatchViewParams LlRankCombineParams
             LlCombineNodesParams LlTopkWeightsParams],
     },
     File {
@@ -63,10 +67,21 @@ const FILES: [File; 6] = [
         sizes: sizes![ll_pack: LlPackParams LlRankPackParams LlScaledPackParams],
     },
     File {
+        name: "ll_view",
+        base: Some("ll.h"),
+        sizes: sizes![ll_view: LlViewState LlView LlRankDispatchViewParams LlRankCombineParams],
+    },
+    File {
         name: "ht",
         base: Some("common.h"),
         sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtRouteParams HtSequences HtCommon HtShape
-            HtNumbers HtCountersParams HtByKParams HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+            HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+    },
+    File {
+        name: "ht_kept",
+        base: Some("ht.h"),
+        sizes: sizes![ht_kept: HtNumbers HtZones HtZonesParams HtCountersParams HtByKParams HtZonesDispatchParams
+            HtZonesScaledDispatchParams HtZonesCombineParams],
     },
     File {
         name: "ht_mapped",
@@ -173,10 +188,12 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 // Made from src/backend/cuda/kernels.rs.
 #pragma once
 
+#include \"ht_kept.h\"
 #include \"ht_mapped.h\"
 #include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"
+#include \"ll_view.h\"
 
 #define NCCL_EP_KERNELS(KERNEL)"
         .to_owned();

@@ -126,7 +126,7 @@ typedef struct ncclEpGroupConfig_t {
   uint64_t timeout_ns;
   // Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
   ncclEpZeroCopyMode_t zero_copy;
-  // HT. `NCCL_EP_OVERFLOW_DROP` is not served yet.
+  // HT, expert-major: what happens to slots beyond `max_recv_tokens_per_rank`.
   ncclEpOverflowPolicy_t overflow_policy;
   // HT: largest K of a handle, or 0.
   unsigned int num_topk;
@@ -366,7 +366,8 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 
 // Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
 //
-// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT`.
+// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and, on one node,
+// `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 //
 // @param handle      gets the handle; written on success only
 // @param ep_group    the group
@@ -394,8 +395,8 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // operations.
 //
 // HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-// read later. Over several nodes the host waits until all ranks have exchanged their routing, and forward dispatches
-// read the ids again. A captured `stream` is refused.
+// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, the host waits
+// until all ranks have exchanged their routing, and forward dispatches read the ids again.
 //
 // @param handle       the handle
 // @param topk_idx     int64 [T, K], on one node also int32: global expert ids of this rank's T tokens; negative ones and
@@ -405,7 +406,7 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-// staged operation waits for completion, and for a captured stream in HT; `ncclRemoteError` if another rank refused; or the
+// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another rank refused; or the
 // code of the failure if the group has failed.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
                                 const ncclEpTensor_t *topk_idx,
@@ -458,6 +459,16 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
 // there are tokens only.
 //
+// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32 `[n]`,
+// where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each row is in a
+// slot for every local expert that its token names. Slots lie by expert, then source rank, then token; those of an expert
+// begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep their content, and
+// weights are 0 up to B. More slots than B are a failure of the group, or with `NCCL_EP_OVERFLOW_DROP` are dropped.
+//
+// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that lie as
+// the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
+// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [.., H/128].
+//
 // Delivered ids are local, or global where layout_info says so.
 //
 // @param handle       the routing
@@ -495,6 +506,10 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
 // node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
 // and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
+//
+// HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
+// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward pass
+// gradients are `[n]`.
 //
 // A token to which no expert contributes gets zeros.
 //

@@ -18,9 +18,11 @@ __version__ = "0.1.0"
 # Names that need torch, and their modules, which load at first use.
 _RESULTS = ("DispatchResult", "LowLatencyResult", "LowLatencyScaledResult", "RankMajorResult",
             "ScaledResult", "WeightedResult", "WeightedScaledResult")
+_CHOICES = ("Choice", "Query", "Variant")
 _WITH_TORCH = {"EpGroup": "nccl_ep.group", "EpHandle": "nccl_ep.handle",
                **dict.fromkeys(_RESULTS, "nccl_ep.results"),
-               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.capabilities",
+               **dict.fromkeys(_CHOICES, "nccl_ep.choices"),
+               "MoeShape": "nccl_ep.tuning", "capabilities": "nccl_ep.capability",
                "tune": "nccl_ep.tuning"}
 _MODULES = ("autograd", "deep_ep", "layers", "memory", "testing")
 
@@ -46,8 +48,8 @@ try:
 
     HAVE_NCCL_EP = True
     if HAVE_TORCH:
-        __all__ += [*_RESULTS, "EpGroup", "EpHandle", "MoeShape", "autograd", "capabilities", "deep_ep",
-                    "layers", "tune"]
+        __all__ += [*_RESULTS, *_CHOICES, "EpGroup", "EpHandle", "MoeShape", "autograd",
+                    "capabilities", "deep_ep", "layers", "tune"]
 except ImportError as error:  # such as a Python without ctypes
     warnings.warn(f"nccl_ep is of no use here: {error}", stacklevel=2)
     HAVE_NCCL_EP = False
@@ -55,7 +57,8 @@ except ImportError as error:  # such as a Python without ctypes
 if TYPE_CHECKING:
     from nccl_ep import (autograd as autograd, deep_ep as deep_ep, layers as layers,
                          memory as memory, testing as testing)
-    from nccl_ep.capabilities import capabilities as capabilities
+    from nccl_ep.capability import capabilities as capabilities
+    from nccl_ep.choices import Choice as Choice, Query as Query, Variant as Variant
     from nccl_ep.group import EpGroup as EpGroup
     from nccl_ep.handle import EpHandle as EpHandle
     from nccl_ep.results import (DispatchResult as DispatchResult,

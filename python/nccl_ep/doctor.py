@@ -20,7 +20,8 @@ from nccl_ep.nccl_wrapper import NCCLLibrary
 
 # Of docs/env.md; a test compares.
 VARIABLES = ("NCCL_EP_TIMEOUT_MS", "NCCL_EP_NCCL_LIBRARY", "NCCL_EP_LL_COMBINE", "NCCL_EP_NODE_SUMS",
-             "NCCL_EP_TUNING_FILE", "NCCL_EP_HT_CHUNK_BYTES", "NCCL_EP_CHECK", "NCCL_EP_LIBRARY")
+             "NCCL_EP_TUNING_FILE", "NCCL_EP_HT_CHUNK_BYTES", "NCCL_EP_CHECK", "NCCL_EP_PROGRAMMATIC",
+             "NCCL_EP_LIBRARY")
 # Of builds; scripts/env.sh exports some of them.
 BUILD_VARIABLES = ("NCCL_EP_CUDA", "NCCL_EP_ARCHS", "NCCL_EP_NVCC", "NCCL_EP_DEPS",
                    "NCCL_EP_TARGET", "NCCL_EP_RELEASE", "NCCL_EP_ROOT", "NCCL_EP_TOOLS",
@@ -140,7 +141,8 @@ def _environment() -> Iterator[str]:
 
 def _refused_values() -> Iterator[str]:
     """Values that the library would not use, as far as they are numbers or words."""
-    words = {"NCCL_EP_LL_COMBINE": ("reduce", "exact"), "NCCL_EP_CHECK": ("0", "1")}
+    words = {"NCCL_EP_LL_COMBINE": ("reduce", "exact"), "NCCL_EP_CHECK": ("0", "1"),
+             "NCCL_EP_PROGRAMMATIC": ("0", "1")}
     for name, allowed in words.items():
         value = os.environ.get(name)
         if value and value not in allowed:

@@ -7,8 +7,9 @@ import dataclasses
 from typing import Any
 
 from nccl_ep.types import (buffer_type, cudaStream_t, ncclComm_t, ncclDataType_t, ncclEpAllocFn_t,
-                           ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
-                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpMemInfo_t, ncclNDTensor_t,
+                           ncclEpChoice_t, ncclEpDispatchConfig_t, ncclEpFreeFn_t, ncclEpGroup_t,
+                           ncclEpGroupConfig_t, ncclEpHandle_t, ncclEpMemInfo_t, ncclEpSelect_t,
+                           ncclNDTensor_t,
                            ncclRedOp_t, ncclResult_t, ncclUniqueId)
 
 _Tensor = ctypes.POINTER(ncclNDTensor_t)
@@ -69,6 +70,10 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpGetVersion", ncclResult_t, [_Number]),
     Function("ncclEpGetLastError", ctypes.c_char_p, []),
     Function("ncclEpGetAsyncError", ncclResult_t, [ncclEpGroup_t, ctypes.POINTER(ncclResult_t)]),
+    Function("ncclEpSetChoice", ncclResult_t,
+             [ncclEpGroup_t, ctypes.c_uint, ctypes.POINTER(ncclEpChoice_t)]),
+    Function("ncclEpSetSelector", ncclResult_t, [ncclEpGroup_t, ncclEpSelect_t, ctypes.c_void_p]),
+    Function("ncclEpGroupCountRows", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpMemAlloc", ncclResult_t,
              [ncclEpGroup_t, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
     Function("ncclEpMemFree", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
@@ -77,4 +82,5 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpMemDeregister", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpMemInfo", ncclResult_t,
              [ncclEpGroup_t, ctypes.c_void_p, ctypes.POINTER(ncclEpMemInfo_t)]),
+    Function("ncclEpPoolUse", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p, ctypes.c_size_t]),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
 import sys
 import warnings
@@ -15,6 +16,7 @@ import torch
 
 from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype, require_group,
                                row_bytes)
+from nccl_ep.choices import Choice, OperationName, Selector, Variant, in_c, number_of, variants
 from nccl_ep.errors import NcclEpError, RemoteError, failure
 from nccl_ep.heap import MappedMemory, PeerMemory
 from nccl_ep.modes import Algorithm, Mode
@@ -23,6 +25,7 @@ from nccl_ep.operators.numbers import forget, register_configured
 from nccl_ep.operators.traced import create_handle as traced_handle, is_traced
 from nccl_ep.rendezvous import communicator
 from nccl_ep.runtime import Runtime
+from nccl_ep.tensors import checked_output
 from nccl_ep.types import NCCL_EP_AUTO, ncclComm_t, ncclEpAlgorithm_t, ncclEpGroupConfig_t
 from nccl_ep.views import Views
 from nccl_ep.words import in_python
@@ -92,14 +95,20 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[EpHandle] = set()
+        self._counted: list[torch.Tensor | None] = []
         self.views = Views()
         self.label = ""
+        self.choices: dict[OperationName, Choice | None] = {}
+        self.selector: Selector | None = None
+        self._selector: Any = None
+        self._exact = os.environ.get("NCCL_EP_LL_COMBINE") == "exact"
         self._backward = ""
         self._last: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self.library = NCCLLibrary()
         self.runtime = Runtime(self.library)
         self.algorithm, self.num_experts, self.hidden = algorithm, num_experts, hidden
         self.max_tokens_per_rank, self.dtype = max_tokens_per_rank, dtype
+        self.num_channels = num_channels
         config = ncclEpGroupConfig_t(
             version=1, algorithm=_ALGORITHMS[algorithm], num_experts=num_experts,
             max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=bytes_of_row,
@@ -157,6 +166,11 @@ class EpGroup(Generic[Mode]):
         """
         return self._memory.empty(shape, dtype if dtype is not None else self.dtype)
 
+    def memory_pool(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """A context in which torch allocates from the heap, in this thread: from `size` bytes of it, those of the first
+        call, by default the largest piece that is left. GPUs only; a `torch.cuda.MemPool`, with its rules."""
+        return self._memory.pool(size)
+
     def register(self, tensor: torch.Tensor) -> None:
         """Lets the ranks of a node map this tensor's memory, as that of `empty`; collective.
 
@@ -192,6 +206,35 @@ class EpGroup(Generic[Mode]):
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
+    def variants(self, operation: OperationName) -> list[Variant]:
+        """The ways to run "ll_combine", "ht_dispatch" or "ht_combine" that have names."""
+        return variants(operation, self._exact)
+
+    def set_choice(self, operation: OperationName, choice: Choice | None) -> None:
+        """Runs `operation` in this way from now on, on this rank; None: as the library wants.
+
+        A choice that is impossible counts as none. `ll.reduce` and `ll.exact` are the same on all
+        ranks; all else is a matter of each. A graph keeps the choice of its capture.
+        """
+        number = number_of(operation)
+        self.call(self.library.ncclEpSetChoice, self.handle, number,
+                  None if choice is None else choice.in_c())
+        self.choices[operation] = choice
+
+    def set_selector(self, select: Selector | None) -> None:
+        """Asks `select` in each operation without a set choice; it gets a `Query` and returns a
+        `Choice`, or None for the library's own. It must not use the group."""
+        callback = in_c(select)
+        self.call(self.library.ncclEpSetSelector, self.handle, callback)
+        self.selector, self._selector = select, callback
+
+    def retune(self, top_k: int, max_tokens: int = 0, **options: Any) -> dict[str, Any]:
+        """Measures launch shapes on this group and runs its operations by them from now on:
+        `nccl_ep.tuning.retune`. Collective."""
+        from nccl_ep.tuning import retune
+
+        return retune(self, top_k, max_tokens, **options)
+
     def keep(self, handle: EpHandle) -> None:
         """Keeps a handle, as one that a CUDA graph has captured, until the group is closed."""
         self._kept.add(handle)
@@ -202,6 +245,15 @@ class EpGroup(Generic[Mode]):
         if code != 0:
             raise self.told(failure(code, self.library.ncclGetErrorString(code),
                                     self.library.ncclEpGetLastError()))
+
+    def count_rows(self, rows: torch.Tensor | None) -> None:
+        """From now on each dispatch adds the rows that each local expert receives to `rows`, int64 [L], which the group
+        keeps; None ends that. Rank-major dispatches do not count. Local."""
+        if rows is not None:
+            rows = checked_output("rows", rows, (self.num_local_experts,), self.device, torch.int64)
+        self.call(self.library.ncclEpGroupCountRows, self.handle, None if rows is None else rows.data_ptr())
+        # Graphs that were captured meanwhile go on adding to those before.
+        self._counted.append(rows)
 
     @contextlib.contextmanager
     def backward_of(self, operation: str) -> Iterator[None]:
@@ -258,6 +310,7 @@ class EpGroup(Generic[Mode]):
                 self.library.ncclEpGroupDestroy(group, self._stream())
             finally:
                 self._kept.clear()
+                self._counted.clear()
                 self._destroy_comm()
 
     def _destroy_comm(self) -> None:

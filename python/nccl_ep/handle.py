@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 import torch
 
 from nccl_ep.arguments import cannot_be_copied
+from nccl_ep.choices import Choice, chosen
 from nccl_ep.gradients import check_differentiable, needs_gradient
 from nccl_ep.modes import Mode
 from nccl_ep.operators.numbers import forget, register
@@ -27,7 +28,10 @@ from nccl_ep.types import ncclEpDispatchConfig_t
 from nccl_ep.views import WITHOUT_MEMORY, check_view, without_views
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from nccl_ep.group import EpGroup
+    from nccl_ep.options import AnyOptions, Options, RankOptions, ScaledOptions
 
 _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
@@ -98,72 +102,57 @@ class EpHandle(Generic[Mode]):
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
-                 layout: Literal["rank"], scales: torch.Tensor | None = None,
-                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None, view: bool = False) -> RankMajorResult: ...
+                 layout: Literal["rank"], **options: Unpack[RankOptions]) -> RankMajorResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
-                 scales: torch.Tensor, cast: None = None, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> LowLatencyScaledResult: ...
+                 scales: torch.Tensor, cast: None = None,
+                 **options: Unpack[ScaledOptions]) -> LowLatencyScaledResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
-                 scales: None = None, cast: CastName, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> LowLatencyScaledResult: ...
+                 scales: None = None, cast: CastName,
+                 **options: Unpack[ScaledOptions]) -> LowLatencyScaledResult: ...
 
     @overload
     def dispatch(self: EpHandle[Literal["ll"]], tokens: torch.Tensor, topk_weights: None = None, *,
-                 scales: None = None, cast: None = None, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: None = None, send_only: bool = False,
-                 stream: Any = None) -> LowLatencyResult: ...
-
-    @overload
-    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *, scales: torch.Tensor,
-                 cast: None = None, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> WeightedScaledResult: ...
-
-    @overload
-    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *, scales: None = None,
-                 cast: CastName, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> WeightedScaledResult: ...
+                 scales: None = None, cast: None = None,
+                 **options: Unpack[Options]) -> LowLatencyResult: ...
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
-                 scales: torch.Tensor | None = None, cast: CastName | None = None,
-                 scales_order: ScalesOrder = "row", out: torch.Tensor | None = None,
-                 out_scales: torch.Tensor | None = None, send_only: bool = False,
-                 stream: Any = None) -> WeightedResult: ...
+                 scales: torch.Tensor, cast: None = None,
+                 **options: Unpack[ScaledOptions]) -> WeightedScaledResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
+                 scales: None = None, cast: CastName,
+                 **options: Unpack[ScaledOptions]) -> WeightedScaledResult: ...
+
+    @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor,
+                 **options: Unpack[AnyOptions]) -> WeightedResult: ...
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: None = None, *,
-                 scales: torch.Tensor, cast: None = None, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> ScaledResult: ...
+                 scales: torch.Tensor, cast: None = None,
+                 **options: Unpack[ScaledOptions]) -> ScaledResult: ...
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: None = None, *,
-                 scales: None = None, cast: CastName, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None) -> ScaledResult: ...
+                 scales: None = None, cast: CastName,
+                 **options: Unpack[ScaledOptions]) -> ScaledResult: ...
 
     @overload
+    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
+                 layout: RowLayout = "expert", **options: Unpack[RankOptions]) -> DispatchResult: ...
+
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                  layout: RowLayout = "expert", scales: torch.Tensor | None = None,
                  cast: CastName | None = None, scales_order: ScalesOrder = "row",
                  out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None, view: bool = False) -> DispatchResult: ...
-
-    def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                 layout: RowLayout = "expert", scales: torch.Tensor | None = None,
-                 cast: CastName | None = None, scales_order: ScalesOrder = "row",
-                 out: torch.Tensor | None = None, out_scales: torch.Tensor | None = None,
-                 send_only: bool = False, stream: Any = None, view: bool = False) -> DispatchResult:
+                 send_only: bool = False, stream: Any = None, view: bool = False,
+                 choice: Choice | None = None) -> DispatchResult:
         """Sends `tokens` [T, H] to their experts. HT: `topk_weights` float32 [T, K] go with them;
         so they do in LL with `layout` "rank": a row for each token and rank. With `view` its tokens
         are in memory of the group (docs/python.md says how long).
@@ -177,8 +166,14 @@ class EpHandle(Generic[Mode]):
         others; its class says so.
         `out` gets the tokens; by default a new tensor, whose rows without a token are undefined in
         LL and zero in HT. LL with `send_only`: the result is there after `complete`. HT without
-        `out` and `stream` is differentiable; backward is collective, too.
+        `out` and `stream` is differentiable; backward is collective, too. `choice` is for this call
+        alone and not for its backward: see `EpGroup.set_choice`.
         """
+        if choice is not None:
+            with chosen(self, "dispatch", choice, tokens):
+                return self.dispatch(tokens, topk_weights, layout=layout, scales=scales, cast=cast,
+                                     scales_order=scales_order, out=out, out_scales=out_scales,
+                                     send_only=send_only, stream=stream, view=view)
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
         check_view(view, by_rank, out is not None)
         if is_traced(stream):
@@ -242,14 +237,18 @@ class EpHandle(Generic[Mode]):
         return group.views.shown(result, outputs, group.device) if view else result
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
-                out: torch.Tensor | None = None, send_only: bool = False,
-                stream: Any = None) -> torch.Tensor:
+                out: torch.Tensor | None = None, send_only: bool = False, stream: Any = None,
+                choice: Choice | None = None) -> torch.Tensor:
         """Returns results to their home ranks: [T, H], for each token the sum over its experts.
         LL: `tokens` [L, R*M, H], `topk_weights` float32 [T, K], the factors of the sum; after a
         dispatch with layout "rank" `tokens` [R, M, H] alone, weighed and summed as in HT.
         HT: `tokens` [n, H], weights already applied and a token's experts on this rank summed;
-        differentiable as `dispatch` is.
+        differentiable as `dispatch` is. `choice` as there.
         """
+        if choice is not None:
+            with chosen(self, "combine", choice, tokens):
+                return self.combine(tokens, topk_weights, out=out, send_only=send_only,
+                                    stream=stream)
         if is_traced(stream) and not (self._by_rank and runs_now(tokens)):
             return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
                                         stream=stream)

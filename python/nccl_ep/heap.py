@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,6 +125,15 @@ class _OnGpu:
             "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
+@dataclasses.dataclass
+class _Pool:
+    """A pool of torch's, and the bytes of the heap that it cuts."""
+
+    of_torch: Any
+    address: int
+    size: int
+
+
 class PeerMemory:
     """What of a group's memory peers map."""
 
@@ -131,6 +141,7 @@ class PeerMemory:
         self._group: EpGroup = weakref.proxy(group)
         self._heap: Heap | None = None
         self._tensors: dict[int, torch.Tensor] = {}
+        self._pool: _Pool | None = None
 
     def reserve(self, size: int) -> None:
         """Makes the heap; collective."""
@@ -166,6 +177,27 @@ class PeerMemory:
             return on_cpu, torch.frombuffer(on_cpu, dtype=torch.uint8)
         on_gpu = _OnGpu(address, size)
         return on_gpu, torch.as_tensor(on_gpu, device=self._group.device)
+
+    @contextlib.contextmanager
+    def pool(self, size: int | None) -> Iterator[Any]:
+        """What torch allocates in this thread meanwhile comes from the heap."""
+        group, heap = self._group, self._heap
+        if heap is None:
+            raise RuntimeError("memory_pool: the group has no heap; call group.heap(size) on all ranks first")
+        if group.device.type == "cpu":
+            raise RuntimeError("memory_pool: torch has pools on GPUs only; group.empty makes tensors in the heap")
+        if self._pool is None:
+            size = integer("size", heap.largest_free if size is None else size, 1, heap.size)
+            offset, others = heap.take(size, group.runtime.current_stream())
+            group.runtime.wait_for(others)
+            allocator = torch.cuda.memory.CUDAPluggableAllocator(group.library.path, "ncclEpPoolAlloc", "ncclEpPoolFree")
+            self._pool = _Pool(torch.cuda.MemPool(allocator.allocator()), heap.address + offset, size)
+        group.library.ncclEpPoolUse(group.handle, self._pool.address, self._pool.size)
+        try:
+            with torch.cuda.use_mem_pool(self._pool.of_torch):
+                yield self._pool.of_torch
+        finally:
+            group.library.ncclEpPoolUse(group.handle, None, 0)
 
     def use(self, tensors: Iterable[torch.Tensor], stream: Any) -> None:
         """These tensors are used on `stream`, too, wherever they are."""
@@ -214,5 +246,8 @@ class PeerMemory:
     def end(self) -> bool:
         """The group ends, and with it the memory; whether a tensor still has some of it."""
         heap, self._heap = self._heap, None
+        pool, self._pool = self._pool, None
         self._tensors.clear()
+        if heap is not None and pool is not None:
+            heap.give(pool.address - heap.address)
         return heap is not None and heap.is_used

@@ -221,6 +221,18 @@ class NCCLLibrary:
         self._call("ncclEpGetAsyncError", group, ctypes.byref(result))
         return result.value
 
+    def ncclEpSetChoice(self, group: Any, operation: int, choice: Any = None) -> None:
+        """Chooses how to run an operation from now on: an `ncclEpChoice_t`, None for the own way."""
+        self._call("ncclEpSetChoice", group, operation, _pointer(choice))
+
+    def ncclEpSetSelector(self, group: Any, select: Any, user: Any = None) -> None:
+        """Lets an `ncclEpSelect_t` choose, which the caller keeps until it is replaced."""
+        self._call("ncclEpSetSelector", group, select, user)
+
+    def ncclEpGroupCountRows(self, group: Any, rows_of_expert: Any) -> None:
+        """Dispatches add the rows of each local expert to int64 [L] there from now on; None ends that."""
+        self._call("ncclEpGroupCountRows", group, rows_of_expert)
+
     def ncclEpGetVersion(self) -> int:
         """The version of libnccl_ep: MAJOR * 10000 + MINOR * 100 + PATCH."""
         version = ctypes.c_int()
@@ -252,6 +264,10 @@ class NCCLLibrary:
         info = ncclEpMemInfo_t(size=ctypes.sizeof(ncclEpMemInfo_t))
         self._call("ncclEpMemInfo", group, address, ctypes.byref(info))
         return info
+
+    def ncclEpPoolUse(self, group: Any, address: int | None, size: int) -> None:
+        """From which bytes of such memory `ncclEpPoolAlloc` of this thread cuts; None: from none."""
+        self._call("ncclEpPoolUse", group, address, size)
 
     # --- Handles ------------------------------------------------------------------------------
 

@@ -194,6 +194,25 @@ class ncclEpDispatchConfig_t(ctypes.Structure):
     _fields_ = [("round_scales", ctypes.c_uint)]
 
 
+class ncclEpQuery_t(ctypes.Structure):
+    """What a selector is told of an operation."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in (
+        "size", "operation", "tokens", "top_k", "row_bytes", "ranks", "sms", "symmetric")]
+
+
+class ncclEpChoice_t(ctypes.Structure):
+    """How to run an operation; 0 leaves a field to the library."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in (
+        "size", "variant", "blocks", "send_blocks", "threads")]
+
+
+ncclEpSelect_t = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ncclEpQuery_t),
+                                  ctypes.POINTER(ncclEpChoice_t))
+"""`int select(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* choice)`."""
+
+
 class ncclEpHandleConfig_t(ctypes.Structure):
     """Options of a handle, as in the first package. C has none, so the library gets NULL."""
 

@@ -15,7 +15,8 @@ from problems import Problem
 
 pytestmark = pytest.mark.high_throughput
 
-_CASES = [pytest.param(code, id=f"{path.name}-{number}") for path in documents()
+_COMPILER = "torch.compile"
+_CASES = [pytest.param(code, id=f"{path.name}-{number}" + "-compiled" * (_COMPILER in code)) for path in documents()
           for number, code in enumerate(snippets(path), 1)]
 
 
@@ -38,9 +39,11 @@ def values(problem: Problem, size: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("code", _CASES)
-def test_a_documented_block(world, device, code, tmp_path, monkeypatch):
+def test_a_documented_block(world, device, code, tmp_path, monkeypatch, request):
     """In a folder of its own. What it leaves open is closed; an `output` has the right sums, and
     `sums` have them up to the rounding to 8 bits."""
+    if _COMPILER in code:
+        request.getfixturevalue("two_ranks")
     rank, size = world
     problem = Problem(rank, size, dtype=torch.bfloat16, device=device, seed=3)
     names = values(problem, size)

@@ -157,6 +157,29 @@ def test_registered_tensors(ep, group, world, device):
     assert (tensor == 3).all()
 
 
+def test_a_pool_of_torch(group, world, device):
+    ep = group(num_experts=world[1], hidden=64, max_tokens_per_rank=8)
+    ep.heap(64 * MIB)
+    if device.type == "cpu":
+        with pytest.raises(RuntimeError, match="torch has pools on GPUs only"), ep.memory_pool():
+            pass
+        return
+    other = torch.cuda.Stream()
+    for _ in range(2):
+        with ep.memory_pool(32 * MIB):
+            tensors = [torch.ones(1000, device=device) for _ in range(3)]
+        beside = torch.ones(1000, device=device)
+        library, begin = ep.library, ep.memory()[0]
+        for tensor in tensors:
+            info = library.ncclEpMemInfo(ep.handle, tensor.data_ptr())
+            assert (info.object, info.bytes) == (begin.object, begin.bytes)
+            tensor.record_stream(other)
+        with pytest.raises(InvalidArgumentError, match="must be in memory of"):
+            library.ncclEpMemInfo(ep.handle, beside.data_ptr())
+        assert all((tensor == 1).all() for tensor in tensors)
+        del tensors, tensor
+
+
 def test_a_group_ends_before_its_tensors(world):
     ep = EpGroup(num_experts=world[1], hidden=64, max_tokens_per_rank=8)
     ep.heap(4096)
@@ -178,5 +201,6 @@ def test_a_group_ends_before_its_tensors(world):
 
 def test_capabilities(device):
     found = nccl_ep.capabilities()
+    assert nccl_ep.capabilities() == found  # no module has the function's name
     assert found["backend"] == device.type and found["peer_memory"]
     assert found["version"] == nccl_ep.NCCLLibrary().ncclEpGetVersion()

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 import nccl_ep
-from nccl_ep.tuning import search
+from nccl_ep import Choice, tuning
+from nccl_ep.tuning import in_place, search
 from nccl_ep.tuning.candidates import VARIABLE, Candidate, candidates, document, in_force, write
 from nccl_ep.tuning.progress import Progress
 from nccl_ep.tuning.ranks import Ranks
-from nccl_ep.tuning.search import _best
+from nccl_ep.tuning.search import best
 
 
 def test_candidates_fit_the_gpu():
@@ -36,7 +37,7 @@ def test_the_librarys_own_choice_stays_unless_another_is_clearly_faster():
     # [candidate, number of tokens, operation]
     times = torch.tensor([[[10.0, 10.0], [10.0, 10.0]], [[9.0, 9.9], [11.0, 20.0]],
                           [[8.0, 12.0], [12.0, 5.0]]])
-    entries = _best("ll", [1, 2], tried, times)
+    entries = best("ll", [1, 2], tried, times)
     names = [(entry["operation"], entry["tokens"], entry.get("blocks", "own")) for entry in entries]
     assert names == [("ll_dispatch", 1, 16), ("ll_dispatch", 2, "own"),
                      ("ll_combine", 1, "own"), ("ll_combine", 2, 16)]
@@ -67,7 +68,7 @@ def test_the_librarys_sample_is_what_is_written(tmp_path):
     tried = [None, Candidate(32, 512, 8)]
     times = torch.tensor([[[15.25, 16.0]], [[14.5, 17.0]]])
     path = tmp_path / "times.json"
-    write(path, document("NVIDIA H200", 4, _best("ll", [8], tried, times), num_experts=256,
+    write(path, document("NVIDIA H200", 4, best("ll", [8], tried, times), num_experts=256,
                          hidden=7168, top_k=8, dtype="bfloat16", nccl="2.28.9"))
     sample = pathlib.Path(__file__).parent / "data" / "tuning.json"
     assert path.read_text() == sample.read_text()
@@ -161,3 +162,68 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
             assert received.counts.tolist() == ([3 * size] * 2 if rank == 0 else [0, 0])
         else:
             assert bool((received.tokens[:3 * size if rank == 0 else 0] == 1).all())
+
+
+def test_files_are_merged(tmp_path):
+    """For several GPUs and numbers of ranks; of entries for the same the later counts."""
+    def written(name, gpu, ranks, *blocks):
+        entries = [{"operation": "ll_dispatch", "tokens": 1 << i, "blocks": each, "threads": 512,
+                    "send_blocks": 2} for i, each in enumerate(blocks)]
+        write(tmp_path / name, document(gpu, ranks, entries))
+        return tmp_path / name
+
+    first = written("a", "G", 2, 8, 16)
+    second = written("b", "G", 4, 24)
+    both = tuning.merge(tmp_path / "both", [first, second])
+    assert json.loads((tmp_path / "both").read_text()) == both
+    assert [(part["gpu"], part["ranks"]) for part in both["files"]] == [("G", 2), ("G", 4)]
+    again = tuning.merge(tmp_path / "again", [tmp_path / "both", written("c", "G", 2, 32)])
+    assert [each["blocks"] for each in again["files"][0]["entries"]] == [32, 16]
+    (tmp_path / "other").write_text("{}")
+    with pytest.raises(ValueError, match="other: is no tuning file of version 1"):
+        tuning.merge(tmp_path / "again", [tmp_path / "other"])
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [
+    ("ll", {}), ("ll", {"cast": "fp8"}), ("ll", {"layout": "rank"}),
+    pytest.param("ht", {"cast": "fp8"}, marks=pytest.mark.high_throughput)])
+def test_a_group_is_tuned_again(world, device, group, monkeypatch, algorithm, options):
+    """On the group that exists, which keeps the caller's choices and selector."""
+    rank, size = world
+    few = [Candidate(4, 256, 4), Candidate(8, 256, 2)]
+    monkeypatch.setattr(in_place, "candidates", lambda *_: few)
+    ep = group(num_experts=2 * size, hidden=128, dtype=torch.bfloat16, algorithm=algorithm,
+               max_tokens_per_rank=4)
+    mine = Choice(blocks=1)
+    ep.set_choice(f"{algorithm}_combine", mine)
+    asked = []
+    ep.set_selector(lambda query: asked.append(query))
+    found = ep.retune(2, repetitions=2, **options)
+    assert asked == [] and ep.choices[f"{algorithm}_combine"] == mine
+    assert [entry["tokens"] for entry in found["entries"]] == [1, 2, 4] * 2
+    assert found["entries"][0]["row_bytes"] == (128 if "cast" in options else 256)
+    assert found["entries"][-1]["row_bytes"] == 256
+    ids = torch.zeros((3, 2), dtype=torch.int64, device=device)
+    ids[:, 1] = 1
+    tokens = torch.ones((3, 128), dtype=torch.bfloat16, device=device)
+    ep.create_handle(ids).dispatch(tokens)
+    assert len(asked) == 1
+    assert ep.selector(asked[0]) is None or ep.selector(asked[0]).blocks in (4, 8)
+    ep.retune(2, repetitions=2, **options)
+
+
+def test_what_a_tuned_group_chooses():
+    """The next power of two of tokens, for rows of the size that was measured."""
+    chooses = in_place.Tuned(lambda query: Choice(blocks=1) if query.tokens == 7 else None)
+    shape = {"blocks": 4, "send_blocks": 2, "threads": 64}
+    chooses.learn([{"operation": "ht_combine", "tokens": 4, "row_bytes": 64, **shape},
+                   {"operation": "ht_combine", "tokens": 2, "row_bytes": 64, "default": True},
+                   {"operation": "ht_combine", "tokens": 16, "row_bytes": 64, "variant": "ht.pull",
+                    **shape}])
+
+    def chosen(tokens, row_bytes=64):
+        return chooses(nccl_ep.Query("ht_combine", tokens, 2, row_bytes, 2, 8, False))
+
+    assert [chosen(tokens) for tokens in (0, 2, 17)] == [None] * 3 and chosen(4, 32) is None
+    assert chosen(3) == chosen(4) == Choice(None, 4, 2, 64)
+    assert chosen(5) == Choice("ht.pull", 4, 2, 64) and chosen(7) == Choice(blocks=1)

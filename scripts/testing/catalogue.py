@@ -17,7 +17,8 @@ def all_steps(places: Places) -> list[Step]:
     """All steps for a machine without a GPU."""
     path = (("PYTHONPATH", str(ROOT / "scripts")),)
     return [
-        Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status,
+        # It sleeps.
+        Step("runner/self-test", ("python3", "scripts/testing/selftest.py"), counts.exit_status, cores=0,
              environment=path),
         Step("scripts/self-test", ("python3", "scripts/testing/scripts_selftest.py"),
              counts.exit_status, environment=path),
@@ -31,9 +32,9 @@ def all_steps(places: Places) -> list[Step]:
         *_rust(),
         *abi_checks.steps(places),
         *_packages(places),
-        # Of all programs half a minute's worth, builds included.
+        # Of all programs half a minute's worth, builds included. It keeps hardly more than one core busy.
         Step("aarch64/emulated", (str(ROOT / "c_tests" / "aarch64" / "run.sh"),), counts.closing_line,
-             (python_steps.FETCHED,), cores=2, timeout=600),
+             (python_steps.FETCHED,), timeout=600),
         *programs.host_steps(places),
         *simt.steps(places),
         Step("nvtx/ranges", (str(ROOT / "c_tests" / "nvtx" / "run.sh"),
@@ -140,9 +141,9 @@ def _packages(places: Places) -> list[Step]:
              counts.exit_status),
         Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
              counts.closing_line, ("build/lib",)),
-        Step("package/readme", script("readme"), counts.closing_line, ("build/lib",), cores=2),
+        Step("package/readme", script("readme"), counts.closing_line, ("build/lib",)),
         Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
         Step("package/examples", script("examples"), counts.closing_line, ("build/lib",),
              environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
-        Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",), cores=2),
+        Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",)),
     ]

@@ -46,7 +46,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
 # New rows go to the end, as the place of a row is its seed.
 _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          ("01", "1200", "test_graph"),
-         ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with"),
+         ("001", "400", "test_ht uneven_tokens"), ("010", "300", "test_ht gradients_with rows_are_counted"),
          ("01", "300", "test_formats casts"), ("0120", "600", "test_formats long_rows"),
          ("0101", "", "test_staged"), ("0101", "", "test_stress --ops 100"),
          ("0101", "300", "test_random --configs 30 --seed 21"),
@@ -54,7 +54,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          ("0011", "", "test_lifecycle group_ groups_take"), ("0011", "", "test_ht routing_styles"),
          ("0011", "", "test_fuzz agree --calls 500 --seed 35"),
          ("0110", "400", "test_stress --ops 60"),
-         ("0001", "", "test_ll ids"),
+         ("0001", "", "test_ll ids rows_are_counted"),
          ("0001", "2000", "test_random --configs 30 --seed 22"),
          ("0001", "", "test_fuzz differ --calls 700 --seed 36"),
          ("0001", "", "moe_layer --algorithm ll"), ("0010", "", "moe_layer --algorithm ht"),
@@ -143,6 +143,9 @@ def simt_steps(places: Places) -> Iterator[Step]:
     yield _step("simt/nodes/odd-grids/test_random/001",
                 _words(places, "simt", "001", "test_random --configs 25 --seed 41"), "build/simt",
                 (("NCCLEP_SIMT_MULTIPROCESSORS", "12"), *ODD_GRIDS))
+    yield _step("simt/nodes/choices/test_random/001",
+                _words(places, "simt", "001", "test_random --configs 8 --seed 54 --choices"), "build/simt",
+                (("NCCLEP_SIMT_MULTIPROCESSORS", "12"),))
     for seed, (split, chunk_bytes, command) in enumerate(_SIMT):
         chunks = (("NCCL_EP_HT_CHUNK_BYTES", chunk_bytes),) if chunk_bytes else ()
         yield _step(f"simt/nodes/{label(command)}/{split}",

@@ -113,6 +113,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     for name, options in _EXACT_SUMS:
         yield Run(f"{name}/exact", name, options, ranks[-1], environment=_EXACT)
     few = ranks[1] if len(ranks) > 1 else ranks[0]
+    yield Run("test_random/choices", "test_random", ("--configs", "60", "--seed", "55", "--choices"), few)
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
     yield Run("test_two_abis", "test_two_abis", (), few, cpu_only=True)

@@ -24,7 +24,7 @@ _HOST_RANKS = (1, 4)
 _SPLITS = ("0,1", "0,1,0,1", "0,0,0,1")
 _EXAMPLE_RANKS = 2
 # These load torch's compiler, which takes longest. The runs of all tests skip them.
-_COMPILED = "test_compiled or test_operators"
+_COMPILED = "compiled or test_operators"
 _COMPILED_RANKS = 2
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")

@@ -51,6 +51,8 @@ pub struct Profile {
     pub backend: &'static str,
     /// Bytes of the device that peers map; `None` if they follow what operations need.
     pub window_bytes: Option<usize>,
+    /// The most blocks of a kernel that waits for other ranks; `None` if nothing is launched.
+    pub most_blocks: Option<u32>,
     /// Whether the launch shapes of a tuning file are in use.
     pub tuned: bool,
     /// HT on several nodes: about how many bytes a rank sends in one pass.
@@ -153,6 +155,8 @@ pub trait LlBackend: Send + Sync {
     /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait
     /// for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
+    /// Enqueues that `counts`, int32 `[L]`, are added to `totals`, int64 `[L]`, behind the dispatch that delivers them.
+    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()>;
 }
 
 /// HT operations of one handle.
@@ -161,6 +165,8 @@ pub trait HtBackend: Send + Sync {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
     /// Enqueues a combine.
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
+    /// Enqueues that the rows of each local expert are added to `totals`, int64 `[L]`, behind a dispatch.
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()>;
     /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange. An error on a handle that
     /// was opened again: its number is on the device alone.
     fn num_recv_tokens(&self) -> Result<usize>;

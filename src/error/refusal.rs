@@ -91,6 +91,8 @@ pub enum Subject {
     ScaleType,
     /// How the rows of a low-latency operation lie.
     Layout,
+    /// How a low-latency combine sums.
+    Variant,
     /// Whether the scales of a cast are powers of two.
     RoundScales,
     /// A tensor as a whole.

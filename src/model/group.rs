@@ -55,6 +55,22 @@ impl LlCombineMode {
             Self::Reduce => "reduce",
         }
     }
+
+    /// Its name among the variants of a combine.
+    pub fn variant(self) -> &'static str {
+        match self {
+            Self::Exact => "ll.exact",
+            Self::Reduce => "ll.reduce",
+        }
+    }
+
+    /// The variant of a rank whose combine is `exact` or not, and that of one which differs.
+    pub fn variants(exact: bool) -> [&'static str; 2] {
+        match exact {
+            true => [Self::Exact, Self::Reduce].map(Self::variant),
+            false => [Self::Reduce, Self::Exact].map(Self::variant),
+        }
+    }
 }
 
 /// How the sums of nodes are added; both are deterministic, in fp32.
@@ -112,6 +128,8 @@ pub struct GroupSettings {
     pub row_bytes: usize,
     /// Channels to use; `None`: the library chooses.
     pub channels: Option<usize>,
+    /// HT: whether handles may have rows that lie by expert, for which there is room in windows then.
+    pub zones: bool,
     /// How long any wait for another rank may last, unless the environment says so; `None`: the library chooses.
     pub timeout: Option<Duration>,
     /// The most SMs that were asked for, which the device must have.
@@ -138,6 +156,8 @@ pub struct RankChoices {
     pub tuning_file: Option<String>,
     /// Whether operations are checked and counted.
     pub check: bool,
+    /// Whether kernels may be launched while those before them run.
+    pub programmatic: bool,
 }
 
 /// The checked configuration of a group: the same on every rank, except for `rank`.
@@ -163,6 +183,8 @@ pub struct GroupFacts {
     pub ht_chunk_bytes: Option<usize>,
     /// Channels to use, 2 SMs each; `None`: the library chooses.
     pub channels: Option<usize>,
+    /// HT: whether handles may have rows that lie by expert.
+    pub zones: bool,
 }
 
 impl GroupFacts {
@@ -227,6 +249,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         };
         assert_eq!(facts.experts_of(facts.rank), 4..8);
         assert_eq!(facts.owner(7), 1);

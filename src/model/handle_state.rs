@@ -77,6 +77,11 @@ impl StateShape {
         })
     }
 
+    /// Most slots of a row with zones.
+    pub fn slots(self) -> usize {
+        self.top_k.min(self.local_experts)
+    }
+
     /// Bytes of the ids that a handle keeps, 64 bits each.
     fn id_bytes(self) -> usize {
         let ids = self.most_tokens * self.top_k * IntWidth::Bits64.bytes();
@@ -98,6 +103,10 @@ pub struct HtSections {
     pub entries: usize,
     /// i64 `[most_tokens][top_k]`: the ids, if the handle keeps them.
     pub ids: usize,
+    /// With zones, u32 `[ranks * most_tokens][slots]`: the slots of each received row, by ascending expert.
+    pub slots: usize,
+    /// With zones, u32 `[local_experts + 1]`: the first slot of each, then the number of all.
+    pub zones: usize,
     /// Of the block.
     pub bytes: usize,
 }
@@ -106,12 +115,19 @@ impl HtSections {
     /// Those of handles of this shape.
     pub fn new(shape: StateShape) -> Self {
         let mut block = regions();
+        let zoned = |bytes| {
+            if shape.form.zones.is_some() { bytes } else { 0 }
+        };
         Self {
             begins: block.take((shape.ranks + 1) * WORD_BYTES),
             departures: block.take(shape.ranks * WORD_BYTES),
             counts: block.take(shape.local_experts * WORD_BYTES),
             entries: block.take(shape.most_tokens * shape.top_k * ENTRY_BYTES),
             ids: block.take(shape.id_bytes()),
+            slots: block.take(zoned(
+                shape.ranks * shape.most_tokens * shape.slots() * WORD_BYTES,
+            )),
+            zones: block.take(zoned((shape.local_experts + 1) * WORD_BYTES)),
             bytes: block.bytes(),
         }
     }
@@ -184,6 +200,8 @@ pub const ROWS_WORD: usize = NUMBER_WORD + 2;
 const LAYOUT_WORD: usize = 3;
 /// Bit of the word of ids: the block has them.
 const KEPT_IDS: u32 = 1 << 8;
+/// Lowest bit, in that word, of what tells zones apart.
+const ALIGNMENT_SHIFT: u32 = 16;
 
 /// `header` for a block whose rows lie otherwise: each LL dispatch chooses.
 pub fn with_layout(mut header: [u32; HEADER_WORDS], layout: Layout) -> [u32; HEADER_WORDS] {
@@ -199,12 +217,14 @@ const fn layout_number(layout: Layout) -> u32 {
     }
 }
 
-/// The width of the ids that a block knows of, and whether it keeps them: then all have 64 bits.
+/// The width of the ids that a block knows of, and whether it keeps them: then all have 64 bits. Also its zones.
 fn word_of_ids(routing: &Routing) -> u32 {
-    match routing.form.keeps_ids {
+    let ids = match routing.form.keeps_ids {
         true => KEPT_IDS | IntWidth::Bits64.bytes() as u32,
         false => routing.width.bytes() as u32,
-    }
+    };
+    let zones = routing.form.zones;
+    ids | zones.map_or(0, |zones| zones.alignment.ilog2() + 1) << ALIGNMENT_SHIFT
 }
 
 /// The header of a block with a routing whose number is `number`, or zero. It lacks the number of rows.
@@ -247,133 +267,5 @@ pub fn header(facts: &GroupFacts, routing: &Routing, number: u64) -> [u32; HEADE
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::group::LlCombineMode;
-    use crate::model::ids::GroupRank;
-
-    fn facts(algorithm: Algorithm, max_tokens: Option<usize>) -> GroupFacts {
-        GroupFacts {
-            algorithm,
-            ranks: 8,
-            rank: GroupRank::new(3),
-            experts: 256,
-            max_tokens,
-            max_recv_rows: None,
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-        }
-    }
-
-    #[test]
-    fn sections_follow_the_header_without_overlap() {
-        let facts = facts(Algorithm::HighThroughput, Some(8192));
-        let shape = StateShape::of_group(&facts, 8, HandleForm::default()).unwrap();
-        let ht = HtSections::new(shape);
-        let begins = [ht.begins, ht.departures, ht.counts, ht.entries, ht.bytes];
-        assert_eq!(begins, [256, 512, 768, 1024, 1024 + 8192 * 8 * 8]);
-        let small = StateShape {
-            most_tokens: 3,
-            ..shape
-        };
-        let ll = LlSections::new(small, 2);
-        let begins = [ll.expert_of, ll.row_of, ll.tokens_of, ll.bytes];
-        assert_eq!(begins, [256, 256 + 256, 512 + 768, 1280 + 256]);
-    }
-
-    #[test]
-    fn a_group_without_a_bound_has_no_size_of_blocks() {
-        for algorithm in Algorithm::ALL {
-            assert_eq!(
-                block_bytes(&facts(algorithm, None), 8, HandleForm::default()),
-                None
-            );
-        }
-        let facts = facts(Algorithm::HighThroughput, Some(8192));
-        let size = |keeps_ids| block_bytes(&facts, 8, HandleForm { keeps_ids });
-        assert_eq!(size(false), Some(1024 + (512 << 10)));
-        assert_eq!(size(true), Some(1024 + (1024 << 10)));
-    }
-
-    #[test]
-    fn kept_ids_are_all_of_one_width() {
-        let of = |width, keeps_ids| {
-            let routing = Routing {
-                ids: DevPtr(64),
-                width,
-                tokens: 5,
-                top_k: 8,
-                form: HandleForm { keeps_ids },
-            };
-            header(&facts(Algorithm::HighThroughput, Some(16)), &routing, 0)
-        };
-        let (narrow, wide) = (IntWidth::Bits32, IntWidth::Bits64);
-        assert_eq!(of(narrow, true), of(wide, true));
-        assert_ne!(of(wide, true), of(wide, false));
-    }
-
-    #[test]
-    fn headers_differ_where_blocks_do() {
-        let routing = Routing {
-            ids: DevPtr(64),
-            width: IntWidth::Bits64,
-            tokens: 5,
-            top_k: 8,
-            form: HandleForm::default(),
-        };
-        let facts = facts(Algorithm::HighThroughput, Some(16));
-        let of = |facts: &GroupFacts, routing: &Routing| {
-            let all = header(facts, routing, 7 << 32 | 9);
-            assert_eq!(&all[COMPARED_WORDS..], [9, 7, 0, 0]);
-            let mut compared = [0; COMPARED_WORDS];
-            compared.copy_from_slice(&all[..COMPARED_WORDS]);
-            compared
-        };
-        let mut seen = vec![of(&facts, &routing)];
-        let others = [
-            GroupFacts {
-                algorithm: Algorithm::LowLatency,
-                ..facts
-            },
-            GroupFacts { ranks: 4, ..facts },
-            GroupFacts {
-                rank: GroupRank::new(4),
-                ..facts
-            },
-            GroupFacts {
-                experts: 128,
-                ..facts
-            },
-            GroupFacts {
-                max_tokens: Some(17),
-                ..facts
-            },
-        ];
-        seen.extend(others.iter().map(|facts| of(facts, &routing)));
-        seen.push(of(
-            &facts,
-            &Routing {
-                tokens: 4,
-                ..routing
-            },
-        ));
-        seen.push(of(
-            &facts,
-            &Routing {
-                top_k: 7,
-                ..routing
-            },
-        ));
-        for (index, header) in seen.iter().enumerate() {
-            assert!(!seen[..index].contains(header), "{index}");
-        }
-        // What ids there were is no matter of the block.
-        let elsewhere = Routing {
-            ids: DevPtr(128),
-            ..routing
-        };
-        assert_eq!(of(&facts, &elsewhere), of(&facts, &routing));
-    }
-}
+#[path = "handle_state_tests.rs"]
+mod tests;

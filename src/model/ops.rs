@@ -3,6 +3,7 @@
 //! `rule` makes them from the caller's tensors; a backend runs them. Everything is held by value,
 //! so a staged operation outlives the caller's descriptors.
 
+use crate::model::group::LlCombineMode;
 use crate::model::layout::Layout;
 use crate::model::scales::{Scaled, WireRow};
 pub use crate::model::tensor::RowType;
@@ -75,6 +76,25 @@ pub struct HandleForm {
     /// and gradients of weights come in the order of a token's ids. Else callers give them again, and gradients come
     /// by ascending expert.
     pub keeps_ids: bool,
+    /// HT: rows lie by expert; a row that comes for several experts is there once for each.
+    pub zones: Option<Zones>,
+}
+
+/// How the rows of a handle lie by expert: those of an expert together, by source rank, then token, filled up with zeros
+/// to a multiple of an alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zones {
+    /// A power of two.
+    pub alignment: usize,
+    /// Slots that there are: what comes beyond is dropped, the last experts' first. `None`: nothing is.
+    pub most_slots: Option<usize>,
+}
+
+impl Zones {
+    /// A zone of so many rows, with what fills it up.
+    pub fn padded(self, rows: usize) -> usize {
+        rows.next_multiple_of(self.alignment)
+    }
 }
 
 /// Numbers of a caller's.
@@ -89,9 +109,11 @@ pub struct Numbers {
 /// What a routing tells its caller in HT, where he wants it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoutingCounters {
-    /// `[L]`: received rows per local expert.
+    /// `[L]`: received rows per local expert; with zones the slots of each, as far as there are.
     pub experts: Option<Numbers>,
-    /// `[1]`: received rows.
+    /// With zones, `[L]`: the first slot of each.
+    pub offsets: Option<Numbers>,
+    /// `[1]`: received rows; with zones all slots, also those that are dropped.
     pub total: Option<Numbers>,
 }
 
@@ -108,6 +130,25 @@ pub struct Routing {
     pub top_k: usize,
     /// What the handle is like.
     pub form: HandleForm,
+}
+
+/// The launch shape that a caller wants of one operation; zeros are the library's own. It fits the group's bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Blocks that send.
+    pub send_blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+impl Launch {
+    /// Whether the library decides alone.
+    #[inline]
+    pub fn is_own(self) -> bool {
+        self == Self::default()
+    }
 }
 
 /// What a rank-major LL dispatch sends beside its rows, and where it comes.
@@ -143,6 +184,8 @@ pub struct LlDispatch {
     pub beside: Option<LlBeside>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
     pub counter: Option<DevPtr>,
+    /// How to launch it.
+    pub launch: Launch,
 }
 
 impl LlDispatch {
@@ -174,6 +217,17 @@ pub struct LlCombine {
     pub weights: Option<DevPtr>,
     /// Output rows.
     pub out: DevPtr,
+    /// How rows of experts are summed; without effect where the caller has.
+    pub sums: LlCombineMode,
+    /// How to launch it.
+    pub launch: Launch,
+}
+
+impl LlCombine {
+    /// As [`LlOp::is_exact`].
+    pub fn is_exact(&self) -> bool {
+        self.sums == LlCombineMode::Exact && !self.layout.is_rank_major()
+    }
 }
 
 /// One LL operation; both kinds may be staged.
@@ -192,6 +246,11 @@ impl LlOp {
             Self::Combine(op) => op.layout,
         }
     }
+
+    /// Whether each entry's row comes home: a combine that sums exactly rows that the caller has not summed.
+    pub fn is_exact(&self) -> bool {
+        matches!(self, Self::Combine(op) if op.is_exact())
+    }
 }
 
 /// A 2-D tensor whose only free dimension is its number of rows.
@@ -206,9 +265,9 @@ pub struct Rows {
 /// Top-k ids (int64) and weights (f32) that travel with the tokens of a forward HT dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdsAndWeights {
-    /// int64 `[rows, K]`; of inputs, none where the handle keeps its ids.
+    /// int64 `[rows, K]`; of inputs, none where the handle keeps its ids; of outputs, none with zones.
     pub ids: DevPtr,
-    /// f32 `[rows, K]`.
+    /// f32 `[rows, K]`; with zones outputs are `[rows]`.
     pub weights: DevPtr,
     /// Rows of both.
     pub rows: usize,
@@ -235,6 +294,10 @@ pub struct HtDispatch {
     pub counter: Option<DevPtr>,
     /// The number of this rank's first expert among the ids that are delivered.
     pub first_id: usize,
+    /// How to launch it.
+    pub launch: Launch,
+    /// With zones, what the dispatch tells its caller as the routing has.
+    pub counters: RoutingCounters,
 }
 
 impl HtDispatch {
@@ -247,7 +310,7 @@ impl HtDispatch {
 /// Backward weights of an HT combine: `input [n, K]` of the expert rank to `output [T, K]` at home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightGradients {
-    /// f32, packed as dispatch delivers weights: local experts ascending.
+    /// f32, as dispatch delivers weights: local experts ascending, with zones one for each slot.
     pub input: DevPtr,
     /// f32, by ascending global expert id, then zeros; or by k.
     pub output: DevPtr,
@@ -268,6 +331,8 @@ pub struct HtCombine {
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
+    /// How to launch it.
+    pub launch: Launch,
 }
 
 /// One of a group's banks of views, which rank-major dispatches without a tensor of the caller's fill by turns; its number

@@ -144,6 +144,11 @@ impl Tensor {
     pub fn sizes(&self) -> &[u32] {
         self.sizes.get(..self.dims as usize).unwrap_or_default()
     }
+
+    /// Bytes of a row of the last dimension, if it has any.
+    pub fn row_bytes(&self) -> Option<usize> {
+        Some(*self.sizes().last()? as usize * self.dtype?.size())
+    }
 }
 
 /// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call

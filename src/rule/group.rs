@@ -31,6 +31,7 @@ pub fn check(
             Algorithm::HighThroughput => choices.ht_chunk_bytes,
         },
         channels: settings.channels,
+        zones: settings.zones,
     })
 }
 
@@ -113,6 +114,7 @@ mod tests {
         max_recv_rows: None,
         row_bytes: 14_336,
         channels: None,
+        zones: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

@@ -135,6 +135,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         }
     }
 
@@ -149,7 +150,10 @@ mod tests {
         let routed = routing(&facts, &tensor(DType::Int64, &[4, 2]), form).unwrap();
         assert_eq!((routed.tokens, routed.top_k), (4, 2));
         assert_eq!(routed.width.bytes(), 8);
-        let keeping = HandleForm { keeps_ids: true };
+        let keeping = HandleForm {
+            keeps_ids: true,
+            ..form
+        };
         let routed = routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap();
         assert_eq!(routed.width.bytes(), 4);
         assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());

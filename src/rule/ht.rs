@@ -3,8 +3,10 @@
 use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
-use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, Routing, Rows, WeightGradients};
-use crate::model::tensor::DType;
+use crate::model::ops::{
+    HandleForm, HtCombine, HtDispatch, IdsAndWeights, Launch, Routing, Rows, WeightGradients,
+};
+use crate::model::tensor::{DType, DevPtr};
 use crate::rule::argument::{Argument, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
 use crate::rule::{CombineTensors, DispatchTensors};
@@ -50,6 +52,8 @@ pub fn dispatch(
         routing_out,
         counter,
         first_id: tensors.first_id(facts),
+        launch: Launch::default(),
+        counters: tensors.counters,
     })
 }
 
@@ -97,6 +101,15 @@ fn forward_outputs(
 ) -> Result<Option<IdsAndWeights>> {
     if tensors.out_ids.is_none() && tensors.out_weights.is_none() {
         return Ok(None);
+    }
+    if routing.form.zones.is_some() {
+        let weights = Argument::required(Role::WeightsOut, tensors.out_weights)?;
+        let weights = weights.dims(1)?.dtype_is(DType::Float32)?;
+        return Ok(Some(IdsAndWeights {
+            ids: DevPtr::default(),
+            weights: weights.data(4)?,
+            rows: weights.size(0),
+        }));
     }
     let ids = Argument::required(Role::IdsOut, tensors.out_ids)?;
     let weights = Argument::required(Role::WeightsOut, tensors.out_weights)?;
@@ -149,6 +162,7 @@ pub fn combine(
         },
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
+        launch: Launch::default(),
     })
 }
 
@@ -185,17 +199,20 @@ fn gradients(
     let Some(input) = Argument::optional(Role::WeightsIn, tensors.weights) else {
         return Ok(None); // An output without an input is ignored, as the reference does.
     };
+    let HandleForm { keeps_ids, zones } = routing.form;
     let input = input
-        .dims(2)?
+        .dims(if zones.is_some() { 1 } else { 2 })?
         .dtype_is(DType::Float32)?
-        .size_is(0, rows, Extent::RowsOf(Role::TokensIn))?
-        .size_at_most(1, MAX_TOP_K, Extent::MostTopK)?;
-    let by_k = routing.form.keeps_ids;
-    let input = match by_k {
-        true => input.size_is(1, routing.top_k, Extent::HandleTopK)?,
-        false => input,
+        .size_is(0, rows, Extent::RowsOf(Role::TokensIn))?;
+    let input = match (keeps_ids, zones) {
+        (_, Some(_)) => input,
+        (true, None) => input.size_is(1, routing.top_k, Extent::HandleTopK)?,
+        (false, None) => input.size_at_most(1, MAX_TOP_K, Extent::MostTopK)?,
     };
-    let top_k = input.size(1);
+    let top_k = match zones {
+        Some(_) => routing.top_k,
+        None => input.size(1),
+    };
     let output = Argument::required(Role::WeightsOut, tensors.out_weights)?
         .dims(2)?
         .dtype_is(DType::Float32)?
@@ -205,6 +222,6 @@ fn gradients(
         input: input.data(4)?,
         output: output.data(4)?,
         top_k,
-        by_k,
+        by_k: keeps_ids,
     }))
 }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::error::refusal::{Extent, OfTensor, Role};
 use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
-use crate::model::ops::{IntWidth, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
+use crate::model::ops::{IntWidth, Launch, LlBeside, LlCombine, LlDispatch, Numbers, Routing};
 use crate::model::tensor::{DType, Tensor};
 use crate::rule::argument::{Argument, counter, expert_counter};
 use crate::rule::rows::{self, DispatchRows, Received};
@@ -62,6 +62,7 @@ pub fn dispatch(
         layout,
         beside,
         counter,
+        launch: Launch::default(),
     })
 }
 
@@ -138,6 +139,8 @@ pub fn combine(
         layout,
         weights: weights.map(|weights| weights.data(4)).transpose()?,
         out: out.data(ROW_ALIGN)?,
+        sums: facts.ll_combine,
+        launch: Launch::default(),
     })
 }
 

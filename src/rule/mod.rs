@@ -11,6 +11,7 @@ pub mod ll;
 pub mod rows;
 
 use crate::model::group::GroupFacts;
+use crate::model::ops::RoutingCounters;
 use crate::model::tensor::{Strides, Tensor};
 
 /// The tensors of a dispatch, by their roles.
@@ -42,6 +43,8 @@ pub struct DispatchTensors<'a> {
     pub round_scales: u32,
     /// Whether delivered ids are those of all experts, not of this rank's.
     pub global_ids: bool,
+    /// HT with zones: what the dispatch tells as a routing does; an ABI has checked them.
+    pub counters: RoutingCounters,
 }
 
 impl DispatchTensors<'_> {

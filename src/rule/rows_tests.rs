@@ -24,6 +24,7 @@ fn facts() -> GroupFacts {
         ll_combine: LlCombineMode::Reduce,
         ht_chunk_bytes: None,
         channels: None,
+        zones: false,
     }
 }
 

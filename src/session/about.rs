@@ -82,6 +82,9 @@ impl Display for About {
         if self.choices.check {
             write!(to, ", checks")?;
         }
+        if self.choices.programmatic {
+            write!(to, ", programmatic launches")?;
+        }
         if let Some(bytes) = self.backend.chunk_bytes {
             write!(to, ", passes of {bytes} bytes")?;
         }
@@ -113,10 +116,12 @@ mod tests {
             ll_combine: LlCombineMode::Reduce,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         };
         let backend = Profile {
             backend: "cuda",
             window_bytes: Some((7 << 20) + 1),
+            most_blocks: Some(132),
             tuned: true,
             chunk_bytes: None,
         };
@@ -131,11 +136,12 @@ mod tests {
                 timeout: Duration::from_millis(2500),
                 tuning_file: Some("times.json".to_owned()),
                 check: true,
+                programmatic: true,
             },
         };
         let line = "cuda backend, rank 3 of 16 on 2 nodes, NCCL 2.28.9 from /lib/libnccl.so.2, \
                     low latency, 256 experts, rows of 14336 bytes, at most 128 tokens of a rank, \
-                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, checks, tuning file times.json";
+                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, checks, programmatic launches, tuning file times.json";
         assert_eq!(about.to_string(), line);
         about.backend.tuned = false;
         assert_eq!(about.to_string(), format!("{line} not in use"));
@@ -143,7 +149,7 @@ mod tests {
         about.backend.chunk_bytes = Some(4096);
         let told = about.to_string();
         assert!(
-            told.contains(", checks, passes of 4096 bytes, tuning file"),
+            told.contains(", checks, programmatic launches, passes of 4096 bytes, tuning file"),
             "{told}"
         );
     }

@@ -70,6 +70,7 @@ pub fn group(
         timeout: env.timeout.or(asked).unwrap_or(DEFAULT_TIMEOUT),
         tuning_file: env.tuning_file.clone(),
         check: env.check,
+        programmatic: env.programmatic,
     };
     let timeout = of_rank.timeout;
     let bootstrap = Bootstrap::new(comm.clone(), device, timeout, formatter);

@@ -8,14 +8,16 @@ use crate::error::{Code, Context, Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
 use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
+use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
-use crate::tuning::Tuning;
+use crate::session::choices::{Asked, Choices, Selector};
+use crate::tuning::{Operation, Tuning};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An open group.
 pub struct Group {
@@ -27,9 +29,12 @@ pub struct Group {
     own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
+    choices: Choices,
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
+    /// Address of the running totals of received rows; 0 if there are none.
+    totals: AtomicUsize,
     /// The bank of the next view.
     next_view: Mutex<ViewBank>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
@@ -58,6 +63,7 @@ impl Group {
             facts,
             nodes,
             faults: backend.common.faults(),
+            choices: Choices::new(&facts, nodes, backend.common.profile().most_blocks),
             backend,
             own_stream: own_stream.map_or_else(OnceCell::new, OnceCell::with_value),
             about,
@@ -65,6 +71,7 @@ impl Group {
             failed: OnceCell::new(),
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
+            totals: AtomicUsize::new(0),
             next_view: Mutex::default(),
             _with: None,
         }
@@ -141,6 +148,39 @@ impl Group {
     /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
     pub fn tune(&self, tuning: Tuning) {
         self.backend.common.tune(tuning);
+    }
+
+    /// Chooses how this rank runs `operation` from now on; `None`: nothing. Variants of low latency must be the same on all
+    /// ranks, whose combine fails otherwise; all else is a matter of each rank. What cannot be followed is passed over,
+    /// with one warning.
+    pub fn set_choice(&self, operation: Operation, choice: Option<Asked>) {
+        self.choices.set(operation, choice);
+    }
+
+    /// Lets `selector` choose wherever no choice is set; `None`: nobody. It is called in the call of each operation,
+    /// without a lock, and may not call the library for this group: an operation that it enqueues asks nobody.
+    pub fn set_selector(&self, selector: Option<Selector>) {
+        self.choices.select(selector);
+    }
+
+    /// What was chosen.
+    pub(super) fn choices(&self) -> &Choices {
+        &self.choices
+    }
+
+    /// From now on each dispatch adds the rows that each local expert receives to `totals`, int64 `[L]` on the device and
+    /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
+    pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
+        self.check_usable()?;
+        let address = totals.map_or(0, |DevPtr(address)| address);
+        self.totals.store(address, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where dispatches add their rows.
+    pub(super) fn totals(&self) -> Option<DevPtr> {
+        let address = self.totals.load(Ordering::Acquire);
+        (address != 0).then_some(DevPtr(address))
     }
 
     /// The group's device.

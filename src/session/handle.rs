@@ -5,12 +5,16 @@ use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::layout::Layout;
-use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, StagedSlot, Stream, ViewBank};
+use crate::model::ops::{
+    HandleForm, LlCombine, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank,
+};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
+use crate::session::choices::{About, Chosen};
 use crate::session::group::Group;
 use crate::session::route::{self, Given, Own, Routed};
+use crate::tuning::Operation;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
@@ -114,6 +118,8 @@ impl Handle {
                 Ok(())
             }
             ByMode::Ht((backend, handle)) => {
+                // Captures go on, whatever memory the handle takes.
+                let _entered = self.group.enter()?;
                 let routed = route::ht(&self.group, backend, tensors, own, stream)?;
                 let before = handle.write().replace(routed);
                 drop(before);
@@ -149,10 +155,19 @@ impl Handle {
     ) -> Result<Option<DevPtr>> {
         self.group.check_usable()?;
         let facts = self.group.facts();
+        let operations = [Operation::LlDispatch, Operation::HtDispatch];
+        let chosen = self.chosen(
+            operations,
+            tensors.out_tokens.or(tensors.tokens),
+            tensors.out_tokens,
+        );
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
-                let op = ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?;
+                let op = LlDispatch {
+                    launch: chosen.launch,
+                    ..ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?
+                };
                 let start = |handle: &mut LlHandle, op| {
                     self.start(handle, &LlOp::Dispatch(op), staged, stream)?;
                     handle.dispatched = Some(op.layout);
@@ -171,12 +186,16 @@ impl Handle {
                 Ok(Some(view))
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
-                let op = ht::dispatch(facts, &routed.routing, tensors)?;
+                let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
+                op.launch = chosen.launch;
                 ht::dispatch_holds(&op, routed.told.get().copied())?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
                 }
                 routed.backend.dispatch(&op, stream)?;
+                if let Some(totals) = self.group.totals() {
+                    routed.backend.add_counts(totals, stream)?;
+                }
                 Ok(None)
             }),
         }
@@ -192,6 +211,8 @@ impl Handle {
     ) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
+        let operations = [Operation::LlCombine, Operation::HtCombine];
+        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -207,16 +228,48 @@ impl Handle {
                         _ => facts.layout(),
                     },
                 };
+                let op = ll::combine(facts, routing, tensors, layout)?;
                 let op = LlCombine {
                     view: handle.view,
-                    ..ll::combine(facts, routing, tensors, layout)?
+                    launch: chosen.launch,
+                    sums: chosen.sums(routing.top_k, op.sums),
+                    ..op
                 };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
-                let op = ht::combine(facts, &routed.routing, tensors)?;
+                let mut op = ht::combine(facts, &routed.routing, tensors)?;
+                op.launch = chosen.launch;
                 ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
+            }),
+        }
+    }
+
+    /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`, where peers may map
+    /// `mapped`. No lock is held meanwhile, so the routing may change before the operation is checked.
+    #[inline]
+    fn chosen(
+        &self,
+        [of_ll, of_ht]: [Operation; 2],
+        rows: Option<&Tensor>,
+        mapped: Option<&Tensor>,
+    ) -> Chosen {
+        let about = |routing: &Routing| About {
+            tokens: routing.tokens,
+            top_k: routing.top_k,
+            row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
+            mapped: mapped.is_some_and(|it| self.group.is_mapped(it.data)),
+        };
+        let choices = self.group.choices();
+        match &self.mode {
+            ByMode::Ll((_, handle)) => choices.of(of_ll, || {
+                let handle = handle.lock();
+                handle.routed.as_ref().map(|it| about(&it.routing))
+            }),
+            ByMode::Ht((_, handle)) => choices.of(of_ht, || {
+                let handle = handle.read();
+                handle.as_ref().map(|it| about(&it.routing))
             }),
         }
     }
@@ -260,12 +313,27 @@ impl Handle {
             checks.ll(routing, op, staged, stream);
         }
         if !staged {
-            return backend.run(op, stream);
+            backend.run(op, stream)?;
+            return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
         let slot = self.group.send_staged(send)?;
         handle.staged = Some(Sent { op: *op, slot });
         Ok(())
+    }
+
+    /// Adds what LL dispatch `op` has delivered to the group's totals, if it counts by expert.
+    #[inline]
+    fn count(&self, backend: &dyn LlBackend, op: &LlOp, stream: Stream) -> Result<()> {
+        let (Some(totals), LlOp::Dispatch(op)) = (self.group.totals(), op) else {
+            return Ok(());
+        };
+        match op.counter {
+            Some(counts) if !op.layout.is_rank_major() => {
+                backend.add_counts(counts, totals, stream)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
@@ -286,9 +354,10 @@ impl Handle {
             checks.ll_receive(routing, &sent.op, stream);
         }
         backend.receive(&sent.op, sent.slot, stream)?;
+        let counted = self.count(&**backend, &sent.op, stream);
         self.group.end_staged(sent.slot);
         handle.staged = None;
-        Ok(())
+        counted
     }
 
     /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the

@@ -36,6 +36,11 @@ impl Group {
         self.exchange(|stream| self.backend().common.end_object(data, Kind::Given, stream))
     }
 
+    /// Whether peers map the byte at `data`.
+    pub(super) fn is_mapped(&self, data: DevPtr) -> bool {
+        self.backend().common.find_object(data).is_some()
+    }
+
     /// What object the byte at `data` is in.
     pub fn memory_at(&self, data: DevPtr) -> Result<Found> {
         let found = self.backend().common.find_object(data);

@@ -2,6 +2,7 @@
 
 pub mod about;
 mod check;
+pub mod choices;
 pub mod create;
 mod findings;
 pub mod group;

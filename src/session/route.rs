@@ -130,6 +130,9 @@ fn checked(
     let tensors = tensors?;
     (own.given).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;
+    if group.spans_nodes() && routing.form.zones.is_some() {
+        return Err(Error::usage(Subject::Layout, OfSettings::OneNode));
+    }
     if group.spans_nodes() && routing.width == IntWidth::Bits32 {
         let subject = Subject::ElementType(Role::Ids);
         return Err(Error::usage(subject, OfSettings::OneNode));

@@ -5,7 +5,7 @@ use serde_json::Value;
 const FORMAT: &str = "nccl_ep tuning";
 const VERSION: u64 = 1;
 
-/// A whole file of a known version.
+/// A file of a known version, or the part for one GPU and number of ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct File {
     /// The GPU's name, as the driver reports it.
@@ -42,8 +42,9 @@ pub struct Shape {
 }
 
 impl File {
-    /// Parses `text`; returns what is wrong with it on failure. Unknown fields are ignored.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// Parses `text`, which may be several files in one; returns what is wrong with it on failure. Unknown fields are
+    /// ignored.
+    pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         let root: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if string(&root, "format")? != FORMAT {
             return Err(format!("its format is not {FORMAT:?}"));
@@ -52,11 +53,18 @@ impl File {
         if version != VERSION {
             return Err(format!("it has version {version}, and we know {VERSION}"));
         }
+        match root.get("files").and_then(Value::as_array) {
+            None => Ok(vec![Self::of(&root)?]),
+            Some(files) => files.iter().map(Self::of).collect(),
+        }
+    }
+
+    fn of(root: &Value) -> Result<Self, String> {
         let entries = root.get("entries").and_then(Value::as_array);
         let entries = entries.ok_or("it has no list of entries")?;
         Ok(Self {
-            gpu: string(&root, "gpu")?,
-            ranks: number(&root, "ranks")?,
+            gpu: string(root, "gpu")?,
+            ranks: number(root, "ranks")?,
             live: root.get("live").and_then(Value::as_bool) == Some(true),
             entries: entries
                 .iter()

@@ -7,42 +7,16 @@
 
 mod file;
 mod source;
+mod variant;
 
 use crate::log::{self, shown};
 use file::File;
 pub use file::Shape;
+use std::fmt::{self, Display, Formatter};
+pub use variant::{Operation, Variant};
 
 /// Token counts are tuned at powers of two, up to 2^23.
 const SIZES: usize = 24;
-
-/// An operation with a launch shape of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As they are called.
-pub enum Operation {
-    LlDispatch,
-    LlCombine,
-    HtDispatch,
-    HtCombine,
-}
-
-impl Operation {
-    const ALL: [Self; 4] = [
-        Self::LlDispatch,
-        Self::LlCombine,
-        Self::HtDispatch,
-        Self::HtCombine,
-    ];
-
-    /// The name in the file.
-    fn name(self) -> &'static str {
-        match self {
-            Self::LlDispatch => "ll_dispatch",
-            Self::LlCombine => "ll_combine",
-            Self::HtDispatch => "ht_dispatch",
-            Self::HtCombine => "ht_combine",
-        }
-    }
-}
 
 /// A launch shape: `send_blocks` of `blocks` send; with both equal every block does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,10 +29,31 @@ pub struct Choice {
     pub send_blocks: u32,
 }
 
+/// What is wrong with a launch shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The texts say it.
+pub enum Unfit {
+    Blocks { most: u32 },
+    SendBlocks,
+    Threads,
+}
+
+impl Display for Unfit {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blocks { most } => write!(to, "blocks must be 1 to {most}"),
+            Self::SendBlocks => to.write_str("send_blocks must be 1 to blocks"),
+            Self::Threads => to.write_str("threads must be a multiple of 32 up to 1024"),
+        }
+    }
+}
+
 impl Choice {
-    /// The `shape`, if a GPU with so many multiprocessors can run it; an error says what is wrong.
-    fn new(shape: &Shape, multiprocessors: u32) -> Result<Self, String> {
-        const WARP: u64 = 32;
+    /// Threads of a warp.
+    pub const WARP: u32 = 32;
+
+    /// The `shape`, if a GPU with so many multiprocessors can run it.
+    pub fn new(shape: &Shape, multiprocessors: u32) -> Result<Self, Unfit> {
         const MOST_THREADS: u64 = 1024;
         let Shape {
             blocks,
@@ -66,13 +61,15 @@ impl Choice {
             send_blocks,
         } = *shape;
         if blocks == 0 || blocks > u64::from(multiprocessors) {
-            return Err(format!("blocks must be 1 to {multiprocessors}"));
+            return Err(Unfit::Blocks {
+                most: multiprocessors,
+            });
         }
         if send_blocks == 0 || send_blocks > blocks {
-            return Err("send_blocks must be 1 to blocks".to_owned());
+            return Err(Unfit::SendBlocks);
         }
-        if threads == 0 || !threads.is_multiple_of(WARP) || threads > MOST_THREADS {
-            return Err("threads must be a multiple of 32 up to 1024".to_owned());
+        if threads == 0 || !threads.is_multiple_of(Self::WARP.into()) || threads > MOST_THREADS {
+            return Err(Unfit::Threads);
         }
         Ok(Self {
             blocks: blocks as u32,
@@ -154,17 +151,7 @@ impl Tuning {
         ranks: usize,
         multiprocessors: u32,
     ) -> Result<Self, String> {
-        let file = File::parse(text)?;
-        if file.gpu != gpu {
-            let other = shown(&file.gpu);
-            return Err(format!("it is for {other}, and this is {gpu}"));
-        }
-        if file.ranks != ranks as u64 {
-            return Err(format!(
-                "it is for {} ranks, and these are {ranks}",
-                file.ranks
-            ));
-        }
+        let file = fitting(File::parse(text)?, gpu, ranks)?;
         let mut tuning = Self {
             live: file.live,
             ..Self::default()
@@ -200,7 +187,9 @@ impl Tuning {
         };
         *entry = match shape {
             None => Measured::Own,
-            Some(shape) => Measured::Other(Choice::new(shape, multiprocessors)?),
+            Some(shape) => Measured::Other(
+                Choice::new(shape, multiprocessors).map_err(|unfit| unfit.to_string())?,
+            ),
         };
         Ok(())
     }
@@ -220,6 +209,31 @@ impl Tuning {
             Measured::Other(choice) => Some(*choice),
             _ => None,
         }
+    }
+}
+
+/// The one of `files` for this machine.
+fn fitting(files: Vec<File>, gpu: &str, ranks: usize) -> Result<File, String> {
+    let count = files.len();
+    let mut last = None;
+    for file in files {
+        if file.gpu == gpu && file.ranks == ranks as u64 {
+            return Ok(file);
+        }
+        last = Some(file);
+    }
+    match last {
+        Some(file) if count == 1 && file.gpu != gpu => {
+            let other = shown(&file.gpu);
+            Err(format!("it is for {other}, and this is {gpu}"))
+        }
+        Some(file) if count == 1 => {
+            let other = file.ranks;
+            Err(format!("it is for {other} ranks, and these are {ranks}"))
+        }
+        _ => Err(format!(
+            "none of its {count} parts is for {ranks} ranks on {gpu}"
+        )),
     }
 }
 

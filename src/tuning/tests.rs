@@ -91,6 +91,23 @@ fn another_machine_or_version_is_refused() {
 }
 
 #[test]
+fn of_several_files_in_one_that_for_the_machine_counts() {
+    let of = |ranks: u32, blocks| {
+        let part = text(&entry("ll_dispatch", 8, blocks));
+        part.replacen(r#""ranks": 4"#, &format!(r#""ranks": {ranks}"#), 1)
+    };
+    let head = r#""format": "nccl_ep tuning", "version": 1"#;
+    let several = |parts: &[String]| format!(r#"{{{head}, "files": [{}]}}"#, parts.join(","));
+    let both = parse(&several(&[of(2, 8), of(4, 16)])).unwrap();
+    let found = both.choice(Operation::LlDispatch, 8).unwrap();
+    assert_eq!(found.blocks, 16);
+    let refused = parse(&several(&[of(2, 8), of(8, 16)])).unwrap_err();
+    let reason = "none of its 2 parts is for 4 ranks on NVIDIA H200";
+    assert_eq!(refused, reason);
+    assert!(parse(&several(&[])).is_err());
+}
+
+#[test]
 fn what_a_file_says_is_cut_and_cleaned() {
     let long = "x\\u001b".repeat(1 << 20);
     let other = text("").replacen(GPU, &long, 1);

@@ -114,6 +114,7 @@ impl Display for Name<'_> {
             Subject::RowType => f.write_str("data type"),
             Subject::ScaleType => f.write_str("data type of scales"),
             Subject::Layout => f.write_str("layout"),
+            Subject::Variant => f.write_str("variant"),
             Subject::RoundScales => f.write_str(names.round_scales),
             Subject::Tensor(role) => f.write_str(tensor(role)),
             Subject::Dims(role) => write!(f, "{}.ndim", tensor(role)),

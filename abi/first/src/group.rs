@@ -83,7 +83,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// no-op.
 ///
 /// Destroy the handles of the group first: later calls on them are refused. Tensors of the group
-/// stay valid and may be destroyed afterwards.
+/// stay valid and may be destroyed afterwards. Memory of `ncclEpMemAlloc` that is left is freed.
 ///
 /// @param ep_group  the group
 /// @param stream    stream for the closing exchange; NULL is the default stream
@@ -170,6 +170,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         max_recv_rows: None,
         row_bytes: token_size_bytes as usize,
         channels: given(num_channels),
+        zones: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

@@ -8,6 +8,7 @@
 //! code.
 
 mod callbacks;
+mod choices;
 mod cuts;
 mod group;
 mod guard;
@@ -19,6 +20,7 @@ mod ops;
 mod owners;
 mod pool;
 mod read;
+mod statistics;
 mod tensor;
 mod texts;
 /// The types of the header, including those that Rust never constructs.

@@ -9,7 +9,7 @@ use crate::types::{
     ncclEpHandle_t, ncclNDTensor_t, ncclResult_t,
 };
 use nccl_ep_core::error::Result;
-use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::ops::{RoutingCounters, Stream};
 use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
 use nccl_ep_core::session::handle::Handle;
 use std::ffi::c_uint;
@@ -59,6 +59,7 @@ impl Lists {
             counter: self.locals.get(Tag::RecvExpertCounterDevice),
             round_scales,
             global_ids: false,
+            counters: RoutingCounters::default(),
         }
     }
 

@@ -32,6 +32,10 @@ pub const NCCL_EP_HAS_GET_VERSION: c_int = 1;
 pub const NCCL_EP_HAS_GET_LAST_ERROR: c_int = 1;
 /// It has `ncclEpGetAsyncError`.
 pub const NCCL_EP_HAS_GET_ASYNC_ERROR: c_int = 1;
+/// It has `ncclEpSetChoice` and `ncclEpSetSelector`.
+pub const NCCL_EP_HAS_CHOICES: c_int = 1;
+/// It has `ncclEpGroupCountRows`.
+pub const NCCL_EP_HAS_GROUP_COUNT_ROWS: c_int = 1;
 /// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 pub const NCCL_EP_HAS_MEM: c_int = 1;
 
@@ -174,6 +178,89 @@ pub struct ncclEpHandleConfig {
 }
 /// Options of a handle. Pass NULL where a pointer to this type is wanted.
 pub type ncclEpHandleConfig_t = *mut ncclEpHandleConfig;
+
+/// An operation that a choice is for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpOperation_t {
+    /// `ncclEpDispatch` in LL.
+    NCCL_EP_OPERATION_LL_DISPATCH = 1,
+    /// `ncclEpCombine` in LL.
+    NCCL_EP_OPERATION_LL_COMBINE = 2,
+    /// `ncclEpDispatch` in HT.
+    NCCL_EP_OPERATION_HT_DISPATCH = 3,
+    /// `ncclEpCombine` in HT.
+    NCCL_EP_OPERATION_HT_COMBINE = 4,
+}
+
+/// A way to run an operation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclEpVariant_t {
+    /// The library's own.
+    NCCL_EP_VARIANT_AUTO = 0,
+    /// "ll.reduce", of LL combines: as with NCCL_EP_LL_COMBINE=reduce. Of no effect on rank-major
+    /// rows, as the next.
+    NCCL_EP_VARIANT_LL_REDUCE = 1,
+    /// "ll.exact", of LL combines: as with NCCL_EP_LL_COMBINE=exact. On one node, where K is at most
+    /// R, or the group was created with NCCL_EP_LL_COMBINE=exact.
+    NCCL_EP_VARIANT_LL_EXACT = 2,
+    /// "ht.ring", of both HT operations: rows pass through buffers of the library's.
+    NCCL_EP_VARIANT_HT_RING = 3,
+    /// "ht.direct", of HT dispatches: rows are stored in outputs that peers map. Not yet possible.
+    NCCL_EP_VARIANT_HT_DIRECT = 4,
+    /// "ht.pull", of HT combines: rows are loaded from inputs that peers map. Not yet possible.
+    NCCL_EP_VARIANT_HT_PULL = 5,
+}
+
+/// What a selector is told of an operation.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclEpQuery_t {
+    /// Bytes of this structure; later versions may have more at its end.
+    pub size: c_uint,
+    /// An `ncclEpOperation_t`.
+    pub operation: c_uint,
+    /// This rank's tokens, T.
+    pub tokens: c_uint,
+    /// K.
+    pub top_k: c_uint,
+    /// Bytes of a row as it travels, without scales.
+    pub row_bytes: c_uint,
+    /// R.
+    pub ranks: c_uint,
+    /// The most SMs that the operation may take, one for each block; 0 if nothing bounds it, on the CPU.
+    pub sms: c_uint,
+    /// Not 0 if peers map TOKENS that a dispatch delivers, or a combine takes: memory of
+    /// `ncclEpMemAlloc` or `ncclEpMemRegister`.
+    pub symmetric: c_uint,
+}
+
+/// How to run an operation. Fields that are 0 leave it to the library.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct ncclEpChoice_t {
+    /// Bytes of this structure.
+    pub size: c_uint,
+    /// An `ncclEpVariant_t`.
+    pub variant: c_uint,
+    /// Blocks of the kernel, each on an SM: within the bound of the group and of its GPU.
+    pub blocks: c_uint,
+    /// How many of them send, at most `blocks`; in LL all do everything if both are equal.
+    pub send_blocks: c_uint,
+    /// Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
+    pub threads: c_uint,
+}
+
+/// Chooses how to run an operation: writes to `choice`, whose fields are 0 but for its size, and
+/// returns not 0; or returns 0, for none.
+pub type ncclEpSelect_t = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        query: *const ncclEpQuery_t,
+        choice: *mut ncclEpChoice_t,
+    ) -> c_int,
+>;
 
 /// What `ncclEpMemInfo` tells. Later versions may have more at its end.
 #[repr(C)]

@@ -127,6 +127,7 @@ pub unsafe extern "C" fn epProbeOpen(
             max_recv_rows: None,
             row_bytes: settings.hidden * DType::Bfloat16.size(),
             channels: None,
+            zones: false,
             timeout: None,
             sms: None,
             ll_combine: LlCombineMode::Reduce,

@@ -36,6 +36,10 @@ use nccl_ep_core::rule::CombineTensors;
 /// node ascending. In a backward pass also inputs topk_weights float32 [n, K]: gradients as dispatch delivers weights;
 /// and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
 ///
+/// HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
+/// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward pass
+/// gradients are `[n]`.
+///
 /// A token to which no expert contributes gets zeros.
 ///
 /// @param handle   the routing; LL: after a dispatch on it
@@ -108,7 +112,7 @@ unsafe fn combine(
     let tokens = match handle.layout {
         Layout::ExpertMajor => first(&tokens, facts.local_experts()),
         Layout::RankMajor => first(&tokens, facts.ranks),
-        Layout::Flat => tokens,
+        Layout::Flat | Layout::Zones(_) => tokens,
     };
     let (token_weights, gradients) = match is_backward {
         true => (None, out_weights),
@@ -141,7 +145,7 @@ unsafe fn weights_and_tokens(
     let weights = match (layout, is_backward) {
         // SAFETY: this function's contract.
         (_, true) => unsafe { tensor::required(name, inputs.topk_weights) }.map(Some)?,
-        (Layout::Flat, false) => {
+        (Layout::Flat | Layout::Zones(_), false) => {
             absent(name, inputs.topk_weights, "must be NULL in a forward pass")?;
             None
         }
@@ -172,7 +176,7 @@ unsafe fn result_weights(
             let rule = "must be NULL, rank-major, as the caller has applied the weights";
             absent(name, weights, rule).map(|()| None)
         }
-        Layout::Flat if !is_backward => Ok(None),
+        Layout::Flat | Layout::Zones(_) if !is_backward => Ok(None),
         // SAFETY: this function's contract.
         _ => unsafe { tensor::required(name, weights) }.map(Some),
     }

@@ -4,19 +4,20 @@
 use crate::enums::ncclEpExpertIdKind_t;
 use crate::guard::{GUARD, Subject};
 use crate::objects::{self, Handle, Layout};
-use crate::options::{NO_SCALES, is_backward, known};
+use crate::options::{is_backward, known};
 use crate::read::{self, number};
+use crate::received::{Received, check_emptiness, check_rows, scales_with_room};
+use crate::recipe::{Recipe, Scales};
+use crate::routing;
 use crate::tensor::{self, absent, first, rows};
-use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t,
     ncclEpHandle_t, ncclEpLayoutInfo_t, ncclResult_t,
 };
 use nccl_ep_abi::refuse;
-use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::error::Result;
 use nccl_ep_core::model::group::Algorithm;
-use nccl_ep_core::model::ops::Stream;
-use nccl_ep_core::model::tensor::Tensor;
+use nccl_ep_core::model::ops::{RoutingCounters, Stream};
 use nccl_ep_core::rule::DispatchTensors;
 
 const GLOBAL_IDS: u32 = ncclEpExpertIdKind_t::NCCL_EP_EXPERT_ID_GLOBAL as u32;
@@ -52,6 +53,16 @@ struct Dispatch {
 /// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
 /// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
 /// there are tokens only.
+///
+/// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32 `[n]`,
+/// where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each row is in a
+/// slot for every local expert that its token names. Slots lie by expert, then source rank, then token; those of an expert
+/// begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep their content, and
+/// weights are 0 up to B. More slots than B are a failure of the group, or with `NCCL_EP_OVERFLOW_DROP` are dropped.
+///
+/// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that lie as
+/// the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
+/// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [.., H/128].
 ///
 /// Delivered ids are local, or global where layout_info says so.
 ///
@@ -89,49 +100,40 @@ pub unsafe extern "C" fn ncclEpDispatch(
                 info: read::optional("layout_info", layout_info)?,
                 config: read::optional("config", config)?,
             };
-            call.check(handle.group.session.facts().algorithm)?;
-            call.run(&handle, Stream(stream as usize))
+            let recipe = call.check(handle.group.session.facts().algorithm)?;
+            call.run(&handle, recipe, Stream(stream as usize))
         }
     })
 }
 
 impl Dispatch {
-    /// Checks options that are numbers, but for the direction.
-    fn check(&self, algorithm: Algorithm) -> Result<()> {
-        let name = "config.quant_recipe";
+    /// Checks options that are numbers, but for the direction; returns the recipe.
+    fn check(&self, algorithm: Algorithm) -> Result<Recipe> {
         let recipe = self.config.as_ref().map(|it| number(it.quant_recipe));
-        match (recipe.unwrap_or(0), algorithm) {
-            (0, _) => {}
-            (1, _) => return Err(not_served(name, "NCCL_EP_DISP_QUANT_FWD")),
-            (2, Algorithm::LowLatency) => {
-                return Err(not_served(name, "NCCL_EP_DISP_QUANT_DS_FP8E3M4"));
-            }
-            (2, Algorithm::HighThroughput) => {
-                let rule = "must be a recipe of high throughput";
-                let error = refuse::argument(name, rule);
-                return Err(error.got("NCCL_EP_DISP_QUANT_DS_FP8E3M4", "another one"));
-            }
-            (other, _) => known(name, other, 2)?,
-        }
+        let recipe = Recipe::of(recipe.unwrap_or(0), algorithm)?;
         let kind = self.info.as_ref().map(|it| number(it.recv_topk_idx_kind));
-        known("layout_info.recv_topk_idx_kind", kind.unwrap_or(0), 2)
+        known("layout_info.recv_topk_idx_kind", kind.unwrap_or(0), 2)?;
+        Ok(recipe)
     }
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn run(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn run(&self, handle: &Handle, recipe: Recipe, stream: Stream) -> Result<()> {
         let algorithm = handle.group.session.facts().algorithm;
         let direction = self.config.as_ref().map(|config| config.pass_direction);
         let is_backward = is_backward(algorithm, direction)?;
-        absent("inputs.scales", self.inputs.scales, NO_SCALES)?;
-        absent("outputs.scales", self.outputs.scales, NO_SCALES)?;
+        let round = self.config.as_ref().map_or(0, |config| config.round_scales);
         // SAFETY: this function's contract.
         unsafe {
+            let scales = &recipe.scales(&self.inputs, &self.outputs, round)?;
             match handle.layout {
-                Layout::ExpertMajor => self.by_expert(handle, stream),
-                Layout::RankMajor => self.by_rank(handle, stream),
-                Layout::Flat if is_backward => self.backward(handle, stream),
-                Layout::Flat => self.forward(handle, stream),
+                Layout::ExpertMajor => self.by_expert(handle, scales, stream),
+                Layout::RankMajor => self.by_rank(handle, scales, stream),
+                Layout::Flat | Layout::Zones(_) if is_backward => {
+                    self.backward(handle, scales, stream)
+                }
+                Layout::Flat => self.forward(handle, scales, stream),
+                Layout::Zones(_) => self.forward_by_expert(handle, scales, stream),
             }
         }
     }
@@ -149,7 +151,7 @@ impl Dispatch {
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn by_expert(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn by_expert(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
         let Self {
             inputs,
             outputs,
@@ -180,8 +182,12 @@ impl Dispatch {
             )
         };
         let experts = handle.group.session.facts().local_experts();
+        let out_scales = scales.out.map(|out| first(&out, experts));
         let tensors = DispatchTensors {
             tokens: Some(&tokens),
+            scales: scales.given.as_ref(),
+            out_scales: out_scales.as_ref(),
+            round_scales: scales.round,
             out_tokens: Some(&first(&out, experts)),
             counter: Some(&first(&counter, experts)),
             ..DispatchTensors::default()
@@ -194,7 +200,7 @@ impl Dispatch {
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn by_rank(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn by_rank(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
         let Self {
             inputs,
             outputs,
@@ -221,8 +227,12 @@ impl Dispatch {
         let out = unsafe { Received::read(outputs) }?;
         let ranks = handle.group.session.facts().ranks;
         let counter = counter.map(|counter| first(&counter, ranks));
+        let out_scales = scales.out.map(|out| first(&out, ranks));
         let tensors = DispatchTensors {
             tokens: Some(&tokens),
+            scales: scales.given.as_ref(),
+            out_scales: out_scales.as_ref(),
+            round_scales: scales.round,
             weights: Some(&weights),
             out_tokens: Some(&first(&out.tokens, ranks)),
             out_ids: Some(&first(&out.ids, ranks)),
@@ -239,7 +249,7 @@ impl Dispatch {
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn forward(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn forward(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
         let inputs = &self.inputs;
         // SAFETY: this function's contract.
         let (tokens, weights, mut out) = unsafe {
@@ -250,8 +260,11 @@ impl Dispatch {
             )
         };
         out.check_rows(handle, stream)?;
+        let out_scales = scales_with_room(handle, scales, stream)?;
         let tensors = DispatchTensors {
             tokens: Some(&tokens),
+            scales: scales.given.as_ref(),
+            out_scales: out_scales.as_ref(),
             weights: Some(&weights),
             out_tokens: Some(&out.tokens),
             out_ids: Some(&out.ids),
@@ -264,7 +277,58 @@ impl Dispatch {
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn backward(&self, handle: &Handle, stream: Stream) -> Result<()> {
+    unsafe fn forward_by_expert(
+        &self,
+        handle: &Handle,
+        scales: &Scales,
+        stream: Stream,
+    ) -> Result<()> {
+        let Self {
+            inputs,
+            outputs,
+            info,
+            ..
+        } = self;
+        let rule = "must be NULL, as each slot is of one expert";
+        absent("outputs.topk_idx", outputs.topk_idx, rule)?;
+        let experts = handle.group.session.facts().local_experts();
+        // SAFETY: this function's contract.
+        let (tokens, weights, mut out, mut out_weights) = unsafe {
+            (
+                tensor::required("inputs.tokens", inputs.tokens)?,
+                tensor::required("inputs.topk_weights", inputs.topk_weights)?,
+                tensor::required("outputs.tokens", outputs.tokens)?,
+                tensor::required("outputs.topk_weights", outputs.topk_weights)?,
+            )
+        };
+        let counters = match info {
+            // SAFETY: as above.
+            Some(info) => unsafe { routing::counters(info, Some(handle.layout), experts) }?,
+            None => RoutingCounters::default(),
+        };
+        let all = &mut [
+            ("outputs.tokens", &mut out),
+            ("outputs.topk_weights", &mut out_weights),
+        ];
+        check_rows(handle, stream, all)?;
+        check_emptiness(rows(&out), rows(&out_weights))?;
+        let out_scales = scales_with_room(handle, scales, stream)?;
+        let tensors = DispatchTensors {
+            tokens: Some(&tokens),
+            scales: scales.given.as_ref(),
+            out_scales: out_scales.as_ref(),
+            weights: Some(&weights),
+            out_tokens: Some(&out),
+            out_weights: Some(&out_weights),
+            counters,
+            ..DispatchTensors::default()
+        };
+        handle.core.dispatch(&tensors, false, stream).map(drop)
+    }
+
+    /// # Safety
+    /// As of [`ncclEpDispatch`].
+    unsafe fn backward(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
         let Self {
             inputs, outputs, ..
         } = self;
@@ -280,82 +344,14 @@ impl Dispatch {
             )
         };
         check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
+        let out_scales = scales_with_room(handle, scales, stream)?;
         let tensors = DispatchTensors {
             tokens: Some(&tokens),
+            scales: scales.given.as_ref(),
+            out_scales: out_scales.as_ref(),
             out_tokens: Some(&out),
             ..DispatchTensors::default()
         };
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }
-}
-
-/// The tensors of received rows.
-struct Received {
-    tokens: Tensor,
-    weights: Tensor,
-    ids: Tensor,
-}
-
-impl Received {
-    /// # Safety
-    /// As of [`ncclEpDispatch`].
-    unsafe fn read(outputs: &ncclEpDispatchOutputs_t) -> Result<Self> {
-        // SAFETY: this function's contract.
-        unsafe {
-            Ok(Self {
-                tokens: tensor::required("outputs.tokens", outputs.tokens)?,
-                weights: tensor::required("outputs.topk_weights", outputs.topk_weights)?,
-                ids: tensor::required("outputs.topk_idx", outputs.topk_idx)?,
-            })
-        }
-    }
-
-    /// As [`check_rows`], for all of them.
-    fn check_rows(&mut self, handle: &Handle, stream: Stream) -> Result<()> {
-        let all = &mut [
-            ("outputs.tokens", &mut self.tokens),
-            ("outputs.topk_weights", &mut self.weights),
-            ("outputs.topk_idx", &mut self.ids),
-        ];
-        check_rows(handle, stream, all)?;
-        let is_empty = rows(&self.tokens) == 0;
-        for tensor in [&self.weights, &self.ids] {
-            if (rows(tensor) == 0) != is_empty {
-                let rule = "must be 0 with outputs.tokens and outputs.topk_idx, or not with them";
-                return Err(refuse::argument("outputs.topk_weights.sizes[0]", rule)
-                    .got(rows(&self.weights), "all of them empty, or none"));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Refuses HT tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
-/// bound alone.
-fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
-    let group = &handle.group;
-    let (least, what) = match group.kept.recv_rows {
-        Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
-        None => {
-            if group.session.device().is_captured(stream)? {
-                let text =
-                    "stream: must not be captured in a group without max_recv_tokens_per_rank";
-                return Err(Error::new(Code::InvalidUsage, text));
-            }
-            // What only the device knows it checks.
-            let rows = handle.core.rows_if_known()?.unwrap_or(0);
-            (rows, "all rows that this rank receives")
-        }
-    };
-    for (name, tensor) in all {
-        if rows(tensor) < least {
-            let rule = format_args!("must have room for {what}");
-            return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
-                .got(rows(tensor), format_args!("{least} or more")));
-        }
-        if group.kept.recv_rows.is_some() {
-            **tensor = first(tensor, least);
-        }
-    }
-    Ok(())
 }

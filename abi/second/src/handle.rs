@@ -3,7 +3,7 @@
 
 use crate::enums::ncclEpLayout_t;
 use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::{self, FORM, Group, Handle, Layout};
+use crate::objects::{self, Group, Handle, Layout};
 use crate::read::{self, number};
 use crate::texts::not_served;
 use crate::types::{
@@ -14,7 +14,7 @@ use crate::{routing, tensor};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, MAX_TOP_K};
-use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::ops::{HandleForm, Stream};
 use nccl_ep_core::model::tensor::{DType, Tensor};
 use nccl_ep_core::session;
 use std::ffi::c_int;
@@ -46,9 +46,10 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) }?;
         check_out("size", size)?;
-        check_shape(&group, number(layout), config.as_ref())?;
+        let layout = check_shape(&group, number(layout), config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
-        let bytes = group.session.handle_bytes(top_k, FORM)?;
+        let form = layout.form(&group.kept);
+        let bytes = group.session.handle_bytes(top_k, form)?;
         // SAFETY: this function's contract.
         unsafe { write_out("size", size, bytes) }
     })
@@ -56,7 +57,8 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 
 /// Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
 ///
-/// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT`.
+/// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and, on one node,
+/// `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 ///
 /// @param handle      gets the handle; written on success only
 /// @param ep_group    the group
@@ -94,10 +96,10 @@ pub unsafe extern "C" fn ncclEpInitHandle(
         };
         let layout = check_shape(&group, number(layout), config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
-        let session = Arc::clone(&group.session);
+        let (session, form) = (Arc::clone(&group.session), layout.form(&group.kept));
         let core = match memory {
-            None => session::handle::Handle::new(session, FORM),
-            Some(memory) => in_memory(session, &memory, top_k)?,
+            None => session::handle::Handle::new(session, form),
+            Some(memory) => in_memory(session, &memory, (top_k, form))?,
         };
         let made = Handle {
             core,
@@ -113,13 +115,12 @@ pub unsafe extern "C" fn ncclEpInitHandle(
 fn in_memory(
     group: Arc<session::group::Group>,
     memory: &Tensor,
-    top_k: usize,
+    of: (usize, HandleForm),
 ) -> Result<session::handle::Handle> {
     let (&[bytes], Some(DType::Uint8)) = (memory.sizes(), memory.dtype) else {
         let rule = "must be uint8 with one dimension";
         return Err(refuse::argument("handle_mem", rule));
     };
-    let of = (top_k, FORM);
     session::handle::Handle::in_memory(group, memory.data, bytes as usize, of)
         .map_err(|error| error.within("handle_mem"))
 }
@@ -130,8 +131,8 @@ fn in_memory(
 /// operations.
 ///
 /// HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-/// read later. Over several nodes the host waits until all ranks have exchanged their routing, and forward dispatches
-/// read the ids again. A captured `stream` is refused.
+/// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, the host waits
+/// until all ranks have exchanged their routing, and forward dispatches read the ids again.
 ///
 /// @param handle       the handle
 /// @param topk_idx     int64 [T, K], on one node also int32: global expert ids of this rank's T tokens; negative ones and
@@ -141,7 +142,7 @@ fn in_memory(
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-/// staged operation waits for completion, and for a captured stream in HT; `ncclRemoteError` if another rank refused; or the
+/// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another rank refused; or the
 /// code of the failure if the group has failed.
 ///
 /// # Safety
@@ -157,7 +158,8 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
     GUARD.run("ncclEpUpdateHandle", subject, || {
         let handle = objects::handle(handle as usize)?;
         // SAFETY: this function's contract.
-        let given = unsafe { routing::read(&handle.group, topk_idx, layout_info) };
+        let given =
+            unsafe { routing::read(&handle.group, Some(handle.layout), topk_idx, layout_info) };
         let given = given.and_then(|given| {
             routing::check_top_k(&given, handle.top_k)?;
             Ok(given)
@@ -196,17 +198,24 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         let config = unsafe { read::optional("config", config) };
         // Other ranks hear of a refusal.
         let given = check_out("handle", handle).and(config).and_then(|config| {
+            let layout = check_shape(&group, number(layout), config.as_ref());
+            // The struct's prefix is refused first.
+            let of = layout.as_ref().ok().copied();
             // SAFETY: as above.
-            let given = unsafe { routing::read(&group, topk_idx, layout_info) }?;
-            let layout = check_shape(&group, number(layout), config.as_ref())?;
+            let given = unsafe { routing::read(&group, of, topk_idx, layout_info) }?;
+            let layout = layout?;
             let columns = given.ids.sizes().get(1).copied().unwrap_or(0);
             let top_k = top_k(&group, "topk_idx.sizes[1]", columns.into())?;
             Ok((given, layout, top_k))
         });
         let tensors = given.as_ref().map(|(tensors, ..)| *tensors);
         let tensors = tensors.map_err(Error::clone);
-        let session = Arc::clone(&group.session);
-        let core = session::create::handle(session, FORM, tensors, Stream(stream as usize))?;
+        // That of a refused handle does not matter.
+        let layout = given
+            .as_ref()
+            .map_or(Layout::Flat, |(_, layout, _)| *layout);
+        let (session, form) = (Arc::clone(&group.session), layout.form(&group.kept));
+        let core = session::create::handle(session, form, tensors, Stream(stream as usize))?;
         let (_, layout, top_k) = given?;
         let made = Handle {
             core,
@@ -231,6 +240,10 @@ fn check_shape(
     match (group.session.facts().algorithm, layout) {
         (Algorithm::LowLatency, EXPERT_MAJOR) => Ok(Layout::ExpertMajor),
         (Algorithm::LowLatency, RANK_MAJOR) => Ok(Layout::RankMajor),
+        (Algorithm::HighThroughput, FLAT) if group.kept.drops => Err(not_served(
+            "layout",
+            "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP",
+        )),
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {
             let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment);
@@ -239,10 +252,11 @@ fn check_shape(
                 return Err(refuse::argument(name, "must be 0, 1 or a power of two")
                     .got(alignment, "a power of two"));
             }
-            Err(not_served(
-                "layout",
-                "NCCL_EP_LAYOUT_EXPERT_MAJOR in high throughput",
-            ))
+            if group.kept.recv_rows.is_none() && group.kept.top_k.is_none() {
+                let text = "layout: must be NCCL_EP_LAYOUT_FLAT in a group without max_recv_tokens_per_rank and num_topk";
+                return Err(Error::new(Code::InvalidUsage, text));
+            }
+            Ok(Layout::Zones(alignment.max(1)))
         }
         (algorithm, _) => {
             let expected = match algorithm {

@@ -17,6 +17,8 @@ mod info;
 mod objects;
 mod options;
 mod read;
+mod received;
+mod recipe;
 mod routing;
 mod settings;
 mod tensor;

@@ -3,7 +3,7 @@
 use crate::settings::Kept;
 use nccl_ep_abi::registry::{Names, Registry};
 use nccl_ep_core::error::Result;
-use nccl_ep_core::model::ops::HandleForm;
+use nccl_ep_core::model::ops::{HandleForm, Zones};
 use nccl_ep_core::session;
 use std::sync::Arc;
 
@@ -68,10 +68,26 @@ pub enum Layout {
     RankMajor,
     /// HT, a row for all experts of a rank.
     Flat,
+    /// HT, by expert in zones of a multiple of this.
+    Zones(usize),
 }
 
-/// What this ABI wants of the core's handles: it does not give the ids again, which may have 32 bits.
-pub const FORM: HandleForm = HandleForm { keeps_ids: true };
+impl Layout {
+    /// What the core's handles are like: this ABI does not give the ids again, which may have 32 bits.
+    pub fn form(self, kept: &Kept) -> HandleForm {
+        let zones = match self {
+            Self::Zones(alignment) => Some(Zones {
+                alignment,
+                most_slots: kept.recv_rows.filter(|_| kept.drops),
+            }),
+            _ => None,
+        };
+        HandleForm {
+            keeps_ids: true,
+            zones,
+        }
+    }
+}
 
 impl Handle {
     /// Registers the handle and returns its number.

@@ -1,7 +1,7 @@
 //! What a routing is made from, and what it tells.
 #![allow(unsafe_code)]
 
-use crate::objects::Group;
+use crate::objects::{Group, Layout};
 use crate::tensor;
 use crate::types::{ncclEpLayoutInfo_t, ncclEpTensor_t};
 use nccl_ep_abi::refuse;
@@ -11,8 +11,10 @@ use nccl_ep_core::model::group::Algorithm;
 use nccl_ep_core::model::ops::{IntWidth, Numbers, RoutingCounters};
 use nccl_ep_core::model::tensor::Tensor;
 use nccl_ep_core::rule::handle::HandleTensors;
+use std::ptr::null_mut;
 
 const EXPERTS: &str = "layout_info.expert_counters";
+const OFFSETS: &str = "layout_info.expert_offsets";
 const TOTAL: &str = "layout_info.recv_total_counter";
 
 /// Reads the arguments of an update.
@@ -21,6 +23,7 @@ const TOTAL: &str = "layout_info.recv_total_counter";
 /// As of `ncclEpUpdateHandle`.
 pub unsafe fn read(
     group: &Group,
+    layout: Option<Layout>,
     topk_idx: *const ncclEpTensor_t,
     layout_info: *const ncclEpLayoutInfo_t,
 ) -> Result<HandleTensors> {
@@ -37,7 +40,7 @@ pub unsafe fn read(
             return Err(refuse::argument("layout_info", rule));
         }
         // SAFETY: as above.
-        Some(info) => unsafe { counters(&info, facts.local_experts()) }?,
+        Some(info) => unsafe { counters(&info, layout, facts.local_experts()) }?,
     };
     Ok(HandleTensors {
         ids,
@@ -47,22 +50,46 @@ pub unsafe fn read(
     })
 }
 
+/// What a routing, or with zones a dispatch, tells its caller.
+///
 /// # Safety
 /// As of [`read`].
-unsafe fn counters(info: &ncclEpLayoutInfo_t, experts: usize) -> Result<RoutingCounters> {
+pub unsafe fn counters(
+    info: &ncclEpLayoutInfo_t,
+    layout: Option<Layout>,
+    experts: usize,
+) -> Result<RoutingCounters> {
+    let has_zones = matches!(layout, Some(Layout::Zones(_)));
+    let offsets = match has_zones {
+        true => info.expert_offsets,
+        false => null_mut(),
+    };
     // SAFETY: this function's contract.
-    let (of_experts, total) = unsafe {
+    let (of_experts, offsets, total) = unsafe {
         (
             tensor::optional(EXPERTS, info.expert_counters)?,
+            tensor::optional(OFFSETS, offsets)?,
             tensor::optional(TOTAL, info.recv_total_counter)?,
         )
     };
-    Ok(RoutingCounters {
-        experts: of_experts
-            .map(|it| numbers(EXPERTS, &it, experts))
-            .transpose()?,
-        total: total.map(|it| numbers(TOTAL, &it, 1)).transpose()?,
-    })
+    let all = RoutingCounters {
+        experts: checked(EXPERTS, of_experts, experts)?,
+        offsets: checked(OFFSETS, offsets, experts)?,
+        total: checked(TOTAL, total, 1)?,
+    };
+    let widths = [all.experts, all.offsets, all.total].map(|it| it.map(|it| it.width));
+    let mut given = widths.into_iter().flatten();
+    if let (true, Some(first)) = (has_zones, given.next())
+        && given.any(|width| width != first)
+    {
+        let rule = "must have counters of one type";
+        return Err(refuse::argument("layout_info", rule));
+    }
+    Ok(all)
+}
+
+fn checked(name: &str, tensor: Option<Tensor>, least: usize) -> Result<Option<Numbers>> {
+    tensor.map(|it| numbers(name, &it, least)).transpose()
 }
 
 /// The counter `name` with `least` numbers or more.

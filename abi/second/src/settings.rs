@@ -1,5 +1,6 @@
 //! A caller's configuration of a group -> settings of the core, and what this ABI keeps of it.
 
+use crate::enums::ncclEpOverflowPolicy_t;
 use crate::options::known;
 use crate::read::number;
 use crate::texts::not_served;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 /// What a row of HT is a multiple of. LL rounds its bound up.
 const ROW_ALIGN: c_uint = 16;
+const DROP: u32 = ncclEpOverflowPolicy_t::NCCL_EP_OVERFLOW_DROP as u32;
 /// SMs of a channel, by which the core counts.
 const CHANNEL_SMS: usize = 2;
 
@@ -20,6 +22,8 @@ const CHANNEL_SMS: usize = 2;
 pub struct Kept {
     /// HT: the rows that every dispatch has room for; `None`: as many as come.
     pub recv_rows: Option<usize>,
+    /// HT: whether rows beyond that are dropped.
+    pub drops: bool,
     /// HT: the largest K of a handle, if there is a bound.
     pub top_k: Option<usize>,
     /// Whether a mask of lost ranks was asked for, which HT accepts and has not.
@@ -48,6 +52,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
     let given = |number: c_uint| (is_ht && number > 0).then_some(number as usize);
     let kept = Kept {
         recv_rows: given(config.max_recv_tokens_per_rank),
+        drops: is_ht && number(config.overflow_policy) == DROP,
         top_k: given(config.num_topk),
         enable_mask: config.enable_mask != 0,
     };
@@ -60,6 +65,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         max_recv_rows: None,
         row_bytes: row_bytes.next_multiple_of(ROW_ALIGN as usize),
         channels: channels(config),
+        zones: is_ht,
         sms: sms(config),
         ll_combine: LlCombineMode::Exact,
         timeout: (config.timeout_ns > 0).then(|| Duration::from_nanos(config.timeout_ns)),
@@ -92,12 +98,9 @@ fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {
             format_args!("{} or less", config.num_experts),
         ));
     }
-    let policy = number(config.overflow_policy);
-    if policy == 2 {
-        return Err(not_served(
-            "config.overflow_policy",
-            "NCCL_EP_OVERFLOW_DROP",
-        ));
+    if number(config.overflow_policy) == DROP && rows == 0 {
+        let text = "config.overflow_policy: must not be NCCL_EP_OVERFLOW_DROP without max_recv_tokens_per_rank";
+        return Err(Error::new(Code::InvalidUsage, text));
     }
     Ok(())
 }
@@ -128,7 +131,7 @@ fn channels(config: &ncclEpGroupConfig_t) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::enums::{ncclEpAlgorithm_t, ncclEpOverflowPolicy_t, ncclEpZeroCopyMode_t};
+    use crate::enums::{ncclEpAlgorithm_t, ncclEpZeroCopyMode_t};
     use crate::read::MAGIC;
     use std::mem::MaybeUninit;
 
@@ -207,10 +210,13 @@ mod tests {
         assert_eq!(code(LL, |it| it.enable_mask = 1), usage);
         assert_eq!(code(HT, |it| it.enable_mask = 1), None);
         let drop = ncclEpOverflowPolicy_t::NCCL_EP_OVERFLOW_DROP;
-        assert_eq!(
-            code(HT, |it| it.overflow_policy = MaybeUninit::new(drop)),
-            usage
-        );
+        let dropping = |rows| {
+            code(HT, |it| {
+                it.overflow_policy = MaybeUninit::new(drop);
+                it.max_recv_tokens_per_rank = rows;
+            })
+        };
+        assert_eq!((dropping(0), dropping(10)), (usage, None));
         let windows = ncclEpZeroCopyMode_t::NCCL_EP_ZERO_COPY_ON;
         assert_eq!(
             code(HT, |it| it.zero_copy = MaybeUninit::new(windows)),

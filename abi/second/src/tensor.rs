@@ -132,7 +132,11 @@ pub unsafe fn optional(name: &'static str, raw: *const ncclEpTensor_t) -> Result
         let rule = "must not be NULL unless the tensor is empty";
         return Err(refuse::argument(format_args!("{name}.data"), rule));
     }
-    let dtype = DType::from_raw(raw.datatype);
+    let dtype = match raw.datatype {
+        // The core moves bytes.
+        LAST_DATATYPE => Some(DType::Uint8),
+        other => DType::from_raw(other),
+    };
     Ok(Some(Tensor::new(DevPtr(raw.data as usize), dtype, sizes)))
 }
 

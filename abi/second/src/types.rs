@@ -153,7 +153,7 @@ pub struct ncclEpGroupConfig_t {
     pub timeout_ns: u64,
     /// Whether tensors are in windows. Any value is fine, since memory that is in none serves as well.
     pub zero_copy: MaybeUninit<ncclEpZeroCopyMode_t>,
-    /// HT. `NCCL_EP_OVERFLOW_DROP` is not served yet.
+    /// HT, expert-major: what happens to slots beyond `max_recv_tokens_per_rank`.
     pub overflow_policy: MaybeUninit<ncclEpOverflowPolicy_t>,
     /// HT: largest K of a handle, or 0.
     pub num_topk: c_uint,

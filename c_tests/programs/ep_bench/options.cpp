@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include "harness/options.hpp"
 
@@ -23,6 +24,7 @@ const char kUsage[] =
     "  -d, --hidden N           elements of a token (7168)\n"
     "      --layout NAME        how received rows lie (ll expert): expert, a row for each expert; or rank,\n"
     "                           one for each rank, whose weights and sums are the caller's\n"
+    "      --variant NAME       ll.reduce, ll.exact, ht.ring, ht.direct or ht.pull, where it is possible (own)\n"
     "      --view               rank-major rows stay where they arrive, in memory of the library\n"
     "      --memory NAME        where experts' rows lie (plain): plain, or symmetric, in memory that peers map\n"
     "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16, with\n"
@@ -127,6 +129,18 @@ std::string ReadMemory(const std::string& name, Options* options) {
     return "";
 }
 
+// By the numbers of ncclEpVariant_t.
+const char* const kVariants[] = {"own", "ll.reduce", "ll.exact", "ht.ring", "ht.direct", "ht.pull"};
+
+std::string ReadVariant(const std::string& name, Options* options) {
+    for (unsigned number = 0; number < std::size(kVariants); ++number) {
+        if (name != kVariants[number]) continue;
+        options->variant = static_cast<ncclEpVariant_t>(number);
+        return "";
+    }
+    return "--variant: expected ll.reduce, ll.exact, ht.ring, ht.direct or ht.pull, got \"" + name + "\"";
+}
+
 std::string ReadBetween(const std::string& what, Options* options) {
     if (what != "code") return "--between: expected code, got \"" + what + "\"";
     options->between_code = true;
@@ -167,6 +181,7 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             ep::Number(0, "max-tokens", 1, &options->max_tokens),
             Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
             {0, "layout", true, [=](const std::string& name) { return ReadLayout(name, options); }},
+            {0, "variant", true, [=](const std::string& name) { return ReadVariant(name, options); }},
             ep::Switch(0, "view", &options->view),
             {0, "memory", true, [=](const std::string& name) { return ReadMemory(name, options); }},
             {0, "dispatch", true, format},
@@ -264,6 +279,8 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     if (parsed.error.empty()) parsed.error = SizeRows(parsed.options.hidden, &parsed.options.rows);
     return parsed;
 }
+
+const char* VariantName(const Options& options) { return kVariants[options.variant]; }
 
 std::string ApplyRanks(unsigned ranks, Options* options) {
     if (options->experts % ranks != 0) {

@@ -160,6 +160,7 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
         printf("Reduced defaults, because there is no GPU: %s\n", options.reduced.c_str());
     }
     if (options.by_rank) printf("layout: rank-major%s\n", options.view ? ", in a view" : "");
+    if (options.variant != NCCL_EP_VARIANT_AUTO) printf("variant: %s\n", VariantName(options));
     printf("routing: %s", RoutingName(options));
     if (options.routing == RoutingKind::kZipf) printf(", exponent %g", options.zipf_exponent);
     if (options.channels == NCCL_EP_AUTO) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "harness/nodes.h"
 #include "reference/ht.h"
 #include "reference/ll.h"
 #include "reference/owned.hpp"
@@ -100,6 +101,7 @@ class Validation {
     void Prepare() const;
     uint64_t WrongDispatch() const;
     uint64_t WrongCombine() const;
+    RefLlSum Sums() const;
     uint64_t WrongCast() const;
 
    private:
@@ -237,6 +239,13 @@ uint64_t Validation::WrongDispatch() const {
     return wrong;
 }
 
+// How combines sum; exact sums, if they are chosen and possible.
+RefLlSum Validation::Sums() const {
+    const bool possible = ep_num_nodes() == 1 && routing_.shape().top_k <= routing_.all().num_ranks;
+    if (options_.variant == NCCL_EP_VARIANT_LL_REDUCE) return kRefReduce;
+    return options_.variant == NCCL_EP_VARIANT_LL_EXACT && possible ? kRefExact : ref_ll_sum();
+}
+
 uint64_t Validation::WrongCombine() const {
     const RefRouting& all = routing_.all();
     const unsigned rank = routing_.rank();
@@ -245,7 +254,7 @@ uint64_t Validation::WrongCombine() const {
     if (options_.by_rank) {
         ref_rank_combine(&all, rank, LayoutByRank(), &results_, expected.data());
     } else if (options_.low_latency()) {
-        ref_ll_combine(&all, &all, rank, LayoutLl(session_), &results_, expected.data());
+        ref_ll_combine_as(Sums(), &all, &all, rank, LayoutLl(session_), &results_, expected.data());
     } else {
         ref_ht_combine(&all, rank, &results_, expected.data());
     }

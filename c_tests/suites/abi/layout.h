@@ -61,6 +61,22 @@ FIELD(ncclEpCombineConfig_t, reserved, 0, unsigned);
 LAYOUT(ncclEpCompleteConfig_t, 4, 4);
 FIELD(ncclEpCompleteConfig_t, reserved, 0, unsigned);
 
+LAYOUT(ncclEpQuery_t, 32, 4);
+FIELD(ncclEpQuery_t, size, 0, unsigned);
+FIELD(ncclEpQuery_t, operation, 4, unsigned);
+FIELD(ncclEpQuery_t, tokens, 8, unsigned);
+FIELD(ncclEpQuery_t, top_k, 12, unsigned);
+FIELD(ncclEpQuery_t, row_bytes, 16, unsigned);
+FIELD(ncclEpQuery_t, ranks, 20, unsigned);
+FIELD(ncclEpQuery_t, sms, 24, unsigned);
+FIELD(ncclEpQuery_t, symmetric, 28, unsigned);
+
+LAYOUT(ncclEpChoice_t, 20, 4);
+FIELD(ncclEpChoice_t, size, 0, unsigned);
+FIELD(ncclEpChoice_t, variant, 4, unsigned);
+FIELD(ncclEpChoice_t, blocks, 8, unsigned);
+FIELD(ncclEpChoice_t, send_blocks, 12, unsigned);
+FIELD(ncclEpChoice_t, threads, 16, unsigned);
 LAYOUT(ncclEpMemInfo_t, 56, 8);
 FIELD(ncclEpMemInfo_t, size, 0, size_t);
 FIELD(ncclEpMemInfo_t, object, 8, unsigned);
@@ -88,6 +104,16 @@ VALUE(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, 5);
 VALUE(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST, 6);
 VALUE(NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS, 7);
 VALUE(NCCL_EP_AUTO, 0);
+VALUE(NCCL_EP_OPERATION_LL_DISPATCH, 1);
+VALUE(NCCL_EP_OPERATION_LL_COMBINE, 2);
+VALUE(NCCL_EP_OPERATION_HT_DISPATCH, 3);
+VALUE(NCCL_EP_OPERATION_HT_COMBINE, 4);
+VALUE(NCCL_EP_VARIANT_AUTO, 0);
+VALUE(NCCL_EP_VARIANT_LL_REDUCE, 1);
+VALUE(NCCL_EP_VARIANT_LL_EXACT, 2);
+VALUE(NCCL_EP_VARIANT_HT_RING, 3);
+VALUE(NCCL_EP_VARIANT_HT_DIRECT, 4);
+VALUE(NCCL_EP_VARIANT_HT_PULL, 5);
 
 // The library has NCCL's numbers in its own code; they must be NCCL's.
 VALUE(ncclInt8, 0);
@@ -116,6 +142,7 @@ static_assert(SAME((ncclEpHandle_t)0, struct ncclEpHandle*), "ncclEpHandle_t");
 static_assert(sizeof(ncclEpHandleConfig_t) == sizeof(void*), "ncclEpHandleConfig_t is a pointer");
 static_assert(SAME((ncclEpAllocFn_t)0, cudaError_t (*)(void**, size_t)), "ncclEpAllocFn_t");
 static_assert(SAME((ncclEpFreeFn_t)0, cudaError_t (*)(void*)), "ncclEpFreeFn_t");
+static_assert(SAME((ncclEpSelect_t)0, int (*)(void*, const ncclEpQuery_t*, ncclEpChoice_t*)), "ncclEpSelect_t");
 
 FUNCTION(ncclEpCreateGroup, ncclResult_t, ncclEpGroup_t*, ncclComm_t, const ncclEpGroupConfig_t*,
          cudaStream_t, ncclEpAllocFn_t, ncclEpFreeFn_t);
@@ -137,6 +164,9 @@ FUNCTION(ncclEpHandleGetNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned*);
 FUNCTION(ncclEpGetVersion, ncclResult_t, int*);
 FUNCTION(ncclEpGetLastError, const char*, void);
 FUNCTION(ncclEpGetAsyncError, ncclResult_t, ncclEpGroup_t, ncclResult_t*);
+FUNCTION(ncclEpSetChoice, ncclResult_t, ncclEpGroup_t, unsigned, const ncclEpChoice_t*);
+FUNCTION(ncclEpSetSelector, ncclResult_t, ncclEpGroup_t, ncclEpSelect_t, void*);
+FUNCTION(ncclEpGroupCountRows, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpMemAlloc, ncclResult_t, ncclEpGroup_t, void**, size_t);
 FUNCTION(ncclEpMemFree, ncclResult_t, ncclEpGroup_t, void*);
 FUNCTION(ncclEpMemRegister, ncclResult_t, ncclEpGroup_t, void*, size_t, void*);

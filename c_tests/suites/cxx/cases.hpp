@@ -140,6 +140,7 @@ EP_TEST(low_latency_agrees_with_the_reference) {
         layer.CheckCombine();
     }
     EP_CHECK(group.async_error().has_value());
+    EP_CHECK(group.count_rows(nullptr).has_value());
 }
 
 EP_TEST(two_staged_batches_take_turns) {
@@ -331,6 +332,7 @@ EP_TEST(what_was_moved_from_is_empty) {
     EP_CHECK(Refused(Handle::create(group, tensor, {}, env->stream), ncclInvalidArgument,
                      "ncclEpCreateHandle", "ep_group"));
     EP_CHECK(Refused(group.async_error(), ncclInvalidArgument, "ncclEpGetAsyncError", "ep_group"));
+    EP_CHECK(Refused(group.count_rows(nullptr), ncclInvalidArgument, "ncclEpGroupCountRows", "ep_group"));
     EP_CHECK(group.destroy(env->stream).has_value() && handle.destroy().has_value());
 
     // What a variable was is destroyed when it becomes another.

@@ -173,5 +173,6 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
 // stderr.c: what this program does when it is started again.
 int refuse_once(void);
 int make_groups(void);
+int pass_over_choices(void);
 
 #endif  // C_TESTS_SUITES_ERRORS_ERRORS_H_

@@ -35,6 +35,9 @@ static void check_child(Session* session) {
     expect_refused("ncclEpHandleGetNumRecvTokens", ncclEpHandleGetNumRecvTokens(handle, &rows));
     ncclResult_t failure = ncclSuccess;
     expect_refused("ncclEpGetAsyncError", ncclEpGetAsyncError(group, &failure));
+    expect_refused("ncclEpSetChoice", ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
+    expect_refused("ncclEpSetSelector", ncclEpSetSelector(group, NULL, NULL));
+    expect_refused("ncclEpGroupCountRows", ncclEpGroupCountRows(group, NULL));
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
     expect_refused("ncclEpTensorCreate",

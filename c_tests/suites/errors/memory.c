@@ -1,5 +1,5 @@
-// Refusals of memory that peers map: a rank's own arguments, one rank that refuses for all, ranks that make different
-// calls, a rank that never calls, captures and graphs.
+// Refusals of memory that peers map: a rank's own arguments, one rank that refuses for all, ranks
+// that make different calls, a rank that never calls, captures and graphs.
 #include <stdio.h>
 #include <string.h>
 
@@ -132,7 +132,8 @@ EP_TEST(one_rank_refuses_memory) {
         EP_CHECK_RESULT(result, ncclInvalidArgument);
     } else {
         char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0", odd_rank(env));
+        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0",
+                 odd_rank(env));
         EP_CHECK_RESULT(result, ncclRemoteError);
         ep_check(EP_HERE("mem-alloc-rank-refused"), strcmp(ep_last_error(), text) == 0);
     }
@@ -141,7 +142,8 @@ EP_TEST(one_rank_refuses_memory) {
     EP_CHECK_RESULT(freed, is_odd(env) ? ncclInvalidArgument : ncclRemoteError);
     if (!is_odd(env)) {
         char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ", odd_rank(env));
+        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ",
+                 odd_rank(env));
         EP_CHECK_STR_CONTAINS(ep_last_error(), text);
     }
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
@@ -225,7 +227,8 @@ static void miss(const EpEnv* env, bool frees) {
                                           : ncclEpMemAlloc(session.group, &none, 16);
         EP_CHECK_RESULT(result, ncclRemoteError);
         char text[128];
-        snprintf(text, sizeof(text), "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
+        snprintf(text, sizeof(text),
+                 "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
                  frees ? "ncclEpMemFree" : "ncclEpMemAlloc", env->rank, env->size, kShortTimeoutMs);
         ep_check(EP_HERE("mem-alloc-deadline"), strcmp(ep_last_error(), text) == 0);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);

@@ -55,6 +55,16 @@ static ncclResult_t async_error(void* group) {
     return result;
 }
 
+static ncclResult_t set_choice(void* group) {
+    return ncclEpSetChoice((ncclEpGroup_t)group, NCCL_EP_OPERATION_LL_DISPATCH, NULL);
+}
+
+static ncclResult_t set_selector(void* group) {
+    return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL);
+}
+
+static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
+
 static ncclResult_t memory_alloc(void* group) {
     void* memory = NULL;
     const ncclResult_t result = ncclEpMemAlloc((ncclEpGroup_t)group, &memory, 16);
@@ -108,6 +118,12 @@ static const ObjectCall kGroupCalls[] = {
      "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
+    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead",
+     "set-choice-group-foreign"},
+    {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
+     "set-selector-group-foreign"},
+    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead",
+     "count-rows-group-foreign"},
     {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead",
      "mem-alloc-group-foreign"},
     {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead",
@@ -178,6 +194,9 @@ EP_TEST(places_for_results) {
                "ncclEpGetVersion: version: must not be NULL");
     EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
                "ncclEpGetAsyncError: result: must not be NULL");
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(ll.group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+               "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
+               "(got 0x7f61a7fc5, expected a multiple of 8)");
     unsigned count = 77;
     EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "

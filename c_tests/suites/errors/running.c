@@ -62,6 +62,8 @@ static void check_refuses_work(const Session* session, ncclResult_t code) {
                "ncclEpCombine: the group has failed: *");
     EP_REFUSED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream),
                code, "ncclEpComplete: the group has failed: *");
+    EP_REFUSED("count-rows-group-failed", ncclEpGroupCountRows(session->group, NULL), code,
+               "ncclEpGroupCountRows: the group has failed: *");
     EP_REFUSED("handle-group-failed", make_valid_call(session, kCreateHandle, 0), code,
                "ncclEpCreateHandle: the group has failed: *");
 }

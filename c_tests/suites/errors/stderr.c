@@ -124,37 +124,67 @@ static void keep_warnings(FILE* output, char* kept, size_t room) {
     }
 }
 
+// What this program, started with `option`, is warned of.
+static void check_warnings(const char* option, const char* expected) {
+    FILE* output = tmpfile();
+    EP_REQUIRE(output != NULL);
+    (void)run_again(option, output);
+    char printed[4096];
+    keep_warnings(output, printed, sizeof(printed));
+    fclose(output);
+    if (!EP_CHECK(strcmp(printed, expected) == 0)) {
+        fprintf(stderr, "got:      %s\nexpected: %s\n", printed, expected);
+    }
+}
+
 static void check_variable(const Variable* variable) {
     const char* set = getenv(variable->name);
     char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(setenv(variable->name, variable->value, 1) == 0);
-    FILE* output = tmpfile();
-    EP_REQUIRE(output != NULL);
-    (void)run_again("--make-groups", output);
-    char printed[4096];
     char expected[256] = "";
-    keep_warnings(output, printed, sizeof(printed));
-    fclose(output);
     if (variable->text != NULL) {
         snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value,
                  variable->text);
     }
-    if (!EP_CHECK(strcmp(printed, expected) == 0)) {
-        fprintf(stderr, "got:      %s\nexpected: %s\n", printed, expected);
-    }
+    check_warnings("--make-groups", expected);
     EP_REQUIRE(unsetenv(variable->name) == 0);
     if (before != NULL) EP_REQUIRE(setenv(variable->name, before, 1) == 0);
     free(before);
 }
 
-// Each is told once in a process, by its first group. The ranks of other processes would tell the same.
-EP_TEST(variables_in_vain) {
-    if (env->rank != 0) return;
+static void with_warnings(void (*check)(void)) {
     const char* set = getenv("NCCL_DEBUG");
     char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(setenv("NCCL_DEBUG", "WARN", 1) == 0);
-    for (size_t i = 0; i < COUNT(kVariables); ++i) check_variable(&kVariables[i]);
+    check();
     EP_REQUIRE(unsetenv("NCCL_DEBUG") == 0);
     if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
     free(before);
+}
+
+static void check_variables(void) {
+    for (size_t i = 0; i < COUNT(kVariables); ++i) check_variable(&kVariables[i]);
+}
+
+// Each is told once in a process, by its first group. The ranks of other processes would tell the same.
+EP_TEST(variables_in_vain) {
+    if (env->rank == 0) with_warnings(check_variables);
+}
+
+// ---- Choices -----------------------------------------------------------------------------------
+
+#define PASSED_OVER(operation, reason) \
+    "a choice for " operation " is passed over: " reason "; that is said once\n"
+
+static void check_choices(void) {
+    check_warnings("--pass-over",
+                   PASSED_OVER("ll_dispatch", "threads must be a multiple of 32 up to 1024")
+                   PASSED_OVER("ll_combine", "ll.exact needs as many ranks as ids of a token, or a "
+                                             "group whose combines are exact")
+                   PASSED_OVER("ll_combine", "ht.pull is of another operation"));
+}
+
+// Each reason is told once in a group, however often it applies.
+EP_TEST(choices_that_are_passed_over) {
+    if (env->rank == 0) with_warnings(check_choices);
 }

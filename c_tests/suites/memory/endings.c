@@ -9,7 +9,7 @@
 #include "reference/ll_run.h"
 #include "suites/memory/memory.h"
 
-enum { kBytes = 5 << 20, kTimes = 3 };
+enum { kBytes = (2 << 20) + 4096, kTimes = 2 };
 
 static int open_descriptors(void) {
     DIR* directory = opendir("/proc/self/fd");
@@ -78,7 +78,7 @@ typedef struct {
 } Held;
 
 static void* open_late(void* argument) {
-    enum { kHeldUs = 30000 };
+    enum { kHeldUs = 250000 };  // longer than an unmapping waits for a quiescent device
     Held* held = argument;
     usleep(kHeldUs);
     atomic_store(&held->is_open, true);
@@ -120,7 +120,8 @@ static void play(void* context) {
     EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, false));
 }
 
-// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves again.
+// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves
+// again.
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);

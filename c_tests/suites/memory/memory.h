@@ -21,8 +21,8 @@ ncclEpMemInfo_t info_of(ncclEpGroup_t group, const void* ptr);
 
 // Fills memory of this rank with what peers can tell from all other.
 void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed);
-// Collective: each rank reads what the others of its node have filled theirs with, and finds that it maps no other
-// node's. `memory` is this rank's of the object.
+// Collective: each rank reads what the others of its node have filled theirs with, and finds that
+// it maps no other node's. `memory` is this rank's of the object.
 void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, uint64_t seed);
 
 #endif  // C_TESTS_SUITES_MEMORY_MEMORY_H_

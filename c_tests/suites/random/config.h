@@ -32,6 +32,8 @@ struct HandlePlan {
     uint64_t seed;
 };
 
+class Chooser;
+
 struct Config {
     uint64_t seed;
     unsigned index;
@@ -40,6 +42,7 @@ struct Config {
     unsigned steps;
     bool delays;
     bool graphs = false;  // each operation is captured, and its graph launched
+    Chooser* chooser = nullptr;  // of the group, if operations have choices
 };
 
 // The group of all configurations with this index / kConfigsPerGroup.

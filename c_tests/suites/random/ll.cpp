@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "reference/ll_run.h"
+#include "suites/random/chooser.h"
 #include "suites/random/play.h"
 
 namespace test_random {
@@ -108,6 +109,7 @@ class Play {
         if (handle.unchecked_combine) Check(handle);
         const bool stage = MayStage();
         course_.Note(stage ? "send combine" : "combine", i);
+        if (config_.chooser != nullptr) ChooseSums(i);
         ll_prepare_combine(&handle.run);
         course_.MaybeDelay();
         course_.Enqueue([&] {
@@ -117,6 +119,13 @@ class Play {
         handle.staged = stage && !config_.graphs;  // a graph completes what it begins
         handle.staged_is_dispatch = false;
         handle.unchecked_combine = !handle.staged;
+    }
+
+    void ChooseSums(size_t i) {
+        const unsigned top_k = handles_[i].run.shape.top_k;
+        const unsigned variant = course_.Shared(3);
+        course_.Note("variant", variant);
+        handles_[i].run.sums = config_.chooser->Sum(variant, top_k);
     }
 
     void CompleteRun(size_t i) {

@@ -1,16 +1,18 @@
 // Random configurations of low-latency and high-throughput operations; every byte of all outputs is
 // compared with a straight-line reference that each process computes for itself.
 //
-//   test_random [--configs N] [--seed S] [--only INDEX] [--graphs]
+//   test_random [--configs N] [--seed S] [--only INDEX] [--graphs] [--choices]
 //
 // The seed and the index of the configuration determine everything. A difference prints both, with
 // the whole configuration and the operations that ran; `--only INDEX` then repeats this one alone. With
-// --graphs each operation runs in a graph of its own.
+// --graphs each operation runs in a graph of its own, with --choices in another launch shape and, in low latency, another
+// order of sums.
 #include <cstdio>
 #include <string>
 
 #include "harness/options.hpp"
 #include "reference/mapped.h"
+#include "suites/random/chooser.h"
 #include "suites/random/play.h"
 
 namespace test_random {
@@ -23,6 +25,7 @@ struct Options {
     unsigned first = 0;
     bool only = false;  // only the first configuration
     bool graphs = false;
+    bool choices = false;
 };
 
 std::string ReadOptions(int argc, char** argv, Options* options) {
@@ -35,7 +38,8 @@ std::string ReadOptions(int argc, char** argv, Options* options) {
     return ep::ParseOptions(argc, argv,
                             {ep::Number(0, "configs", 1, &options->configs),
                              ep::Number(0, "seed", 0, &options->seed), only,
-                             ep::Switch(0, "graphs", &options->graphs)});
+                             ep::Switch(0, "graphs", &options->graphs),
+                             ep::Switch(0, "choices", &options->choices)});
 }
 
 // True if this process saw no difference.
@@ -66,10 +70,13 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
         &env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
         plan.num_experts, plan.max_tokens, plan.row_bytes);
     if (!plan.low_latency) ref_mapped_open(&env, group, options.seed + first);
+    Chooser chooser(env, ep_mix(options.seed, first, 5));
+    if (options.choices) EP_CHECK_NCCL(ncclEpSetSelector(group, Chooser::Select, &chooser));
     unsigned different = 0;
     for (unsigned index = first; index < end; ++index) {
         Config config = Draw(options.seed, index, num_ranks);
         config.graphs = options.graphs;
+        config.chooser = options.choices ? &chooser : nullptr;
         if (!RunOne(env, group, config)) ++different;
     }
     ref_mapped_close();
@@ -111,7 +118,7 @@ int main(int argc, char** argv) {
         if (env.rank == 0) {
             std::fprintf(stderr,
                          "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX] "
-                         "[--graphs]\n",
+                         "[--graphs] [--choices]\n",
                          error.c_str());
         }
         ep_release(&env);

@@ -57,6 +57,7 @@ EP_TEST(high_throughput_exchanges_tokens) {
         test.updated = i % 2 == 0;
         test.narrow_ids = i % 3 == 1;
         test.global_ids = i % 2 == 1;
+        test.scaled = i % 3 == 2;
         exchange(env, &test, 300 + i);
     }
 }

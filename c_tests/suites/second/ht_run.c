@@ -12,6 +12,20 @@ static size_t counter_bytes(const Case* test) {
     return has_wide_counters(test) ? sizeof(int64_t) : sizeof(int32_t);
 }
 
+static void fill_results(const HtRun* run) {
+    void* rows = ref_host_poison(run->results_in.bytes);
+    const unsigned most = run->received < run->rows ? run->received : run->rows;
+    ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
+    ref_buffer_upload(&run->results_in, rows);
+    free(rows);
+}
+
+void ht_renew(HtRun* run, uint64_t seed) {
+    inputs_renew(&run->in, seed);
+    run->received = ref_ht_received(run->in.routing, run->in.rank);
+    fill_results(run);
+}
+
 void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     inputs_open(&run->in, env, test, seed);
     run->received = ref_ht_received(run->in.routing, run->in.rank);
@@ -24,12 +38,9 @@ void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     run->seed = seed;
     run->counters = ref_buffer_new((test->local_experts + kHtSpare) * counter_bytes(test));
     run->total = ref_buffer_new(sizeof(int64_t));
+    run->scales_out = ref_buffer_new(scale_bytes(test, run->rows));
     run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
-    void* rows = ref_host_poison(run->results_in.bytes);
-    const unsigned most = run->received < run->rows ? run->received : run->rows;
-    ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
-    ref_buffer_upload(&run->results_in, rows);
-    free(rows);
+    fill_results(run);
     run->gradients_in = ref_buffer_new_input(entries_out * sizeof(float));
     run->gradients = ref_buffer_new(ref_entries_of(run->in.routing, run->in.rank) * sizeof(float));
     float* gradients = ref_host_new(entries_out * sizeof(float));
@@ -41,12 +52,12 @@ void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
 void ht_close(HtRun* run) {
     RefBuffer* buffers[] = {&run->tokens_out, &run->ids_out, &run->weights_out,
                             &run->counters,   &run->total,   &run->results_in,
-                            &run->gradients_in, &run->gradients};
+                            &run->gradients_in, &run->gradients, &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     inputs_close(&run->in);
 }
 
-static void check_counters(const HtRun* run) {
+void ht_check_counters(const HtRun* run) {
     const Case* test = run->in.test;
     int32_t* counts = ref_host_new((test->local_experts + 1) * sizeof(int32_t));
     ref_ht_counts(run->in.routing, run->in.rank, counts);
@@ -69,25 +80,40 @@ static void check_counters(const HtRun* run) {
     free(narrow);
 }
 
-ncclEpHandle_t ht_handle(const HtRun* run, ncclEpGroup_t group) {
+typedef struct {
+    View ids, counters, total;
+    ncclEpLayoutInfo_t info;
+} Update;
+
+static void set_update(const HtRun* run, Update* it) {
     const Case* test = run->in.test;
     const ncclDataType_t datatype = has_wide_counters(test) ? ncclInt64 : ncclInt32;
-    View ids, counters, total;
-    view_of_ids(&ids, &run->in);
-    view_of(&counters, ref_buffer_data(&run->counters), datatype, test->local_experts + kHtSpare, 0, 0);
-    view_of(&total, ref_buffer_data(&run->total), datatype, 1, 0, 0);
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
-    info.expert_counters = &counters.tensor;
-    info.recv_total_counter = &total.tensor;
-    info.expert_offsets = (ncclEpTensor_t*)16;  // flat rows have none, so it is not read
-    ncclEpHandle_t handle = handle_of(group, test, &ids, &info, run->in.env->stream);
-    view_scrap(&ids);
-    view_scrap(&counters);
-    view_scrap(&total);
+    view_of_ids(&it->ids, &run->in);
+    view_of(&it->counters, ref_buffer_data(&run->counters), datatype, test->local_experts + kHtSpare, 0, 0);
+    view_of(&it->total, ref_buffer_data(&run->total), datatype, 1, 0, 0);
+    it->info = NCCL_EP_LAYOUT_INFO_INIT;
+    it->info.expert_counters = &it->counters.tensor;
+    it->info.recv_total_counter = &it->total.tensor;
+    it->info.expert_offsets = (ncclEpTensor_t*)16;  // flat rows have none, so it is not read
+}
+
+ncclEpHandle_t ht_handle(const HtRun* run, ncclEpGroup_t group) {
+    Update update;
+    set_update(run, &update);
+    ncclEpHandle_t handle = handle_of(group, run->in.test, &update.ids, &update.info, run->in.env->stream);
+    memset(&update, 0xee, sizeof(update));
     ep_sync(run->in.env);
     scrap_ids(&run->in);
-    check_counters(run);
+    ht_check_counters(run);
     return handle;
+}
+
+ncclResult_t ht_launch_update(const HtRun* run, ncclEpHandle_t handle) {
+    Update update;
+    set_update(run, &update);
+    const ncclResult_t result = ncclEpUpdateHandle(handle, &update.ids.tensor, &update.info, run->in.env->stream);
+    memset(&update, 0xee, sizeof(update));
+    return result;
 }
 
 ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
@@ -112,8 +138,10 @@ ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
     local.recv_topk_idx_kind = test->global_ids ? NCCL_EP_EXPERT_ID_GLOBAL : NCCL_EP_EXPERT_ID_LOCAL;
     ncclEpDispatchConfig_t options = NCCL_EP_DISPATCH_CONFIG_INIT;
     options.send_only = 1;  // without effect
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &options);
     void* info = old_layout_info(&local, test->generation);
-    void* config = old_dispatch_config(&options, test->generation);
+    void* config = old_dispatch_config(&options, test->scaled ? kGeneration5 : test->generation);
     const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs,
                                                test->updated || test->global_ids ? info : NULL, config, run->in.env->stream);
     old_free(info);
@@ -126,6 +154,15 @@ ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
     return result;
 }
 
+static void check_scales(const HtRun* run) {
+    void* scales = ref_host_poison(run->scales_out.bytes);
+    if (run->in.test->scaled) {
+        ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.scales, run->used, scales);
+    }
+    REF_CHECK_BUFFER(&run->scales_out, scales);
+    free(scales);
+}
+
 void ht_check_dispatch(const HtRun* run) {
     void* tokens = ref_host_poison(run->tokens_out.bytes);
     int64_t* ids = ref_host_poison(run->ids_out.bytes);
@@ -136,6 +173,7 @@ void ht_check_dispatch(const HtRun* run) {
     const int64_t first = run->in.test->global_ids ? run->in.rank * run->in.test->local_experts : 0;
     for (size_t i = 0; i < used; ++i) ids[i] += ids[i] >= 0 ? first : 0;
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    check_scales(run);
     REF_CHECK_BUFFER(&run->ids_out, ids);
     REF_CHECK_BUFFER(&run->weights_out, weights);
     free(tokens);
@@ -173,6 +211,8 @@ ncclResult_t ht_launch_dispatch_back(const HtRun* run, ncclEpHandle_t handle) {
     outputs.tokens = &tokens_out.tensor;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
     config.pass_direction = NCCL_EP_BWD_PASS;
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &config);
     const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs, NULL, &config, run->in.env->stream);
     view_scrap(&tokens);
     view_scrap(&tokens_out);
@@ -204,7 +244,7 @@ ncclResult_t ht_launch_combine_back(const HtRun* run, ncclEpHandle_t handle) {
 
 void ht_poison(const HtRun* run) {
     const RefBuffer* outputs[] = {&run->tokens_out, &run->ids_out, &run->weights_out, &run->in.combined,
-                                  &run->gradients};
+                                  &run->gradients,  &run->scales_out};
     for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); ++i) ref_buffer_poison(outputs[i]);
 }
 
@@ -212,6 +252,7 @@ void ht_check_dispatch_back(const HtRun* run) {
     void* tokens = ref_host_poison(run->tokens_out.bytes);
     ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
+    check_scales(run);
     free(tokens);
 }
 

@@ -11,7 +11,7 @@ typedef struct {
     Inputs in;
     RefLayout layout;
     unsigned capacity;
-    RefBuffer packed, counters, results_in;
+    RefBuffer packed, counters, results_in, scales_out;
 } Run;
 
 static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
@@ -21,6 +21,7 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
     const size_t all_slots = (size_t)(test->local_experts + kSpare) * run->capacity;
     run->packed = ref_buffer_new(all_slots * run->in.row_bytes);
     run->counters = ref_buffer_new((test->local_experts + kSpare) * sizeof(int32_t));
+    run->scales_out = ref_buffer_new(scale_bytes(test, all_slots));
     run->results_in = ref_buffer_new_input(all_slots * run->in.row_bytes);
     void* rows = ref_host_poison(run->results_in.bytes);
     ref_ll_results(run->in.routing, run->in.rank, run->layout, &run->in.results, rows);
@@ -29,7 +30,7 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
 }
 
 static void close_run(Run* run) {
-    RefBuffer* buffers[] = {&run->packed, &run->counters, &run->results_in};
+    RefBuffer* buffers[] = {&run->packed, &run->counters, &run->results_in, &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     inputs_close(&run->in);
 }
@@ -53,8 +54,10 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
     now.expert_offsets = now.recv_total_counter = (ncclEpTensor_t*)16;
     ncclEpDispatchConfig_t options = NCCL_EP_DISPATCH_CONFIG_INIT;
     options.send_only = test->send_only;
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &packed, &inputs, &outputs, &options);
     void* info = old_layout_info(&now, test->generation);
-    void* config = old_dispatch_config(&options, test->generation);
+    void* config = old_dispatch_config(&options, test->scaled ? kGeneration5 : test->generation);
     EP_CHECK_NCCL(ncclEpDispatch(handle, &inputs, &outputs, info, config, run->in.env->stream));
     old_free(info);
     old_free(config);
@@ -71,6 +74,12 @@ static void check_dispatch(const Run* run) {
     ref_ll_dispatch(run->in.routing, run->in.rank, run->layout, &run->in.tokens, packed, counts);
     REF_CHECK_BUFFER(&run->packed, packed);
     REF_CHECK_BUFFER(&run->counters, counts);
+    unsigned char* scales = ref_host_poison(run->scales_out.bytes);
+    if (run->in.test->scaled) {
+        ref_ll_dispatch(run->in.routing, run->in.rank, run->layout, &run->in.scales, scales, NULL);
+    }
+    REF_CHECK_BUFFER(&run->scales_out, scales);
+    free(scales);
     free(packed);
     free(counts);
 }
@@ -156,6 +165,7 @@ EP_TEST(low_latency_exchanges_tokens) {
         test.updated = i % 2 == 1;
         test.send_only = i % 3 == 1;
         test.narrow_ids = i % 4 == 1;
+        test.scaled = i % 2 == 0;
         exchange(env, &test, 100 + i);
     }
 }

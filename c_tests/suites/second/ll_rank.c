@@ -12,7 +12,7 @@ typedef struct {
     Inputs in;
     RefLayout layout;
     size_t rows;
-    RefBuffer tokens_out, ids_out, weights_out, counters, results_in;
+    RefBuffer tokens_out, ids_out, weights_out, counters, results_in, scales_out;
 } Run;
 
 static size_t id_bytes(const Case* test) { return test->narrow_ids ? sizeof(int32_t) : sizeof(int64_t); }
@@ -26,6 +26,7 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
     run->ids_out = ref_buffer_new(entries * id_bytes(test));
     run->weights_out = ref_buffer_new(entries * sizeof(float));
     run->counters = ref_buffer_new((size_t)(env->size + kSpare) * sizeof(int32_t));
+    run->scales_out = ref_buffer_new(scale_bytes(test, run->rows));
     run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
     void* rows = ref_host_poison(run->results_in.bytes);
     ref_rank_results(run->in.routing, run->in.rank, run->layout, &run->in.results, rows);
@@ -34,7 +35,8 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
 }
 
 static void close_run(Run* run) {
-    RefBuffer* buffers[] = {&run->tokens_out, &run->ids_out, &run->weights_out, &run->counters, &run->results_in};
+    RefBuffer* buffers[] = {&run->tokens_out, &run->ids_out, &run->weights_out, &run->counters, &run->results_in,
+                            &run->scales_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     inputs_close(&run->in);
 }
@@ -62,6 +64,8 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
     now.recv_topk_idx_kind = test->global_ids ? NCCL_EP_EXPERT_ID_GLOBAL : NCCL_EP_EXPERT_ID_AUTO;
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
     config.send_only = test->send_only;
+    ScaleViews scales;
+    set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &config);
     // The struct of generation 3 cannot ask for global ids.
     void* info = old_layout_info(&now, test->global_ids ? kGeneration5 : test->generation);
     EP_CHECK_NCCL(ncclEpDispatch(handle, &inputs, &outputs, info, &config, run->in.env->stream));
@@ -73,14 +77,13 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
 }
 
 typedef struct {
-    const Run* run;
+    const RefRows* tokens;
     unsigned char* out;
 } Rows;
 
 static void write_row(unsigned source, size_t token, size_t row, void* context) {
     const Rows* rows = context;
-    const RefRows* tokens = &rows->run->in.tokens;
-    ref_row_fill(tokens, ref_row_of(source, token), rows->out + row * rows->run->in.row_bytes);
+    ref_row_fill(rows->tokens, ref_row_of(source, token), rows->out + row * ref_row_bytes(rows->tokens));
 }
 
 // All ids are written, rows and weights where something has come.
@@ -88,8 +91,12 @@ static void check_dispatch(const Run* run) {
     const Case* test = run->in.test;
     const RefRouting* routing = run->in.routing;
     const size_t entries = run->rows * test->top_k;
-    Rows rows = {run, ref_host_poison(run->tokens_out.bytes)};
+    Rows rows = {&run->in.tokens, ref_host_poison(run->tokens_out.bytes)};
     ref_rank_each(routing, run->in.rank, run->layout, write_row, &rows);
+    Rows scales = {&run->in.scales, ref_host_poison(run->scales_out.bytes)};
+    if (test->scaled) ref_rank_each(routing, run->in.rank, run->layout, write_row, &scales);
+    REF_CHECK_BUFFER(&run->scales_out, scales.out);
+    free(scales.out);
     int64_t* ids = ref_host_new(entries * sizeof(int64_t));
     float* weights = ref_host_poison(run->weights_out.bytes);
     ref_rank_beside(routing, run->in.rank, run->layout, ids, weights);
@@ -186,6 +193,7 @@ EP_TEST(low_latency_exchanges_tokens_by_rank) {
         test.send_only = i % 3 == 1;
         test.narrow_ids = i != 0;
         test.global_ids = i % 2 == 1;
+        test.scaled = i % 2 == 1;
         test.memory = i == 2 ? &memory : NULL;
         exchange(env, &test, 250 + i);
     }

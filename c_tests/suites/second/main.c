@@ -12,9 +12,9 @@
 #include "reference/ll.h"
 
 const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false, NULL, false, false, false};
+                       kGeneration5, false, false, NULL, false, false, false, 0, false, false};
 const Case kSmallHt = {NCCL_EP_ALGO_HIGH_THROUGHPUT, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
-                       kGeneration5, false, false, NULL, false, false, false};
+                       kGeneration5, false, false, NULL, false, false, false, 0, false, false};
 
 // The backends of the CPU have both modes.
 bool ep_has_high_throughput(const EpEnv* env) {
@@ -103,6 +103,13 @@ static void upload_ids(Inputs* in) {
     free(narrow);
 }
 
+void inputs_renew(Inputs* in, uint64_t seed) {
+    ref_routing_change(in->routing, kRefReplace, seed);
+    ref_routing_new_weights(in->routing, seed);
+    upload_ids(in);
+    ref_buffer_upload(&in->weights, in->routing->weights[in->rank]);
+}
+
 void view_of_ids(View* view, const Inputs* in) {
     const ncclDataType_t datatype = in->test->narrow_ids ? ncclInt32 : ncclInt64;
     view_of(view, ref_buffer_data(&in->ids), datatype, in->num_tokens, in->test->top_k, 0);
@@ -120,6 +127,7 @@ void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed) 
     in->num_tokens = in->routing->num_tokens[in->rank];
     in->tokens = (RefRows){test->datatype, test->hidden, seed + 1, false};
     in->results = (RefRows){test->datatype, test->hidden, seed + 2, false};
+    in->scales = (RefRows){ncclBfloat16, kScales, seed + 3, false};
     in->row_bytes = ref_row_bytes(&in->tokens);
     const size_t entries = ref_entries_of(in->routing, in->rank);
     in->ids = ref_buffer_new_input(entries * (test->narrow_ids ? sizeof(int32_t) : sizeof(int64_t)));
@@ -132,10 +140,29 @@ void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed) 
     ref_rows_fill(&in->tokens, in->rank, 0, in->num_tokens, rows);
     ref_buffer_upload(&in->tokens_in, rows);
     free(rows);
+    in->scales_in = ref_buffer_new_input(in->num_tokens * ref_row_bytes(&in->scales));
+    rows = ref_host_new(in->scales_in.bytes);
+    ref_rows_fill(&in->scales, in->rank, 0, in->num_tokens, rows);
+    ref_buffer_upload(&in->scales_in, rows);
+    free(rows);
+}
+
+size_t scale_bytes(const Case* test, size_t rows) { return test->scaled ? rows * kScales * 2 : 0; }
+
+void set_scales(ScaleViews* views, const Inputs* in, const RefBuffer* out, const View* rows,
+                ncclEpDispatchInputs_t* inputs, ncclEpDispatchOutputs_t* outputs, ncclEpDispatchConfig_t* config) {
+    if (!in->test->scaled) return;
+    view_of(&views->in, ref_buffer_data(&in->scales_in), ncclBfloat16, in->num_tokens, kScales, 0);
+    const bool is_flat = rows->tensor.ndim == 2;
+    view_of(&views->out, ref_buffer_data(out), ncclBfloat16, rows->sizes[0], is_flat ? kScales : rows->sizes[1],
+            is_flat ? 0 : kScales);
+    inputs->scales = &views->in.tensor;
+    outputs->scales = &views->out.tensor;
+    config->quant_recipe = NCCL_EP_DISP_QUANT_FWD;
 }
 
 void inputs_close(Inputs* in) {
-    RefBuffer* buffers[] = {&in->ids, &in->weights, &in->tokens_in, &in->combined};
+    RefBuffer* buffers[] = {&in->ids, &in->weights, &in->tokens_in, &in->combined, &in->scales_in};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(in->routing);
 }
@@ -146,7 +173,10 @@ ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test) {
     config.num_experts = test->local_experts * (unsigned)env->size;
     config.max_dispatch_tokens_per_rank = test->max_tokens;
     config.max_recv_tokens_per_rank = test->recv_rows;
+    if (test->drops) config.overflow_policy = NCCL_EP_OVERFLOW_DROP;
+    config.num_topk = test->alignment > 0 && test->recv_rows == 0 ? test->top_k : 0;
     config.max_token_bytes = test->hidden * (unsigned)ep_datatype_size(test->datatype);
+    config.max_token_bytes += (unsigned)scale_bytes(test, 1);
     return config;
 }
 
@@ -162,35 +192,47 @@ ncclEpGroup_t group_of(const EpEnv* env, const Case* test) {
 static ncclEpLayout_t layout_of(const Case* test) {
     const bool is_ll = test->algorithm == NCCL_EP_ALGO_LOW_LATENCY;
     if (test->by_rank) return NCCL_EP_LAYOUT_RANK_MAJOR;
-    return is_ll ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+    return is_ll || test->alignment > 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+}
+
+static ncclEpHandleConfig_t handle_config_of(const Case* test) {
+    ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
+    config.dispatch_output_per_expert_alignment = test->alignment;
+    return config;
 }
 
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
     const ncclEpLayout_t layout = layout_of(test);
     const int top_k = (int)test->top_k;
     size_t size = 0;
-    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, NULL, &size, top_k));
+    const ncclEpHandleConfig_t config = handle_config_of(test);
+    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, &config, &size, top_k));
     *test->memory = ref_buffer_new(size);
     if (bytes != NULL) ref_buffer_upload(test->memory, bytes);
     View memory;
     view_of(&memory, ref_buffer_data(test->memory), ncclUint8, size, 0, 0);
     ncclEpHandle_t handle = NULL;
-    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, top_k, &memory.tensor));
+    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, &config, top_k, &memory.tensor));
     view_scrap(&memory);
+    return handle;
+}
+
+ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test) {
+    if (test->memory != NULL) return handle_in_memory(group, test, NULL);
+    const ncclEpHandleConfig_t config = handle_config_of(test);
+    ncclEpHandle_t handle = NULL;
+    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout_of(test), &config, (int)test->top_k, NULL));
     return handle;
 }
 
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream) {
     const ncclEpLayout_t layout = layout_of(test);
-    const ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
+    const ncclEpHandleConfig_t config = handle_config_of(test);
     void* old = info != NULL ? old_layout_info(info, test->generation) : NULL;
     ncclEpHandle_t handle = NULL;
-    if (test->memory != NULL) {
-        handle = handle_in_memory(group, test, NULL);
-        EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
-    } else if (test->updated) {
-        EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, NULL, (int)test->top_k, NULL));
+    if (test->memory != NULL || test->updated) {
+        handle = handle_without_routing(group, test);
         EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
     } else {
         EP_CHECK_NCCL(

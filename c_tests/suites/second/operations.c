@@ -167,8 +167,6 @@ EP_TEST(what_low_latency_has_not_is_refused) {
     REFUSED(dispatch, it.inputs.scales = &it.weights.tensor, no, "inputs.scales: must be NULL");
     REFUSED(dispatch, it.out.scales = &it.received_weights.tensor, no, "outputs.scales: must be");
     REFUSED(dispatch, it.config.quant_recipe = (ncclEpDispQuant_t)3, no, "config.quant_recipe: must");
-    REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, usage, "is not served");
-    REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, usage, "is not served");
     REFUSED(dispatch, it.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)99, no, "recv_topk_idx_kind");
     REFUSED(dispatch, it.config.pass_direction = NCCL_EP_BWD_PASS, usage, "config.pass_direction");
     REFUSED(dispatch, it.config.pass_direction = (ncclEpPassDir_t)2, no, "config.pass_direction");

@@ -100,7 +100,7 @@ EP_TEST(groups_with_wrong_settings_are_not_made) {
 EP_TEST(groups_that_are_not_served_are_not_made) {
     const ncclResult_t no = ncclInvalidUsage;
     GROUP_REFUSED(kSmallLl, it.enable_mask = 1, no, "config.enable_mask");
-    GROUP_REFUSED(kSmallHt, it.overflow_policy = NCCL_EP_OVERFLOW_DROP, no, "is not served");
+    GROUP_REFUSED(kSmallHt, it.overflow_policy = NCCL_EP_OVERFLOW_DROP, no, "config.overflow_policy: must not");
 }
 
 // A rank that refuses tells the others so.
@@ -203,7 +203,7 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
     CHECK_REFUSED(ncclEpInitHandle(out, ll.group, em, NULL, 0, NULL), no, "num_topk");
     CHECK_REFUSED(ncclEpInitHandle(out, ll.group, em, NULL, most + 1, NULL), no, "num_topk");
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, rm, NULL, 2, NULL), no, "layout: must be a");
-    CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, NULL, 2, NULL), later, "in high throughput");
+    CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, NULL, 2, NULL), later, "layout: must be NCCL_EP_LAYOUT_FLAT");
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, flat, NULL, 0, NULL), later, "num_topk");
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, flat, NULL, -1, NULL), later, "got -1");
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, flat, NULL, 33, NULL), later, "1 to 32");
@@ -269,7 +269,7 @@ EP_TEST(handles_of_wrong_tensors_are_not_made) {
     CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.expert_counters: must be int32 or");
     view_of(&total, ht.memory, ncclInt64, 1, 0, 0);
     CHECK_REFUSED(CREATE(ht, flat, &info), no, "layout_info.expert_counters.sizes[0]: must have room");
-    CHECK_REFUSED(CREATE(ht, em, NULL), ncclInvalidUsage, "is not served");
+    CHECK_REFUSED(CREATE(ht, em, NULL), ncclInvalidUsage, "layout: must be NCCL_EP_LAYOUT_FLAT");
     ht.ids.tensor.datatype = ncclUint32;
     CHECK_REFUSED(CREATE(ht, flat, NULL), no, "topk_idx.datatype");
     ht.ids.tensor.datatype = ncclInt64;

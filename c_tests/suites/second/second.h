@@ -48,6 +48,9 @@ typedef struct {
     bool narrow_ids;    // 32 bits
     bool global_ids;    // received ones
     bool by_rank;       // LL: rank-major
+    unsigned alignment; // HT: of zones; 0: rows are flat
+    bool drops;         // HT: what is beyond the bound
+    bool scaled;        // rows have scales, which are forwarded
 } Case;
 
 // What a rank gives to the operations of a case, in either mode, and where its sums come.
@@ -55,13 +58,26 @@ typedef struct {
     const EpEnv* env;
     const Case* test;
     RefRouting* routing;
-    RefRows tokens, results;
+    RefRows tokens, results, scales;
     unsigned rank, num_tokens;
     size_t row_bytes;
-    RefBuffer ids, weights, tokens_in, combined;
+    RefBuffer ids, weights, tokens_in, combined, scales_in;
 } Inputs;
 void inputs_open(Inputs* in, const EpEnv* env, const Case* test, uint64_t seed);
 void inputs_close(Inputs* in);
+// Other ids and weights for the same tokens, in place.
+void inputs_renew(Inputs* in, uint64_t seed);
+// Elements of a row's scales; they are bfloat16.
+enum { kScales = 8 };
+// Bytes of the scales of so many rows, if the case has some.
+size_t scale_bytes(const Case* test, size_t rows);
+// With scales: their views among the inputs and the outputs of a dispatch, whose leading extents are those of the
+// received rows, and the recipe.
+typedef struct {
+    View in, out;
+} ScaleViews;
+void set_scales(ScaleViews* views, const Inputs* in, const RefBuffer* out, const View* rows,
+                ncclEpDispatchInputs_t* inputs, ncclEpDispatchOutputs_t* outputs, ncclEpDispatchConfig_t* config);
 // A view of the ids, and how the caller changes them afterwards.
 void view_of_ids(View* view, const Inputs* in);
 void scrap_ids(const Inputs* in);
@@ -73,6 +89,8 @@ ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
 // A handle without a routing, in memory that has `bytes`, or new memory.
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
+// The same, or in memory of the library's, as the case says.
+ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test);
 // A handle for these ids, as the case says.
 ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
                          const ncclEpLayoutInfo_t* info, cudaStream_t stream);

@@ -16,6 +16,9 @@ pub const REPLAY_MARK_THREADS: u32 = 32;
 
 /// Threads of `handle_header`: one warp.
 pub const HANDLE_HEADER_THREADS: u32 = 32;
+/// Threads of `add_counts`: one block.
+pub const ADD_COUNTS_THREADS: u32 = 256;
+
 /// Threads of a block of `handle_ids`.
 pub const HANDLE_IDS_THREADS: u32 = 512;
 /// Words of the header of a handle's block.
@@ -309,6 +312,20 @@ pub struct HandleHeaderParams {
     pub writes: u32,
     /// If it is written, its number of rows, or NULL.
     pub rows: *const u32,
+}
+
+/// Parameters of `add_counts`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AddCountsParams {
+    /// The report.
+    pub wait: WaitParams,
+    /// `[experts]`: rows that a dispatch has delivered to each local expert.
+    pub counts: *const i32,
+    /// `[experts]`: the rows of all dispatches that were counted.
+    pub totals: *mut u64,
+    /// Local experts.
+    pub experts: u32,
 }
 
 /// Parameters of `handle_ids`.

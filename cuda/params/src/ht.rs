@@ -1,17 +1,11 @@
 //! Parameters of the high-throughput kernels.
 
-use core::ffi::c_void;
-
 use crate::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
 pub const HT_MAX_TOP_K: u32 = 32;
 /// Threads of a block of `ht_route`.
 pub const HT_ROUTE_THREADS: u32 = 512;
-/// Threads of `ht_counters`, one block.
-pub const HT_COUNTERS_THREADS: u32 = 256;
-/// Threads of a block of `ht_by_k`.
-pub const HT_BY_K_THREADS: u32 = 256;
 /// Most threads of a block of `ht_dispatch`, in whole warps.
 pub const HT_DISPATCH_THREADS: u32 = 768;
 /// Most threads of a block of `ht_dispatch_cast`, in whole warps: as many as have room for the rows that they cast,
@@ -53,7 +47,7 @@ pub const HT_VERDICT_MISSING: u32 = 0xffff_fffe;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtLayout {
-    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `HtRouteParams::bank`: from
+    /// u64 packets `[2][ranks][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from
     /// each other rank.
     pub counts: u64,
     /// u64 packets `[ranks][units]`: which unit of the source's sequence is there.
@@ -105,7 +99,7 @@ pub struct HtHandleMemory {
 pub struct HtCount {
     /// The count.
     pub value: u32,
-    /// The handle's epoch, once `value` is valid.
+    /// The handle's number, once `value` is valid.
     pub epoch: u32,
 }
 
@@ -130,15 +124,15 @@ pub struct HtRouteParams {
     /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
     /// what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
-    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by `bank`: from this rank to itself. Not
+    /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from this rank to itself. Not
     /// in the window, where peers could change it.
     pub own_counts: *mut u64,
     /// Most tokens of a rank: the bound for the numbers that peers send.
     pub max_tokens: u32,
-    /// Handles of the group so far, this one included.
-    pub epoch: u32,
-    /// Which of the two banks of counts: they alternate from kernel to kernel.
-    pub bank: u32,
+    /// How many such kernels have run, which this one counts.
+    pub epochs: *mut u32,
+    /// Handles of the group so far, this one included: by it the host knows what has come in `received`.
+    pub number: u32,
     /// Tokens that one block numbers.
     pub block_tokens: u32,
     /// This rank's verdict for all: its ids per token, or why it refuses. A rank that refuses has no tokens,
@@ -200,48 +194,6 @@ pub struct HtCommon {
     pub sequences: *mut HtSequences,
     /// The shape of rows and of the grid.
     pub shape: HtShape,
-}
-
-/// Numbers of a caller's.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtNumbers {
-    /// The first, or NULL.
-    pub data: *mut c_void,
-    /// Not zero if they have 64 bits, not 32.
-    pub is_wide: u32,
-}
-
-/// Parameters of `ht_counters`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtCountersParams {
-    /// The rows that this rank receives, or `HT_DISAGREED` and why.
-    pub rows: *const u32,
-    /// `[local_experts]`: received rows per expert.
-    pub counts: *const i32,
-    /// Gets these.
-    pub experts: HtNumbers,
-    /// Gets the rows, none if ranks disagree.
-    pub total: HtNumbers,
-    /// Experts per rank.
-    pub local_experts: u32,
-}
-
-/// Parameters of `ht_by_k`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtByKParams {
-    /// `[tokens][top_k]`.
-    pub topk_idx: *const i64,
-    /// `[tokens][top_k]`: by ascending expert, then by k.
-    pub gradients: *mut f32,
-    /// Experts over all ranks.
-    pub experts: u32,
-    /// This rank's tokens.
-    pub tokens: u32,
-    /// Ids per token.
-    pub top_k: u32,
 }
 
 /// Parameters of `ht_dispatch`.

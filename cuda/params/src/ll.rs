@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use crate::common::{MAX_PEERS, PeerTable, RankOnNode, ScaledRows, WaitParams};
+use crate::common::{PeerTable, RankOnNode, ScaledRows, WaitParams};
 
 /// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
@@ -29,17 +29,14 @@ pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
 pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
 pub const LL_COMBINE_THREADS: u32 = 768;
-/// The same of a combine of many tokens, in exact mode or over several nodes, which needs more registers.
+/// The same of a combine of many tokens.
+pub const LL_COMBINE_QUEUE_THREADS: u32 = 512;
+/// The same of one in exact mode or over several nodes, which needs more registers.
 pub const LL_COMBINE_MANY_THREADS: u32 = 384;
 /// Most 16-byte accesses per lane in a chunk of a row with scales, and of these. In one without a lane has one.
 pub const LL_SCALED_CHUNK_VECS: u32 = 4;
 /// A word of a bank's row that has not arrived; all are so at first.
 pub const LL_SENTINEL: u32 = 0xffe7_ff93;
-
-/// Banks of views: rows of rank-major dispatches that stay where they arrive.
-pub const LL_VIEW_BANKS: u32 = 2;
-/// Threads of a block of the kernels for views: the last warp does what the others, which move rows, do not.
-pub const LL_VIEW_THREADS: u32 = 256;
 
 /// The phases of an operation that a launch runs. The single ones are bits of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,58 +305,6 @@ pub struct LlRankDispatchParams {
     pub dispatch: LlDispatchParams,
     /// Ids and weights.
     pub beside: LlBeside,
-}
-
-/// A rank's banks of views, in its own window, zero at first.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlViewState {
-    /// The handle whose dispatch filled each bank, from 1 on; 0 if the bank is clean.
-    pub owner: [u32; LL_VIEW_BANKS as usize],
-    /// Blocks that have cleaned a bank before they fill it.
-    pub blocks_cleaned: u32,
-    /// Of each bank: its rows from each source.
-    pub rows: [[u32; MAX_PEERS]; LL_VIEW_BANKS as usize],
-}
-
-/// What an operation has to do with a bank of views.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlView {
-    /// Offset in every window of the bank's rows `[ranks][max_tokens]`.
-    pub rows: u64,
-    /// Of this rank.
-    pub state: *mut LlViewState,
-    /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
-    pub bank: u32,
-    /// The handle.
-    pub handle: u32,
-    /// In how many parts a row is taken, each by a block.
-    pub parts: u32,
-    /// For divisions by `parts`.
-    pub parts_reciprocal: u32,
-    /// Chunks of a part, each by a warp.
-    pub warps: u32,
-}
-
-/// Parameters of `ll_rank_dispatch_view`; `out` is not looked at.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlRankDispatchViewParams {
-    /// As into a tensor of the caller's.
-    pub dispatch: LlRankDispatchParams,
-    /// Where rows come.
-    pub view: LlView,
-}
-
-/// Parameters of `ll_rank_combine_bf16` and its siblings.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LlRankCombineParams {
-    /// As expert-major.
-    pub combine: LlCombineParams,
-    /// What is cleaned.
-    pub view: LlView,
 }
 
 /// Parameters of `ll_rank_dispatch_scaled` and its siblings.

@@ -7,6 +7,8 @@ from nccl_ep.requirement import require_torch
 
 require_torch("nccl_ep.tuning")
 
+from nccl_ep.tuning.in_place import retune
+from nccl_ep.tuning.merging import merge
 from nccl_ep.tuning.search import MoeShape, tune
 
-__all__ = ["MoeShape", "tune"]
+__all__ = ["MoeShape", "merge", "retune", "tune"]

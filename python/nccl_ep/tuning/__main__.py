@@ -3,11 +3,13 @@
     mpirun -np 4 python3 -m nccl_ep.tuning tuning.json --experts 256 --hidden 7168 --top-k 8 --tokens 128
 
 Every rank takes the GPU of its number on the machine. Ranks meet as those of `EpGroup` do.
+`python -m nccl_ep.tuning merge OUT FILE...` makes one file of several.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import torch
@@ -15,12 +17,15 @@ import torch
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import launched_local_rank, launched_rank
 from nccl_ep.runtime import uses_stand_ins
-from nccl_ep.tuning import MoeShape, tune
+from nccl_ep.tuning import MoeShape, merging, tune
 from nccl_ep.tuning.candidates import VARIABLE
 
 
 def main(words: list[str] | None = None) -> None:
     """The command."""
+    words = sys.argv[1:] if words is None else words
+    if words[:1] == ["merge"]:
+        return merging.main(words[1:])
     arguments = _parser().parse_args(words)
     shape = MoeShape(arguments.experts, arguments.hidden, arguments.top_k, arguments.tokens,
                      getattr(torch, arguments.dtype))

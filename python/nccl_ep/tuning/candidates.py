@@ -12,9 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from nccl_ep.choices import OperationName
+from nccl_ep.modes import Algorithm
+
 FORMAT, VERSION = "nccl_ep tuning", 1
 VARIABLE = "NCCL_EP_TUNING_FILE"
-OPERATIONS = {"ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_combine")}
+OPERATIONS: dict[Algorithm, tuple[OperationName, OperationName]] = {
+    "ll": ("ll_dispatch", "ll_combine"), "ht": ("ht_dispatch", "ht_combine")}
 
 _BLOCKS = (8, 16, 24, 32, 64)
 # High throughput: a block either sends or receives.

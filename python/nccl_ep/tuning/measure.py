@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from nccl_ep.group import EpGroup
+from nccl_ep.row_layout import RowLayout
 from nccl_ep.runtime import new_event
+from nccl_ep.scales import CastName
 
 # Operations per graph: enough to hide the launch of the graph itself.
 _IN_GRAPH = 8
@@ -17,7 +20,8 @@ _IN_GRAPH = 8
 class Workload:
     """The same tokens and routing for every candidate: K distinct random experts for each token."""
 
-    def __init__(self, group: EpGroup, tokens: int, top_k: int) -> None:
+    def __init__(self, group: EpGroup, tokens: int, top_k: int, cast: CastName | None = None,
+                 layout: RowLayout = "expert") -> None:
         random = torch.Generator().manual_seed(tokens + 7919 * group.rank)
         scores = torch.rand((tokens, group.num_experts), generator=random, dtype=torch.float32,
                             device="cpu")
@@ -25,20 +29,23 @@ class Workload:
         self.handle = group.create_handle(ids)
         self.tokens = torch.zeros((tokens, group.hidden), dtype=group.dtype, device=group.device)
         self.weights = torch.ones((tokens, top_k), dtype=torch.float32, device=group.device)
-        high_throughput = group.algorithm == "ht"
-        self.received = self.handle.dispatch(self.tokens,
-                                             self.weights if high_throughput else None).tokens
+        # Weights go along, or belong to the combine.
+        along = group.algorithm == "ht" or layout == "rank"
+        self.dispatch_weights = self.weights if along else None
+        self.combine_weights = None if along else self.weights
+        self.options: dict[str, Any] = {"cast": cast, "layout": layout}
+        first = self.handle.dispatch(self.tokens, self.dispatch_weights, **self.options)
+        self.outputs = {"out": first.tokens, "out_scales": first.scales}
+        self.results = torch.zeros(first.tokens.shape, dtype=group.dtype, device=group.device)
         self.home = torch.empty_like(self.tokens)
-        self.combine_weights = None if high_throughput else self.weights
 
     def dispatch(self) -> None:
         """One dispatch, into existing memory."""
-        weights = self.weights if self.combine_weights is None else None
-        self.handle.dispatch(self.tokens, weights, out=self.received)
+        self.handle.dispatch(self.tokens, self.dispatch_weights, **self.options, **self.outputs)
 
     def combine(self) -> None:
         """One combine."""
-        self.handle.combine(self.received, self.combine_weights, out=self.home)
+        self.handle.combine(self.results, self.combine_weights, out=self.home)
 
     def times(self, repetitions: int) -> tuple[float, float]:
         """Microseconds of a dispatch and of a combine, each the mean of many back to back."""

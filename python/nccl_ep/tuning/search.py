@@ -63,10 +63,10 @@ def tune(path: str | os.PathLike[str], shape: MoeShape, *,
     target = pathlib.Path(path)
     ranks = Ranks(process_group)
     _on_first(ranks, lambda: check_writable(target), path)
-    gpu, multiprocessors = _device(ranks.runtime)
+    gpu, multiprocessors = device_facts(ranks.runtime)
     entries: list[dict[str, Any]] = []
     for algorithm in names:
-        bench = Bench(ranks.comm, algorithm, shape, _sizes(shape), repetitions)
+        bench = Bench(ranks.comm, algorithm, shape, sizes_up_to(shape.max_tokens_per_rank), repetitions)
         tried: list[Candidate | None] = [None, *candidates(algorithm, multiprocessors, num_sms)]
         bar = Progress(ranks.rank == 0 and progress, algorithm, len(tried))
         entries += _measured(bench, tried, (gpu, ranks), bar)
@@ -108,11 +108,12 @@ def _measured(bench: Bench, tried: list[Candidate | None], place: tuple[str, Ran
     finally:
         bar.close()
     agreed = ranks.slowest(torch.tensor(times, dtype=torch.float64, device="cpu"))
-    return _best(bench.algorithm, bench.sizes, tried, agreed)
+    return best(bench.algorithm, bench.sizes, tried, agreed)
 
 
-def _sizes(shape: MoeShape) -> list[int]:
-    return [1 << power for power in range((shape.max_tokens_per_rank - 1).bit_length() + 1)]
+def sizes_up_to(most: int) -> list[int]:
+    """The powers of two up to the first that is not below `most`."""
+    return [1 << power for power in range((most - 1).bit_length() + 1)]
 
 
 def _checked(algorithms: Algorithm | Sequence[Algorithm], shape: MoeShape) -> list[Algorithm]:
@@ -131,7 +132,7 @@ def _checked(algorithms: Algorithm | Sequence[Algorithm], shape: MoeShape) -> li
     return names
 
 
-def _device(runtime: Runtime) -> tuple[str, int]:
+def device_facts(runtime: Runtime) -> tuple[str, int]:
     """The GPU's name as the library compares it, and its number of multiprocessors."""
     if runtime.device.type == "cpu":
         return "CPU", _CPU_MULTIPROCESSORS
@@ -174,7 +175,7 @@ def _entry(operation: str, tokens: int, candidate: Candidate | None,
     return {"operation": operation, "tokens": tokens, **shape, **facts}
 
 
-def _best(algorithm: str, sizes: list[int], tried: list[Candidate | None],
+def best(algorithm: Algorithm, sizes: list[int], tried: list[Candidate | None],
           times: torch.Tensor) -> list[dict[str, Any]]:
     """The entries of an algorithm; `times` [candidates, sizes, 2] has the library's own first."""
     entries = []

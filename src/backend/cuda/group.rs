@@ -6,7 +6,7 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
-use crate::backend::cuda::objects::CudaMapper;
+use crate::backend::cuda::objects::{CudaMapper, unmap};
 use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
@@ -70,8 +70,13 @@ impl CudaGroup {
         let context = self.memory.context();
         let rested = context.wait_for_operations(self.timeout, stream, launches);
         let left = self.leave(rested);
-        let objects = self.objects.take_all().into_iter();
-        let mut objects: Vec<_> = objects.map(ObjectMemory::into_windows).collect();
+        let mut objects = self.objects.take_all();
+        if matches!(left, Ok(End::Together { .. })) {
+            // Unlike windows they may be large, and serve nobody else.
+            objects.iter_mut().all(unmap);
+        }
+        let objects = objects.into_iter().map(ObjectMemory::into_windows);
+        let mut objects: Vec<_> = objects.collect();
         if let Some(network) = &self.network {
             network.close();
         }
@@ -124,6 +129,7 @@ impl GroupBackend for CudaGroup {
             ByMode::Ht(_) => true,
         };
         Profile {
+            most_blocks: Some(self.group.multiprocessors),
             tuned: takes_shapes && !self.group.tuning.read().is_empty(),
             ..self.profile
         }

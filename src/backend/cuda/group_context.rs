@@ -31,6 +31,8 @@ pub(super) struct GroupContext {
     /// Launch shapes that differ from the library's own choices, and the file that has them.
     pub(super) tuning: RwLock<Tuning>,
     tuning_file: Option<TuningFile>,
+    /// Whether kernels that wait for those before them may be launched before these end.
+    pub(super) programmatic: bool,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads
     /// first.
     state: Buffer,
@@ -65,6 +67,8 @@ pub(super) struct Launches {
     pub(super) tuning: Tuning,
     /// Where they are from.
     pub(super) tuning_file: Option<TuningFile>,
+    /// As [`GroupContext::programmatic`].
+    pub(super) programmatic: bool,
 }
 
 impl GroupContext {
@@ -89,6 +93,7 @@ impl GroupContext {
             multiprocessors: launches.multiprocessors,
             tuning: RwLock::new(launches.tuning),
             tuning_file: launches.tuning_file,
+            programmatic: launches.programmatic,
             state: kept.state,
             objects: kept.objects,
             peer_failed,

@@ -66,6 +66,7 @@ impl Plan {
         Profile {
             backend: "cuda",
             window_bytes: Some(window_bytes),
+            most_blocks: None,
             tuned: false,
             chunk_bytes: match self {
                 Self::Ll(_) => None,
@@ -168,6 +169,9 @@ impl Prepared {
                 },
                 tuning: (file.as_ref().and_then(TuningFile::read)).unwrap_or_default(),
                 tuning_file: file,
+                programmatic: choices.programmatic
+                    && view.others() == 0
+                    && driver::launches_early()?,
             },
             faults: Arc::new(FaultPage::new(
                 context,

@@ -5,10 +5,12 @@
 
 use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;
+use crate::backend::cuda::params::ht_kept::*;
 use crate::backend::cuda::params::ht_mapped::*;
 use crate::backend::cuda::params::ht_nodes::*;
 use crate::backend::cuda::params::ll::*;
 use crate::backend::cuda::params::ll_pack::*;
+use crate::backend::cuda::params::ll_view::*;
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;
 use std::marker::PhantomData;
@@ -24,6 +26,11 @@ impl<P> Kernel<P> {
     /// The kernel without the type of its parameter.
     pub(super) fn entry(&self) -> Entry {
         self.entry
+    }
+
+    /// The most threads of a block.
+    pub(super) fn most_threads(&self) -> u32 {
+        self.entry.definition().threads
     }
 }
 
@@ -71,6 +78,7 @@ kernels! {
     peer_selftest(PeerSelftestParams, SELFTEST_THREADS, 0);
     replay_mark(ReplayMarkParams, REPLAY_MARK_THREADS, 0);
     handle_header(HandleHeaderParams, HANDLE_HEADER_THREADS, 0);
+    add_counts(AddCountsParams, ADD_COUNTS_THREADS, 0);
     handle_ids(HandleIdsParams, HANDLE_IDS_THREADS, 0);
 
     ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
@@ -81,9 +89,9 @@ kernels! {
     ll_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_combine_many_bf16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
-    ll_combine_many_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
-    ll_combine_many_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
+    ll_combine_many_bf16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
+    ll_combine_many_f16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
+    ll_combine_many_f32(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
     ll_combine_exact_bf16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_exact_f16(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
     ll_combine_exact_f32(LlCombineParams, LL_COMBINE_MANY_THREADS, 1);
@@ -126,6 +134,12 @@ kernels! {
 
     ht_counters(HtCountersParams, HT_COUNTERS_THREADS, 0);
     ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
+    ht_zones(HtZonesParams, HT_ZONES_THREADS, 0);
+    ht_dispatch_zones(HtZonesDispatchParams, HT_DISPATCH_THREADS, 1);
+    ht_dispatch_zones_scaled(HtZonesScaledDispatchParams, HT_DISPATCH_THREADS, 1);
+    ht_combine_zones_bf16(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
+    ht_combine_zones_f16(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
+    ht_combine_zones_f32(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
 
     ht_offer(HtOfferParams, HT_OFFER_THREADS, 1);
     ht_dispatch_direct(HtDirectParams, HT_DISPATCH_THREADS, 1);
@@ -179,6 +193,7 @@ by_type! {
     ll_pack_cast(LlScaledPackParams): ll_pack_cast_bf16, ll_pack_cast_f16, ll_pack_cast_f32;
     ll_combine_nodes(LlCombineNodesParams): ll_combine_nodes_bf16, ll_combine_nodes_f16, ll_combine_nodes_f32;
     ht_combine(HtCombineParams): ht_combine_bf16, ht_combine_f16, ht_combine_f32;
+    ht_combine_zones(HtZonesCombineParams): ht_combine_zones_bf16, ht_combine_zones_f16, ht_combine_zones_f32;
     ht_pack_cast(HtScaledPackParams): ht_pack_cast_bf16, ht_pack_cast_f16, ht_pack_cast_f32;
     ht_combine_pull(HtPullParams): ht_combine_pull_bf16, ht_combine_pull_f16, ht_combine_pull_f32;
     ht_combine_nodes(HtCombineNodesParams): ht_combine_nodes_bf16, ht_combine_nodes_f16, ht_combine_nodes_f32;

@@ -23,6 +23,7 @@ mod peer;
 mod pool;
 mod regions;
 mod scaled_rows;
+mod totals;
 
 use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;

@@ -26,6 +26,18 @@ pub(super) struct CudaMapper {
     view: Arc<NodeView>,
 }
 
+/// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
+pub(super) fn unmap(mapped: &mut ObjectMemory) -> bool {
+    let start = Instant::now();
+    while !mapped.unmap() {
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
+}
+
 impl CudaMapper {
     /// The objects of a new group on GPUs.
     pub(super) fn objects(
@@ -104,14 +116,7 @@ impl Mapper for CudaMapper {
     }
 
     fn unmap(&self, mapped: &mut ObjectMemory) -> bool {
-        let start = Instant::now();
-        while !mapped.unmap() {
-            if start.elapsed() > PATIENCE {
-                return false;
-            }
-            std::thread::sleep(PAUSE);
-        }
-        true
+        unmap(mapped)
     }
 
     fn give_back(mapped: ObjectMemory, all_unmapped: bool) {

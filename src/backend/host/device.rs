@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::model::tensor::DevPtr;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// `bytes` readable bytes at `data`.
 ///
@@ -28,6 +29,26 @@ pub unsafe fn bytes_mut<'a>(data: DevPtr, bytes: usize) -> &'a mut [u8] {
     }
     // SAFETY: this function's contract; `rule` has refused NULL for tensors that are not empty.
     unsafe { std::slice::from_raw_parts_mut(data.0 as *mut u8, bytes) }
+}
+
+/// Adds the int32 at `counts`, one for each of so many `experts`, to the int64 at `totals`. Behind the dispatch that
+/// delivers them, which has checked `counts`; the caller leaves both to the dispatches of the group.
+pub fn add_counts(counts: DevPtr, totals: DevPtr, experts: usize) {
+    // SAFETY: as said above.
+    let rows = unsafe { bytes(counts, experts * size_of::<u32>()) };
+    let (rows, _) = rows.as_chunks();
+    add_rows(rows.iter().map(|row| u32::from_ne_bytes(*row)), totals);
+}
+
+/// Adds `rows`, one number for each local expert, to the int64 at `totals`, which the caller leaves to the dispatches of
+/// the group.
+pub fn add_rows(rows: impl IntoIterator<Item = u32>, totals: DevPtr) {
+    for (expert, rows) in rows.into_iter().enumerate() {
+        // Dispatches on several streams may be counted at the same time.
+        // SAFETY: as said above; the session has checked the alignment, and whoever else writes is this function.
+        let total = unsafe { AtomicI64::from_ptr((totals.0 as *mut i64).wrapping_add(expert)) };
+        total.fetch_add(rows.into(), Ordering::Relaxed);
+    }
 }
 
 /// Copies the `width` bytes of element `index` at `data` to `to`.

@@ -4,6 +4,7 @@
 use crate::backend::host::message::{Message, Reader};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result, Value};
+use crate::model::group::LlCombineMode;
 use crate::model::ids::GroupRank;
 use crate::model::layout::layout_name;
 use crate::model::scales::{RowBytes, WireRow};
@@ -54,6 +55,8 @@ pub struct Fingerprint {
     pub by_rank: bool,
     /// Whether they come into views.
     pub in_view: bool,
+    /// Whether each entry's row comes home.
+    pub exact: bool,
     /// The rows as they travel.
     pub row: WireRow,
 }
@@ -67,6 +70,7 @@ impl Fingerprint {
         message.number(self.handle_number());
         message.number(self.top_k);
         message.number(self.layout());
+        message.number(usize::from(self.exact));
         message.number(self.row.payload.bytes());
         message.number(self.row.scale_bytes());
         message.number(self.row.payload.dtype as usize);
@@ -94,6 +98,10 @@ impl Fingerprint {
             let mine = layout_name(self.by_rank, self.in_view);
             let theirs = layout_name(theirs == 1, theirs == 2);
             return Err(differs(Subject::Layout, source).got(mine, theirs));
+        }
+        if reader.number()? != usize::from(self.exact) {
+            let [mine, theirs] = LlCombineMode::variants(self.exact);
+            return Err(differs(Subject::Variant, source).got(mine, theirs));
         }
         let mine = RowBytes::from(self.row);
         let theirs = RowBytes {
@@ -172,6 +180,7 @@ mod tests {
         top_k: 8,
         by_rank: false,
         in_view: false,
+        exact: false,
         row: WireRow {
             payload: RowType {
                 dtype: DType::Bfloat16,
@@ -229,6 +238,10 @@ mod tests {
         assert_eq!(
             refusal(|theirs| theirs.by_rank = true),
             format!("Layout: {rule} (got expert-major, expected rank-major)")
+        );
+        assert_eq!(
+            refusal(|theirs| theirs.exact = true),
+            format!("Variant: {rule} (got ll.reduce, expected ll.exact)")
         );
         assert_eq!(
             refusal(|theirs| theirs.row.payload.hidden = 8),

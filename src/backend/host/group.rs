@@ -132,6 +132,7 @@ impl GroupBackend for HostGroup {
         Profile {
             backend: "host",
             window_bytes: None,
+            most_blocks: None,
             tuned: false,
             chunk_bytes: None,
         }

@@ -60,6 +60,13 @@ pub fn most_shared_bytes() -> Result<u32> {
     device_number(MOST)
 }
 
+/// Whether the current context's device launches a kernel while the one before it runs.
+pub fn launches_early() -> Result<bool> {
+    const MAJOR: sys::CUdevice_attribute =
+        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    Ok(device_number(MAJOR)? >= 9)
+}
+
 /// A stream that is not ordered with the legacy default one; to be destroyed once. Its kernels come before waiting blocks
 /// of the caller's: behind those of a matrix product, work between nodes would begin 5 ms late
 /// (`docs/development/host-time.md`).

@@ -54,6 +54,18 @@ impl Module {
         self.launch_on(kernel, shape, params, at.stream)
     }
 
+    /// The same of a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): it may be launched while the kernel
+    /// before it runs.
+    pub fn launch_early<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
+        self.launch_with(kernel, shape, params, at.stream, true)
+    }
+
     /// The same on a stream of our own. The calling thread is inside the context.
     pub fn launch_on<P>(
         &self,
@@ -62,10 +74,21 @@ impl Module {
         params: &P,
         stream: Stream,
     ) -> Result<()> {
+        self.launch_with(kernel, shape, params, stream, false)
+    }
+
+    fn launch_with<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        stream: Stream,
+        early: bool,
+    ) -> Result<()> {
         let entry = kernel.entry();
         let function = self.function(entry)?;
         // SAFETY: `P` is what this kernel takes: one list and one definition for both sides (`kernels`, `params`).
-        unsafe { launch(function, shape, from_ref(params).cast(), stream) }
+        unsafe { launch(function, shape, from_ref(params).cast(), stream, early) }
             .map_err(|error| error.within(format_args!("kernel {}", entry.definition().name)))
     }
 
@@ -77,7 +100,7 @@ impl Module {
     }
 }
 
-/// Enqueues a kernel whose only parameter is at `params`.
+/// Enqueues a kernel whose only parameter is at `params`; `early`, it may begin before the one before it ends.
 ///
 /// # Safety
 /// `params` points to the parameter struct that `function` takes. The driver copies it.
@@ -86,7 +109,15 @@ unsafe fn launch(
     shape: LaunchShape,
     params: *const c_void,
     stream: Stream,
+    early: bool,
 ) -> Result<()> {
+    let mut attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: Default::default(),
+        value: sys::CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: 1,
+        },
+    };
     let config = sys::CUlaunchConfig {
         gridDimX: shape.blocks,
         gridDimY: 1,
@@ -96,8 +127,8 @@ unsafe fn launch(
         blockDimZ: 1,
         sharedMemBytes: shape.shared_bytes,
         hStream: raw_stream(stream),
-        attrs: null_mut(),
-        numAttrs: 0,
+        attrs: &raw mut attribute,
+        numAttrs: early.into(),
     };
     let mut arguments = [params.cast_mut()];
     let function = function.0 as sys::CUfunction;

@@ -7,7 +7,7 @@ use crate::backend::cuda::params::ht::{
     HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES,
 };
 use crate::model::group::GroupFacts;
-use crate::model::ops::{HtCombine, HtDispatch};
+use crate::model::ops::{HtCombine, HtDispatch, Launch};
 use crate::tuning::{Choice, Operation, Tuning, share};
 
 pub const WARP: u32 = 32;
@@ -52,6 +52,14 @@ impl From<&HtCombine> for HtKind {
 }
 
 impl HtKind {
+    /// The most threads of a block.
+    fn most_threads(self) -> u32 {
+        match self {
+            Self::Dispatch { .. } => HT_DISPATCH_THREADS,
+            Self::Combine { .. } => HT_COMBINE_THREADS,
+        }
+    }
+
     fn operation(self) -> Operation {
         match self {
             Self::Dispatch { .. } => Operation::HtDispatch,
@@ -61,17 +69,15 @@ impl HtKind {
 
     /// A good choice with `blocks` where nothing was measured.
     fn own_choice(self, ranks: usize, blocks: u32) -> Choice {
-        let (senders, threads) = match (self, ranks) {
-            (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, HT_DISPATCH_THREADS),
-            (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, HT_DISPATCH_THREADS),
-            (Self::Combine { .. }, 4..) if blocks >= MANY_BLOCKS => {
-                (COMBINE_SENDERS_OF_MANY, HT_COMBINE_THREADS)
-            }
-            (Self::Combine { .. }, _) => (COMBINE_SENDERS, HT_COMBINE_THREADS),
+        let senders = match (self, ranks) {
+            (Self::Dispatch { .. }, ..=3) => DISPATCH_SENDERS_OF_FEW,
+            (Self::Dispatch { .. }, _) => DISPATCH_SENDERS,
+            (Self::Combine { .. }, 4..) if blocks >= MANY_BLOCKS => COMBINE_SENDERS_OF_MANY,
+            (Self::Combine { .. }, _) => COMBINE_SENDERS,
         };
         Choice {
             blocks,
-            threads,
+            threads: self.most_threads(),
             send_blocks: share(blocks, senders, AUTO_BLOCKS),
         }
     }
@@ -146,6 +152,32 @@ impl Grid {
         }
     }
 
+    /// This grid as a call of this kind wants it. What the call leaves open is as here.
+    pub fn asked(self, launch: Launch, kind: HtKind) -> Self {
+        if launch.is_own() {
+            return self;
+        }
+        let blocks = match launch.blocks {
+            0 => self.blocks,
+            blocks => blocks.max(2),
+        };
+        let senders = match launch.send_blocks {
+            0 => share(blocks, self.send_blocks, self.blocks),
+            senders => senders,
+        };
+        Self {
+            blocks,
+            send_blocks: match self.send_blocks {
+                0 => 0,
+                _ => senders.clamp(1, blocks - 1),
+            },
+            warps: match launch.threads {
+                0 => self.warps,
+                threads => (threads.min(kind.most_threads()) / WARP).max(LEAST_WARPS),
+            },
+        }
+    }
+
     /// This grid where senders cast, whatever was measured: measurements are of rows that are sent as they are.
     pub fn of_casts(self) -> Self {
         let most = (self.blocks - 1).min(MOST_CAST_SENDERS);
@@ -185,6 +217,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels,
+            zones: false,
         }
     }
 
@@ -244,5 +277,27 @@ mod tests {
         assert_eq!(grid(COMBINE, 4097, None), (24, 9, 16));
         let alone = Grid::new(&facts(1, None), &tuning, COMBINE, 4096, H200);
         assert_eq!((alone.blocks, alone.send_blocks), (20, 0));
+    }
+
+    #[test]
+    fn a_call_says_what_it_wants() {
+        let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
+        let asked = |grid: Grid, blocks, send_blocks, threads| {
+            let launch = Launch {
+                blocks,
+                send_blocks,
+                threads,
+            };
+            let grid = grid.asked(launch, DISPATCH);
+            (grid.blocks, grid.send_blocks, grid.warps)
+        };
+        assert_eq!(asked(own, 0, 0, 0), (24, 8, 24));
+        assert_eq!(asked(own, 12, 0, 0), (12, 4, 24));
+        assert_eq!(asked(own, 16, 7, 1024), (16, 7, 24));
+        assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
+        assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
+        assert_eq!(asked(own.of_casts(), 12, 0, 0), (12, 8, 24));
+        let alone = Grid::new(&facts(1, None), &Tuning::default(), DISPATCH, 64, H200);
+        assert_eq!(asked(alone, 16, 7, 0), (16, 0, 24));
     }
 }

@@ -5,7 +5,8 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::disagreement;
-use crate::backend::cuda::ht::memory::{HandleMemory, block_at};
+use crate::backend::cuda::ht::kept::Told;
+use crate::backend::cuda::ht::memory::{HandleMemory, SLOTS_OF_PAGE, block_at};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{
     HtShared, Inputs, Outputs, combine_params, dispatch_params,
@@ -14,6 +15,9 @@ use crate::backend::cuda::ht::{kept, scaled};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtDispatchParams, HtHandleMemory, HtScaledDispatchParams};
+use crate::backend::cuda::params::ht_kept::{
+    HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
+};
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
@@ -65,7 +69,15 @@ impl CudaHt {
     /// memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
-        kept::tell(group, block, &self.counters, at)?;
+        self.find_slots(block, at)?;
+        let page = self.memory.as_ref().map(|memory| &memory.received);
+        let told = Told {
+            handle: block,
+            counters: &self.counters,
+            zones: self.zones()?,
+            page: page.map(|page| (page.device().wrapping_add(SLOTS_OF_PAGE), self.epoch)),
+        };
+        kept::tell(group, &told, at)?;
         let rows = block
             .begins
             .wrapping_add(group.context.peers().ranks as usize);
@@ -133,6 +145,29 @@ impl CudaHt {
         inputs
     }
 
+    // Apart as well.
+    #[inline(never)]
+    fn dispatch_by_expert(
+        &self,
+        op: &HtDispatch,
+        (rows, zones): (HtDispatchParams, HtZones),
+        launch: &HtLaunch,
+        at: &StreamScope,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (kind, shape) = (KernelOp::HtDispatch, launch.launch);
+        let Some(scaled) = &op.scaled else {
+            let params = HtZonesDispatchParams { rows, zones };
+            let kernel = kernels::ht_dispatch_zones();
+            return self.enqueue(kind, kernel, shape, &params, at, after);
+        };
+        let scaled = scaled::from_caller(op.row, scaled, launch)?;
+        let rows = HtScaledDispatchParams { rows, scaled };
+        let params = HtZonesScaledDispatchParams { rows, zones };
+        let kernel = kernels::ht_dispatch_zones_scaled();
+        self.enqueue(kind, kernel, shape, &params, at, after)
+    }
+
     // Apart, so that rows without scales do not pay for it.
     #[inline(never)]
     fn dispatch_scaled(
@@ -160,12 +195,26 @@ impl HtBackend for CudaHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &*self.group;
-        let launch = group.plan.launch(op.into(), &op.into(), &self.grids)?;
+        let (grids, asked) = (&self.grids, op.launch);
+        let launch = group.plan.launch(op.into(), &op.into(), grids, asked)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
         let params = dispatch_params(op, common, &self.inputs(op));
-        let after = || kept::move_ids(group, op, self.top_k, at);
+        let zones = self.zones()?;
+        let after = || {
+            let told = Told {
+                handle: &memory,
+                counters: &op.counters,
+                zones,
+                page: None,
+            };
+            kept::move_ids(group, op, self.top_k, at)?;
+            kept::tell(group, &told, at)
+        };
+        if let Some(zones) = zones {
+            return self.dispatch_by_expert(op, (params, zones), &launch, at, after);
+        }
         if self.makes_offers() {
             return self.dispatch_with_offers(op, params, &launch, at, after);
         }
@@ -181,18 +230,32 @@ impl HtBackend for CudaHt {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         self.received()?;
         let group = &*self.group;
-        let launch = group.plan.launch(op.into(), &op.row.into(), &self.grids)?;
+        let (grids, asked) = (&self.grids, op.launch);
+        let launch = group.plan.launch(op.into(), &op.row.into(), grids, asked)?;
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtCombine, &launch, self.number(), memory);
         let params = combine_params(op, common, &Outputs::of(op));
         let after = || kept::order_gradients(group, op, &self.routing, at);
+        let (kind, shape) = (KernelOp::HtCombine, launch.launch);
+        if let Some(zones) = self.zones()? {
+            let params = HtZonesCombineParams {
+                rows: params,
+                zones,
+            };
+            let kernel = kernels::ht_combine_zones(op.row.dtype)?;
+            return self.enqueue(kind, kernel, shape, &params, at, after);
+        }
         if self.makes_offers() {
             return self.combine_with_offers(op, params, &launch, at, after);
         }
         let kernel = kernels::ht_combine(op.row.dtype)?;
-        let (kind, shape) = (KernelOp::HtCombine, launch.launch);
         self.enqueue(kind, kernel, shape, &params, at, after)
+    }
+
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let counts = self.handle_memory()?.counts;
+        (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
     }
 
     /// Waits for the kernel that computes it, if need be.
@@ -201,6 +264,13 @@ impl HtBackend for CudaHt {
             return Err(opened_again());
         }
         let rows = self.group.wait_for_routing(|| self.received())?;
-        Ok(rows as usize)
+        if self.routing.form.zones.is_none() {
+            return Ok(rows as usize);
+        }
+        let page = self.memory.as_ref().map(|memory| &memory.received);
+        let told =
+            || page.and_then(|page| page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch));
+        let slots = self.group.wait_for_routing(|| Ok(told()))?;
+        Ok(slots.value as usize)
     }
 }

@@ -5,8 +5,9 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::params::ht::{
-    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtHandleMemory, HtNumbers,
+use crate::backend::cuda::params::ht::{HtCount, HtHandleMemory};
+use crate::backend::cuda::params::ht_kept::{
+    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtZones,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
@@ -17,28 +18,54 @@ use std::ptr::null_mut;
 const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
 const MOST_BLOCKS: usize = 512;
 
-/// Enqueues what a routing tells its caller, behind it.
-pub fn tell(
-    group: &HtShared,
-    handle: &HtHandleMemory,
-    counters: &RoutingCounters,
-    at: &StreamScope,
-) -> Result<()> {
-    if *counters == RoutingCounters::default() {
+/// What is told, of a handle.
+pub struct Told<'a> {
+    pub handle: &'a HtHandleMemory,
+    pub counters: &'a RoutingCounters,
+    /// Where rows lie by expert.
+    pub zones: Option<HtZones>,
+    /// Gets the number of slots, with the epoch.
+    pub page: Option<(*mut HtCount, u32)>,
+}
+
+/// Enqueues what a routing tells its caller, and the host, behind it.
+pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
+    let Told {
+        handle,
+        counters,
+        zones,
+        page,
+    } = *told;
+    let page = page.filter(|_| zones.is_some());
+    if *counters == RoutingCounters::default() && page.is_none() {
         return Ok(());
     }
     let peers = group.context.peers();
+    let (page, epoch) = page.unwrap_or((null_mut(), 0));
     let params = HtCountersParams {
         rows: handle.begins.wrapping_add(peers.ranks as usize),
         counts: handle.counts,
         experts: numbers(counters.experts),
         total: numbers(counters.total),
+        offsets: numbers(counters.offsets),
+        zones: zones.unwrap_or(NO_ZONES),
+        page,
+        epoch,
         local_experts: group.layout.local_experts,
     };
     let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
     let module = &group.context.module;
     module.launch(kernels::ht_counters(), shape, &params, at)
 }
+
+const NO_ZONES: HtZones = HtZones {
+    slots: null_mut(),
+    begins: null_mut(),
+    most_slots: 0,
+    limit: 0,
+    alignment: 0,
+    experts: 0,
+};
 
 /// Enqueues that the ids that a dispatch has delivered count from where its caller counts, behind it.
 pub fn move_ids(group: &HtShared, op: &HtDispatch, top_k: u32, at: &StreamScope) -> Result<()> {

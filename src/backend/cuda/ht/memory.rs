@@ -16,6 +16,10 @@ pub struct HandleMemory {
     pub received: HostPage<HtCount>,
 }
 
+/// Of rows; and of slots, where rows lie by expert.
+const COUNTS: usize = 2;
+pub const SLOTS_OF_PAGE: usize = 1;
+
 impl HandleMemory {
     /// Allocates `bytes` for a block, none for one elsewhere, and the page.
     pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
@@ -25,7 +29,7 @@ impl HandleMemory {
         Ok(Self {
             buffer,
             bytes,
-            received: HostPage::new(context, 1)?,
+            received: HostPage::new(context, COUNTS)?,
         })
     }
 

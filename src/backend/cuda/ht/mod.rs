@@ -2,6 +2,7 @@
 //! handles.
 
 mod agreement;
+mod beside_rings;
 pub mod fault;
 mod fingerprint;
 mod grid;
@@ -15,8 +16,9 @@ pub mod plan;
 mod rows;
 mod scaled;
 mod shared;
+mod zones;
 
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
@@ -39,6 +41,7 @@ use crate::log;
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -47,7 +50,8 @@ pub struct HtGroup {
     shared: Arc<HtShared>,
     memory: Arc<CudaMemory>,
     pool: Pool<HandleMemory>,
-    tally: Buffer,
+    /// What graphs route into: it serves no other handle, as nobody knows when they are launched.
+    in_graphs: Mutex<Vec<Arc<HandleMemory>>>,
     /// `None` on one node.
     rails: Option<Arc<Rails>>,
 }
@@ -72,7 +76,7 @@ impl HtGroup {
             shared,
             memory: Arc::clone(memory),
             pool: Pool::default(),
-            tally: Buffer::zeroed(memory, plan.tally().bytes)?,
+            in_graphs: Mutex::default(),
             rails,
         })
     }
@@ -114,7 +118,8 @@ impl HtGroup {
     ) -> Result<CudaHt> {
         let epoch = self.shared.next_handle();
         let at = &self.shared.enter(stream)?;
-        if at.is_captured() {
+        let keeps_ids = wanted.as_ref().is_ok_and(|it| it.routing.form.keeps_ids);
+        if at.is_captured() && !keeps_ids {
             // The exchange of a captured creation would be too late for the other ranks, and
             // repeated.
             return Err(Error::usage(
@@ -129,6 +134,9 @@ impl HtGroup {
         match prepared {
             Ok((params, handle)) => {
                 self.launch_route(Some(&handle), &params, at)?;
+                if let (true, Some(memory)) = (at.is_captured(), &handle.memory) {
+                    self.in_graphs.lock().push(Arc::clone(memory));
+                }
                 Ok(handle)
             }
             Err(error) => {
@@ -203,7 +211,7 @@ impl HtGroup {
     /// Parameters of the exchange of handle number `epoch` that announces `verdict` and stores no
     /// result.
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
-        let (tally, layout) = (self.tally.data().0, self.shared.plan.tally());
+        let (tally, layout) = (self.shared.tally(), self.shared.plan.tally());
         HtRouteParams {
             peers: self.shared.context.peers(),
             wait: self.shared.context.wait(KernelOp::HtRoute),
@@ -222,8 +230,8 @@ impl HtGroup {
             tally: (tally + layout.tally) as *mut u32,
             own_counts: (tally + layout.own_counts) as *mut u64,
             max_tokens: saturated(self.shared.plan.max_tokens()),
-            epoch,
-            bank: 0,
+            epochs: self.shared.epochs(),
+            number: epoch,
             block_tokens: 0,
             verdict,
         }
@@ -239,7 +247,6 @@ impl HtGroup {
         let tokens = handle.map_or(0, |handle| handle.routing.tokens);
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
         let params = HtRouteParams {
-            bank: self.shared.next_bank(),
             block_tokens,
             ..*params
         };

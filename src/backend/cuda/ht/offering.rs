@@ -84,7 +84,7 @@ impl CudaHt {
     ) -> Result<()> {
         let group = &*self.group;
         let offer = Offer::of_combine(group, op, launch);
-        let rows_of_token = group.plan.most_rows_of_token(self.routing.top_k);
+        let rows_of_token = self.routing.top_k.min(group.plan.ranks());
         let shared_bytes = group.device.dynamic_shared_bytes();
         let staged = Staged::of_combine(op.row.bytes(), launch, rows_of_token, shared_bytes);
         let mapped = mapped(group, &offer, launch, &staged)?;

@@ -2,6 +2,7 @@
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
@@ -10,7 +11,7 @@ use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
     HtLayout, HtShape,
 };
-use crate::backend::cuda::params::ht_mapped::{HT_OFFER_PACKETS, HtMappedLayout};
+use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
-use crate::model::ops::Routing;
+use crate::model::ops::{Launch, Routing};
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -45,11 +46,6 @@ const MOST_RING_BYTES: usize = 68 << 20;
 /// Bytes of a warp's notify queue (`cuda/ht/notify.cuh`): a ring with a rank and a number per row.
 const NOTIFY_BYTES: usize = HT_MAX_TOP_K as usize * 8;
 
-/// What comes beside rows that need no ring has room for so many ids and weights, and for such scales as a unit, for
-/// all tokens of each rank; but not for more bytes in all. Operations that need more use the rings.
-const SIDE_ENTRIES: usize = 8;
-const MOST_SIDE_BYTES: usize = 16 << 20;
-
 /// Tokens that a block of `ht_route` numbers, if the device has enough blocks.
 const ROUTE_BLOCK_TOKENS: usize = 128;
 const ROUTE_BLOCKS: usize = 64;
@@ -67,6 +63,8 @@ pub struct HtPlan {
     nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
+    /// As well: of the packets of `ht_zones`.
+    packets: usize,
     /// Nothing over several nodes, nor for one rank.
     mapped: HtMappedLayout,
     bytes: usize,
@@ -96,6 +94,7 @@ pub struct HandleGrids {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
+    pub epochs: usize,
     pub own_counts: usize,
     pub bytes: usize,
 }
@@ -123,8 +122,12 @@ impl HtPlan {
         let arrivals = window.take(ranks * units * PACKET_BYTES);
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
+        let packets = window.take(match (facts.zones, &nodes) {
+            (true, None) => ranks * max_tokens * mask_words(facts) * PACKET_BYTES,
+            _ => 0,
+        });
         let mapped = match &nodes {
-            None if ranks > 1 => mapped_regions(facts, max_tokens, &mut window),
+            None if ranks > 1 => beside_rings::regions(facts, max_tokens, &mut window),
             _ => HtMappedLayout::default(),
         };
         let layout = HtLayout {
@@ -142,9 +145,15 @@ impl HtPlan {
             all_experts,
             nodes,
             layout,
+            packets,
             mapped,
             bytes: window.bytes(),
         })
+    }
+
+    /// Where the packets of `ht_zones` are in a window with this layout.
+    pub fn packets(&self, layout: &HtLayout) -> u64 {
+        layout.counts - self.layout.counts + self.packets as u64
     }
 
     /// Bytes of the group's region of a window.
@@ -164,6 +173,11 @@ impl HtPlan {
         }
     }
 
+    /// Experts of this rank.
+    pub fn local_experts(&self) -> usize {
+        self.facts.local_experts()
+    }
+
     /// Experts over all ranks of all nodes.
     pub fn all_experts(&self) -> usize {
         self.all_experts
@@ -171,23 +185,12 @@ impl HtPlan {
 
     /// What operations with offers have in windows where the kernels' offsets are `of`.
     pub fn mapped_layout(&self, of: &HtLayout) -> HtMappedLayout {
-        let start = of.counts - self.layout.counts;
-        HtMappedLayout {
-            offers: start + self.mapped.offers,
-            done: start + self.mapped.done,
-            side: start + self.mapped.side,
-            ..self.mapped
-        }
+        beside_rings::at(&self.mapped, of.counts - self.layout.counts)
     }
 
     /// Ranks of this node.
     pub fn ranks(&self) -> usize {
         self.facts.ranks
-    }
-
-    /// Most ranks that a token with `top_k` ids has rows on.
-    pub fn most_rows_of_token(&self, top_k: usize) -> usize {
-        top_k.min(self.facts.ranks)
     }
 
     /// The block of a handle with such a routing, or with the group's maximum of tokens.
@@ -214,6 +217,7 @@ impl HtPlan {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
             tally: memory.take((1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            epochs: memory.take(size_of::<u32>()),
             own_counts: memory.take(2 * counts_bytes(&self.facts)),
             bytes: memory.bytes(),
         }
@@ -287,8 +291,14 @@ impl HtPlan {
         }
     }
 
-    /// How an operation on rows `row` is launched, of a handle with these grids.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids) -> Result<HtLaunch> {
+    /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
+    pub fn launch(
+        &self,
+        kind: HtKind,
+        row: &MovedRow,
+        of: &HandleGrids,
+        asked: Launch,
+    ) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
         let plain = match kind {
             HtKind::Dispatch { .. } => of.dispatch,
@@ -297,7 +307,8 @@ impl HtPlan {
         let grid = match row.cast {
             Some(_) => plain.of_casts(),
             None => plain,
-        };
+        }
+        .asked(asked, kind);
         let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => {
@@ -346,20 +357,9 @@ impl HtPlan {
     }
 }
 
-/// The regions for operations with offers.
-fn mapped_regions(facts: &GroupFacts, max_tokens: usize, window: &mut Regions) -> HtMappedLayout {
-    let ranks = facts.ranks;
-    let offers = window.take(2 * ranks * HT_OFFER_PACKETS as usize * PACKET_BYTES);
-    let done = window.take(ranks * PACKET_BYTES);
-    let row_bytes = SIDE_ENTRIES * TAIL_ENTRY_BYTES + facts.row_bytes.div_ceil(SCALES_OF_BOUND);
-    let wanted = max_tokens.saturating_mul(row_bytes.next_multiple_of(COPY_ALIGN));
-    let side_bytes = wanted.min(MOST_SIDE_BYTES / (ranks - 1)) / COPY_ALIGN * COPY_ALIGN;
-    HtMappedLayout {
-        offers: offers as u64,
-        done: done as u64,
-        side: window.take((ranks - 1) * side_bytes) as u64,
-        side_bytes: side_bytes as u64,
-    }
+/// Words that hold a bit for each local expert.
+fn mask_words(facts: &GroupFacts) -> usize {
+    facts.local_experts().div_ceil(u32::BITS as usize)
 }
 
 /// Bytes that a rank sends to another about a new handle.

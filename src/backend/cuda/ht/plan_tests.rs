@@ -24,7 +24,7 @@ impl HtPlan {
         device: DeviceLimits,
     ) -> HtLaunch {
         let grids = self.grids(tokens, top_k, device, &Tuning::default());
-        self.launch(kind, row, &grids).unwrap()
+        self.launch(kind, row, &grids, Launch::default()).unwrap()
     }
 }
 
@@ -54,6 +54,7 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
         ll_combine: LlCombineMode::Exact,
         ht_chunk_bytes: None,
         channels: None,
+        zones: false,
     })
     .unwrap()
 }

@@ -16,6 +16,7 @@ use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtSequences, HtShape,
 };
 use crate::backend::cuda::params::ht_mapped::HtOfferState;
+use crate::backend::cuda::totals;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
@@ -43,6 +44,8 @@ pub struct HtShared {
     pub order: Order,
     sequences: Buffer,
     offers: Buffer,
+    /// Where the blocks of a kernel that routes count together (`HtPlan::tally`).
+    tally: Buffer,
     /// Number of handles so far, including refused ones.
     handles: AtomicU32,
     /// Number of exchanges so far that a kernel carries out.
@@ -76,6 +79,7 @@ impl HtShared {
             order: Order::new(&driver_context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
             offers: Buffer::zeroed(memory, size_of::<HtOfferState>())?,
+            tally: Buffer::zeroed(memory, plan.tally().bytes)?,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
             context,
@@ -87,6 +91,18 @@ impl HtShared {
         let Routing { tokens, top_k, .. } = *routing;
         let tuning = self.context.tuning.read();
         self.plan.grids(tokens, top_k, self.device, &tuning)
+    }
+
+    /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.
+    pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
+        let experts = self.plan.local_experts();
+        totals::add(
+            &self.context,
+            KernelOp::HtDispatch,
+            (counts, totals),
+            experts,
+            at,
+        )
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.
@@ -127,6 +143,16 @@ impl HtShared {
                 ..launch.shape
             },
         }
+    }
+
+    /// The address of the tally.
+    pub fn tally(&self) -> usize {
+        self.tally.data().0
+    }
+
+    /// How many kernels on one node have routed.
+    pub fn epochs(&self) -> *mut u32 {
+        (self.tally() + self.plan.tally().epochs) as *mut u32
     }
 
     pub fn sequences(&self) -> *mut HtSequences {

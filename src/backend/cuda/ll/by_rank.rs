@@ -39,9 +39,10 @@ impl Handle {
         let rows = op.tokens;
         let by_rank = ByRank { op, beside, rows };
         let Some(scaled) = &op.scaled else {
-            let grid = &self.plan.dispatch;
+            let kernel = kernels::ll_rank_dispatch();
+            let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
             let params = self.rank_dispatch_params(by_rank, grid, part);
-            return module.launch(kernels::ll_rank_dispatch(), grid.launch, &params, at);
+            return module.launch(kernel, grid.launch, &params, at);
         };
         let (grid, kernel) = match scaled.cast() {
             Some(cast) => (
@@ -53,6 +54,7 @@ impl Handle {
                 kernels::ll_rank_dispatch_scaled(),
             ),
         };
+        let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
             dispatch: self.rank_dispatch_params(by_rank, grid, part),
             rows: rows_with_scales(op, scaled)?,

@@ -5,6 +5,7 @@ use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::params::common::{Fault, FaultReport};
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
+use crate::model::group::LlCombineMode;
 use crate::model::layout::layout_name;
 use crate::model::tensor::DType;
 
@@ -24,6 +25,9 @@ fn difference(report: &FaultReport) -> Error {
     } else if (mine.by_rank, mine.in_view) != (theirs.by_rank, theirs.in_view) {
         let name = |it: LlFingerprint| layout_name(it.by_rank, it.in_view);
         differs(Subject::Layout).got(name(mine), name(theirs))
+    } else if mine.exact != theirs.exact {
+        let [mine, theirs] = LlCombineMode::variants(mine.exact);
+        differs(Subject::Variant).got(mine, theirs)
     } else if let Some(error) =
         other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
     {
@@ -49,6 +53,7 @@ mod tests {
         top_k: 8,
         by_rank: false,
         in_view: false,
+        exact: false,
         row_bytes: 14_336,
     };
 
@@ -102,6 +107,9 @@ mod tests {
         );
         let op = KernelOp::LlCombine as u32;
         assert!(text(LlFingerprint { op, ..OURS }).starts_with("Operation: AmongRanks"));
+        let exact = true;
+        let word = |exact| LlFingerprint { op, exact, ..OURS }.to_word();
+        assert_ne!(word(exact), word(!exact));
     }
 
     #[test]

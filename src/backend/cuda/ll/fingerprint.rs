@@ -16,8 +16,9 @@ const ROW_UNIT: u32 = 16;
 
 /// In the field of the operation: a dispatch of rows with scales. No LL operation has that number.
 const SCALED_DISPATCH: u32 = KernelOp::PeerSelftest as u32;
-/// There: a dispatch into a view, of rows without scales.
-const VIEW_DISPATCH: u32 = 0;
+/// There: a dispatch into a view, of rows without scales, which are rank-major; or, of others, a combine in which each
+/// entry's row comes home.
+const VIEW_OR_EXACT: u32 = 0;
 
 /// The longest row that a fingerprint can express.
 pub const MOST_ROW_BYTES: usize = (((1 << TOP_K_SHIFT) - 1) * ROW_UNIT) as usize;
@@ -42,8 +43,10 @@ pub struct LlFingerprint {
     pub top_k: u32,
     /// Whether rows are rank-major.
     pub by_rank: bool,
-    /// Whether rows go straight into a view.
+    /// Whether rows go straight into a view; only if they are rank-major.
     pub in_view: bool,
+    /// Whether each entry's row comes home; only if they are not.
+    pub exact: bool,
     /// Bytes per row without its scales, at most [`MOST_ROW_BYTES`].
     pub row_bytes: u32,
 }
@@ -56,9 +59,9 @@ impl LlFingerprint {
 
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
-        let op = match (self.scaled, self.in_view) {
+        let op = match (self.scaled, self.in_view || self.exact) {
             (true, _) => SCALED_DISPATCH,
-            (false, true) => VIEW_DISPATCH,
+            (false, true) => VIEW_OR_EXACT,
             (false, false) => self.op,
         };
         op << OP_SHIFT
@@ -75,18 +78,21 @@ impl LlFingerprint {
     /// The fingerprint in a peer's word.
     pub fn from_word(word: u32) -> Self {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
-        let (op, scaled, in_view) = match field(OP_SHIFT, 32) {
-            SCALED_DISPATCH => (KernelOp::LlDispatch as u32, true, false),
-            VIEW_DISPATCH => (KernelOp::LlDispatch as u32, false, true),
-            op => (op, false, false),
+        let by_rank = field(TOP_K_SHIFT, DTYPE_SHIFT) >= BY_RANK;
+        let number = field(OP_SHIFT, 32);
+        let op = match (number, by_rank) {
+            (SCALED_DISPATCH, _) | (VIEW_OR_EXACT, true) => KernelOp::LlDispatch as u32,
+            (VIEW_OR_EXACT, false) => KernelOp::LlCombine as u32,
+            (op, _) => op,
         };
         Self {
             op,
-            scaled,
+            scaled: number == SCALED_DISPATCH,
             dtype: field(DTYPE_SHIFT, OP_SHIFT),
             top_k: field(TOP_K_SHIFT, DTYPE_SHIFT) % BY_RANK + 1,
-            by_rank: field(TOP_K_SHIFT, DTYPE_SHIFT) >= BY_RANK,
-            in_view,
+            by_rank,
+            in_view: number == VIEW_OR_EXACT && by_rank,
+            exact: number == VIEW_OR_EXACT && !by_rank,
             row_bytes: field(0, TOP_K_SHIFT) * ROW_UNIT,
         }
     }
@@ -98,12 +104,15 @@ mod tests {
 
     #[test]
     fn a_fingerprint_survives_its_word() {
-        for (op, scaled, in_view, dtype) in [
-            (KernelOp::LlDispatch, false, false, DType::Bfloat16),
-            (KernelOp::LlDispatch, false, true, DType::Bfloat16),
-            (KernelOp::LlDispatch, true, false, DType::Float8E4M3),
-            (KernelOp::LlCombine, false, false, DType::Float16),
-            (KernelOp::LlCombine, false, false, DType::LAST),
+        const DISPATCH: KernelOp = KernelOp::LlDispatch;
+        const COMBINE: KernelOp = KernelOp::LlCombine;
+        for (op, scaled, special, dtype) in [
+            (DISPATCH, false, false, DType::Bfloat16),
+            (DISPATCH, true, false, DType::Float8E4M3),
+            (DISPATCH, false, true, DType::Bfloat16),
+            (COMBINE, false, true, DType::Bfloat16),
+            (COMBINE, false, false, DType::Float16),
+            (COMBINE, false, false, DType::LAST),
         ] {
             for (top_k, row_bytes, by_rank) in [
                 (1, 16, false),
@@ -116,7 +125,8 @@ mod tests {
                     dtype: dtype as u32,
                     top_k,
                     by_rank,
-                    in_view,
+                    in_view: special && op == DISPATCH && by_rank,
+                    exact: special && op == COMBINE && !by_rank,
                     row_bytes,
                 };
                 assert_eq!(LlFingerprint::from_word(fingerprint.to_word()), fingerprint);

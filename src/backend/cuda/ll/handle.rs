@@ -1,11 +1,12 @@
 //! An LL handle: the parameters of the kernels that run its operations.
 
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handle_ids::IdCopy;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{
     Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
@@ -168,10 +169,10 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
-        let grid = &self.plan.dispatch;
+        let kernel = kernels::ll_dispatch();
+        let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
         let params = self.dispatch_params((op, op.tokens), grid, part);
-        let module = &self.context.module;
-        module.launch(kernels::ll_dispatch(), grid.launch, &params, at)
+        self.launch_following(kernel, grid.launch, &params, at)
     }
 
     // Apart, so that a dispatch without scales does not carry its parameters.
@@ -189,28 +190,45 @@ impl Handle {
             ),
             None => (&self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
         };
+        let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlScaledDispatchParams {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
-        self.context.module.launch(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         if op.layout.is_rank_major() {
             return self.launch_rank_combine(op, part, at);
         }
-        let params = self.combine_params(op, &self.plan.combine, part);
         let kernel = match self.plan.combine_kernel {
+            _ if op.is_exact() => kernels::ll_combine_exact(op.row.dtype)?,
             CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
             CombineKernel::ManyTokens => kernels::ll_combine_many(op.row.dtype)?,
-            CombineKernel::Exact => kernels::ll_combine_exact(op.row.dtype)?,
             CombineKernel::OverNodes => {
                 return Err(Error::internal("a combine over nodes on one node"));
             }
         };
+        let grid = self.plan.combine_asked(op.launch, kernel.most_threads());
+        let params = self.combine_params(op, &grid, part);
+        self.launch_following(kernel, grid.launch_shape(0), &params, at)
+    }
+
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
+    fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
         let module = &self.context.module;
-        module.launch(kernel, self.plan.combine_launch, &params, at)
+        if self.context.programmatic {
+            module.launch_early(kernel, shape, params, at)
+        } else {
+            module.launch(kernel, shape, params, at)
+        }
     }
 
     /// The parameters of `part` of a dispatch that reads its rows at `rows`: the caller's, or those in a message.
@@ -244,13 +262,12 @@ impl Handle {
     // Inlined as above.
     #[inline]
     pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
+        let fingerprint = LlFingerprint {
+            exact: op.is_exact(),
+            ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout)
+        };
         LlCombineParams {
-            common: self.common(
-                self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout),
-                op.row.into(),
-                grid,
-                part,
-            ),
+            common: self.common(fingerprint, op.row.into(), grid, part),
             rows: op.expert_rows.0 as *const u8,
             topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
@@ -294,6 +311,7 @@ impl Handle {
         LlFingerprint {
             by_rank: layout.is_rank_major(),
             in_view: false,
+            exact: false,
             op: op as u32,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,

@@ -7,15 +7,18 @@ use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_SCALED_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal,
 };
 use crate::model::group::ROW_ALIGN;
-use crate::model::ops::{STAGED_SLOTS, StagedSlot};
+use crate::model::ops::{Launch, STAGED_SLOTS, StagedSlot};
 use crate::model::scales::WireRow;
-use crate::tuning::Choice;
+use crate::tuning::{Choice, share};
 use std::ops::RangeInclusive;
 
 /// Bytes of a chunk but the last one: 16 for each lane of a warp.
 pub const CHUNK_BYTES: usize = 32 * 16;
 /// Of a chunk with scales, most of either part.
 const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
+
+/// Fewest threads of a dispatch block: fewer would count entries for long.
+pub const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 
 /// A line of memory.
 const LINE_BYTES: usize = 128;
@@ -110,6 +113,23 @@ impl Grid {
         Self::split(choice.send_blocks, receivers, threads)
     }
 
+    /// This grid as a call wants it, with threads in the kernel's `possible` range. What the call leaves open is as here.
+    pub fn asked(self, launch: Launch, possible: RangeInclusive<u32>) -> Self {
+        if launch.is_own() {
+            let threads = self.threads.min(*possible.end());
+            return Self { threads, ..self };
+        }
+        let or = |asked, own| if asked == 0 { own } else { asked };
+        let blocks = or(launch.blocks, self.blocks);
+        let own = share(blocks, self.send_blocks, self.blocks).max(1);
+        let choice = Choice {
+            blocks,
+            threads: or(launch.threads, self.threads),
+            send_blocks: or(launch.send_blocks, own).min(blocks),
+        };
+        Self::chosen(choice, possible)
+    }
+
     /// This grid with at least `blocks` blocks. Added blocks receive.
     pub fn with_receivers(self, blocks: u32) -> Self {
         let added = blocks.saturating_sub(self.blocks);
@@ -167,15 +187,30 @@ pub struct DispatchGrid {
     pub launch: LaunchShape,
 }
 
-/// Which of the kernels of a combine.
+impl DispatchGrid {
+    /// This grid as a call wants it, of a kernel with so many threads at most.
+    pub fn asked(self, launch: Launch, most_threads: u32) -> Self {
+        if launch.is_own() {
+            return self;
+        }
+        let grid = self
+            .grid
+            .asked(launch, DISPATCH_LEAST_THREADS..=most_threads);
+        Self {
+            grid,
+            notify_blocks: grid.receive_blocks,
+            launch: grid.launch_shape(self.launch.shared_bytes),
+        }
+    }
+}
+
+/// Which of the kernels of a combine that is not exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineKernel {
     /// With little code.
     FewTokens,
     /// With more on its way at a time.
     ManyTokens,
-    /// Each entry's row comes home.
-    Exact,
     OverNodes,
 }
 
@@ -188,7 +223,6 @@ pub struct HandlePlan {
     /// Of one that casts its rows.
     pub cast_dispatch: DispatchGrid,
     pub combine: Grid,
-    pub combine_launch: LaunchShape,
     /// Of what runs in the background, over several nodes.
     pub relay_dispatch: DispatchGrid,
     pub relay_combine: Grid,
@@ -200,6 +234,11 @@ pub struct HandlePlan {
 }
 
 impl HandlePlan {
+    /// The grid of a combine as a call wants it, of a kernel with so many threads at most.
+    pub fn combine_asked(&self, launch: Launch, most_threads: u32) -> Grid {
+        self.combine.asked(launch, 1..=most_threads)
+    }
+
     /// The sizes of an operation on rows that travel as `row`, which the group's limits bound.
     pub fn shape(&self, row: WireRow) -> LlShape {
         let (row_bytes, chunks) = (row.slot_bytes(), Chunks::of(row));

@@ -5,7 +5,9 @@ mod exchanges;
 pub mod fault;
 mod fingerprint;
 mod handle;
+mod in_views;
 mod launch;
+mod limits;
 mod memory;
 mod messages;
 mod network;
@@ -29,8 +31,10 @@ use crate::backend::cuda::ll::staged::Staged;
 use crate::backend::cuda::ll::views::{CopiedViews, ViewBanks};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order::Order;
+use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::Pool;
+use crate::backend::cuda::totals;
 use crate::error::Result;
 use crate::model::handle_state::{GivenBlock, HandleHome, header};
 use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
@@ -246,5 +250,20 @@ impl LlBackend for CudaLl {
             Ok(())
         };
         self.0.group.staged.abandon(slot, Box::new(discard));
+    }
+
+    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
+        let at = &self.0.enter(stream)?;
+        let (counts, experts) = (
+            counts.0 as *const i32,
+            self.0.group.plan.facts().local_experts(),
+        );
+        totals::add(
+            &self.0.handle.context,
+            KernelOp::LlDispatch,
+            (counts, totals),
+            experts,
+            at,
+        )
     }
 }

@@ -18,8 +18,8 @@ use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
-    LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams, LlDispatchNodesParams, LlNodes, LlPhase,
-    LlScaledDispatchNodesParams, LlTopkWeightsParams,
+    LL_COMBINE_MANY_THREADS, LL_DISPATCH_THREADS, LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams,
+    LlDispatchNodesParams, LlNodes, LlPhase, LlScaledDispatchNodesParams, LlTopkWeightsParams,
 };
 use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlPackParams, LlScaledPackParams};
 use crate::backend::cuda::regions::to_u32;
@@ -57,21 +57,33 @@ impl<'a> OverNodes<'a> {
     /// Enqueues a whole operation, in its turn.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let label = self.label(op);
-        let plan = &self.handle.plan;
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
                 self.send_rows(label, op, at)?;
-                self.launch_dispatch(op, (LlPhase::All, &plan.dispatch), at)
+                self.launch_dispatch(op, (LlPhase::All, &self.dispatch_grid(op)), at)
             }
             LlOp::Combine(op) => {
+                let grid = &self.combine_grid(op);
                 self.launch_topk_weights(op, at)?;
                 self.send_weights(label, at)?;
-                self.launch_combine(op, (LlPhase::SendRelay, &plan.combine), at)?;
+                self.launch_combine(op, (LlPhase::SendRelay, grid), at)?;
                 self.send_sums(label, op.row, at)?;
-                self.launch_combine(op, (LlPhase::Receive, &plan.combine), at)
+                self.launch_combine(op, (LlPhase::Receive, grid), at)
             }
         }
+    }
+
+    /// The grid of a dispatch as its call wants it, but for what runs in the background.
+    fn dispatch_grid(&self, op: &LlDispatch) -> DispatchGrid {
+        let own = self.handle.plan.dispatch;
+        own.asked(op.launch, LL_DISPATCH_THREADS)
+    }
+
+    /// As [`Self::dispatch_grid`], of a combine.
+    fn combine_grid(&self, op: &LlCombine) -> Grid {
+        let plan = &self.handle.plan;
+        plan.combine_asked(op.launch, LL_COMBINE_MANY_THREADS)
     }
 
     /// Enqueues the send phase of a staged operation, on `at` and in the background, and ends `turn` if anything of it
@@ -112,7 +124,7 @@ impl<'a> OverNodes<'a> {
     ) -> Result<()> {
         let plan = &self.handle.plan;
         self.launch_pack(op, at)?;
-        self.launch_dispatch(op, (LlPhase::Send, &plan.dispatch), at)?;
+        self.launch_dispatch(op, (LlPhase::Send, &self.dispatch_grid(op)), at)?;
         self.join(at, background)?;
         self.send_rows(label, op, background)?;
         if self.forwards_for_others() {
@@ -133,7 +145,7 @@ impl<'a> OverNodes<'a> {
         self.join(at, background)?;
         self.send_weights(label, background)?;
         self.join(background, at)?;
-        self.launch_combine(op, (LlPhase::Send, &plan.combine), at)?;
+        self.launch_combine(op, (LlPhase::Send, &self.combine_grid(op)), at)?;
         self.join(at, background)?;
         if self.forwards_for_others() {
             self.launch_combine(op, (LlPhase::Relay, &plan.relay_combine), background)?;
@@ -148,10 +160,10 @@ impl<'a> OverNodes<'a> {
 
     /// Enqueues the receive phase of a staged operation, which has nothing on the network.
     pub fn receive(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
-        let plan = &self.handle.plan;
+        let phase = LlPhase::Receive;
         match op {
-            LlOp::Dispatch(op) => self.launch_dispatch(op, (LlPhase::Receive, &plan.dispatch), at),
-            LlOp::Combine(op) => self.launch_combine(op, (LlPhase::Receive, &plan.combine), at),
+            LlOp::Dispatch(op) => self.launch_dispatch(op, (phase, &self.dispatch_grid(op)), at),
+            LlOp::Combine(op) => self.launch_combine(op, (phase, &self.combine_grid(op)), at),
         }
     }
 

@@ -1,62 +1,41 @@
-//! The plan of LL kernels, made before they start: regions of the window, chunks of rows, grids.
+//! The plan of LL kernels, made before they start: regions of the window, chunks of rows, and grids by `plan/grids.rs`.
 //!
 //! Pure functions of the group's facts and of an operation's shape.
 
-use crate::backend::cuda::ll::fingerprint;
+mod grids;
+
 use crate::backend::cuda::ll::launch::{
-    CombineKernel, DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
+    DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
 };
+use crate::backend::cuda::ll::limits::{SHARED_BYTES_PER_EXPERT, check_limits};
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
 use crate::backend::cuda::params::ll::{
-    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COMBINE_THREADS, LL_COUNTS_BESIDE_EXPERTS,
-    LL_DISPATCH_THREADS, LL_INDEX_BITS, LL_MAX_RANKS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS,
-    LL_STATIC_SHARED_BYTES, LL_VIEW_BANKS, LlLayout, LlShape, LlViewState, reciprocal,
+    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
+    LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS, LlLayout, LlShape, reciprocal,
 };
+use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LlViewState};
 use crate::backend::cuda::regions::{Regions, to_u32};
-use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::handle_state::{LlSections, StateShape};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing};
-use crate::tuning::{Choice, Operation, Tuning};
+use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
 const REGION_ALIGN: usize = 256;
 
-/// Lower bound of the grid, as a share of the full one: an idle rank still serves the tokens of others.
-/// The full grid would make small even batches slower. Half of it makes uneven ones slower, but they
-/// still take less time than even batches with the most tokens (docs/performance.md).
-const SERVING_SHARE: u32 = 2;
-/// Blocks that a caller's channel stands for, as in HT.
-const BLOCKS_PER_CHANNEL: usize = 2;
 /// Most blocks of what staged operations run in the background.
 const RELAY_BLOCKS: usize = 32;
-/// Fewest blocks of a combine.
-const LEAST_COMBINE_BLOCKS: usize = 8;
-/// Fewest threads of a dispatch block: fewer would count entries for long.
-const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
 /// One in this many multiprocessors sends the rows of a dispatch; more would not fill NVLink
 /// better.
 const MULTIPROCESSORS_PER_SENDER: u32 = 4;
 /// With two ranks the wire leaves room for more that cast.
 const MULTIPROCESSORS_PER_CASTING_SENDER: u32 = 3;
-/// Up to this many tokens more threads find nothing to do.
-const FEW_TOKENS: usize = 8;
-/// From this many tokens on, a combine needs more on its way at a time than its small kernel has
-/// (docs/development/README.md).
-const MANY_TOKENS_OF_COMBINE: usize = 64;
-/// From this many tokens on, combine is faster with blocks that only receive.
-const MANY_TOKENS: usize = 256;
 
 /// The channel of whole operations has two banks, each other one has one.
 const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
-
-/// Dynamic shared memory that a block may have without opt-in: 48 KiB less its static variables.
-const MAX_SHARED_BYTES: usize = (48 << 10) - LL_STATIC_SHARED_BYTES as usize;
-/// Shared memory of a dispatch block per expert of the group.
-const SHARED_BYTES_PER_EXPERT: usize = 8;
 
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
@@ -235,13 +214,11 @@ impl LlPlan {
             1 => LL_PLAIN_DISPATCH_THREADS,
             _ => LL_DISPATCH_THREADS,
         };
-        let combine = self.combine_grid(routing.tokens, multiprocessors);
         Ok(HandlePlan {
             dispatch: senders(MULTIPROCESSORS_PER_SENDER, plain_threads),
             scaled_dispatch: senders(MULTIPROCESSORS_PER_SENDER, LL_DISPATCH_THREADS),
             cast_dispatch: senders(per_casting_sender, LL_DISPATCH_THREADS),
-            combine,
-            combine_launch: combine.launch_shape(0),
+            combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
             view: ViewGrid {
@@ -266,154 +243,12 @@ impl LlPlan {
             },
         })
     }
-
-    /// The most blocks of a kernel where `multiprocessors` could run it.
-    fn most_blocks(&self, multiprocessors: u32) -> u32 {
-        let channels = self.facts.channels.unwrap_or(usize::MAX);
-        at_most(channels.saturating_mul(BLOCKS_PER_CHANNEL), multiprocessors)
-    }
-
-    /// The most tokens of a rank's sources. How many there are is not known when a handle is made.
-    fn served_tokens(&self) -> usize {
-        self.max_tokens * self.forwarders.sources
-    }
-
-    /// The grid of a dispatch of `tokens` on a device with `multiprocessors`, of which one in `per_sender` sends,
-    /// and how many of its receiving blocks notify.
-    ///
-    /// A rank sends its own tokens and receives those of all ranks. The number of the others'
-    /// tokens is unknown here, and in a graph it may change from launch to launch.
-    fn dispatch_grid(
-        &self,
-        tokens: usize,
-        multiprocessors: u32,
-        per_sender: u32,
-        most_threads: u32,
-    ) -> (Grid, u32) {
-        let even =
-            |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender, most_threads);
-        if self.forwarders.nodes > 1 {
-            let grid = even(self.served_tokens());
-            return (grid, grid.receive_blocks);
-        }
-        let (own, most) = (even(tokens), even(self.max_tokens));
-        let grid = own.with_receivers(most.blocks / SERVING_SHARE);
-        (grid.with_threads(most.threads), own.receive_blocks)
-    }
-
-    /// The grid of a dispatch where all ranks have `tokens`.
-    ///
-    /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink
-    /// with rows; the others copy the arriving rows out.
-    fn even_dispatch_grid(
-        &self,
-        tokens: usize,
-        multiprocessors: u32,
-        per_sender: u32,
-        most_threads: u32,
-    ) -> Grid {
-        if let Some(choice) = self.measured(Operation::LlDispatch, tokens, multiprocessors) {
-            return Grid::chosen(choice, DISPATCH_LEAST_THREADS..=most_threads);
-        }
-        let senders = at_most(8 + tokens, multiprocessors / per_sender);
-        let receivers = at_most(8 + 4 * tokens, multiprocessors - senders);
-        let threads = match tokens {
-            ..=FEW_TOKENS => LL_DISPATCH_THREADS,
-            _ => most_threads,
-        };
-        Grid::split(senders, receivers, threads)
-    }
-
-    /// What was measured for an operation of `tokens`. Measurements are made with the tokens of one rank, also where
-    /// it serves those of several sources, and a group over several nodes may have fewer blocks than they.
-    fn measured(
-        &self,
-        operation: Operation,
-        tokens: usize,
-        multiprocessors: u32,
-    ) -> Option<Choice> {
-        let choice = self.tuning.choice(operation, tokens.min(self.max_tokens))?;
-        Some(choice.at_most(multiprocessors))
-    }
-
-    /// The kernel of a combine of `tokens`. Ranks need not have the same.
-    fn combine_kernel(&self, tokens: usize) -> CombineKernel {
-        if self.forwarders.nodes > 1 {
-            CombineKernel::OverNodes
-        } else if self.facts.ll_combine == LlCombineMode::Exact {
-            CombineKernel::Exact
-        } else if tokens >= MANY_TOKENS_OF_COMBINE {
-            CombineKernel::ManyTokens
-        } else {
-            CombineKernel::FewTokens
-        }
-    }
-
-    /// The grid of a combine of `tokens` on a device with `multiprocessors`: a rank receives its
-    /// own tokens and sends rows for the tokens of all ranks.
-    fn combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        if self.forwarders.nodes > 1 {
-            return self.even_combine_grid(self.served_tokens(), multiprocessors);
-        }
-        let own = self.even_combine_grid(tokens, multiprocessors);
-        let most = self.even_combine_grid(self.max_tokens, multiprocessors);
-        let grid = own.with_senders(most.blocks / SERVING_SHARE);
-        grid.with_threads(most.threads)
-    }
-
-    /// The grid of a combine where all ranks have `tokens`.
-    fn even_combine_grid(&self, tokens: usize, multiprocessors: u32) -> Grid {
-        let most_threads = match self.combine_kernel(tokens) {
-            CombineKernel::FewTokens => LL_COMBINE_THREADS,
-            _ => LL_COMBINE_MANY_THREADS,
-        };
-        if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {
-            return Grid::chosen(choice, 1..=most_threads);
-        }
-        if self.forwarders.nodes > 1 {
-            let blocks = at_most(4 * tokens, multiprocessors);
-            return Grid::shared(blocks.max(1), most_threads);
-        }
-        if tokens >= MANY_TOKENS {
-            let senders = multiprocessors * 3 / 4;
-            return Grid::split(senders, multiprocessors - senders, most_threads);
-        }
-        let blocks = at_most((4 * tokens).max(LEAST_COMBINE_BLOCKS), multiprocessors);
-        Grid::shared(blocks, most_threads)
-    }
 }
 
 /// Bytes of a view with the longest rows.
 fn view_bytes(facts: &GroupFacts, max_tokens: usize) -> usize {
     let bytes = facts.ranks * max_tokens * facts.row_bytes;
     bytes.next_multiple_of(REGION_ALIGN)
-}
-
-/// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
-fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<()> {
-    let local = (1 << (32 - LL_INDEX_BITS)) - 1;
-    if nodes > 1 && facts.ranks > LL_MAX_RANKS {
-        return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
-            .got(facts.ranks, format_args!("at most {LL_MAX_RANKS}")));
-    }
-    let of_ranks = match nodes {
-        1 => 0,
-        _ => LL_MAX_RANKS * size_of::<u32>(),
-    };
-    let experts =
-        ((MAX_SHARED_BYTES - of_ranks) / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
-    let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
-    let row_bytes = fingerprint::MOST_ROW_BYTES;
-    let limits = [
-        (Setting::Experts, facts.experts, experts),
-        (Setting::RowBytes, facts.row_bytes, row_bytes),
-        (Setting::MaxTokens, max_tokens, rows / facts.ranks),
-    ];
-    let Some((setting, got, most)) = limits.into_iter().find(|(_, got, most)| got > most) else {
-        return Ok(());
-    };
-    let rule = OfSettings::LlKernelsCount;
-    Err(Error::usage(Subject::Setting(setting), rule).got(got, format_args!("at most {most}")))
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
+use super::grids::SERVING_SHARE;
 use super::*;
 use crate::backend::cuda::ll::launch;
+use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
+use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
 use crate::model::group::Algorithm;
 use crate::model::ids::GroupRank;
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth, ViewBank};
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
+use crate::tuning::Choice;
 
 fn one_node(ranks: usize) -> NodeView {
     view(&"a".repeat(ranks), 0)
@@ -28,6 +32,7 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
         ll_combine,
         ht_chunk_bytes: None,
         channels: None,
+        zones: false,
     }
 }
 
@@ -185,7 +190,7 @@ fn a_measured_grid_goes_first() {
     let split = Grid::split(5, 61, LL_DISPATCH_THREADS);
     assert_eq!(dispatch_grid(&plan, 9, 132), (split, 15));
     assert_eq!(plan.even_combine_grid(16, 132), Grid::shared(7, 64));
-    let serving = Grid::shared(66, LL_COMBINE_MANY_THREADS);
+    let serving = Grid::shared(66, LL_COMBINE_QUEUE_THREADS);
     assert_eq!(plan.combine_grid(16, 132), serving);
     assert_eq!(dispatch_grid(&plan, 17, 132), dispatch_grid(&own, 17, 132));
 }

@@ -33,7 +33,7 @@ impl Objects {
     }
 
     /// Device memory that the table takes.
-    pub const fn table_bytes(ranks: usize) -> usize {
+    const fn table_bytes(ranks: usize) -> usize {
         MAX_OBJECTS * ranks * ADDRESS_BYTES
     }
 

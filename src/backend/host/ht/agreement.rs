@@ -16,7 +16,7 @@ use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
-use crate::model::ops::{IntWidth, Numbers, Routing, Stream};
+use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -169,13 +169,27 @@ fn agree(
             copy_row(out, index, &count.to_ne_bytes())?;
         }
     }
-    let counts = map.counts.iter().map(|count| *count as u64);
-    write_numbers(counters.experts, counts)?;
-    write_numbers(counters.total, [map.received() as u64])?;
+    tell(&map, routing.form, counters)?;
     if let Some(block) = home.given() {
         map.store(facts, routing, block)?;
     }
     Ok(map)
+}
+
+/// Writes what a handle with this map tells its caller.
+pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
+    let Some(zones) = form.zones else {
+        let counts = map.counts.iter().map(|count| *count as u64);
+        write_numbers(counters.experts, counts)?;
+        return write_numbers(counters.total, [map.received() as u64]);
+    };
+    let zones: Vec<_> = map
+        .zones
+        .zones(zones.most_slots.unwrap_or(usize::MAX))
+        .collect();
+    write_numbers(counters.experts, zones.iter().map(|zone| zone.len() as u64))?;
+    write_numbers(counters.offsets, zones.iter().map(|zone| zone.start as u64))?;
+    write_numbers(counters.total, [map.zones.total() as u64])
 }
 
 fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Result<()> {
@@ -212,6 +226,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         }
     }
 

@@ -6,6 +6,7 @@ use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ht::route::{Destination, ID_BYTES};
 use crate::backend::host::ht::{Routed, source};
+use crate::backend::host::message::Message;
 use crate::backend::host::node_sums::NodeSums;
 use crate::backend::host::numeric;
 use crate::backend::host::rows::{copy_row, row};
@@ -25,6 +26,10 @@ impl Routed {
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         let begins = self.map.begins.iter().flat_map(|row| row.to_ne_bytes());
         message.owned_bytes(begins.collect());
+        if self.routing.form.zones.is_some() {
+            self.append_sums(op, &mut message)?;
+            return self.shared.mailboxes.post(epoch, &message);
+        }
         // SAFETY: `rule` has checked the tensor, and it has at least `rows` rows; the caller keeps it
         // until the operation has run.
         message.bytes(unsafe { bytes(op.expert_rows.data, rows * op.row.bytes()) });
@@ -33,6 +38,42 @@ impl Routed {
             message.bytes(unsafe { bytes(input, rows * top_k * 4) });
         }
         self.shared.mailboxes.post(epoch, &message)
+    }
+
+    /// Appends what this rank returns for each row that it received: the sum of its slots by ascending expert, rounded;
+    /// and the gradients of these.
+    fn append_sums(&self, op: &HtCombine, message: &mut Message<'_>) -> Result<()> {
+        let (slots, row_bytes) = (op.expert_rows.rows, op.row.bytes());
+        // SAFETY: `rule` has checked the tensor `[n, H]`; the caller keeps it until the operation has run.
+        let input = unsafe { bytes(op.expert_rows.data, slots * row_bytes) };
+        let mut sums = Vec::with_capacity(self.map.received() * row_bytes);
+        let mut sum = vec![0.0; op.row.hidden];
+        let mut rounded = vec![0; row_bytes];
+        for index in 0..self.map.received() {
+            sum.fill(0.0);
+            for slot in self.map.zones.of_row(index).flatten() {
+                numeric::add(&mut sum, row(input, slot, row_bytes)?, op.row.dtype)?;
+            }
+            numeric::store(&mut rounded, &sum, op.row.dtype)?;
+            sums.extend_from_slice(&rounded);
+        }
+        message.owned_bytes(sums);
+        let Some(gradients) = op.gradients else {
+            return Ok(());
+        };
+        // SAFETY: as above, `[n]` of f32.
+        let input = unsafe { bytes(gradients.input, slots * 4) };
+        let mut all = Vec::new();
+        for index in 0..self.map.received() {
+            let first = all.len();
+            for slot in self.map.zones.of_row(index) {
+                let none = [0; 4];
+                all.extend_from_slice(slot.map_or(Ok(&none[..]), |slot| row(input, slot, 4))?);
+            }
+            all.resize(first + gradients.top_k * 4, 0);
+        }
+        message.owned_bytes(all);
+        Ok(())
     }
 
     pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {

@@ -4,6 +4,7 @@
 
 use crate::backend::host::device::{bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
+use crate::backend::host::ht::agreement::tell;
 use crate::backend::host::ht::route::{self, ENTRY_BYTES};
 use crate::backend::host::ht::{Routed, source};
 use crate::backend::host::numeric;
@@ -65,16 +66,27 @@ impl Routed {
         let arrivals = self.arrivals(&sent)?;
         if let Some(out) = op.out {
             self.check_capacity(Role::TokensOut, out.rows)?;
-            write_rows(&out, op.row.bytes(), &arrivals, &sent)?;
+            let places = self.places(out.rows, arrivals.len());
+            write_rows(&out, op.row.bytes(), (&arrivals, &places), &sent)?;
         }
         if let Some(scaled) = &op.scaled {
             self.check_capacity(Role::ScalesOut, scaled.out.rows)?;
-            write_scales(scaled, &arrivals, &sent)?;
+            let places = self.places(scaled.out.rows, arrivals.len());
+            write_scales(scaled, (&arrivals, &places), &sent)?;
         }
         if let Some(out) = op.routing_out {
-            self.check_capacity(Role::IdsOut, out.rows)?;
-            self.write_routing((&out, op.first_id), &arrivals, &sent)?;
+            match self.routing.form.zones {
+                None => {
+                    self.check_capacity(Role::IdsOut, out.rows)?;
+                    self.write_routing((&out, op.first_id), &arrivals, &sent)?;
+                }
+                Some(_) => {
+                    self.check_capacity(Role::WeightsOut, out.rows)?;
+                    self.write_weights(&out, &arrivals, &sent)?;
+                }
+            }
         }
+        tell(&self.map, self.routing.form, &op.counters)?;
         match op.counter {
             Some(counter) => self.write_counter(counter),
             None => Ok(()),
@@ -135,6 +147,54 @@ impl Routed {
         Ok(())
     }
 
+    /// Writes the weight of each slot, and zeros to the others.
+    fn write_weights(
+        &self,
+        out: &IdsAndWeights,
+        arrivals: &[Arrival],
+        sent: &[SentTokens<'_>],
+    ) -> Result<()> {
+        // SAFETY: `rule` has checked the tensor `[n]`; the caller leaves it to the operation.
+        let weights = unsafe { bytes_mut(out.weights, out.rows * 4) };
+        weights.fill(0);
+        let first = self.shared.facts.experts_of(self.shared.facts.rank).start;
+        for (index, arrival) in arrivals.iter().enumerate() {
+            let from = source(sent, arrival.source)?;
+            for (expert, slot) in arrival.experts.iter().zip(self.map.zones.of_row(index)) {
+                let Some(slot) = slot else { continue };
+                let weight = from.weight(arrival.token, first + expert, self.routing.top_k);
+                copy_row(weights, slot, &weight.to_ne_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the rows that come go in a tensor of so many rows.
+    fn places(&self, rows: usize, arrivals: usize) -> Places {
+        if self.routing.form.zones.is_none() {
+            return Places {
+                filled: (0..arrivals).map(|row| (row, row)).collect(),
+                empty: (arrivals..rows).collect(),
+            };
+        }
+        let zones = &self.map.zones;
+        let filled: Vec<_> = (0..arrivals)
+            .flat_map(|row| zones.of_row(row).flatten().map(move |slot| (slot, row)))
+            .collect();
+        let mut is_empty = vec![true; rows];
+        for (slot, _) in &filled {
+            if let Some(is_empty) = is_empty.get_mut(*slot) {
+                *is_empty = false;
+            }
+        }
+        let of_zones = zones.zones(rows).flatten();
+        let empty = of_zones.filter(|slot| is_empty.get(*slot) == Some(&true));
+        Places {
+            empty: empty.collect(),
+            filled,
+        }
+    }
+
     fn write_counter(&self, counter: DevPtr) -> Result<()> {
         let counts = &self.map.counts;
         // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
@@ -147,44 +207,57 @@ impl Routed {
     }
 }
 
-/// Writes the received rows, then zeros.
+/// Rows of a tensor, and which of those that come each gets; those that get zeros.
+struct Places {
+    filled: Vec<(usize, usize)>,
+    empty: Vec<usize>,
+}
+
+/// Writes the received rows, and zeros.
 fn write_rows(
     out: &Rows,
     row_bytes: usize,
-    arrivals: &[Arrival],
+    (arrivals, places): (&[Arrival], &Places),
     sent: &[SentTokens<'_>],
 ) -> Result<()> {
     // SAFETY: `rule` has checked the tensor `[n, H]`; the caller leaves it to the operation.
     let rows = unsafe { bytes_mut(out.data, out.rows * row_bytes) };
-    for (index, arrival) in arrivals.iter().enumerate() {
+    for (place, index) in &places.filled {
+        let arrival = source(arrivals, *index)?;
         let from = source(sent, arrival.source)?;
-        copy_row(rows, index, from.rows.payload(arrival.token)?)?;
+        copy_row(rows, *place, from.rows.payload(arrival.token)?)?;
     }
-    if let Some(unused) = rows.get_mut(arrivals.len() * row_bytes..) {
-        unused.fill(0);
-    }
-    Ok(())
+    let none = vec![0; row_bytes];
+    places
+        .empty
+        .iter()
+        .try_for_each(|place| copy_row(rows, *place, &none))
 }
 
-/// Writes the scales of the received rows, then zeros.
-fn write_scales(scaled: &Scaled, arrivals: &[Arrival], sent: &[SentTokens<'_>]) -> Result<()> {
+/// Writes the scales of the received rows, and zeros.
+fn write_scales(
+    scaled: &Scaled,
+    (arrivals, places): (&[Arrival], &Places),
+    sent: &[SentTokens<'_>],
+) -> Result<()> {
     let none = vec![0; scaled.scales.bytes()];
-    for index in 0..scaled.out.rows {
+    let store = |place: usize, scales| {
         let row = RowOf {
             zone: 0,
-            ordinal: index,
-        };
-        let scales = match arrivals.get(index) {
-            Some(arrival) => {
-                let from = source(sent, arrival.source)?;
-                from.rows.scales(arrival.token)?
-            }
-            None => &none,
+            ordinal: place,
         };
         // SAFETY: `rule` has checked the tensor `[n, S]`; the caller leaves it to the operation.
-        unsafe { scaled::store(scaled, row, scales) }?;
+        unsafe { scaled::store(scaled, row, scales) }
+    };
+    for (place, index) in &places.filled {
+        let arrival = source(arrivals, *index)?;
+        let from = source(sent, arrival.source)?;
+        store(*place, from.rows.scales(arrival.token)?)?;
     }
-    Ok(())
+    places
+        .empty
+        .iter()
+        .try_for_each(|place| store(*place, &none))
 }
 
 /// The message of a source rank.

@@ -4,7 +4,9 @@ mod agreement;
 mod combine;
 mod dispatch;
 mod route;
+mod zones;
 
+use crate::backend::host::device::add_rows;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
@@ -12,8 +14,9 @@ use crate::backend::{HtBackend, HtRouting, opened_again};
 use crate::error::refusal::{OfTensor, Operation, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
-use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream, Zones};
 use crate::model::scales::WireRow;
+use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,14 +104,26 @@ impl Routed {
             handle: Some(self.map.number),
             top_k: self.routing.top_k,
             by_rank: false,
+            exact: false,
             in_view: false,
             row,
         }
     }
 
+    /// Rows that the caller's tensors must have; with zones slots, unless others are dropped.
+    fn rows_needed(&self) -> usize {
+        match self.routing.form.zones {
+            None => self.map.received(),
+            Some(Zones {
+                most_slots: None, ..
+            }) => self.map.zones.total(),
+            Some(_) => 0,
+        }
+    }
+
     /// Refuses a tensor that cannot hold all received rows: silently losing tokens would be worse.
     fn check_capacity(&self, role: Role, rows: usize) -> Result<()> {
-        let received = self.map.received();
+        let received = self.rows_needed();
         if rows >= received {
             return Ok(());
         }
@@ -140,9 +155,22 @@ impl HtBackend for HostHt {
         })
     }
 
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let handle = self.clone();
+        let add = move || {
+            add_rows(handle.routed()?.map.counts.iter().copied(), totals);
+            Ok(())
+        };
+        self.shared
+            .enqueue(Operation::HtDispatch, stream, add, || ())
+    }
+
     fn num_recv_tokens(&self) -> Result<usize> {
         let map = self.map.as_ref().ok_or_else(opened_again)?;
-        Ok(map.received())
+        Ok(match self.routing.form.zones {
+            None => map.received(),
+            Some(_) => map.zones.total(),
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::host::block::Block;
+use crate::backend::host::ht::zones::ZoneMap;
 use crate::backend::host::numeric;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
@@ -37,6 +38,8 @@ pub struct HtMap {
     pub entries: Vec<u8>,
     /// i64 `[tokens][top_k]`: this rank's ids, if the handle keeps them.
     pub ids: Vec<u8>,
+    /// Where rows lie by expert, if they do.
+    pub zones: ZoneMap,
 }
 
 /// Bytes of an expert and an index.
@@ -85,7 +88,9 @@ impl HtMap {
                 Some(own) if form.keeps_ids => own.ids.clone(),
                 _ => Vec::new(),
             },
+            zones: ZoneMap::default(),
         };
+        let mut received = Vec::new();
         let mut rows = 0;
         for (source, of_source) in all.iter().enumerate() {
             for ids in of_source.by_token() {
@@ -97,12 +102,18 @@ impl HtMap {
                             *count += 1;
                         }
                     }
+                    received.push(experts.clone());
                 }
                 if source == me {
                     map.push(facts, &ranks, of_source.top_k);
                 }
             }
             map.begins.push(rows);
+        }
+        if let Some(zones) = form.zones {
+            let top_k = all.first().map_or(0, |ids| ids.top_k);
+            let most = top_k.min(facts.local_experts());
+            map.zones = ZoneMap::new(zones, &map.counts, &received, most);
         }
         map
     }
@@ -150,6 +161,8 @@ impl HtMap {
         set(sections.begins, &self.begins)?;
         set(sections.departures, &self.departures)?;
         set(sections.counts, &self.counts)?;
+        set(sections.slots, &self.zones.slots)?;
+        set(sections.zones, &self.zones.begins)?;
         block.set(sections.entries, self.entries.iter().copied())?;
         block.set(sections.ids, self.ids.iter().copied())?;
         let mut header = header(facts, routing, self.number);
@@ -172,15 +185,29 @@ impl HtMap {
         let number = header.iter().skip(NUMBER_WORD).take(2).rev();
         let entries = routing.tokens * routing.top_k;
         let ids = if routing.form.keeps_ids { entries } else { 0 };
+        let begins: Vec<u32> = words(sections.begins, facts.ranks + 1)?;
+        let rows = begins.last().map_or(0, |rows| *rows as usize);
+        let zones = match routing.form.zones {
+            None => ZoneMap::default(),
+            Some(_) => {
+                let most = routing.top_k.min(facts.local_experts());
+                ZoneMap {
+                    most,
+                    slots: words(sections.slots, rows * most)?,
+                    begins: words(sections.zones, facts.local_experts() + 1)?,
+                }
+            }
+        };
         Ok(Self {
             number: number.fold(0, |high, word| high << u32::BITS | u64::from(*word)),
-            begins: words(sections.begins, facts.ranks + 1)?,
+            begins,
             departures: words(sections.departures, facts.ranks)?,
             counts: words(sections.counts, facts.local_experts())?,
             entries: block
                 .section(sections.entries, entries * ENTRY_BYTES)?
                 .to_vec(),
             ids: block.section(sections.ids, ids * ID_BYTES)?.to_vec(),
+            zones,
         })
     }
 }
@@ -240,7 +267,7 @@ mod tests {
     use crate::model::group::{Algorithm, LlCombineMode};
     use crate::model::handle_state::block_bytes;
     use crate::model::ids::GroupRank;
-    use crate::model::ops::IntWidth;
+    use crate::model::ops::{IntWidth, Zones};
     use crate::model::tensor::DevPtr;
 
     fn facts(rank: usize) -> GroupFacts {
@@ -255,10 +282,18 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         }
     }
 
-    const NO_FORM: HandleForm = HandleForm { keeps_ids: false };
+    const ZONES: Zones = Zones {
+        alignment: 2,
+        most_slots: None,
+    };
+    const NO_FORM: HandleForm = HandleForm {
+        keeps_ids: false,
+        zones: None,
+    };
 
     fn ids(ids: &[i64]) -> RankIds {
         RankIds {
@@ -310,7 +345,10 @@ mod tests {
             width: IntWidth::Bits64,
             tokens,
             top_k: 2,
-            form: HandleForm { keeps_ids: true },
+            form: HandleForm {
+                keeps_ids: true,
+                zones: Some(ZONES),
+            },
         };
         let form = routing(1).form;
         let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];

@@ -53,8 +53,7 @@ impl HostLl {
         fingerprint: &Fingerprint,
         epoch: u64,
     ) -> Result<()> {
-        let facts = self.facts();
-        let sums = facts.ll_combine == LlCombineMode::Reduce && op.weights.is_some();
+        let sums = op.sums == LlCombineMode::Reduce && op.weights.is_some();
         let topk_weights = match sums {
             false => Vec::new(),
             true => self.exchange_weights(op, fingerprint, epoch)?,
@@ -153,7 +152,7 @@ impl HostLl {
         for (source, message) in messages.iter().enumerate() {
             let reader = fingerprint.read(message, source)?;
             let weigh = |token, covers| match &topk_weights {
-                Some(topk_weights) => self.weigh(topk_weights, (token, covers), source),
+                Some(topk_weights) => weigh(op, topk_weights, (token, covers), source),
                 None => Ok(self.first_of(&last, token, source).map(|k| (k, None))),
             };
             self.collect(reader, op.row.bytes(), weigh, (source, &mut by_token))?;
@@ -207,21 +206,6 @@ impl HostLl {
         Ok(())
     }
 
-    /// Where a contribution of `source` that covers these k of a token comes in its sum, and the factor of its row;
-    /// none if it takes no part.
-    fn weigh(
-        &self,
-        topk_weights: &TopkWeights,
-        (token, covers): (usize, usize),
-        source: usize,
-    ) -> Result<Option<(usize, Option<f32>)>> {
-        if !covers.is_power_of_two() {
-            return Ok(Some((source, None)));
-        }
-        let matched = topk_weights.get(token, covers.trailing_zeros() as usize)?;
-        Ok(matched.map(|matched| (self.order(matched.k, source), Some(matched.weight))))
-    }
-
     /// The first k of a token that the dispatch found to name an expert of `rank`.
     fn first_of(&self, last: &LastDispatch, token: usize, rank: usize) -> Option<usize> {
         let top_k = self.routing.top_k;
@@ -233,14 +217,27 @@ impl HostLl {
         };
         ids.iter().position(|id| owner(id) == Some(rank))
     }
+}
 
-    /// Position in the sum of the row from `source` that matches the `k`-th id of the combine.
-    fn order(&self, k: usize, source: usize) -> usize {
-        match self.facts().ll_combine {
-            LlCombineMode::Exact => k,
-            LlCombineMode::Reduce => source,
-        }
+/// Where a contribution of `source` that covers these k of a token comes in its sum, and the factor of its row;
+/// none if it takes no part.
+fn weigh(
+    op: &LlCombine,
+    topk_weights: &TopkWeights,
+    (token, covers): (usize, usize),
+    source: usize,
+) -> Result<Option<(usize, Option<f32>)>> {
+    if !covers.is_power_of_two() {
+        return Ok(Some((source, None)));
     }
+    let matched = topk_weights.get(token, covers.trailing_zeros() as usize)?;
+    Ok(matched.map(|matched| {
+        let order = match op.sums {
+            LlCombineMode::Exact => matched.k,
+            LlCombineMode::Reduce => source,
+        };
+        (order, Some(matched.weight))
+    }))
 }
 
 /// Checks that a contribution covers at least one entry, and only entries of its token.

@@ -237,6 +237,7 @@ mod tests {
             handle: None,
             top_k: 8,
             by_rank: false,
+            exact: false,
             in_view: false,
             row: WireRow::from(RowType {
                 dtype: DType::Bfloat16,

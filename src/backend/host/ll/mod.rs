@@ -8,6 +8,7 @@ mod topk_weights;
 pub mod views;
 
 use crate::backend::LlBackend;
+use crate::backend::host::device::add_counts;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ll::last::LastDispatch;
@@ -110,6 +111,7 @@ impl HostLl {
             handle: None,
             top_k: self.routing.top_k,
             by_rank: op.layout().is_rank_major(),
+            exact: op.is_exact(),
             in_view: matches!(op, LlOp::Dispatch(op) if op.view.is_some()),
             row,
         }
@@ -165,5 +167,15 @@ impl LlBackend for HostLl {
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
         let epoch = self.staged(slot).load(Ordering::Relaxed);
         self.shared.mailboxes.abandon(epoch);
+    }
+
+    fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
+        let experts = self.facts().local_experts();
+        let add = move || {
+            add_counts(counts, totals, experts);
+            Ok(())
+        };
+        self.shared
+            .enqueue(Operation::LlDispatch, stream, add, || ())
     }
 }

@@ -134,6 +134,7 @@ mod tests {
             ll_combine: LlCombineMode::Exact,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         }
     }
 

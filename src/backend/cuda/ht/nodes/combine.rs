@@ -54,7 +54,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
         op,
         launch: group
             .plan
-            .launch(op.into(), &op.row.into(), &handle.grids)?,
+            .launch(op.into(), &op.row.into(), &handle.grids, op.launch)?,
         kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };

@@ -47,10 +47,12 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let group = &handle.group;
     let kind = HtKind::from(op);
     let row = MovedRow::from(op);
-    let launch = group.plan.launch(kind, &row, &handle.grids)?;
+    let launch = group.plan.launch(kind, &row, &handle.grids, op.launch)?;
     let remote_launch = match row.cast {
         None => launch,
-        Some(_) => group.plan.launch(kind, &row.wire.into(), &handle.grids)?,
+        Some(_) => group
+            .plan
+            .launch(kind, &row.wire.into(), &handle.grids, op.launch)?,
     };
     let dispatch = Dispatch {
         handle: Handle::new(handle)?,

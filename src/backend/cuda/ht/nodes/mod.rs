@@ -22,6 +22,7 @@ use crate::backend::HtBackend;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::error::Result;
 use crate::model::ops::{HtCombine, HtDispatch, Stream};
+use crate::model::tensor::DevPtr;
 
 impl HtBackend for NodesHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
@@ -30,6 +31,11 @@ impl HtBackend for NodesHt {
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
         combine::run(self, op, stream)
+    }
+
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let counts = self.device()?.counts;
+        (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
     }
 
     fn num_recv_tokens(&self) -> Result<usize> {

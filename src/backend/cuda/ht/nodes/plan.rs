@@ -250,6 +250,7 @@ mod tests {
             ll_combine: LlCombineMode::Reduce,
             ht_chunk_bytes: None,
             channels: None,
+            zones: false,
         }
     }
 

@@ -1,0 +1,146 @@
+//! How operations are run, where a caller chooses.
+#![allow(unsafe_code)]
+
+use crate::guard::{GUARD, Subject};
+use crate::objects::Group;
+use crate::types::{ncclEpChoice_t, ncclEpGroup_t, ncclEpQuery_t, ncclEpSelect_t, ncclResult_t};
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::Result;
+use nccl_ep_core::model::ops::Launch;
+use nccl_ep_core::session::choices::{Asked, Query, Selector};
+use nccl_ep_core::tuning::Operation;
+use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
+
+const CHOICE_BYTES: usize = size_of::<ncclEpChoice_t>();
+
+/// Chooses how this rank runs each `operation` of a group that is called from now on: a variant, a
+/// launch shape, or both. A choice that is set comes before the selector, that before the file
+/// NCCL_EP_TUNING_FILE, and that before the library's own rule. A choice that is impossible in a call
+/// counts as none there; with NCCL_DEBUG=WARN one line of each kind says why. The choice is made in
+/// the call, so replays of a graph keep it. It is copied.
+///
+/// Variants of LL change the last bits of results and must be the same on every rank: else the
+/// operation fails on all, with a text. Whether one is possible depends on what all ranks have alike.
+/// All else is a matter of each rank, and changes no bit.
+///
+/// @param ep_group   the group
+/// @param operation  an `ncclEpOperation_t`; one of the other algorithm has no effect
+/// @param choice     NULL: chosen no longer
+///
+/// Returns `ncclInvalidArgument` for a dead group, an unknown operation, or a `choice->size` that is
+/// not the size of the structure.
+///
+/// # Safety
+/// `choice` is NULL or points to a structure whose first field is its size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpSetChoice(
+    ep_group: ncclEpGroup_t,
+    operation: c_uint,
+    choice: *const ncclEpChoice_t,
+) -> ncclResult_t {
+    let number = ep_group as usize;
+    GUARD.run("ncclEpSetChoice", Subject::Group(number), || {
+        let group = Group::resolve(number)?;
+        let operation = operation_of(operation)?;
+        // SAFETY: this function's contract.
+        let choice = (!choice.is_null()).then(|| unsafe { read(choice) });
+        let choice = choice.transpose()?;
+        group.session.set_choice(operation, choice);
+        Ok(())
+    })
+}
+
+/// Lets `select` choose, in each operation of this rank for which no choice is set. It is called by
+/// the thread that calls the operation, in that call: it should take a fraction of a microsecond, and
+/// must not wait for other ranks, throw, or call the library for this group. Threads that call
+/// operations at the same time call it at the same time. It may be asked for an operation that is
+/// then refused.
+///
+/// What it chooses counts as with `ncclEpSetChoice`. Do not replace it while another thread is in an
+/// operation of the group, which may still call the one before.
+///
+/// @param ep_group  the group
+/// @param select    NULL: nobody is asked
+/// @param user      is passed to `select`
+///
+/// Returns `ncclInvalidArgument` for a dead group.
+///
+/// # Safety
+/// `select` has the documented type, and works with `user` until it is replaced.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpSetSelector(
+    ep_group: ncclEpGroup_t,
+    select: ncclEpSelect_t,
+    user: *mut c_void,
+) -> ncclResult_t {
+    let number = ep_group as usize;
+    GUARD.run("ncclEpSetSelector", Subject::Group(number), || {
+        let group = Group::resolve(number)?;
+        let user = user as usize;
+        let selector = select.map(|select| -> Selector {
+            Arc::new(move |query| {
+                let query = told(query);
+                let mut choice = ncclEpChoice_t {
+                    size: CHOICE_BYTES as c_uint,
+                    ..Default::default()
+                };
+                // SAFETY: the caller's function, which works with `user` (the exported function's contract); both
+                // structures outlive the call.
+                let chosen = unsafe { select(user as *mut c_void, &query, &mut choice) };
+                (chosen != 0).then(|| asked(&choice))
+            })
+        });
+        group.session.set_selector(selector);
+        Ok(())
+    })
+}
+
+fn operation_of(number: c_uint) -> Result<Operation> {
+    let index = (number as usize).checked_sub(1);
+    let operation = index.and_then(|index| Operation::ALL.get(index));
+    operation.copied().ok_or_else(|| {
+        let known = format_args!("1 to {}", Operation::ALL.len());
+        refuse::argument("operation", "must be a known operation").got(number, known)
+    })
+}
+
+/// Copies `*choice`.
+///
+/// # Safety
+/// `choice` points to a structure whose first field is its size.
+unsafe fn read(choice: *const ncclEpChoice_t) -> Result<Asked> {
+    // SAFETY: this function's contract.
+    let size = unsafe { (&raw const (*choice).size).read() };
+    if size as usize != CHOICE_BYTES {
+        let rule = "must be the size of the structure";
+        return Err(refuse::argument("choice.size", rule).got(size, CHOICE_BYTES));
+    }
+    // SAFETY: it has that size.
+    Ok(asked(&unsafe { choice.read() }))
+}
+
+fn asked(choice: &ncclEpChoice_t) -> Asked {
+    Asked {
+        variant: choice.variant,
+        launch: Launch {
+            blocks: choice.blocks,
+            send_blocks: choice.send_blocks,
+            threads: choice.threads,
+        },
+    }
+}
+
+fn told(query: &Query) -> ncclEpQuery_t {
+    let number = |count| c_uint::try_from(count).unwrap_or(c_uint::MAX);
+    ncclEpQuery_t {
+        size: number(size_of::<ncclEpQuery_t>()),
+        operation: 1 + query.operation as c_uint,
+        tokens: number(query.about.tokens),
+        top_k: number(query.about.top_k),
+        row_bytes: number(query.about.row_bytes),
+        ranks: number(query.ranks),
+        sms: query.most_blocks.unwrap_or(0),
+        symmetric: query.about.mapped.into(),
+    }
+}

@@ -1,0 +1,103 @@
+//! The tensors of the rows that a dispatch delivers, and which it must have room for in HT.
+#![allow(unsafe_code)]
+
+use crate::objects::Handle;
+use crate::recipe::Scales;
+use crate::tensor::{self, first, rows};
+use crate::types::ncclEpDispatchOutputs_t;
+use nccl_ep_abi::refuse;
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::ops::Stream;
+use nccl_ep_core::model::tensor::Tensor;
+
+/// The tensors of received rows.
+pub struct Received {
+    /// Rows.
+    pub tokens: Tensor,
+    /// Their weights.
+    pub weights: Tensor,
+    /// Their ids.
+    pub ids: Tensor,
+}
+
+impl Received {
+    /// Those of a dispatch that delivers all.
+    ///
+    /// # Safety
+    /// As of `ncclEpDispatch`.
+    pub unsafe fn read(outputs: &ncclEpDispatchOutputs_t) -> Result<Self> {
+        // SAFETY: this function's contract.
+        unsafe {
+            Ok(Self {
+                tokens: tensor::required("outputs.tokens", outputs.tokens)?,
+                weights: tensor::required("outputs.topk_weights", outputs.topk_weights)?,
+                ids: tensor::required("outputs.topk_idx", outputs.topk_idx)?,
+            })
+        }
+    }
+
+    /// As [`check_rows`], for all of them.
+    pub fn check_rows(&mut self, handle: &Handle, stream: Stream) -> Result<()> {
+        let all = &mut [
+            ("outputs.tokens", &mut self.tokens),
+            ("outputs.topk_weights", &mut self.weights),
+            ("outputs.topk_idx", &mut self.ids),
+        ];
+        check_rows(handle, stream, all)?;
+        check_emptiness(rows(&self.tokens), rows(&self.weights))?;
+        check_emptiness(rows(&self.ids), rows(&self.weights))
+    }
+}
+
+/// Refuses weights without rows, or rows without weights.
+pub fn check_emptiness(rows: usize, weights: usize) -> Result<()> {
+    if (rows == 0) == (weights == 0) {
+        return Ok(());
+    }
+    let rule = "must be 0 with outputs.tokens and outputs.topk_idx, or not with them";
+    Err(refuse::argument("outputs.topk_weights.sizes[0]", rule)
+        .got(weights, "all of them empty, or none"))
+}
+
+/// Refuses HT tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
+/// bound alone.
+pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor)]) -> Result<()> {
+    let group = &handle.group;
+    let (least, what) = match group.kept.recv_rows {
+        Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
+        None => {
+            if group.session.device().is_captured(stream)? {
+                let text =
+                    "stream: must not be captured in a group without max_recv_tokens_per_rank";
+                return Err(Error::new(Code::InvalidUsage, text));
+            }
+            // What only the device knows it checks.
+            let rows = handle.core.rows_if_known()?.unwrap_or(0);
+            (rows, "all rows that this rank receives")
+        }
+    };
+    for (name, tensor) in all {
+        if rows(tensor) < least {
+            let rule = format_args!("must have room for {what}");
+            return Err(refuse::argument(format_args!("{name}.sizes[0]"), rule)
+                .got(rows(tensor), format_args!("{least} or more")));
+        }
+        if group.kept.recv_rows.is_some() {
+            **tensor = first(tensor, least);
+        }
+    }
+    Ok(())
+}
+
+/// The scales of received rows in HT, as [`check_rows`].
+pub fn scales_with_room(
+    handle: &Handle,
+    scales: &Scales,
+    stream: Stream,
+) -> Result<Option<Tensor>> {
+    let mut out = scales.out;
+    if let Some(out) = &mut out {
+        check_rows(handle, stream, &mut [("outputs.scales", out)])?;
+    }
+    Ok(out)
+}

@@ -1,0 +1,165 @@
+// Choices of low-latency operations: who is asked, in which order, and what stays in a graph. That results do not
+// depend on launch shapes is what `test_random --choices` shows.
+#include <string.h>
+
+#include "harness/graphs.h"
+#include "harness/nodes.h"
+#include "reference/ll_run.h"
+
+enum { kTokens = 9, kHidden = 40 };
+
+// What a selector was told last, and what it chooses.
+typedef struct {
+    unsigned asked;  // how often
+    ncclEpQuery_t query;
+    ncclEpChoice_t choice;
+    bool chooses;
+    ncclEpGroup_t group;
+} Selector;
+
+static int select_choice(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* choice) {
+    Selector* selector = user;
+    static const ncclEpChoice_t kEmpty = {sizeof(kEmpty), 0, 0, 0, 0};
+    EP_CHECK_EQ_BYTES(choice, &kEmpty, sizeof(kEmpty));
+    ++selector->asked;
+    selector->query = *query;
+    *choice = selector->choice;
+    return selector->chooses ? 1 : 0;
+}
+
+static void set(ncclEpGroup_t group, unsigned variant, unsigned blocks) {
+    const ncclEpChoice_t choice = {sizeof(choice), variant, blocks, 0, 0};
+    EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &choice));
+}
+
+// A combine that sums in this order, and asks the selector so often.
+static void combine(LlRun* run, RefLlSum sums, Selector* selector, unsigned asked) {
+    const unsigned before = selector->asked;
+    run->sums = sums;
+    ll_combine(run);
+    EP_CHECK_EQ_U64(selector->asked - before, asked);
+}
+
+static void check_query(const Selector* selector, const LlRun* run, unsigned operation) {
+    const ncclEpQuery_t* query = &selector->query;
+    EP_CHECK_EQ_U64(query->size, sizeof(*query));
+    EP_CHECK_EQ_U64(query->operation, operation);
+    EP_CHECK_EQ_U64(query->tokens, run->now->num_tokens[run->env->rank]);
+    EP_CHECK_EQ_U64(query->top_k, run->shape.top_k);
+    EP_CHECK_EQ_U64(query->row_bytes, 4 * kHidden);
+    EP_CHECK_EQ_U64(query->ranks, (unsigned)run->env->size);
+    EP_CHECK_EQ_U64(query->symmetric, 0);
+}
+
+// A handle of few enough ids that exact sums are always possible on one node. Rows of float32, where the order of terms
+// shows.
+static void open_run(LlRun* run, EpEnv* env, ncclEpGroup_t* group) {
+    const unsigned ranks = (unsigned)env->size;
+    const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclFloat32, kHidden};
+    *group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
+    ll_run_open_with(run, env, *group, &shape, kRefDistinct, true, 77);
+    ll_dispatch(run);
+}
+
+EP_TEST(ll_order_of_choices) {
+    LlRun run;
+    ncclEpGroup_t group;
+    open_run(&run, env, &group);
+    const RefLlSum own = ref_ll_sum();
+    const RefLlSum exact = ep_num_nodes() == 1 ? kRefExact : own;
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0}};
+    EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
+    combine(&run, own, &selector, 1);  // it chooses nothing
+    check_query(&selector, &run, NCCL_EP_OPERATION_LL_COMBINE);
+    selector.chooses = true;
+    combine(&run, exact, &selector, 1);
+    set(group, NCCL_EP_VARIANT_LL_REDUCE, 2);
+    combine(&run, kRefReduce, &selector, 0);  // what is set comes first
+    static const unsigned kImpossible[] = {NCCL_EP_VARIANT_HT_RING, 6, ~0u};
+    for (unsigned i = 0; i < 3; ++i) {
+        set(group, kImpossible[i], 0);
+        combine(&run, exact, &selector, 1);
+    }
+    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48};
+    EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &odd_threads));
+    combine(&run, exact, &selector, 1);
+    selector.choice.variant = NCCL_EP_VARIANT_HT_PULL;
+    combine(&run, own, &selector, 1);  // both are impossible
+    selector.choice.variant = NCCL_EP_VARIANT_AUTO;
+    ll_dispatch(&run);
+    check_query(&selector, &run, NCCL_EP_OPERATION_LL_DISPATCH);
+    EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
+    EP_CHECK_NCCL(ncclEpSetSelector(group, NULL, NULL));
+    combine(&run, own, &selector, 0);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// More ids than ranks, whose rows have no room in windows for sums.
+EP_TEST(ll_exact_sums_need_room) {
+    const unsigned ranks = (unsigned)env->size;
+    const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclFloat32, kHidden};
+    ncclEpGroup_t group =
+        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
+    LlRun run;
+    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 78);
+    set(group, NCCL_EP_VARIANT_LL_EXACT, 0);
+    ll_dispatch(&run);
+    ll_combine(&run);  // as the group's own
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+static void launch(void* context) {
+    LlRun* run = context;
+    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
+}
+
+// A graph keeps the choice of its capture, and what is captured later has another.
+EP_TEST(ll_choices_in_graphs) {
+    LlRun run;
+    ncclEpGroup_t group;
+    open_run(&run, env, &group);
+    const bool captures = ep_begin_capture(env->stream);
+    if (captures) EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
+    const RefLlSum own = ref_ll_sum();
+    const unsigned other = own == kRefExact ? NCCL_EP_VARIANT_LL_REDUCE : NCCL_EP_VARIANT_LL_EXACT;
+    const RefLlSum others = own == kRefExact ? kRefReduce : kRefExact;
+    if (captures && ep_num_nodes() == 1) {
+        set(group, other, 2);
+        ll_prepare_combine(&run);
+        const EpCaptured captured = ep_capture(env->stream, launch, &run);
+        EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
+        for (unsigned i = 0; i < 2; ++i) {
+            ll_prepare_combine(&run);
+            run.sums = others;
+            ep_replay(&captured);
+            ep_sync(env);
+            ll_check_combine(&run);
+            run.sums = own;
+            ll_combine(&run);
+        }
+        ep_release_captured(&captured);
+    }
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+}
+
+// A selector may ask for the state of its group: no lock is held.
+static int call_within(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* choice) {
+    Selector* selector = user;
+    ncclResult_t state = ncclSuccess;
+    EP_CHECK_NCCL(ncclEpGetAsyncError(selector->group, &state));
+    return select_choice(user, query, choice);
+}
+
+EP_TEST(ll_selector_without_a_lock) {
+    LlRun run;
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64},
+                         .chooses = true};
+    open_run(&run, env, &selector.group);
+    EP_CHECK_NCCL(ncclEpSetSelector(selector.group, call_within, &selector));
+    combine(&run, ref_ll_sum(), &selector, 1);
+    ll_run_close(&run);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(selector.group, env->stream));
+}

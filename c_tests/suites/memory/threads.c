@@ -1,0 +1,77 @@
+// A thread makes and ends objects while others do so in another group, or run operations. Only the
+// main thread counts checks.
+#include <pthread.h>
+
+#include "reference/ll_run.h"
+#include "suites/memory/memory.h"
+
+enum { kWorkers = 3, kMakers = 2, kRounds = 12, kBytes = 3 << 20 };
+
+// With a communicator, a group and a stream of its own.
+typedef struct {
+    EpEnv env;
+    ncclEpGroup_t group;
+    LlRun run;
+    bool good;
+} Worker;
+
+static void* make_and_end(void* argument) {
+    Worker* worker = argument;
+    worker->good = cudaSetDevice(worker->env.device) == cudaSuccess;
+    for (int i = 0; i < kRounds && worker->good; ++i) {
+        void* memory = NULL;
+        ncclEpMemInfo_t info = {.size = sizeof(info)};
+        worker->good = ncclEpMemAlloc(worker->group, &memory, kBytes) == ncclSuccess &&
+                       ncclEpMemInfo(worker->group, memory, &info) == ncclSuccess &&
+                       info.object == 0 && ncclEpMemFree(worker->group, memory) == ncclSuccess;
+    }
+    return NULL;
+}
+
+static void* operate(void* argument) {
+    Worker* worker = argument;
+    const cudaStream_t stream = worker->env.stream;
+    worker->good = cudaSetDevice(worker->env.device) == cudaSuccess;
+    for (int i = 0; i < kRounds && worker->good; ++i) {
+        worker->good = ll_launch_dispatch(&worker->run, stream, false) == ncclSuccess &&
+                       ll_launch_combine(&worker->run, stream, false) == ncclSuccess &&
+                       cudaStreamSynchronize(stream) == cudaSuccess;
+    }
+    return NULL;
+}
+
+// Neither waits for the other: an exchange of all ranks may be on the device for as long as a rank
+// does not take part, and on another rank the operation may be the one that waits.
+EP_TEST(threads_beside_memory_calls) {
+    if (ep_on_fake_nccl()) {
+        ep_skip("communicators take turns here");
+        return;
+    }
+    const RefShape shape = {.datatype = ncclBfloat16, .hidden = 64, .top_k = 2, .max_tokens = 5,
+                            .num_experts = 2 * (unsigned)env->size};
+    Worker workers[kWorkers];
+    for (int i = 0; i < kWorkers; ++i) {
+        Worker* worker = &workers[i];
+        worker->env = *env;
+        EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &worker->env.comm, NULL));
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&worker->env.stream, cudaStreamNonBlocking));
+        worker->group = ref_group_new(&worker->env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
+        ll_run_open_with(&worker->run, &worker->env, worker->group, &shape, kRefDistinct, true, 5);
+        ll_prepare_dispatch(&worker->run);
+    }
+    pthread_t threads[kWorkers];
+    for (int i = 0; i < kWorkers; ++i) {
+        void* (*work)(void*) = i < kMakers ? make_and_end : operate;
+        EP_REQUIRE(pthread_create(&threads[i], NULL, work, &workers[i]) == 0);
+    }
+    for (int i = 0; i < kWorkers; ++i) {
+        EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
+        EP_CHECK(workers[i].good);
+    }
+    for (int i = 0; i < kWorkers; ++i) {
+        ll_run_close(&workers[i].run);
+        close_group(&workers[i].env, workers[i].group);
+        EP_CHECK_NCCL(ncclCommDestroy(workers[i].env.comm));
+        EP_CHECK_CUDA(cudaStreamDestroy(workers[i].env.stream));
+    }
+}

@@ -1,0 +1,41 @@
+#include "suites/random/chooser.h"
+
+#include "harness/nodes.h"
+
+namespace test_random {
+
+Chooser::Chooser(const EpEnv& env, uint64_t seed)
+    : ranks_(static_cast<unsigned>(env.size)), own_(ep_mix(seed, static_cast<uint64_t>(env.rank), 6)) {}
+
+int Chooser::Select(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* choice) {
+    return static_cast<Chooser*>(user)->Choose(*query, choice);
+}
+
+RefLlSum Chooser::Sum(unsigned variant, unsigned top_k) {
+    const RefLlSum own = ref_ll_sum();
+    variant_ = variant;
+    if (variant == NCCL_EP_VARIANT_LL_REDUCE) return kRefReduce;
+    const bool possible = ep_num_nodes() == 1 && (own == kRefExact || top_k <= ranks_);
+    return variant == NCCL_EP_VARIANT_LL_EXACT && possible ? kRefExact : own;
+}
+
+unsigned Chooser::Below(unsigned bound) {
+    return static_cast<unsigned>(ep_random_below(&own_, bound));
+}
+
+// Every field is left to the library now and then. One choice more than fits would be passed over with its variant, so
+// shapes always fit.
+int Chooser::Choose(const ncclEpQuery_t& query, ncclEpChoice_t* choice) {
+    constexpr unsigned kWarp = 32;
+    constexpr unsigned kMostWarps = 1024 / kWarp;
+    constexpr unsigned kBlocks = 24;  // without a bound
+    const unsigned most = query.sms > 0 ? query.sms : kBlocks;
+    const bool combines = query.operation == NCCL_EP_OPERATION_LL_COMBINE;
+    if (combines) choice->variant = variant_;
+    if (Below(4) != 0) choice->blocks = 1 + Below(most);
+    if (Below(4) != 0) choice->send_blocks = 1 + Below(choice->blocks > 0 ? choice->blocks : most);
+    if (Below(4) != 0) choice->threads = kWarp * (1 + Below(kMostWarps));
+    return combines || Below(8) != 0 ? 1 : 0;
+}
+
+}  // namespace test_random

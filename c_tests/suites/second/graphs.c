@@ -1,0 +1,124 @@
+// How routes count: updates in graphs, and a rank that is late. Each replay routes by the ids that are there then, beside updates outside of graphs.
+#define _GNU_SOURCE  // usleep
+#include <unistd.h>
+
+#include "harness/graphs.h"
+#include "suites/second/ht_run.h"
+
+enum { kReplays = 3 };
+
+typedef struct {
+    const HtRun* run;
+    ncclEpHandle_t handle;
+} Work;
+
+static void play(void* context) {
+    const Work* work = context;
+    EP_CHECK_NCCL(ht_launch_update(work->run, work->handle));
+    EP_CHECK_NCCL(ht_launch_dispatch(work->run, work->handle));
+    EP_CHECK_NCCL(ht_launch_combine_back(work->run, work->handle));
+}
+
+static void check_replay(const EpCaptured* captured, const HtRun* run) {
+    ht_poison(run);
+    ep_replay(captured);
+    ep_sync(run->in.env);
+    ht_check_counters(run);
+    ht_check_dispatch(run);
+    ht_check_combine_back(run);
+}
+
+static void replay_beside(const EpEnv* env, const Case* test, const Case* other_test) {
+    HtRun run, other;
+    ht_open(&run, env, test, 900);
+    ht_open(&other, env, other_test, 910);
+    ncclEpGroup_t group = group_of(env, test);
+    const Work work = {&run, handle_without_routing(group, test)};
+    ncclEpHandle_t beside = handle_without_routing(group, other_test);
+    const EpCaptured captured = ep_capture(env->stream, play, (void*)&work);
+    for (unsigned i = 0; i < kReplays; ++i) {
+        ht_renew(&run, 920 + i);
+        check_replay(&captured, &run);
+        // As often as it shows whether both count alike.
+        for (unsigned turn = 0; turn < i; ++turn) {
+            ht_renew(&other, 930 + turn);
+            EP_CHECK_NCCL(ht_launch_update(&other, beside));
+        }
+        if (i > 0) {
+            ht_exchange(&other, beside);
+            ht_check_counters(&other);
+        }
+        // Twice with the same ids.
+        check_replay(&captured, &run);
+    }
+    ep_release_captured(&captured);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(work.handle));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(beside));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    if (test->memory != NULL) ref_buffer_free(test->memory);
+    ht_close(&run);
+    ht_close(&other);
+}
+
+EP_TEST(updates_are_captured) {
+    RefBuffer memory;
+    Case test = kSmallHt;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.local_experts = 3;
+    test.uneven = true;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    const Case other = test;
+    replay_beside(env, &test, &other);
+    test.memory = &memory;
+    test.narrow_ids = true;
+    replay_beside(env, &test, &other);
+}
+
+enum { kLateTokens = 2, kLateMicroseconds = 100000 };
+
+typedef struct {
+    ncclEpHandle_t handle;
+    RefBuffer total;
+} Late;
+
+// All tokens go to the first rank, which has none.
+static void update_late(const EpEnv* env, const Late* late, const RefBuffer* ids) {
+    View view, total;
+    view_of(&view, ref_buffer_data(ids), ncclInt64, env->rank == 0 ? 0 : kLateTokens, 1, 0);
+    view.tensor.ndim = 2;
+    view_of(&total, ref_buffer_data(&late->total), ncclInt32, 1, 0, 0);
+    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
+    info.recv_total_counter = &total.tensor;
+    EP_CHECK_NCCL(ncclEpUpdateHandle(late->handle, &view.tensor, &info, env->stream));
+}
+
+// The first rank's receiving block begins when the others are in their second route.
+EP_TEST(a_rank_that_is_late_to_hear_reads_its_own_route) {
+    Case test = kSmallHt;
+    test.top_k = 1;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    ncclEpGroup_t group = group_of(env, &test);
+    const int64_t all_zero[kLateTokens] = {0};
+    RefBuffer ids = ref_buffer_new_input(sizeof(all_zero));
+    ref_buffer_upload(&ids, all_zero);
+    Late late[2];
+    for (unsigned i = 0; i < 2; ++i) {
+        late[i] = (Late){handle_without_routing(group, &test), ref_buffer_new(sizeof(int32_t))};
+    }
+    ep_sync(env);
+    const bool is_held = env->rank == 0 && ep_hold_block(1);
+    for (unsigned i = 0; i < 2; ++i) update_late(env, &late[i], &ids);
+    if (env->rank != 0 && ep_on_cpu_build()) usleep(kLateMicroseconds);
+    ep_barrier();
+    if (is_held) ep_release_block();
+    ep_sync(env);
+    const int32_t expected = env->rank == 0 ? kLateTokens * (env->size - 1) : 0;
+    for (unsigned i = 0; i < 2; ++i) {
+        REF_CHECK_BUFFER(&late[i].total, &expected);
+        ref_buffer_free(&late[i].total);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(late[i].handle));
+    }
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    ref_buffer_free(&ids);
+}

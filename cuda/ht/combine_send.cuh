@@ -1,0 +1,128 @@
+// How a combine sends: a warp takes a row of any home whose ring has a free slot, and copies it there.
+#pragma once
+
+#include "combine_block.cuh"
+
+namespace nccl_ep::ht_combine_impl {
+
+// Row `index` of those that return to `home`.
+struct Returning {
+    uint32_t home;
+    uint32_t index;
+
+    template <typename Block>
+    __device__ uint32_t sequence(const Block& block) const {
+        return unit_of_row(WholeSlots{}, block.shared.pairs.sent[home], index);
+    }
+    // Its number among all rows that this rank received.
+    template <typename Block>
+    __device__ uint32_t row(const Block& block) const {
+        return block.row_from(home, index);
+    }
+};
+
+template <typename Block>
+__device__ __forceinline__ void load_chunk(const Block& block, const Returning& returning,
+                                           uint32_t offset, Staging& staging) {
+    const RowFormat format = row_format(block.common);
+    if constexpr (Block::kZones) {
+        block.input.load(block, returning.row(block), offset, staging);
+        return;
+    }
+    const uint8_t* row = block.params.rows + format.offset(returning.row(block));
+    staging.wait_reusable();
+    staging.load_to(staging.chunk(), row + offset, format.chunk_at(offset));
+}
+
+// The row's gradients go behind it. What was stored from the tails before must have been read.
+template <typename Block>
+__device__ void write_tail(const Block& block, const Returning& returning, Staging& staging) {
+    const uint32_t columns = block.params.columns;
+    float* tail = reinterpret_cast<float*>(staging.tails());
+    if constexpr (Block::kZones) {
+        const float gradient = block.input.gradient(block, returning.row(block), lane_idx());
+        if (lane_idx() < columns) {
+            tail[lane_idx()] = gradient;
+        }
+    } else if (lane_idx() < columns) {
+        const uint64_t first = uint64_t{returning.row(block)} * columns;
+        tail[lane_idx()] = block.params.gradients[first + lane_idx()];
+    }
+    staging.settle();
+}
+
+// Stores the row, whose first chunk was loaded.
+template <typename Block>
+__device__ void store_row(const Block& block, const Returning& returning, Staging& staging) {
+    const HtCommon& common = block.common;
+    const RowFormat format = row_format(common);
+    const Remote<uint8_t> slot =
+        rings_at(common, returning.home).row(block.rank(), returning.sequence(block));
+    if (common.shape.tail_bytes != 0) {
+        write_tail(block, returning, staging);
+    }
+    for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
+        if (offset != 0) {
+            staging.commit();
+            load_chunk(block, returning, offset, staging);
+        }
+        staging.wait_loaded();
+        staging.store(slot + offset, format.chunk_at(offset));
+    }
+    if (common.shape.tail_bytes != 0) {
+        staging.store_shared(staging.tails(), slot + format.bytes, common.shape.tail_bytes);
+    }
+    staging.commit();
+}
+
+// One warp polls for the block's credits.
+template <typename Block>
+__device__ __forceinline__ void poll_credits(const Block& block) {
+    if (!block.senders_fill_rings()) {
+        poll_credits(block.common, block.shared.pairs);
+    }
+}
+
+template <typename Block>
+__device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
+    HtPairs& pairs = block.shared.pairs;
+    Scheduler& scheduler = block.shared.scheduler;
+    const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
+        const uint32_t sequence = unit_of_row(WholeSlots{}, pairs.sent[home], index);
+        return block.senders_fill_rings() ? is_credited(block.common, home, sequence)
+                                          : has_credit(pairs, home, sequence);
+    };
+    const auto wait_for_row = [&] {
+        return next_row(block.common, {WAIT_CREDIT, kNoPeer, pairs.operation}, scheduler,
+                        pairs.to_send, block.senders, block.ranks(), is_ready, [&] {
+                            poll_credits(block);
+                            return false;
+                        });
+    };
+    Work work = wait_for_row();
+    if (work.peer != kNoPeer) {
+        load_chunk(block, {work.peer, work.index}, 0, staging);
+    }
+    while (work.peer != kNoPeer) {
+        const Returning returning = {work.peer, work.index};
+        store_row(block, returning, staging);
+        // The next row is loaded while this one is under way; but if no next one has a credit, nobody must
+        // wait for the notification of this one.
+        work = try_next_row(scheduler, pairs.to_send, block.senders, block.ranks(), is_ready);
+        const bool is_loading = work.peer != kNoPeer;
+        if (is_loading) {
+            load_chunk(block, {work.peer, work.index}, 0, staging);
+        }
+        queue.depart(lane_idx() == 0, returning.home, returning.sequence(block));
+        if (!is_loading && work.left != kNoPeer) {
+            queue.flush();
+            work = wait_for_row();
+            if (work.peer != kNoPeer) {
+                load_chunk(block, {work.peer, work.index}, 0, staging);
+            }
+        }
+    }
+    queue.close();
+}
+
+}  // namespace nccl_ep::ht_combine_impl

@@ -1,0 +1,27 @@
+// Zones: how rows lie by expert in the output. The rows of a local expert are together, by source rank, then token; a
+// zone is filled up with zeros to a multiple of an alignment. A row that came for several experts is in a slot of each.
+//
+// Which slots a row has was found when the handle was made (zones.cu), so operations only look them up.
+#pragma once
+
+#include "../base/warp.cuh"
+#include "params/ht_kept.h"
+
+namespace nccl_ep {
+
+// The slots of a row, one in each lane, by ascending expert; HT_NO_SLOT or HT_DROPPED where there is none.
+__device__ __forceinline__ uint32_t slot_of_lane(const HtZones& zones, uint32_t row) {
+    return lane_idx() < zones.most_slots ? zones.slots[uint64_t{row} * zones.most_slots + lane_idx()] : HT_NO_SLOT;
+}
+
+// Whether a tensor of so many rows has the slot. The table may be a caller's memory.
+__device__ __forceinline__ bool is_slot(uint32_t slot, uint32_t rows) {
+    return slot < HT_DROPPED && slot < rows;
+}
+
+// Slots that a tensor must have; what is beyond a bound is dropped.
+__device__ __forceinline__ uint32_t slots_needed(const HtZones& zones) {
+    return zones.limit == HT_NO_SLOT ? zones.begins[zones.experts] : 0;
+}
+
+}  // namespace nccl_ep

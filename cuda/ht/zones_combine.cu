@@ -1,0 +1,19 @@
+// High-throughput combine of rows that lie by expert in the input. As combine.cu, but a sending warp sums the slots of a
+// row, rounds the sum and sends that, and the own rank's part of a token is such a sum as well.
+
+#include "../base/entry.cuh"
+#include "combine_run.cuh"
+#include "zoned_input.cuh"
+
+namespace nccl_ep::ht_combine_impl {
+
+template <typename Type>
+__device__ void run(const HtZonesCombineParams& params) {
+    run<Type>(params.rows, AllRows{}, NoPartials{}, ZonedInput<Type>{params.zones});
+}
+
+ENTRY(ht_combine_zones_bf16) { run<Bf16>(params); }
+ENTRY(ht_combine_zones_f16) { run<F16>(params); }
+ENTRY(ht_combine_zones_f32) { run<F32>(params); }
+
+}  // namespace nccl_ep::ht_combine_impl

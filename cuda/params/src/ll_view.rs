@@ -1,0 +1,63 @@
+//! Parameters of the low-latency kernels whose rows stay where they arrive, in views.
+
+use crate::common::MAX_PEERS;
+use crate::ll::{LlCombineParams, LlRankDispatchParams};
+
+/// Banks of views: rows of rank-major dispatches that stay where they arrive.
+pub const LL_VIEW_BANKS: u32 = 2;
+/// Threads of a block of the kernels for views: the last warp does what the others, which move rows, do not.
+pub const LL_VIEW_THREADS: u32 = 256;
+
+/// A rank's banks of views, in its own window, zero at first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlViewState {
+    /// The handle whose dispatch filled each bank, from 1 on; 0 if the bank is clean.
+    pub owner: [u32; LL_VIEW_BANKS as usize],
+    /// Blocks that have cleaned a bank before they fill it.
+    pub blocks_cleaned: u32,
+    /// Of each bank: its rows from each source.
+    pub rows: [[u32; MAX_PEERS]; LL_VIEW_BANKS as usize],
+}
+
+/// What an operation has to do with a bank of views.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlView {
+    /// Offset in every window of the bank's rows `[ranks][max_tokens]`.
+    pub rows: u64,
+    /// Of this rank.
+    pub state: *mut LlViewState,
+    /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
+    pub bank: u32,
+    /// The handle.
+    pub handle: u32,
+    /// In how many parts a row is taken, each by a block.
+    pub parts: u32,
+    /// For divisions by `parts`.
+    pub parts_reciprocal: u32,
+    /// Chunks of a part, each by a warp.
+    pub warps: u32,
+    /// Not 0 if so many blocks poll that they should pause in between.
+    pub gently: u32,
+}
+
+/// Parameters of `ll_rank_dispatch_view`; `out` is not looked at.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankDispatchViewParams {
+    /// As into a tensor of the caller's.
+    pub dispatch: LlRankDispatchParams,
+    /// Where rows come.
+    pub view: LlView,
+}
+
+/// Parameters of `ll_rank_combine_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LlRankCombineParams {
+    /// As expert-major.
+    pub combine: LlCombineParams,
+    /// What is cleaned.
+    pub view: LlView,
+}

@@ -1,0 +1,169 @@
+"""Choices of single operations: variants, launch shapes, selectors; what is refused, what is passed over."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from nccl_ep import Choice, Query
+from problems import Problem
+
+MOST = 20
+
+
+def opened(group, world, device, algorithm="ll", **settings):
+    rank, size = world
+    problem = Problem(rank, size, device=device, dtype=torch.bfloat16, hidden=64, **settings)
+    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, dtype=problem.dtype,
+               algorithm=algorithm, max_tokens_per_rank=MOST)
+    return problem, ep
+
+
+def test_a_choice_has_known_names():
+    assert Choice("ht.ring", blocks=16, send_blocks=7) == Choice("ht.ring", 16, 7, 0)
+    with pytest.raises(ValueError, match="variant: must be one of ll.reduce, .* not 'ht.rnig'"):
+        Choice("ht.rnig")
+    with pytest.raises(ValueError, match="blocks"):
+        Choice(blocks=-1)
+    with pytest.raises(TypeError, match="threads"):
+        Choice(threads=1.5)
+
+
+def test_results_do_not_depend_on_launches(group, world, device):
+    problem, ep = opened(group, world, device)
+    with ep.create_handle(problem.topk_idx) as handle:
+        own = handle.dispatch(problem.tokens)
+        home = handle.combine(own.tokens, problem.weights)
+        for choice in (Choice(blocks=2), Choice(send_blocks=1, threads=64), Choice(None, 2, 2, 1024),
+                       Choice(blocks=1 << 30), Choice("ht.pull")):
+            found = handle.dispatch(problem.tokens, choice=choice)
+            assert torch.equal(found.counts, own.counts)
+            staged = handle.combine(found.tokens, problem.weights, choice=choice, send_only=True)
+            handle.complete()
+            assert torch.equal(staged, home)
+        assert not any(ep.choices.values())
+
+
+def test_a_choice_is_for_its_call_alone(group, world, device):
+    problem, ep = opened(group, world, device)
+    asked: list[Query] = []
+    ep.set_selector(lambda query: asked.append(query))
+    ep.set_choice("ll_combine", Choice(blocks=2))
+    with ep.create_handle(problem.topk_idx) as handle:
+        tokens = handle.dispatch(problem.tokens, choice=Choice(blocks=1)).tokens
+        handle.combine(tokens, problem.weights, choice=Choice(blocks=1))
+        handle.combine(tokens, problem.weights)
+        assert asked == [] and ep.choices["ll_combine"] == Choice(blocks=2)
+        ep.set_choice("ll_combine", None)
+        handle.combine(tokens, problem.weights)
+        handle.dispatch(problem.tokens)
+        ep.set_selector(None)
+        handle.dispatch(problem.tokens)
+    count, top_k = problem.topk_idx.shape
+    assert [query.operation for query in asked] == ["ll_combine", "ll_dispatch"]
+    for query in asked:
+        assert (query.tokens, query.top_k, query.row_bytes) == (count, top_k, 2 * problem.hidden)
+        assert query.ranks == world[1] and not query.symmetric
+        assert (query.sms > 0) == (device.type == "cuda")
+
+
+def test_what_a_selector_raises_is_printed(group, world, device, monkeypatch):
+    problem, ep = opened(group, world, device)
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: printed.append(found.exc_type))
+
+    def fails(query):
+        raise LookupError(query.operation)
+
+    with ep.create_handle(problem.topk_idx) as handle:
+        own = handle.dispatch(problem.tokens)
+        ep.set_selector(fails)
+        assert torch.equal(handle.dispatch(problem.tokens).counts, own.counts)
+    assert printed == [LookupError]
+
+
+def test_variants(group, world, device):
+    problem, ep = opened(group, world, device)
+    assert ep.variants("ll_dispatch") == []
+    reduce, exact = ep.variants("ll_combine")
+    assert (reduce.name, exact.name) == ("ll.reduce", "ll.exact")
+    assert reduce.default != exact.default
+    query = Query("ll_combine", 4, 2, 128, 2, 8, False)
+    assert reduce.supports(query) and exact.supports(query)
+    many = Query("ll_combine", 4, 3, 128, 2, 8, False)
+    assert exact.supports(many) == exact.default
+    assert [each.name for each in ep.variants("ht_dispatch")] == ["ht.ring", "ht.direct"]
+    assert [each.supports(query) for each in ep.variants("ht_combine")] == [True, False]
+    with pytest.raises(ValueError, match="operation: must be one of ll_dispatch, .* not 'combine'"):
+        ep.variants("combine")
+    with pytest.raises(ValueError, match="not 'dispatch'"):
+        ep.set_choice("dispatch", None)
+
+
+def test_views_with_a_choice(group, world, device):
+    problem, ep = opened(group, world, device)
+    with ep.create_handle(problem.topk_idx) as handle:
+        for choice in (None, Choice(blocks=1), Choice(blocks=2, threads=64)):
+            received = handle.dispatch(problem.tokens, problem.weights, layout="rank", view=True,
+                                       choice=choice)
+            rows = torch.where(torch.arange(MOST, device=device)[:, None] < received.counts[:, None, None],
+                               received.tokens, 0)
+            home = handle.combine(rows, choice=choice)
+            ranks = (problem.topk_idx // ep.num_local_experts).tolist()
+            times = torch.tensor([len(set(each)) for each in ranks], device=device)
+            assert torch.equal(home, problem.tokens * times[:, None])
+
+
+@pytest.mark.high_throughput
+def test_choices_of_high_throughput(group, world, device):
+    problem, ep = opened(group, world, device, algorithm="ht")
+    with ep.create_handle(problem.topk_idx) as handle:
+        own = handle.dispatch(problem.tokens, problem.weights)
+        home = handle.combine(own.tokens)
+        for choice in (Choice("ht.ring", blocks=2, send_blocks=1), Choice("ht.direct"), Choice("ht.pull")):
+            received = handle.dispatch(problem.tokens, problem.weights, choice=choice)
+            assert torch.equal(received.tokens, own.tokens)
+            assert torch.equal(received.topk_idx, own.topk_idx)
+            assert torch.equal(handle.combine(received.tokens, choice=choice), home)
+        tokens = problem.tokens.clone().requires_grad_()
+        rows = handle.dispatch(tokens, choice=Choice(blocks=2)).tokens
+        handle.combine(rows, choice=Choice(blocks=4)).sum().backward()
+        assert tokens.grad is not None and not any(ep.choices.values())
+
+
+def test_exact_sums(group, world, device, nodes):
+    """By k, where other sums are by rank."""
+    rank, size = world
+    ep = group(num_experts=2 * size, hidden=64, dtype=torch.float32, algorithm="ll",
+               max_tokens_per_rank=MOST)
+    reduce, exact = ep.variants("ll_combine")
+    if size < 2 or exact.default or len(set(nodes)) > 1:
+        return
+    ids = torch.tensor([[2, 0]] * MOST, device=device)  # of ranks 1 and 0
+    random = torch.Generator().manual_seed(3)
+    weights = torch.rand((MOST, 2), generator=random).to(device)
+    tokens = torch.randn((MOST, 64), generator=random).to(device)
+    with ep.create_handle(ids) as handle:
+        rows = handle.dispatch(tokens).tokens
+        reduced = handle.combine(rows, weights)
+        by_k = handle.combine(rows, weights, choice=Choice(exact.name))
+        again = handle.combine(rows, weights, choice=Choice(reduce.name))
+    assert torch.equal(reduced, again) and not torch.equal(reduced, by_k)
+    first = (weights[:, :1].double() * tokens).float()
+    assert torch.equal(by_k, (weights[:, 1:].double() * tokens + first).float())
+
+
+def test_a_selector_knows_memory_that_peers_map(group, world, device):
+    problem, ep = opened(group, world, device)
+    symmetric = []
+    ep.heap(1 << 20)
+    ep.set_selector(lambda query: symmetric.append(query.symmetric))
+    with ep.create_handle(problem.topk_idx) as handle:
+        plain = handle.dispatch(problem.tokens).tokens
+        mapped = handle.dispatch(problem.tokens, out=ep.empty(plain.shape)).tokens
+        handle.combine(mapped, problem.weights)
+        handle.combine(plain, problem.weights)
+        del mapped
+    assert symmetric == [False, True, True, False]

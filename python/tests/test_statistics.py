@@ -1,0 +1,65 @@
+"""Running totals of the rows that each local expert receives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import nccl_ep
+from nccl_ep import EpGroup
+
+_EXPERTS, _TOKENS, _TOP_K, _HIDDEN = 3, 5, 2, 16
+
+
+def _group(group, world, algorithm: str) -> EpGroup:
+    return group(num_experts=_EXPERTS * world[1], hidden=_HIDDEN, algorithm=algorithm, max_tokens_per_rank=_TOKENS)
+
+
+def _routing(group: EpGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's ids, and the rows that they and those of all others bring to each of its experts."""
+    random = torch.Generator().manual_seed(group.rank)
+    ids = torch.rand(_TOKENS, group.num_experts, generator=random).topk(_TOP_K, dim=1).indices
+    counts = ids.flatten().bincount(minlength=group.num_experts)
+    dist.all_reduce(counts)
+    first = group.rank * _EXPERTS
+    return ids.to(group.device), counts[first:first + _EXPERTS].to(group.device)
+
+
+@pytest.mark.parametrize("algorithm", ["ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
+def test_each_dispatch_counts(group, world, algorithm):
+    made = _group(group, world, algorithm)
+    ids, counts = _routing(made)
+    rows = torch.full((_EXPERTS,), 7, dtype=torch.int64, device=made.device)
+    tokens = torch.ones(_TOKENS, _HIDDEN, dtype=torch.bfloat16, device=made.device)
+    with made.create_handle(ids) as handle:
+        made.count_rows(rows)
+        handle.dispatch(tokens)
+        handle.dispatch(tokens)
+        assert torch.equal(rows, 7 + 2 * counts)
+        rows.zero_()
+        handle.dispatch(tokens)
+        made.count_rows(None)
+        handle.dispatch(tokens)
+        assert torch.equal(rows, counts)
+
+
+def test_dispatches_in_stages_count_where_they_are_received(group, world):
+    made = _group(group, world, "ll")
+    ids, counts = _routing(made)
+    rows = torch.zeros(_EXPERTS, dtype=torch.int64, device=made.device)
+    made.count_rows(rows)
+    with made.create_handle(ids) as handle:
+        handle.dispatch(torch.ones(_TOKENS, _HIDDEN, dtype=torch.bfloat16, device=made.device), send_only=True)
+        assert not rows.any()
+        handle.complete()
+        assert torch.equal(rows, counts)
+
+
+def test_what_does_not_fit_is_refused(group, world):
+    made = _group(group, world, "ll")
+    for wrong in (torch.zeros(_EXPERTS, dtype=torch.int32), torch.zeros(_EXPERTS + 1, dtype=torch.int64)):
+        with pytest.raises((TypeError, ValueError), match="rows: "):
+            made.count_rows(wrong.to(made.device))
+    with pytest.raises(nccl_ep.InvalidArgumentError, match="rows_of_expert: must be aligned"):
+        made.library.ncclEpGroupCountRows(made.handle, 4)

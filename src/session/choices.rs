@@ -1,0 +1,304 @@
+//! What callers choose for single operations: a variant and a launch shape, set for an operation or given by a function
+//! that is asked in each call.
+//!
+//! An impossible choice is passed over: the next in the order set choice, selector, tuning file, own rule counts.
+
+use crate::log;
+use crate::model::group::{GroupFacts, LlCombineMode};
+use crate::model::ops::Launch;
+use crate::tuning::{Choice, Operation, Shape, Unfit, Variant};
+use parking_lot::RwLock;
+use std::cell::Cell;
+use std::fmt::{self, Display, Formatter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// What is known of a call before its operation is enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// This rank's tokens.
+    pub tokens: usize,
+    /// Ids per token.
+    pub top_k: usize,
+    /// Bytes of a row as it travels, without its scales; 0 if no tensor says.
+    pub row_bytes: usize,
+    /// Whether peers map the rows that a dispatch delivers, or a combine takes.
+    pub mapped: bool,
+}
+
+/// What a selector is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Which operation it is.
+    pub operation: Operation,
+    /// The call.
+    pub about: About,
+    /// Ranks of the group.
+    pub ranks: usize,
+    /// The most blocks that it may have; `None` if nothing is launched.
+    pub most_blocks: Option<u32>,
+}
+
+/// What somebody chooses, not checked yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// The number of a variant; 0: the library's own.
+    pub variant: u32,
+    /// How to launch it.
+    pub launch: Launch,
+}
+
+/// Is asked for each operation; `None` is the library's own choice.
+pub type Selector = Arc<dyn Fn(&Query) -> Option<Asked> + Send + Sync>;
+
+/// What an operation gets of a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) launch: Launch,
+    /// LL combine: how it sums, of so many ids per token.
+    sums: Option<(LlCombineMode, usize)>,
+}
+
+impl Chosen {
+    /// How a combine with so many ids per token sums; `own` if nobody chose it for such.
+    pub(super) fn sums(&self, top_k: usize, own: LlCombineMode) -> LlCombineMode {
+        match self.sums {
+            Some((sums, of)) if of == top_k => sums,
+            _ => own,
+        }
+    }
+}
+
+/// Why a choice is passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Impossible {
+    UnknownVariant,
+    OtherOperation(Variant),
+    /// The windows of a group whose combines reduce have room for as many rows of a token as there are ranks.
+    TooManyEntries,
+    SeveralNodes,
+    /// Rows are not in memory that peers map.
+    NotMapped(Variant),
+    Shape(Unfit),
+}
+
+/// The choices of one group.
+pub(super) struct Choices {
+    facts: GroupFacts,
+    nodes: usize,
+    most_blocks: Option<u32>,
+    /// Whether anybody chooses, for the calls of all others.
+    any: AtomicBool,
+    made: RwLock<Made>,
+    /// What was warned of, a bit for each operation and reason.
+    told: AtomicU32,
+}
+
+#[derive(Clone, Default)]
+struct Made {
+    set: [Option<Asked>; Operation::ALL.len()],
+    selector: Option<Selector>,
+}
+
+thread_local! {
+    /// Whether this thread is in a selector: operations that it enqueues there ask nobody.
+    static SELECTING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Choices {
+    /// Those of a group over so many nodes, whose kernels may have so many blocks.
+    pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>) -> Self {
+        let granted = facts
+            .channels
+            .map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
+        Self {
+            facts: *facts,
+            nodes,
+            most_blocks: most_blocks.into_iter().chain(granted).min(),
+            any: AtomicBool::new(false),
+            made: RwLock::default(),
+            told: AtomicU32::new(0),
+        }
+    }
+
+    /// Chooses for `operation` from now on; `None`: nothing.
+    pub(super) fn set(&self, operation: Operation, choice: Option<Asked>) {
+        self.change(|made| {
+            if let Some(set) = made.set.get_mut(operation as usize) {
+                *set = choice;
+            }
+        });
+    }
+
+    /// Lets `selector` choose from now on; `None`: nobody.
+    pub(super) fn select(&self, selector: Option<Selector>) {
+        self.change(|made| made.selector = selector);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Made)) {
+        let mut made = self.made.write();
+        change(&mut made);
+        let any = made.selector.is_some() || made.set.iter().any(Option::is_some);
+        self.any.store(any, Ordering::Release);
+    }
+
+    /// What somebody has chosen for `operation` in the call that `about` tells of. Called without a lock, as a selector may
+    /// take any time.
+    #[inline]
+    pub(super) fn of(&self, operation: Operation, about: impl FnOnce() -> Option<About>) -> Chosen {
+        if !self.any.load(Ordering::Acquire) {
+            return Chosen::default();
+        }
+        about().map_or_else(Chosen::default, |about| self.ask(operation, about))
+    }
+
+    #[cold]
+    fn ask(&self, operation: Operation, about: About) -> Chosen {
+        let made = self.made.read();
+        let set = made.set.get(operation as usize).copied().flatten();
+        let selector = made.selector.clone();
+        drop(made);
+        let possible = |asked: &Asked| self.possible(operation, about.top_k, asked);
+        let selected = || {
+            let query = Query {
+                operation,
+                about,
+                ranks: self.facts.ranks,
+                most_blocks: self.most_blocks,
+            };
+            select(selector.as_ref()?, &query)
+        };
+        let chosen = set.and_then(|asked| possible(&asked));
+        chosen
+            .or_else(|| possible(&selected()?))
+            .unwrap_or_default()
+    }
+
+    /// What `operation` gets of a choice; `None`, and a warning the first time, if it cannot be followed.
+    fn possible(&self, operation: Operation, top_k: usize, asked: &Asked) -> Option<Chosen> {
+        match self.check(operation, top_k, asked) {
+            Ok(chosen) => Some(chosen),
+            Err(reason) => {
+                let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
+                if self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+                    log::warn(&format!(
+                        "a choice for {} is passed over: {reason}; that is said once",
+                        operation.name()
+                    ));
+                }
+                None
+            }
+        }
+    }
+
+    fn check(
+        &self,
+        operation: Operation,
+        top_k: usize,
+        asked: &Asked,
+    ) -> Result<Chosen, Impossible> {
+        let sums = match asked.variant {
+            0 => None,
+            number => {
+                let variant = Variant::from_number(number).ok_or(Impossible::UnknownVariant)?;
+                self.sums(operation, top_k, variant)?
+            }
+        };
+        let Launch {
+            blocks,
+            send_blocks,
+            threads,
+        } = asked.launch;
+        let most = self.most_blocks.unwrap_or(u32::MAX);
+        let or = |asked: u32, other: u32| u64::from(if asked == 0 { other } else { asked });
+        let whole = Shape {
+            blocks: or(blocks, most),
+            threads: or(threads, Choice::WARP),
+            send_blocks: or(send_blocks, 1),
+        };
+        Choice::new(&whole, most).map_err(Impossible::Shape)?;
+        Ok(Chosen {
+            launch: asked.launch,
+            sums: sums.map(|sums| (sums, top_k)),
+        })
+    }
+
+    /// How a combine sums as `variant`; `None` for other operations.
+    fn sums(
+        &self,
+        operation: Operation,
+        top_k: usize,
+        variant: Variant,
+    ) -> Result<Option<LlCombineMode>, Impossible> {
+        if !variant.is_of(operation) {
+            return Err(Impossible::OtherOperation(variant));
+        }
+        let has_room = self.facts.ll_combine == LlCombineMode::Exact || top_k <= self.facts.ranks;
+        match variant {
+            Variant::LlReduce => Ok(Some(LlCombineMode::Reduce)),
+            Variant::LlExact if self.nodes > 1 => Err(Impossible::SeveralNodes),
+            Variant::LlExact if !has_room => Err(Impossible::TooManyEntries),
+            Variant::LlExact => Ok(Some(LlCombineMode::Exact)),
+            Variant::HtRing => Ok(None),
+            Variant::HtDirect | Variant::HtPull => Err(Impossible::NotMapped(variant)),
+        }
+    }
+}
+
+/// Asks `selector`, which may not be asked again meanwhile.
+fn select(selector: &Selector, query: &Query) -> Option<Asked> {
+    struct Selecting;
+    impl Drop for Selecting {
+        fn drop(&mut self) {
+            SELECTING.set(false);
+        }
+    }
+    if SELECTING.replace(true) {
+        return None;
+    }
+    let _selecting = Selecting;
+    selector(query)
+}
+
+impl Impossible {
+    /// Kinds, each with a number of its own.
+    const KINDS: u32 = 8;
+
+    fn kind(self) -> u32 {
+        match self {
+            Self::UnknownVariant => 0,
+            Self::OtherOperation(_) => 1,
+            Self::TooManyEntries => 2,
+            Self::SeveralNodes => 3,
+            Self::NotMapped(_) => 4,
+            Self::Shape(Unfit::Blocks { .. }) => 5,
+            Self::Shape(Unfit::SendBlocks) => 6,
+            Self::Shape(Unfit::Threads) => 7,
+        }
+    }
+}
+
+impl Display for Impossible {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownVariant => to.write_str("no variant has this number"),
+            Self::OtherOperation(variant) => {
+                write!(to, "{} is of another operation", variant.name())
+            }
+            Self::TooManyEntries => to.write_str(
+                "ll.exact needs as many ranks as ids of a token, or a group whose combines are exact",
+            ),
+            Self::SeveralNodes => to.write_str("ll.exact needs a group on one node"),
+            Self::NotMapped(variant) => {
+                write!(to, "{} needs rows in memory that peers map", variant.name())
+            }
+            Self::Shape(unfit) => unfit.fmt(to),
+        }
+    }
+}
+
+const _: () = assert!(Operation::ALL.len() as u32 * Impossible::KINDS <= u32::BITS);
+
+#[cfg(test)]
+#[path = "choices_tests.rs"]
+mod tests;

@@ -1,0 +1,144 @@
+//! Unit tests of choices: their order, and what is passed over.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::model::group::Algorithm;
+use crate::model::ids::GroupRank;
+
+fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
+    let facts = GroupFacts {
+        algorithm: Algorithm::LowLatency,
+        ranks,
+        rank: GroupRank::new(0),
+        experts: 8 * ranks,
+        max_tokens: Some(16),
+        max_recv_rows: None,
+        row_bytes: 512,
+        ll_combine,
+        ht_chunk_bytes: None,
+        channels: None,
+        zones: false,
+    };
+    Choices::new(&facts, nodes, Some(132))
+}
+
+fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
+    let launch = Launch {
+        blocks,
+        send_blocks,
+        threads,
+    };
+    Asked { variant, launch }
+}
+
+fn about(top_k: usize) -> About {
+    About {
+        tokens: 4,
+        top_k,
+        row_bytes: 512,
+        mapped: false,
+    }
+}
+
+/// What combines of 4 tokens with `top_k` ids each get.
+fn combine(choices: &Choices, top_k: usize) -> Chosen {
+    choices.of(Operation::LlCombine, || Some(about(top_k)))
+}
+
+fn told(choices: &Choices) -> u32 {
+    choices.told.load(Ordering::Relaxed).count_ones()
+}
+
+#[test]
+fn a_set_choice_is_before_the_selector() {
+    let choices = choices(8, LlCombineMode::Reduce, 1);
+    assert_eq!(combine(&choices, 2), Chosen::default());
+    choices.select(Some(Arc::new(|query| {
+        assert_eq!(query.about, about(query.about.top_k));
+        assert_eq!((query.ranks, query.most_blocks), (8, Some(132)));
+        (query.about.top_k == 2).then(|| asked(2, [16, 0, 0]))
+    })));
+    let selected = combine(&choices, 2);
+    assert_eq!(selected.launch.blocks, 16);
+    assert_eq!(
+        selected.sums(2, LlCombineMode::Reduce),
+        LlCombineMode::Exact
+    );
+    assert_eq!(
+        selected.sums(3, LlCombineMode::Reduce),
+        LlCombineMode::Reduce
+    );
+    assert_eq!(combine(&choices, 3), Chosen::default());
+    choices.set(Operation::LlCombine, Some(asked(0, [8, 4, 64])));
+    assert_eq!(combine(&choices, 2).launch.blocks, 8);
+    let dispatch = choices.of(Operation::LlDispatch, || Some(about(3)));
+    assert_eq!(dispatch, Chosen::default());
+    choices.set(Operation::LlCombine, None);
+    assert_eq!(combine(&choices, 2), selected);
+    choices.select(None);
+    assert_eq!(combine(&choices, 2), Chosen::default());
+    assert_eq!(told(&choices), 0);
+}
+
+#[test]
+fn an_impossible_choice_falls_to_the_next_and_is_told_once() {
+    let choices = choices(4, LlCombineMode::Reduce, 1);
+    choices.select(Some(Arc::new(|_| Some(asked(1, [16, 0, 0])))));
+    for (count, wrong) in [
+        asked(6, [0; 3]),
+        asked(3, [0; 3]),
+        asked(0, [133, 0, 0]),
+        asked(0, [8, 9, 0]),
+        asked(0, [0, 0, 48]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        choices.set(Operation::LlCombine, Some(wrong));
+        for _ in 0..2 {
+            assert_eq!(combine(&choices, 2).launch.blocks, 16);
+        }
+        assert_eq!(told(&choices), 1 + count as u32);
+    }
+    choices.select(None);
+    assert_eq!(combine(&choices, 2), Chosen::default());
+}
+
+#[test]
+fn exact_sums_need_room_in_the_windows() {
+    let exact = asked(2, [0; 3]);
+    let sums = |choices: &Choices, top_k| {
+        choices.set(Operation::LlCombine, Some(exact));
+        combine(choices, top_k).sums(top_k, LlCombineMode::Reduce)
+    };
+    let reducing = choices(4, LlCombineMode::Reduce, 1);
+    assert_eq!(sums(&reducing, 4), LlCombineMode::Exact);
+    assert_eq!(sums(&reducing, 5), LlCombineMode::Reduce);
+    let own = choices(4, LlCombineMode::Exact, 1);
+    assert_eq!(sums(&own, 32), LlCombineMode::Exact);
+    let nodes = choices(4, LlCombineMode::Reduce, 2);
+    assert_eq!(sums(&nodes, 2), LlCombineMode::Reduce);
+}
+
+#[test]
+fn the_callers_channels_bound_blocks() {
+    let mut choices = choices(4, LlCombineMode::Reduce, 1);
+    choices.facts.channels = Some(4);
+    let choices = Choices::new(&choices.facts, 1, None);
+    assert_eq!(choices.most_blocks, Some(8));
+    choices.set(Operation::LlCombine, Some(asked(0, [9, 0, 0])));
+    assert_eq!(combine(&choices, 2), Chosen::default());
+}
+
+#[test]
+fn a_selector_is_not_asked_again_by_what_it_enqueues() {
+    let choices = Arc::new(choices(4, LlCombineMode::Reduce, 1));
+    let inner = Arc::clone(&choices);
+    choices.select(Some(Arc::new(move |_| {
+        assert_eq!(combine(&inner, 2), Chosen::default());
+        Some(asked(0, [16, 0, 0]))
+    })));
+    for _ in 0..2 {
+        assert_eq!(combine(&choices, 2).launch.blocks, 16);
+    }
+}

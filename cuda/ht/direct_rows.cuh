@@ -20,6 +20,7 @@ template <typename RowsOfKind>
 struct Block {
     using Rows = RowsOfKind;
     using Place = AllRows::Place;
+    static constexpr bool kZones = false;
 
     const HtDispatchParams& params;
     const HtMapped& mapped;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const RefElsewhere* ref_elsewhere = NULL;
+
 void* ref_host_new(size_t bytes) {
     void* memory = calloc(bytes > 0 ? bytes : 1, 1);
     EP_REQUIRE(memory != NULL);
@@ -21,8 +23,10 @@ static size_t all_bytes_of(const RefBuffer* buffer) {
 }
 
 static RefBuffer buffer_between(size_t before, size_t bytes, size_t behind) {
-    RefBuffer buffer = {NULL, bytes, before, behind};
-    buffer.base = ep_device_alloc(all_bytes_of(&buffer));
+    RefBuffer buffer = {NULL, bytes, before, behind, false};
+    if (ref_elsewhere != NULL) buffer.base = ref_elsewhere->take(all_bytes_of(&buffer));
+    buffer.is_elsewhere = buffer.base != NULL;
+    if (!buffer.is_elsewhere) buffer.base = ep_device_alloc(all_bytes_of(&buffer));
     ref_buffer_poison(&buffer);
     return buffer;
 }
@@ -36,7 +40,12 @@ RefBuffer ref_buffer_new_input(size_t bytes) {
 }
 
 void ref_buffer_free(RefBuffer* buffer) {
-    if (buffer->base != NULL) ep_device_free(buffer->base);
+    if (buffer->is_elsewhere) {
+        if (ref_elsewhere != NULL) ref_elsewhere->give_back();
+    } else if (buffer->base != NULL) {
+        ep_device_free(buffer->base);
+    }
+    buffer->is_elsewhere = false;
     buffer->base = NULL;
     buffer->bytes = 0;
 }

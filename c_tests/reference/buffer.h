@@ -16,7 +16,15 @@ typedef struct {
     size_t bytes;         // of the data
     size_t before;        // of the guard zone before it
     size_t behind;        // of the one behind it
+    bool is_elsewhere;    // in memory of `ref_elsewhere`
 } RefBuffer;
+
+// Where buffers may lie instead of in allocations of their own; NULL: nowhere (mapped.h).
+typedef struct {
+    unsigned char* (*take)(size_t bytes);  // NULL if this one has to be an allocation
+    void (*give_back)(void);               // one buffer less
+} RefElsewhere;
+extern const RefElsewhere* ref_elsewhere;
 
 // All bytes of a new buffer are poison.
 RefBuffer ref_buffer_new(size_t bytes);

@@ -4,10 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "reference/mapped.h"
+
 ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape) {
     const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
-    return ep_group_create(env, algorithm, shape->num_experts, shape->max_tokens,
-                           (unsigned)row_bytes);
+    ncclEpGroup_t group = ep_group_create(env, algorithm, shape->num_experts, shape->max_tokens,
+                                          (unsigned)row_bytes);
+    ref_mapped_close();
+    if (algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT) ref_mapped_open(env, group, row_bytes);
+    return group;
 }
 
 void ref_list_init(RefList* list) { memset(list, 0, sizeof(*list)); }

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 
 from bugs import BUGS
+from bugs_mapped import BUGS as MAPPED_BUGS
 from planting import Bug, Lie, Setting
 
 C_TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -42,7 +43,7 @@ def main() -> int:
     target = pathlib.Path(sys.argv[1]).resolve()
     names = sys.argv[2:]
     quick = names == ["--quick"]
-    bugs = [bug for bug in BUGS if (not bug.slow if quick else not names or bug.name in names)]
+    bugs = [bug for bug in (*BUGS, *MAPPED_BUGS) if (not bug.slow if quick else not names or bug.name in names)]
     # Without a bug every program of the list passes; or a failure would say nothing. With the usual
     # kernels `make test` has shown it.
     sound = [Bug(f"no bug: {run}{', lied to' if lie else ''}{', in its setting' if beside else ''}",

@@ -180,9 +180,10 @@ inline void bulk_store_commit() {
     block.bulk().CommitStores(block.thread());
 }
 
+template <uint32_t Groups = 0>
 inline void bulk_store_wait_read() {
     simt::Block& block = simt::Block::Current();
-    block.bulk().WaitUntilRead(block.thread(), 0);
+    block.bulk().WaitUntilRead(block.thread(), Groups);
 }
 
 template <uint32_t Groups>

@@ -252,9 +252,10 @@ __device__ __forceinline__ void bulk_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// The shared memory of this thread's bulk stores may be written again.
+// The shared memory of this thread's bulk stores may be written again, but for those of the last `Groups` groups.
+template <uint32_t Groups = 0>
 __device__ __forceinline__ void bulk_store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Groups) : "memory");
 }
 
 // This thread's bulk stores are complete but for the last `Groups` groups; its release afterwards

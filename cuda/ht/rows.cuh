@@ -16,6 +16,7 @@ namespace nccl_ep::ht_dispatch_impl {
 struct PlainRows {
     // Whether a sender also stores a row to this rank's output, if it goes there as well as to peers.
     static constexpr bool kKeptBySender = false;
+    static constexpr bool kHasScales = false;
     // Whether rows lie by expert in the output.
     static constexpr bool kZones = false;
 

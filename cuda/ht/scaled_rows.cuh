@@ -17,6 +17,7 @@ constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
 // What rows that are forwarded and rows that are cast have in common.
 struct ScaledImage {
+    static constexpr bool kHasScales = true;
     static constexpr bool kZones = false;
     const HtScaledRows& scaled;
 
@@ -144,6 +145,23 @@ struct ForwardedRows : ScaledImage {
         settle_shared();
         staging.wait_loaded();
         return staging.chunk();
+    }
+
+    // Of rows that need no ring: a part of the scales of a token, where it goes on this rank, and all of a row that
+    // stays here.
+    template <typename Block>
+    __device__ Vec16 scale_part(const Block& block, uint32_t token, uint32_t part) const {
+        return load_part(block, token, {}, part);
+    }
+    __device__ void store_scale_part(uint32_t row, uint32_t part, const Vec16& scales) const {
+        part_of(scaled.rows.out, out_scales(row), part).store(scales);
+    }
+    template <typename Block>
+    __device__ void keep_scales(const Block& block, uint32_t token, uint32_t row) const {
+#pragma unroll 1
+        for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
+            store_scale_part(row, part, load_part(block, token, {}, part));
+        }
     }
 
    private:

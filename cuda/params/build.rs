@@ -10,6 +10,8 @@ mod common;
 mod ht;
 #[path = "src/ht_kept.rs"]
 mod ht_kept;
+#[path = "src/ht_mapped.rs"]
+mod ht_mapped;
 #[path = "src/ht_nodes.rs"]
 mod ht_nodes;
 #[path = "src/ll.rs"]
@@ -42,7 +44,7 @@ struct File {
     sizes: &'static [(&'static str, usize)],
 }
 
-const FILES: [File; 7] = [
+const FILES: [File; 8] = [
     File {
         name: "common",
         base: None,
@@ -80,6 +82,12 @@ const FILES: [File; 7] = [
         base: Some("ht.h"),
         sizes: sizes![ht_kept: HtNumbers HtZones HtZonesParams HtCountersParams HtByKParams HtZonesDispatchParams
             HtZonesScaledDispatchParams HtZonesCombineParams],
+    },
+    File {
+        name: "ht_mapped",
+        base: Some("ht.h"),
+        sizes: sizes![ht_mapped: HtMappedLayout HtOfferState HtMapped HtDirectParams HtScaledDirectParams HtPullParams
+            HtOfferParams],
     },
     File {
         name: "ht_nodes",
@@ -181,6 +189,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 #pragma once
 
 #include \"ht_kept.h\"
+#include \"ht_mapped.h\"
 #include \"ht_nodes.h\"
 #include \"ll.h\"
 #include \"ll_pack.h\"

@@ -10,6 +10,10 @@
 //   put_value   one atomic word, unordered: a packet that is its own flag, or a word behind a fence
 //   put_bulk    bytes of shared memory by the bulk copy engine; the caller commits and waits
 //   signal      one word, released after all that this thread did or observed before
+//
+// Besides its window a rank has objects: memory of the caller's tensors that its peers map, too. Peers also read there.
+//
+//   get_bulk    bytes to shared memory by the bulk copy engine; they count towards a barrier
 #pragma once
 
 #include "../base/warp.cuh"
@@ -57,6 +61,12 @@ __device__ __forceinline__ Own<uint8_t> own_window(const PeerTable& peers) {
     return peers.window[peers.rank];
 }
 
+// Where this rank sees the memory of object number `object` that `rank` has. `objects` is [HT_MAX_OBJECTS][ranks].
+__device__ __forceinline__ Remote<uint8_t> object_of(const uint64_t* objects, const PeerTable& peers, uint32_t object,
+                                                     uint32_t rank) {
+    return Remote<uint8_t>(reinterpret_cast<uint8_t*>(objects[uint64_t{object} * peers.ranks + rank]));
+}
+
 // The address that `lane` holds. All lanes call it.
 __device__ __forceinline__ Remote<uint8_t> remote_of_lane(Remote<uint8_t> at, uint32_t lane) {
     return Remote<uint8_t>(shuffle(at.mapped(), lane));
@@ -82,7 +92,19 @@ __device__ __forceinline__ void put_bulk(Remote<uint8_t> to, const uint8_t* shar
                                          uint32_t bytes) {
     bulk_store(to.mapped(), shared_from, bytes);
 }
+
+// One lane.
+__device__ __forceinline__ void get_bulk(void* shared_to, Remote<uint8_t> from, uint32_t bytes, uint64_t* barrier) {
+    bulk_load(shared_to, from.mapped(), bytes, barrier);
+}
 #endif
+
+// A warp copies `bytes`, a multiple of 16, of what it has acquired.
+__device__ __forceinline__ void get_by_lanes(uint8_t* to, Remote<uint8_t> from, uint32_t bytes) {
+    for (uint32_t i = lane_idx(); i < bytes / sizeof(Vec16); i += kWarpSize) {
+        reinterpret_cast<Vec16*>(to)[i] = ld_relaxed_sys(as<Vec16>(from).mapped() + i);
+    }
+}
 
 __device__ __forceinline__ void put_value(Remote<uint64_t> to, uint64_t value) {
     st_relaxed_sys(to.mapped(), value);

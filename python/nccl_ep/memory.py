@@ -29,6 +29,9 @@ _RING_SLOTS, _LEAST_DEPTH, _RING_BYTES = 2048, 64, 68 * MIB
 # A slot has two units; one has room for half a row, and for its scales and what belongs to them.
 _UNITS, _UNIT_ALIGN, _SCALES_OF_BOUND, _STAMP = 2, 128, 64, 16
 _HT_COUNTS, _HT_HEAD, _HT_ENTRY, _ORIGIN = 2, 32, 8, 8
+# Rows that go straight to memory that peers map: packets of an offer, ids and weights of a row beside which scales lie,
+# and the most bytes of all that lies beside rows.
+_OFFER, _SIDE_ENTRIES, _SIDE_BYTES, _SIDE_ALIGN = 6, 8, 16 * MIB, 16
 # Over several nodes: passes of an operation and their least and most bytes, where each node has one
 # rank and otherwise.
 _ALONE, _WITH_OTHERS = (2, 16 * MIB, 32 * MIB), (8, 4 * MIB, 16 * MIB)
@@ -186,8 +189,17 @@ def _ht_window(shape: Shape, place: _Place, counts: int) -> int:
     fitting = max(_RING_BYTES // (place.locals * _UNITS * unit), 4)
     depth = 1 << (min(wanted, fitting).bit_length() - 1)
     units = place.locals * _UNITS * depth
-    return sum(_up(size, _REGION) for size in (
+    rings = sum(_up(size, _REGION) for size in (
         2 * counts, units * _PACKET, units * _WORD, units * unit))
+    return rings + (_ht_mapped(shape) if not place.others and shape.ranks > 1 else 0)
+
+
+def _ht_mapped(shape: Shape) -> int:
+    row = _SIDE_ENTRIES * _PACKET + -(-shape.row_bytes // _SCALES_OF_BOUND)
+    side = min(shape.tokens * _up(row, _SIDE_ALIGN), _SIDE_BYTES // (shape.ranks - 1))
+    return sum(_up(size, _REGION) for size in (
+        2 * shape.ranks * _OFFER * _PACKET, shape.ranks * _PACKET,
+        (shape.ranks - 1) * (side // _SIDE_ALIGN * _SIDE_ALIGN)))
 
 
 def _passes(shape: Shape, place: _Place) -> tuple[int, int]:

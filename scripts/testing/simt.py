@@ -18,6 +18,8 @@ from testing.step import Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
+# Tensors in high throughput lie in memory that peers map: all, or on each rank others.
+_MAPPED, _MIXED = ((("EP_TEST_MEMORY", where),) for where in ("mapped", "mixed"))
 _EARLY = (("NCCL_EP_PROGRAMMATIC", "1"),)
 # Options of ep_bench, with uneven tokens.
 _UNEVEN = "--experts 24 --hidden 256 --masked 3 --warmup 0 --iters 1 --validate"
@@ -106,6 +108,11 @@ _RUNS = (
     _Run("ep_bench/ll-rank", f"ep_bench {_UNEVEN} --layout rank --tokens 9,0,4 --use-cuda-graph", 3, 2,
          read=counts.says(BENCH_PASSED, 1)),
     _Run("test_memory", "test_memory", 3, 2),
+    _Run("test_random/mixed", "test_random --configs 40 --seed 31", 3, 2, _MIXED),
+    _Run("test_random/mapped", "test_random --configs 20 --seed 32 --graphs", 2, 5, _MAPPED),
+    _Run("test_ht/mapped", "test_ht ht_", 2, 2, _MAPPED),
+    _Run("test_graph/mixed", "test_graph ht_", 3, 2, _MIXED),
+    _Run("test_errors/mapped", "test_errors ht_", 2, 2, _MAPPED),
     _Run("test_errors/memory", "test_errors memory", 3, 2),
 )
 # On the kernels for chips without bulk copies, which we have no GPU for.

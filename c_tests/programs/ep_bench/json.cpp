@@ -229,6 +229,7 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"experts", std::to_string(options.experts)},
                    {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
                    {"layout", Text(LayoutName(options))},
+                   {"memory", Text(options.symmetric ? "symmetric" : "plain")},
                    {"variant", Text(VariantName(options))},
                    {"routing", Text(RoutingName(options))},
                    {"zipf_exponent", options.routing == RoutingKind::kZipf

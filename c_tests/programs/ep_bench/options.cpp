@@ -26,6 +26,7 @@ const char kUsage[] =
     "                           one for each rank, whose weights and sums are the caller's\n"
     "      --variant NAME       ll.reduce, ll.exact, ht.ring, ht.direct or ht.pull, where it is possible (own)\n"
     "      --view               rank-major rows stay where they arrive, in memory of the library\n"
+    "      --memory NAME        where experts' rows lie (plain): plain, or symmetric, in memory that peers map\n"
     "      --dispatch FORMAT    the rows of a dispatch (bf16): bf16; or e4m3, cast from bfloat16, with\n"
     "                           scales:\n"
     "                             fp8          float32 for 128 elements\n"
@@ -120,6 +121,14 @@ std::string ReadLayout(const std::string& name, Options* options) {
     return "";
 }
 
+std::string ReadMemory(const std::string& name, Options* options) {
+    if (name != "plain" && name != "symmetric") {
+        return "--memory: expected plain or symmetric, got \"" + name + "\"";
+    }
+    options->symmetric = name == "symmetric";
+    return "";
+}
+
 // By the numbers of ncclEpVariant_t.
 const char* const kVariants[] = {"own", "ll.reduce", "ll.exact", "ht.ring", "ht.direct", "ht.pull"};
 
@@ -174,6 +183,7 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             {0, "layout", true, [=](const std::string& name) { return ReadLayout(name, options); }},
             {0, "variant", true, [=](const std::string& name) { return ReadVariant(name, options); }},
             ep::Switch(0, "view", &options->view),
+            {0, "memory", true, [=](const std::string& name) { return ReadMemory(name, options); }},
             {0, "dispatch", true, format},
             {0, "cast", true, cast},
             ep::Switch(0, "forward", &options->rows.forward),

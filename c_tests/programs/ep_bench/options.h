@@ -1,7 +1,7 @@
 // The command line of ep_bench. Names, letters and defaults are those of the reference's program of
-// this name; --layout, --view, --variant, --sweep, --dispatch, --cast, --forward, --max-tokens, --masked, --routing,
-// --channels, --use-cuda-graph, --graph-ops, --between, --json and --version are ours; so is a number for each rank in
-// --tokens.
+// this name; --layout, --view, --memory, --variant, --sweep, --dispatch, --cast, --forward, --max-tokens, --masked,
+// --routing, --channels, --use-cuda-graph, --graph-ops, --between, --json and --version are ours; so is a number for
+// each rank in --tokens.
 #ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 #define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
 
@@ -49,8 +49,9 @@ struct Options {
     std::string json_file;  // empty: no file
     std::string reduced;    // defaults that were reduced because there is no GPU; empty: none
 
-    bool by_rank = false;   // --layout rank: rank-major rows
-    bool view = false;      // --view: they stay in memory of the library
+    bool by_rank = false;    // --layout rank: rank-major rows
+    bool view = false;       // --view: they stay in memory of the library
+    bool symmetric = false;  // --memory symmetric: experts' rows in memory that peers map
     ncclEpVariant_t variant = NCCL_EP_VARIANT_AUTO;  // --variant: of the operations that have it
 
     bool low_latency() const { return algorithm == NCCL_EP_ALGO_LOW_LATENCY; }

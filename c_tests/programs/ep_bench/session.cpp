@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "programs/ep_bench/heap.h"
+
 namespace ep_bench {
 double FreeBytes() {
     size_t free = 0;
@@ -37,8 +39,8 @@ void Session::CreateGroup() {
                         options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
     if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
     config.num_channels = options_.channels;
-    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,
-                                      ep_counted_free));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, HeapAlloc,
+                                      HeapFree));
     const ncclEpChoice_t choice = {sizeof(choice), options_.variant, 0, 0, 0};
     if (options_.variant == NCCL_EP_VARIANT_AUTO) return;
     // Those without it pass it over.
@@ -142,9 +144,10 @@ void Session::CreateOutputs() {
     const Shape& shape = routing_.shape();
     const unsigned hidden = options_.hidden;
     constexpr auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
+    combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, routing_.tokens(), hidden);
+    if (options_.symmetric) OpenHeap(group_, BytesOfHeap());
     CreateReceived();
     received_memory_ = received.data;
-    combined = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, routing_.tokens(), hidden);
     if (options_.low_latency()) {
         const unsigned* sizes = received.sizes;
         expert_outputs =
@@ -160,7 +163,19 @@ void Session::CreateOutputs() {
         received_idx =
             ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, shape.top_k);
     }
+    CloseHeap();
     ep_tensor_fill(&expert_outputs, 0);
+}
+
+// With room for all that may be received, twice, and what is beside rows.
+size_t Session::BytesOfHeap() const {
+    const Shape& shape = routing_.shape();
+    const bool by_expert = options_.low_latency() && !options_.by_rank;
+    const size_t rows = size_t{shape.ranks} * shape.max_tokens * (by_expert ? shape.local_experts() : 1);
+    constexpr size_t kBytesOfEntry = sizeof(int64_t) + sizeof(float);
+    const size_t of_row = 3 * sizeof(uint16_t) * options_.hidden + kBytesOfEntry * shape.top_k;
+    constexpr size_t kMore = 1 << 20;
+    return rows * of_row + kMore;
 }
 
 void Session::CreateReceivedBeside() {

@@ -62,6 +62,7 @@ class Session {
     void CreateOutputs();
     void CreateReceived();
     void CreateReceivedBeside();
+    size_t BytesOfHeap() const;
     void FillTokens();
     void CallCast();
     void CallDispatch();

@@ -159,3 +159,32 @@ EP_TEST(ht_without_a_pause) {
     destroy(env, groups[0]);
     destroy(env, groups[1]);
 }
+
+// All tokens go to rank 0, which is late: the others' dispatches have nothing to wait for but that it begins.
+EP_TEST(ht_ranks_without_rows_run_ahead) {
+    enum { kTimes = 6, kRounds = 4 };
+    if (ep_on_host_backend()) {
+        ep_skip("on the CPU backend nothing is enqueued");
+        return;
+    }
+    const RefShape shape = small_shape(env, 6, 2);
+    const HtPass cached = {.forward = false};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
+    for (unsigned round = 0; round < kRounds; ++round) {
+        const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 40 + round};
+        HtRun run;
+        EpGate gate;
+        ht_run_open_with(&run, env, group, &shape, kRefOneExpert, false, opening);
+        ht_prepare_dispatch(&run);
+        const bool is_late = env->rank == 0;
+        if (is_late) ep_gate_close(&gate, env->stream);
+        for (unsigned i = 0; i < kTimes; ++i) {
+            EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
+        }
+        if (is_late) ep_gate_open(&gate);
+        ep_sync(env);
+        ht_check_dispatch(&run);
+        ht_run_close(&run);
+    }
+    destroy(env, group);
+}

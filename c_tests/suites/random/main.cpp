@@ -11,6 +11,7 @@
 #include <string>
 
 #include "harness/options.hpp"
+#include "reference/mapped.h"
 #include "suites/random/chooser.h"
 #include "suites/random/play.h"
 
@@ -68,6 +69,7 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
     ncclEpGroup_t group = ep_group_create(
         &env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
         plan.num_experts, plan.max_tokens, plan.row_bytes);
+    if (!plan.low_latency) ref_mapped_open(&env, group, options.seed + first);
     Chooser chooser(env, ep_mix(options.seed, first, 5));
     if (options.choices) EP_CHECK_NCCL(ncclEpSetSelector(group, Chooser::Select, &chooser));
     unsigned different = 0;
@@ -77,6 +79,7 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
         config.chooser = options.choices ? &chooser : nullptr;
         if (!RunOne(env, group, config)) ++different;
     }
+    ref_mapped_close();
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
     unsigned most = 0;
     MPI_Allreduce(&different, &most, 1, MPI_UNSIGNED, MPI_MAX, MPI_COMM_WORLD);

@@ -6,6 +6,7 @@
 pub mod common;
 pub mod ht;
 pub mod ht_kept;
+pub mod ht_mapped;
 pub mod ht_nodes;
 pub mod ll;
 pub mod ll_pack;

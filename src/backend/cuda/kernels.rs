@@ -6,6 +6,7 @@
 use crate::backend::cuda::params::common::*;
 use crate::backend::cuda::params::ht::*;
 use crate::backend::cuda::params::ht_kept::*;
+use crate::backend::cuda::params::ht_mapped::*;
 use crate::backend::cuda::params::ht_nodes::*;
 use crate::backend::cuda::params::ll::*;
 use crate::backend::cuda::params::ll_pack::*;
@@ -140,6 +141,13 @@ kernels! {
     ht_combine_zones_f16(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
     ht_combine_zones_f32(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
 
+    ht_offer(HtOfferParams, HT_OFFER_THREADS, 1);
+    ht_dispatch_direct(HtDirectParams, HT_DISPATCH_THREADS, 1);
+    ht_dispatch_direct_scaled(HtScaledDirectParams, HT_DISPATCH_THREADS, 1);
+    ht_combine_pull_bf16(HtPullParams, HT_COMBINE_THREADS, 1);
+    ht_combine_pull_f16(HtPullParams, HT_COMBINE_THREADS, 1);
+    ht_combine_pull_f32(HtPullParams, HT_COMBINE_THREADS, 1);
+
     ht_route_nodes(HtRouteNodesParams, HT_ROUTE_THREADS, 0);
     ht_place(HtPlaceParams, HT_PLACE_THREADS, 0);
     ht_header(HtHeaderParams, HT_HEADER_THREADS, 0);
@@ -187,6 +195,7 @@ by_type! {
     ht_combine(HtCombineParams): ht_combine_bf16, ht_combine_f16, ht_combine_f32;
     ht_combine_zones(HtZonesCombineParams): ht_combine_zones_bf16, ht_combine_zones_f16, ht_combine_zones_f32;
     ht_pack_cast(HtScaledPackParams): ht_pack_cast_bf16, ht_pack_cast_f16, ht_pack_cast_f32;
+    ht_combine_pull(HtPullParams): ht_combine_pull_bf16, ht_combine_pull_f16, ht_combine_pull_f32;
     ht_combine_nodes(HtCombineNodesParams): ht_combine_nodes_bf16, ht_combine_nodes_f16, ht_combine_nodes_f32;
 }
 

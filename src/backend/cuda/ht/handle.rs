@@ -117,7 +117,7 @@ impl CudaHt {
 
     /// Enqueues `kernel`, which is operation `op`, and what `after` does; in a caller's memory behind a look at the
     /// header.
-    fn enqueue<P>(
+    pub fn enqueue<P>(
         &self,
         op: KernelOp,
         kernel: Kernel<P>,
@@ -215,6 +215,9 @@ impl HtBackend for CudaHt {
         if let Some(zones) = zones {
             return self.dispatch_by_expert(op, (params, zones), &launch, at, after);
         }
+        if self.makes_offers() {
+            return self.dispatch_with_offers(op, params, &launch, at, after);
+        }
         match &op.scaled {
             None => {
                 let (kernel, shape) = (kernels::ht_dispatch(), launch.launch);
@@ -242,6 +245,9 @@ impl HtBackend for CudaHt {
             };
             let kernel = kernels::ht_combine_zones(op.row.dtype)?;
             return self.enqueue(kind, kernel, shape, &params, at, after);
+        }
+        if self.makes_offers() {
+            return self.combine_with_offers(op, params, &launch, at, after);
         }
         let kernel = kernels::ht_combine(op.row.dtype)?;
         self.enqueue(kind, kernel, shape, &params, at, after)

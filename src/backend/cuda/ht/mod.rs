@@ -2,13 +2,16 @@
 //! handles.
 
 mod agreement;
+mod beside_rings;
 pub mod fault;
 mod fingerprint;
 mod grid;
 mod handle;
 mod kept;
+mod mapped;
 mod memory;
 mod nodes;
+mod offering;
 pub mod plan;
 mod rows;
 mod scaled;

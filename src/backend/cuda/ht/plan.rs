@@ -2,6 +2,7 @@
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
@@ -10,6 +11,7 @@ use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
     HtLayout, HtShape,
 };
+use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
@@ -63,6 +65,8 @@ pub struct HtPlan {
     layout: HtLayout,
     /// As well: of the packets of `ht_zones`.
     packets: usize,
+    /// Nothing over several nodes, nor for one rank.
+    mapped: HtMappedLayout,
     bytes: usize,
 }
 
@@ -122,6 +126,10 @@ impl HtPlan {
             (true, None) => ranks * max_tokens * mask_words(facts) * PACKET_BYTES,
             _ => 0,
         });
+        let mapped = match &nodes {
+            None if ranks > 1 => beside_rings::regions(facts, max_tokens, &mut window),
+            _ => HtMappedLayout::default(),
+        };
         let layout = HtLayout {
             counts: counts as u64,
             arrivals: arrivals as u64,
@@ -138,6 +146,7 @@ impl HtPlan {
             nodes,
             layout,
             packets,
+            mapped,
             bytes: window.bytes(),
         })
     }
@@ -172,6 +181,16 @@ impl HtPlan {
     /// Experts over all ranks of all nodes.
     pub fn all_experts(&self) -> usize {
         self.all_experts
+    }
+
+    /// What operations with offers have in windows where the kernels' offsets are `of`.
+    pub fn mapped_layout(&self, of: &HtLayout) -> HtMappedLayout {
+        beside_rings::at(&self.mapped, of.counts - self.layout.counts)
+    }
+
+    /// Ranks of this node.
+    pub fn ranks(&self) -> usize {
+        self.facts.ranks
     }
 
     /// The block of a handle with such a routing, or with the group's maximum of tokens.

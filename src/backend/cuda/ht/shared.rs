@@ -15,6 +15,7 @@ use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
     HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtSequences, HtShape,
 };
+use crate::backend::cuda::params::ht_mapped::HtOfferState;
 use crate::backend::cuda::totals;
 use crate::error::{Code, Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
@@ -42,6 +43,7 @@ pub struct HtShared {
     pub device: DeviceLimits,
     pub order: Order,
     sequences: Buffer,
+    offers: Buffer,
     /// Where the blocks of a kernel that routes count together (`HtPlan::tally`).
     tally: Buffer,
     /// Number of handles so far, including refused ones.
@@ -76,6 +78,7 @@ impl HtShared {
             device,
             order: Order::new(&driver_context)?,
             sequences: Buffer::zeroed(memory, size_of::<HtSequences>())?,
+            offers: Buffer::zeroed(memory, size_of::<HtOfferState>())?,
             tally: Buffer::zeroed(memory, plan.tally().bytes)?,
             handles: AtomicU32::new(0),
             exchanges: AtomicU32::new(0),
@@ -154,6 +157,11 @@ impl HtShared {
 
     pub fn sequences(&self) -> *mut HtSequences {
         self.sequences.data().0 as *mut HtSequences
+    }
+
+    /// The state of operations with offers.
+    pub fn offers(&self) -> *mut HtOfferState {
+        self.offers.data().0 as *mut HtOfferState
     }
 
     /// Polls for what `found` reads of a handle's routing, which a kernel or the network writes. Their own deadlines

@@ -1,0 +1,55 @@
+"""More of bugs.py: operations in high throughput on memory that peers map."""
+
+from __future__ import annotations
+
+from planting import Bug, Setting
+
+# All tensors in memory that peers map; or on each rank others.
+HT_MAPPED = "3 EP_TEST_MEMORY=mapped test_ht uneven_tokens"
+HT_MAPPED_AGAIN = "3 EP_TEST_MEMORY=mapped test_ht ht_without_a_pause"
+HT_AHEAD = "2 EP_TEST_MEMORY=mixed test_ht run_ahead"
+HT_MIXED = "3 EP_TEST_MEMORY=mixed test_random --configs 60 --seed 31"
+
+# Rank 0 is late in operations on memory that peers map, so others may be far ahead of it; or reads slowly.
+LATE_TO_OFFER = Setting("ht/offers.cuh", "    const uint32_t epoch = agreed.epoch;\n    if (agreed.failure != 0",
+                        "    for (uint32_t i = common.peers.rank == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
+                        "    const uint32_t epoch = agreed.epoch;\n    if (agreed.failure != 0")
+SLOW_HOME = Setting("ht/pull_rows.cuh", "            const uint8_t* full = pipeline.wait_full();",
+                    "            for (uint32_t i = block.common.peers.rank == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
+                    "            const uint8_t* full = pipeline.wait_full();")
+
+BUGS = (
+    Bug("done before the last rows were stored", "ht/direct_rows.cuh",
+        "        load_part(block, loading, pipeline);\n    }\n    pipeline.wait_stored();\n",
+        "        load_part(block, loading, pipeline);\n    }\n", HT_MAPPED),
+    Bug("done without a fence", "ht/offers.cuh",
+        "        fence_acq_rel_sys();\n        const uint32_t last = gridDim.x - 1;\n"
+        "        agreed.is_last_block = inc_acq_rel_gpu(&mapped.state->blocks_done, last) == last;",
+        "        agreed.is_last_block = atomicAdd(&mapped.state->blocks_done, 1u) % gridDim.x == gridDim.x - 1;",
+        HT_MAPPED, slow=True),
+    Bug("done before all blocks have stored", "ht/offers.cuh",
+        "agreed.is_last_block = inc_acq_rel_gpu(&mapped.state->blocks_done, last) == last;",
+        "agreed.is_last_block = blockIdx.x == 0;", HT_MAPPED, slow=True),
+    Bug("offered before it is known that there is room", "ht/offers.cuh",
+        " || !has_room(agreed.total)", "", "2 EP_TEST_MEMORY=mapped test_ht ht_token_output", slow=True),
+    Bug("the own offset used for peers", "ht/offers.cuh",
+        "uint64_t{word(kOfferFirst)} * kOfferUnit;", "mapped.offset;", HT_MAPPED),
+    Bug("an offer of another epoch", "ht/offers.cuh",
+        "all = all && packet_epoch(packets[i]) == epoch;", "all = all && packet_epoch(packets[i]) != 0;",
+        HT_MAPPED_AGAIN, slow=True),
+    Bug("all offers in one bank", "ht/offers.cuh", "(epoch & 1) * common.peers.ranks", "0 * common.peers.ranks",
+        HT_MIXED, slow=True),
+    Bug("offers that are not heard", "ht/offers.cuh",
+        "if (blockIdx.x == 0 && !agreement.has_heard) {", "if (false) {", HT_AHEAD, slow=True,
+        beside=(LATE_TO_OFFER,)),
+    Bug("a tensor offered by some taken for all", "ht/offers.cuh", "        agreed.are_mapped = 0;\n", "",
+        HT_MIXED, slow=True),
+    Bug("a combine that ends while its rows are read", "ht/pull_rows.cuh",
+        "        wait_until_done(block.common, mapped, agreed);\n", "", HT_MAPPED, slow=True, beside=(SLOW_HOME,)),
+    Bug("what came beside rows read before done", "ht/direct_rows.cuh",
+        "if (!wait_until_done(common, mapped, block.agreed) || mapped.side_row_bytes == 0) {",
+        "if (mapped.side_row_bytes == 0) {", HT_MAPPED),
+    Bug("a stage filled while it is read", "ht/pipeline.cuh", "            bulk_store_wait_read<1>();\n", "",
+        HT_MAPPED, slow=True),
+    Bug("the parity of a stage", "ht/pipeline.cuh", "        parity_ ^= wraps;\n", "", HT_MAPPED, slow=True),
+)

@@ -1,0 +1,32 @@
+// High-throughput dispatch in groups with objects: the ranks make offers, and rows go straight to the peers' outputs,
+// or through rings (offers.cuh).
+//
+// Grid: as through rings; rows that go straight are sent by all blocks.
+
+#include "../base/entry.cuh"
+#include "direct_rows.cuh"
+#include "dispatch_run.cuh"
+
+namespace nccl_ep::ht_direct_impl {
+
+template <typename Rows>
+__device__ void run(const HtDispatchParams& params, const HtMapped& mapped, const Rows& rows) {
+    DYNAMIC_SHARED(uint8_t, memory);
+    Agreed& agreed = *reinterpret_cast<Agreed*>(memory);
+    const auto has_room = [&](uint32_t total) {
+        return params.out_rows >= total && rows.scale_rows() >= total && params.routing_rows >= total;
+    };
+    const Agreement agreement = agree(params.common, mapped, has_room, agreed);
+    __syncthreads();
+    if (agreement.way == Way::kStraight) {
+        run(Block<Rows>{params, mapped, rows, agreed}, memory + HT_MAPPED_SHARED_BYTES);
+    } else if (agreement.way == Way::kRings) {
+        ht_dispatch_impl::run(params, AllRows{}, rows);
+        hear_all(params.common, mapped, agreement);
+    }
+}
+
+ENTRY(ht_dispatch_direct) { run(params.rows, params.mapped, PlainRows{}); }
+ENTRY(ht_dispatch_direct_scaled) { run(params.rows.rows, params.mapped, ForwardedRows{params.rows.scaled}); }
+
+}  // namespace nccl_ep::ht_direct_impl

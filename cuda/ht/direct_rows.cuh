@@ -1,0 +1,348 @@
+// A dispatch whose rows need no ring, as all ranks' outputs are tensors that the peers map (offers.cuh).
+//
+// A few warps of each block, the senders, move rows of tokens to the peers' outputs: a row is loaded once, and stored
+// at its place in each. The other warps store what comes beside them, scales, ids and weights, to the peers' windows,
+// copy what stays on this rank, and fill rows that no token fills. When all have done, every block waits for the peers,
+// and copies its share of what came beside rows.
+#pragma once
+
+#include "../base/divide.cuh"
+#include "dispatch_local.cuh"
+#include "offers.cuh"
+#include "pipeline.cuh"
+#include "scaled_rows.cuh"
+
+namespace nccl_ep::ht_direct_impl {
+
+using namespace ht_dispatch_impl;
+
+template <typename RowsOfKind>
+struct Block {
+    using Rows = RowsOfKind;
+    using Place = AllRows::Place;
+    static constexpr bool kZones = false;
+
+    const HtDispatchParams& params;
+    const HtMapped& mapped;
+    Rows rows;
+    Agreed& agreed;
+
+    const HtCommon& common = params.common;
+    AllRows scope = {};
+    bool keeps_rows = params.out != nullptr;
+    bool keeps_routing = params.out_idx != nullptr;
+
+    __device__ uint32_t rank() const { return common.peers.rank; }
+    __device__ uint32_t top_k() const { return common.handle.top_k; }
+    __device__ bool sends() const { return blockIdx.x < mapped.blocks && warp_idx() < mapped.warps; }
+    // Bytes of scales beside a row, in front of its ids and weights.
+    __device__ uint32_t scale_bytes() const {
+        if constexpr (Rows::kHasScales) {
+            return rows.scale_parts() * sizeof(Vec16);
+        }
+        return 0;
+    }
+    __device__ bool has_routing() const { return scope.has_routing(params); }
+    __device__ GivenRouting given_routing(uint32_t token) const {
+        if (!has_routing() || token >= common.handle.tokens) {
+            return {};
+        }
+        return {scope.routing(params, {}, token), top_k()};
+    }
+    __device__ const uint8_t* row_of_token(uint32_t token, Place) const {
+        return params.tokens + uint64_t{token} * rows.token_bytes(common);
+    }
+    __device__ uint32_t row_from(uint32_t source, uint32_t index) const {
+        return common.handle.begins[source] + index;
+    }
+    // Where the rows of this rank's tokens on `rank` begin.
+    __device__ Remote<uint8_t> rows_at(uint32_t of) const {
+        return of != rank() ? agreed.first[of] : Remote<uint8_t>(out_row(row_from(of, 0)));
+    }
+    __device__ uint8_t* out_row(uint32_t row) const { return params.out + uint64_t{row} * mapped.row_bytes; }
+    // What comes beside row `index` from `source`, in the window of `owner` that begins at `window`.
+    template <template <typename> class Address>
+    __device__ Address<uint8_t> beside(Address<uint8_t> window, uint32_t owner, uint32_t source,
+                                       uint32_t index) const {
+        const uint32_t number = source - (source > owner ? 1 : 0);
+        return window + (mapped.layout.side + number * mapped.layout.side_bytes +
+                         uint64_t{index} * mapped.side_row_bytes);
+    }
+};
+
+// ---- Rows for peers ----------------------------------------------------------------------------
+
+template <typename Block>
+__device__ __forceinline__ bool goes_to_peer(const Block& block, const TokenEntries& entries) {
+    return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
+}
+
+template <typename Block>
+__device__ __forceinline__ void load_part(const Block& block, Parts& parts, Pipeline& pipeline) {
+    if (parts.token < block.common.handle.tokens) {
+        const Remote<uint8_t> row(const_cast<uint8_t*>(block.row_of_token(parts.token, {})));
+        pipeline.fill(pipeline.begin_filling(parts.bytes()), row + parts.offset, parts.bytes());
+        pipeline.end_filling();
+    }
+    parts.advance();
+}
+
+template <typename Block>
+__device__ void send_rows(const Block& block, Pipeline& pipeline) {
+    const HtMapped& mapped = block.mapped;
+    const HtHandleMemory& handle = block.common.handle;
+    Parts parts = {warp_idx() * mapped.blocks + blockIdx.x, mapped.blocks * mapped.warps, mapped.part_bytes,
+                   mapped.row_bytes};
+    Parts loading = parts;
+    HtEntry entry = TokenEntries::load_entry(handle, parts.token);
+    // One copy of what fills stages, for the first ones as well.
+    uint32_t filled = 1;
+#pragma unroll 1
+    while (parts.token < handle.tokens) {
+        if (filled < mapped.stages) {
+            ++filled;
+        } else {
+            const TokenEntries entries(block.common, entry);
+            const Parts current = parts;
+            parts.advance();
+            // Well before it is needed, as loads wait behind the SM's stores.
+            entry = TokenEntries::load_entry(handle, parts.token);
+            const bool is_wanted = goes_to_peer(block, entries) || (mapped.keeps_rows != 0 && entries.is_first());
+            Remote<uint8_t> to;
+            if (is_wanted) {
+                to = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * mapped.row_bytes;
+            }
+            const uint8_t* part = pipeline.wait_full();
+#pragma unroll 1
+            for (LaneMask left = ballot(is_wanted); left.any(); left.drop_first()) {
+                pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
+            }
+            pipeline.end_using();
+            pipeline.commit_and_wait_read_but_last();
+        }
+        load_part(block, loading, pipeline);
+    }
+    pipeline.wait_stored();
+}
+
+// ---- What other warps do -----------------------------------------------------------------------
+
+// Stores scales, ids and weights of a token beside its rows at all peers.
+template <typename Block>
+__device__ void store_beside(const Block& block, uint32_t token, const GivenRouting& given,
+                             const TokenEntries& entries) {
+    const HtCommon& common = block.common;
+    const float weight = given.weight_of(block.scope.id_of(common, entries), block.top_k());
+#pragma unroll 1
+    for (LaneMask left = ballot(goes_to_peer(block, entries)); left.any(); left.drop_first()) {
+        const uint32_t lane = left.first();
+        const uint32_t peer = shuffle(entries.rank, lane);
+        const uint32_t index = shuffle(entries.entry.index, lane);
+        const Remote<uint8_t> to =
+            block.template beside<Remote>(window_of(common.peers, peer), peer, block.rank(), index);
+        if constexpr (Block::Rows::kHasScales) {
+#pragma unroll 1
+            for (uint32_t part = lane_idx(); part < block.rows.scale_parts(); part += kWarpSize) {
+                put(as<Vec16>(to) + part, block.rows.scale_part(block, token, part));
+            }
+        }
+        if (block.has_routing()) {
+            const RoutingEntry routing(common, entries, lane, weight);
+            if (lane_idx() < block.top_k()) {
+                put_value(as<uint64_t>(to + block.scale_bytes()) + lane_idx(), routing.packed());
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, uint32_t bytes) {
+    constexpr uint32_t kAtOnce = 8;
+    const uint32_t vecs = bytes / sizeof(Vec16);
+#pragma unroll 1
+    for (uint32_t first = lane_idx(); first < vecs; first += kAtOnce * kWarpSize) {
+        Vec16 data[kAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            const uint32_t at = first + i * kWarpSize;
+            if (at < vecs) {
+                data[i] = ld_const(reinterpret_cast<const Vec16*>(from) + at);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            const uint32_t at = first + i * kWarpSize;
+            if (at < vecs) {
+                st_row(reinterpret_cast<Vec16*>(to) + at, data[i]);
+            }
+        }
+    }
+}
+
+// Copies all of a token that stays on this rank.
+template <typename Block>
+__device__ void keep_token(const Block& block, uint32_t token, const GivenRouting& given,
+                           const TokenEntries& entries) {
+    const KeptRow kept(block, entries);
+    if (!kept.is_here) {
+        return;
+    }
+    const uint32_t row = kept.row(block);
+    if (block.mapped.keeps_rows == 0) {
+        copy_row(block.out_row(row), block.row_of_token(token, {}), block.mapped.row_bytes);
+    }
+    if constexpr (Block::Rows::kHasScales) {
+        block.rows.keep_scales(block, token, row);
+    }
+    kept.write_routing(block, entries, given);
+}
+
+// Fills a row of each output that no token fills; false if there is no such row.
+template <typename Block>
+__device__ bool fill_unused_row(const Block& block, uint32_t row) {
+    const bool has_row = block.keeps_rows && row < block.params.out_rows;
+    const bool has_routing = block.keeps_routing && row < block.params.routing_rows;
+    if (has_row) {
+        Vec16* to = reinterpret_cast<Vec16*>(block.out_row(row));
+#pragma unroll 1
+        for (uint32_t i = lane_idx(); i < block.mapped.row_bytes / sizeof(Vec16); i += kWarpSize) {
+            st_row(to + i, {{0, 0, 0, 0}});
+        }
+    }
+    if (has_routing) {
+        write_routing(block, row, {-1, 0.0f});
+    }
+    return block.rows.clear_scales(row) || has_row || has_routing;
+}
+
+template <typename Block>
+__device__ void work_locally(const Block& block) {
+    // This warp's number among those of the grid that do not send.
+    const HtMapped& mapped = block.mapped;
+    const uint32_t senders = mapped.blocks * mapped.warps;
+    const uint32_t before = min(mapped.blocks * (warp_idx() + 1), senders);
+    const uint32_t first = warp_idx() * gridDim.x + blockIdx.x - before;
+    const uint32_t step = num_warps() * gridDim.x - senders;
+    const HtHandleMemory& handle = block.common.handle;
+    HtEntry entry = TokenEntries::load_entry(handle, first);
+#pragma unroll 1
+    for (uint32_t token = first; token < handle.tokens; token += step) {
+        const GivenRouting given = block.given_routing(token);
+        const TokenEntries entries(block.common, entry);
+        entry = TokenEntries::load_entry(handle, token + step);
+        if (mapped.side_row_bytes != 0) {
+            store_beside(block, token, given, entries);
+        }
+        keep_token(block, token, given, entries);
+    }
+#pragma unroll 1
+    for (uint32_t row = block.agreed.total + first; fill_unused_row(block, row);) {
+        row += step;
+    }
+}
+
+// ---- What came beside rows ---------------------------------------------------------------------
+
+// All threads of the grid: calls `load(i)` and then `store(i, what was loaded)` for each i < count, some at a time.
+template <typename Load, typename Store>
+__device__ __forceinline__ void for_all(uint32_t count, Load load, Store store) {
+    constexpr uint32_t kAtOnce = 4;
+    const uint32_t threads = gridDim.x * blockDim.x;
+#pragma unroll 1
+    for (uint32_t first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += kAtOnce * threads) {
+        decltype(load(first)) loaded[kAtOnce];
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            if (first + i * threads < count) {
+                loaded[i] = load(first + i * threads);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            if (first + i * threads < count) {
+                store(first + i * threads, loaded[i]);
+            }
+        }
+    }
+}
+
+// Copies ids and weights of the rows of `source` to the outputs.
+template <typename Block>
+__device__ void take_routing(const Block& block, uint32_t source) {
+    const HtDispatchParams& params = block.params;
+    const uint32_t top_k = block.top_k();
+    const uint32_t reciprocal = 0xffffffffu / top_k;
+    const uint8_t* beside =
+        block.template beside<Own>(own_window(block.common.peers), block.rank(), source, 0) + block.scale_bytes();
+    const uint64_t to = uint64_t{block.row_from(source, 0)} * top_k;
+    for_all(
+        rows_of(block.common, source) * top_k,
+        [&](uint32_t i) {
+            const Divided at = divide(i, top_k, reciprocal);
+            const uint8_t* row = beside + uint64_t{at.quotient} * block.mapped.side_row_bytes;
+            return ld_relaxed_sys(reinterpret_cast<const uint64_t*>(row) + at.remainder);
+        },
+        [&](uint32_t i, uint64_t packed) {
+            const RoutingEntry entry(block.common, packed);
+            params.out_idx[to + i] = entry.id;
+            params.out_weights[to + i] = entry.weight;
+        });
+}
+
+// The same for scales.
+template <typename Block>
+__device__ void take_scales(const Block& block, uint32_t source) {
+    const uint32_t parts = block.rows.scale_parts();
+    const uint32_t reciprocal = 0xffffffffu / parts;
+    const uint8_t* beside = block.template beside<Own>(own_window(block.common.peers), block.rank(), source, 0);
+    for_all(
+        rows_of(block.common, source) * parts,
+        [&](uint32_t i) {
+            const Divided at = divide(i, parts, reciprocal);
+            const uint8_t* row = beside + uint64_t{at.quotient} * block.mapped.side_row_bytes;
+            return ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + at.remainder);
+        },
+        [&](uint32_t i, const Vec16& scales) {
+            const Divided at = divide(i, parts, reciprocal);
+            block.rows.store_scale_part(block.row_from(source, at.quotient), at.remainder, scales);
+        });
+}
+
+// ---- The dispatch ------------------------------------------------------------------------------
+
+template <typename Rows>
+__device__ void run(const Block<Rows>& block, uint8_t* buffers) {
+    const HtCommon& common = block.common;
+    const HtMapped& mapped = block.mapped;
+    if (block.params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < common.layout.local_experts; i += blockDim.x) {
+            block.params.counter[i] = common.handle.counts[i];
+        }
+    }
+    if (block.sends()) {
+        Pipeline pipeline(buffers + warp_idx() * mapped.stages * mapped.stage_bytes, mapped.stage_bytes,
+                          mapped.stages, block.agreed.barriers + warp_idx() * mapped.stages);
+        send_rows(block, pipeline);
+    } else {
+        work_locally(block);
+    }
+    finish_straight(common, mapped, block.agreed);
+    if (!wait_until_done(common, mapped, block.agreed) || mapped.side_row_bytes == 0) {
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t source = 0; source < common.peers.ranks; ++source) {
+        if (source == block.rank() || !is_active(common.peers, source)) {
+            continue;
+        }
+        if constexpr (Rows::kHasScales) {
+            take_scales(block, source);
+        }
+        // A rank without tokens need not give ids.
+        if (common.shape.tail_bytes != 0 && block.keeps_routing) {
+            take_routing(block, source);
+        }
+    }
+}
+
+}  // namespace nccl_ep::ht_direct_impl

@@ -1,0 +1,265 @@
+// Offers: how the ranks agree, in an operation itself, that its rows need no rings, as they lie in tensors that the
+// peers map: where a dispatch puts rows (direct_rows.cuh), or where a combine finds them (pull_rows.cuh).
+//
+// Protocol
+//
+// In groups with objects every operation on rows begins so. Each rank, the *owner* of its tensor, offers it to each
+// peer: an object, and the offset of the peer's first row there; or it offers nothing, and says so. All ranks see all
+// offers, so all come to the same conclusion without another word: if every rank offers its tensor, rows go straight;
+// if any does not, all use the rings, as if there had been no offers, and the sequences of the rings stay as they are
+// otherwise. Object and offset are parameters, and epochs are counted in device memory, so graphs replay.
+//
+// A peer that has stored (dispatch) or read (combine) all its rows in the owner's tensor says so by its *done* packet.
+//
+// Why no tensor is touched too early or too late
+//
+// - An owner's kernel offers, released, so behind all that its stream did to the tensor before, and only when it has
+//   seen that the tensor has room: from then on peers may store there. They do that behind the acquire of the offer,
+//   and only if it has this operation's epoch.
+// - A peer's block has its bulk stores completed, then meets the others of its grid in `blocks_done`, a fence before
+//   it; the last one signals done. So what any block stored, or read, comes before done, and the owner's kernel does
+//   not end before the done packets of all peers have come. For the caller it is an ordinary kernel, which alone uses
+//   its tensor; whatever follows on the stream may use it again.
+// - What comes beside rows lies in the owner's window, a place for each source. A source writes it as it does rows:
+//   behind the offer, before done. The owner's blocks read it behind done. The next writes are behind the next offer,
+//   which another kernel of the owner makes.
+//
+// Why no packet is overwritten too early
+//
+// An offer of epoch n lies in bank n % 2. Every kernel sees the offers of its epoch of all ranks before it ends, also
+// where it does not need them. So when a rank makes offer n + 2, its kernel n + 1 has seen every peer's offer n + 1,
+// that peer's kernel n has ended, and has seen this rank's offer n. A done packet of epoch n is overwritten behind an
+// offer of a later epoch, which the owner makes when its kernel n has ended. Both are compared exactly.
+//
+// Why every wait terminates
+//
+// An offer waits for nothing but that its owner's kernel begins, and done for nothing but offers. No block waits for
+// another one of its kernel. A rank without a tensor that peers map does not wait for offers before it uses the rings:
+// their conclusion is known. It sees them at the end.
+//
+// Rings between: all rows of a ring are read when the receiver's kernel ends, and slots stay as they are meanwhile, so
+// an operation that does not use them changes nothing there.
+//
+// After a failure a kernel that begins offers nothing, and a peer's wait for its offer ends. One that has made an offer
+// cannot take it back: peers may store to its tensor until their kernels end.
+#pragma once
+
+#include "params/ht_mapped.h"
+#include "rings.cuh"
+
+namespace nccl_ep {
+
+// The packets of an offer.
+enum OfferWord : uint32_t {
+    kOfferFingerprint,
+    kOfferScales,
+    // The object and HT_OFFER_MAPPED.
+    kOfferWay,
+    // The offset of the peer's first row there, in 16 bytes.
+    kOfferFirst,
+    // Rows of that peer.
+    kOfferRows,
+};
+constexpr uint32_t kOfferUnit = 16;
+
+// How rows travel.
+enum class Way : uint32_t { kRings, kStraight, kFailed };
+
+// What the threads of a block share while they agree, and of tensors that peers map; in front of its dynamic shared
+// memory, which rings use otherwise.
+struct Agreed {
+    // Where the rows of this rank begin in the tensor of each.
+    Remote<uint8_t> first[MAX_PEERS];
+    uint32_t epoch;
+    uint32_t total;
+    uint32_t failure;
+    uint32_t is_last_block;
+    // Whether this rank offers its tensor; and what the others say.
+    uint32_t is_mapped;
+    uint32_t are_mapped;
+    uint32_t is_missing;
+    uint64_t barriers[HT_MAPPED_WARPS * HT_MAPPED_STAGES];
+};
+static_assert(sizeof(Agreed) <= HT_MAPPED_SHARED_BYTES, "rows begin behind it");
+
+struct Agreement {
+    Way way;
+    uint32_t epoch;
+    // Whether the offers of all ranks were seen.
+    bool has_heard;
+};
+
+// Where the offer of epoch `epoch` from `owner` lies in the window that begins at `window`.
+template <template <typename> class Address>
+__device__ __forceinline__ Address<uint64_t> offer_in(const HtCommon& common, const HtMapped& mapped,
+                                                      Address<uint8_t> window, uint32_t owner, uint32_t epoch) {
+    const uint32_t number = (epoch & 1) * common.peers.ranks + owner;
+    return as<uint64_t>(window + mapped.layout.offers) + uint64_t{number} * HT_OFFER_PACKETS;
+}
+
+// Rows of the tensor of this rank that are those of `peer`.
+__device__ __forceinline__ uint32_t rows_of(const HtCommon& common, uint32_t peer) {
+    return common.handle.begins[peer + 1] - common.handle.begins[peer];
+}
+
+// One thread: the offer to `peer`, behind a fence.
+__device__ __forceinline__ void make_offer(const HtCommon& common, const HtMapped& mapped, uint32_t peer,
+                                           const Agreed& agreed) {
+    const uint32_t epoch = agreed.epoch;
+    const uint64_t first = mapped.offset + uint64_t{common.handle.begins[peer]} * mapped.row_bytes;
+    const Remote<uint64_t> to =
+        offer_in<Remote>(common, mapped, window_of(common.peers, peer), common.peers.rank, epoch);
+    put_values(to, make_packet(epoch, common.shape.fingerprint), make_packet(epoch, mapped.scales_word));
+    put_values(to + 2, make_packet(epoch, agreed.is_mapped != 0 ? mapped.way : 0),
+               make_packet(epoch, static_cast<uint32_t>(first / kOfferUnit)));
+    put_values(to + 4, make_packet(epoch, rows_of(common, peer)), make_packet(epoch, 0));
+}
+
+// One thread waits for the first `count` packets of the offer of `owner`, and loads them to `packets`.
+template <uint32_t count>
+__device__ __forceinline__ bool wait_for_offer(const HtCommon& common, const HtMapped& mapped, uint32_t owner,
+                                               uint32_t epoch, uint64_t (&packets)[count]) {
+    const uint64_t* at = offer_in<Own>(common, mapped, own_window(common.peers), owner, epoch);
+    const auto have_come = [&] {
+        bool all = true;
+#pragma unroll
+        for (uint32_t i = 0; i < count; ++i) {
+            packets[i] = ld_acquire_sys(at + i);
+            all = all && packet_epoch(packets[i]) == epoch;
+        }
+        return all;
+    };
+    return poll_until(have_come, [&](uint64_t start) {
+        return keep_waiting(common, {WAIT_BEGIN, owner, epoch}, start, packet_epoch(packets[0]));
+    });
+}
+
+// One thread hears the offer of `owner`, and notes where this rank's rows begin there.
+__device__ inline void hear_offer(const HtCommon& common, const HtMapped& mapped, uint32_t owner, Agreed& agreed) {
+    uint64_t packets[kOfferRows + 1];
+    bool ok = wait_for_offer(common, mapped, owner, agreed.epoch, packets);
+    const auto word = [&](OfferWord which) { return packet_data(packets[which]); };
+    const uint32_t way = word(kOfferWay);
+    const uint32_t object = way & ~HT_OFFER_MAPPED;
+    const bool is_same =
+        word(kOfferFingerprint) == common.shape.fingerprint && word(kOfferScales) == mapped.scales_word;
+    const bool has_same_rows = word(kOfferRows) == common.handle.departures[owner] && object < HT_MAX_OBJECTS;
+    if (ok && !(is_same && has_same_rows)) {
+        // Other numbers of rows are those of another handle.
+        const uint32_t other = is_same ? 1u << HT_FINGERPRINT_PAYLOAD_BITS : 0;
+        fail_for_scales(common, owner, word(kOfferFingerprint) ^ other, {mapped.scales_word, word(kOfferScales)});
+        ok = false;
+    }
+    if (!ok) {
+        agreed.is_missing = 1;
+    } else if ((way & HT_OFFER_MAPPED) == 0) {
+        agreed.are_mapped = 0;
+    } else {
+        agreed.first[owner] = object_of(mapped.objects, common.peers, object, owner) +
+                              uint64_t{word(kOfferFirst)} * kOfferUnit;
+    }
+}
+
+// One thread begins: reads what all need, and advances the epoch for the next kernel if no other block will read it.
+__device__ inline void begin_offers(const HtCommon& common, const HtMapped& mapped, Agreed& agreed) {
+    HtOfferState* state = mapped.state;
+    agreed.epoch = ld_relaxed_gpu(&state->epoch) + 1;
+    agreed.failure = known_failure(common.wait);
+    agreed.total = common.handle.begins[common.peers.ranks];
+    agreed.is_mapped = mapped.way;
+    agreed.are_mapped = 1;
+    agreed.is_missing = 0;
+    if (inc_acq_rel_gpu(&state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+        st_relaxed_gpu(&state->epoch, agreed.epoch);
+    }
+}
+
+// Calls `use(peer)` for each peer, one thread for each.
+template <typename Use>
+__device__ __forceinline__ void for_each_peer(const HtCommon& common, Use use) {
+#pragma unroll 1
+    for (uint32_t peer = threadIdx.x; peer < common.peers.ranks; peer += blockDim.x) {
+        if (peer != common.peers.rank && is_active(common.peers, peer)) {
+            use(peer);
+        }
+    }
+}
+
+// Makes this rank's offers, and hears the others' if this rank's does not settle the matter. All threads of the grid
+// call it. `has_room(total)` says whether the operation can run here. Where it cannot, or must not, there is no offer,
+// and the way through rings finds out why.
+template <typename HasRoom>
+__device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped, const HasRoom& has_room,
+                                  Agreed& agreed) {
+    if (threadIdx.x == 0) {
+        begin_offers(common, mapped, agreed);
+    }
+    __syncthreads();
+    const uint32_t epoch = agreed.epoch;
+    if (agreed.failure != 0 || (agreed.total & HT_DISAGREED) != 0 || !has_room(agreed.total)) {
+        return {Way::kRings, epoch, false};
+    }
+    for_each_peer(common, [&](uint32_t peer) {
+        if (uint64_t{rows_of(common, peer)} * mapped.side_row_bytes > mapped.layout.side_bytes) {
+            agreed.is_mapped = 0;
+        }
+    });
+    __syncthreads();
+    if (blockIdx.x == 0) {
+        fence_acq_rel_sys();
+        for_each_peer(common, [&](uint32_t peer) { make_offer(common, mapped, peer, agreed); });
+    }
+    if (agreed.is_mapped == 0) {
+        return {Way::kRings, epoch, false};
+    }
+    for_each_peer(common, [&](uint32_t peer) { hear_offer(common, mapped, peer, agreed); });
+    __syncthreads();
+    const Way way = agreed.are_mapped != 0 ? Way::kStraight : Way::kRings;
+    return {agreed.is_missing != 0 ? Way::kFailed : way, epoch, true};
+}
+
+// The threads of one block see that all ranks have begun, if they have not yet.
+__device__ inline void hear_all(const HtCommon& common, const HtMapped& mapped, const Agreement& agreement) {
+    if (blockIdx.x == 0 && !agreement.has_heard) {
+        for_each_peer(common, [&](uint32_t peer) {
+            uint64_t first[1];
+            wait_for_offer(common, mapped, peer, agreement.epoch, first);
+        });
+    }
+}
+
+// This block has stored or read all that it will in the peers' tensors, and its stores are complete. The last block to
+// say so tells the peers. All threads call it.
+__device__ inline void finish_straight(const HtCommon& common, const HtMapped& mapped, Agreed& agreed) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        fence_acq_rel_sys();
+        const uint32_t last = gridDim.x - 1;
+        agreed.is_last_block = inc_acq_rel_gpu(&mapped.state->blocks_done, last) == last;
+    }
+    __syncthreads();
+    if (agreed.is_last_block != 0) {
+        for_each_peer(common, [&](uint32_t peer) {
+            const Remote<uint8_t> window = window_of(common.peers, peer);
+            signal(as<uint64_t>(window + mapped.layout.done) + common.peers.rank, make_packet(agreed.epoch, 0));
+        });
+    }
+}
+
+// Waits until all peers have done with this rank's tensor; false if one does not say so. All threads call it.
+__device__ inline bool wait_until_done(const HtCommon& common, const HtMapped& mapped, Agreed& agreed) {
+    const uint64_t* done = as<uint64_t>(own_window(common.peers) + mapped.layout.done);
+    const uint32_t epoch = agreed.epoch;
+    for_each_peer(common, [&](uint32_t peer) {
+        const Arrival arrival = wait_until(
+            common, {WAIT_STREAMED_ROW, peer, epoch}, [&] { return ld_acquire_sys(done + peer); },
+            [epoch](uint32_t seen) { return seen == epoch; });
+        if (!arrival.ok) {
+            agreed.is_missing = 1;
+        }
+    });
+    __syncthreads();
+    return agreed.is_missing == 0;
+}
+
+}  // namespace nccl_ep

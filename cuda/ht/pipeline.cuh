@@ -1,0 +1,146 @@
+// Shared memory through which a warp moves parts of rows, several at a time: stages that are filled one after the
+// other, and used in the same order. All lanes call its functions.
+#pragma once
+
+#include "staging.cuh"
+
+namespace nccl_ep {
+
+class Pipeline {
+   public:
+    // `memory` is this warp's, `barriers` a word in shared memory for each stage.
+    __device__ Pipeline(uint8_t* memory, uint32_t stage_bytes, uint32_t stages, uint64_t* barriers)
+        : memory_(memory), barriers_(barriers), stage_bytes_(stage_bytes), stages_(stages) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            for (uint32_t i = 0; i < stages; ++i) {
+                mbarrier_init(barriers + i, 1);
+            }
+            fence_shared_before_bulk();
+            // What the block has acquired comes before what the engine does.
+            fence_global_before_bulk();
+        }
+#endif
+        sync_warp();
+    }
+
+    // Begins to fill the next stage with `bytes` in all. It must have been used, and what lanes or stores read there
+    // must have been read: settle, or wait_read_but_last.
+    __device__ __forceinline__ uint8_t* begin_filling(uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            mbarrier_arrive_expect(barriers_ + filling_, bytes);
+        }
+#else
+        (void)bytes;
+#endif
+        return memory_ + filling_ * stage_bytes_;
+    }
+    // Some of the bytes, of a peer's memory or of this rank's, to `to` in the stage.
+    __device__ __forceinline__ void fill(uint8_t* to, Remote<uint8_t> from, uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            get_bulk(to, from, bytes, barriers_ + filling_);
+        }
+#else
+        get_by_lanes(to, from, bytes);
+#endif
+    }
+    // The same from several places at once: that of each lane of `lanes` to `part_bytes` behind that of the one before.
+    __device__ __forceinline__ void fill_each(uint8_t* to, LaneMask lanes, Remote<uint8_t> of_lane, uint32_t offset,
+                                              uint32_t bytes, uint32_t part_bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        sync_warp();
+        if (lanes.has_this()) {
+            get_bulk(to + lanes.count_before() * part_bytes, of_lane + offset, bytes, barriers_ + filling_);
+        }
+#else
+        for (LaneMask left = lanes; left.any(); left.drop_first(), to += part_bytes) {
+            get_by_lanes(to, remote_of_lane(of_lane, left.first()) + offset, bytes);
+        }
+#endif
+    }
+    __device__ __forceinline__ void end_filling() { filling_ = filling_ + 1 == stages_ ? 0 : filling_ + 1; }
+
+    // The oldest stage that has not been used, when it is full.
+    __device__ __forceinline__ const uint8_t* wait_full() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        while (!mbarrier_test_wait(barriers_ + using_, parity_)) {
+            shared_spin_hint();
+        }
+#endif
+        sync_warp();
+        return memory_ + using_ * stage_bytes_;
+    }
+    __device__ __forceinline__ void end_using() {
+        const bool wraps = using_ + 1 == stages_;
+        parity_ ^= wraps;
+        using_ = wraps ? 0 : using_ + 1;
+    }
+    // The number of the stage that is filled next, or used.
+    __device__ __forceinline__ uint32_t filling() const { return filling_; }
+    __device__ __forceinline__ uint32_t in_use() const { return using_; }
+
+    // Stores `bytes` of shared memory to a rank.
+    __device__ __forceinline__ void store(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            put_bulk(to, from, bytes);
+        }
+#else
+        put_by_lanes(to, from, bytes);
+#endif
+    }
+    // Closes a group of stores, and waits until those of earlier groups have read.
+    __device__ __forceinline__ void commit_and_wait_read_but_last() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_commit();
+            bulk_store_wait_read<1>();
+        }
+#endif
+        sync_warp();
+    }
+    // All stores are complete for lane 0, or each lane's for itself.
+    __device__ __forceinline__ void wait_stored() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+        if (lane_idx() == 0) {
+            bulk_store_wait<0>();
+        }
+#endif
+        sync_warp();
+    }
+    // What lanes did in shared memory comes before what the engine does there next.
+    __device__ __forceinline__ void settle() {
+        settle_shared();
+        sync_warp();
+    }
+
+   private:
+    uint8_t* memory_;
+    uint64_t* barriers_;
+    uint32_t stage_bytes_;
+    uint32_t stages_;
+    uint32_t filling_ = 0;
+    uint32_t using_ = 0;
+    uint32_t parity_ = 0;
+};
+
+// The parts of rows that a warp moves: part by part of its first token, then of the token `step` further on.
+struct Parts {
+    uint32_t token;
+    uint32_t step;
+    uint32_t part_bytes;
+    uint32_t row_bytes;
+    uint32_t offset = 0;
+
+    __device__ __forceinline__ uint32_t bytes() const { return min(part_bytes, row_bytes - offset); }
+    __device__ __forceinline__ void advance() {
+        offset += part_bytes;
+        const bool is_next = offset >= row_bytes;
+        offset = is_next ? 0 : offset;
+        token += is_next ? step : 0;
+    }
+};
+
+}  // namespace nccl_ep

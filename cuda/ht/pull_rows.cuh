@@ -1,0 +1,148 @@
+// A combine whose rows need no ring, as the rows of all ranks' experts lie in tensors that the peers map (offers.cuh).
+//
+// Every warp takes a part of a token: it loads that part of the rows of all ranks that have the token from there to
+// shared memory, some parts ahead, and sums them. Rows of the own rank are loaded like any others. The order of the
+// sum is that of the way through rings.
+#pragma once
+
+#include "entries.cuh"
+#include "offers.cuh"
+#include "pipeline.cuh"
+#include "sum.cuh"
+
+namespace nccl_ep::ht_pull_impl {
+
+using namespace ht_combine_impl;
+
+struct Block {
+    const HtCombineParams& params;
+    const HtMapped& mapped;
+    const Agreed& agreed;
+
+    const HtCommon& common = params.common;
+
+    // Where the rows of this rank's tokens that `rank` has begin.
+    __device__ Remote<uint8_t> rows_at(uint32_t rank) const {
+        if (rank != common.peers.rank) {
+            return agreed.first[rank];
+        }
+        return Remote<uint8_t>(const_cast<uint8_t*>(params.rows)) +
+               uint64_t{common.handle.begins[rank]} * mapped.row_bytes;
+    }
+};
+
+// What a warp loads: parts of a token's rows on all ranks that have it, one behind the other.
+class Loader {
+   public:
+    __device__ Loader(const Block& block, const Parts& parts) : parts_(parts) { look_ahead(block); }
+
+    // Fills the next stage; returns how many rows the token has.
+    __device__ __forceinline__ uint32_t load_next(const Block& block, Pipeline& pipeline) {
+        if (parts_.offset == 0) {
+            begin_token(block);
+        }
+        const uint32_t rows = firsts_.count();
+        uint8_t* to = pipeline.begin_filling(rows * parts_.bytes());
+        pipeline.fill_each(to, firsts_, from_, parts_.offset, parts_.bytes(), block.mapped.part_bytes);
+        pipeline.end_filling();
+        parts_.advance();
+        return rows;
+    }
+    __device__ bool is_left(const Block& block) const { return parts_.token < block.common.handle.tokens; }
+
+   private:
+    __device__ __forceinline__ void begin_token(const Block& block) {
+        const TokenEntries entries(block.common, entry_);
+        firsts_ = entries.firsts;
+        if (entries.is_first()) {
+            from_ = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * block.mapped.row_bytes;
+        }
+        look_ahead(block, parts_.step);
+    }
+    // Loads a token's entry well before it is needed.
+    __device__ __forceinline__ void look_ahead(const Block& block, uint32_t step = 0) {
+        entry_ = TokenEntries::load_entry(block.common.handle, parts_.token + step);
+    }
+
+    Parts parts_;
+    HtEntry entry_;
+    LaneMask firsts_;
+    // In the lanes of `firsts_`.
+    Remote<uint8_t> from_;
+};
+
+// Sums `rows` rows of `vecs` accesses each; one begins `part_bytes` behind the other.
+template <typename Type>
+__device__ __forceinline__ void sum_parts(const uint8_t* parts, uint32_t rows, uint32_t part_bytes, uint32_t vecs,
+                                          Vec16* out) {
+#pragma unroll 1
+    for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
+        float sum[kVecs][Type::kPerVec] = {};
+        const uint8_t* row = parts;
+#pragma unroll 1
+        for (uint32_t i = 0; i < rows; ++i, row += part_bytes) {
+            const Vec16* from = reinterpret_cast<const Vec16*>(row) + first + lane_idx();
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                if (first + v * kWarpSize + lane_idx() < vecs) {
+                    float addend[Type::kPerVec];
+                    Type::unpack(from[v * kWarpSize], addend);
+#pragma unroll
+                    for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+                        sum[v][j] += addend[j];
+                    }
+                }
+            }
+        }
+        store_sum<Type>(sum, first, vecs, out);
+    }
+}
+
+template <typename Type>
+__device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
+    const HtMapped& mapped = block.mapped;
+    const HtHandleMemory& handle = block.common.handle;
+    Parts parts = {warp_idx() * gridDim.x + blockIdx.x, gridDim.x * mapped.warps, mapped.part_bytes,
+                   mapped.row_bytes};
+    Loader loader(block, parts);
+    // Of each stage, in its lane: rows that it has.
+    uint32_t rows_of_stage = 0;
+    // One copy of what fills stages, for the first ones as well.
+    uint32_t filled = 0;
+#pragma unroll 1
+    while (parts.token < handle.tokens) {
+        if (filled < mapped.stages) {
+            ++filled;
+        } else {
+            const uint32_t rows = shuffle(rows_of_stage, pipeline.in_use());
+            const uint8_t* full = pipeline.wait_full();
+            uint8_t* out = block.params.out + uint64_t{parts.token} * mapped.row_bytes + parts.offset;
+            sum_parts<Type>(full, rows, mapped.part_bytes, parts.bytes() / sizeof(Vec16),
+                            reinterpret_cast<Vec16*>(out));
+            pipeline.settle();
+            pipeline.end_using();
+            parts.advance();
+        }
+        if (loader.is_left(block)) {
+            const uint32_t stage = pipeline.filling();
+            const uint32_t rows = loader.load_next(block, pipeline);
+            rows_of_stage = lane_idx() == stage ? rows : rows_of_stage;
+        }
+    }
+}
+
+template <typename Type>
+__device__ void run(const Block& block, Agreed& agreed, uint8_t* buffers) {
+    const HtMapped& mapped = block.mapped;
+    if (warp_idx() < mapped.warps) {
+        Pipeline pipeline(buffers + warp_idx() * mapped.stages * mapped.stage_bytes, mapped.stage_bytes,
+                          mapped.stages, agreed.barriers + warp_idx() * mapped.stages);
+        sum_tokens<Type>(block, pipeline);
+    }
+    finish_straight(block.common, mapped, agreed);
+    if (blockIdx.x == 0) {
+        wait_until_done(block.common, mapped, agreed);
+    }
+}
+
+}  // namespace nccl_ep::ht_pull_impl

@@ -1,0 +1,118 @@
+//! Parameters of the high-throughput kernels that use tensors which peers map.
+
+use crate::ht::{HtCombineParams, HtCommon, HtDispatchParams, HtScaledDispatchParams};
+
+/// Most objects of a group.
+pub const HT_MAX_OBJECTS: u32 = 64;
+/// Packets of an offer, a multiple of two; `ht/offers.cuh` says what they are.
+pub const HT_OFFER_PACKETS: u32 = 6;
+/// Bit of an offer's way: the tensor lies in an object; the bits below are its number.
+pub const HT_OFFER_MAPPED: u32 = 0x8000_0000;
+/// Threads of `ht_offer`: one for each rank.
+pub const HT_OFFER_THREADS: u32 = 96;
+/// Dynamic shared memory of a block in front of its warps' parts, while it uses such tensors.
+pub const HT_MAPPED_SHARED_BYTES: u32 = 2048;
+/// Most warps of a block through whose shared memory rows pass then, and most stages of each.
+pub const HT_MAPPED_WARPS: u32 = 16;
+/// Most stages of such a warp.
+pub const HT_MAPPED_STAGES: u32 = 4;
+
+/// Offsets in every rank's window; equal on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct HtMappedLayout {
+    /// u64 packets `[2][ranks][HT_OFFER_PACKETS]`, by the epoch's lowest bit: the offers of each other rank.
+    pub offers: u64,
+    /// u64 packets `[ranks]`: which operation of this rank's offers each other rank has done its part of.
+    pub done: u64,
+    /// `[ranks - 1][side_bytes]`, by source but for the own rank: what comes beside rows.
+    pub side: u64,
+    /// Bytes of a source's.
+    pub side_bytes: u64,
+}
+
+/// Device memory of a group, zero at first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtOfferState {
+    /// Operations with offers so far.
+    pub epoch: u32,
+    /// Blocks that have read it.
+    pub blocks_started: u32,
+    /// Blocks that have done their part of an operation whose tensors are all mapped.
+    pub blocks_done: u32,
+}
+
+/// What an operation that makes offers has beside the parameters of one that does not.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtMapped {
+    /// Where things lie in windows.
+    pub layout: HtMappedLayout,
+    /// The group's.
+    pub state: *mut HtOfferState,
+    /// `[HT_MAX_OBJECTS][ranks]`: where this rank sees the memory of each rank's objects.
+    pub objects: *const u64,
+    /// Where this rank's tensor begins in its object.
+    pub offset: u64,
+    /// The object, and `HT_OFFER_MAPPED`; 0 if this rank offers nothing.
+    pub way: u32,
+    /// What ranks must agree on in the scales of rows; 0 without.
+    pub scales_word: u32,
+    /// Bytes of a row in the tensor.
+    pub row_bytes: u32,
+    /// Bytes that come beside a row; a multiple of 16.
+    pub side_row_bytes: u32,
+    /// Bytes of the parts in which rows pass through shared memory.
+    pub part_bytes: u32,
+    /// Blocks that have warps through whose shared memory they pass.
+    pub blocks: u32,
+    /// Such warps of each.
+    pub warps: u32,
+    /// Stages of such a warp.
+    pub stages: u32,
+    /// Bytes of a stage.
+    pub stage_bytes: u32,
+    /// Dispatch: not zero if those warps also store rows that stay on this rank.
+    pub keeps_rows: u32,
+}
+
+/// Parameters of `ht_dispatch_direct`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtDirectParams {
+    /// As through rings.
+    pub rows: HtDispatchParams,
+    /// The offer.
+    pub mapped: HtMapped,
+}
+
+/// Parameters of `ht_dispatch_direct_scaled`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtScaledDirectParams {
+    /// As through rings.
+    pub rows: HtScaledDispatchParams,
+    /// The offer.
+    pub mapped: HtMapped,
+}
+
+/// Parameters of `ht_combine_pull_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPullParams {
+    /// As through rings.
+    pub rows: HtCombineParams,
+    /// The offer.
+    pub mapped: HtMapped,
+}
+
+/// Parameters of `ht_offer`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtOfferParams {
+    /// As of the operation that follows.
+    pub common: HtCommon,
+    /// The offer.
+    pub mapped: HtMapped,
+}

@@ -1,0 +1,273 @@
+//! Operations that make offers, as the group has memory that peers map (`cuda/ht/offers.cuh`): what their kernels need
+//! beside the parameters of those that use rings alone, and how rows pass through shared memory where they go
+//! straight. Pure functions, but for what the group keeps.
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::ht::grid::WARP;
+use crate::backend::cuda::ht::plan::HtLaunch;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::params::ht_mapped::{
+    HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED,
+    HtMapped,
+};
+use crate::backend::cuda::regions::to_u32;
+use crate::error::Result;
+use crate::model::group::ROW_ALIGN;
+use crate::model::objects::{MAX_OBJECTS, Place};
+use crate::model::ops::{HtCombine, HtDispatch, Rows};
+use crate::model::scales::WireRow;
+
+const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
+
+/// Parts of rows that senders move are at most so long.
+const MOST_PART_BYTES: usize = 16 << 10;
+/// The warps of a block that send have so many bytes of them in each stage. Long rows are faster with three stages than
+/// with two, unless there are very many blocks.
+const SENT_BYTES: usize = 28 << 10;
+const MOST_SENDERS: usize = 8;
+const LONG_PART_BYTES: usize = 8 << 10;
+/// More blocks do not send faster, but slower; until there are very many.
+const SEND_BLOCKS: u32 = 16;
+const MANY_BLOCKS: u32 = 96;
+/// Up to so many blocks senders store rows that stay on their rank, too.
+const FEW_BLOCKS: u32 = 12;
+/// Warps that sum, and the share of a row that each takes at a time. Parts are at least so long, or the row.
+const PULL_WARPS: u32 = 15;
+const PULL_PARTS: usize = 4;
+const LEAST_PART_BYTES: usize = 512;
+/// With more rows of a token in shared memory, one stage has to do.
+const ROWS_OF_TWO_STAGES: usize = 4;
+/// Up to so many blocks a pull is faster than rings; beyond, they store faster than homes load.
+const MOST_PULL_BLOCKS: u32 = 24;
+/// From so many ranks on it always is.
+const PULL_RANKS: usize = 8;
+
+/// Which tensor an operation offers, if any, and what comes beside its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    place: Option<Place>,
+    row_bytes: usize,
+    side_row_bytes: usize,
+}
+
+impl Offer {
+    /// The output of a dispatch. Rows that are cast go through rings.
+    pub fn of_dispatch(group: &HtShared, op: &HtDispatch, launch: &HtLaunch) -> Self {
+        let WireRow { payload, scales } = op.wire();
+        let row_bytes = payload.bytes();
+        let scale_bytes = scales.map_or(0, |it| it.bytes().next_multiple_of(ROW_ALIGN));
+        let place = match launch.cast_chunk {
+            0 => op.out.and_then(|out| place_of(group, out, row_bytes)),
+            _ => None,
+        };
+        Self {
+            place,
+            row_bytes,
+            side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize,
+        }
+    }
+
+    /// The input of a combine. Gradients go through rings, and so do rows where these are faster.
+    pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
+        let row_bytes = op.row.bytes();
+        let pulls = op.gradients.is_none() && is_pull_faster(group.plan.ranks(), launch);
+        let place = place_of(group, op.expert_rows, row_bytes);
+        Self {
+            place: place.filter(|_| pulls),
+            row_bytes,
+            side_row_bytes: 0,
+        }
+    }
+}
+
+/// Where these rows lie, if peers can reach them. No rows can lie anywhere.
+fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
+    if rows.rows == 0 {
+        return Some(Place {
+            object: 0,
+            offset: 0,
+        });
+    }
+    let bytes = rows.rows.checked_mul(row_bytes)?;
+    let objects = group.context.objects();
+    objects.place_of(rows.data.0 as u64, bytes as u64)
+}
+
+fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
+    ranks >= PULL_RANKS || launch.launch.blocks <= MOST_PULL_BLOCKS
+}
+
+/// How rows pass through the shared memory of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    pub blocks: u32,
+    pub warps: u32,
+    pub stages: u32,
+    pub part_bytes: usize,
+    pub stage_bytes: usize,
+    pub keeps_rows: bool,
+}
+
+impl Staged {
+    /// Of a dispatch with this launch, as was fastest of all that are possible (docs/development/high-throughput.md).
+    pub fn of_dispatch(row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
+        let LaunchShape {
+            blocks, threads, ..
+        } = launch.launch;
+        let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
+        let warps = to_u32((SENT_BYTES / part_bytes).clamp(1, MOST_SENDERS))?;
+        Ok(Self {
+            blocks: if blocks < MANY_BLOCKS {
+                blocks.min(SEND_BLOCKS)
+            } else {
+                blocks
+            },
+            // One warp at least does all else.
+            warps: warps.min(threads / WARP - 1),
+            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS {
+                3
+            } else {
+                2
+            },
+            part_bytes,
+            stage_bytes: part_bytes,
+            keeps_rows: blocks <= FEW_BLOCKS,
+        })
+    }
+
+    /// Of a combine with this launch, whose tokens have rows on at most `rows` ranks, in `shared_bytes`.
+    pub fn of_combine(row_bytes: usize, launch: &HtLaunch, rows: usize, shared_bytes: u32) -> Self {
+        let warps = PULL_WARPS.min(launch.launch.threads / WARP);
+        let stages = if rows <= ROWS_OF_TWO_STAGES { 2 } else { 1 };
+        let room = shared_bytes.saturating_sub(HT_MAPPED_SHARED_BYTES) as usize;
+        let fits = room / (warps * stages) as usize / rows / ROW_ALIGN * ROW_ALIGN;
+        let wanted = even_parts(row_bytes, PULL_PARTS).max(LEAST_PART_BYTES.min(row_bytes));
+        let part_bytes = even_parts(
+            row_bytes,
+            row_bytes.div_ceil(wanted.min(fits).max(ROW_ALIGN)),
+        );
+        Self {
+            blocks: launch.launch.blocks,
+            warps,
+            stages,
+            part_bytes,
+            stage_bytes: rows * part_bytes,
+            keeps_rows: false,
+        }
+    }
+
+    /// The launch with room for both ways.
+    pub fn launch(&self, launch: LaunchShape) -> Result<LaunchShape> {
+        let own = (self.warps * self.stages) as usize * self.stage_bytes;
+        let bytes = HT_MAPPED_SHARED_BYTES + to_u32(own)?;
+        Ok(LaunchShape {
+            shared_bytes: launch.shared_bytes.max(bytes),
+            ..launch
+        })
+    }
+}
+
+/// `whole`, not 0, in at most `parts` parts of a size that is a multiple of 16, all but the last of the same.
+fn even_parts(whole: usize, parts: usize) -> usize {
+    whole.div_ceil(parts).next_multiple_of(ROW_ALIGN)
+}
+
+/// What a kernel with offers needs beside the others' parameters.
+pub fn mapped(
+    group: &HtShared,
+    offer: &Offer,
+    launch: &HtLaunch,
+    staged: &Staged,
+) -> Result<HtMapped> {
+    debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
+    Ok(HtMapped {
+        layout: group.plan.mapped_layout(&group.layout),
+        state: group.offers(),
+        objects: group.context.objects().table() as *const u64,
+        offset: offer.place.map_or(0, |it| it.offset),
+        way: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
+        scales_word: launch.scales_word,
+        row_bytes: to_u32(offer.row_bytes)?,
+        side_row_bytes: to_u32(offer.side_row_bytes)?,
+        part_bytes: to_u32(staged.part_bytes)?,
+        blocks: staged.blocks,
+        warps: staged.warps,
+        stages: staged.stages,
+        stage_bytes: to_u32(staged.stage_bytes)?,
+        keeps_rows: staged.keeps_rows.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::params::ht::HtShape;
+
+    const SHARED: u32 = (227 << 10) - 3584;
+
+    fn launch(blocks: u32, threads: u32) -> HtLaunch {
+        let shape = HtShape {
+            fingerprint: 0,
+            row_bytes: 0,
+            row_units: 1,
+            chunk_bytes: 0,
+            tail_bytes: 0,
+            warp_bytes: 0,
+            copy_warps: 1,
+            send_blocks: 1,
+        };
+        HtLaunch {
+            launch: LaunchShape {
+                blocks,
+                threads,
+                shared_bytes: 1000,
+            },
+            shape,
+            scales_word: 0,
+            cast_chunk: 0,
+        }
+    }
+
+    #[test]
+    fn a_dispatch_sends_from_few_warps() {
+        for (row_bytes, blocks, expected) in [
+            (14_336, 8, (8, 2, 3, true)),
+            (14_336, 16, (16, 2, 3, false)),
+            (14_336, 24, (16, 2, 3, false)),
+            (14_336, 132, (132, 2, 2, false)),
+            (7168, 16, (16, 4, 2, false)),
+            (32, 2, (2, 8, 2, true)),
+        ] {
+            let it = Staged::of_dispatch(row_bytes, &launch(blocks, 480)).unwrap();
+            assert_eq!((it.blocks, it.warps, it.stages, it.keeps_rows), expected);
+            assert!(it.launch(launch(blocks, 480).launch).unwrap().shared_bytes <= SHARED);
+        }
+        assert_eq!(Staged::of_dispatch(32, &launch(2, 64)).unwrap().warps, 1);
+        assert_eq!(
+            Staged::of_dispatch(40_000, &launch(2, 480))
+                .unwrap()
+                .part_bytes,
+            13_344
+        );
+    }
+
+    #[test]
+    fn a_combine_has_room_for_the_rows_of_a_token() {
+        let quarters = Staged::of_combine(14_336, &launch(16, 512), 2, SHARED);
+        assert_eq!(
+            (quarters.warps, quarters.stages, quarters.part_bytes),
+            (15, 2, 3584)
+        );
+        for rows in [1, 2, 4, 8, 32] {
+            for row_bytes in [16, 32, 528, 14_336, 1 << 20] {
+                for threads in [64, 512] {
+                    let it = Staged::of_combine(row_bytes, &launch(4, threads), rows, SHARED);
+                    assert!(it.part_bytes > 0 && it.part_bytes % 16 == 0);
+                    assert!(it.warps * WARP <= threads && it.stages <= HT_MAPPED_STAGES);
+                    let shape = it.launch(launch(4, threads).launch).unwrap();
+                    assert!(shape.shared_bytes <= SHARED, "{rows} {row_bytes}: {it:?}");
+                }
+            }
+        }
+    }
+}

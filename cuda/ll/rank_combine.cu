@@ -196,7 +196,7 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     const Block block = {params, op, shared};
     if (threadIdx.x == blockDim.x - 1) {
         shared.start.load(common);
-        load_owners(params.view, shared.owner);
+        load_owners(params.view, common.shape.row_bytes, shared.owner);
     }
     if (threadIdx.x < op.ranks()) {
         shared.tokens_of[threadIdx.x] = min(common.handle.tokens_of[threadIdx.x], common.shape.max_tokens);

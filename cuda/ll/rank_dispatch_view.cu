@@ -124,7 +124,7 @@ __device__ __forceinline__ bool send_all(const Block& block, Op& op) {
     uint32_t owner[LL_VIEW_BANKS];
     if (threadIdx.x == blockDim.x - 1) {
         start.load(common);
-        load_owners(block.view, owner);
+        load_owners(block.view, block.shape.row_bytes, owner);
     }
     const uint32_t units = block.shape.tokens * block.view.parts;
 #pragma unroll 1
@@ -201,6 +201,9 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
         (word == 0 ? block.shared.before : block.shared.all)[source] = bounded;
     }
     __syncthreads();
+    if (block.is_first() && threadIdx.x == 0) {
+        st_relaxed_gpu(&block.view.state->row_bytes[block.view.bank], block.shape.row_bytes);
+    }
     if (block.is_first() && threadIdx.x < op.ranks()) {
         const uint32_t rows = block.shared.before[threadIdx.x];
         op.common.handle.tokens_of[threadIdx.x] = block.shared.all[threadIdx.x];

@@ -13,8 +13,10 @@
 // - A dispatch owns its bank from then on. A combine of that handle cleans it: each warp writes kSentinel over a
 //   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view. The experts
 //   have read the view by then, as a view lives until the combine begins. Own rows stay, as nobody polls them. Where
-//   the bank has another owner by now, the combine leaves it alone.
-// - A dispatch to a bank that is not clean cleans it first, with all its blocks.
+//   the bank has another owner by now, or the combine's rows another length, it leaves the bank alone.
+// - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows have another
+//   length than those before, which are polled where own rows were; all ranks know that alike, so none goes by what
+//   its peers have told.
 // - A rank writes rows to a peer's bank only if it knows from that peer that the bank is clean. In each operation of
 //   these kernels a rank tells each peer which of its banks are clean as the kernel begins, less the one that a
 //   dispatch is about to fill: `clean_word`, in a packet that it sends anyway. If the operation just before this one
@@ -73,11 +75,18 @@ __device__ __forceinline__ uint64_t view_row(const LlShape& shape, const LlView&
     return view.rows + row * shape.row_bytes;
 }
 
+// Instead of the owner of the operation's bank: rows of another length were there last.
+constexpr uint32_t kOtherRows = ~uint32_t{0};
+
 // What a block must know before it does anything, beside Start.
-__device__ __forceinline__ void load_owners(const LlView& view, uint32_t (&owner)[LL_VIEW_BANKS]) {
+__device__ __forceinline__ void load_owners(const LlView& view, uint32_t row_bytes, uint32_t (&owner)[LL_VIEW_BANKS]) {
 #pragma unroll
     for (uint32_t bank = 0; bank < LL_VIEW_BANKS; ++bank) {
         owner[bank] = ld_relaxed_gpu(&view.state->owner[bank]);
+        const uint32_t before = ld_relaxed_gpu(&view.state->row_bytes[bank]);
+        if (bank == view.bank && before != 0 && before != row_bytes) {
+            owner[bank] = kOtherRows;
+        }
     }
 }
 

@@ -16,6 +16,8 @@ pub struct LlViewState {
     pub owner: [u32; LL_VIEW_BANKS as usize],
     /// Blocks that have cleaned a bank before they fill it.
     pub blocks_cleaned: u32,
+    /// Of each bank: bytes of the rows that came there last, 0 before the first ones.
+    pub row_bytes: [u32; LL_VIEW_BANKS as usize],
     /// Of each bank: its rows from each source.
     pub rows: [[u32; MAX_PEERS]; LL_VIEW_BANKS as usize],
 }

@@ -240,7 +240,7 @@ inline uint32_t max_f16x2(uint32_t a, uint32_t b) {
 }
 
 inline void spin_hint() { simt::Block::Current().Poll(); }
-inline void spin_gently() { spin_hint(); }
+inline void spin_gently() {}
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
 }  // namespace nccl_ep

@@ -169,6 +169,7 @@ __device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, 
         if (!any_lane(has_sentinel(vec))) {
             break;
         }
+        spin_hint();
         if (gently) {
             spin_gently();
         }

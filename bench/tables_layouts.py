@@ -9,7 +9,8 @@ from results import ALL_SMS, Row, where
 
 _TOKENS = ("1", "8", "32", "64", "128")
 # How rows of low latency lie, as rows.py names it in `options`.
-_LAYOUTS = (("expert-major", ""), ("rank-major", "rank-major"), ("rank-major, in a view", "rank-major, view"))
+_LAYOUTS = (("by expert", ""), ("by expert, launched early", "launched early"), ("by rank", "rank-major"),
+            ("by rank, in a view", "rank-major, view"))
 
 
 def _mapped(all_rows: Sequence[Row]) -> str:

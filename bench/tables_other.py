@@ -86,14 +86,6 @@ def _both(starts: Sequence[Row], column: str) -> str:
     return ", ".join(numbers((row.number(column) for row in starts), 0))
 
 
-def _cold(all_rows: Sequence[Row]) -> str:
-    """Pairs of the compact kernels, back to back and between other code."""
-    chosen = where(all_rows, name="compact", library="after", rows="bfloat16")
-    lines = [(name, *numbers(row.time(way, "pair") for row in chosen))
-             for name, way in (("one after the other", "graph"), ("between other kernels", "cold"))]
-    return table(("D+C", *(row["tokens"] for row in chosen)), lines)
-
-
 def _compact(all_rows: Sequence[Row]) -> str:
     """Low latency before and after its kernels were made compact: in a loop, and between other code."""
     columns = ("graph_dispatch", "graph_combine", "graph_pair", "cold_pair", "idle_pair")
@@ -137,7 +129,6 @@ TABLES = {
     "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
     "compact": _compact,
-    "cold": _cold,
     "tuning-ll": lambda all_rows: _tuning(all_rows, "ll"),
     "tuning-ht": lambda all_rows: _tuning(all_rows, "ht"),
 }

@@ -73,7 +73,7 @@ EP_TEST(ll_order_of_choices) {
     check_query(&selector, &run, NCCL_EP_OPERATION_LL_COMBINE);
     selector.chooses = true;
     combine(&run, exact, &selector, 1);
-    set(group, NCCL_EP_VARIANT_LL_REDUCE, 2);
+    set(group, NCCL_EP_VARIANT_LL_REDUCE, 1);
     combine(&run, kRefReduce, &selector, 0);  // what is set comes first
     static const unsigned kImpossible[] = {NCCL_EP_VARIANT_HT_RING, 6, ~0u};
     for (unsigned i = 0; i < 3; ++i) {

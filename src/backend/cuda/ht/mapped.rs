@@ -262,7 +262,7 @@ mod tests {
             for row_bytes in [16, 32, 528, 14_336, 1 << 20] {
                 for threads in [64, 512] {
                     let it = Staged::of_combine(row_bytes, &launch(4, threads), rows, SHARED);
-                    assert!(it.part_bytes > 0 && it.part_bytes % 16 == 0);
+                    assert!(it.part_bytes > 0 && it.part_bytes.is_multiple_of(16));
                     assert!(it.warps * WARP <= threads && it.stages <= HT_MAPPED_STAGES);
                     let shape = it.launch(launch(4, threads).launch).unwrap();
                     assert!(shape.shared_bytes <= SHARED, "{rows} {row_bytes}: {it:?}");

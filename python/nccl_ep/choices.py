@@ -77,10 +77,10 @@ class Variant:
     default: bool
 
     def supports(self, query: Query) -> bool:
-        """Whether it is possible there; of `ll.exact` on one node."""
+        """Whether it is possible there, on one node."""
         if self.name == "ll.exact":
             return self.default or query.top_k <= query.ranks
-        return self.name in ("ll.reduce", "ht.ring")
+        return self.name in ("ll.reduce", "ht.ring") or query.symmetric
 
 
 Selector = Callable[[Query], "Choice | None"]

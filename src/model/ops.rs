@@ -304,6 +304,8 @@ pub struct HtDispatch {
     pub first_id: usize,
     /// How to launch it.
     pub launch: Launch,
+    /// How its rows go.
+    pub way: HtWay,
     /// With zones, what the dispatch tells its caller as the routing has.
     pub counters: RoutingCounters,
 }
@@ -328,6 +330,18 @@ pub struct WeightGradients {
     pub by_k: bool,
 }
 
+/// How the rows of an HT operation go, as its caller wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HtWay {
+    /// As is faster by the library's rule.
+    #[default]
+    Own,
+    /// Through rings.
+    Ring,
+    /// From or to memory that peers map, if it lies there.
+    Straight,
+}
+
 /// HT combine: `expert_rows [n, H]` to `out [T, H]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtCombine {
@@ -341,6 +355,8 @@ pub struct HtCombine {
     pub gradients: Option<WeightGradients>,
     /// How to launch it.
     pub launch: Launch,
+    /// How its rows go.
+    pub way: HtWay,
 }
 
 /// One of a group's banks of views, which rank-major dispatches without a tensor of the caller's fill by turns; its number

@@ -4,7 +4,7 @@ use crate::error::refusal::{Extent, OfTensor, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, MAX_TOP_K, ROW_ALIGN};
 use crate::model::ops::{
-    HandleForm, HtCombine, HtDispatch, IdsAndWeights, Launch, Routing, Rows, WeightGradients,
+    HandleForm, HtCombine, HtDispatch, HtWay, IdsAndWeights, Launch, Routing, Rows, WeightGradients,
 };
 use crate::model::tensor::{DType, DevPtr};
 use crate::rule::argument::{Argument, expert_counter};
@@ -53,6 +53,7 @@ pub fn dispatch(
         counter,
         first_id: tensors.first_id(facts),
         launch: Launch::default(),
+        way: HtWay::default(),
         counters: tensors.counters,
     })
 }
@@ -163,6 +164,7 @@ pub fn combine(
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
         launch: Launch::default(),
+        way: HtWay::default(),
     })
 }
 

@@ -5,7 +5,7 @@
 
 use crate::log;
 use crate::model::group::{GroupFacts, LlCombineMode};
-use crate::model::ops::Launch;
+use crate::model::ops::{HtWay, Launch};
 use crate::tuning::{Choice, Operation, Shape, Unfit, Variant};
 use parking_lot::RwLock;
 use std::cell::Cell;
@@ -57,6 +57,8 @@ pub(super) struct Chosen {
     pub(super) launch: Launch,
     /// LL combine: how it sums, of so many ids per token.
     sums: Option<(LlCombineMode, usize)>,
+    /// HT: how its rows go.
+    pub(super) way: HtWay,
 }
 
 impl Chosen {
@@ -76,7 +78,7 @@ enum Impossible {
     OtherOperation(Variant),
     /// The windows of a group whose combines reduce have room for as many rows of a token as there are ranks.
     TooManyEntries,
-    SeveralNodes,
+    SeveralNodes(Variant),
     /// Rows are not in memory that peers map.
     NotMapped(Variant),
     Shape(Unfit),
@@ -158,7 +160,7 @@ impl Choices {
         let set = made.set.get(operation as usize).copied().flatten();
         let selector = made.selector.clone();
         drop(made);
-        let possible = |asked: &Asked| self.possible(operation, about.top_k, asked);
+        let possible = |asked: &Asked| self.possible(operation, about, asked);
         let selected = || {
             let query = Query {
                 operation,
@@ -175,8 +177,8 @@ impl Choices {
     }
 
     /// What `operation` gets of a choice; `None`, and a warning the first time, if it cannot be followed.
-    fn possible(&self, operation: Operation, top_k: usize, asked: &Asked) -> Option<Chosen> {
-        match self.check(operation, top_k, asked) {
+    fn possible(&self, operation: Operation, about: About, asked: &Asked) -> Option<Chosen> {
+        match self.check(operation, about, asked) {
             Ok(chosen) => Some(chosen),
             Err(reason) => {
                 let bit = 1 << (operation as u32 * Impossible::KINDS + reason.kind());
@@ -194,14 +196,14 @@ impl Choices {
     fn check(
         &self,
         operation: Operation,
-        top_k: usize,
+        about: About,
         asked: &Asked,
     ) -> Result<Chosen, Impossible> {
-        let sums = match asked.variant {
-            0 => None,
+        let chosen = match asked.variant {
+            0 => Chosen::default(),
             number => {
                 let variant = Variant::from_number(number).ok_or(Impossible::UnknownVariant)?;
-                self.sums(operation, top_k, variant)?
+                self.variant(operation, about, variant)?
             }
         };
         let Launch {
@@ -219,27 +221,37 @@ impl Choices {
         Choice::new(&whole, most).map_err(Impossible::Shape)?;
         Ok(Chosen {
             launch: asked.launch,
-            sums: sums.map(|sums| (sums, top_k)),
+            ..chosen
         })
     }
 
-    /// How a combine sums as `variant`; `None` for other operations.
-    fn sums(
+    /// What `variant` is for `operation`, without a launch.
+    fn variant(
         &self,
         operation: Operation,
-        top_k: usize,
+        about: About,
         variant: Variant,
-    ) -> Result<Option<LlCombineMode>, Impossible> {
+    ) -> Result<Chosen, Impossible> {
         if !variant.is_of(operation) {
             return Err(Impossible::OtherOperation(variant));
         }
+        let top_k = about.top_k;
         let has_room = self.facts.ll_combine == LlCombineMode::Exact || top_k <= self.facts.ranks;
+        let sums = |mode| Chosen {
+            sums: Some((mode, top_k)),
+            ..Chosen::default()
+        };
+        let goes = |way| Chosen {
+            way,
+            ..Chosen::default()
+        };
         match variant {
-            Variant::LlReduce => Ok(Some(LlCombineMode::Reduce)),
-            Variant::LlExact if self.nodes > 1 => Err(Impossible::SeveralNodes),
+            Variant::LlReduce => Ok(sums(LlCombineMode::Reduce)),
+            Variant::HtRing => Ok(goes(HtWay::Ring)),
+            _ if self.nodes > 1 => Err(Impossible::SeveralNodes(variant)),
             Variant::LlExact if !has_room => Err(Impossible::TooManyEntries),
-            Variant::LlExact => Ok(Some(LlCombineMode::Exact)),
-            Variant::HtRing => Ok(None),
+            Variant::LlExact => Ok(sums(LlCombineMode::Exact)),
+            Variant::HtDirect | Variant::HtPull if about.mapped => Ok(goes(HtWay::Straight)),
             Variant::HtDirect | Variant::HtPull => Err(Impossible::NotMapped(variant)),
         }
     }
@@ -269,7 +281,7 @@ impl Impossible {
             Self::UnknownVariant => 0,
             Self::OtherOperation(_) => 1,
             Self::TooManyEntries => 2,
-            Self::SeveralNodes => 3,
+            Self::SeveralNodes(_) => 3,
             Self::NotMapped(_) => 4,
             Self::Shape(Unfit::Blocks { .. }) => 5,
             Self::Shape(Unfit::SendBlocks) => 6,
@@ -288,7 +300,9 @@ impl Display for Impossible {
             Self::TooManyEntries => to.write_str(
                 "ll.exact needs as many ranks as ids of a token, or a group whose combines are exact",
             ),
-            Self::SeveralNodes => to.write_str("ll.exact needs a group on one node"),
+            Self::SeveralNodes(variant) => {
+                write!(to, "{} needs a group on one node", variant.name())
+            }
             Self::NotMapped(variant) => {
                 write!(to, "{} needs rows in memory that peers map", variant.name())
             }

@@ -184,7 +184,7 @@ impl Handle {
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensIn, tensors.tokens), |routed| {
                 let mut op = ht::dispatch(facts, &routed.routing, tensors)?;
-                op.launch = chosen.launch;
+                (op.launch, op.way) = (chosen.launch, chosen.way);
                 ht::dispatch_holds(&op, routed.told.get().copied())?;
                 if let Some(checks) = self.group.checks() {
                     checks.ht_dispatch(&routed.routing, &op, stream);
@@ -236,7 +236,7 @@ impl Handle {
             }
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
-                op.launch = chosen.launch;
+                (op.launch, op.way) = (chosen.launch, chosen.way);
                 ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
             }),

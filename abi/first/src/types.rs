@@ -207,9 +207,11 @@ pub enum ncclEpVariant_t {
     NCCL_EP_VARIANT_LL_EXACT = 2,
     /// "ht.ring", of both HT operations: rows pass through buffers of the library's.
     NCCL_EP_VARIANT_HT_RING = 3,
-    /// "ht.direct", of HT dispatches: rows are stored in outputs that peers map. Not yet possible.
+    /// "ht.direct", of HT dispatches: rows are stored in outputs that peers map, if
+    /// all ranks have such; on one node.
     NCCL_EP_VARIANT_HT_DIRECT = 4,
-    /// "ht.pull", of HT combines: rows are loaded from inputs that peers map. Not yet possible.
+    /// "ht.pull", of HT combines: rows are loaded from inputs that peers map, if all
+    /// ranks have such; on one node.
     NCCL_EP_VARIANT_HT_PULL = 5,
 }
 

@@ -14,7 +14,7 @@ use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
 use crate::model::objects::{MAX_OBJECTS, Place};
-use crate::model::ops::{HtCombine, HtDispatch, Rows};
+use crate::model::ops::{HtCombine, HtDispatch, HtWay, Rows};
 use crate::model::scales::WireRow;
 
 const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
@@ -57,7 +57,7 @@ impl Offer {
         let row_bytes = payload.bytes();
         let scale_bytes = scales.map_or(0, |it| it.bytes().next_multiple_of(ROW_ALIGN));
         let place = match launch.cast_chunk {
-            0 => op.out.and_then(|out| place_of(group, out, row_bytes)),
+            0 if op.way != HtWay::Ring => op.out.and_then(|out| place_of(group, out, row_bytes)),
             _ => None,
         };
         Self {
@@ -70,7 +70,11 @@ impl Offer {
     /// The input of a combine. Gradients go through rings, and so do rows where these are faster.
     pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
         let row_bytes = op.row.bytes();
-        let pulls = op.gradients.is_none() && is_pull_faster(group.plan.ranks(), launch);
+        let wanted = match op.way {
+            HtWay::Own => is_pull_faster(group.plan.ranks(), launch),
+            way => way == HtWay::Straight,
+        };
+        let pulls = op.gradients.is_none() && wanted;
         let place = place_of(group, op.expert_rows, row_bytes);
         Self {
             place: place.filter(|_| pulls),

@@ -20,7 +20,6 @@ pub struct Objects {
     ranks: usize,
 }
 
-#[allow(dead_code)] // Kernels that use objects are to come.
 impl Objects {
     /// Of a new group with so many `ranks` on this node; none yet.
     pub fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {

@@ -182,15 +182,11 @@ impl Dispatch {
             )
         };
         let experts = handle.group.session.facts().local_experts();
+        let out = first(&out, experts);
         let out_scales = scales.out.map(|out| first(&out, experts));
         let tensors = DispatchTensors {
-            tokens: Some(&tokens),
-            scales: scales.given.as_ref(),
-            out_scales: out_scales.as_ref(),
-            round_scales: scales.round,
-            out_tokens: Some(&first(&out, experts)),
             counter: Some(&first(&counter, experts)),
-            ..DispatchTensors::default()
+            ..scales.of_rows(&tokens, &out, out_scales.as_ref())
         };
         handle
             .core
@@ -227,19 +223,15 @@ impl Dispatch {
         let out = unsafe { Received::read(outputs) }?;
         let ranks = handle.group.session.facts().ranks;
         let counter = counter.map(|counter| first(&counter, ranks));
+        let out_rows = first(&out.tokens, ranks);
         let out_scales = scales.out.map(|out| first(&out, ranks));
         let tensors = DispatchTensors {
-            tokens: Some(&tokens),
-            scales: scales.given.as_ref(),
-            out_scales: out_scales.as_ref(),
-            round_scales: scales.round,
             weights: Some(&weights),
-            out_tokens: Some(&first(&out.tokens, ranks)),
             out_ids: Some(&first(&out.ids, ranks)),
             out_weights: Some(&first(&out.weights, ranks)),
             counter: counter.as_ref(),
             global_ids: self.has_global_ids(),
-            ..DispatchTensors::default()
+            ..scales.of_rows(&tokens, &out_rows, out_scales.as_ref())
         };
         handle
             .core
@@ -262,15 +254,11 @@ impl Dispatch {
         out.check_rows(handle, stream)?;
         let out_scales = scales_with_room(handle, scales, stream)?;
         let tensors = DispatchTensors {
-            tokens: Some(&tokens),
-            scales: scales.given.as_ref(),
-            out_scales: out_scales.as_ref(),
             weights: Some(&weights),
-            out_tokens: Some(&out.tokens),
             out_ids: Some(&out.ids),
             out_weights: Some(&out.weights),
             global_ids: self.has_global_ids(),
-            ..DispatchTensors::default()
+            ..scales.of_rows(&tokens, &out.tokens, out_scales.as_ref())
         };
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }
@@ -314,14 +302,10 @@ impl Dispatch {
         check_emptiness(rows(&out), rows(&out_weights))?;
         let out_scales = scales_with_room(handle, scales, stream)?;
         let tensors = DispatchTensors {
-            tokens: Some(&tokens),
-            scales: scales.given.as_ref(),
-            out_scales: out_scales.as_ref(),
             weights: Some(&weights),
-            out_tokens: Some(&out),
             out_weights: Some(&out_weights),
             counters,
-            ..DispatchTensors::default()
+            ..scales.of_rows(&tokens, &out, out_scales.as_ref())
         };
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }
@@ -345,13 +329,7 @@ impl Dispatch {
         };
         check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
         let out_scales = scales_with_room(handle, scales, stream)?;
-        let tensors = DispatchTensors {
-            tokens: Some(&tokens),
-            scales: scales.given.as_ref(),
-            out_scales: out_scales.as_ref(),
-            out_tokens: Some(&out),
-            ..DispatchTensors::default()
-        };
+        let tensors = scales.of_rows(&tokens, &out, out_scales.as_ref());
         handle.core.dispatch(&tensors, false, stream).map(drop)
     }
 }

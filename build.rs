@@ -55,9 +55,7 @@ fn cuda_version() -> Result<String, String> {
     let mode = read("NCCL_EP_CUDA").unwrap_or_else(|| "auto".into());
     let mode = mode.to_string_lossy();
     if !["auto", "off", "require"].contains(&&*mode) {
-        return Err(format!(
-            "NCCL_EP_CUDA: must be auto, off or require (got {mode})"
-        ));
+        return Err(format!("NCCL_EP_CUDA: must be auto, off or require (got {mode})"));
     }
     if mode == "off" {
         return Ok("none".to_owned());
@@ -74,10 +72,7 @@ fn cuda_version() -> Result<String, String> {
     if mode == "require" {
         return Err(format!("NCCL_EP_CUDA=require: {missing}"));
     }
-    say(
-        "warning",
-        &format!("built without the CUDA backend: {missing}"),
-    );
+    say("warning", &format!("built without the CUDA backend: {missing}"));
     Ok("none".to_owned())
 }
 
@@ -88,17 +83,13 @@ fn embed_kernels(nvcc: &Nvcc, root: &Path) -> Result<String, String> {
     find_kernels(&folder, &mut files)?;
     files.sort();
     let out = PathBuf::from(variable("OUT_DIR")?);
-    let mut units: Vec<Unit> = files
-        .iter()
-        .map(|file| Unit::new(file, &folder, &out, nvcc))
-        .collect::<Result<_, _>>()?;
+    let mut units: Vec<Unit> =
+        files.iter().map(|file| Unit::new(file, &folder, &out, nvcc)).collect::<Result<_, _>>()?;
     // First those that take the longest.
     units.sort_by_key(|unit| Reverse(unit.inputs.len()));
     compile(&units, nvcc)?;
-    let images: Vec<String> = units
-        .iter()
-        .map(|unit| format!("&Aligned(*include_bytes!({:?}))", unit.fatbin))
-        .collect();
+    let images: Vec<String> =
+        units.iter().map(|unit| format!("&Aligned(*include_bytes!({:?}))", unit.fatbin)).collect();
     let list = out.join("kernels.rs");
     write(&list, &format!("[{}]", images.join(", ")))?;
     println!("cargo::rustc-cfg=nccl_ep_cuda");
@@ -120,11 +111,9 @@ fn compile(units: &[Unit], nvcc: &Nvcc) -> Result<(), String> {
     thread::scope(|scope| {
         let workers = jobs.unwrap_or(1).clamp(1, stale.len().max(1));
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker
-                .join()
-                .map_err(|_| "a thread of build.rs failed".to_owned())?
-        })
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| "a thread of build.rs failed".to_owned())?)
     })
 }
 
@@ -140,10 +129,7 @@ struct Unit {
 
 impl Unit {
     fn new(source: &Path, folder: &Path, out: &Path, nvcc: &Nvcc) -> Result<Self, String> {
-        let name = source
-            .strip_prefix(folder)
-            .unwrap_or(source)
-            .with_extension("");
+        let name = source.strip_prefix(folder).unwrap_or(source).with_extension("");
         let name = name.to_string_lossy().replace('/', "_");
         let mut files = BTreeSet::new();
         find_sources(source, nvcc.params.as_deref(), &mut files)?;
@@ -176,20 +162,13 @@ impl Unit {
 }
 
 /// Adds `file` and what it includes of this project, beside itself or below `params`.
-fn find_sources(
-    file: &Path,
-    params: Option<&Path>,
-    files: &mut BTreeSet<PathBuf>,
-) -> Result<(), String> {
-    let file = fs::canonicalize(file)
-        .map_err(|error| format!("cannot find {}: {error}", file.display()))?;
+fn find_sources(file: &Path, params: Option<&Path>, files: &mut BTreeSet<PathBuf>) -> Result<(), String> {
+    let file = fs::canonicalize(file).map_err(|error| format!("cannot find {}: {error}", file.display()))?;
     if !files.insert(file.clone()) {
         return Ok(());
     }
     for line in text_of(&file)?.lines() {
-        let included = line
-            .strip_prefix("#include \"")
-            .and_then(|it| it.split('"').next());
+        let included = line.strip_prefix("#include \"").and_then(|it| it.split('"').next());
         if let Some(included) = included {
             let beside = file.with_file_name(included);
             let made = params.map(|folder| folder.join(included));
@@ -242,8 +221,8 @@ impl Nvcc {
         };
         println!("cargo::rerun-if-changed={}", path.display());
         let banner = run(Command::new(&path).arg("--version"))?;
-        let version = parse_version(&banner)
-            .ok_or_else(|| format!("{} --version names no release: {banner}", path.display()))?;
+        let version =
+            parse_version(&banner).ok_or_else(|| format!("{} --version names no release: {banner}", path.display()))?;
         if version < OLDEST {
             let (path, (major, minor)) = (path.display(), version);
             let (oldest, beside) = OLDEST;
@@ -254,21 +233,13 @@ impl Nvcc {
         }
         let params = env::var_os("DEP_NCCL_EP_PARAMS_INCLUDE").map(PathBuf::from);
         let options = options(&path, version)?;
-        Ok(Some(Self {
-            path,
-            version,
-            banner,
-            options,
-            params,
-        }))
+        Ok(Some(Self { path, version, banner, options, params }))
     }
 }
 
 /// What nvcc is told for every file.
 fn options(nvcc: &Path, version: (u32, u32)) -> Result<Vec<String>, String> {
-    let mut options: Vec<String> = ["-std=c++17", "-O3", "--fatbin", "--threads=2"]
-        .map(str::to_owned)
-        .into();
+    let mut options: Vec<String> = ["-std=c++17", "-O3", "--fatbin", "--threads=2"].map(str::to_owned).into();
     if version.0 >= 13 {
         // Older compilers lack the option; it only makes images smaller.
         options.push("--compress-mode=size".to_owned());
@@ -291,19 +262,11 @@ fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
         if optional && !is_known(arch) {
             continue;
         }
-        let ptx = if ptx {
-            format!(",compute_{arch}")
-        } else {
-            String::new()
-        };
-        options.push(format!(
-            "-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"
-        ));
+        let ptx = if ptx { format!(",compute_{arch}") } else { String::new() };
+        options.push(format!("-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"));
     }
     if options.is_empty() {
-        return Err(format!(
-            "NCCL_EP_ARCHS: names no architecture (got {archs})"
-        ));
+        return Err(format!("NCCL_EP_ARCHS: names no architecture (got {archs})"));
     }
     Ok(options)
 }
@@ -332,23 +295,17 @@ fn parse_version(banner: &str) -> Option<(u32, u32)> {
 
 /// `text` without `suffix`, and whether it was there.
 fn strip<'a>(text: &'a str, suffix: &str) -> (&'a str, bool) {
-    text.strip_suffix(suffix)
-        .map_or((text, false), |rest| (rest, true))
+    text.strip_suffix(suffix).map_or((text, false), |rest| (rest, true))
 }
 
 /// Standard output of a command that must succeed.
 fn run(command: &mut Command) -> Result<String, String> {
-    let output = command
-        .output()
-        .map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    let output = command.output().map_err(|error| format!("cannot run {command:?}: {error}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let complaint = String::from_utf8_lossy(&output.stderr);
-    Err(format!(
-        "{command:?} failed ({}):\n{complaint}",
-        output.status
-    ))
+    Err(format!("{command:?} failed ({}):\n{complaint}", output.status))
 }
 
 fn text_of(file: &Path) -> Result<String, String> {

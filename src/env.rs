@@ -120,13 +120,9 @@ impl Env {
         let env = Self::from_reader(&mut reader);
         let Reader { asked, unused, .. } = reader;
         let known = [asked.as_slice(), &OTHERS].concat();
-        let unknown = names
-            .into_iter()
-            .filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str()))
-            .map(|name| Unused {
-                value: lookup(&name).unwrap_or_default(),
-                why: Why::Name(most_alike(&name, &known)),
-                name,
+        let unknown =
+            names.into_iter().filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str())).map(|name| {
+                Unused { value: lookup(&name).unwrap_or_default(), why: Why::Name(most_alike(&name, &known)), name }
             });
         (env, unused.into_iter().chain(unknown).collect())
     }
@@ -155,9 +151,7 @@ impl Env {
             programmatic: programmatic.unwrap_or(false),
             host_id: reader.text("NCCL_HOSTID"),
             nvtx_injection: reader.text("NVTX_INJECTION64_PATH"),
-            verbosity: reader
-                .text("NCCL_DEBUG")
-                .map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
+            verbosity: reader.text("NCCL_DEBUG").map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
             debug_file: reader.text("NCCL_DEBUG_FILE"),
         }
     }
@@ -185,11 +179,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn new(lookup: Lookup<'a>) -> Self {
-        Self {
-            lookup,
-            asked: Vec::new(),
-            unused: Vec::new(),
-        }
+        Self { lookup, asked: Vec::new(), unused: Vec::new() }
     }
 
     fn text(&mut self, name: &'static str) -> Option<String> {

@@ -32,9 +32,5 @@ pub fn is_child() -> bool {
 
 /// Refuses such a child.
 pub fn check() -> Result<()> {
-    if is_child() {
-        Err(Error::usage(Subject::Process, InSequence::NotForked))
-    } else {
-        Ok(())
-    }
+    if is_child() { Err(Error::usage(Subject::Process, InSequence::NotForked)) } else { Ok(()) }
 }

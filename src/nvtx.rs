@@ -80,11 +80,7 @@ struct VersionTable {
 ///
 /// # Safety
 /// The pointers are NULL or writable.
-unsafe extern "C" fn functions_of(
-    module: c_uint,
-    table: *mut *const usize,
-    size: *mut c_uint,
-) -> c_int {
+unsafe extern "C" fn functions_of(module: c_uint, table: *mut *const usize, size: *mut c_uint) -> c_int {
     let found = TABLES.get(module as usize).zip(PLACES.get(module as usize));
     let Some((places, &count)) = found.filter(|(_, count)| **count > 0) else {
         return 0;
@@ -105,16 +101,9 @@ extern "C" fn hear(_version: u32) {}
 
 /// Shows a tool the table `id`; NULL for others.
 extern "C" fn table(id: c_uint) -> *const c_void {
-    static CALLBACK_TABLE: CallbackTable = CallbackTable {
-        size: size_of::<CallbackTable>(),
-        functions: functions_of,
-    };
-    static VERSION_TABLE: VersionTable = VersionTable {
-        size: size_of::<VersionTable>(),
-        version: VERSION as u32,
-        reserved: 0,
-        tell: hear,
-    };
+    static CALLBACK_TABLE: CallbackTable = CallbackTable { size: size_of::<CallbackTable>(), functions: functions_of };
+    static VERSION_TABLE: VersionTable =
+        VersionTable { size: size_of::<VersionTable>(), version: VERSION as u32, reserved: 0, tell: hear };
     match id {
         CALLBACKS => (&raw const CALLBACK_TABLE).cast(),
         VERSION_INFO => (&raw const VERSION_TABLE).cast(),

@@ -79,9 +79,7 @@ fn circles_are_found() {
     let uses = |arrows: &[(&str, &str)]| {
         let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (from, to) in arrows {
-            uses.entry((*from).to_owned())
-                .or_default()
-                .insert((*to).to_owned());
+            uses.entry((*from).to_owned()).or_default().insert((*to).to_owned());
         }
         circle(&uses)
     };
@@ -92,10 +90,6 @@ fn circles_are_found() {
 
 #[test]
 fn paths_are_read_with_their_groups() {
-    let source =
-        "use crate::a::{self, B, c::{D, E as F}};\n// crate::no\nfn f(x: super::g::H) {}\n";
-    assert_eq!(
-        used_paths("p::m", source),
-        ["a", "a::B", "a::c::D", "a::c::E", "p::g::H"]
-    );
+    let source = "use crate::a::{self, B, c::{D, E as F}};\n// crate::no\nfn f(x: super::g::H) {}\n";
+    assert_eq!(used_paths("p::m", source), ["a", "a::B", "a::c::D", "a::c::E", "p::g::H"]);
 }

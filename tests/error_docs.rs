@@ -56,33 +56,18 @@ fn rows() -> Vec<Row> {
 
 /// A row of five cells whose first is an id.
 fn row(line: &str) -> Option<Row> {
-    let cells: Vec<&str> = line
-        .strip_prefix('|')?
-        .strip_suffix('|')?
-        .split('|')
-        .map(str::trim)
-        .collect();
+    let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
     let [id, argument, rule, result, _] = cells[..] else {
         return None;
     };
     let own = |text: &str| text.to_owned();
     let argument = argument.trim_matches('`');
-    is_id(id).then(|| Row {
-        id: own(id),
-        argument: own(argument),
-        rule: own(rule),
-        result: own(result),
-    })
+    is_id(id).then(|| Row { id: own(id), argument: own(argument), rule: own(rule), result: own(result) })
 }
 
 /// Words of lower-case letters and digits, joined by hyphens.
 fn is_id(text: &str) -> bool {
-    let is_word = |word: &str| {
-        !word.is_empty()
-            && word
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
-    };
+    let is_word = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     text.contains('-') && text.split('-').all(is_word)
 }
 
@@ -99,24 +84,19 @@ fn literals_below(directories: &[&str]) -> Vec<String> {
 
 /// The fixed parts of a pattern.
 fn fixed_parts(pattern: &str) -> Vec<&str> {
-    pattern
-        .split('{')
-        .flat_map(|part| part.rsplit('}').next())
-        .collect()
+    pattern.split('{').flat_map(|part| part.rsplit('}').next()).collect()
 }
 
 /// Whether the fixed parts of `pattern` occur in `text` one after the other.
 fn occurs_in(pattern: &str, text: &str) -> bool {
     let mut rest = text;
-    fixed_parts(pattern)
-        .into_iter()
-        .all(|part| match rest.split_once(part) {
-            Some((_, after)) => {
-                rest = after;
-                true
-            }
-            None => false,
-        })
+    fixed_parts(pattern).into_iter().all(|part| match rest.split_once(part) {
+        Some((_, after)) => {
+            rest = after;
+            true
+        }
+        None => false,
+    })
 }
 
 /// Whether a pattern is specific enough to search for: it has words of its own.
@@ -134,37 +114,27 @@ fn gives(pattern: &str, text: &str) -> bool {
     if parts.len() == 1 {
         return *first == text;
     }
-    let inner = text
-        .strip_prefix(first)
-        .and_then(|rest| rest.strip_suffix(last));
+    let inner = text.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
     let mut rest = inner.unwrap_or_default();
     inner.is_some()
-        && parts[1..parts.len() - 1]
-            .iter()
-            .all(|part| match rest.split_once(part) {
-                Some((_, after)) => {
-                    rest = after;
-                    true
-                }
-                None => false,
-            })
+        && parts[1..parts.len() - 1].iter().all(|part| match rest.split_once(part) {
+            Some((_, after)) => {
+                rest = after;
+                true
+            }
+            None => false,
+        })
 }
 
 /// Whether some source can produce the rule of `row`, alone or together with its argument.
 fn is_made(row: &Row, literals: &[String]) -> bool {
     let whole = format!("{}: {}", row.argument, row.rule);
-    let rest = PREFIXES
-        .iter()
-        .find_map(|prefix| row.rule.strip_prefix(prefix));
-    let is_generic = |literal: &str| {
-        PREFIXES
-            .iter()
-            .any(|prefix| literal.strip_prefix(prefix).is_some_and(|l| l == "{what}"))
-    };
+    let rest = PREFIXES.iter().find_map(|prefix| row.rule.strip_prefix(prefix));
+    let is_generic =
+        |literal: &str| PREFIXES.iter().any(|prefix| literal.strip_prefix(prefix).is_some_and(|l| l == "{what}"));
     literals.iter().any(|literal| {
         let spelled_out = is_text(literal) && !is_generic(literal);
-        rest == Some(literal.as_str())
-            || (spelled_out && (gives(literal, &row.rule) || gives(literal, &whole)))
+        rest == Some(literal.as_str()) || (spelled_out && (gives(literal, &row.rule) || gives(literal, &whole)))
     })
 }
 
@@ -173,23 +143,14 @@ fn every_rule_of_the_tables_is_made_by_the_sources() {
     let literals = literals_below(&["src", REFUSING[0], REFUSING[1]]);
     let rows = rows();
     assert!(rows.len() > 200, "only {} rows were understood", rows.len());
-    let unknown: Vec<_> = rows
-        .iter()
-        .filter(|row| !is_made(row, &literals))
-        .map(|row| &row.id)
-        .collect();
-    assert!(
-        unknown.is_empty(),
-        "no source says what {DOCUMENT} says in {unknown:?}"
-    );
+    let unknown: Vec<_> = rows.iter().filter(|row| !is_made(row, &literals)).map(|row| &row.id).collect();
+    assert!(unknown.is_empty(), "no source says what {DOCUMENT} says in {unknown:?}");
 }
 
 #[test]
 fn every_text_of_the_interface_stands_in_the_document() {
     // The document's whole texts are "argument: rule", which tables keep in two cells.
-    let document = sources::read(DOCUMENT)
-        .replace("` | ", ": ")
-        .replace('`', "");
+    let document = sources::read(DOCUMENT).replace("` | ", ": ").replace('`', "");
     let missing: Vec<String> = literals_below(&REFUSING)
         .into_iter()
         .filter(|literal| is_text(literal) && !NOT_LISTED.contains(&literal.as_str()))
@@ -200,9 +161,7 @@ fn every_text_of_the_interface_stands_in_the_document() {
 
 #[test]
 fn every_text_of_the_core_stands_in_the_document() {
-    let document = sources::read(DOCUMENT)
-        .replace("` | ", ": ")
-        .replace('`', "");
+    let document = sources::read(DOCUMENT).replace("` | ", ": ").replace('`', "");
     let below = |directory| sources::files(directory, &[".rs"]);
     let files: Vec<String> = FAILING.into_iter().flat_map(below).collect();
     let missing: Vec<(&String, String)> = files
@@ -250,12 +209,7 @@ fn ids_are_unique_and_results_are_nccls() {
     assert_eq!(ids.len(), rows.len());
     let header = sources::read("c_tests/suites/abi/layout.h");
     for row in rows.iter().filter(|row| !repeats_a_failure(row)) {
-        assert!(
-            header.contains(&format!("VALUE({}, ", row.result)),
-            "{}: {}",
-            row.id,
-            row.result
-        );
+        assert!(header.contains(&format!("VALUE({}, ", row.result)), "{}: {}", row.id, row.result);
     }
 }
 
@@ -272,8 +226,7 @@ fn the_c_tests_provoke_exactly_the_ids_of_the_tables() {
 
 #[test]
 fn literals_are_found_and_comments_are_not() {
-    let source =
-        "// \"no\"\nlet a = (\"one\", \"t\\\"wo\"); let q = '\"';\nlet b = \"thr\\\n     ee\";\n";
+    let source = "// \"no\"\nlet a = (\"one\", \"t\\\"wo\"); let q = '\"';\nlet b = \"thr\\\n     ee\";\n";
     assert_eq!(sources::string_literals(source), ["one", "t\"wo", "three"]);
 }
 
@@ -285,27 +238,13 @@ fn texts_of_defects_are_left_out() {
 
 #[test]
 fn patterns_fit_with_anything_in_braces() {
-    assert!(occurs_in(
-        "is not a {kind} of this library",
-        "is not a group of this library"
-    ));
-    assert!(!occurs_in(
-        "is not a {kind} of this library",
-        "is not a group"
-    ));
-    assert!(gives(
-        "rank {rank} refused: {text}",
-        "rank 3 refused: config: must not be NULL"
-    ));
+    assert!(occurs_in("is not a {kind} of this library", "is not a group of this library"));
+    assert!(!occurs_in("is not a {kind} of this library", "is not a group"));
+    assert!(gives("rank {rank} refused: {text}", "rank 3 refused: config: must not be NULL"));
     assert!(!gives("is required", "is required today"));
     assert!(!gives("rank {rank} refused", "rank 3 refused: config"));
     let literals = ["must be {what}", "the handle's top-k"].map(str::to_owned);
-    let row = |rule: &str| {
-        row(&format!(
-            "| an-id | `x` | {rule} | ncclInvalidArgument |  |"
-        ))
-        .unwrap()
-    };
+    let row = |rule: &str| row(&format!("| an-id | `x` | {rule} | ncclInvalidArgument |  |")).unwrap();
     assert!(is_made(&row("must be the handle's top-k"), &literals));
     assert!(!is_made(&row("must be something else"), &literals));
 }

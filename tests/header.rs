@@ -58,9 +58,7 @@ fn generate(root: &Path, header: &Header) -> String {
     let builder = header
         .sources
         .iter()
-        .fold(cbindgen::Builder::new().with_config(config), |b, source| {
-            b.with_src(root.join(source))
-        });
+        .fold(cbindgen::Builder::new().with_config(config), |b, source| b.with_src(root.join(source)));
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
     tidy(&String::from_utf8(text).unwrap())

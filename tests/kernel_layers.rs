@@ -34,11 +34,7 @@ fn included_folder(folder: &str, line: &str) -> Option<String> {
         Some(path) => ("", path),
         None => (folder, path),
     };
-    Some(
-        path.rsplit_once('/')
-            .map_or(up, |(folder, _)| folder)
-            .to_owned(),
-    )
+    Some(path.rsplit_once('/').map_or(up, |(folder, _)| folder).to_owned())
 }
 
 #[test]
@@ -86,10 +82,7 @@ fn each_line(check: impl Fn(&str, &str)) {
 fn some_words_are_in_one_file() {
     each_line(|file, code| {
         for (word, homes) in RESERVED {
-            assert!(
-                homes.contains(&file) || !code.contains(word),
-                "{file}: {code}"
-            );
+            assert!(homes.contains(&file) || !code.contains(word), "{file}: {code}");
         }
     });
 }
@@ -98,13 +91,8 @@ fn some_words_are_in_one_file() {
 fn names_a_warps_size(code: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices("32").any(|(at, found)| {
-        let (before, after) = (
-            &code[..at],
-            code[at + found.len()..].trim_start_matches('u'),
-        );
-        let shifts = [">>", "<<"]
-            .iter()
-            .any(|it| before.trim_end().ends_with(it));
+        let (before, after) = (&code[..at], code[at + found.len()..].trim_start_matches('u'));
+        let shifts = [">>", "<<"].iter().any(|it| before.trim_end().ends_with(it));
         !shifts && !before.ends_with(is_word) && !after.starts_with(is_word)
     })
 }
@@ -114,10 +102,7 @@ fn only_one_file_knows_how_many_lanes_a_warp_has() {
     each_line(|file, code| {
         // That constant is a number of parts of 32.
         let is_ratio = code.contains("HT_WHOLE_OF_32");
-        assert!(
-            file == WARP || is_ratio || !names_a_warps_size(code),
-            "{file}: {code}"
-        );
+        assert!(file == WARP || is_ratio || !names_a_warps_size(code), "{file}: {code}");
     });
     assert!(names_a_warps_size("lane % 32u;"));
     assert!(!names_a_warps_size("uint32_t{x} >> 32 | 320 + kOf32"));
@@ -126,17 +111,11 @@ fn only_one_file_knows_how_many_lanes_a_warp_has() {
 /// The kernels' CPU build is one switch, so neither kernels nor the programs that run on it name it.
 #[test]
 fn the_cpu_build_is_named_by_nobody_that_it_builds() {
-    let endings = [
-        ".rs", ".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".py", ".md",
-    ];
+    let endings = [".rs", ".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".py", ".md"];
     let parts = ["suites", "programs", "reference", "harness", "forked"];
     let tests = parts.map(|part| format!("c_tests/{part}"));
     let product = ["src", "abi", "cuda", "hostsim", "python/nccl_ep"].map(str::to_owned);
-    for file in product
-        .iter()
-        .chain(&tests)
-        .flat_map(|it| sources::files(it, &endings))
-    {
+    for file in product.iter().chain(&tests).flat_map(|it| sources::files(it, &endings)) {
         let names = sources::read(&file).to_lowercase().contains("simt");
         assert!(!names || file == "c_tests/harness/harness.c", "{file}");
     }
@@ -145,10 +124,7 @@ fn the_cpu_build_is_named_by_nobody_that_it_builds() {
 #[test]
 fn an_include_names_a_folder() {
     let folder_of = |line| included_folder("ll", line);
-    assert_eq!(
-        folder_of("#include \"../base/ptx.cuh\"").as_deref(),
-        Some("base")
-    );
+    assert_eq!(folder_of("#include \"../base/ptx.cuh\"").as_deref(), Some("base"));
     assert_eq!(folder_of("#include \"bank.cuh\"").as_deref(), Some("ll"));
     assert_eq!(folder_of("#include <cstdint>"), None);
 }

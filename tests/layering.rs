@@ -68,10 +68,7 @@ fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for word in ARROWS.split_whitespace() {
         match word.strip_suffix(':') {
-            Some(name) => rows.push(Row {
-                name,
-                uses: Vec::new(),
-            }),
+            Some(name) => rows.push(Row { name, uses: Vec::new() }),
             None => rows.last_mut().unwrap().uses.push(word),
         }
     }
@@ -153,9 +150,7 @@ fn one_module_reads_the_environment() {
 #[test]
 fn unsafe_code_is_where_the_list_says() {
     let folders = ["src", "abi"];
-    let files = folders
-        .iter()
-        .flat_map(|folder| sources::files(folder, &[".rs"]));
+    let files = folders.iter().flat_map(|folder| sources::files(folder, &[".rs"]));
     let is_unsafe = |file: &String| sources::read(file).contains("allow(unsafe_code)");
     let found: Vec<String> = files.filter(is_unsafe).collect();
     for file in &found {
@@ -173,14 +168,7 @@ fn arrows_go_one_way() {
     let rows = rows();
     let may_use = |module: &str, target: &str| {
         let [module, path, target] = [module, target, target].map(str::to_owned);
-        may_use(
-            &rows,
-            &Use {
-                module,
-                path,
-                target,
-            },
-        )
+        may_use(&rows, &Use { module, path, target })
     };
     assert!(may_use("session::group", "rule::ht"));
     assert!(may_use("session::handle", "session::group"));

@@ -9,21 +9,15 @@ mod sources;
 const MAX_FILE: usize = 400;
 const MAX_FUNCTION: usize = 60;
 
-const DIRECTORIES: [&str; 10] = [
-    "src", "abi", "hostsim", "cuda", "c_tests", "scripts", "tests", "include", "python", "examples",
-];
-const ENDINGS: [&str; 9] = [
-    ".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh",
-];
+const DIRECTORIES: [&str; 10] =
+    ["src", "abi", "hostsim", "cuda", "c_tests", "scripts", "tests", "include", "python", "examples"];
+const ENDINGS: [&str; 9] = [".rs", ".cu", ".cuh", ".c", ".h", ".cpp", ".hpp", ".py", ".sh"];
 
 /// Generated: the interfaces of all functions with their documentation.
 const EXEMPT: [&str; 2] = ["include/nccl_ep.h", "include/nccl_ep_2/nccl_ep.h"];
 
 fn too_long(lines: impl Iterator<Item = (String, usize)>, most: usize) -> Vec<String> {
-    lines
-        .filter(|(_, count)| *count > most)
-        .map(|(name, count)| format!("{name}: {count} lines"))
-        .collect()
+    lines.filter(|(_, count)| *count > most).map(|(name, count)| format!("{name}: {count} lines")).collect()
 }
 
 #[test]
@@ -64,14 +58,12 @@ fn functions(source: &str) -> Vec<(String, usize)> {
 #[test]
 fn no_c_function_is_over_the_limit() {
     let directories = ["c_tests", "cuda"];
-    let files = directories.iter().flat_map(|directory| {
-        sources::files(directory, &[".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"])
-    });
+    let files = directories
+        .iter()
+        .flat_map(|directory| sources::files(directory, &[".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"]));
     let counts = files.flat_map(|file| {
         let functions = functions(&sources::read(&file));
-        functions
-            .into_iter()
-            .map(move |(name, lines)| (format!("{file}: {name}"), lines))
+        functions.into_iter().map(move |(name, lines)| (format!("{file}: {name}"), lines))
     });
     let found = too_long(counts, MAX_FUNCTION);
     assert!(found.is_empty(), "over {MAX_FUNCTION} lines: {found:#?}");

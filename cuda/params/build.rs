@@ -101,17 +101,11 @@ const FILES: [File; 8] = [
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     // Where everybody finds them: the kernels' CPU build knows no hash of cargo's.
-    let profile = out
-        .ancestors()
-        .nth(3)
-        .ok_or("OUT_DIR is not three folders below the profile's")?;
+    let profile = out.ancestors().nth(3).ok_or("OUT_DIR is not three folders below the profile's")?;
     let folder = profile.join("params");
     fs::create_dir_all(&folder)?;
     for file in FILES {
-        write(
-            &folder.join(file.name).with_extension("h"),
-            &header_of(&file)?,
-        )?;
+        write(&folder.join(file.name).with_extension("h"), &header_of(&file)?)?;
     }
     write(&folder.join("kernels.h"), &list_of_kernels()?)?;
     println!("cargo::metadata=include={}", profile.display());
@@ -124,14 +118,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn header_of(file: &File) -> Result<String, Box<dyn Error>> {
     let path = Path::new("src").join(file.name).with_extension("rs");
     let source = fs::read_to_string(&path)?;
-    let named = |start| {
-        source
-            .lines()
-            .filter_map(move |line: &str| line.strip_prefix(start)?.split(' ').next())
-    };
-    let missing: Vec<_> = named("pub struct ")
-        .filter(|name| file.sizes.iter().all(|(known, _)| known != name))
-        .collect();
+    let named = |start| source.lines().filter_map(move |line: &str| line.strip_prefix(start)?.split(' ').next());
+    let missing: Vec<_> =
+        named("pub struct ").filter(|name| file.sizes.iter().all(|(known, _)| known != name)).collect();
     if !missing.is_empty() {
         return Err(format!("build.rs lacks the sizes of {missing:?}").into());
     }
@@ -145,10 +134,7 @@ fn header_of(file: &File) -> Result<String, Box<dyn Error>> {
         includes: file.base.map(str::to_owned).into_iter().collect(),
         tab_width: 4,
         documentation: false,
-        header: Some(format!(
-            "// Made from cuda/params/{}, which explains it.",
-            path.display()
-        )),
+        header: Some(format!("// Made from cuda/params/{}, which explains it.", path.display())),
         ..cbindgen::Config::default()
     };
     config.constant.allow_static_const = true;
@@ -157,32 +143,21 @@ fn header_of(file: &File) -> Result<String, Box<dyn Error>> {
     config.enumeration.enum_class = false;
     config.enumeration.rename_variants = cbindgen::RenameRule::QualifiedScreamingSnakeCase;
     // No C function in these files uses the types, so they are requested by name.
-    config.export.include = named("pub struct ")
-        .chain(named("pub enum "))
-        .map(str::to_owned)
-        .collect();
+    config.export.include = named("pub struct ").chain(named("pub enum ")).map(str::to_owned).collect();
     let check = |(name, size): &(&str, usize)| {
         format!("static_assert(sizeof(nccl_ep::{name}) == {size}, \"{name} as in Rust\");\n")
     };
     config.trailer = Some(file.sizes.iter().map(check).collect());
     let mut text = Vec::new();
-    cbindgen::Builder::new()
-        .with_config(config)
-        .with_src(path)
-        .generate()?
-        .write(&mut text);
+    cbindgen::Builder::new().with_config(config).with_src(path).generate()?.write(&mut text);
     Ok(String::from_utf8(text)?)
 }
 
 /// `kernel(Params, THREADS, blocks);` of the list as a macro of the C preprocessor.
 fn list_of_kernels() -> Result<String, Box<dyn Error>> {
     let source = fs::read_to_string(KERNELS)?;
-    let (_, rest) = source
-        .split_once("\nkernels! {\n")
-        .ok_or("kernels.rs has no list")?;
-    let (list, _) = rest
-        .split_once("\n}\n")
-        .ok_or("the list of kernels has no end")?;
+    let (_, rest) = source.split_once("\nkernels! {\n").ok_or("kernels.rs has no list")?;
+    let (list, _) = rest.split_once("\n}\n").ok_or("the list of kernels has no end")?;
     let mut text = "\
 // KERNEL(name, parameters, most threads of a block, blocks that an SM has room for or 0) of each kernel.
 // Made from src/backend/cuda/kernels.rs.
@@ -198,10 +173,7 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 #define NCCL_EP_KERNELS(KERNEL)"
         .to_owned();
     for line in list.lines().filter(|line| !line.trim().is_empty()) {
-        let kernel = line
-            .trim()
-            .strip_suffix(");")
-            .and_then(|line| line.split_once('('));
+        let kernel = line.trim().strip_suffix(");").and_then(|line| line.split_once('('));
         let (name, rest) = kernel.ok_or_else(|| format!("no kernel: {line}"))?;
         text += &format!(" \\\n    KERNEL({name}, {rest})");
     }

@@ -25,12 +25,7 @@ impl<T> Handles<T> {
     /// An empty table whose handles count up from `base`; tables with different bases never
     /// confuse a handle of one type with a handle of another.
     pub(crate) const fn new(base: usize) -> Self {
-        Self {
-            live: Mutex::new(Table {
-                next: base,
-                objects: BTreeMap::new(),
-            }),
-        }
+        Self { live: Mutex::new(Table { next: base, objects: BTreeMap::new() }) }
     }
 
     /// Registers an object and returns its handle.

@@ -74,10 +74,7 @@ mod tests {
     #[test]
     fn refuses_when_the_device_node_exists() {
         let text = refusal(Path::new("/dev/null"), NO_LIBRARY, false).expect("a refusal");
-        assert!(
-            text.contains("/dev/null") && text.contains(OVERRIDE),
-            "{text}"
-        );
+        assert!(text.contains("/dev/null") && text.contains(OVERRIDE), "{text}");
     }
 
     #[test]

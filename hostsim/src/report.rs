@@ -23,11 +23,7 @@ pub(crate) fn refusal(text: &str) {
 }
 
 fn wants_warnings(level: Option<&str>) -> bool {
-    level.is_some_and(|level| {
-        ["WARN", "INFO", "ABORT", "TRACE"]
-            .iter()
-            .any(|name| level.eq_ignore_ascii_case(name))
-    })
+    level.is_some_and(|level| ["WARN", "INFO", "ABORT", "TRACE"].iter().any(|name| level.eq_ignore_ascii_case(name)))
 }
 
 #[cfg(test)]

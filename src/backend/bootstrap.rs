@@ -52,12 +52,7 @@ struct Buffer {
 impl Bootstrap {
     /// Exchanges over `comm`, with buffers on `device`; `formatter` phrases refusals for the other
     /// ranks.
-    pub fn new(
-        comm: Communicator,
-        device: Arc<dyn Device>,
-        timeout: Duration,
-        formatter: Formatter,
-    ) -> Self {
+    pub fn new(comm: Communicator, device: Arc<dyn Device>, timeout: Duration, formatter: Formatter) -> Self {
         Self {
             comm,
             device,
@@ -117,17 +112,14 @@ impl Bootstrap {
         let _under_way = self.device.begin();
         let waited = match self.enqueue(own, gathered, sealed.len(), stream)? {
             Some(exchange) => self.watch(stream).inspect(|()| exchange.end()),
-            None => Err(Waited::TooLong(
-                self.missed(", which NCCL is still connecting"),
-            )),
+            None => Err(Waited::TooLong(self.missed(", which NCCL is still connecting"))),
         };
         let mut bytes = vec![0; total];
         match &waited {
             // The other ranks have this rank's contribution and continue with it.
-            Ok(()) => self
-                .device
-                .download(&mut bytes, gathered)
-                .map_err(|error| self.lost.get_or_init(|| error).clone())?,
+            Ok(()) => {
+                self.device.download(&mut bytes, gathered).map_err(|error| self.lost.get_or_init(|| error).clone())?
+            }
             Err(Waited::TooLong(error)) => {
                 return Err(self.lost.get_or_init(|| error.clone()).clone());
             }
@@ -148,13 +140,7 @@ impl Bootstrap {
 
     /// Enqueues the all-gather of `bytes` at `own` to `gathered`. `None` if NCCL does not return from
     /// that call before the deadline.
-    fn enqueue(
-        &self,
-        own: DevPtr,
-        gathered: DevPtr,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<Option<Exchange>> {
+    fn enqueue(&self, own: DevPtr, gathered: DevPtr, bytes: usize, stream: Stream) -> Result<Option<Exchange>> {
         let comm = self.comm.clone();
         let device = Arc::clone(&self.device);
         // Made and recorded here: after the deadline such a call might wait for the exchange, if
@@ -164,12 +150,8 @@ impl Bootstrap {
             let _entered = device.enter()?;
             let under_way = device.begin();
             comm.all_gather(own, gathered, bytes, stream)?;
-            let mut exchange = Exchange {
-                device: Arc::clone(&device),
-                mark: None,
-                is_over: false,
-                _under_way: under_way,
-            };
+            let mut exchange =
+                Exchange { device: Arc::clone(&device), mark: None, is_over: false, _under_way: under_way };
             if mark.record(stream)? {
                 exchange.mark = Some(mark);
             }
@@ -179,17 +161,13 @@ impl Bootstrap {
             // In another thread this would be another stream.
             return call().map(Some);
         }
-        self.within_deadline(|left| detached::within(left, call))?
-            .transpose()
+        self.within_deadline(|left| detached::within(left, call))?.transpose()
     }
 
     /// The other ranks whose payloads did not arrive.
     fn missing(&self, payloads: &[Option<&[u8]>]) -> Vec<GroupRank> {
         let ranks = GroupRank::all(payloads.len()).zip(payloads);
-        ranks
-            .filter(|&(rank, payload)| payload.is_none() && rank != self.rank())
-            .map(|(rank, _)| rank)
-            .collect()
+        ranks.filter(|&(rank, payload)| payload.is_none() && rank != self.rank()).map(|(rank, _)| rank).collect()
     }
 
     /// The error when NCCL ended an exchange without `missing`; `cause` is the stream's error.
@@ -214,22 +192,14 @@ impl Bootstrap {
                     self.device.free_own(old.data, old.bytes);
                 }
                 let bytes = bytes.max(LEAST_BUFFER_BYTES);
-                Ok(Buffer {
-                    data: self.device.alloc_own(bytes)?,
-                    bytes,
-                })
+                Ok(Buffer { data: self.device.alloc_own(bytes)?, bytes })
             }
         }
     }
 
     /// Exchanges payloads of `bytes` bytes if every rank is well; otherwise all ranks fail, each
     /// naming the first that refused.
-    pub fn agree(
-        &self,
-        mine: Result<Vec<u8>>,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<Vec<Vec<u8>>> {
+    pub fn agree(&self, mine: Result<Vec<u8>>, bytes: usize, stream: Stream) -> Result<Vec<Vec<u8>>> {
         let record = verdict(&mine, bytes, self.formatter);
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
@@ -240,10 +210,7 @@ impl Bootstrap {
         };
         for (rank, record) in records.iter().enumerate() {
             if let Some(text) = refusal(record) {
-                return Err(Error::new(
-                    Code::RemoteError,
-                    format!("rank {rank} refused: {text}"),
-                ));
+                return Err(Error::new(Code::RemoteError, format!("rank {rank} refused: {text}")));
             }
         }
         for record in &mut records {

@@ -133,25 +133,17 @@ pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = Builder::new().name(name.to_owned());
-    thread
-        .spawn(work)
-        .map(drop)
-        .map_err(|cause| Error::system("a thread for the network", &cause))
+    thread.spawn(work).map(drop).map_err(|cause| Error::system("a thread for the network", &cause))
 }
 
 /// What `work` gives within `limit`. Otherwise `None`: it goes on, and what it gives is dropped in its thread.
-pub fn within<T: Send + 'static>(
-    limit: Duration,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<Option<T>> {
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>> {
     let (sender, receiver) = channel();
     start(move || drop(sender.send(work())))?;
     match receiver.recv_timeout(limit) {
         Ok(given) => Ok(Some(given)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
-        Err(RecvTimeoutError::Disconnected) => {
-            Err(Error::internal("a thread for the network has panicked"))
-        }
+        Err(RecvTimeoutError::Disconnected) => Err(Error::internal("a thread for the network has panicked")),
     }
 }
 

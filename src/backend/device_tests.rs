@@ -37,24 +37,17 @@ pub struct TestDevice {
 impl TestDevice {
     /// One in another context than all others.
     pub fn of_context(context: u64) -> Self {
-        Self {
-            context,
-            ..Self::default()
-        }
+        Self { context, ..Self::default() }
     }
 
     /// One that threads enter so.
     pub fn entered_by(enter: fn() -> EnteredDevice) -> Self {
-        Self {
-            enter: Some(enter),
-            ..Self::default()
-        }
+        Self { enter: Some(enter), ..Self::default() }
     }
 
     /// No operations yet, of which captured ones are in the device's graph.
     pub fn outstanding(&self) -> Outstanding {
-        let new_marks =
-            |_| -> Result<Option<Arc<dyn ReplayMarks>>> { Ok(Some(Arc::new(self.clone()))) };
+        let new_marks = |_| -> Result<Option<Arc<dyn ReplayMarks>>> { Ok(Some(Arc::new(self.clone()))) };
         Outstanding::new(&new_marks).unwrap()
     }
 

@@ -48,9 +48,7 @@ impl Library {
 
     /// The process itself, if it exports `probe`.
     pub(super) fn in_process(probe: &CStr) -> Option<Self> {
-        let process = Self {
-            handle: libc::RTLD_DEFAULT,
-        };
+        let process = Self { handle: libc::RTLD_DEFAULT };
         process.symbol(probe).is_some().then_some(process)
     }
 
@@ -129,11 +127,7 @@ pub(super) fn other_files_with(symbol: &CStr, but: &str) -> BTreeSet<String> {
 ///
 /// # Safety
 /// For `dl_iterate_phdr` with such a vector as its data.
-unsafe extern "C" fn add_name(
-    object: *mut libc::dl_phdr_info,
-    _: usize,
-    names: *mut c_void,
-) -> c_int {
+unsafe extern "C" fn add_name(object: *mut libc::dl_phdr_info, _: usize, names: *mut c_void) -> c_int {
     // SAFETY: `dl_iterate_phdr` gives a valid object, and our own data.
     let (name, names) = unsafe { ((*object).dlpi_name, &mut *names.cast::<Vec<CString>>()) };
     if !name.is_null() {
@@ -151,9 +145,7 @@ fn last_error() -> String {
         return "unknown loader error".to_owned();
     }
     // SAFETY: not NULL, NUL-terminated, and valid until this thread's next call to the loader.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// A struct of C functions of one library, each looked up by its own name.

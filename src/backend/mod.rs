@@ -87,11 +87,7 @@ pub trait GroupBackend: Send + Sync {
 pub trait LlGroupBackend: Send + Sync {
     /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work. There
     /// the block of an equal handle serves combines before this one dispatches.
-    fn open_handle(
-        self: Arc<Self>,
-        routing: Routing,
-        home: HandleHome,
-    ) -> Result<Box<dyn LlBackend>>;
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>>;
 }
 
 /// A group for HT operations.
@@ -99,19 +95,11 @@ pub trait HtGroupBackend: Send + Sync {
     /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that
     /// refused its arguments, and that rank gets it back. The others learn of it from this call, or
     /// from the handle's first use.
-    fn open_handle(
-        self: Arc<Self>,
-        routing: Result<HtRouting>,
-        stream: Stream,
-    ) -> Result<Box<dyn HtBackend>>;
+    fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
 
     /// In a group on one node, a handle over `block`, for a routing of so many tokens that an equal one has stored there, or its bytes; the
     /// ids are not looked at. Local, enqueues no work and does not touch the block: each operation compares its header.
-    fn reopen_handle(
-        self: Arc<Self>,
-        routing: Routing,
-        block: GivenBlock,
-    ) -> Result<Box<dyn HtBackend>>;
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>>;
 }
 
 /// The inputs for an HT handle.

@@ -151,11 +151,7 @@ impl<K> Quiescence<K> {
     /// Does `work` if the device is quiescent. Whoever asks for something here waits meanwhile, and so does whoever begins
     /// an operation.
     pub fn attempt(&self, work: impl FnOnce()) -> Attempt {
-        if self.while_quiescent(Graphs::Count, |_| work()) {
-            Attempt::Done
-        } else {
-            Attempt::Busy
-        }
+        if self.while_quiescent(Graphs::Count, |_| work()) { Attempt::Done } else { Attempt::Busy }
     }
 
     /// Frees caller's memory, now or at the next quiescent moment. Waits a little for operations to end, but not for
@@ -185,10 +181,7 @@ impl<K> Quiescence<K> {
     /// Frees the allocation at `address` when the device is quiescent; until then it may serve for
     /// `key`. Without `free` it stays allocated.
     pub fn later(&self, key: Option<K>, address: usize, free: Option<Free>) {
-        self.state
-            .lock()
-            .waiting
-            .push(Waiting { key, address, free });
+        self.state.lock().waiting.push(Waiting { key, address, free });
         self.settle();
     }
 
@@ -203,10 +196,7 @@ impl<K> Quiescence<K> {
             let index = state.waiting.iter().position(serves)?;
             state.waiting.swap_remove(index)
         };
-        Some(Taken {
-            address: found.address,
-            must_stay: found.free.is_none(),
-        })
+        Some(Taken { address: found.address, must_stay: found.free.is_none() })
     }
 
     /// Frees all that waits if the device is quiescent.
@@ -284,11 +274,8 @@ impl<K> State<K> {
 
     /// Takes out the exchanges that have left the device.
     fn take_over(&mut self) -> Vec<IsStuck> {
-        let (stuck, over) = self
-            .stuck
-            .drain(..)
-            .map(|mut is_stuck| (is_stuck(), is_stuck))
-            .partition::<Vec<_>, _>(|(stuck, _)| *stuck);
+        let (stuck, over) =
+            self.stuck.drain(..).map(|mut is_stuck| (is_stuck(), is_stuck)).partition::<Vec<_>, _>(|(stuck, _)| *stuck);
         self.stuck = stuck.into_iter().map(|(_, is_stuck)| is_stuck).collect();
         over.into_iter().map(|(_, is_stuck)| is_stuck).collect()
     }

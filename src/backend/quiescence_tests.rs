@@ -143,10 +143,7 @@ fn what_waits_serves_the_same_use_again() {
     let exchange = quiescence.begin();
     quiescence.later(Some(1), 7, free(&freed));
     quiescence.later(None, 8, free(&freed));
-    let taken = Taken {
-        address: 7,
-        must_stay: false,
-    };
+    let taken = Taken { address: 7, must_stay: false };
     assert_eq!(quiescence.take(&2), None);
     assert_eq!(quiescence.take(&1), Some(taken));
     assert_eq!(quiescence.take(&1), None);
@@ -159,10 +156,7 @@ fn what_a_peer_may_map_stays_and_serves_again() {
     let (quiescence, _) = device();
     quiescence.later(Some(1), 7, None);
     drop(quiescence.begin());
-    let taken = Taken {
-        address: 7,
-        must_stay: true,
-    };
+    let taken = Taken { address: 7, must_stay: true };
     assert_eq!(quiescence.take(&1), Some(taken));
 }
 

@@ -69,16 +69,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     fn with(code: Code, cause: Cause) -> Self {
-        let report = Report {
-            contexts: Vec::new(),
-            cause,
-            got: None,
-            also: None,
-        };
-        Self {
-            code,
-            report: Box::new(report),
-        }
+        let report = Report { contexts: Vec::new(), cause, got: None, also: None };
+        Self { code, report: Box::new(report) }
     }
 
     /// A failure that every ABI describes by `text`.
@@ -216,10 +208,7 @@ mod tests {
         let error = Error::argument(subject, OfTensor::RowBound).got(100, 128);
         assert_eq!(error.refused(), Some((subject, OfTensor::RowBound.into())));
         assert_eq!(error.code(), Code::InvalidArgument);
-        assert_eq!(
-            error.text(),
-            "Size(TokensIn, 1): OfTensor(RowBound) (got 100, expected 128)"
-        );
+        assert_eq!(error.text(), "Size(TokensIn, 1): OfTensor(RowBound) (got 100, expected 128)");
         let error = Error::new(Code::RemoteError, "gone")
             .within("rank 1")
             .during(Context::Running(Operation::HtCombine))

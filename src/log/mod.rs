@@ -25,10 +25,7 @@ static LOG: Lazy<Log> = Lazy::new(|| {
     Log {
         verbosity: env.verbosity,
         // As NCCL, which writes its version to no file unless there is more to come.
-        sink: Sink::new(
-            env.debug_file
-                .filter(|_| env.verbosity > Verbosity::Version),
-        ),
+        sink: Sink::new(env.debug_file.filter(|_| env.verbosity > Verbosity::Version)),
     }
 });
 
@@ -71,8 +68,7 @@ pub fn tells_of_groups() -> bool {
 /// Prints `text` about a group on `device` in NCCL's form, if `NCCL_DEBUG` is `INFO` or more verbose.
 pub fn group(device: usize, text: &dyn Display) {
     if tells_of_groups() {
-        LOG.sink
-            .line(&format!("{} [{device}] NCCL_EP INFO {text}", here()));
+        LOG.sink.line(&format!("{} [{device}] NCCL_EP INFO {text}", here()));
     }
 }
 
@@ -94,9 +90,7 @@ pub fn version(text: &str) {
 /// obey.
 pub fn shown(text: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
-    let plain = text
-        .chars()
-        .map(|c| Some(c).filter(is_plain).unwrap_or('?'));
+    let plain = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?'));
     let mut line: String = plain.take(SHOWN).collect();
     if text.chars().nth(SHOWN).is_some() {
         line.push_str("...");

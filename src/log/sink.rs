@@ -16,10 +16,7 @@ pub(super) struct Sink {
 
 impl Sink {
     pub(super) fn new(pattern: Option<String>) -> Self {
-        Self {
-            pattern,
-            file: OnceCell::new(),
-        }
+        Self { pattern, file: OnceCell::new() }
     }
 
     /// Writes one line by one call, so that lines of several threads stay whole.
@@ -93,8 +90,7 @@ pub(super) fn host_name() -> String {
 /// The number that the system gives the calling thread; 0 if it does not say.
 pub(super) fn thread_number() -> u32 {
     let task = std::fs::read_link("/proc/thread-self").ok();
-    task.and_then(|path| path.file_name()?.to_str()?.parse().ok())
-        .unwrap_or(0)
+    task.and_then(|path| path.file_name()?.to_str()?.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

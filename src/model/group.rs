@@ -195,19 +195,15 @@ impl GroupFacts {
 
     /// How the rows that a rank receives in low latency lie where a row is for all its experts.
     pub fn rank_major(&self) -> Layout {
-        Layout::RankMajor {
-            ranks: self.ranks,
-            slots: self.max_tokens.unwrap_or(0),
-        }
+        Layout::RankMajor { ranks: self.ranks, slots: self.max_tokens.unwrap_or(0) }
     }
 
     /// How the rows that a rank receives lie, unless an operation says otherwise.
     pub fn layout(&self) -> Layout {
         match self.algorithm {
-            Algorithm::LowLatency => Layout::ExpertMajor {
-                experts: self.local_experts(),
-                slots: self.max_recv_rows.unwrap_or(0),
-            },
+            Algorithm::LowLatency => {
+                Layout::ExpertMajor { experts: self.local_experts(), slots: self.max_recv_rows.unwrap_or(0) }
+            }
             Algorithm::HighThroughput => Layout::Flat,
         }
     }
@@ -221,9 +217,7 @@ impl GroupFacts {
     /// The expert that the routing entry `id` names; `None` for negative and too large ids, which
     /// take no part.
     pub fn expert(&self, id: i64) -> Option<usize> {
-        usize::try_from(id)
-            .ok()
-            .filter(|&expert| expert < self.experts)
+        usize::try_from(id).ok().filter(|&expert| expert < self.experts)
     }
 
     /// The rank that hosts `expert`.

@@ -124,9 +124,7 @@ impl HtSections {
             counts: block.take(shape.local_experts * WORD_BYTES),
             entries: block.take(shape.most_tokens * shape.top_k * ENTRY_BYTES),
             ids: block.take(shape.id_bytes()),
-            slots: block.take(zoned(
-                shape.ranks * shape.most_tokens * shape.slots() * WORD_BYTES,
-            )),
+            slots: block.take(zoned(shape.ranks * shape.most_tokens * shape.slots() * WORD_BYTES)),
             zones: block.take(zoned((shape.local_experts + 1) * WORD_BYTES)),
             bytes: block.bytes(),
         }

@@ -3,10 +3,7 @@ use crate::model::group::LlCombineMode;
 use crate::model::ids::GroupRank;
 
 fn form(keeps_ids: bool) -> HandleForm {
-    HandleForm {
-        keeps_ids,
-        ..HandleForm::default()
-    }
+    HandleForm { keeps_ids, ..HandleForm::default() }
 }
 
 fn facts(algorithm: Algorithm, max_tokens: Option<usize>) -> GroupFacts {
@@ -32,10 +29,7 @@ fn sections_follow_the_header_without_overlap() {
     let ht = HtSections::new(shape);
     let begins = [ht.begins, ht.departures, ht.counts, ht.entries, ht.bytes];
     assert_eq!(begins, [256, 512, 768, 1024, 1024 + 8192 * 8 * 8]);
-    let small = StateShape {
-        most_tokens: 3,
-        ..shape
-    };
+    let small = StateShape { most_tokens: 3, ..shape };
     let ll = LlSections::new(small, 2);
     let begins = [ll.expert_of, ll.row_of, ll.tokens_of, ll.bytes];
     assert_eq!(begins, [256, 256 + 256, 512 + 768, 1280 + 256]);
@@ -44,10 +38,7 @@ fn sections_follow_the_header_without_overlap() {
 #[test]
 fn a_group_without_a_bound_has_no_size_of_blocks() {
     for algorithm in Algorithm::ALL {
-        assert_eq!(
-            block_bytes(&facts(algorithm, None), 8, HandleForm::default()),
-            None
-        );
+        assert_eq!(block_bytes(&facts(algorithm, None), 8, HandleForm::default()), None);
     }
     let facts = facts(Algorithm::HighThroughput, Some(8192));
     let size = |keeps_ids| block_bytes(&facts, 8, form(keeps_ids));
@@ -58,13 +49,7 @@ fn a_group_without_a_bound_has_no_size_of_blocks() {
 #[test]
 fn kept_ids_are_all_of_one_width() {
     let of = |width, keeps_ids| {
-        let routing = Routing {
-            ids: DevPtr(64),
-            width,
-            tokens: 5,
-            top_k: 8,
-            form: form(keeps_ids),
-        };
+        let routing = Routing { ids: DevPtr(64), width, tokens: 5, top_k: 8, form: form(keeps_ids) };
         header(&facts(Algorithm::HighThroughput, Some(16)), &routing, 0)
     };
     let (narrow, wide) = (IntWidth::Bits32, IntWidth::Bits64);
@@ -74,13 +59,8 @@ fn kept_ids_are_all_of_one_width() {
 
 #[test]
 fn headers_differ_where_blocks_do() {
-    let routing = Routing {
-        ids: DevPtr(64),
-        width: IntWidth::Bits64,
-        tokens: 5,
-        top_k: 8,
-        form: HandleForm::default(),
-    };
+    let routing =
+        Routing { ids: DevPtr(64), width: IntWidth::Bits64, tokens: 5, top_k: 8, form: HandleForm::default() };
     let facts = facts(Algorithm::HighThroughput, Some(16));
     let of = |facts: &GroupFacts, routing: &Routing| {
         let all = header(facts, routing, 7 << 32 | 9);
@@ -91,46 +71,19 @@ fn headers_differ_where_blocks_do() {
     };
     let mut seen = vec![of(&facts, &routing)];
     let others = [
-        GroupFacts {
-            algorithm: Algorithm::LowLatency,
-            ..facts
-        },
+        GroupFacts { algorithm: Algorithm::LowLatency, ..facts },
         GroupFacts { ranks: 4, ..facts },
-        GroupFacts {
-            rank: GroupRank::new(4),
-            ..facts
-        },
-        GroupFacts {
-            experts: 128,
-            ..facts
-        },
-        GroupFacts {
-            max_tokens: Some(17),
-            ..facts
-        },
+        GroupFacts { rank: GroupRank::new(4), ..facts },
+        GroupFacts { experts: 128, ..facts },
+        GroupFacts { max_tokens: Some(17), ..facts },
     ];
     seen.extend(others.iter().map(|facts| of(facts, &routing)));
-    seen.push(of(
-        &facts,
-        &Routing {
-            tokens: 4,
-            ..routing
-        },
-    ));
-    seen.push(of(
-        &facts,
-        &Routing {
-            top_k: 7,
-            ..routing
-        },
-    ));
+    seen.push(of(&facts, &Routing { tokens: 4, ..routing }));
+    seen.push(of(&facts, &Routing { top_k: 7, ..routing }));
     for (index, header) in seen.iter().enumerate() {
         assert!(!seen[..index].contains(header), "{index}");
     }
     // What ids there were is no matter of the block.
-    let elsewhere = Routing {
-        ids: DevPtr(128),
-        ..routing
-    };
+    let elsewhere = Routing { ids: DevPtr(128), ..routing };
     assert_eq!(of(&facts, &elsewhere), of(&facts, &routing));
 }

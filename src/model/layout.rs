@@ -53,14 +53,9 @@ impl Layout {
     /// Rows of a tensor; none where the caller's tensor says how many.
     pub const fn rows(self) -> Option<usize> {
         match self {
-            Self::ExpertMajor {
-                experts: zones,
-                slots,
+            Self::ExpertMajor { experts: zones, slots } | Self::RankMajor { ranks: zones, slots } => {
+                Some(zones * slots)
             }
-            | Self::RankMajor {
-                ranks: zones,
-                slots,
-            } => Some(zones * slots),
             Self::Flat => None,
         }
     }
@@ -81,9 +76,7 @@ impl Layout {
     /// The number of a row in the tensor, all dimensions but the last taken as one.
     pub const fn number(self, row: RowOf) -> usize {
         match self {
-            Self::ExpertMajor { slots, .. } | Self::RankMajor { slots, .. } => {
-                row.zone * slots + row.ordinal
-            }
+            Self::ExpertMajor { slots, .. } | Self::RankMajor { slots, .. } => row.zone * slots + row.ordinal,
             Self::Flat => row.ordinal,
         }
     }
@@ -95,10 +88,7 @@ mod tests {
 
     #[test]
     fn rows_of_an_expert_lie_together() {
-        let layout = Layout::ExpertMajor {
-            experts: 3,
-            slots: 5,
-        };
+        let layout = Layout::ExpertMajor { experts: 3, slots: 5 };
         let number = |zone, ordinal| layout.number(RowOf { zone, ordinal });
         assert_eq!((number(0, 4), number(1, 0), number(2, 4)), (4, 5, 14));
         assert_eq!((layout.rows(), layout.dims()), (Some(15), 2));
@@ -116,10 +106,7 @@ mod tests {
 
     #[test]
     fn flat_rows_have_no_expert() {
-        let row = RowOf {
-            zone: 7,
-            ordinal: 3,
-        };
+        let row = RowOf { zone: 7, ordinal: 3 };
         assert_eq!(Layout::Flat.number(row), 3);
         assert_eq!((Layout::Flat.rows(), Layout::Flat.dims()), (None, 1));
     }

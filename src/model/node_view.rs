@@ -82,9 +82,7 @@ impl NodeView {
 
     /// The ranks that this one forwards for, itself first.
     pub fn forwarded(&self) -> &[GroupRank] {
-        self.forwarded
-            .get(self.own.index())
-            .map_or(&[], Vec::as_slice)
+        self.forwarded.get(self.own.index()).map_or(&[], Vec::as_slice)
     }
 
     /// Those on other nodes, which are number 1 and so on.

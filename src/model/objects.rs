@@ -73,10 +73,7 @@ impl Ranges {
         let offset = address - range.begin;
         let is_inside = bytes <= range.bytes - offset;
         let is_aligned = address.is_multiple_of(OBJECT_ALIGN);
-        (is_inside && is_aligned).then_some(Place {
-            object: range.object,
-            offset,
-        })
+        (is_inside && is_aligned).then_some(Place { object: range.object, offset })
     }
 }
 
@@ -87,11 +84,7 @@ mod tests {
     fn ranges(all: &[(u64, u64, u32)]) -> Ranges {
         let mut ranges = Ranges::default();
         for &(begin, bytes, object) in all {
-            let range = Range {
-                begin,
-                bytes,
-                object,
-            };
+            let range = Range { begin, bytes, object };
             ranges.insert(range);
         }
         ranges
@@ -128,11 +121,7 @@ mod tests {
         for (begin, bytes) in [(4160, 16), (4000, 96), (8256, 1)] {
             assert_eq!(ranges.overlaps(begin, bytes), None);
         }
-        let again = Range {
-            begin: 4112,
-            bytes: 16,
-            object: 3,
-        };
+        let again = Range { begin: 4112, bytes: 16, object: 3 };
         ranges.remove(1);
         assert_eq!(ranges.place_of(4096, 16), None);
         ranges.insert(again);

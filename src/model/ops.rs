@@ -196,10 +196,7 @@ impl LlDispatch {
 }
 
 fn wire(payload: RowType, scaled: Option<Scaled>) -> WireRow {
-    WireRow {
-        payload,
-        scales: scaled.map(|scaled| scaled.scales),
-    }
+    WireRow { payload, scales: scaled.map(|scaled| scaled.scales) }
 }
 
 /// LL combine: `expert_rows [L, R*M, H]` and `weights [T, K]`, or `[R, M, H]` alone, to `out [T, H]`.

@@ -172,31 +172,23 @@ impl RowBytes {
     /// The rows of two ranks in words: both parts if either row has scales.
     pub fn in_words(mine: Self, theirs: Self) -> [String; 2] {
         let scaled = mine.scales + theirs.scales > 0;
-        [mine, theirs].map(|row| {
-            if scaled {
-                format!("{} + {}", row.payload, row.scales)
-            } else {
-                row.payload.to_string()
-            }
-        })
+        [mine, theirs].map(
+            |row| {
+                if scaled { format!("{} + {}", row.payload, row.scales) } else { row.payload.to_string() }
+            },
+        )
     }
 }
 
 impl From<WireRow> for RowBytes {
     fn from(row: WireRow) -> Self {
-        Self {
-            payload: row.payload.bytes(),
-            scales: row.scale_bytes(),
-        }
+        Self { payload: row.payload.bytes(), scales: row.scale_bytes() }
     }
 }
 
 impl From<RowType> for WireRow {
     fn from(payload: RowType) -> Self {
-        Self {
-            payload,
-            scales: None,
-        }
+        Self { payload, scales: None }
     }
 }
 
@@ -216,11 +208,7 @@ impl ScaleLayout {
     /// The layout for these extents and `strides`, or the dense row-major one. `None` unless the
     /// strides are row-major or column-major with a pitch, so that no two scales share memory.
     pub fn new([experts, rows, columns]: [usize; 3], strides: Option<[usize; 3]>) -> Option<Self> {
-        let dense = Self {
-            expert: rows.saturating_mul(columns),
-            row: columns,
-            column: 1,
-        };
+        let dense = Self { expert: rows.saturating_mul(columns), row: columns, column: 1 };
         let Some([expert, row, column]) = strides else {
             return Some(dense);
         };
@@ -241,11 +229,7 @@ impl ScaleLayout {
             (_, true) => columns.saturating_mul(column),
             _ => return None,
         };
-        (experts == 1 || expert >= of_expert).then_some(Self {
-            expert,
-            row,
-            column,
-        })
+        (experts == 1 || expert >= of_expert).then_some(Self { expert, row, column })
     }
 
     /// The number of an element.

@@ -3,12 +3,7 @@
 use super::*;
 
 fn given(tokens: DType, scales: bool, out_tokens: Option<DType>, out_scales: bool) -> Given {
-    Given {
-        tokens,
-        scales,
-        out_tokens,
-        out_scales,
-    }
+    Given { tokens, scales, out_tokens, out_scales }
 }
 
 #[test]
@@ -92,10 +87,7 @@ fn a_short_last_block_has_its_scale() {
 
 #[test]
 fn a_slot_is_payload_and_padded_scales() {
-    let payload = RowType {
-        dtype: DType::Float8E4M3,
-        hidden: 2880,
-    };
+    let payload = RowType { dtype: DType::Float8E4M3, hidden: 2880 };
     let dtype = DType::Float32;
     let scales = Some(ScaleType { dtype, count: 23 });
     let row = WireRow { payload, scales };
@@ -113,13 +105,7 @@ fn scales_are_row_major_or_column_major() {
     let sizes = [2, 24, 56];
     let dense = ScaleLayout::new(sizes, None).unwrap();
     assert_eq!(dense.element(1, 2, 3), 24 * 56 + 2 * 56 + 3);
-    for strides in [
-        [24 * 56, 56, 1],
-        [24 * 64, 64, 1],
-        [5000, 64, 1],
-        [24 * 56, 1, 24],
-        [28 * 56, 1, 28],
-    ] {
+    for strides in [[24 * 56, 56, 1], [24 * 64, 64, 1], [5000, 64, 1], [24 * 56, 1, 24], [28 * 56, 1, 28]] {
         assert_eq!(layout(sizes, strides), Some(strides));
     }
     for strides in [

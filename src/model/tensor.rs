@@ -132,12 +132,7 @@ impl Tensor {
         for (to, from) in kept.iter_mut().zip(sizes) {
             *to = *from;
         }
-        Self {
-            data,
-            dtype,
-            sizes: kept,
-            dims: dims as u32,
-        }
+        Self { data, dtype, sizes: kept, dims: dims as u32 }
     }
 
     /// Extents, slowest first.

@@ -70,11 +70,7 @@ impl Topology {
                 ranks.push(rank);
             }
         }
-        Self {
-            sums: NodeSums::default(),
-            places,
-            nodes,
-        }
+        Self { sums: NodeSums::default(), places, nodes }
     }
 
     /// The same, where the sums of nodes are added like this.
@@ -142,9 +138,7 @@ impl Topology {
     pub fn rail_peers(&self, rank: GroupRank) -> Vec<GroupRank> {
         let (own, nodes) = (self.node_of(rank).index(), self.nodes());
         let before = |distance| Node::new((own + nodes - distance) % nodes);
-        (1..nodes)
-            .map(|it| self.forwarder(rank, before(it)))
-            .collect()
+        (1..nodes).map(|it| self.forwarder(rank, before(it))).collect()
     }
 
     /// The ranks that `rank` forwards for on its node: itself first, then others in the order of nodes, then ranks.
@@ -152,9 +146,7 @@ impl Topology {
         let own = self.node_of(rank);
         let of_others = self.nodes.iter().flatten().copied();
         let others = of_others.filter(|&it| self.node_of(it) != own);
-        std::iter::once(rank)
-            .chain(others.filter(|&it| self.forwarder(it, own) == rank))
-            .collect()
+        std::iter::once(rank).chain(others.filter(|&it| self.forwarder(it, own) == rank)).collect()
     }
 }
 
@@ -203,8 +195,7 @@ pub(crate) mod tests {
             let nodes: Vec<char> = names.chars().collect();
             let on_node_of = |rank: GroupRank| -> Vec<GroupRank> {
                 let all = GroupRank::all(nodes.len());
-                all.filter(|it| nodes[it.index()] == nodes[rank.index()])
-                    .collect()
+                all.filter(|it| nodes[it.index()] == nodes[rank.index()]).collect()
             };
             let index = |rank| on_node_of(rank).iter().position(|&it| it == rank).unwrap();
             for rank in GroupRank::all(nodes.len()) {
@@ -268,9 +259,6 @@ pub(crate) mod tests {
     #[test]
     fn long_identities_stay_distinct() {
         let long = "x".repeat(100);
-        assert_ne!(
-            NodeId::from_text(&long),
-            NodeId::from_text(&format!("{long}y"))
-        );
+        assert_ne!(NodeId::from_text(&long), NodeId::from_text(&format!("{long}y")));
     }
 }

@@ -46,10 +46,7 @@ impl<'a> Argument<'a> {
 
     /// The extent of dimension `index`; 0 if the tensor has no such dimension.
     pub fn size(&self, index: usize) -> usize {
-        self.tensor
-            .sizes()
-            .get(index)
-            .map_or(0, |&size| size as usize)
+        self.tensor.sizes().get(index).map_or(0, |&size| size as usize)
     }
 
     /// Checks that there are exactly `dims` dimensions.
@@ -122,10 +119,8 @@ impl<'a> Argument<'a> {
             return Err(Error::argument(subject, OfTensor::NotNullUnlessEmpty));
         }
         if !data.0.is_multiple_of(align) {
-            return Err(Error::argument(subject, OfTensor::Aligned).got(
-                format_args!("{:#x}", data.0),
-                format_args!("a multiple of {align}"),
-            ));
+            return Err(Error::argument(subject, OfTensor::Aligned)
+                .got(format_args!("{:#x}", data.0), format_args!("a multiple of {align}")));
         }
         Ok(data)
     }
@@ -177,10 +172,7 @@ impl<'a> Argument<'a> {
     /// Rows of `dtype` with the width of this token tensor, whose last dimension is `index`.
     #[inline]
     pub fn row(&self, index: usize, dtype: DType, facts: &GroupFacts) -> Result<RowType> {
-        let row = RowType {
-            dtype,
-            hidden: self.size(index),
-        };
+        let row = RowType { dtype, hidden: self.size(index) };
         let bytes = row.bytes();
         if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
             let expected = "a multiple of 16 bytes";
@@ -192,13 +184,7 @@ impl<'a> Argument<'a> {
 
     /// Checks that `bytes` per row are within the group's bound.
     #[inline]
-    pub fn row_fits(
-        &self,
-        index: usize,
-        bytes: usize,
-        rule: OfTensor,
-        facts: &GroupFacts,
-    ) -> Result<()> {
+    pub fn row_fits(&self, index: usize, bytes: usize, rule: OfTensor, facts: &GroupFacts) -> Result<()> {
         if bytes <= facts.row_bytes {
             return Ok(());
         }
@@ -207,21 +193,14 @@ impl<'a> Argument<'a> {
     }
 
     #[cold]
-    fn wrong_row(
-        &self,
-        index: usize,
-        rule: OfTensor,
-        bytes: usize,
-        expected: &dyn fmt::Display,
-    ) -> Error {
+    fn wrong_row(&self, index: usize, rule: OfTensor, bytes: usize, expected: &dyn fmt::Display) -> Error {
         let subject = Subject::Size(self.role, index);
         Error::argument(subject, rule).got(format_args!("{bytes} bytes"), expected)
     }
 
     /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
     pub fn row_is(self, index: usize, row: RowType) -> Result<Self> {
-        self.dtype_is(row.dtype)?
-            .size_is(index, row.hidden, Extent::InputHidden)
+        self.dtype_is(row.dtype)?.size_is(index, row.hidden, Extent::InputHidden)
     }
 }
 
@@ -233,9 +212,7 @@ pub fn expert_counter<'a>(
     facts: &GroupFacts,
     sized: impl FnOnce(Argument<'a>, usize, usize, Extent) -> Result<Argument<'a>>,
 ) -> Result<Option<DevPtr>> {
-    self::counter(role, counter, |counter| {
-        sized(counter, 0, facts.local_experts(), Extent::LocalExperts)
-    })
+    self::counter(role, counter, |counter| sized(counter, 0, facts.local_experts(), Extent::LocalExperts))
 }
 
 /// The same of any counter, int32 in one dimension.

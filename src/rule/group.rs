@@ -2,19 +2,12 @@
 
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
-use crate::model::group::{
-    Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens,
-};
+use crate::model::group::{Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, ROW_ALIGN, most_tokens};
 use crate::model::ids::GroupRank;
 use crate::model::topology::Topology;
 
 /// Checks `settings` for `rank` of `ranks`.
-pub fn check(
-    settings: &GroupSettings,
-    choices: &GroupChoices,
-    ranks: usize,
-    rank: GroupRank,
-) -> Result<GroupFacts> {
+pub fn check(settings: &GroupSettings, choices: &GroupChoices, ranks: usize, rank: GroupRank) -> Result<GroupFacts> {
     let experts = experts(settings, ranks)?;
     let max_tokens = max_tokens(settings, ranks)?;
     Ok(GroupFacts {
@@ -42,8 +35,9 @@ fn refused(setting: Setting, rule: OfSettings) -> Error {
 fn experts(settings: &GroupSettings, ranks: usize) -> Result<usize> {
     let experts = settings.experts;
     if experts == 0 || !experts.is_multiple_of(ranks) {
-        return Err(refused(Setting::Experts, OfSettings::MultipleOfRanks)
-            .got(experts, format_args!("a multiple of {ranks}")));
+        return Err(
+            refused(Setting::Experts, OfSettings::MultipleOfRanks).got(experts, format_args!("a multiple of {ranks}"))
+        );
     }
     Ok(experts)
 }
@@ -52,8 +46,9 @@ fn max_tokens(settings: &GroupSettings, ranks: usize) -> Result<Option<usize>> {
     let Some(tokens) = settings.max_tokens else {
         return match settings.algorithm {
             Algorithm::HighThroughput => Ok(None),
-            Algorithm::LowLatency => Err(refused(Setting::MaxTokens, OfSettings::BoundNeeded)
-                .got(0, "1 or more in low latency")),
+            Algorithm::LowLatency => {
+                Err(refused(Setting::MaxTokens, OfSettings::BoundNeeded).got(0, "1 or more in low latency"))
+            }
         };
     };
     let most = most_tokens(ranks);
@@ -66,19 +61,13 @@ fn max_tokens(settings: &GroupSettings, ranks: usize) -> Result<Option<usize>> {
 
 /// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run
 /// time yet.
-fn recv_rows(
-    settings: &GroupSettings,
-    max_tokens: Option<usize>,
-    ranks: usize,
-) -> Result<Option<usize>> {
+fn recv_rows(settings: &GroupSettings, max_tokens: Option<usize>, ranks: usize) -> Result<Option<usize>> {
     let all = max_tokens.map(|tokens| tokens * ranks);
     match (settings.max_recv_rows, all) {
         (Some(rows), Some(all)) if rows != all => {
             Err(refused(Setting::RecvRows, OfSettings::RoomForAllRanks).got(rows, all))
         }
-        (Some(rows), None) => {
-            Err(refused(Setting::RecvRows, OfSettings::RoomForAllRanks).got(rows, "none"))
-        }
+        (Some(rows), None) => Err(refused(Setting::RecvRows, OfSettings::RoomForAllRanks).got(rows, "none")),
         (_, all) => Ok(all),
     }
 }
@@ -86,9 +75,7 @@ fn recv_rows(
 fn row_bytes(settings: &GroupSettings) -> Result<usize> {
     let bytes = settings.row_bytes;
     if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
-        return Err(
-            refused(Setting::RowBytes, OfSettings::MultipleOf16).got(bytes, "a multiple of 16")
-        );
+        return Err(refused(Setting::RowBytes, OfSettings::MultipleOf16).got(bytes, "a multiple of 16"));
     }
     Ok(bytes)
 }
@@ -121,39 +108,24 @@ mod tests {
     };
 
     fn checked(settings: &GroupSettings, rank: usize) -> Result<GroupFacts> {
-        let choices = GroupChoices {
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: Some(4096),
-        };
+        let choices = GroupChoices { ll_combine: LlCombineMode::Exact, ht_chunk_bytes: Some(4096) };
         check(settings, &choices, 8, GroupRank::new(rank))
     }
 
     #[test]
     fn valid_settings_pass() {
         let facts = checked(&VALID, 3).unwrap();
-        assert_eq!(
-            (facts.local_experts(), facts.max_tokens, facts.rank),
-            (2, Some(50), GroupRank::new(3))
-        );
+        assert_eq!((facts.local_experts(), facts.max_tokens, facts.rank), (2, Some(50), GroupRank::new(3)));
         assert_eq!((facts.max_recv_rows, facts.channels), (Some(400), None));
         assert_eq!(facts.ht_chunk_bytes, None);
     }
 
     #[test]
     fn a_group_without_a_bound_is_for_high_throughput() {
-        let unbounded = GroupSettings {
-            max_tokens: None,
-            ..VALID
-        };
+        let unbounded = GroupSettings { max_tokens: None, ..VALID };
         assert!(checked(&unbounded, 0).is_err());
         let algorithm = Algorithm::HighThroughput;
-        let ht = checked(
-            &GroupSettings {
-                algorithm,
-                ..unbounded
-            },
-            0,
-        );
+        let ht = checked(&GroupSettings { algorithm, ..unbounded }, 0);
         let ht = ht.unwrap();
         assert_eq!((ht.max_tokens, ht.ht_chunk_bytes), (None, Some(4096)));
     }
@@ -170,10 +142,7 @@ mod tests {
             (with(|it| it.experts = 12), Setting::Experts),
             (with(|it| it.row_bytes = 0), Setting::RowBytes),
             (with(|it| it.row_bytes = 24), Setting::RowBytes),
-            (
-                with(|it| it.max_tokens = Some(u32::MAX as usize)),
-                Setting::MaxTokens,
-            ),
+            (with(|it| it.max_tokens = Some(u32::MAX as usize)), Setting::MaxTokens),
             (with(|it| it.max_recv_rows = Some(399)), Setting::RecvRows),
         ];
         for (settings, setting) in cases {

@@ -49,13 +49,7 @@ pub fn routing(facts: &GroupFacts, ids: &Tensor, form: HandleForm) -> Result<Rou
         Algorithm::LowLatency => ids.size_at_least(1, 1, Extent::LeastTopK)?,
         Algorithm::HighThroughput => ids,
     };
-    Ok(Routing {
-        ids: ids.data(width.bytes())?,
-        width,
-        tokens: ids.size(0),
-        top_k: ids.size(1),
-        form,
-    })
+    Ok(Routing { ids: ids.data(width.bytes())?, width, tokens: ids.size(0), top_k: ids.size(1), form })
 }
 
 /// The routing of so many tokens as `rows` has, which a caller's memory has to hold already; its ids are not known.
@@ -67,13 +61,7 @@ pub fn routed_before(
     let most = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
     let rows = Argument::required(role, rows)?.dims(2)?;
     let rows = rows.size_at_most(0, most, Extent::MaxTokens)?;
-    Ok(Routing {
-        ids: DevPtr::default(),
-        width: IntWidth::Bits64,
-        tokens: rows.size(0),
-        top_k,
-        form,
-    })
+    Ok(Routing { ids: DevPtr::default(), width: IntWidth::Bits64, tokens: rows.size(0), top_k, form })
 }
 
 /// Checks that the ids are so many per token as the handle's memory was made for.
@@ -92,9 +80,7 @@ pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock>
     }
     if bytes < needed {
         let least = format!("{needed} or more");
-        return Err(
-            fail("a handle's memory is too small").got(format_args!("{bytes} bytes"), least)
-        );
+        return Err(fail("a handle's memory is too small").got(format_args!("{bytes} bytes"), least));
     }
     Ok(GivenBlock(memory))
 }
@@ -150,10 +136,7 @@ mod tests {
         let routed = routing(&facts, &tensor(DType::Int64, &[4, 2]), form).unwrap();
         assert_eq!((routed.tokens, routed.top_k), (4, 2));
         assert_eq!(routed.width.bytes(), 8);
-        let keeping = HandleForm {
-            keeps_ids: true,
-            ..form
-        };
+        let keeping = HandleForm { keeps_ids: true, ..form };
         let routed = routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap();
         assert_eq!(routed.width.bytes(), 4);
         assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());
@@ -161,10 +144,7 @@ mod tests {
             let error = routing(&facts, &tensor(dtype, sizes), form).unwrap_err();
             error.refused().unwrap()
         };
-        let narrow = (
-            Subject::ElementType(Role::Ids),
-            OfTensor::ElementType.into(),
-        );
+        let narrow = (Subject::ElementType(Role::Ids), OfTensor::ElementType.into());
         assert_eq!(refused(DType::Int32, &[4, 2]), narrow);
         let many = OfTensor::AtMost(Extent::MaxTokens).into();
         let subject = Subject::Size(Role::Ids, 0);
@@ -183,10 +163,7 @@ mod tests {
         let found = counter(&facts(Algorithm::HighThroughput), &tensors);
         assert_eq!(found, Ok(Some(Counter::Host(DevPtr(64)))));
         let refused = counter(&facts(Algorithm::LowLatency), &tensors).unwrap_err();
-        let expected = (
-            Subject::Tensor(Role::HostCounter),
-            OfTensor::CounterAtDispatch.into(),
-        );
+        let expected = (Subject::Tensor(Role::HostCounter), OfTensor::CounterAtDispatch.into());
         assert_eq!(refused.refused(), Some(expected));
     }
 }

@@ -13,23 +13,14 @@ use crate::rule::{CombineTensors, DispatchTensors};
 
 /// Checks a dispatch. With ids among the inputs, or with weights where the handle keeps its ids, it is a forward
 /// dispatch, else it sends tokens only.
-pub fn dispatch(
-    facts: &GroupFacts,
-    routing: &Routing,
-    tensors: &DispatchTensors<'_>,
-) -> Result<HtDispatch> {
+pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<HtDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::optional(Role::TokensOut, tensors.out_tokens);
     let layout = facts.layout();
     let out = out.map(|out| rows::received(out, layout)).transpose()?;
     let received = Received { out, layout };
     let out_rows = out.map(|out| out.size(0));
-    let DispatchRows {
-        row,
-        scaled,
-        tokens,
-        out,
-    } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
+    let DispatchRows { row, scaled, tokens, out } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
     let out = out.zip(out_rows).map(|(data, rows)| Rows { data, rows });
     let routing_in = forward_inputs(routing, tensors)?;
     let routing_out = match routing_in {
@@ -59,10 +50,7 @@ pub fn dispatch(
 }
 
 /// Ids and weights `[T, K]`: both (forward) or neither (tokens only).
-fn forward_inputs(
-    routing: &Routing,
-    tensors: &DispatchTensors<'_>,
-) -> Result<Option<IdsAndWeights>> {
+fn forward_inputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
     if routing.form.keeps_ids {
         return kept_ids(routing, tensors);
     }
@@ -74,11 +62,7 @@ fn forward_inputs(
     let (ids, weights) = ids_and_weights(ids, weights, routing.top_k)?;
     let ids = ids.size_is(0, routing.tokens, Extent::HandleTokens)?;
     let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
-    Ok(Some(IdsAndWeights {
-        ids: ids.data(8)?,
-        weights: weights.data(4)?,
-        rows: routing.tokens,
-    }))
+    Ok(Some(IdsAndWeights { ids: ids.data(8)?, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
 /// Weights `[T, K]` for the ids of the handle.
@@ -88,50 +72,28 @@ fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<I
     };
     let weights = weights_of(weights, routing.top_k)?;
     let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
-    Ok(Some(IdsAndWeights {
-        ids: routing.ids,
-        weights: weights.data(4)?,
-        rows: routing.tokens,
-    }))
+    Ok(Some(IdsAndWeights { ids: routing.ids, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
 /// Ids and weights `[n, K]`: both or neither.
-fn forward_outputs(
-    routing: &Routing,
-    tensors: &DispatchTensors<'_>,
-) -> Result<Option<IdsAndWeights>> {
+fn forward_outputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
     if tensors.out_ids.is_none() && tensors.out_weights.is_none() {
         return Ok(None);
     }
     if routing.form.zones.is_some() {
         let weights = Argument::required(Role::WeightsOut, tensors.out_weights)?;
         let weights = weights.dims(1)?.dtype_is(DType::Float32)?;
-        return Ok(Some(IdsAndWeights {
-            ids: DevPtr::default(),
-            weights: weights.data(4)?,
-            rows: weights.size(0),
-        }));
+        return Ok(Some(IdsAndWeights { ids: DevPtr::default(), weights: weights.data(4)?, rows: weights.size(0) }));
     }
     let ids = Argument::required(Role::IdsOut, tensors.out_ids)?;
     let weights = Argument::required(Role::WeightsOut, tensors.out_weights)?;
     let (ids, weights) = ids_and_weights(ids, weights, routing.top_k)?;
     let weights = weights.size_is(0, ids.size(0), Extent::RowsOf(Role::IdsOut))?;
-    Ok(Some(IdsAndWeights {
-        ids: ids.data(8)?,
-        weights: weights.data(4)?,
-        rows: ids.size(0),
-    }))
+    Ok(Some(IdsAndWeights { ids: ids.data(8)?, weights: weights.data(4)?, rows: ids.size(0) }))
 }
 
-fn ids_and_weights<'a>(
-    ids: Argument<'a>,
-    weights: Argument<'a>,
-    top_k: usize,
-) -> Result<(Argument<'a>, Argument<'a>)> {
-    let ids = ids
-        .dims(2)?
-        .dtype_is(DType::Int64)?
-        .size_is(1, top_k, Extent::HandleTopK)?;
+fn ids_and_weights<'a>(ids: Argument<'a>, weights: Argument<'a>, top_k: usize) -> Result<(Argument<'a>, Argument<'a>)> {
+    let ids = ids.dims(2)?.dtype_is(DType::Int64)?.size_is(1, top_k, Extent::HandleTopK)?;
     Ok((ids, weights_of(weights, top_k)?))
 }
 
@@ -141,11 +103,7 @@ fn weights_of(weights: Argument<'_>, top_k: usize) -> Result<Argument<'_>> {
 }
 
 /// Checks a combine: tokens `[n, H]` to `[T, H]`; backward also weights `[n, K]` to `[T, K]`.
-pub fn combine(
-    facts: &GroupFacts,
-    routing: &Routing,
-    tensors: &CombineTensors<'_>,
-) -> Result<HtCombine> {
+pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'_>) -> Result<HtCombine> {
     rows::no_scales(tensors)?;
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
     let tokens = rows::received(tokens, facts.layout())?;
@@ -157,10 +115,7 @@ pub fn combine(
     let rows = tokens.size(0);
     Ok(HtCombine {
         row,
-        expert_rows: Rows {
-            data: tokens.data(ROW_ALIGN)?,
-            rows,
-        },
+        expert_rows: Rows { data: tokens.data(ROW_ALIGN)?, rows },
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
         launch: Launch::default(),
@@ -184,28 +139,22 @@ pub fn combine_holds(op: &HtCombine, told: Option<usize>) -> Result<()> {
 
 fn holds(role: Role, rows: usize, told: Option<usize>) -> Result<()> {
     match told {
-        Some(received) if rows < received => Err(Error::usage(
-            Subject::Size(role, 0),
-            OfTensor::HoldsAllReceived,
-        )
-        .got(rows, format_args!("{received} or more"))),
+        Some(received) if rows < received => Err(Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
+            .got(rows, format_args!("{received} or more"))),
         _ => Ok(()),
     }
 }
 
-fn gradients(
-    routing: &Routing,
-    tensors: &CombineTensors<'_>,
-    rows: usize,
-) -> Result<Option<WeightGradients>> {
+fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, rows: usize) -> Result<Option<WeightGradients>> {
     let Some(input) = Argument::optional(Role::WeightsIn, tensors.weights) else {
         return Ok(None); // An output without an input is ignored, as the reference does.
     };
     let HandleForm { keeps_ids, zones } = routing.form;
-    let input = input
-        .dims(if zones.is_some() { 1 } else { 2 })?
-        .dtype_is(DType::Float32)?
-        .size_is(0, rows, Extent::RowsOf(Role::TokensIn))?;
+    let input = input.dims(if zones.is_some() { 1 } else { 2 })?.dtype_is(DType::Float32)?.size_is(
+        0,
+        rows,
+        Extent::RowsOf(Role::TokensIn),
+    )?;
     let input = match (keeps_ids, zones) {
         (_, Some(_)) => input,
         (true, None) => input.size_is(1, routing.top_k, Extent::HandleTopK)?,
@@ -220,10 +169,5 @@ fn gradients(
         .dtype_is(DType::Float32)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?
         .size_is(1, top_k, Extent::ColumnsOf(Role::WeightsIn))?;
-    Ok(Some(WeightGradients {
-        input: input.data(4)?,
-        output: output.data(4)?,
-        top_k,
-        by_k: keeps_ids,
-    }))
+    Ok(Some(WeightGradients { input: input.data(4)?, output: output.data(4)?, top_k, by_k: keeps_ids }))
 }

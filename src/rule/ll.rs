@@ -12,45 +12,23 @@ use crate::rule::{CombineTensors, DispatchTensors};
 
 /// Checks a dispatch: tokens `[T, H]` to `[L, rows, H]`, optional counter `[L]`. If it delivers ids, it is rank-major:
 /// to `[R, M, H]`, with weights `[T, K]`, optional counter `[R]`. Rows without an address are left in a view.
-pub fn dispatch(
-    facts: &GroupFacts,
-    routing: &Routing,
-    tensors: &DispatchTensors<'_>,
-) -> Result<LlDispatch> {
+pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<LlDispatch> {
     let tokens = Argument::required(Role::TokensIn, tensors.tokens)?.dims(2)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?;
     let layout = match tensors.out_ids {
         None => facts.layout(),
         Some(_) => facts.rank_major(),
     };
-    let received = Received {
-        out: Some(rows::received(out, layout)?),
-        layout,
-    };
-    let DispatchRows {
-        row,
-        scaled,
-        tokens,
-        out,
-    } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
+    let received = Received { out: Some(rows::received(out, layout)?), layout };
+    let DispatchRows { row, scaled, tokens, out } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
     let (beside, counter) = match tensors.out_ids {
         None => {
             let size_is = Argument::size_is;
-            (
-                None,
-                expert_counter(Role::Counter, tensors.counter, facts, size_is)?,
-            )
+            (None, expert_counter(Role::Counter, tensors.counter, facts, size_is)?)
         }
         Some(ids) => (
-            Some(beside(
-                layout,
-                routing,
-                (ids, tensors),
-                tensors.first_id(facts),
-            )?),
-            counter(Role::Counter, tensors.counter, |counter| {
-                counter.size_is(0, facts.ranks, Extent::Ranks)
-            })?,
+            Some(beside(layout, routing, (ids, tensors), tensors.first_id(facts))?),
+            counter(Role::Counter, tensors.counter, |counter| counter.size_is(0, facts.ranks, Extent::Ranks))?,
         ),
     };
     Ok(LlDispatch {
@@ -76,9 +54,11 @@ fn beside(
     first_id: usize,
 ) -> Result<LlBeside> {
     let delivered = |role, tensor, dtype| {
-        rows::received(Argument::new(role, tensor), layout)?
-            .dtype_is(dtype)?
-            .size_is(layout.dims(), routing.top_k, Extent::HandleTopK)
+        rows::received(Argument::new(role, tensor), layout)?.dtype_is(dtype)?.size_is(
+            layout.dims(),
+            routing.top_k,
+            Extent::HandleTopK,
+        )
     };
     // As wide as those of this handle may be.
     let width = match ids.dtype.and_then(IntWidth::of) {
@@ -94,10 +74,7 @@ fn beside(
     let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
     Ok(LlBeside {
         weights: weights.data(4)?,
-        out_ids: Numbers {
-            data: ids.data(width.bytes())?,
-            width,
-        },
+        out_ids: Numbers { data: ids.data(width.bytes())?, width },
         first_id,
         out_weights: out_weights.data(4)?,
     })
@@ -105,11 +82,11 @@ fn beside(
 
 /// Checks weights `[T, K]`.
 fn of_tokens<'a>(weights: Argument<'a>, routing: &Routing) -> Result<Argument<'a>> {
-    weights
-        .dims(2)?
-        .dtype_is(DType::Float32)?
-        .size_is(0, routing.tokens, Extent::HandleTokens)?
-        .size_is(1, routing.top_k, Extent::HandleTopK)
+    weights.dims(2)?.dtype_is(DType::Float32)?.size_is(0, routing.tokens, Extent::HandleTokens)?.size_is(
+        1,
+        routing.top_k,
+        Extent::HandleTopK,
+    )
 }
 
 /// Checks a combine of rows that lie as those of the last dispatch: tokens `[L, rows, H]` and weights `[T, K]`, or

@@ -6,8 +6,7 @@ use crate::model::group::{GroupFacts, ROW_ALIGN};
 use crate::model::layout::Layout;
 use crate::model::ops::Routing;
 use crate::model::scales::{
-    self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear,
-    WireRow,
+    self, Cast, Given, Meaning, ScaleLayout, ScaleSource, ScaleTensor, ScaleType, Scaled, Unclear, WireRow,
 };
 use crate::model::tensor::{DType, DevPtr, RowType, Strides};
 use crate::rule::argument::Argument;
@@ -37,13 +36,11 @@ impl Received<'_> {
 pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
     let tensor = tensor.dims(layout.dims() + 1)?;
     match layout {
-        Layout::ExpertMajor { experts, slots } => tensor
-            .size_is(0, experts, Extent::LocalExperts)?
-            .size_is(1, slots, Extent::RecvRows),
+        Layout::ExpertMajor { experts, slots } => {
+            tensor.size_is(0, experts, Extent::LocalExperts)?.size_is(1, slots, Extent::RecvRows)
+        }
         Layout::RankMajor { ranks, slots } => {
-            tensor
-                .size_is(0, ranks, Extent::Ranks)?
-                .size_is(1, slots, Extent::MaxTokens)
+            tensor.size_is(0, ranks, Extent::Ranks)?.size_is(1, slots, Extent::MaxTokens)
         }
         Layout::Flat => Ok(tensor),
     }
@@ -107,10 +104,7 @@ fn with_scales(
         Meaning::Forward => forward(routing, &received, tensors)?,
         Meaning::Cast => Some(cast((from, row.hidden), &received, tensors)?),
     };
-    let wire = WireRow {
-        payload: row,
-        scales: scaled.map(|scaled| scaled.scales),
-    };
+    let wire = WireRow { payload: row, scales: scaled.map(|scaled| scaled.scales) };
     tokens.row_fits(1, wire.slot_bytes(), OfTensor::RowAndScalesBound, facts)?;
     let (tokens, out) = sized(routing, row, (tokens, received))?;
     Ok(DispatchRows {
@@ -154,9 +148,7 @@ fn refuse(unclear: Unclear, from: DType, out: Option<DType>) -> Error {
     let out = out.unwrap_or(from);
     match unclear {
         Unclear::ScalesNotReceived => tensor(Role::ScalesOut, OfTensor::ScalesReceived),
-        Unclear::NotCastable => {
-            tensor(Role::ScalesIn, OfTensor::ScalesSent).got(from, "bfloat16, float16 or float32")
-        }
+        Unclear::NotCastable => tensor(Role::ScalesIn, OfTensor::ScalesSent).got(from, "bfloat16, float16 or float32"),
         Unclear::CastWithoutRows => tensor(Role::TokensOut, OfTensor::Required),
         Unclear::OtherType => dtype(OfTensor::SameTypeOrCast).got(out, from),
         Unclear::OtherCast => dtype(OfTensor::CastToE4m3).got(out, DType::Float8E4M3),
@@ -164,11 +156,7 @@ fn refuse(unclear: Unclear, from: DType, out: Option<DType>) -> Error {
 }
 
 /// Scales `[T, S]` that are sent as they are; `None` if S is 0.
-fn forward(
-    routing: &Routing,
-    received: &Received<'_>,
-    tensors: &DispatchTensors<'_>,
-) -> Result<Option<Scaled>> {
+fn forward(routing: &Routing, received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Option<Scaled>> {
     let source = Argument::required(Role::ScalesIn, tensors.scales)?.dims(2)?;
     let dtype = source.known_dtype()?;
     if dtype.size() > 4 {
@@ -194,19 +182,11 @@ fn forward(
     let out = place(Role::ScalesOut, (out, strides), received.layout, width)?;
     let strides = tensors.scale_strides;
     let source = place(Role::ScalesIn, (source, strides), Layout::Flat, width)?;
-    Ok((count > 0).then_some(Scaled {
-        scales: ScaleType { dtype, count },
-        source: ScaleSource::Forward(source),
-        out,
-    }))
+    Ok((count > 0).then_some(Scaled { scales: ScaleType { dtype, count }, source: ScaleSource::Forward(source), out }))
 }
 
 /// Scales that a cast of rows `[.., hidden]` of `from` makes.
-fn cast(
-    (from, hidden): (DType, usize),
-    received: &Received<'_>,
-    tensors: &DispatchTensors<'_>,
-) -> Result<Scaled> {
+fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &DispatchTensors<'_>) -> Result<Scaled> {
     let out = out_scales(received, tensors)?;
     let stored = out.known_dtype()?;
     let Some((large, small)) = scales::cast_counts(stored, hidden) else {
@@ -226,21 +206,14 @@ fn cast(
         let rule = OfTensor::Exactly(Extent::Blocks);
         let error = Error::argument(Subject::Size(Role::ScalesOut, last), rule);
         return Err(match small {
-            Some(small) if small != large => {
-                error.got(scales.count, format_args!("{large} or {small}"))
-            }
+            Some(small) if small != large => error.got(scales.count, format_args!("{large} or {small}")),
             _ => error.got(scales.count, large),
         });
     };
     Ok(Scaled {
         scales,
         source: ScaleSource::Cast(cast),
-        out: place(
-            Role::ScalesOut,
-            (out, tensors.out_scale_strides),
-            received.layout,
-            stored.size(),
-        )?,
+        out: place(Role::ScalesOut, (out, tensors.out_scale_strides), received.layout, stored.size())?,
     })
 }
 
@@ -253,9 +226,7 @@ fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Res
             .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?
             .size_is(1, slots, Extent::RowsOf(Role::TokensOut)),
         (Layout::RankMajor { .. }, _) => self::received(out, received.layout),
-        (Layout::Flat, Some(tokens)) => {
-            out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut))
-        }
+        (Layout::Flat, Some(tokens)) => out.size_is(0, tokens.size(0), Extent::RowsOf(Role::TokensOut)),
         (Layout::Flat, None) => Ok(out),
     }
 }
@@ -269,14 +240,7 @@ fn place(
 ) -> Result<ScaleTensor> {
     let given = strides.map(|strides| strides.of(tensor.num_dims()));
     let (zones, rows) = match layout {
-        Layout::ExpertMajor {
-            experts: zones,
-            slots,
-        }
-        | Layout::RankMajor {
-            ranks: zones,
-            slots,
-        } => (zones, slots),
+        Layout::ExpertMajor { experts: zones, slots } | Layout::RankMajor { ranks: zones, slots } => (zones, slots),
         Layout::Flat => (1, tensor.size(0)),
     };
     let columns = tensor.size(layout.dims());
@@ -286,18 +250,12 @@ fn place(
         _ => [0; 3],
     });
     let Some(layout) = ScaleLayout::new([zones, rows, columns], strides) else {
-        return Err(
-            Error::argument(Subject::Strides(role), OfTensor::Pitched).got(
-                format_args!("{:?}", given.unwrap_or_default()),
-                format_args!("pitches for {rows} rows of {columns} scales"),
-            ),
-        );
+        return Err(Error::argument(Subject::Strides(role), OfTensor::Pitched).got(
+            format_args!("{:?}", given.unwrap_or_default()),
+            format_args!("pitches for {rows} rows of {columns} scales"),
+        ));
     };
-    Ok(ScaleTensor {
-        data: tensor.data(width)?,
-        rows,
-        layout,
-    })
+    Ok(ScaleTensor { data: tensor.data(width)?, rows, layout })
 }
 
 /// Refuses scales of a combine.

@@ -57,10 +57,7 @@ impl Call {
     }
 
     fn cast(to: DType, stored: DType, count: usize) -> Self {
-        Self {
-            out_scales: Some(tensor(stored, &[EXPERTS, SLOTS, count])),
-            ..Self::new(DType::Bfloat16, to)
-        }
+        Self { out_scales: Some(tensor(stored, &[EXPERTS, SLOTS, count])), ..Self::new(DType::Bfloat16, to) }
     }
 
     fn forward(dtype: DType, count: usize) -> Self {
@@ -72,13 +69,8 @@ impl Call {
     }
 
     fn check(&self) -> Result<DispatchRows> {
-        let routing = Routing {
-            ids: DevPtr(16),
-            width: IntWidth::Bits64,
-            tokens: TOKENS,
-            top_k: 2,
-            form: HandleForm::default(),
-        };
+        let routing =
+            Routing { ids: DevPtr(16), width: IntWidth::Bits64, tokens: TOKENS, top_k: 2, form: HandleForm::default() };
         let tensors = DispatchTensors {
             tokens: Some(&self.tokens),
             scales: self.scales.as_ref(),
@@ -90,10 +82,7 @@ impl Call {
         };
         let received = Received {
             out: Some(Argument::new(Role::TokensOut, &self.out)),
-            layout: Layout::ExpertMajor {
-                experts: EXPERTS,
-                slots: SLOTS,
-            },
+            layout: Layout::ExpertMajor { experts: EXPERTS, slots: SLOTS },
         };
         let tokens = Argument::new(Role::TokensIn, &self.tokens);
         dispatch(&facts(), &routing, (tokens, received), &tensors)
@@ -125,10 +114,7 @@ fn scales_that_are_sent_arrive_as_they_are() {
         assert_eq!(scaled.scales, ScaleType { dtype, count });
         assert_eq!(scaled.cast(), None);
     }
-    assert_eq!(
-        Call::forward(DType::Float32, 0).check().unwrap().scaled,
-        None
-    );
+    assert_eq!(Call::forward(DType::Float32, 0).check().unwrap().scaled, None);
 }
 
 #[test]
@@ -136,34 +122,19 @@ fn scales_that_nobody_sends_are_made() {
     let rows = Call::cast(DType::Uint8, DType::Uint32, 2).check().unwrap();
     assert_eq!(rows.row.dtype, DType::Float8E4M3);
     let scaled = rows.scaled.unwrap();
-    assert_eq!(
-        (scaled.scales.dtype, scaled.scales.count),
-        (DType::Int32, 2)
-    );
+    assert_eq!((scaled.scales.dtype, scaled.scales.count), (DType::Int32, 2));
     let cast = scaled.cast().unwrap();
     assert_eq!((cast.block, cast.form), (32, ScaleForm::Exponent));
-    let rounded = Call {
-        round_scales: 1,
-        ..Call::cast(DType::Float8E4M3, DType::Float32, 2)
-    };
+    let rounded = Call { round_scales: 1, ..Call::cast(DType::Float8E4M3, DType::Float32, 2) };
     let scaled = rounded.check().unwrap().scaled.unwrap();
     assert_eq!(scaled.cast().unwrap().form, ScaleForm::PowerOfTwo);
 }
 
 #[test]
 fn each_broken_rule_is_named() {
-    let unsent = Call {
-        out_scales: None,
-        ..Call::forward(DType::Float32, 2)
-    };
-    assert_eq!(
-        unsent.refusal(),
-        "Tensor(ScalesOut): OfTensor(ScalesReceived)"
-    );
-    let uncast = Call {
-        scales: None,
-        ..Call::forward(DType::Float32, 2)
-    };
+    let unsent = Call { out_scales: None, ..Call::forward(DType::Float32, 2) };
+    assert_eq!(unsent.refusal(), "Tensor(ScalesOut): OfTensor(ScalesReceived)");
+    let uncast = Call { scales: None, ..Call::forward(DType::Float32, 2) };
     let uncast = uncast.refusal();
     assert!(uncast.starts_with("Tensor(ScalesIn): OfTensor(ScalesSent) (got uint8,"));
     let cases = [
@@ -199,10 +170,7 @@ fn each_broken_rule_is_named() {
              bytes)",
         ),
         (
-            Call {
-                round_scales: 2,
-                ..Call::forward(DType::Float32, 2)
-            },
+            Call { round_scales: 2, ..Call::forward(DType::Float32, 2) },
             "RoundScales: OfTensor(ForwardedAsIs) (got 2, expected 0)",
         ),
     ];
@@ -220,22 +188,10 @@ fn received_scales_have_the_shape_of_received_rows() {
     };
     let float = DType::Float32;
     let starts = [
-        (
-            with(float, [1, SLOTS, 2]),
-            "Size(ScalesOut, 0): OfTensor(Exactly(ExpertsOf(",
-        ),
-        (
-            with(float, [EXPERTS, 1, 2]),
-            "Size(ScalesOut, 1): OfTensor(Exactly(RowsOf(",
-        ),
-        (
-            with(float, [EXPERTS, SLOTS, 3]),
-            "Size(ScalesOut, 2): OfTensor(Exactly(ColumnsOf(",
-        ),
-        (
-            with(DType::Int32, [EXPERTS, SLOTS, 2]),
-            "ElementType(ScalesOut): OfTensor(TypeOf(",
-        ),
+        (with(float, [1, SLOTS, 2]), "Size(ScalesOut, 0): OfTensor(Exactly(ExpertsOf("),
+        (with(float, [EXPERTS, 1, 2]), "Size(ScalesOut, 1): OfTensor(Exactly(RowsOf("),
+        (with(float, [EXPERTS, SLOTS, 3]), "Size(ScalesOut, 2): OfTensor(Exactly(ColumnsOf("),
+        (with(DType::Int32, [EXPERTS, SLOTS, 2]), "ElementType(ScalesOut): OfTensor(TypeOf("),
     ];
     for (text, start) in starts {
         assert!(text.starts_with(start), "{text}");

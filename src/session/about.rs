@@ -29,15 +29,7 @@ impl About {
         backend: Profile,
         choices: RankChoices,
     ) -> Self {
-        Self {
-            device: comm.device,
-            facts,
-            nodes,
-            sums,
-            nccl: comm.library(),
-            backend,
-            choices,
-        }
+        Self { device: comm.device, facts, nodes, sums, nccl: comm.library(), backend, choices }
     }
 }
 
@@ -45,20 +37,11 @@ impl Display for About {
     fn fmt(&self, to: &mut Formatter<'_>) -> Result {
         let facts = &self.facts;
         let (backend, nodes) = (self.backend.backend, self.nodes);
-        write!(
-            to,
-            "{backend} backend, rank {} of {}",
-            facts.rank, facts.ranks
-        )?;
+        write!(to, "{backend} backend, rank {} of {}", facts.rank, facts.ranks)?;
         write!(to, " on {nodes} node{}", if nodes == 1 { "" } else { "s" })?;
         let (version, file) = &self.nccl;
         write!(to, ", NCCL {version} from {file}")?;
-        write!(
-            to,
-            ", {}, {} experts",
-            facts.algorithm.name(),
-            facts.experts
-        )?;
+        write!(to, ", {}, {} experts", facts.algorithm.name(), facts.experts)?;
         write!(to, ", rows of {} bytes", facts.row_bytes)?;
         match facts.max_tokens {
             Some(tokens) => write!(to, ", at most {tokens} tokens of a rank")?,
@@ -68,11 +51,7 @@ impl Display for About {
             Some(bytes) => write!(to, ", windows of {} MiB", bytes.div_ceil(1 << 20))?,
             None => write!(to, ", windows as needed")?,
         }
-        write!(
-            to,
-            ", waits of at most {} ms",
-            self.choices.timeout.as_millis()
-        )?;
+        write!(to, ", waits of at most {} ms", self.choices.timeout.as_millis())?;
         if facts.algorithm == Algorithm::LowLatency {
             write!(to, ", combines {}", facts.ll_combine.name())?;
         }
@@ -148,9 +127,6 @@ mod tests {
         about.facts.algorithm = Algorithm::HighThroughput;
         about.backend.chunk_bytes = Some(4096);
         let told = about.to_string();
-        assert!(
-            told.contains(", checks, programmatic launches, passes of 4096 bytes, tuning file"),
-            "{told}"
-        );
+        assert!(told.contains(", checks, programmatic launches, passes of 4096 bytes, tuning file"), "{told}");
     }
 }

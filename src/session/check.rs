@@ -36,18 +36,8 @@ pub(super) struct Checks {
 
 impl Checks {
     /// Those of a group, if the environment asks for them.
-    pub(super) fn wanted(
-        env: &Env,
-        facts: &GroupFacts,
-        patience: Duration,
-        device: Arc<dyn Device>,
-    ) -> Option<Self> {
-        env.check.then(|| Self {
-            device,
-            facts: *facts,
-            patience,
-            told_of_captures: AtomicBool::new(false),
-        })
+    pub(super) fn wanted(env: &Env, facts: &GroupFacts, patience: Duration, device: Arc<dyn Device>) -> Option<Self> {
+        env.check.then(|| Self { device, facts: *facts, patience, told_of_captures: AtomicBool::new(false) })
     }
 
     /// Before an HT handle is made of `routing`.
@@ -62,14 +52,9 @@ impl Checks {
         if routing.form.keeps_ids {
             return;
         }
-        let routing = Routing {
-            ids: own.ids,
-            ..*routing
-        };
+        let routing = Routing { ids: own.ids, ..*routing };
         let call = "high-throughput dispatch";
-        self.during(call, stream, || {
-            self.look(call, &routing, Some(own.weights))
-        });
+        self.during(call, stream, || self.look(call, &routing, Some(own.weights)));
     }
 
     /// Before an LL operation, or its send phase.
@@ -207,11 +192,7 @@ fn runs(scales: &ScaleTensor, experts: usize, columns: usize) -> Vec<Range<usize
         return iter::once(0..experts * rows * columns).collect();
     }
     let by_row = layout.column == 1 || columns == 1;
-    let (number, length) = if by_row {
-        (rows, columns)
-    } else {
-        (columns, rows)
-    };
+    let (number, length) = if by_row { (rows, columns) } else { (columns, rows) };
     let of_expert = |expert| {
         (0..number).map(move |run| {
             let (row, column) = if by_row { (run, 0) } else { (0, run) };
@@ -248,11 +229,7 @@ mod tests {
         ] {
             let [experts, rows, columns] = extents;
             let layout = ScaleLayout::new(extents, strides).unwrap();
-            let scales = ScaleTensor {
-                data: DevPtr(0),
-                rows,
-                layout,
-            };
+            let scales = ScaleTensor { data: DevPtr(0), rows, layout };
             let mut expected: Vec<usize> = (0..experts * rows * columns)
                 .map(|at| (at / columns / rows, at / columns % rows, at % columns))
                 .map(|(expert, row, column)| layout.element(expert, row, column))

@@ -110,9 +110,7 @@ thread_local! {
 impl Choices {
     /// Those of a group over so many nodes, whose kernels may have so many blocks.
     pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>) -> Self {
-        let granted = facts
-            .channels
-            .map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
+        let granted = facts.channels.map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
         Self {
             facts: *facts,
             nodes,
@@ -162,18 +160,11 @@ impl Choices {
         drop(made);
         let possible = |asked: &Asked| self.possible(operation, about, asked);
         let selected = || {
-            let query = Query {
-                operation,
-                about,
-                ranks: self.facts.ranks,
-                most_blocks: self.most_blocks,
-            };
+            let query = Query { operation, about, ranks: self.facts.ranks, most_blocks: self.most_blocks };
             select(selector.as_ref()?, &query)
         };
         let chosen = set.and_then(|asked| possible(&asked));
-        chosen
-            .or_else(|| possible(&selected()?))
-            .unwrap_or_default()
+        chosen.or_else(|| possible(&selected()?)).unwrap_or_default()
     }
 
     /// What `operation` gets of a choice; `None`, and a warning the first time, if it cannot be followed.
@@ -193,12 +184,7 @@ impl Choices {
         }
     }
 
-    fn check(
-        &self,
-        operation: Operation,
-        about: About,
-        asked: &Asked,
-    ) -> Result<Chosen, Impossible> {
+    fn check(&self, operation: Operation, about: About, asked: &Asked) -> Result<Chosen, Impossible> {
         let chosen = match asked.variant {
             0 => Chosen::default(),
             number => {
@@ -206,45 +192,24 @@ impl Choices {
                 self.variant(operation, about, variant)?
             }
         };
-        let Launch {
-            blocks,
-            send_blocks,
-            threads,
-        } = asked.launch;
+        let Launch { blocks, send_blocks, threads } = asked.launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);
         let or = |asked: u32, other: u32| u64::from(if asked == 0 { other } else { asked });
-        let whole = Shape {
-            blocks: or(blocks, most),
-            threads: or(threads, Choice::WARP),
-            send_blocks: or(send_blocks, 1),
-        };
+        let whole =
+            Shape { blocks: or(blocks, most), threads: or(threads, Choice::WARP), send_blocks: or(send_blocks, 1) };
         Choice::new(&whole, most).map_err(Impossible::Shape)?;
-        Ok(Chosen {
-            launch: asked.launch,
-            ..chosen
-        })
+        Ok(Chosen { launch: asked.launch, ..chosen })
     }
 
     /// What `variant` is for `operation`, without a launch.
-    fn variant(
-        &self,
-        operation: Operation,
-        about: About,
-        variant: Variant,
-    ) -> Result<Chosen, Impossible> {
+    fn variant(&self, operation: Operation, about: About, variant: Variant) -> Result<Chosen, Impossible> {
         if !variant.is_of(operation) {
             return Err(Impossible::OtherOperation(variant));
         }
         let top_k = about.top_k;
         let has_room = self.facts.ll_combine == LlCombineMode::Exact || top_k <= self.facts.ranks;
-        let sums = |mode| Chosen {
-            sums: Some((mode, top_k)),
-            ..Chosen::default()
-        };
-        let goes = |way| Chosen {
-            way,
-            ..Chosen::default()
-        };
+        let sums = |mode| Chosen { sums: Some((mode, top_k)), ..Chosen::default() };
+        let goes = |way| Chosen { way, ..Chosen::default() };
         match variant {
             Variant::LlReduce => Ok(sums(LlCombineMode::Reduce)),
             Variant::HtRing => Ok(goes(HtWay::Ring)),
@@ -297,9 +262,9 @@ impl Display for Impossible {
             Self::OtherOperation(variant) => {
                 write!(to, "{} is of another operation", variant.name())
             }
-            Self::TooManyEntries => to.write_str(
-                "ll.exact needs as many ranks as ids of a token, or a group whose combines are exact",
-            ),
+            Self::TooManyEntries => {
+                to.write_str("ll.exact needs as many ranks as ids of a token, or a group whose combines are exact")
+            }
             Self::SeveralNodes(variant) => {
                 write!(to, "{} needs a group on one node", variant.name())
             }

@@ -23,21 +23,12 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
 }
 
 fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
-    let launch = Launch {
-        blocks,
-        send_blocks,
-        threads,
-    };
+    let launch = Launch { blocks, send_blocks, threads };
     Asked { variant, launch }
 }
 
 fn about(top_k: usize) -> About {
-    About {
-        tokens: 4,
-        top_k,
-        row_bytes: 512,
-        mapped: false,
-    }
+    About { tokens: 4, top_k, row_bytes: 512, mapped: false }
 }
 
 /// What combines of 4 tokens with `top_k` ids each get.
@@ -60,14 +51,8 @@ fn a_set_choice_is_before_the_selector() {
     })));
     let selected = combine(&choices, 2);
     assert_eq!(selected.launch.blocks, 16);
-    assert_eq!(
-        selected.sums(2, LlCombineMode::Reduce),
-        LlCombineMode::Exact
-    );
-    assert_eq!(
-        selected.sums(3, LlCombineMode::Reduce),
-        LlCombineMode::Reduce
-    );
+    assert_eq!(selected.sums(2, LlCombineMode::Reduce), LlCombineMode::Exact);
+    assert_eq!(selected.sums(3, LlCombineMode::Reduce), LlCombineMode::Reduce);
     assert_eq!(combine(&choices, 3), Chosen::default());
     choices.set(Operation::LlCombine, Some(asked(0, [8, 4, 64])));
     assert_eq!(combine(&choices, 2).launch.blocks, 8);
@@ -84,15 +69,10 @@ fn a_set_choice_is_before_the_selector() {
 fn an_impossible_choice_falls_to_the_next_and_is_told_once() {
     let choices = choices(4, LlCombineMode::Reduce, 1);
     choices.select(Some(Arc::new(|_| Some(asked(1, [16, 0, 0])))));
-    for (count, wrong) in [
-        asked(6, [0; 3]),
-        asked(3, [0; 3]),
-        asked(0, [133, 0, 0]),
-        asked(0, [8, 9, 0]),
-        asked(0, [0, 0, 48]),
-    ]
-    .into_iter()
-    .enumerate()
+    for (count, wrong) in
+        [asked(6, [0; 3]), asked(3, [0; 3]), asked(0, [133, 0, 0]), asked(0, [8, 9, 0]), asked(0, [0, 0, 48])]
+            .into_iter()
+            .enumerate()
     {
         choices.set(Operation::LlCombine, Some(wrong));
         for _ in 0..2 {

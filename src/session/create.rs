@@ -13,9 +13,7 @@ use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Code, Error, Formatter, Result};
 use crate::fork;
 use crate::log;
-use crate::model::group::{
-    Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices,
-};
+use crate::model::group::{Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices};
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HandleForm, Stream};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
@@ -81,14 +79,7 @@ pub fn group(
     let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
-    Ok(Group::new(
-        facts,
-        nodes,
-        backend,
-        own_stream?,
-        about,
-        checks,
-    ))
+    Ok(Group::new(facts, nodes, backend, own_stream?, about, checks))
 }
 
 fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
@@ -133,20 +124,12 @@ fn agree_on_facts(
     let mut nodes = Vec::new();
     for (rank, record) in GroupRank::all(records.len()).zip(&records) {
         let (numbers, node) = record.split_at(COMPARED.len() * NUMBER_BYTES);
-        nodes.push(NodeId(
-            node.try_into()
-                .map_err(|_| Error::internal("a short node id"))?,
-        ));
-        for ((setting, mine), theirs) in COMPARED
-            .into_iter()
-            .zip(compared(&facts, env))
-            .zip(numbers.chunks_exact(NUMBER_BYTES))
+        nodes.push(NodeId(node.try_into().map_err(|_| Error::internal("a short node id"))?));
+        for ((setting, mine), theirs) in
+            COMPARED.into_iter().zip(compared(&facts, env)).zip(numbers.chunks_exact(NUMBER_BYTES))
         {
             if theirs != mine.to_le_bytes() {
-                let theirs = theirs
-                    .iter()
-                    .rev()
-                    .fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
+                let theirs = theirs.iter().rev().fold(0_u64, |n, &byte| n << 8 | u64::from(byte));
                 return Err(differs(setting, rank, mine, theirs));
             }
         }
@@ -154,10 +137,7 @@ fn agree_on_facts(
     let topology = Topology::from_ids(&nodes).with_sums(env.node_sums);
     let facts = match env.ll_combine {
         // Over nodes nobody sums otherwise; who asks for that hears of it.
-        None if topology.nodes() > 1 => GroupFacts {
-            ll_combine: LlCombineMode::Reduce,
-            ..facts
-        },
+        None if topology.nodes() > 1 => GroupFacts { ll_combine: LlCombineMode::Reduce, ..facts },
         _ => facts,
     };
     rule::group::check_nodes(&facts, &topology)?;
@@ -166,10 +146,8 @@ fn agree_on_facts(
 
 /// The refusal of `setting`, which is `mine` here and `theirs` on `rank`.
 fn differs(setting: Setting, rank: GroupRank, mine: u64, theirs: u64) -> Error {
-    Error::argument(Subject::Setting(setting), AmongRanks::Same { rank }).got(
-        shown(setting, mine),
-        format_args!("{} as on rank {rank}", shown(setting, theirs)),
-    )
+    Error::argument(Subject::Setting(setting), AmongRanks::Same { rank })
+        .got(shown(setting, mine), format_args!("{} as on rank {rank}", shown(setting, theirs)))
 }
 
 fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
@@ -198,14 +176,9 @@ fn shown(setting: Setting, number: u64) -> String {
 }
 
 /// The name of the one of `all` with this number.
-fn name_of<T: Copy>(
-    all: &[T],
-    number: u64,
-    told: impl Fn(T) -> (u32, &'static str),
-) -> Option<&'static str> {
+fn name_of<T: Copy>(all: &[T], number: u64, told: impl Fn(T) -> (u32, &'static str)) -> Option<&'static str> {
     let mut all = all.iter().map(|&it| told(it));
-    all.find(|(its, _)| u64::from(*its) == number)
-        .map(|it| it.1)
+    all.find(|(its, _)| u64::from(*its) == number).map(|it| it.1)
 }
 
 fn node_id(env: &Env) -> Result<NodeId> {
@@ -220,12 +193,7 @@ fn node_id(env: &Env) -> Result<NodeId> {
 
 /// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they
 /// could not be read.
-pub fn handle(
-    group: Arc<Group>,
-    form: HandleForm,
-    tensors: Result<HandleTensors>,
-    stream: Stream,
-) -> Result<Handle> {
+pub fn handle(group: Arc<Group>, form: HandleForm, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group, form);
     let _entered = handle.group().enter()?;
     handle.update(tensors, stream)?;

@@ -39,10 +39,7 @@ pub(super) struct Findings {
 impl Findings {
     /// In int64 `ids` `[.., top_k]` of so many experts.
     pub(super) fn of_ids(ids: &[u8], top_k: usize, experts: usize) -> Self {
-        let mut found = Self {
-            experts,
-            ..Self::default()
-        };
+        let mut found = Self { experts, ..Self::default() };
         let ids = int64s(ids);
         for (token, ids) in ids.chunks(top_k.max(1)).enumerate() {
             for (k, &id) in ids.iter().enumerate() {
@@ -60,10 +57,7 @@ impl Findings {
 
     /// In float32 weights of such ids.
     pub(super) fn of_weights((ids, weights): (&[u8], &[u8]), top_k: usize, experts: usize) -> Self {
-        let mut found = Self {
-            experts,
-            ..Self::default()
-        };
+        let mut found = Self { experts, ..Self::default() };
         let weights = weights.as_chunks().0.iter();
         for (entry, (id, weight)) in int64s(ids).into_iter().zip(weights).enumerate() {
             if found.is_expert(id) && f32::from_ne_bytes(*weight).is_nan() {
@@ -135,14 +129,8 @@ mod tests {
     fn weights_count_where_an_expert_has_them() {
         let ids = bytes_of(&[0, -1, 7, 2]);
         let weights = [0.5, f32::NAN, f32::NAN, -f32::NAN];
-        let weights: Vec<u8> = weights
-            .iter()
-            .flat_map(|weight| weight.to_ne_bytes())
-            .collect();
+        let weights: Vec<u8> = weights.iter().flat_map(|weight| weight.to_ne_bytes()).collect();
         let found = Findings::of_weights((&ids, &weights), 2, 4);
-        assert_eq!(
-            found.to_string(),
-            "NaN weights: 1 (first: token 1, k 1, id 2)"
-        );
+        assert_eq!(found.to_string(), "NaN weights: 1 (first: token 1, k 1, id 2)");
     }
 }

@@ -79,10 +79,7 @@ impl Group {
 
     /// The group, which keeps `with` until it and all its handles are gone.
     pub fn keeping(self, with: Arc<dyn Any + Send + Sync>) -> Self {
-        Self {
-            _with: Some(with),
-            ..self
-        }
+        Self { _with: Some(with), ..self }
     }
 
     /// Refuses `stream` for what a group does once, if it is captured: that would be too late for the other ranks, and
@@ -104,9 +101,7 @@ impl Group {
         // If the device is gone, closing says so.
         let _entered = self.enter();
         let own = self.own_stream.get().map(OwnStream::stream);
-        self.backend
-            .common
-            .close(stream.or(own).unwrap_or(Stream::DEFAULT))
+        self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
     /// What all ranks know about the group.
@@ -207,9 +202,7 @@ impl Group {
 
     /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
     pub(super) fn own_stream(&self) -> Result<Stream> {
-        let own = self
-            .own_stream
-            .get_or_try_init(|| OwnStream::new(self.device()));
+        let own = self.own_stream.get_or_try_init(|| OwnStream::new(self.device()));
         own.map(OwnStream::stream)
     }
 
@@ -225,10 +218,7 @@ impl Group {
     }
 
     /// Sends a staged operation by `send`, which is told its slot, or refuses.
-    pub(super) fn send_staged(
-        &self,
-        send: impl FnOnce(StagedSlot) -> Result<()>,
-    ) -> Result<StagedSlot> {
+    pub(super) fn send_staged(&self, send: impl FnOnce(StagedSlot) -> Result<()>) -> Result<StagedSlot> {
         let mut staged = self.staged.lock();
         let Some(slot) = staged.free_slot() else {
             return Err(Error::usage(Subject::Staging, InSequence::FewerStaged)
@@ -265,13 +255,8 @@ pub(super) fn check_not_captured(device: &dyn Device, stream: Stream) -> Result<
 
 impl Staged {
     fn free_slot(&self) -> Option<StagedSlot> {
-        let turns = StagedSlot::ALL
-            .into_iter()
-            .cycle()
-            .skip(self.next % STAGED_SLOTS);
-        turns
-            .take(STAGED_SLOTS)
-            .find(|slot| self.waiting.get(slot.index()) == Some(&false))
+        let turns = StagedSlot::ALL.into_iter().cycle().skip(self.next % STAGED_SLOTS);
+        turns.take(STAGED_SLOTS).find(|slot| self.waiting.get(slot.index()) == Some(&false))
     }
 
     fn set_waiting(&mut self, slot: StagedSlot, waits: bool) {

@@ -5,9 +5,7 @@ use crate::error::refusal::{InSequence, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode};
 use crate::model::layout::Layout;
-use crate::model::ops::{
-    HandleForm, LlCombine, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank,
-};
+use crate::model::ops::{HandleForm, LlCombine, LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::handle::HandleTensors;
 use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
@@ -30,10 +28,7 @@ pub struct Handle {
 
 /// A handle's state, with the side of its group that makes its routings.
 type Ll = (Arc<dyn LlGroupBackend>, Mutex<LlHandle>);
-type Ht = (
-    Arc<dyn HtGroupBackend>,
-    RwLock<Option<Routed<dyn HtBackend>>>,
-);
+type Ht = (Arc<dyn HtGroupBackend>, RwLock<Option<Routed<dyn HtBackend>>>);
 
 /// An LL handle and the state of its routing.
 #[derive(Default)]
@@ -66,12 +61,7 @@ impl Handle {
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
         let given = None;
-        Self {
-            mode,
-            given,
-            form,
-            group,
-        }
+        Self { mode, given, form, group }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -90,10 +80,7 @@ impl Handle {
         (top_k, form): (usize, HandleForm),
     ) -> Result<Self> {
         let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k, form)?)?;
-        Ok(Self {
-            given: Some(Given { block, top_k }),
-            ..Self::new(group, form)
-        })
+        Ok(Self { given: Some(Given { block, top_k }), ..Self::new(group, form) })
     }
 
     /// Routes by `tensors` from now on; `tensors` is an error if they could not be read. Collective
@@ -102,10 +89,7 @@ impl Handle {
     /// the old routing then waits for them in vain, until the deadline.
     pub fn update(&self, tensors: Result<HandleTensors>, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let own = Own {
-            given: self.given.as_ref(),
-            form: self.form,
-        };
+        let own = Own { given: self.given.as_ref(), form: self.form };
         match &self.mode {
             ByMode::Ll((backend, handle)) => {
                 let mut handle = handle.lock();
@@ -147,12 +131,7 @@ impl Handle {
 
     /// Enqueues a dispatch. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
     /// ignores it. Gives the address of the view that rows come into, if the caller gave none.
-    pub fn dispatch(
-        &self,
-        tensors: &DispatchTensors<'_>,
-        staged: bool,
-        stream: Stream,
-    ) -> Result<Option<DevPtr>> {
+    pub fn dispatch(&self, tensors: &DispatchTensors<'_>, staged: bool, stream: Stream) -> Result<Option<DevPtr>> {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
@@ -200,12 +179,7 @@ impl Handle {
 
     /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
     /// ignores it.
-    pub fn combine(
-        &self,
-        tensors: &CombineTensors<'_>,
-        staged: bool,
-        stream: Stream,
-    ) -> Result<()> {
+    pub fn combine(&self, tensors: &CombineTensors<'_>, staged: bool, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlCombine, Operation::HtCombine];
@@ -246,12 +220,7 @@ impl Handle {
     /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`, where peers may map
     /// `mapped`. No lock is held meanwhile, so the routing may change before the operation is checked.
     #[inline]
-    fn chosen(
-        &self,
-        [of_ll, of_ht]: [Operation; 2],
-        rows: Option<&Tensor>,
-        mapped: Option<&Tensor>,
-    ) -> Chosen {
+    fn chosen(&self, [of_ll, of_ht]: [Operation; 2], rows: Option<&Tensor>, mapped: Option<&Tensor>) -> Chosen {
         let about = |routing: &Routing| About {
             tokens: routing.tokens,
             top_k: routing.top_k,
@@ -303,9 +272,7 @@ impl Handle {
         if handle.staged.is_some() {
             return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
         }
-        let Routed {
-            routing, backend, ..
-        } = routed(&handle.routed)?;
+        let Routed { routing, backend, .. } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
             checks.ll(routing, op, staged, stream);
         }
@@ -339,9 +306,7 @@ impl Handle {
             return Ok(());
         };
         // If this is refused, the operation stays pending: the caller may try again.
-        let Routed {
-            routing, backend, ..
-        } = routed(&handle.routed)?;
+        let Routed { routing, backend, .. } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
             checks.ll_receive(routing, &sent.op, stream);
         }

@@ -23,11 +23,7 @@ impl Group {
     /// Makes an object of the caller's memory, `bytes` at `data`, until [`Group::forget_memory`]. Collective.
     pub fn register_memory(&self, given: Result<(DevPtr, usize)>) -> Result<()> {
         let wanted = given.map(|(data, bytes)| Wanted::Given(data, bytes));
-        let made = self.exchange(|stream| {
-            self.backend()
-                .common
-                .make_object(wanted, Kind::Given, stream)
-        });
+        let made = self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Given, stream));
         made.map(drop)
     }
 

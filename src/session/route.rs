@@ -26,8 +26,7 @@ pub(super) struct Own<'a> {
 
 impl Own<'_> {
     fn home(self) -> HandleHome {
-        self.given
-            .map_or(HandleHome::Own, |given| HandleHome::Given(given.block))
+        self.given.map_or(HandleHome::Own, |given| HandleHome::Given(given.block))
     }
 }
 
@@ -44,11 +43,7 @@ pub(super) struct Routed<B: ?Sized> {
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
         let told = OnceLock::new();
-        Self {
-            routing,
-            backend,
-            told,
-        }
+        Self { routing, backend, told }
     }
 }
 
@@ -75,22 +70,14 @@ pub(super) fn ht(
 ) -> Result<Routed<dyn HtBackend>> {
     let counters = tensors.as_ref().map(|it| it.counters).unwrap_or_default();
     let checked = checked(group, tensors, own);
-    let routing = checked
-        .as_ref()
-        .map(|(routing, _)| *routing)
-        .map_err(Error::clone);
+    let routing = checked.as_ref().map(|(routing, _)| *routing).map_err(Error::clone);
     if let (Some(checks), Ok(routing)) = (group.checks(), &routing) {
         checks.ht_handle(routing, stream);
     }
     let wanted = checked.and_then(|(routing, counter)| {
         let counter = counter.map(|it| device_counter(group, it)).transpose()?;
         let counters = served_counters(group, counters)?;
-        Ok(HtRouting {
-            routing,
-            counter,
-            counters,
-            home: own.home(),
-        })
+        Ok(HtRouting { routing, counter, counters, home: own.home() })
     });
     let backend = Arc::clone(backend).open_handle(wanted, stream)?;
     if let (true, Some(total)) = (group.spans_nodes(), counters.total) {
@@ -122,11 +109,7 @@ pub(super) fn ht_before(
     Ok(Routed::new(routing, backend))
 }
 
-fn checked(
-    group: &Group,
-    tensors: Result<HandleTensors>,
-    own: Own<'_>,
-) -> Result<(Routing, Option<Counter>)> {
+fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Result<(Routing, Option<Counter>)> {
     let tensors = tensors?;
     (own.given).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;

@@ -97,9 +97,7 @@ impl Entry {
 
 fn string(value: &Value, name: &str) -> Result<String, String> {
     let found = value.get(name).and_then(Value::as_str);
-    found
-        .map(str::to_owned)
-        .ok_or_else(|| format!("{name:?} is missing or no text"))
+    found.map(str::to_owned).ok_or_else(|| format!("{name:?} is missing or no text"))
 }
 
 fn number(value: &Value, name: &str) -> Result<u64, String> {

@@ -55,15 +55,9 @@ impl Choice {
     /// The `shape`, if a GPU with so many multiprocessors can run it.
     pub fn new(shape: &Shape, multiprocessors: u32) -> Result<Self, Unfit> {
         const MOST_THREADS: u64 = 1024;
-        let Shape {
-            blocks,
-            threads,
-            send_blocks,
-        } = *shape;
+        let Shape { blocks, threads, send_blocks } = *shape;
         if blocks == 0 || blocks > u64::from(multiprocessors) {
-            return Err(Unfit::Blocks {
-                most: multiprocessors,
-            });
+            return Err(Unfit::Blocks { most: multiprocessors });
         }
         if send_blocks == 0 || send_blocks > blocks {
             return Err(Unfit::SendBlocks);
@@ -71,11 +65,7 @@ impl Choice {
         if threads == 0 || !threads.is_multiple_of(Self::WARP.into()) || threads > MOST_THREADS {
             return Err(Unfit::Threads);
         }
-        Ok(Self {
-            blocks: blocks as u32,
-            threads: threads as u32,
-            send_blocks: send_blocks as u32,
-        })
+        Ok(Self { blocks: blocks as u32, threads: threads as u32, send_blocks: send_blocks as u32 })
     }
 
     /// The same with at most `blocks`, of which the same share sends.
@@ -83,11 +73,7 @@ impl Choice {
         if self.blocks <= blocks {
             return self;
         }
-        Self {
-            blocks,
-            send_blocks: share(blocks, self.send_blocks, self.blocks).clamp(1, blocks.max(1)),
-            ..self
-        }
+        Self { blocks, send_blocks: share(blocks, self.send_blocks, self.blocks).clamp(1, blocks.max(1)), ..self }
     }
 }
 
@@ -145,17 +131,9 @@ impl TuningFile {
 
 impl Tuning {
     /// Parses `text`, the contents of a file; an error is the reason to ignore it.
-    pub fn parse(
-        text: &str,
-        gpu: &str,
-        ranks: usize,
-        multiprocessors: u32,
-    ) -> Result<Self, String> {
+    pub fn parse(text: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Result<Self, String> {
         let file = fitting(File::parse(text)?, gpu, ranks)?;
-        let mut tuning = Self {
-            live: file.live,
-            ..Self::default()
-        };
+        let mut tuning = Self { live: file.live, ..Self::default() };
         for entry in &file.entries {
             let wrong = |what: String| format!("entry {}: {what}", entry.number);
             let named = |it: &Operation| it.name() == entry.operation;
@@ -164,9 +142,7 @@ impl Tuning {
                 wrong(format!("unknown operation {operation:?}"))
             })?;
             let shape = entry.shape.as_ref();
-            tuning
-                .set(operation, entry.tokens, shape, multiprocessors)
-                .map_err(wrong)?;
+            tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
         }
         Ok(tuning)
     }
@@ -187,9 +163,7 @@ impl Tuning {
         };
         *entry = match shape {
             None => Measured::Own,
-            Some(shape) => Measured::Other(
-                Choice::new(shape, multiprocessors).map_err(|unfit| unfit.to_string())?,
-            ),
+            Some(shape) => Measured::Other(Choice::new(shape, multiprocessors).map_err(|unfit| unfit.to_string())?),
         };
         Ok(())
     }
@@ -231,9 +205,7 @@ fn fitting(files: Vec<File>, gpu: &str, ranks: usize) -> Result<File, String> {
             let other = file.ranks;
             Err(format!("it is for {other} ranks, and these are {ranks}"))
         }
-        _ => Err(format!(
-            "none of its {count} parts is for {ranks} ranks on {gpu}"
-        )),
+        _ => Err(format!("none of its {count} parts is for {ranks} ranks on {gpu}")),
     }
 }
 

@@ -29,9 +29,7 @@ fn check(file: &Metadata) -> Result<(), String> {
     }
     if file.len() > MOST_BYTES {
         let bytes = file.len();
-        return Err(format!(
-            "it has {bytes} bytes, and {MOST_BYTES} are the most"
-        ));
+        return Err(format!("it has {bytes} bytes, and {MOST_BYTES} are the most"));
     }
     Ok(())
 }
@@ -69,11 +67,7 @@ mod tests {
         assert_eq!(read(file.path()).unwrap(), "text");
         std::fs::write(file.path(), [0xff]).unwrap();
         assert!(read(file.path()).is_err());
-        assert!(
-            read("/nowhere/at/all")
-                .unwrap_err()
-                .contains("No such file")
-        );
+        assert!(read("/nowhere/at/all").unwrap_err().contains("No such file"));
     }
 
     #[test]

@@ -49,11 +49,7 @@ fn token_counts_are_rounded_up_to_the_next_entry() {
 #[test]
 fn the_writers_sample_is_read() {
     let tuning = parse(include_str!("../../python/tests/data/tuning.json")).unwrap();
-    let shape = Choice {
-        blocks: 32,
-        threads: 512,
-        send_blocks: 8,
-    };
+    let shape = Choice { blocks: 32, threads: 512, send_blocks: 8 };
     assert_eq!(tuning.choice(Operation::LlDispatch, 5), Some(shape));
     assert_eq!(tuning.choice(Operation::LlCombine, 5), None);
 }
@@ -65,21 +61,9 @@ fn another_machine_or_version_is_refused() {
     let live = good.replace(r#""gpu""#, r#""live": true, "gpu""#);
     assert!(parse(&live).unwrap().live);
     for (from, to, reason) in [
-        (
-            "NVIDIA H200",
-            "NVIDIA B200",
-            "it is for NVIDIA B200, and this is NVIDIA H200",
-        ),
-        (
-            r#""ranks": 4"#,
-            r#""ranks": 8"#,
-            "it is for 8 ranks, and these are 4",
-        ),
-        (
-            r#""version": 1"#,
-            r#""version": 2"#,
-            "it has version 2, and we know 1",
-        ),
+        ("NVIDIA H200", "NVIDIA B200", "it is for NVIDIA B200, and this is NVIDIA H200"),
+        (r#""ranks": 4"#, r#""ranks": 8"#, "it is for 8 ranks, and these are 4"),
+        (r#""version": 1"#, r#""version": 2"#, "it has version 2, and we know 1"),
         ("nccl_ep tuning", "recipe", "its format is not"),
         (r#""gpu""#, r#""cpu""#, r#""gpu" is missing"#),
         ("entries", "exits", "it has no list of entries"),
@@ -124,31 +108,11 @@ fn shapes_that_cannot_run_are_refused() {
     let good = entry("ll_dispatch", 8, 16);
     assert!(parse(&text(&good)).is_ok());
     for (from, to, reason) in [
-        (
-            r#""blocks": 16"#,
-            r#""blocks": 133"#,
-            "blocks must be 1 to 132",
-        ),
-        (
-            r#""blocks": 16"#,
-            r#""blocks": 1"#,
-            "send_blocks must be 1 to blocks",
-        ),
-        (
-            r#""blocks": 16"#,
-            r#""blocks": -1"#,
-            r#""blocks" is missing or no natural"#,
-        ),
-        (
-            r#""threads": 512"#,
-            r#""threads": 500"#,
-            "threads must be a multiple",
-        ),
-        (
-            r#""tokens": 8"#,
-            r#""tokens": 9"#,
-            "tokens must be a power of two",
-        ),
+        (r#""blocks": 16"#, r#""blocks": 133"#, "blocks must be 1 to 132"),
+        (r#""blocks": 16"#, r#""blocks": 1"#, "send_blocks must be 1 to blocks"),
+        (r#""blocks": 16"#, r#""blocks": -1"#, r#""blocks" is missing or no natural"#),
+        (r#""threads": 512"#, r#""threads": 500"#, "threads must be a multiple"),
+        (r#""tokens": 8"#, r#""tokens": 9"#, "tokens must be a power of two"),
         ("ll_dispatch", "ll_dance", r#"unknown operation "ll_dance""#),
     ] {
         let refused = parse(&text(&good.replacen(from, to, 1))).unwrap_err();

@@ -12,12 +12,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them, each at the index of its own number.
-    pub const ALL: [Self; 4] = [
-        Self::LlDispatch,
-        Self::LlCombine,
-        Self::HtDispatch,
-        Self::HtCombine,
-    ];
+    pub const ALL: [Self; 4] = [Self::LlDispatch, Self::LlCombine, Self::HtDispatch, Self::HtCombine];
 
     /// The name in the file.
     pub fn name(self) -> &'static str {
@@ -47,13 +42,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    const ALL: [Self; 5] = [
-        Self::LlReduce,
-        Self::LlExact,
-        Self::HtRing,
-        Self::HtDirect,
-        Self::HtPull,
-    ];
+    const ALL: [Self; 5] = [Self::LlReduce, Self::LlExact, Self::HtRing, Self::HtDirect, Self::HtPull];
 
     /// The variant with this number.
     pub fn from_number(number: u32) -> Option<Self> {

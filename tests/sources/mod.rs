@@ -23,22 +23,14 @@ pub fn files(directory: &str, endings: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     visit(&root().join(directory), endings, &mut found);
     found.sort();
-    assert!(
-        !found.is_empty(),
-        "{directory} has no files ending in {endings:?}"
-    );
+    assert!(!found.is_empty(), "{directory} has no files ending in {endings:?}");
     found
 }
 
 fn visit(directory: &Path, endings: &[&str], found: &mut Vec<String>) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
-        let relative = path
-            .strip_prefix(root())
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .to_owned();
+        let relative = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
         if path.is_dir() {
             visit(&path, endings, found);
         } else if endings.iter().any(|ending| relative.ends_with(ending)) {

@@ -16,11 +16,7 @@ pub fn module_of(folder: &str, file: &str) -> String {
     let path = file.strip_prefix(folder).unwrap();
     let path = path.trim_start_matches('/').strip_suffix(".rs").unwrap();
     let path = path.strip_suffix("/mod").unwrap_or(path);
-    if path == "lib" {
-        String::new()
-    } else {
-        path.replace('/', "::")
-    }
+    if path == "lib" { String::new() } else { path.replace('/', "::") }
 }
 
 /// All modules except files that contain only unit tests.
@@ -32,8 +28,7 @@ pub fn module_files(folder: &str) -> Vec<String> {
 
 /// Whether `path` is `prefix` or below it.
 pub fn is_below(path: &str, prefix: &str) -> bool {
-    path.strip_prefix(prefix)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 /// Every path in the code of `module` after `crate::` or `super::`, as from the root; groups are expanded.
@@ -89,11 +84,7 @@ pub fn all_uses(folder: &str) -> Vec<Use> {
         let module = module_of(folder, &file);
         for path in used_paths(&module, &read(&file)) {
             let target = target(&path, &modules);
-            uses.push(Use {
-                module: module.clone(),
-                path,
-                target,
-            });
+            uses.push(Use { module: module.clone(), path, target });
         }
     }
     uses

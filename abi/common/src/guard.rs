@@ -39,12 +39,7 @@ pub struct Guard {
 
 impl Guard {
     /// Runs the body of the function `name`, as a range that profilers show. In a forked process the call is refused.
-    pub fn run(
-        &self,
-        name: &'static str,
-        subject: Subject,
-        body: impl FnOnce() -> Result<()>,
-    ) -> c_int {
+    pub fn run(&self, name: &'static str, subject: Subject, body: impl FnOnce() -> Result<()>) -> c_int {
         if fork::is_child() {
             return self.outcome(name, Subject::Nothing, fork::check);
         }
@@ -66,12 +61,7 @@ impl Guard {
         self.outcome(name, Subject::Nothing, body)
     }
 
-    fn outcome(
-        &self,
-        name: &'static str,
-        subject: Subject,
-        body: impl FnOnce() -> Result<()>,
-    ) -> c_int {
+    fn outcome(&self, name: &'static str, subject: Subject, body: impl FnOnce() -> Result<()>) -> c_int {
         let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
             let text = panic
                 .downcast_ref::<&str>()

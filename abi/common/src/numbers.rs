@@ -9,9 +9,7 @@ pub fn algorithm(number: u32) -> Result<Algorithm> {
     match number {
         0 => Ok(Algorithm::LowLatency),
         1 => Ok(Algorithm::HighThroughput),
-        other => Err(
-            refuse::argument("config.algorithm", "must be a known algorithm")
-                .got(other, "0 (low latency) or 1 (high throughput)"),
-        ),
+        other => Err(refuse::argument("config.algorithm", "must be a known algorithm")
+            .got(other, "0 (low latency) or 1 (high throughput)")),
     }
 }

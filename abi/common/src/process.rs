@@ -52,8 +52,7 @@ pub fn claim(library: &str) -> Result<Arc<Mark>> {
 
 #[cold]
 fn refusal(other: &str, library: &str) -> Error {
-    let rule =
-        format!("this process: has groups of {other}, and may have those of one library only");
+    let rule = format!("this process: has groups of {other}, and may have those of one library only");
     Error::new(Code::InvalidUsage, rule).got(library, other)
 }
 
@@ -124,16 +123,9 @@ mod tests {
         let mappings = "7f00-7f01 r--s 00000000 00:01 7 /memfd:nccl_ep (deleted)\n\
                         7f02-7f03 r-xp 00000000 08:01 9 /lib/libnccl_ep.so\n";
         assert_eq!(other_mark(mappings, "libnccl_ep.so.0"), None);
-        let line =
-            "7f00-7f01 r--s 00000000 00:01 7 /memfd:nccl_ep_core_of_libnccl_ep.so@0x7 (deleted)";
-        assert_eq!(
-            other_mark(line, "libnccl_ep.so.0@0x7"),
-            Some("libnccl_ep.so")
-        );
-        assert_eq!(
-            other_mark(line, "libnccl_ep.so@0x70"),
-            Some("libnccl_ep.so")
-        );
+        let line = "7f00-7f01 r--s 00000000 00:01 7 /memfd:nccl_ep_core_of_libnccl_ep.so@0x7 (deleted)";
+        assert_eq!(other_mark(line, "libnccl_ep.so.0@0x7"), Some("libnccl_ep.so"));
+        assert_eq!(other_mark(line, "libnccl_ep.so@0x70"), Some("libnccl_ep.so"));
         assert_eq!(other_mark(line, "libnccl_ep.so@0x7"), None);
     }
 }

@@ -43,22 +43,14 @@ const KINDS: usize = 16;
 impl<T> Registry<T> {
     /// An empty registry; `kind` is 1 to 15 and differs between registries.
     pub const fn new(kind: usize, names: Names) -> Self {
-        Self {
-            names,
-            live: RwLock::new(None),
-            issued: AtomicUsize::new(0),
-            kind,
-        }
+        Self { names, live: RwLock::new(None), issued: AtomicUsize::new(0), kind }
     }
 
     /// Registers `object` and returns its number, never 0.
     pub fn insert(&self, object: Arc<T>) -> usize {
         let count = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
         let number = count * KINDS + self.kind;
-        self.live
-            .write()
-            .get_or_insert_with(HashMap::new)
-            .insert(number, object);
+        self.live.write().get_or_insert_with(HashMap::new).insert(number, object);
         number
     }
 
@@ -78,11 +70,7 @@ impl<T> Registry<T> {
 
     /// Removes the object numbered `number`; from now on it counts as destroyed.
     pub fn remove(&self, number: usize) -> Result<Arc<T>> {
-        let taken = self
-            .live
-            .write()
-            .as_mut()
-            .and_then(|live| live.remove(&number));
+        let taken = self.live.write().as_mut().and_then(|live| live.remove(&number));
         taken.ok_or_else(|| self.refusal(self.missing(number)))
     }
 
@@ -92,9 +80,7 @@ impl<T> Registry<T> {
         match missing {
             Missing::Null => refuse::argument(argument, "must not be NULL"),
             Missing::Destroyed => refuse::argument(argument, "was destroyed already"),
-            Missing::Foreign => {
-                refuse::argument(argument, format_args!("is not a {object} of this library"))
-            }
+            Missing::Foreign => refuse::argument(argument, format_args!("is not a {object} of this library")),
         }
     }
 
@@ -116,10 +102,7 @@ mod tests {
 
     #[test]
     fn dead_and_foreign_numbers_are_told_apart() {
-        let names = Names {
-            argument: "it",
-            object: "word",
-        };
+        let names = Names { argument: "it", object: "word" };
         let registry = Registry::new(3, names);
         let number = registry.insert(Arc::new("first"));
         assert_eq!(registry.find(number).as_deref(), Ok(&"first"));

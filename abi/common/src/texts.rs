@@ -36,11 +36,7 @@ pub fn text(error: &Error, names: &Names) -> String {
         }
     };
     if let Some((got, expected)) = &report.got {
-        line = format!(
-            "{line} (got {}, expected {})",
-            value(got, names),
-            value(expected, names)
-        );
+        line = format!("{line} (got {}, expected {})", value(got, names), value(expected, names));
     }
     if let Some(other) = &report.also {
         line = format!("{line}; and {}", text(other, names));

@@ -30,10 +30,7 @@ impl TensorAllocator for Callbacks {
         })?;
         check("alloc_fn", code)?;
         if data.is_null() && bytes > 0 {
-            return Err(Error::new(
-                Code::SystemError,
-                "alloc_fn: gave NULL and reported success",
-            ));
+            return Err(Error::new(Code::SystemError, "alloc_fn: gave NULL and reported success"));
         }
         Ok(DevPtr(data as usize))
     }
@@ -59,9 +56,6 @@ impl TensorAllocator for Callbacks {
 fn check(name: &str, code: cudaError_t) -> Result<()> {
     match code {
         0 => Ok(()),
-        _ => Err(Error::new(
-            Code::SystemError,
-            format!("{name}: failed with CUDA error {code}"),
-        )),
+        _ => Err(Error::new(Code::SystemError, format!("{name}: failed with CUDA error {code}"))),
     }
 }

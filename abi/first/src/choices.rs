@@ -81,10 +81,7 @@ pub unsafe extern "C" fn ncclEpSetSelector(
         let selector = select.map(|select| -> Selector {
             Arc::new(move |query| {
                 let query = told(query);
-                let mut choice = ncclEpChoice_t {
-                    size: CHOICE_BYTES as c_uint,
-                    ..Default::default()
-                };
+                let mut choice = ncclEpChoice_t { size: CHOICE_BYTES as c_uint, ..Default::default() };
                 // SAFETY: the caller's function, which works with `user` (the exported function's contract); both
                 // structures outlive the call.
                 let chosen = unsafe { select(user as *mut c_void, &query, &mut choice) };
@@ -123,11 +120,7 @@ unsafe fn read(choice: *const ncclEpChoice_t) -> Result<Asked> {
 fn asked(choice: &ncclEpChoice_t) -> Asked {
     Asked {
         variant: choice.variant,
-        launch: Launch {
-            blocks: choice.blocks,
-            send_blocks: choice.send_blocks,
-            threads: choice.threads,
-        },
+        launch: Launch { blocks: choice.blocks, send_blocks: choice.send_blocks, threads: choice.threads },
     }
 }
 

@@ -14,10 +14,7 @@ pub struct Cuts {
 impl Cuts {
     /// `bytes`, all free.
     pub fn new(bytes: usize) -> Self {
-        Self {
-            free: BTreeMap::from([(0, bytes)]),
-            taken: BTreeMap::new(),
-        }
+        Self { free: BTreeMap::from([(0, bytes)]), taken: BTreeMap::new() }
     }
 
     /// Where `bytes` begin that are the caller's from now on: in the smallest piece that has them.

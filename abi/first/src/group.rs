@@ -6,8 +6,8 @@ use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
 use crate::texts;
 use crate::types::{
-    cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t,
-    ncclEpGroupConfig_t, ncclResult_t,
+    cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
+    ncclResult_t,
 };
 use crate::version;
 use nccl_ep_abi::{numbers, process, refuse};
@@ -60,17 +60,12 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let claim = process::claim("libnccl_ep.so");
         let config = claim.as_ref().map_err(Error::clone).and(config);
         let stream = Some(Stream(stream as usize));
-        let session =
-            session::create::group(comm as usize, config, texts::text, stream)?.keeping(claim?);
+        let session = session::create::group(comm as usize, config, texts::text, stream)?.keeping(claim?);
         log::version(version::TEXT);
         if let Some(about) = session.about() {
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));
         }
-        let allocator = Arc::new(Callbacks {
-            alloc: alloc_fn,
-            free: free_fn,
-            device: session.device(),
-        });
+        let allocator = Arc::new(Callbacks { alloc: alloc_fn, free: free_fn, device: session.device() });
         let number = Group::register(session, allocator);
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
@@ -96,10 +91,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// # Safety
 /// `stream` is a live stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpGroupDestroy(
-    ep_group: ncclEpGroup_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cudaStream_t) -> ncclResult_t {
     GUARD.destroy("ncclEpGroupDestroy", || {
         if ep_group.is_null() {
             return Ok(());

@@ -6,10 +6,7 @@ pub use nccl_ep_abi::guard::{Guard, Subject, check_out, last_error, set_last_err
 use nccl_ep_core::error::Error;
 
 /// Runs the body of each exported function.
-pub const GUARD: Guard = Guard {
-    words: texts::text,
-    mark_failed,
-};
+pub const GUARD: Guard = Guard { words: texts::text, mark_failed };
 
 fn mark_failed(subject: Subject, error: &Error) {
     match subject {

@@ -4,9 +4,7 @@
 use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::{self, Group};
 use crate::read::{self, Tag, TensorSet};
-use crate::types::{
-    cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t,
-};
+use crate::types::{cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::ops::{HandleForm, RoutingCounters, Stream};
@@ -68,24 +66,18 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     use_fp8: MaybeUninit<bool>,
 ) -> ncclResult_t {
     let _ = use_fp8; // Stored and never read by the reference; any bit pattern may arrive.
-    GUARD.run(
-        "ncclEpCreateHandle",
-        Subject::Group(ep_group as usize),
-        || {
-            let group = Group::resolve(ep_group as usize)?;
-            // SAFETY: this function's contract.
-            let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
-            let arguments = check_out("handle", handle)
-                .and(no_config(config))
-                .and(arguments);
-            let group = Arc::clone(&group.session);
-            let form = HandleForm::default();
-            let made = create::handle(group, form, arguments, Stream(stream as usize))?;
-            let number = objects::register_handle(made);
-            // SAFETY: this function's contract.
-            unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
-        },
-    )
+    GUARD.run("ncclEpCreateHandle", Subject::Group(ep_group as usize), || {
+        let group = Group::resolve(ep_group as usize)?;
+        // SAFETY: this function's contract.
+        let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
+        let arguments = check_out("handle", handle).and(no_config(config)).and(arguments);
+        let group = Arc::clone(&group.session);
+        let form = HandleForm::default();
+        let made = create::handle(group, form, arguments, Stream(stream as usize))?;
+        let number = objects::register_handle(made);
+        // SAFETY: this function's contract.
+        unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
+    })
 }
 
 /// # Safety
@@ -99,18 +91,12 @@ unsafe fn read_arguments(
     // SAFETY: this function's contract.
     let (tag, ids) = unsafe {
         let topk_idx = read::tensor("topk_idx", topk_idx)?;
-        read::tensor_set(
-            &mut locals,
-            "local_tensors",
-            local_tensors.cast(),
-            num_local_tensors,
-        )?;
+        read::tensor_set(&mut locals, "local_tensors", local_tensors.cast(), num_local_tensors)?;
         topk_idx
     };
     if Tag::from_raw(tag) != Some(Tag::TopkIdx) {
         return Err(
-            refuse::argument("topk_idx.tag", "must be NCCL_EP_TENSOR_TAG_TOPK_IDX")
-                .got(tag, Tag::TopkIdx as u32),
+            refuse::argument("topk_idx.tag", "must be NCCL_EP_TENSOR_TAG_TOPK_IDX").got(tag, Tag::TopkIdx as u32)
         );
     }
     Ok(HandleTensors {
@@ -163,15 +149,10 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     handle: ncclEpHandle_t,
     num_recv_tokens: *mut c_uint,
 ) -> ncclResult_t {
-    GUARD.run(
-        "ncclEpHandleGetNumRecvTokens",
-        Subject::Handle(handle as usize),
-        || {
-            let count = objects::handle(handle as usize)?.num_recv_tokens()?;
-            let count = c_uint::try_from(count)
-                .map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
-            // SAFETY: this function's contract.
-            unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }
-        },
-    )
+    GUARD.run("ncclEpHandleGetNumRecvTokens", Subject::Handle(handle as usize), || {
+        let count = objects::handle(handle as usize)?.num_recv_tokens()?;
+        let count = c_uint::try_from(count).map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
+        // SAFETY: this function's contract.
+        unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }
+    })
 }

@@ -42,10 +42,7 @@ pub extern "C" fn ncclEpGetLastError() -> *const c_char {
 /// # Safety
 /// `result` is NULL or points to a writable `ncclResult_t`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpGetAsyncError(
-    ep_group: ncclEpGroup_t,
-    result: *mut ncclResult_t,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, result: *mut ncclResult_t) -> ncclResult_t {
     let name = "ncclEpGetAsyncError";
     GUARD.look(name, || {
         fork::check()?;

@@ -34,11 +34,7 @@ use std::ffi::{c_uint, c_void};
 /// # Safety
 /// `ptr` is NULL or points to a writable pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpMemAlloc(
-    ep_group: ncclEpGroup_t,
-    ptr: *mut *mut c_void,
-    bytes: usize,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     let number = ep_group as usize;
     GUARD.run("ncclEpMemAlloc", Subject::Group(number), || {
         let group = Group::resolve(number)?;
@@ -124,10 +120,7 @@ fn no_window(window: *mut c_void) -> Result<()> {
 /// # Safety
 /// None: a foreign address is recognised.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpMemDeregister(
-    ep_group: ncclEpGroup_t,
-    ptr: *mut c_void,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpMemDeregister(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
     GUARD.destroy("ncclEpMemDeregister", || {
         let group = Group::resolve(ep_group as usize)?;
         group.session.forget_memory(DevPtr(ptr as usize))

@@ -9,20 +9,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static GROUPS: Registry<Group> = Registry::new(
-    1,
-    Names {
-        argument: "ep_group",
-        object: "group",
-    },
-);
-static HANDLES: Registry<Handle> = Registry::new(
-    2,
-    Names {
-        argument: "handle",
-        object: "handle",
-    },
-);
+static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
+static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
 
 /// Allocators of destroyed groups, which still free those groups' tensors.
 static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
@@ -39,11 +27,8 @@ pub struct Group {
 impl Group {
     /// Registers a group and returns its number.
     pub fn register(session: session::group::Group, allocator: Arc<dyn TensorAllocator>) -> usize {
-        let group = Self {
-            session: Arc::new(session),
-            allocator: Arc::clone(&allocator),
-            reported: AtomicBool::new(false),
-        };
+        let group =
+            Self { session: Arc::new(session), allocator: Arc::clone(&allocator), reported: AtomicBool::new(false) };
         let mut freeing = FREEING.lock();
         let number = GROUPS.insert(Arc::new(group));
         freeing.note(number, &allocator);

@@ -5,8 +5,8 @@ use crate::guard::{GUARD, Subject};
 use crate::objects;
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{
-    cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t,
-    ncclEpHandle_t, ncclNDTensor_t, ncclResult_t,
+    cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t, ncclEpHandle_t,
+    ncclNDTensor_t, ncclResult_t,
 };
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::ops::{RoutingCounters, Stream};

@@ -30,8 +30,7 @@ impl Freeing {
 
     /// Records that group `number`, larger than all before, frees by `allocator`.
     pub fn note(&mut self, number: usize, allocator: &Arc<dyn TensorAllocator>) {
-        let is_same =
-            |(_, last): &(usize, Arc<dyn TensorAllocator>)| last.free_fn() == allocator.free_fn();
+        let is_same = |(_, last): &(usize, Arc<dyn TensorAllocator>)| last.free_fn() == allocator.free_fn();
         if !self.0.last().is_some_and(is_same) {
             self.0.push((number, Arc::clone(allocator)));
         }

@@ -42,10 +42,7 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
     let found = Group::resolve(group)?.session.memory_at(DevPtr(begin))?;
     let left = (found.range.begin + found.range.bytes) - begin as u64;
     if bytes as u64 > left {
-        return Err(outside().got(
-            format_args!("{bytes} bytes"),
-            format_args!("at most {left}"),
-        ));
+        return Err(outside().got(format_args!("{bytes} bytes"), format_args!("at most {left}")));
     }
     Ok(())
 }
@@ -63,11 +60,7 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 /// # Safety
 /// None: foreign addresses are recognised.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpPoolUse(
-    ep_group: ncclEpGroup_t,
-    ptr: *mut c_void,
-    bytes: usize,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void, bytes: usize) -> ncclResult_t {
     let (group, begin) = (ep_group as usize, ptr as usize);
     GUARD.run("ncclEpPoolUse", Subject::Group(group), || {
         Group::resolve(group)?;
@@ -75,16 +68,8 @@ pub unsafe extern "C" fn ncclEpPoolUse(
             has(group, begin, bytes)?;
             let mut pools = POOLS.lock();
             pools.retain(Pool::is_alive);
-            if !pools
-                .iter()
-                .any(|it| it.begin == begin && it.group == group)
-            {
-                pools.push(Pool {
-                    group,
-                    begin,
-                    bytes,
-                    cuts: Cuts::new(bytes),
-                });
+            if !pools.iter().any(|it| it.begin == begin && it.group == group) {
+                pools.push(Pool { group, begin, bytes, cuts: Cuts::new(bytes) });
             }
         }
         USED.set(begin);
@@ -100,20 +85,14 @@ pub unsafe extern "C" fn ncclEpPoolUse(
 /// # Safety
 /// None.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpPoolAlloc(
-    bytes: usize,
-    device: c_int,
-    stream: cudaStream_t,
-) -> *mut c_void {
+pub unsafe extern "C" fn ncclEpPoolAlloc(bytes: usize, device: c_int, stream: cudaStream_t) -> *mut c_void {
     let _ = (device, stream); // Torch's order of streams needs neither.
     let used = USED.get();
     if fork::is_child() || used == 0 {
         return null_mut();
     }
     let mut pools = POOLS.lock();
-    let pool = pools
-        .iter_mut()
-        .find(|it| it.begin == used && it.is_alive());
+    let pool = pools.iter_mut().find(|it| it.begin == used && it.is_alive());
     let piece = pool.and_then(|it| it.cuts.take(bytes));
     piece.map_or(null_mut(), |it| (used + it) as *mut c_void)
 }
@@ -123,12 +102,7 @@ pub unsafe extern "C" fn ncclEpPoolAlloc(
 /// # Safety
 /// None: a foreign address is ignored.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpPoolFree(
-    ptr: *mut c_void,
-    bytes: usize,
-    device: c_int,
-    stream: cudaStream_t,
-) {
+pub unsafe extern "C" fn ncclEpPoolFree(ptr: *mut c_void, bytes: usize, device: c_int, stream: cudaStream_t) {
     let _ = (bytes, device, stream);
     let address = ptr as usize;
     let mut pools = POOLS.lock();

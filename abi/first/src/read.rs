@@ -104,10 +104,7 @@ pub unsafe fn tensor_set(
         return Ok(()); // the pointer may be garbage in this case
     }
     if list.is_null() {
-        return Err(refuse::argument(
-            name,
-            "must not be NULL when its count is not 0",
-        ));
+        return Err(refuse::argument(name, "must not be NULL when its count is not 0"));
     }
     if count as usize > MOST_TENSORS {
         return Err(too_many(name, count));
@@ -141,11 +138,7 @@ pub unsafe fn tensor_set(
 ///
 /// # Safety
 /// As of that; the descriptors may be written.
-pub unsafe fn set_data(
-    (list, count): (*const *mut ncclNDTensor_t, c_uint),
-    tag: Tag,
-    data: DevPtr,
-) {
+pub unsafe fn set_data((list, count): (*const *mut ncclNDTensor_t, c_uint), tag: Tag, data: DevPtr) {
     for index in 0..count as usize {
         // SAFETY: this function's contract; none of them is NULL, as that was refused.
         let descriptor = unsafe { &mut *list.add(index).read() };
@@ -176,10 +169,7 @@ pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u
 /// As of [`copy`].
 #[inline(never)] // Apart from the tensors that every call has.
 unsafe fn add_scales(set: &mut TensorSet, name: &'static str, raw: &ncclNDTensor_t) -> Result<()> {
-    let dense = ncclNDTensor_t {
-        strides: std::ptr::null_mut(),
-        ..*raw
-    };
+    let dense = ncclNDTensor_t { strides: std::ptr::null_mut(), ..*raw };
     // SAFETY: this function's contract.
     let tensor = unsafe { copy(ListTag(name, Tag::Scales), &dense) }?;
     set.add(Tag::Scales, tensor);
@@ -207,14 +197,8 @@ fn again(item: ListItem, tag: Tag) -> Error {
 
 #[cold]
 fn not_dense(name: impl Display, strides: &[c_uint]) -> Error {
-    refuse::argument(
-        format_args!("{name}.strides"),
-        "must say that the tensor is dense",
-    )
-    .got(
-        format_args!("{strides:?}"),
-        "all ones, NULL, or row-major strides",
-    )
+    refuse::argument(format_args!("{name}.strides"), "must say that the tensor is dense")
+        .got(format_args!("{strides:?}"), "all ones, NULL, or row-major strides")
 }
 
 /// # Safety
@@ -223,17 +207,11 @@ fn not_dense(name: impl Display, strides: &[c_uint]) -> Error {
 unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
     let dims = raw.ndim as usize;
     if dims == 0 || dims > MAX_DIMS {
-        return Err(refuse::argument(
-            format_args!("{name}.ndim"),
-            "must be a supported number of dimensions",
-        )
-        .got(dims, format_args!("1 to {MAX_DIMS}")));
+        return Err(refuse::argument(format_args!("{name}.ndim"), "must be a supported number of dimensions")
+            .got(dims, format_args!("1 to {MAX_DIMS}")));
     }
     if raw.sizes.is_null() {
-        return Err(refuse::argument(
-            format_args!("{name}.sizes"),
-            "must not be NULL",
-        ));
+        return Err(refuse::argument(format_args!("{name}.sizes"), "must not be NULL"));
     }
     // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
     let sizes = unsafe { std::slice::from_raw_parts(raw.sizes, dims) };
@@ -244,11 +222,7 @@ unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor
             return Err(not_dense(name, strides));
         }
     }
-    Ok(Tensor::new(
-        DevPtr(raw.data as usize),
-        DType::from_raw(raw.datatype),
-        sizes,
-    ))
+    Ok(Tensor::new(DevPtr(raw.data as usize), DType::from_raw(raw.datatype), sizes))
 }
 
 /// Whether `strides` means "dense": all ones, or row-major.

@@ -24,10 +24,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 /// # Safety
 /// `rows_of_expert` is NULL or has L elements.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpGroupCountRows(
-    ep_group: ncclEpGroup_t,
-    rows_of_expert: *mut i64,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_expert: *mut i64) -> ncclResult_t {
     GUARD.run("ncclEpGroupCountRows", Subject::Nothing, || {
         let group = Group::resolve(ep_group as usize)?;
         if !rows_of_expert.is_aligned() {

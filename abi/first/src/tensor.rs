@@ -5,8 +5,7 @@ use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
 use crate::owners;
 use crate::types::{
-    ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t,
-    ncclResult_t,
+    ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclResult_t,
 };
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Code, Error, Result};
@@ -46,39 +45,32 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
     size3: c_uint,
     size4: c_uint,
 ) -> ncclResult_t {
-    GUARD.run(
-        "ncclEpTensorCreate",
-        Subject::Group(ep_group as usize),
-        || {
-            let group = Group::resolve(ep_group as usize)?;
-            check_out("tensor", tensor)?;
-            let all = [size0, size1, size2, size3, size4];
-            let sizes = all
-                .get(..ndim as usize)
-                .filter(|sizes| !sizes.is_empty())
-                .ok_or_else(|| {
-                    refuse::argument("ndim", "must be a supported number of dimensions")
-                        .got(ndim, format_args!("1 to {MAX_DIMS}"))
-                })?;
-            let bytes = byte_count(datatype, sizes)?;
-            let arrays = Arrays::new(sizes)?;
-            let data = owners::alloc(&group.allocator, bytes)?;
-            let (sizes, strides) = arrays.into_raw();
-            let made = ncclNDTensor_t {
-                version: 1,
-                ndim,
-                sizes,
-                strides,
-                datatype,
-                data: data.0 as *mut c_void,
-                // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
-                tag: unsafe { tag.as_ptr().cast::<c_uint>().read() },
-                flags: MaybeUninit::new(ncclEpTensorFlags_t::NCCL_EP_TENSOR_FLAG_NONE),
-            };
-            // SAFETY: this function's contract.
-            unsafe { write_out("tensor", tensor, made) }
-        },
-    )
+    GUARD.run("ncclEpTensorCreate", Subject::Group(ep_group as usize), || {
+        let group = Group::resolve(ep_group as usize)?;
+        check_out("tensor", tensor)?;
+        let all = [size0, size1, size2, size3, size4];
+        let sizes = all.get(..ndim as usize).filter(|sizes| !sizes.is_empty()).ok_or_else(|| {
+            refuse::argument("ndim", "must be a supported number of dimensions")
+                .got(ndim, format_args!("1 to {MAX_DIMS}"))
+        })?;
+        let bytes = byte_count(datatype, sizes)?;
+        let arrays = Arrays::new(sizes)?;
+        let data = owners::alloc(&group.allocator, bytes)?;
+        let (sizes, strides) = arrays.into_raw();
+        let made = ncclNDTensor_t {
+            version: 1,
+            ndim,
+            sizes,
+            strides,
+            datatype,
+            data: data.0 as *mut c_void,
+            // SAFETY: the enum is 4 bytes that the caller has set, and u32 takes every bit pattern.
+            tag: unsafe { tag.as_ptr().cast::<c_uint>().read() },
+            flags: MaybeUninit::new(ncclEpTensorFlags_t::NCCL_EP_TENSOR_FLAG_NONE),
+        };
+        // SAFETY: this function's contract.
+        unsafe { write_out("tensor", tensor, made) }
+    })
 }
 
 /// Frees the data and the arrays of a descriptor and sets their pointers to NULL, so that a second
@@ -100,10 +92,7 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
 /// # Safety
 /// `tensor` is NULL or points to a descriptor whose arrays are NULL or came from `malloc`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpTensorDestroy(
-    ep_group: ncclEpGroup_t,
-    tensor: *mut ncclNDTensor_t,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpTensorDestroy(ep_group: ncclEpGroup_t, tensor: *mut ncclNDTensor_t) -> ncclResult_t {
     GUARD.destroy("ncclEpTensorDestroy", || {
         // SAFETY: this function's contract.
         let Some(tensor) = (unsafe { tensor.as_mut() }) else {
@@ -120,22 +109,16 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(
 }
 
 fn byte_count(datatype: ncclDataType_t, sizes: &[c_uint]) -> Result<usize> {
-    let dtype = DType::from_raw(datatype).ok_or_else(|| {
-        refuse::argument("datatype", "must be an NCCL element type").got(datatype, "0 to 11")
-    })?;
+    let dtype = DType::from_raw(datatype)
+        .ok_or_else(|| refuse::argument("datatype", "must be an NCCL element type").got(datatype, "0 to 11"))?;
     // No allocation exceeds isize.
     let bytes = sizes
         .iter()
-        .try_fold(dtype.size(), |bytes, &size| {
-            bytes.checked_mul(size as usize)
-        })
+        .try_fold(dtype.size(), |bytes, &size| bytes.checked_mul(size as usize))
         .filter(|&bytes| isize::try_from(bytes).is_ok());
     bytes.ok_or_else(|| {
-        refuse::argument(
-            "size0 to size4",
-            "must describe fewer bytes than the address space has",
-        )
-        .got(format_args!("{sizes:?}"), "less than 2^63 bytes")
+        refuse::argument("size0 to size4", "must describe fewer bytes than the address space has")
+            .got(format_args!("{sizes:?}"), "less than 2^63 bytes")
     })
 }
 
@@ -150,15 +133,9 @@ impl Arrays {
         let bytes = size_of_val(sizes);
         // SAFETY: malloc takes any size.
         let (to, strides) = unsafe { (libc::malloc(bytes), libc::malloc(bytes)) };
-        let arrays = Self {
-            sizes: to.cast(),
-            strides: strides.cast(),
-        };
+        let arrays = Self { sizes: to.cast(), strides: strides.cast() };
         if arrays.sizes.is_null() || arrays.strides.is_null() {
-            return Err(Error::new(
-                Code::SystemError,
-                "malloc: no memory for a tensor descriptor",
-            ));
+            return Err(Error::new(Code::SystemError, "malloc: no memory for a tensor descriptor"));
         }
         for (index, size) in sizes.iter().enumerate() {
             // SAFETY: both arrays have as many elements as `sizes`, and nobody else knows them.

@@ -60,9 +60,7 @@ mod tests {
     #[test]
     fn a_refusal_names_function_argument_rule_got_and_expected() {
         let rule = OfTensor::Exactly(Extent::RowsOf(Role::IdsOut));
-        let error = Error::argument(Subject::Size(Role::WeightsOut, 0), rule)
-            .got(100, 128)
-            .within("ncclEpDispatch");
+        let error = Error::argument(Subject::Size(Role::WeightsOut, 0), rule).got(100, 128).within("ncclEpDispatch");
         assert_eq!(
             text(&error),
             "ncclEpDispatch: outputs[TOPK_WEIGHTS].sizes[0]: must be the rows of outputs[TOPK_IDX] \
@@ -74,16 +72,11 @@ mod tests {
     fn failures_name_what_was_going_on() {
         let subject = Subject::Operation;
         let other = Value::Operation(Operation::LlCombine);
-        let error = Error::usage(
-            subject,
-            AmongRanks::Same {
-                rank: GroupRank::new(3),
-            },
-        )
-        .found(Value::Operation(Operation::LlDispatch), other)
-        .during(Context::Running(Operation::LlDispatch))
-        .during(Context::GroupFailed)
-        .within("ncclEpComplete");
+        let error = Error::usage(subject, AmongRanks::Same { rank: GroupRank::new(3) })
+            .found(Value::Operation(Operation::LlDispatch), other)
+            .during(Context::Running(Operation::LlDispatch))
+            .during(Context::GroupFailed)
+            .within("ncclEpComplete");
         assert_eq!(
             text(&error),
             "ncclEpComplete: the group has failed: ncclEpDispatch (low latency): operation: must be \
@@ -94,12 +87,8 @@ mod tests {
 
     #[test]
     fn a_call_is_named_once() {
-        let failed =
-            Error::internal("deadline passed").during(Context::Running(Operation::HtHandle));
-        assert_eq!(
-            text(&failed.clone().within("ncclEpCreateHandle")),
-            "ncclEpCreateHandle: deadline passed"
-        );
+        let failed = Error::internal("deadline passed").during(Context::Running(Operation::HtHandle));
+        assert_eq!(text(&failed.clone().within("ncclEpCreateHandle")), "ncclEpCreateHandle: deadline passed");
         assert_eq!(
             text(&failed.within("ncclEpGetAsyncError")),
             "ncclEpGetAsyncError: ncclEpCreateHandle: deadline passed"
@@ -111,11 +100,7 @@ mod tests {
         let code = Code::InvalidUsage;
         let rank = GroupRank::new(71);
         let rule = AmongRanks::RefusedBy { rank, code };
-        let error = Error::refusal(Code::RemoteError, Subject::Handle, rule)
-            .and(Error::internal("another thing"));
-        assert_eq!(
-            text(&error),
-            "handle: rank 71 refused to create its own: ncclInvalidUsage; and another thing"
-        );
+        let error = Error::refusal(Code::RemoteError, Subject::Handle, rule).and(Error::internal("another thing"));
+        assert_eq!(text(&error), "handle: rank 71 refused to create its own: ncclInvalidUsage; and another thing");
     }
 }

@@ -256,13 +256,8 @@ pub struct ncclEpChoice_t {
 
 /// Chooses how to run an operation: writes to `choice`, whose fields are 0 but for its size, and
 /// returns not 0; or returns 0, for none.
-pub type ncclEpSelect_t = Option<
-    unsafe extern "C" fn(
-        user: *mut c_void,
-        query: *const ncclEpQuery_t,
-        choice: *mut ncclEpChoice_t,
-    ) -> c_int,
->;
+pub type ncclEpSelect_t =
+    Option<unsafe extern "C" fn(user: *mut c_void, query: *const ncclEpQuery_t, choice: *mut ncclEpChoice_t) -> c_int>;
 
 /// What `ncclEpMemInfo` tells. Later versions may have more at its end.
 #[repr(C)]
@@ -291,7 +286,6 @@ pub struct ncclEpMemInfo_t {
 }
 
 /// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.
-pub type ncclEpAllocFn_t =
-    Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize) -> cudaError_t>;
+pub type ncclEpAllocFn_t = Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize) -> cudaError_t>;
 /// Frees what the matching allocator gave, as `cudaFree` does. `cudaSuccess` (0) means success.
 pub type ncclEpFreeFn_t = Option<unsafe extern "C" fn(ptr: *mut c_void) -> cudaError_t>;

@@ -2,11 +2,7 @@
 
 macro_rules! version {
     () => {
-        concat!(
-            env!("CARGO_PKG_VERSION"),
-            "+cuda",
-            env!("NCCL_EP_CUDA_VERSION")
-        )
+        concat!(env!("CARGO_PKG_VERSION"), "+cuda", env!("NCCL_EP_CUDA_VERSION"))
     };
 }
 
@@ -37,11 +33,7 @@ mod tests {
             + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
             + part(env!("CARGO_PKG_VERSION_PATCH"));
         assert_eq!(super::number(), expected);
-        let header = [
-            types::NCCL_EP_MAJOR,
-            types::NCCL_EP_MINOR,
-            types::NCCL_EP_PATCH,
-        ];
+        let header = [types::NCCL_EP_MAJOR, types::NCCL_EP_MINOR, types::NCCL_EP_PATCH];
         let [major, minor, patch] = header;
         assert_eq!(major * 10_000 + minor * 100 + patch, expected, "types.rs");
     }

@@ -91,9 +91,7 @@ fn answer(outcome: Result<()>) -> c_int {
 /// A dense tensor; extents beyond 32 bits are refused.
 fn tensor(data: *const c_void, dtype: DType, sizes: &[usize]) -> Result<Tensor> {
     let beyond = |_| Error::new(Code::InvalidArgument, "an extent is beyond 32 bits");
-    let sizes = sizes
-        .iter()
-        .map(|&size| u32::try_from(size).map_err(beyond));
+    let sizes = sizes.iter().map(|&size| u32::try_from(size).map_err(beyond));
     let kept: Vec<u32> = sizes.collect::<Result<_>>()?;
     Ok(Tensor::new(DevPtr(data as usize), Some(dtype), &kept))
 }
@@ -115,30 +113,25 @@ pub unsafe extern "C" fn epProbeOpen(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (group, settings) = unsafe { (group.as_mut(), settings.as_ref()) };
-    let settings = settings
-        .ok_or_else(|| null("settings"))
-        .map(|settings| GroupSettings {
-            algorithm: match settings.high_throughput {
-                0 => Algorithm::LowLatency,
-                _ => Algorithm::HighThroughput,
-            },
-            experts: settings.experts,
-            max_tokens: Some(settings.tokens),
-            max_recv_rows: None,
-            row_bytes: settings.hidden * DType::Bfloat16.size(),
-            channels: None,
-            zones: false,
-            timeout: None,
-            sms: None,
-            ll_combine: LlCombineMode::Reduce,
-        });
-    answer(
-        create::group(comm as usize, settings, words::text, None).and_then(|opened| {
-            *group.ok_or_else(|| null("place for a group"))? =
-                Box::into_raw(Box::new(EpProbeGroup(Arc::new(opened))));
-            Ok(())
-        }),
-    )
+    let settings = settings.ok_or_else(|| null("settings")).map(|settings| GroupSettings {
+        algorithm: match settings.high_throughput {
+            0 => Algorithm::LowLatency,
+            _ => Algorithm::HighThroughput,
+        },
+        experts: settings.experts,
+        max_tokens: Some(settings.tokens),
+        max_recv_rows: None,
+        row_bytes: settings.hidden * DType::Bfloat16.size(),
+        channels: None,
+        zones: false,
+        timeout: None,
+        sms: None,
+        ll_combine: LlCombineMode::Reduce,
+    });
+    answer(create::group(comm as usize, settings, words::text, None).and_then(|opened| {
+        *group.ok_or_else(|| null("place for a group"))? = Box::into_raw(Box::new(EpProbeGroup(Arc::new(opened))));
+        Ok(())
+    }))
 }
 
 /// Closes a group, collectively.
@@ -158,38 +151,20 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
 /// # Safety
 /// `group` is open; `shapes` points to `count` of them.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeTune(
-    group: *const EpProbeGroup,
-    shapes: *const EpProbeShape,
-    count: usize,
-) -> c_int {
+pub unsafe extern "C" fn epProbeTune(group: *const EpProbeGroup, shapes: *const EpProbeShape, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     let (group, shapes) = unsafe { (&*group, std::slice::from_raw_parts(shapes, count)) };
     let mut tuning = Tuning::default();
     let mut set = |shape: &EpProbeShape| {
         let operations = [Operation::LlDispatch, Operation::LlCombine];
         let operation = operations.get(shape.operation).copied();
-        let EpProbeShape {
-            tokens,
-            blocks,
-            threads,
-            send_blocks,
-            ..
-        } = *shape;
-        let shape = Shape {
-            blocks,
-            threads,
-            send_blocks,
-        };
+        let EpProbeShape { tokens, blocks, threads, send_blocks, .. } = *shape;
+        let shape = Shape { blocks, threads, send_blocks };
         let operation = operation.ok_or_else(|| "an unknown operation".to_owned())?;
         tuning.set(operation, tokens, Some(&shape), u32::MAX)
     };
     let outcome = shapes.iter().try_for_each(&mut set);
-    answer(
-        outcome
-            .map_err(|text| Error::new(Code::InvalidArgument, text))
-            .map(|()| group.0.tune(tuning)),
-    )
+    answer(outcome.map_err(|text| Error::new(Code::InvalidArgument, text)).map(|()| group.0.tune(tuning)))
 }
 
 /// Creates a route without a routing.
@@ -197,10 +172,7 @@ pub unsafe extern "C" fn epProbeTune(
 /// # Safety
 /// `group` is open, `route` is NULL or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeRoute(
-    route: *mut *mut EpProbeRoute,
-    group: *const EpProbeGroup,
-) -> c_int {
+pub unsafe extern "C" fn epProbeRoute(route: *mut *mut EpProbeRoute, group: *const EpProbeGroup) -> c_int {
     // SAFETY: the caller's promise.
     let (route, group) = unsafe { (route.as_mut(), Arc::clone(&(*group).0)) };
     answer(route.ok_or_else(|| null("place for a route")).map(|route| {
@@ -233,9 +205,7 @@ pub struct EpProbeMemory {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeBytes(group: *const EpProbeGroup, top_k: usize) -> usize {
     // SAFETY: the caller's promise.
-    let bytes = unsafe { &*group }
-        .0
-        .handle_bytes(top_k, HandleForm::default());
+    let bytes = unsafe { &*group }.0.handle_bytes(top_k, HandleForm::default());
     answer(bytes.as_ref().map(|_| ()).map_err(Error::clone));
     bytes.unwrap_or_default()
 }
@@ -252,24 +222,11 @@ pub unsafe extern "C" fn epProbeRouteIn(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (route, group, memory) = unsafe { (route.as_mut(), Arc::clone(&(*group).0), *memory) };
-    let EpProbeMemory {
-        data,
-        bytes,
-        tokens,
-        top_k,
-    } = memory;
-    let made = Handle::in_memory(
-        group,
-        DevPtr(data as usize),
-        bytes,
-        (top_k, HandleForm::default()),
-    );
+    let EpProbeMemory { data, bytes, tokens, top_k } = memory;
+    let made = Handle::in_memory(group, DevPtr(data as usize), bytes, (top_k, HandleForm::default()));
     answer(made.and_then(|core| {
-        *route.ok_or_else(|| null("place for a route"))? = Box::into_raw(Box::new(EpProbeRoute {
-            core,
-            tokens,
-            top_k,
-        }));
+        *route.ok_or_else(|| null("place for a route"))? =
+            Box::into_raw(Box::new(EpProbeRoute { core, tokens, top_k }));
         Ok(())
     }))
 }
@@ -337,15 +294,8 @@ pub unsafe extern "C" fn epProbeAway(
     // SAFETY: the caller's promise.
     let (route, rows) = unsafe { (&*route, &*rows) };
     answer(shapes(route, rows).and_then(|[home, away, _]| {
-        let tensors = DispatchTensors {
-            tokens: Some(&home),
-            out_tokens: Some(&away),
-            ..DispatchTensors::default()
-        };
-        route
-            .core
-            .dispatch(&tensors, false, Stream(stream as usize))
-            .map(drop)
+        let tensors = DispatchTensors { tokens: Some(&home), out_tokens: Some(&away), ..DispatchTensors::default() };
+        route.core.dispatch(&tensors, false, Stream(stream as usize)).map(drop)
     }))
 }
 

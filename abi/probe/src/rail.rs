@@ -35,10 +35,7 @@ pub struct EpProbeMessage {
 }
 
 /// What the operations are for.
-const LABEL: Label = Label {
-    what: "probe",
-    number: 16,
-};
+const LABEL: Label = Label { what: "probe", number: 16 };
 
 /// Counts failures.
 struct Count(Arc<AtomicI32>);
@@ -61,12 +58,7 @@ pub struct EpProbeRail {
     faults: Arc<AtomicI32>,
 }
 
-fn open(
-    comm: *mut c_void,
-    node: Option<&CStr>,
-    timeout: Duration,
-    stream: Stream,
-) -> Result<EpProbeRail> {
+fn open(comm: *mut c_void, node: Option<&CStr>, timeout: Duration, stream: Stream) -> Result<EpProbeRail> {
     let comm = Communicator::open(comm as usize)?;
     let platform = select::platform(&comm)?;
     let bootstrap = Bootstrap::new(comm, platform.device(), timeout, words::text);
@@ -88,11 +80,7 @@ fn open(
         new_replay_marks: &|places| platform.new_replay_marks(places),
     };
     let transport = over_nccl(&bootstrap, wanted, stream)?;
-    Ok(EpProbeRail {
-        transport,
-        view,
-        faults,
-    })
+    Ok(EpProbeRail { transport, view, faults })
 }
 
 /// Opens a transport among the ranks of `comm`, of which those that say the same `node` are on one. Collective.
@@ -145,11 +133,7 @@ unsafe fn write(ranks: &[GroupRank], to: *mut usize, most: usize) -> usize {
 /// # Safety
 /// `rail` is open, `ranks` valid for so many numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeRailPeers(
-    rail: *const EpProbeRail,
-    ranks: *mut usize,
-    most: usize,
-) -> usize {
+pub unsafe extern "C" fn epProbeRailPeers(rail: *const EpProbeRail, ranks: *mut usize, most: usize) -> usize {
     // SAFETY: the caller's promise.
     unsafe {
         let rail = &*rail;
@@ -162,11 +146,7 @@ pub unsafe extern "C" fn epProbeRailPeers(
 /// # Safety
 /// As of [`epProbeRailPeers`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeRailForwarded(
-    rail: *const EpProbeRail,
-    ranks: *mut usize,
-    most: usize,
-) -> usize {
+pub unsafe extern "C" fn epProbeRailForwarded(rail: *const EpProbeRail, ranks: *mut usize, most: usize) -> usize {
     // SAFETY: the caller's promise.
     unsafe {
         let rail = &*rail;
@@ -180,11 +160,7 @@ unsafe fn read(messages: *const EpProbeMessage, count: usize) -> Vec<Message> {
     let read = |index| {
         // SAFETY: the index is below `count`.
         let message = unsafe { *messages.add(index) };
-        Message {
-            peer: GroupRank::new(message.peer),
-            data: DevPtr(message.data as usize),
-            bytes: message.bytes,
-        }
+        Message { peer: GroupRank::new(message.peer), data: DevPtr(message.data as usize), bytes: message.bytes }
     };
     (0..count).map(read).collect()
 }
@@ -203,8 +179,7 @@ pub unsafe extern "C" fn epProbeRailExchange(
     stream: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (rail, sends, receives) =
-        unsafe { (&*rail, read(sends, num_sends), read(receives, num_receives)) };
+    let (rail, sends, receives) = unsafe { (&*rail, read(sends, num_sends), read(receives, num_receives)) };
     let stream = Stream(stream as usize);
     answer(rail.transport.exchange(LABEL, &sends, &receives, stream))
 }

@@ -8,8 +8,8 @@ use crate::read::{self, number};
 use crate::tensor::{self, absent, first, rows};
 use crate::texts::not_served;
 use crate::types::{
-    cudaStream_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
-    ncclEpCompleteConfig_t, ncclEpHandle_t, ncclResult_t,
+    cudaStream_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t, ncclEpCompleteConfig_t,
+    ncclEpHandle_t, ncclResult_t,
 };
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -69,12 +69,7 @@ pub unsafe extern "C" fn ncclEpCombine(
             combine_recipe(config.as_ref())?;
             let inputs = read::required("inputs", inputs)?;
             let outputs = read::required("outputs", outputs)?;
-            combine(
-                &handle,
-                (&inputs, &outputs),
-                config.as_ref(),
-                Stream(stream as usize),
-            )
+            combine(&handle, (&inputs, &outputs), config.as_ref(), Stream(stream as usize))
         }
     })
 }
@@ -190,8 +185,7 @@ fn same_rows(tokens: Tensor, weights: Option<Tensor>) -> Result<(Tensor, Option<
     let (left, right) = (rows(&tokens), rows(&weights));
     if (left == 0) != (right == 0) {
         let rule = "must be 0 with inputs.tokens, or not with it";
-        return Err(refuse::argument("inputs.topk_weights.sizes[0]", rule)
-            .got(right, "both of them empty, or none"));
+        return Err(refuse::argument("inputs.topk_weights.sizes[0]", rule).got(right, "both of them empty, or none"));
     }
     let both = left.min(right);
     Ok((first(&tokens, both), Some(first(&weights, both))))

@@ -11,8 +11,8 @@ use crate::recipe::{Recipe, Scales};
 use crate::routing;
 use crate::tensor::{self, absent, first, rows};
 use crate::types::{
-    cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t,
-    ncclEpHandle_t, ncclEpLayoutInfo_t, ncclResult_t,
+    cudaStream_t, ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpHandle_t,
+    ncclEpLayoutInfo_t, ncclResult_t,
 };
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -129,9 +129,7 @@ impl Dispatch {
             match handle.layout {
                 Layout::ExpertMajor => self.by_expert(handle, scales, stream),
                 Layout::RankMajor => self.by_rank(handle, scales, stream),
-                Layout::Flat | Layout::Zones(_) if is_backward => {
-                    self.backward(handle, scales, stream)
-                }
+                Layout::Flat | Layout::Zones(_) if is_backward => self.backward(handle, scales, stream),
                 Layout::Flat => self.forward(handle, scales, stream),
                 Layout::Zones(_) => self.forward_by_expert(handle, scales, stream),
             }
@@ -152,34 +150,20 @@ impl Dispatch {
     /// # Safety
     /// As of [`ncclEpDispatch`].
     unsafe fn by_expert(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self {
-            inputs,
-            outputs,
-            info,
-            ..
-        } = self;
+        let Self { inputs, outputs, info, .. } = self;
         let rule = "must be NULL in low latency, expert-major";
         absent("inputs.topk_weights", inputs.topk_weights, rule)?;
         absent("outputs.topk_weights", outputs.topk_weights, rule)?;
         absent("outputs.topk_idx", outputs.topk_idx, rule)?;
         let info = info.as_ref();
-        let info =
-            info.ok_or_else(|| refuse::argument("layout_info", "is required in low latency"))?;
-        absent(
-            "layout_info.src_rank_counters",
-            info.src_rank_counters,
-            rule,
-        )?;
+        let info = info.ok_or_else(|| refuse::argument("layout_info", "is required in low latency"))?;
+        absent("layout_info.src_rank_counters", info.src_rank_counters, rule)?;
         // SAFETY: this function's contract.
         let (tokens, out, counter) = unsafe {
             let tokens = tensor::required("inputs.tokens", inputs.tokens)?;
             let out = tensor::required("outputs.tokens", outputs.tokens)?;
             let counter = info.expert_counters;
-            (
-                tokens,
-                out,
-                tensor::required("layout_info.expert_counters", counter)?,
-            )
+            (tokens, out, tensor::required("layout_info.expert_counters", counter)?)
         };
         let experts = handle.group.session.facts().local_experts();
         let out = first(&out, experts);
@@ -188,21 +172,13 @@ impl Dispatch {
             counter: Some(&first(&counter, experts)),
             ..scales.of_rows(&tokens, &out, out_scales.as_ref())
         };
-        handle
-            .core
-            .dispatch(&tensors, self.is_staged(), stream)
-            .map(drop)
+        handle.core.dispatch(&tensors, self.is_staged(), stream).map(drop)
     }
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
     unsafe fn by_rank(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self {
-            inputs,
-            outputs,
-            info,
-            ..
-        } = self;
+        let Self { inputs, outputs, info, .. } = self;
         let counter = match info {
             None => std::ptr::null_mut(),
             Some(info) => {
@@ -233,10 +209,7 @@ impl Dispatch {
             global_ids: self.has_global_ids(),
             ..scales.of_rows(&tokens, &out_rows, out_scales.as_ref())
         };
-        handle
-            .core
-            .dispatch(&tensors, self.is_staged(), stream)
-            .map(drop)
+        handle.core.dispatch(&tensors, self.is_staged(), stream).map(drop)
     }
 
     /// # Safety
@@ -265,18 +238,8 @@ impl Dispatch {
 
     /// # Safety
     /// As of [`ncclEpDispatch`].
-    unsafe fn forward_by_expert(
-        &self,
-        handle: &Handle,
-        scales: &Scales,
-        stream: Stream,
-    ) -> Result<()> {
-        let Self {
-            inputs,
-            outputs,
-            info,
-            ..
-        } = self;
+    unsafe fn forward_by_expert(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
+        let Self { inputs, outputs, info, .. } = self;
         let rule = "must be NULL, as each slot is of one expert";
         absent("outputs.topk_idx", outputs.topk_idx, rule)?;
         let experts = handle.group.session.facts().local_experts();
@@ -294,10 +257,7 @@ impl Dispatch {
             Some(info) => unsafe { routing::counters(info, Some(handle.layout), experts) }?,
             None => RoutingCounters::default(),
         };
-        let all = &mut [
-            ("outputs.tokens", &mut out),
-            ("outputs.topk_weights", &mut out_weights),
-        ];
+        let all = &mut [("outputs.tokens", &mut out), ("outputs.topk_weights", &mut out_weights)];
         check_rows(handle, stream, all)?;
         check_emptiness(rows(&out), rows(&out_weights))?;
         let out_scales = scales_with_room(handle, scales, stream)?;
@@ -313,19 +273,14 @@ impl Dispatch {
     /// # Safety
     /// As of [`ncclEpDispatch`].
     unsafe fn backward(&self, handle: &Handle, scales: &Scales, stream: Stream) -> Result<()> {
-        let Self {
-            inputs, outputs, ..
-        } = self;
+        let Self { inputs, outputs, .. } = self;
         let rule = "must be NULL in a backward pass";
         absent("inputs.topk_weights", inputs.topk_weights, rule)?;
         absent("outputs.topk_weights", outputs.topk_weights, rule)?;
         absent("outputs.topk_idx", outputs.topk_idx, rule)?;
         // SAFETY: this function's contract.
         let (tokens, mut out) = unsafe {
-            (
-                tensor::required("inputs.tokens", inputs.tokens)?,
-                tensor::required("outputs.tokens", outputs.tokens)?,
-            )
+            (tensor::required("inputs.tokens", inputs.tokens)?, tensor::required("outputs.tokens", outputs.tokens)?)
         };
         check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
         let out_scales = scales_with_room(handle, scales, stream)?;

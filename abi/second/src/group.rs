@@ -41,10 +41,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // SAFETY: this function's contract.
         let config = unsafe { read::required("config", config) }?;
         let claim = process::claim("libnccl_ep.so.0");
-        let settings = claim
-            .as_ref()
-            .map_err(Error::clone)
-            .and(settings::of(&config));
+        let settings = claim.as_ref().map_err(Error::clone).and(settings::of(&config));
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
         let (_, kept) = settings?;

@@ -7,8 +7,7 @@ use crate::objects::{self, Group, Handle, Layout};
 use crate::read::{self, number};
 use crate::texts::not_served;
 use crate::types::{
-    cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t,
-    ncclEpTensor_t, ncclResult_t,
+    cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
 };
 use crate::{routing, tensor};
 use nccl_ep_abi::refuse;
@@ -101,12 +100,7 @@ pub unsafe extern "C" fn ncclEpInitHandle(
             None => session::handle::Handle::new(session, form),
             Some(memory) => in_memory(session, &memory, (top_k, form))?,
         };
-        let made = Handle {
-            core,
-            group,
-            top_k,
-            layout,
-        };
+        let made = Handle { core, group, top_k, layout };
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, made.register() as ncclEpHandle_t) }
     })
@@ -158,8 +152,7 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
     GUARD.run("ncclEpUpdateHandle", subject, || {
         let handle = objects::handle(handle as usize)?;
         // SAFETY: this function's contract.
-        let given =
-            unsafe { routing::read(&handle.group, Some(handle.layout), topk_idx, layout_info) };
+        let given = unsafe { routing::read(&handle.group, Some(handle.layout), topk_idx, layout_info) };
         let given = given.and_then(|given| {
             routing::check_top_k(&given, handle.top_k)?;
             Ok(given)
@@ -211,49 +204,37 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         let tensors = given.as_ref().map(|(tensors, ..)| *tensors);
         let tensors = tensors.map_err(Error::clone);
         // That of a refused handle does not matter.
-        let layout = given
-            .as_ref()
-            .map_or(Layout::Flat, |(_, layout, _)| *layout);
+        let layout = given.as_ref().map_or(Layout::Flat, |(_, layout, _)| *layout);
         let (session, form) = (Arc::clone(&group.session), layout.form(&group.kept));
         let core = session::create::handle(session, form, tensors, Stream(stream as usize))?;
         let (_, layout, top_k) = given?;
-        let made = Handle {
-            core,
-            group,
-            top_k,
-            layout,
-        };
+        let made = Handle { core, group, top_k, layout };
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, made.register() as ncclEpHandle_t) }
     })
 }
 
 /// Checks the layout of a handle, and its options.
-fn check_shape(
-    group: &Group,
-    layout: u32,
-    config: Option<&ncclEpHandleConfig_t>,
-) -> Result<Layout> {
+fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>) -> Result<Layout> {
     const EXPERT_MAJOR: u32 = ncclEpLayout_t::NCCL_EP_LAYOUT_EXPERT_MAJOR as u32;
     const RANK_MAJOR: u32 = ncclEpLayout_t::NCCL_EP_LAYOUT_RANK_MAJOR as u32;
     const FLAT: u32 = ncclEpLayout_t::NCCL_EP_LAYOUT_FLAT as u32;
     match (group.session.facts().algorithm, layout) {
         (Algorithm::LowLatency, EXPERT_MAJOR) => Ok(Layout::ExpertMajor),
         (Algorithm::LowLatency, RANK_MAJOR) => Ok(Layout::RankMajor),
-        (Algorithm::HighThroughput, FLAT) if group.kept.drops => Err(not_served(
-            "layout",
-            "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP",
-        )),
+        (Algorithm::HighThroughput, FLAT) if group.kept.drops => {
+            Err(not_served("layout", "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP"))
+        }
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {
             let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment);
             if alignment > 1 && !alignment.is_power_of_two() {
                 let name = "config.dispatch_output_per_expert_alignment";
-                return Err(refuse::argument(name, "must be 0, 1 or a power of two")
-                    .got(alignment, "a power of two"));
+                return Err(refuse::argument(name, "must be 0, 1 or a power of two").got(alignment, "a power of two"));
             }
             if group.kept.recv_rows.is_none() && group.kept.top_k.is_none() {
-                let text = "layout: must be NCCL_EP_LAYOUT_FLAT in a group without max_recv_tokens_per_rank and num_topk";
+                let text =
+                    "layout: must be NCCL_EP_LAYOUT_FLAT in a group without max_recv_tokens_per_rank and num_topk";
                 return Err(Error::new(Code::InvalidUsage, text));
             }
             Ok(Layout::Zones(alignment.max(1)))

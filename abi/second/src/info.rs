@@ -86,10 +86,7 @@ pub unsafe extern "C" fn ncclEpMaskUpdate(
 /// # Safety
 /// None.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpMaskClean(
-    ep_group: ncclEpGroup_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpMaskClean(ep_group: ncclEpGroup_t, stream: cudaStream_t) -> ncclResult_t {
     let _ = stream;
     without_mask("ncclEpMaskClean", ep_group)
 }
@@ -104,10 +101,7 @@ pub unsafe extern "C" fn ncclEpMaskClean(
 /// # Safety
 /// None.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpGetAsyncError(
-    ep_group: ncclEpGroup_t,
-    error: *mut c_int,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, error: *mut c_int) -> ncclResult_t {
     let _ = error;
     without_mask("ncclEpGetAsyncError", ep_group)
 }

@@ -7,20 +7,8 @@ use nccl_ep_core::model::ops::{HandleForm, Zones};
 use nccl_ep_core::session;
 use std::sync::Arc;
 
-static GROUPS: Registry<Group> = Registry::new(
-    1,
-    Names {
-        argument: "ep_group",
-        object: "group",
-    },
-);
-static HANDLES: Registry<Handle> = Registry::new(
-    2,
-    Names {
-        argument: "handle",
-        object: "handle",
-    },
-);
+static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
+static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
 
 /// A group of this ABI.
 pub struct Group {
@@ -76,16 +64,10 @@ impl Layout {
     /// What the core's handles are like: this ABI does not give the ids again, which may have 32 bits.
     pub fn form(self, kept: &Kept) -> HandleForm {
         let zones = match self {
-            Self::Zones(alignment) => Some(Zones {
-                alignment,
-                most_slots: kept.recv_rows.filter(|_| kept.drops),
-            }),
+            Self::Zones(alignment) => Some(Zones { alignment, most_slots: kept.recv_rows.filter(|_| kept.drops) }),
             _ => None,
         };
-        HandleForm {
-            keeps_ids: true,
-            zones,
-        }
+        HandleForm { keeps_ids: true, zones }
     }
 }
 

@@ -19,10 +19,7 @@ pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
 }
 
 /// Whether an operation is of the backward pass, which LL has not.
-pub fn is_backward<E: Copy>(
-    algorithm: Algorithm,
-    direction: Option<MaybeUninit<E>>,
-) -> Result<bool> {
+pub fn is_backward<E: Copy>(algorithm: Algorithm, direction: Option<MaybeUninit<E>>) -> Result<bool> {
     let name = "config.pass_direction";
     let direction = direction.map_or(0, number);
     known(name, direction, 1)?;

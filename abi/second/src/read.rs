@@ -6,8 +6,8 @@
 
 use crate::types::{
     ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t, ncclEpCompleteConfig_t,
-    ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpGroupConfig_t,
-    ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
+    ncclEpDispatchConfig_t, ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpGroupConfig_t, ncclEpHandleConfig_t,
+    ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
 };
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -79,10 +79,7 @@ pub unsafe fn optional<T: Prefixed>(name: &str, raw: *const T) -> Result<Option<
     }
     let size = size as usize;
     if size < T::FIRST_SIZE {
-        let error = refuse::argument(
-            format_args!("{name}.size"),
-            "must be the size of its struct",
-        );
+        let error = refuse::argument(format_args!("{name}.size"), "must be the size of its struct");
         return Err(error.got(size, format_args!("{} or more", T::FIRST_SIZE)));
     }
     let mut copy = MaybeUninit::<T>::zeroed();
@@ -131,29 +128,20 @@ mod tests {
         longer.known.size = size as u32;
         longer.known.magic = magic;
         longer.known.send_only = 7;
-        longer.known.quant_recipe =
-            MaybeUninit::new(crate::types::ncclEpCombQuant_t::NCCL_EP_COMB_QUANT_MXFP8);
+        longer.known.quant_recipe = MaybeUninit::new(crate::types::ncclEpCombQuant_t::NCCL_EP_COMB_QUANT_MXFP8);
         longer.more = [u32::MAX; 4];
         longer
     }
 
     fn read(longer: &Longer) -> Result<ncclEpCombineConfig_t> {
         // SAFETY: it points to a struct of any size that the tests say.
-        unsafe {
-            required(
-                "config",
-                (&raw const *longer).cast::<ncclEpCombineConfig_t>(),
-            )
-        }
+        unsafe { required("config", (&raw const *longer).cast::<ncclEpCombineConfig_t>()) }
     }
 
     #[test]
     fn what_a_shorter_struct_lacks_is_zero() {
         let config = read(&longer(16, MAGIC)).unwrap();
-        assert_eq!(
-            (config.send_only, number(config.quant_recipe)),
-            (7, NCCL_EP_AUTO as u32)
-        );
+        assert_eq!((config.send_only, number(config.quant_recipe)), (7, NCCL_EP_AUTO as u32));
         let config = read(&longer(20, MAGIC)).unwrap();
         assert_eq!(number(config.quant_recipe), 2);
         let config = read(&longer(36, MAGIC)).unwrap();

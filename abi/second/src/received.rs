@@ -55,8 +55,7 @@ pub fn check_emptiness(rows: usize, weights: usize) -> Result<()> {
         return Ok(());
     }
     let rule = "must be 0 with outputs.tokens and outputs.topk_idx, or not with them";
-    Err(refuse::argument("outputs.topk_weights.sizes[0]", rule)
-        .got(weights, "all of them empty, or none"))
+    Err(refuse::argument("outputs.topk_weights.sizes[0]", rule).got(weights, "all of them empty, or none"))
 }
 
 /// Refuses HT tensors without room for the group's bound of rows, or for those that come, and leaves what is beyond the
@@ -67,8 +66,7 @@ pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor
         Some(bound) => (bound, "the group's max_recv_tokens_per_rank"),
         None => {
             if group.session.device().is_captured(stream)? {
-                let text =
-                    "stream: must not be captured in a group without max_recv_tokens_per_rank";
+                let text = "stream: must not be captured in a group without max_recv_tokens_per_rank";
                 return Err(Error::new(Code::InvalidUsage, text));
             }
             // What only the device knows it checks.
@@ -90,11 +88,7 @@ pub fn check_rows(handle: &Handle, stream: Stream, all: &mut [(&str, &mut Tensor
 }
 
 /// The scales of received rows in HT, as [`check_rows`].
-pub fn scales_with_room(
-    handle: &Handle,
-    scales: &Scales,
-    stream: Stream,
-) -> Result<Option<Tensor>> {
+pub fn scales_with_room(handle: &Handle, scales: &Scales, stream: Stream) -> Result<Option<Tensor>> {
     let mut out = scales.out;
     if let Some(out) = &mut out {
         check_rows(handle, stream, &mut [("outputs.scales", out)])?;

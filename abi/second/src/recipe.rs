@@ -106,11 +106,7 @@ impl Recipe {
 
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn forward(
-    inputs: &ncclEpDispatchInputs_t,
-    outputs: &ncclEpDispatchOutputs_t,
-    round: c_uint,
-) -> Result<Scales> {
+unsafe fn forward(inputs: &ncclEpDispatchInputs_t, outputs: &ncclEpDispatchOutputs_t, round: c_uint) -> Result<Scales> {
     if round != 0 {
         let error = refuse::argument("config.round_scales", "must be 0, as scales are forwarded");
         return Err(error.got(round, 0));
@@ -119,54 +115,34 @@ unsafe fn forward(
     let (given, out) = unsafe {
         forwarded("inputs.tokens", inputs.tokens, false)?;
         forwarded("outputs.tokens", outputs.tokens, false)?;
-        (
-            forwarded("inputs.scales", inputs.scales, true)?,
-            forwarded("outputs.scales", outputs.scales, true)?,
-        )
+        (forwarded("inputs.scales", inputs.scales, true)?, forwarded("outputs.scales", outputs.scales, true)?)
     };
-    Ok(Scales {
-        given: Some(given),
-        out: Some(out),
-        round,
-    })
+    Ok(Scales { given: Some(given), out: Some(out), round })
 }
 
 /// Rows, or scales, that travel as they are: `[.., columns]` of numbers.
 ///
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn forwarded(
-    name: &'static str,
-    raw: *const ncclEpTensor_t,
-    is_scales: bool,
-) -> Result<Tensor> {
+unsafe fn forwarded(name: &'static str, raw: *const ncclEpTensor_t, is_scales: bool) -> Result<Tensor> {
     // SAFETY: this function's contract.
     let (tensor, raw) = unsafe { (tensor::required(name, raw)?, read::required(name, raw)?) };
     let is_fp4 = raw.datatype == FLOAT4X2;
     let fits = match tensor.dtype {
         Some(DType::Uint8) => is_scales != is_fp4,
-        Some(
-            DType::Float32
-            | DType::Float16
-            | DType::Bfloat16
-            | DType::Float8E4M3
-            | DType::Float8E5M2,
-        ) => true,
+        Some(DType::Float32 | DType::Float16 | DType::Bfloat16 | DType::Float8E4M3 | DType::Float8E5M2) => true,
         _ => false,
     };
     if !fits {
         let rule = "must be a float type of 1, 2 or 4 bytes; rows also float4x2, scales uint8";
-        return Err(refuse::argument(format_args!("{name}.datatype"), rule)
-            .got(raw.datatype, "one of them"));
+        return Err(refuse::argument(format_args!("{name}.datatype"), rule).got(raw.datatype, "one of them"));
     }
     let size = tensor.dtype.map_or(0, DType::size);
     let columns = tensor.sizes().last().map_or(0, |&columns| columns as usize);
     let (bytes, data) = (columns * size, tensor.data.0);
     if bytes == 0 || !bytes.is_multiple_of(ALIGN) {
         let rule = "must be rows of a positive multiple of 16 bytes";
-        return Err(
-            refuse::argument(name, rule).got(format_args!("{bytes} bytes"), "a multiple of 16")
-        );
+        return Err(refuse::argument(name, rule).got(format_args!("{bytes} bytes"), "a multiple of 16"));
     }
     if !data.is_multiple_of(ALIGN) {
         let error = refuse::argument(format_args!("{name}.data"), "must be a multiple of 16");
@@ -177,16 +153,8 @@ unsafe fn forwarded(
 
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn cast(
-    inputs: &ncclEpDispatchInputs_t,
-    outputs: &ncclEpDispatchOutputs_t,
-    round: c_uint,
-) -> Result<Scales> {
-    absent(
-        "inputs.scales",
-        inputs.scales,
-        "must be NULL, as the recipe makes them",
-    )?;
+unsafe fn cast(inputs: &ncclEpDispatchInputs_t, outputs: &ncclEpDispatchOutputs_t, round: c_uint) -> Result<Scales> {
+    absent("inputs.scales", inputs.scales, "must be NULL, as the recipe makes them")?;
     // SAFETY: this function's contract.
     let (tokens, out_tokens, out) = unsafe {
         (
@@ -197,11 +165,7 @@ unsafe fn cast(
     };
     let types = [
         ("inputs.tokens.datatype", tokens.dtype, DType::Bfloat16),
-        (
-            "outputs.tokens.datatype",
-            out_tokens.dtype,
-            DType::Float8E4M3,
-        ),
+        ("outputs.tokens.datatype", out_tokens.dtype, DType::Float8E4M3),
         ("outputs.scales.datatype", out.dtype, DType::Float32),
     ];
     for (name, got, expected) in types {
@@ -218,12 +182,7 @@ unsafe fn cast(
     let blocks = hidden / CAST_BLOCK;
     if out.sizes().last() != Some(&blocks) {
         let rule = "must be a scale for each 128 elements in its last dimension";
-        return Err(refuse::argument("outputs.scales.sizes", rule)
-            .got(format_args!("{:?}", out.sizes()), blocks));
+        return Err(refuse::argument("outputs.scales.sizes", rule).got(format_args!("{:?}", out.sizes()), blocks));
     }
-    Ok(Scales {
-        given: None,
-        out: Some(out),
-        round,
-    })
+    Ok(Scales { given: None, out: Some(out), round })
 }

@@ -42,23 +42,14 @@ pub unsafe fn read(
         // SAFETY: as above.
         Some(info) => unsafe { counters(&info, layout, facts.local_experts()) }?,
     };
-    Ok(HandleTensors {
-        ids,
-        counter: None,
-        host_counter: None,
-        counters,
-    })
+    Ok(HandleTensors { ids, counter: None, host_counter: None, counters })
 }
 
 /// What a routing, or with zones a dispatch, tells its caller.
 ///
 /// # Safety
 /// As of [`read`].
-pub unsafe fn counters(
-    info: &ncclEpLayoutInfo_t,
-    layout: Option<Layout>,
-    experts: usize,
-) -> Result<RoutingCounters> {
+pub unsafe fn counters(info: &ncclEpLayoutInfo_t, layout: Option<Layout>, experts: usize) -> Result<RoutingCounters> {
     let has_zones = matches!(layout, Some(Layout::Zones(_)));
     let offsets = match has_zones {
         true => info.expert_offsets,

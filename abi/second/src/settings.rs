@@ -76,16 +76,10 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
 fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {
     let bytes = config.max_token_bytes;
     if !bytes.is_multiple_of(ROW_ALIGN) {
-        let error = refuse::argument(
-            "config.max_token_bytes",
-            "must be a positive multiple of 16",
-        );
+        let error = refuse::argument("config.max_token_bytes", "must be a positive multiple of 16");
         return Err(error.got(bytes, "a multiple of 16"));
     }
-    let (rows, tokens) = (
-        config.max_recv_tokens_per_rank,
-        config.max_dispatch_tokens_per_rank,
-    );
+    let (rows, tokens) = (config.max_recv_tokens_per_rank, config.max_dispatch_tokens_per_rank);
     if rows > 0 && rows < tokens {
         let rule = "must be at least max_dispatch_tokens_per_rank, or NCCL_EP_AUTO";
         let error = refuse::argument("config.max_recv_tokens_per_rank", rule);
@@ -93,10 +87,7 @@ fn high_throughput(config: &ncclEpGroupConfig_t) -> Result<()> {
     }
     if config.num_topk > config.num_experts {
         let error = refuse::argument("config.num_topk", "must be at most the number of experts");
-        return Err(error.got(
-            config.num_topk,
-            format_args!("{} or less", config.num_experts),
-        ));
+        return Err(error.got(config.num_topk, format_args!("{} or less", config.num_experts)));
     }
     if number(config.overflow_policy) == DROP && rows == 0 {
         let text = "config.overflow_policy: must not be NCCL_EP_OVERFLOW_DROP without max_recv_tokens_per_rank";
@@ -152,10 +143,7 @@ mod tests {
     const LL: ncclEpAlgorithm_t = ncclEpAlgorithm_t::NCCL_EP_ALGO_LOW_LATENCY;
     const HT: ncclEpAlgorithm_t = ncclEpAlgorithm_t::NCCL_EP_ALGO_HIGH_THROUGHPUT;
 
-    fn code(
-        algorithm: ncclEpAlgorithm_t,
-        change: impl FnOnce(&mut ncclEpGroupConfig_t),
-    ) -> Option<Code> {
+    fn code(algorithm: ncclEpAlgorithm_t, change: impl FnOnce(&mut ncclEpGroupConfig_t)) -> Option<Code> {
         let mut config = config(algorithm);
         change(&mut config);
         of(&config).err().map(|error| error.code())
@@ -170,31 +158,21 @@ mod tests {
         let (core, kept) = of(&given).unwrap();
         assert_eq!((kept.recv_rows, kept.top_k), (Some(10), Some(4)));
         assert_eq!((core.max_tokens, core.channels), (Some(5), Some(12)));
-        for (dispatch, combine, both, channels) in [
-            (24, 0, 0, Some(12)),
-            (0, 8, 32, Some(16)),
-            (24, 8, 32, Some(12)),
-            (0, 1, 0, Some(1)),
-            (0, 0, 0, None),
-        ] {
+        for (dispatch, combine, both, channels) in
+            [(24, 0, 0, Some(12)), (0, 8, 32, Some(16)), (24, 8, 32, Some(12)), (0, 1, 0, Some(1)), (0, 0, 0, None)]
+        {
             (given.dispatch_num_sms, given.combine_num_sms) = (dispatch, combine);
             given.max_num_sms = both;
             let core = of(&given).unwrap().0;
             let asked = dispatch.max(combine).max(both) as usize;
-            assert_eq!(
-                (core.channels, core.sms),
-                (channels, Some(asked).filter(|sms| *sms > 0))
-            );
+            assert_eq!((core.channels, core.sms), (channels, Some(asked).filter(|sms| *sms > 0)));
         }
         let mut given = config(LL);
         given.max_recv_tokens_per_rank = 1;
         given.max_token_bytes = 30;
         given.timeout_ns = 7;
         let (core, kept) = of(&given).unwrap();
-        assert_eq!(
-            (kept.recv_rows, core.row_bytes, core.channels),
-            (None, 32, None)
-        );
+        assert_eq!((kept.recv_rows, core.row_bytes, core.channels), (None, 32, None));
         assert_eq!(core.timeout, Some(Duration::from_nanos(7)));
     }
 
@@ -218,10 +196,7 @@ mod tests {
         };
         assert_eq!((dropping(0), dropping(10)), (usage, None));
         let windows = ncclEpZeroCopyMode_t::NCCL_EP_ZERO_COPY_ON;
-        assert_eq!(
-            code(HT, |it| it.zero_copy = MaybeUninit::new(windows)),
-            None
-        );
+        assert_eq!(code(HT, |it| it.zero_copy = MaybeUninit::new(windows)), None);
         extern "C" fn free(_: *mut std::ffi::c_void, _: *mut std::ffi::c_void) -> i32 {
             0
         }
@@ -235,16 +210,10 @@ mod tests {
         for _ in 0..20_000 {
             let mut bytes = [0_u8; size_of::<ncclEpGroupConfig_t>()];
             for byte in bytes.iter_mut().step_by(4) {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let drawn = (state >> 56) as u8;
                 // Small numbers, which enums have, and any others.
-                *byte = if drawn.is_multiple_of(3) {
-                    drawn
-                } else {
-                    drawn % 4
-                };
+                *byte = if drawn.is_multiple_of(3) { drawn } else { drawn % 4 };
             }
             // No address is followed; two functions, or none, are not called.
             bytes[56..72].fill((state >> 60) as u8 % 2);

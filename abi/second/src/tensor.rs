@@ -4,9 +4,7 @@
 use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::read::{self, OWN_TENSOR_MAGIC};
 use crate::texts;
-use crate::types::{
-    ncclDataType_t, ncclEpTensor, ncclEpTensor_t, ncclEpTensorAllocConfig_t, ncclResult_t,
-};
+use crate::types::{ncclDataType_t, ncclEpTensor, ncclEpTensor_t, ncclEpTensorAllocConfig_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::{DType, DevPtr, MAX_DIMS, Tensor};
@@ -88,10 +86,7 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(tensor: *mut ncclEpTensor_t) -> ncc
             return Ok(());
         }
         let Some(sizes) = OWN.lock().remove(&(tensor as usize)) else {
-            return Err(refuse::argument(
-                "tensor",
-                "must be a tensor of ncclEpTensorAlloc",
-            ));
+            return Err(refuse::argument("tensor", "must be a tensor of ncclEpTensorAlloc"));
         };
         // SAFETY: both came from boxes, and were known until now.
         unsafe {
@@ -116,18 +111,14 @@ pub unsafe fn optional(name: &'static str, raw: *const ncclEpTensor_t) -> Result
     let mut sizes = [0_u32; MAX_DIMS];
     for (to, from) in sizes.iter_mut().zip(given) {
         *to = u32::try_from(*from).map_err(|_| {
-            let error =
-                refuse::argument(format_args!("{name}.sizes"), "must be numbers of 32 bits");
+            let error = refuse::argument(format_args!("{name}.sizes"), "must be numbers of 32 bits");
             error.got(format_args!("{given:?}"), "less than 2^32 each")
         })?;
     }
     let sizes = sizes.get(..given.len()).unwrap_or_default();
     if raw.data.is_null() && !sizes.contains(&0) {
         if !raw.win_hdl.is_null() {
-            return Err(texts::not_served(
-                format_args!("{name}.win_hdl"),
-                "memory in a window without data",
-            ));
+            return Err(texts::not_served(format_args!("{name}.win_hdl"), "memory in a window without data"));
         }
         let rule = "must not be NULL unless the tensor is empty";
         return Err(refuse::argument(format_args!("{name}.data"), rule));
@@ -152,24 +143,14 @@ pub unsafe fn required(name: &'static str, raw: *const ncclEpTensor_t) -> Result
 
 /// # Safety
 /// `sizes` are NULL or `ndim` numbers.
-unsafe fn extents<'a>(
-    name: impl Display,
-    ndim: c_uint,
-    sizes: *const usize,
-) -> Result<&'a [usize]> {
+unsafe fn extents<'a>(name: impl Display, ndim: c_uint, sizes: *const usize) -> Result<&'a [usize]> {
     let dims = ndim as usize;
     if dims == 0 || dims > MAX_DIMS {
-        let error = refuse::argument(
-            format_args!("{name}.ndim"),
-            "must be a supported number of dimensions",
-        );
+        let error = refuse::argument(format_args!("{name}.ndim"), "must be a supported number of dimensions");
         return Err(error.got(dims, format_args!("1 to {MAX_DIMS}")));
     }
     if sizes.is_null() {
-        return Err(refuse::argument(
-            format_args!("{name}.sizes"),
-            "must not be NULL",
-        ));
+        return Err(refuse::argument(format_args!("{name}.sizes"), "must not be NULL"));
     }
     // SAFETY: not NULL, and the caller vouches for `ndim` numbers.
     Ok(unsafe { std::slice::from_raw_parts(sizes, dims) })
@@ -177,11 +158,7 @@ unsafe fn extents<'a>(
 
 /// Refuses the tensor `name`, which the operation has not.
 pub fn absent(name: &str, tensor: *const ncclEpTensor_t, rule: &str) -> Result<()> {
-    if tensor.is_null() {
-        Ok(())
-    } else {
-        Err(refuse::argument(name, rule))
-    }
+    if tensor.is_null() { Ok(()) } else { Err(refuse::argument(name, rule)) }
 }
 
 /// The first `most` entries of a tensor in the direction of its first dimension.
@@ -193,11 +170,7 @@ pub fn first(tensor: &Tensor, most: usize) -> Tensor {
     }
     let [rows, ..] = &mut sizes;
     *rows = (*rows).min(u32::try_from(most).unwrap_or(u32::MAX));
-    Tensor::new(
-        tensor.data,
-        tensor.dtype,
-        sizes.get(..given.len()).unwrap_or_default(),
-    )
+    Tensor::new(tensor.data, tensor.dtype, sizes.get(..given.len()).unwrap_or_default())
 }
 
 /// The rows of a tensor.

@@ -6,8 +6,7 @@
 #![allow(non_camel_case_types)] // C names, as the ABI dictates.
 
 use crate::enums::{
-    ncclEpAlgorithm_t, ncclEpExpertIdKind_t, ncclEpOverflowPolicy_t, ncclEpPassDir_t,
-    ncclEpZeroCopyMode_t,
+    ncclEpAlgorithm_t, ncclEpExpertIdKind_t, ncclEpOverflowPolicy_t, ncclEpPassDir_t, ncclEpZeroCopyMode_t,
 };
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::mem::MaybeUninit;
@@ -100,16 +99,10 @@ pub struct ncclEpTensorAllocConfig_t {
 #[derive(Clone, Copy)]
 pub struct ncclEpAllocConfig_t {
     /// Allocates device memory.
-    pub alloc_fn: Option<
-        unsafe extern "C" fn(
-            ptr: *mut *mut c_void,
-            bytes: usize,
-            context: *mut c_void,
-        ) -> cudaError_t,
-    >,
+    pub alloc_fn:
+        Option<unsafe extern "C" fn(ptr: *mut *mut c_void, bytes: usize, context: *mut c_void) -> cudaError_t>,
     /// Frees what `alloc_fn` gave.
-    pub free_fn:
-        Option<unsafe extern "C" fn(ptr: *mut c_void, context: *mut c_void) -> cudaError_t>,
+    pub free_fn: Option<unsafe extern "C" fn(ptr: *mut c_void, context: *mut c_void) -> cudaError_t>,
     /// Passed to both.
     pub context: *mut c_void,
 }

@@ -3,9 +3,7 @@
 use core::ffi::c_void;
 
 use crate::common::{PeerTable, WaitParams};
-use crate::ht::{
-    HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtScaledDispatchParams,
-};
+use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtScaledDispatchParams};
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;

@@ -5,10 +5,7 @@
 //! operation runs in *stages* over one or more chunks, of the own tokens or of all remote ones.
 
 use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
-use crate::ht::{
-    HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams,
-    HtSequences,
-};
+use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams, HtSequences};
 
 /// Most chunks of a rank's tokens.
 pub const HT_MOST_CHUNKS: u32 = 16;

@@ -45,35 +45,17 @@ impl Region {
         let mapped = inner.checked_add(2 * page)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
         let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                mapped,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            libc::mmap(ptr::null_mut(), mapped, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         if base == libc::MAP_FAILED {
             return None;
         }
         let mapping = base as usize;
         let block = mapping + page + inner - padded;
-        let region = Self {
-            mapping,
-            mapped,
-            block,
-            size,
-            file: None,
-        };
+        let region = Self { mapping, mapped, block, size, file: None };
         // SAFETY: the range lies inside the mapping made above.
-        let opened = unsafe {
-            libc::mprotect(
-                (mapping + page) as *mut libc::c_void,
-                inner,
-                libc::PROT_READ | libc::PROT_WRITE,
-            )
-        };
+        let opened =
+            unsafe { libc::mprotect((mapping + page) as *mut libc::c_void, inner, libc::PROT_READ | libc::PROT_WRITE) };
         if opened != 0 {
             return None;
         }
@@ -91,11 +73,7 @@ impl Region {
             self.file = Some(into_file(begin, length)?);
         }
         let file = self.file.as_ref()?.as_raw_fd();
-        Some(Share {
-            file,
-            length,
-            offset: self.block - begin,
-        })
+        Some(Share { file, length, offset: self.block - begin })
     }
 
     /// First byte of the block.
@@ -116,8 +94,7 @@ impl Region {
         let after = self.block + self.size..end;
         [before, after].into_iter().all(|range| {
             // SAFETY: both ranges lie in the writable part of the mapping, which `&self` keeps.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
+            let bytes = unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
             bytes.iter().all(|byte| *byte == POISON)
         })
     }

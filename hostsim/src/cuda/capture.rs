@@ -37,10 +37,7 @@ pub extern "C" fn ncclEpHostsimAllowGraphs() {
 /// # Safety
 /// `status` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamIsCapturing(
-    stream: cudaStream_t,
-    status: *mut c_int,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract; the number is not asked for.
     boundary(|| unsafe { tell_capture(stream, status, ptr::null_mut()) })
 }
@@ -106,10 +103,7 @@ pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> c
 /// # Safety
 /// `graph` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamEndCapture(
-    stream: cudaStream_t,
-    graph: *mut cudaGraph_t,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut cudaGraph_t) -> cudaError_t {
     boundary(|| {
         // SAFETY: passed on under this function's contract, here and below.
         unsafe { store(graph, ptr::null_mut()) }?;
@@ -162,10 +156,7 @@ pub unsafe extern "C" fn cudaGraphInstantiate(
 
 /// Runs a graph in stream order.
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaGraphLaunch(
-    executable: cudaGraphExec_t,
-    stream: cudaStream_t,
-) -> cudaError_t {
+pub extern "C" fn cudaGraphLaunch(executable: cudaGraphExec_t, stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
         let executable = find(&EXECUTABLES, executable)?;
         let stream = resolve(stream)?;
@@ -205,11 +196,7 @@ fn unknown() -> CudaError {
 
 /// # Safety
 /// Both pointers are null or valid for a write.
-unsafe fn tell_capture(
-    stream: cudaStream_t,
-    status: *mut c_int,
-    number: *mut c_ulonglong,
-) -> Result<(), CudaError> {
+unsafe fn tell_capture(stream: cudaStream_t, status: *mut c_int, number: *mut c_ulonglong) -> Result<(), CudaError> {
     // By the numbers of `cudaStreamCaptureStatus`.
     const NONE: c_int = 0;
     const ACTIVE: c_int = 1;

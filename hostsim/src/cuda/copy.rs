@@ -38,12 +38,7 @@ struct Copy {
 }
 
 impl Copy {
-    fn check(
-        to: *mut c_void,
-        from: *const c_void,
-        len: usize,
-        kind: CopyKind,
-    ) -> Result<Self, CudaError> {
+    fn check(to: *mut c_void, from: *const c_void, len: usize, kind: CopyKind) -> Result<Self, CudaError> {
         // In the order of the numbers: host to host, to device, from device, between devices, any.
         let (from_wanted, to_wanted) = match kind {
             0 => (Some(false), Some(false)),
@@ -56,13 +51,7 @@ impl Copy {
         let (to, from) = (to as usize, from as usize);
         let to_side = side("destination", to, len, to_wanted)?;
         let from_side = side("source", from, len, from_wanted)?;
-        Ok(Self {
-            to,
-            from,
-            len,
-            to_side,
-            from_side,
-        })
+        Ok(Self { to, from, len, to_side, from_side })
     }
 
     fn job(self) -> impl Fn() -> Result<(), CudaError> {
@@ -78,8 +67,7 @@ impl Copy {
     /// The same copy from a private image of the source as it is now.
     fn staged_job(self) -> impl Fn() -> Result<(), CudaError> {
         // SAFETY: the caller passes a source of `len` readable bytes.
-        let image =
-            unsafe { std::slice::from_raw_parts(self.from as *const u8, self.len) }.to_vec();
+        let image = unsafe { std::slice::from_raw_parts(self.from as *const u8, self.len) }.to_vec();
         move || {
             // SAFETY: as in `job`; the image is private and has `len` bytes.
             unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), self.to as *mut u8, self.len) };
@@ -93,12 +81,7 @@ impl Copy {
 /// # Safety
 /// Host ranges are valid for `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaMemcpy(
-    to: *mut c_void,
-    from: *const c_void,
-    len: usize,
-    kind: CopyKind,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaMemcpy(to: *mut c_void, from: *const c_void, len: usize, kind: CopyKind) -> cudaError_t {
     boundary(|| {
         if len == 0 {
             return Ok(());
@@ -163,12 +146,7 @@ pub extern "C" fn cudaMemset(to: *mut c_void, value: c_int, len: usize) -> cudaE
 
 /// Fills with a byte in stream order.
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaMemsetAsync(
-    to: *mut c_void,
-    value: c_int,
-    len: usize,
-    stream: cudaStream_t,
-) -> cudaError_t {
+pub extern "C" fn cudaMemsetAsync(to: *mut c_void, value: c_int, len: usize, stream: cudaStream_t) -> cudaError_t {
     boundary(|| fill(&resolve(stream)?, to as usize, value, len).map(|_| ()))
 }
 
@@ -203,14 +181,8 @@ fn side(name: &str, address: usize, len: usize, device: Option<bool>) -> Result<
         }
     };
     if !fits {
-        let expected = if device == Some(true) {
-            "device"
-        } else {
-            "host"
-        };
-        report::refusal(&format!(
-            "copy or fill: {name} {address:#x} is not {expected} memory"
-        ));
+        let expected = if device == Some(true) { "device" } else { "host" };
+        report::refusal(&format!("copy or fill: {name} {address:#x} is not {expected} memory"));
         return Err(CudaError::InvalidValue);
     }
     Ok(side)

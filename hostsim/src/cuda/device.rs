@@ -60,12 +60,7 @@ impl Device {
     /// Submits work to a stream of this device, after the given tickets and in the order that the
     /// legacy default stream demands. One lock over all streams of the device makes "submitted
     /// before" the same for everyone.
-    pub(crate) fn submit(
-        &self,
-        stream: &Arc<Stream>,
-        after: Vec<Ticket>,
-        job: Job,
-    ) -> Result<Ticket, CudaError> {
+    pub(crate) fn submit(&self, stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Result<Ticket, CudaError> {
         refuse_on_worker()?;
         self.take_turn();
         self.submit_in_turn(stream, after, job)
@@ -82,10 +77,7 @@ impl Device {
         let streams = self.streams.lock();
         match stream.kind {
             Kind::Legacy => {
-                let blocking = streams
-                    .created
-                    .iter()
-                    .filter(|other| other.kind == Kind::Blocking);
+                let blocking = streams.created.iter().filter(|other| other.kind == Kind::Blocking);
                 after.extend(blocking.filter_map(Stream::pending));
             }
             Kind::Blocking => after.extend(streams.legacy.as_ref().and_then(Stream::pending)),
@@ -97,10 +89,7 @@ impl Device {
     /// Waits for all streams of the device; returns the first error found, once.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         refuse_on_worker()?;
-        self.streams()
-            .iter()
-            .map(Stream::drain)
-            .fold(Ok(()), Result::and)
+        self.streams().iter().map(Stream::drain).fold(Ok(()), Result::and)
     }
 
     /// Waits for all streams as a call that frees: those that enqueue or end streams wait meanwhile.
@@ -126,19 +115,12 @@ impl Device {
     /// Ends all streams of the device, the legacy default stream as well.
     pub(crate) fn close_streams(&self) {
         let gone = std::mem::take(&mut *self.streams.lock());
-        gone.created
-            .iter()
-            .chain(&gone.legacy)
-            .for_each(|stream| stream.close());
+        gone.created.iter().chain(&gone.legacy).for_each(|stream| stream.close());
     }
 }
 
 /// Submits work to a stream, see [`Device::submit`].
-pub(crate) fn submit(
-    stream: &Arc<Stream>,
-    after: Vec<Ticket>,
-    job: Job,
-) -> Result<Ticket, CudaError> {
+pub(crate) fn submit(stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Result<Ticket, CudaError> {
     device(stream.device)?.submit(stream, after, job)
 }
 
@@ -232,11 +214,7 @@ pub unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> cudaError_
 /// # Safety
 /// `value` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaDeviceGetAttribute(
-    value: *mut c_int,
-    attribute: c_int,
-    index: c_int,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, index: c_int) -> cudaError_t {
     boundary(|| {
         let index = usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?;
         device(index)?;

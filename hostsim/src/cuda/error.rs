@@ -112,9 +112,7 @@ pub extern "C" fn cudaGetErrorString(error: cudaError_t) -> *const c_char {
 }
 
 fn static_text(text: &'static str) -> *const c_char {
-    CStr::from_bytes_with_nul(text.as_bytes())
-        .unwrap_or(c"unrecognized error code")
-        .as_ptr()
+    CStr::from_bytes_with_nul(text.as_bytes()).unwrap_or(c"unrecognized error code").as_ptr()
 }
 
 #[cfg(test)]

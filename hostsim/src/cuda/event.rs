@@ -45,9 +45,7 @@ struct Record {
 static EVENTS: Handles<Event> = Handles::new(0x5200_0000_0000);
 
 fn find(event: cudaEvent_t) -> Result<Arc<Event>, CudaError> {
-    EVENTS
-        .get(event as usize)
-        .ok_or(CudaError::InvalidResourceHandle)
+    EVENTS.get(event as usize).ok_or(CudaError::InvalidResourceHandle)
 }
 
 /// An event's latest record for a question about it; nothing if it was never recorded.
@@ -80,10 +78,7 @@ pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t
 /// # Safety
 /// `event` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaEventCreateWithFlags(
-    event: *mut cudaEvent_t,
-    flags: c_uint,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut cudaEvent_t, flags: c_uint) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
     boundary(|| unsafe { create_into(event, flags) })
 }
@@ -112,11 +107,7 @@ pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> c
 
 /// Makes later work of a stream wait for the latest record of an event.
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaStreamWaitEvent(
-    stream: cudaStream_t,
-    event: cudaEvent_t,
-    flags: c_uint,
-) -> cudaError_t {
+pub extern "C" fn cudaStreamWaitEvent(stream: cudaStream_t, event: cudaEvent_t, flags: c_uint) -> cudaError_t {
     boundary(|| {
         if flags & !1 != 0 {
             return Err(CudaError::InvalidValue);
@@ -186,9 +177,7 @@ pub unsafe extern "C" fn cudaEventElapsedTime(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
-        let gone = EVENTS
-            .remove(event as usize)
-            .ok_or(CudaError::InvalidResourceHandle)?;
+        let gone = EVENTS.remove(event as usize).ok_or(CudaError::InvalidResourceHandle)?;
         device::device(gone.device)?.take_turn();
         Ok(())
     })
@@ -212,11 +201,7 @@ unsafe fn create_into(out: *mut cudaEvent_t, flags: c_uint) -> Result<(), CudaEr
     let timed = flags & DISABLE_TIMING == 0;
     let index = device::current_index();
     device::device(index)?.take_turn();
-    let event = Event {
-        device: index,
-        timed,
-        latest: Mutex::new(None),
-    };
+    let event = Event { device: index, timed, latest: Mutex::new(None) };
     // SAFETY: passed on under this function's contract.
     unsafe { store(out, EVENTS.insert(Arc::new(event)) as cudaEvent_t) }
 }

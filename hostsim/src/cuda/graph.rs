@@ -13,8 +13,7 @@ use super::error::CudaError;
 use super::queue::{Kind, Stream, Ticket};
 
 /// Submits a piece of work to a stream, behind the given tickets; once in every replay.
-pub(crate) type Submit =
-    Box<dyn Fn(&Arc<Stream>, Vec<Ticket>) -> Result<Ticket, CudaError> + Send + Sync>;
+pub(crate) type Submit = Box<dyn Fn(&Arc<Stream>, Vec<Ticket>) -> Result<Ticket, CudaError> + Send + Sync>;
 
 /// Numbers of pieces of work.
 pub(crate) type Nodes = BTreeSet<usize>;
@@ -78,11 +77,7 @@ impl Executable {
     pub(crate) fn new(graph: Arc<Graph>) -> Result<Self, CudaError> {
         let device = device::device(graph.device)?;
         let lanes = (0..graph.lanes).map(|_| device.create_stream(Kind::NonBlocking));
-        Ok(Self {
-            lanes: lanes.collect::<Result<_, _>>()?,
-            graph,
-            end: Mutex::default(),
-        })
+        Ok(Self { lanes: lanes.collect::<Result<_, _>>()?, graph, end: Mutex::default() })
     }
 
     /// Submits all work behind that of `stream`, whose further work comes behind it.

@@ -49,10 +49,7 @@ struct Heap {
     freed: VecDeque<Region>,
 }
 
-static HEAP: Mutex<Heap> = Mutex::new(Heap {
-    live: BTreeMap::new(),
-    freed: VecDeque::new(),
-});
+static HEAP: Mutex<Heap> = Mutex::new(Heap { live: BTreeMap::new(), freed: VecDeque::new() });
 
 /// Bytes that the machine had left, and has in total, when the process asked first.
 static CAPACITY: OnceLock<(usize, usize)> = OnceLock::new();
@@ -67,11 +64,7 @@ pub(crate) fn allocate(size: usize, memory: Memory) -> Result<usize, CudaError> 
     }
     let region = Region::map(size).ok_or(CudaError::MemoryAllocation)?;
     let address = region.address();
-    let block = Block {
-        size,
-        memory,
-        region: Some(region),
-    };
+    let block = Block { size, memory, region: Some(region) };
     HEAP.lock().live.insert(address, block);
     Ok(address)
 }
@@ -81,19 +74,11 @@ pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(),
     let memory = Memory::Pinned(device);
     let mut heap = HEAP.lock();
     if size == 0
-        || heap
-            .live
-            .range(..address + size)
-            .next_back()
-            .is_some_and(|(start, block)| start + block.size > address)
+        || heap.live.range(..address + size).next_back().is_some_and(|(start, block)| start + block.size > address)
     {
         return Err(CudaError::InvalidValue);
     }
-    let block = Block {
-        size,
-        memory,
-        region: None,
-    };
+    let block = Block { size, memory, region: None };
     heap.live.insert(address, block);
     Ok(())
 }
@@ -136,9 +121,7 @@ pub(crate) fn release(address: usize) -> Result<(), CudaError> {
         heap.freed.pop_front();
     }
     if !intact {
-        report::failure(&format!(
-            "memory next to the {size}-byte block {address:#x} was written"
-        ));
+        report::failure(&format!("memory next to the {size}-byte block {address:#x} was written"));
         return Err(CudaError::IllegalAddress);
     }
     Ok(())
@@ -148,10 +131,7 @@ pub(crate) fn release(address: usize) -> Result<(), CudaError> {
 pub(crate) fn release_device(device: usize) {
     let addresses: Vec<usize> = {
         let heap = HEAP.lock();
-        let owned = heap
-            .live
-            .iter()
-            .filter(|(_, block)| block.memory.device() == device);
+        let owned = heap.live.iter().filter(|(_, block)| block.memory.device() == device);
         owned.map(|(address, _)| *address).collect()
     };
     for address in addresses {
@@ -168,11 +148,7 @@ pub(crate) fn classify(address: usize, len: usize) -> Range {
         let offset = address - start;
         if offset < block.size {
             let fits = len <= block.size - offset;
-            return if fits {
-                Range::Inside(block.memory)
-            } else {
-                Range::Invalid
-            };
+            return if fits { Range::Inside(block.memory) } else { Range::Invalid };
         }
         if block.region.as_ref().is_some_and(|it| it.covers(address)) {
             return Range::Invalid;
@@ -197,10 +173,7 @@ pub(crate) fn device_info(device: usize) -> (usize, usize) {
 /// Bytes available and bytes in total, of the whole machine.
 pub(crate) fn memory_info() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    (
-        meminfo_field(&text, "MemAvailable:"),
-        meminfo_field(&text, "MemTotal:"),
-    )
+    (meminfo_field(&text, "MemAvailable:"), meminfo_field(&text, "MemTotal:"))
 }
 
 fn meminfo_field(text: &str, name: &str) -> usize {
@@ -233,11 +206,7 @@ mod tests {
         let local = 0u8;
         assert_eq!(classify(&raw const local as usize, 1), Range::Pageable);
         assert_eq!(release(base), Ok(()));
-        assert_eq!(
-            classify(base, 1),
-            Range::Invalid,
-            "freed memory is remembered"
-        );
+        assert_eq!(classify(base, 1), Range::Invalid, "freed memory is remembered");
         assert_eq!(release(base), Err(CudaError::InvalidValue));
     }
 
@@ -258,10 +227,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(register(address, 100, 905), Ok(()));
             assert!(register(address + 50, 100, 905).is_err());
-            assert_eq!(
-                classify(address + 1, 99),
-                Range::Inside(Memory::Pinned(905))
-            );
+            assert_eq!(classify(address + 1, 99), Range::Inside(Memory::Pinned(905)));
             assert!(is_registered(address));
             release_device(905);
             assert_eq!(classify(address, 1), Range::Pageable);
@@ -273,11 +239,7 @@ mod tests {
     #[test]
     fn a_device_has_less_by_what_it_has_allocated() {
         let (before, total) = device_info(903);
-        let blocks = [
-            Memory::Device(903),
-            Memory::Device(904),
-            Memory::Pinned(903),
-        ];
+        let blocks = [Memory::Device(903), Memory::Device(904), Memory::Pinned(903)];
         let blocks = blocks.map(|memory| allocate(1000, memory).expect("memory"));
         assert_eq!(device_info(903), (before - 1000, total));
         for block in blocks {

@@ -67,11 +67,7 @@ fn release(owner: usize, address: usize) -> Result<(), CudaError> {
 /// # Safety
 /// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaHostAlloc(
-    out: *mut *mut c_void,
-    size: usize,
-    flags: c_uint,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaHostAlloc(out: *mut *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
     boundary(|| {
         if flags & !KNOWN_FLAGS != 0 {
             return Err(CudaError::InvalidValue);
@@ -100,11 +96,7 @@ pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
 /// Lets the device reach pages of the program's own, which stay when it is reset.
 // SAFETY: the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaHostRegister(
-    pointer: *mut c_void,
-    size: usize,
-    flags: c_uint,
-) -> cudaError_t {
+pub extern "C" fn cudaHostRegister(pointer: *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
     boundary(|| {
         if pointer.is_null() || flags & !KNOWN_FLAGS != 0 {
             return Err(CudaError::InvalidValue);
@@ -176,13 +168,7 @@ pub unsafe extern "C" fn ncclEpHostsimBlock(
 ) -> cudaError_t {
     boundary(|| {
         let (begin, bytes) = heap::block_of(pointer as usize).ok_or(CudaError::InvalidValue)?;
-        let mut block = SharedBlock {
-            begin: begin as *mut c_void,
-            bytes,
-            file: -1,
-            file_bytes: 0,
-            offset: 0,
-        };
+        let mut block = SharedBlock { begin: begin as *mut c_void, bytes, file: -1, file_bytes: 0, offset: 0 };
         if shares != 0 {
             let share = heap::share(begin).ok_or(CudaError::MemoryAllocation)?;
             (block.file, block.file_bytes, block.offset) = (share.file, share.length, share.offset);
@@ -209,11 +195,7 @@ pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> 
 ///
 /// # Safety
 /// `out` is null or valid for a write.
-unsafe fn allocate_into(
-    out: *mut *mut c_void,
-    size: usize,
-    memory: fn(usize) -> Memory,
-) -> Result<(), CudaError> {
+unsafe fn allocate_into(out: *mut *mut c_void, size: usize, memory: fn(usize) -> Memory) -> Result<(), CudaError> {
     if out.is_null() {
         return Err(CudaError::InvalidValue);
     }

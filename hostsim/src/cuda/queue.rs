@@ -67,23 +67,13 @@ thread_local! {
 /// Refuses calls made from inside a stream's work: as in CUDA, a host function must not call back
 /// into the runtime, and here it would wait for itself.
 pub(crate) fn refuse_on_worker() -> Result<(), CudaError> {
-    if ON_WORKER.get() {
-        Err(CudaError::NotPermitted)
-    } else {
-        Ok(())
-    }
+    if ON_WORKER.get() { Err(CudaError::NotPermitted) } else { Ok(()) }
 }
 
 impl Stream {
     /// Creates a stream and starts its worker.
     pub(crate) fn start(device: usize, kind: Kind) -> Result<Arc<Self>, CudaError> {
-        let state = State {
-            queue: VecDeque::new(),
-            submitted: 0,
-            completed: 0,
-            closing: false,
-            error: None,
-        };
+        let state = State { queue: VecDeque::new(), submitted: 0, completed: 0, closing: false, error: None };
         let stream = Arc::new(Self {
             device,
             kind,
@@ -111,19 +101,13 @@ impl Stream {
         state.submitted += 1;
         state.queue.push_back(Work { after, job });
         self.arrived.notify_one();
-        Ticket {
-            stream: Arc::clone(self),
-            number: state.submitted,
-        }
+        Ticket { stream: Arc::clone(self), number: state.submitted }
     }
 
     /// A ticket for the last submitted work, or nothing if the stream is idle.
     pub(crate) fn pending(self: &Arc<Self>) -> Option<Ticket> {
         let state = self.state.lock();
-        (state.completed < state.submitted).then(|| Ticket {
-            stream: Arc::clone(self),
-            number: state.submitted,
-        })
+        (state.completed < state.submitted).then(|| Ticket { stream: Arc::clone(self), number: state.submitted })
     }
 
     /// Waits until all work submitted so far is done and hands out the stream's error, once.

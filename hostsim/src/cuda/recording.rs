@@ -143,10 +143,7 @@ pub(crate) fn begin(stream: &Arc<Stream>, mode: Mode) -> Result<(), CudaError> {
         thread: std::thread::current().id(),
         origin: key(stream),
         lanes: BTreeMap::new(),
-        graph: Graph {
-            device: stream.device,
-            ..Graph::default()
-        },
+        graph: Graph { device: stream.device, ..Graph::default() },
         is_valid: true,
     };
     capture.lane(stream);
@@ -182,9 +179,7 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<Graph, CudaError> {
 /// Gives something to the graph that the capture of this number becomes.
 pub(crate) fn give(number: u64, owned: impl FnOnce() -> Owned) -> Result<(), CudaError> {
     let mut captures = CAPTURES.lock();
-    let mut wanted = captures
-        .iter_mut()
-        .filter(|capture| capture.number == number);
+    let mut wanted = captures.iter_mut().filter(|capture| capture.number == number);
     let capture = wanted.next().ok_or(CudaError::InvalidValue)?;
     capture.graph.owned.push(owned());
     Ok(())
@@ -228,10 +223,7 @@ pub(crate) fn enqueue(
 pub(crate) fn mark(stream: &Arc<Stream>) -> Result<Option<Point>, CudaError> {
     let point = with(stream, |capture| {
         capture.check()?;
-        Ok(Point {
-            capture: capture.number,
-            after: capture.lane(stream).after.clone(),
-        })
+        Ok(Point { capture: capture.number, after: capture.lane(stream).after.clone() })
     });
     point.transpose()
 }
@@ -245,10 +237,7 @@ pub(crate) fn hold(stream: &Arc<Stream>, point: &Point) -> Result<(), CudaError>
     with(stream, other).transpose()?;
     let mut captures = CAPTURES.lock();
     let own = |capture: &&mut Capture| capture.number == point.capture;
-    let capture = captures
-        .iter_mut()
-        .find(own)
-        .ok_or(CudaError::CapturedEvent)?;
+    let capture = captures.iter_mut().find(own).ok_or(CudaError::CapturedEvent)?;
     capture.check()?;
     if stream.kind == Kind::Legacy {
         return Err(capture.invalidate(CudaError::StreamCaptureImplicit));
@@ -290,9 +279,7 @@ impl Capture {
     /// Whether it has work before which that of `stream` would have to run.
     fn holds_up(&self, stream: &Stream) -> bool {
         let is_blocking = |lane: &Lane| lane.stream.kind == Kind::Blocking;
-        stream.kind == Kind::Legacy
-            && self.graph.device == stream.device
-            && self.lanes.values().any(is_blocking)
+        stream.kind == Kind::Legacy && self.graph.device == stream.device && self.lanes.values().any(is_blocking)
     }
 }
 
@@ -308,9 +295,7 @@ pub(crate) fn refuse_legacy(stream: &Stream) -> Result<(), CudaError> {
 
 /// For a call that waits for a whole device: in any mode.
 pub(crate) fn refuse_on_device(device: usize) -> Result<(), CudaError> {
-    refuse_all(CudaError::StreamCaptureUnsupported, |it| {
-        it.graph.device == device
-    })
+    refuse_all(CudaError::StreamCaptureUnsupported, |it| it.graph.device == device)
 }
 
 fn refuse_all(error: CudaError, minds: impl Fn(&Capture) -> bool) -> Result<(), CudaError> {

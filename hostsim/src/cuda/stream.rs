@@ -58,10 +58,7 @@ pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaErro
 /// # Safety
 /// `stream` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamCreateWithFlags(
-    stream: *mut cudaStream_t,
-    flags: c_uint,
-) -> cudaError_t {
+pub unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut cudaStream_t, flags: c_uint) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
     boundary(|| unsafe { create_into(stream, flags) })
 }
@@ -70,9 +67,7 @@ pub unsafe extern "C" fn cudaStreamCreateWithFlags(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
-        let gone = STREAMS
-            .remove(stream as usize)
-            .ok_or(CudaError::InvalidResourceHandle)?;
+        let gone = STREAMS.remove(stream as usize).ok_or(CudaError::InvalidResourceHandle)?;
         device::device(gone.device)?.take_turn();
         gone.close();
         Ok(())
@@ -165,11 +160,7 @@ unsafe fn create_into(out: *mut cudaStream_t, flags: c_uint) -> Result<(), CudaE
     if out.is_null() || flags & !NON_BLOCKING != 0 {
         return Err(CudaError::InvalidValue);
     }
-    let kind = if flags & NON_BLOCKING != 0 {
-        Kind::NonBlocking
-    } else {
-        Kind::Blocking
-    };
+    let kind = if flags & NON_BLOCKING != 0 { Kind::NonBlocking } else { Kind::Blocking };
     let device = device::current()?;
     device.take_turn();
     let handle = STREAMS.insert(device.create_stream(kind)?);

@@ -107,13 +107,8 @@ pub unsafe extern "C" fn ncclAllGather(
 ) -> ncclResult_t {
     boundary(|| {
         let datatype = DataType::from_c(datatype)?;
-        let collective = Collective {
-            kind: Kind::AllGather,
-            send: send as usize,
-            recv: recv as usize,
-            count,
-            datatype,
-        };
+        let collective =
+            Collective { kind: Kind::AllGather, send: send as usize, recv: recv as usize, count, datatype };
         collect(collective, comm, stream)
     })
 }
@@ -135,16 +130,10 @@ pub unsafe extern "C" fn ncclAllReduce(
     boundary(|| {
         let datatype = DataType::from_c(datatype)?;
         let sum = sum_of(datatype).filter(|_| operator == SUM);
-        let sum = sum.ok_or_else(|| {
-            Failure::argument("the stand-ins reduce by ncclSum only, and numbers of 32 or 64 bits")
-        })?;
-        let collective = Collective {
-            kind: Kind::AllReduce(sum),
-            send: send as usize,
-            recv: recv as usize,
-            count,
-            datatype,
-        };
+        let sum =
+            sum.ok_or_else(|| Failure::argument("the stand-ins reduce by ncclSum only, and numbers of 32 or 64 bits"))?;
+        let collective =
+            Collective { kind: Kind::AllReduce(sum), send: send as usize, recv: recv as usize, count, datatype };
         collect(collective, comm, stream)
     })
 }
@@ -166,13 +155,8 @@ pub unsafe extern "C" fn ncclBroadcast(
     boundary(|| {
         let datatype = DataType::from_c(datatype)?;
         let root = read_rank("root", root, find(comm)?.ranks())?;
-        let collective = Collective {
-            kind: Kind::Broadcast(root),
-            send: send as usize,
-            recv: recv as usize,
-            count,
-            datatype,
-        };
+        let collective =
+            Collective { kind: Kind::Broadcast(root), send: send as usize, recv: recv as usize, count, datatype };
         collect(collective, comm, stream)
     })
 }
@@ -229,14 +213,7 @@ pub unsafe extern "C" fn ncclRecv(
 ) -> ncclResult_t {
     boundary(|| {
         let bytes = DataType::from_c(datatype)?.bytes(count)?;
-        transfer(
-            Direction::Receive,
-            buffer as usize,
-            bytes,
-            peer,
-            comm,
-            stream,
-        )
+        transfer(Direction::Receive, buffer as usize, bytes, peer, comm, stream)
     })
 }
 
@@ -253,11 +230,6 @@ fn transfer(
     let stream = resolve_on(stream, comm.device)?;
     let peer = read_rank("peer", peer, comm.ranks())?;
     check_buffer(direction.call(), "buffer", buffer, bytes)?;
-    let transfer = Transfer {
-        direction,
-        peer,
-        buffer,
-        bytes,
-    };
+    let transfer = Transfer { direction, peer, buffer, bytes };
     group::run(Task::Transfer(comm, stream, transfer))
 }

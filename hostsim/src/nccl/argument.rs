@@ -15,9 +15,7 @@ pub(crate) fn check_buffer(call: &str, name: &str, address: usize, bytes: usize)
         Range::Pageable => "is neither device nor pinned host memory",
         Range::Invalid => "leaves its allocation or lies in freed memory",
     };
-    Err(Failure::argument(format!(
-        "{call}: {name} {address:#x} ({bytes} bytes) {problem}"
-    )))
+    Err(Failure::argument(format!("{call}: {name} {address:#x} ({bytes} bytes) {problem}")))
 }
 
 /// Reads an argument that names one of `ranks` ranks.

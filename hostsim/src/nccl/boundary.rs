@@ -11,18 +11,12 @@ use crate::{fork, presence};
 /// keeps the text of a failure, and lets an open group remember that a call in it failed.
 pub(crate) fn boundary(body: impl FnOnce() -> Outcome<()>) -> ncclResult_t {
     let outcome = if fork::is_child() {
-        Err(Failure::new(
-            Code::UnhandledCudaError,
-            "initialization error",
-        ))
+        Err(Failure::new(Code::UnhandledCudaError, "initialization error"))
     } else if presence::permitted() {
         catch_unwind(AssertUnwindSafe(body))
             .unwrap_or_else(|_| Err(Failure::new(Code::InternalError, "panic in the stand-in")))
     } else {
-        Err(Failure::new(
-            Code::UnhandledCudaError,
-            "no CUDA-capable device is detected",
-        ))
+        Err(Failure::new(Code::UnhandledCudaError, "no CUDA-capable device is detected"))
     };
     if let Err(failure) = &outcome {
         group::note_failure(failure.code);

@@ -59,11 +59,7 @@ impl Collective {
         comm.delays.sleep();
         self.announce(comm);
         let bytes = self.count * self.datatype.size();
-        let mut turn = Turn {
-            comm,
-            collective: self,
-            checked: false,
-        };
+        let mut turn = Turn { comm, collective: self, checked: false };
         match self.kind {
             Kind::AllGather => self.all_gather(&mut turn, bytes),
             Kind::AllReduce(sum) => self.all_reduce(sum, &mut turn, bytes),
@@ -79,11 +75,7 @@ impl Collective {
             let met = turn.meet();
             // If some ranks never come, the others' bytes are delivered nevertheless, as NCCL may do.
             for rank in (0..turn.comm.ranks()).filter(|&rank| turn.has_come(rank)) {
-                copy(
-                    turn.slot(bank, rank),
-                    self.recv + rank * bytes + offset,
-                    len,
-                );
+                copy(turn.slot(bank, rank), self.recv + rank * bytes + offset, len);
             }
             met?;
         }
@@ -130,9 +122,7 @@ impl Collective {
     fn compare(&self, comm: &Comm) -> Outcome<()> {
         let bank = comm.executed() % BANKS;
         for rank in 0..comm.ranks() {
-            let words = comm.segment.lane(rank).description[bank]
-                .each_ref()
-                .map(|word| word.load(Ordering::Relaxed));
+            let words = comm.segment.lane(rank).description[bank].each_ref().map(|word| word.load(Ordering::Relaxed));
             if words != self.words() {
                 let failure = Failure::new(
                     Code::InvalidUsage,
@@ -159,10 +149,7 @@ impl Collective {
         let ours = self.words();
         let differing = (0..DESCRIPTION).find(|index| ours[*index] != theirs[*index]);
         differing.map_or_else(String::new, |index| {
-            format!(
-                "{} is {} here and {} there",
-                NAMES[index], ours[index], theirs[index]
-            )
+            format!("{} is {} here and {} there", NAMES[index], ours[index], theirs[index])
         })
     }
 }
@@ -201,12 +188,7 @@ impl Turn<'_> {
     /// The second half: meets the others.
     fn meet(&mut self) -> Outcome<()> {
         let comm = self.comm;
-        meet(
-            &comm.segment,
-            comm.rank,
-            Room::Stream,
-            self.collective.kind.name(),
-        )?;
+        meet(&comm.segment, comm.rank, Room::Stream, self.collective.kind.name())?;
         if !self.checked {
             self.collective.compare(comm)?;
             self.checked = true;
@@ -232,9 +214,7 @@ impl Turn<'_> {
             .collect();
         // SAFETY: the call checked that the receive buffer has the range; it belongs to this
         // operation until the stream moves on.
-        sum(&inputs, unsafe {
-            std::slice::from_raw_parts_mut(to as *mut u8, len)
-        });
+        sum(&inputs, unsafe { std::slice::from_raw_parts_mut(to as *mut u8, len) });
     }
 }
 

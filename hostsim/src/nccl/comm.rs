@@ -40,19 +40,12 @@ pub(crate) struct Comm {
 
 impl Comm {
     /// Joins the communicator at a rendezvous; returns when all ranks have joined.
-    pub(crate) fn join(
-        rendezvous: Rendezvous,
-        ranks: usize,
-        rank: usize,
-        device: usize,
-    ) -> Outcome<Self> {
+    pub(crate) fn join(rendezvous: Rendezvous, ranks: usize, rank: usize, device: usize) -> Outcome<Self> {
         const CALL: &str = "ncclCommInitRank";
         let segment = Segment::map(rendezvous, ranks)?;
         let header = segment.header();
         let size = ranks as u32;
-        let known = header
-            .ranks
-            .compare_exchange(0, size, Ordering::AcqRel, Ordering::Acquire);
+        let known = header.ranks.compare_exchange(0, size, Ordering::AcqRel, Ordering::Acquire);
         if let Err(other) = known
             && other != size
         {
@@ -61,14 +54,10 @@ impl Comm {
             return Err(Failure::argument(text));
         }
         let process = &segment.lane(rank).process;
-        let seat =
-            process.compare_exchange(0, std::process::id(), Ordering::AcqRel, Ordering::Acquire);
+        let seat = process.compare_exchange(0, std::process::id(), Ordering::AcqRel, Ordering::Acquire);
         if seat.is_err() {
             segment.fail(Code::InvalidUsage, rank);
-            return Err(Failure::new(
-                Code::InvalidUsage,
-                format!("rank {rank} joined twice"),
-            ));
+            return Err(Failure::new(Code::InvalidUsage, format!("rank {rank} joined twice")));
         }
         let delays = Delays::of_rank(rank);
         delays.sleep();

@@ -56,9 +56,7 @@ pub(crate) unsafe fn check_config(config: *const ncclConfig_t) -> Outcome<()> {
         return Err(Failure::argument(text));
     }
     if size < HEADER || version == 0 {
-        return Err(Failure::argument(
-            "config has an impossible size or version",
-        ));
+        return Err(Failure::argument("config has an impossible size or version"));
     }
     let mut known = ncclConfig_t {
         size,
@@ -92,10 +90,7 @@ impl ncclConfig_t {
         within("maxCTAs", self.maxCTAs, 1..=c_int::MAX)?;
         within("splitShare", self.splitShare, 0..=1)?;
         if self.maxCTAs != UNDEFINED && self.minCTAs > self.maxCTAs {
-            let text = format!(
-                "config.minCTAs {} is above maxCTAs {}",
-                self.minCTAs, self.maxCTAs
-            );
+            let text = format!("config.minCTAs {} is above maxCTAs {}", self.minCTAs, self.maxCTAs);
             return Err(Failure::argument(text));
         }
         if self.blocking == 0 {

@@ -33,17 +33,11 @@ impl Delays {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let settings = SETTINGS.get_or_init(|| {
             let read = |name| std::env::var(name).ok();
-            parse(
-                read("NCCLEP_HOSTSIM_DELAY_US").as_deref(),
-                read("NCCLEP_HOSTSIM_DELAY_SEED").as_deref(),
-            )
+            parse(read("NCCLEP_HOSTSIM_DELAY_US").as_deref(), read("NCCLEP_HOSTSIM_DELAY_SEED").as_deref())
         });
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let place = (number << 32) | rank as u64;
-        Self {
-            longest: settings.longest,
-            state: AtomicU64::new(mix(settings.seed ^ mix(place))),
-        }
+        Self { longest: settings.longest, state: AtomicU64::new(mix(settings.seed ^ mix(place))) }
     }
 
     /// The next delay; zero if none are wanted.
@@ -86,10 +80,7 @@ mod tests {
     use super::*;
 
     fn delays(micros: u64, seed: u64) -> Vec<u128> {
-        let delays = Delays {
-            longest: Duration::from_micros(micros),
-            state: AtomicU64::new(seed),
-        };
+        let delays = Delays { longest: Duration::from_micros(micros), state: AtomicU64::new(seed) };
         (0..1000).map(|_| delays.draw().as_micros()).collect()
     }
 
@@ -106,10 +97,7 @@ mod tests {
 
     #[test]
     fn settings_are_numbers_within_limits() {
-        let settings = |longest, seed| Settings {
-            longest: Duration::from_micros(longest),
-            seed,
-        };
+        let settings = |longest, seed| Settings { longest: Duration::from_micros(longest), seed };
         assert_eq!(parse(None, None), settings(0, DEFAULT_SEED));
         assert_eq!(parse(Some("300"), Some("9")), settings(300, 9));
         assert_eq!(parse(Some("-1"), Some("x")), settings(0, DEFAULT_SEED));

@@ -55,10 +55,7 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
     pub(crate) fn new(code: Code, text: impl Into<String>) -> Self {
-        Self {
-            code,
-            text: text.into(),
-        }
+        Self { code, text: text.into() }
     }
 
     pub(crate) fn argument(text: impl Into<String>) -> Self {
@@ -68,10 +65,7 @@ impl Failure {
 
 impl From<CudaError> for Failure {
     fn from(error: CudaError) -> Self {
-        Self::new(
-            Code::UnhandledCudaError,
-            format!("CUDA failure {}: {error:?}", error as c_int),
-        )
+        Self::new(Code::UnhandledCudaError, format!("CUDA failure {}: {error:?}", error as c_int))
     }
 }
 

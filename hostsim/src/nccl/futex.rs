@@ -17,13 +17,7 @@ pub(crate) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
     };
     // SAFETY: the word outlives the call, the kernel only reads it and the timeout.
     unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            seen,
-            &raw const timeout,
-        );
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout);
     }
 }
 
@@ -31,12 +25,6 @@ pub(crate) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
 pub(crate) fn wake_all(word: &AtomicU32) {
     // SAFETY: the word outlives the call; waking has no effect on memory.
     unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAKE,
-            i32::MAX,
-            ptr::null::<libc::timespec>(),
-        );
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, ptr::null::<libc::timespec>());
     }
 }

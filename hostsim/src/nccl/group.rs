@@ -67,10 +67,7 @@ pub(crate) fn start() {
 /// refused, none is performed.
 pub(crate) fn end() -> Outcome<()> {
     let group = GROUP.with_borrow_mut(|group| match group.depth {
-        0 => Err(Failure::new(
-            Code::InvalidUsage,
-            "ncclGroupEnd without ncclGroupStart",
-        )),
+        0 => Err(Failure::new(Code::InvalidUsage, "ncclGroupEnd without ncclGroupStart")),
         1 => Ok(std::mem::take(group)),
         _ => {
             group.depth -= 1;
@@ -78,10 +75,7 @@ pub(crate) fn end() -> Outcome<()> {
         }
     })?;
     match group.failure {
-        Some(code) => Err(Failure::new(
-            code,
-            "a call of this group was refused; none was performed",
-        )),
+        Some(code) => Err(Failure::new(code, "a call of this group was refused; none was performed")),
         None => perform(group.tasks),
     }
 }
@@ -99,10 +93,7 @@ fn perform(tasks: Vec<Task>) -> Outcome<()> {
                 collectives.push((comm, stream, collective));
             }
             Task::Transfer(comm, stream, transfer) => {
-                match transfers
-                    .iter_mut()
-                    .find(|bundle| Arc::ptr_eq(&bundle.comm, &comm))
-                {
+                match transfers.iter_mut().find(|bundle| Arc::ptr_eq(&bundle.comm, &comm)) {
                     Some(bundle) => bundle.add(stream, transfer),
                     None => transfers.push(launch::Bundle::new(comm, stream, transfer)),
                 }
@@ -126,9 +117,7 @@ fn set_up(setups: Vec<Box<dyn FnOnce() -> Outcome<()> + Send>>) -> Outcome<()> {
         running
             .into_iter()
             .map(|thread| {
-                thread.join().unwrap_or_else(|_| {
-                    Err(Failure::new(Code::InternalError, "panic while setting up"))
-                })
+                thread.join().unwrap_or_else(|_| Err(Failure::new(Code::InternalError, "panic while setting up")))
             })
             .fold(Ok(()), Result::and)
     })

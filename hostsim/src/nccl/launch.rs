@@ -24,11 +24,7 @@ pub(crate) struct Bundle {
 
 impl Bundle {
     pub(crate) fn new(comm: Arc<Comm>, stream: Arc<Stream>, transfer: Transfer) -> Self {
-        Self {
-            comm,
-            streams: vec![stream],
-            transfers: vec![transfer],
-        }
+        Self { comm, streams: vec![stream], transfers: vec![transfer] }
     }
 
     pub(crate) fn add(&mut self, stream: Arc<Stream>, transfer: Transfer) {
@@ -41,21 +37,13 @@ impl Bundle {
     /// Submits the bundle as one operation, in the order of all its streams.
     pub(crate) fn launch(self) -> Outcome<()> {
         let transfers = self.transfers;
-        submit(&self.comm, &self.streams, move |comm| {
-            transfer::run(comm, &transfers)
-        })
+        submit(&self.comm, &self.streams, move |comm| transfer::run(comm, &transfers))
     }
 }
 
 /// Submits a collective.
-pub(crate) fn collective(
-    comm: &Arc<Comm>,
-    stream: &Arc<Stream>,
-    collective: Collective,
-) -> Outcome<()> {
-    submit(comm, std::slice::from_ref(stream), move |comm| {
-        collective.run(comm)
-    })
+pub(crate) fn collective(comm: &Arc<Comm>, stream: &Arc<Stream>, collective: Collective) -> Outcome<()> {
+    submit(comm, std::slice::from_ref(stream), move |comm| collective.run(comm))
 }
 
 fn submit(
@@ -71,10 +59,7 @@ fn submit(
     let owner = Arc::clone(comm);
     let operation = Arc::new(operation);
     let submit = move |stream: &Arc<Stream>, after| in_turn(&owner, stream, after, &operation);
-    if streams
-        .iter()
-        .any(|stream| recording::status(stream).is_some())
-    {
+    if streams.iter().any(|stream| recording::status(stream).is_some()) {
         let kept = Arc::clone(&comm.graphs);
         let submit = move |stream: &Arc<Stream>, after| {
             let _ = &kept;
@@ -115,10 +100,7 @@ where
 /// Records an operation, whose turn among those of its communicator comes in every replay anew.
 fn capture(first: &Arc<Stream>, others: &[Arc<Stream>], submit: Submit) -> Outcome<()> {
     if !others.is_empty() {
-        return Err(Failure::new(
-            Code::InvalidUsage,
-            "operations of a group are captured on one stream only",
-        ));
+        return Err(Failure::new(Code::InvalidUsage, "operations of a group are captured on one stream only"));
     }
     recording::record(first, submit)?;
     Ok(())

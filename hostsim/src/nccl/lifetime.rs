@@ -73,21 +73,12 @@ pub extern "C" fn ncclEpHostsimCommunicators() -> u64 {
 ///
 /// # Safety
 /// `comm` is null or valid for a write, until the end of the group if one is open.
-unsafe fn join(
-    comm: *mut ncclComm_t,
-    nranks: c_int,
-    id: &ncclUniqueId,
-    rank: c_int,
-) -> Outcome<()> {
+unsafe fn join(comm: *mut ncclComm_t, nranks: c_int, id: &ncclUniqueId, rank: c_int) -> Outcome<()> {
     if comm.is_null() {
         return Err(Failure::argument("comm is NULL"));
     }
-    let ranks = usize::try_from(nranks)
-        .ok()
-        .filter(|ranks| (1..=MAX_RANKS).contains(ranks));
-    let ranks = ranks.ok_or_else(|| {
-        Failure::argument(format!("nranks must be 1 to {MAX_RANKS} (got {nranks})"))
-    })?;
+    let ranks = usize::try_from(nranks).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+    let ranks = ranks.ok_or_else(|| Failure::argument(format!("nranks must be 1 to {MAX_RANKS} (got {nranks})")))?;
     let rank = read_rank("rank", rank, ranks)?;
     let rendezvous = Rendezvous::decode(id)?;
     let device = device::current_index();
@@ -117,9 +108,7 @@ pub unsafe extern "C" fn ncclCommSplit(
         // SAFETY: passed on under this function's contract.
         unsafe { check_config(config) }?;
         if newcomm.is_null() || color < NO_COLOUR {
-            return Err(Failure::argument(format!(
-                "newcomm is NULL or color is {color}"
-            )));
+            return Err(Failure::argument(format!("newcomm is NULL or color is {color}")));
         }
         let out = newcomm as usize;
         group::run(Task::Setup(Box::new(move || {
@@ -205,10 +194,7 @@ pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -
 /// # Safety
 /// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommGetAsyncError(
-    comm: ncclComm_t,
-    result: *mut ncclResult_t,
-) -> ncclResult_t {
+pub unsafe extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> ncclResult_t {
     boundary(|| {
         let health = find(comm)?.health();
         let code = health.map_or_else(|failure| failure.code as ncclResult_t, |()| 0);

@@ -39,18 +39,11 @@ const SLICE: Duration = Duration::from_millis(250);
 const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Comes to a meeting and returns when all ranks have.
-pub(crate) fn meet(
-    segment: &Segment,
-    rank: usize,
-    room: Room,
-    operation: &'static str,
-) -> Outcome<()> {
+pub(crate) fn meet(segment: &Segment, rank: usize, room: Room, operation: &'static str) -> Outcome<()> {
     let room = room as usize;
     let meeting = &segment.header().meetings[room];
     let generation = meeting.generation.load(Ordering::Acquire);
-    let step = segment.lane(rank).steps[room]
-        .fetch_add(1, Ordering::AcqRel)
-        .wrapping_add(1);
+    let step = segment.lane(rank).steps[room].fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     if meeting.present.fetch_add(1, Ordering::AcqRel) as usize + 1 == segment.ranks() {
         // The last one: nobody else touches `present` until the generation has changed.
         meeting.present.store(0, Ordering::Relaxed);
@@ -78,13 +71,7 @@ pub(crate) fn meet(
 
 impl<'a> Watch<'a> {
     pub(crate) fn start(segment: &'a Segment, rank: usize, operation: &'static str) -> Self {
-        Self {
-            segment,
-            rank,
-            operation,
-            since: Instant::now(),
-            patience: SLICE,
-        }
+        Self { segment, rank, operation, since: Instant::now(), patience: SLICE }
     }
 
     /// Starts the time anew, after progress.
@@ -94,21 +81,14 @@ impl<'a> Watch<'a> {
 
     /// Sleeps for a while as long as the word has the value `seen`; fails when the wait cannot
     /// succeed any more. `missing` names the ranks that it waits for.
-    pub(crate) fn pause(
-        &self,
-        word: &AtomicU32,
-        seen: u32,
-        missing: &dyn Fn() -> Vec<usize>,
-    ) -> Outcome<()> {
+    pub(crate) fn pause(&self, word: &AtomicU32, seen: u32, missing: &dyn Fn() -> Vec<usize>) -> Outcome<()> {
         if self.segment.has_left(self.rank) {
             let text = format!("rank {}: {} aborted", self.rank, self.operation);
             return Err(Failure::new(Code::RemoteError, text));
         }
         if let Some((code, reporter)) = self.segment.failure() {
-            let text = format!(
-                "rank {}: {} given up, the communicator failed on rank {reporter}",
-                self.rank, self.operation
-            );
+            let text =
+                format!("rank {}: {} given up, the communicator failed on rank {reporter}", self.rank, self.operation);
             return Err(Failure::new(code, text));
         }
         let waited = self.since.elapsed();
@@ -133,9 +113,7 @@ impl<'a> Watch<'a> {
     fn cannot_come(&self, missing: &[usize], look_for_dead: bool) -> Option<String> {
         for &other in missing {
             if self.segment.has_left(other) {
-                return Some(format!(
-                    "cannot end, rank {other} has left the communicator"
-                ));
+                return Some(format!("cannot end, rank {other} has left the communicator"));
             }
             if look_for_dead && self.is_dead(other) {
                 return Some(format!("cannot end, the process of rank {other} has gone"));
@@ -172,10 +150,7 @@ fn has_ended(process: u32) -> bool {
         return true;
     };
     // The state follows the command's name, which may itself contain spaces and parentheses.
-    let state = text
-        .rsplit(')')
-        .next()
-        .and_then(|rest| rest.trim_start().chars().next());
+    let state = text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     matches!(state, Some('Z' | 'X'))
 }
 
@@ -219,14 +194,7 @@ mod tests {
     #[test]
     fn limits_are_read_as_seconds() {
         assert_eq!(parse_limit(Some("0.5")), Duration::from_millis(500));
-        for bad in [
-            None,
-            Some("0"),
-            Some("-1"),
-            Some("soon"),
-            Some("inf"),
-            Some("NaN"),
-        ] {
+        for bad in [None, Some("0"), Some("-1"), Some("soon"), Some("inf"), Some("NaN")] {
             assert_eq!(parse_limit(bad), DEFAULT_LIMIT);
         }
     }
@@ -234,15 +202,10 @@ mod tests {
     #[test]
     fn dead_processes_are_told_from_living_ones() {
         assert!(!has_ended(std::process::id()));
-        let mut child = std::process::Command::new("true")
-            .spawn()
-            .expect("a process");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
         let begin = Instant::now();
         while !has_ended(child.id()) {
-            assert!(
-                begin.elapsed() < Duration::from_secs(10),
-                "a zombie counts as ended"
-            );
+            assert!(begin.elapsed() < Duration::from_secs(10), "a zombie counts as ended");
             std::thread::sleep(Duration::from_millis(1));
         }
         child.wait().expect("an end");
@@ -282,11 +245,7 @@ mod tests {
             let outcome = waiting.join().expect("no panic");
             let failure = outcome.expect_err("the meeting cannot succeed");
             assert_eq!(failure.code, Code::InvalidUsage);
-            assert!(
-                failure.text.contains("failed on rank 1"),
-                "{}",
-                failure.text
-            );
+            assert!(failure.text.contains("failed on rank 1"), "{}", failure.text);
         });
         rendezvous.release();
     }

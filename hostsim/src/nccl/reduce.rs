@@ -19,9 +19,7 @@ pub(crate) fn sum_of(datatype: DataType) -> Option<Sum> {
 
 fn sum<N: Number<BYTES>, const BYTES: usize>(inputs: &[&[u8]], out: &mut [u8]) {
     for (index, target) in out.as_chunks_mut().0.iter_mut().enumerate() {
-        let values = inputs
-            .iter()
-            .map(|input| N::read(input.as_chunks().0[index]));
+        let values = inputs.iter().map(|input| N::read(input.as_chunks().0[index]));
         *target = values.reduce(N::add).unwrap_or_default().write();
     }
 }

@@ -20,9 +20,7 @@ pub(crate) fn publish(comm: Comm) -> ncclComm_t {
 
 /// The communicator behind a handle.
 pub(crate) fn find(comm: ncclComm_t) -> Outcome<Arc<Comm>> {
-    COMMS
-        .get(comm as usize)
-        .ok_or_else(|| Failure::argument("comm is NULL, destroyed, or no communicator"))
+    COMMS.get(comm as usize).ok_or_else(|| Failure::argument("comm is NULL, destroyed, or no communicator"))
 }
 
 /// Ends the life of a handle.

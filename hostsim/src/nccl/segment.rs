@@ -125,20 +125,11 @@ impl Layout {
         /// Address space for mailbox chunks that small communicators may use up.
         const CHUNK_BUDGET: usize = 64 << 20;
         let pairs = ranks * ranks;
-        let chunk = (CHUNK_BUDGET / pairs)
-            .clamp(16 << 10, 256 << 10)
-            .next_multiple_of(PAGE);
+        let chunk = (CHUNK_BUDGET / pairs).clamp(16 << 10, 256 << 10).next_multiple_of(PAGE);
         let mailboxes = size_of::<Header>() + ranks * size_of::<Lane>();
         let slots = (mailboxes + pairs * size_of::<Mailbox>()).next_multiple_of(PAGE);
         let chunks = slots + BANKS * ranks * SLOT;
-        Self {
-            ranks,
-            mailboxes,
-            slots,
-            chunks,
-            chunk,
-            size: chunks + pairs * chunk,
-        }
+        Self { ranks, mailboxes, slots, chunks, chunk, size: chunks + pairs * chunk }
     }
 }
 
@@ -162,10 +153,7 @@ impl Segment {
         if base == libc::MAP_FAILED {
             return Err(system("mmap"));
         }
-        Ok(Self {
-            base: base as usize,
-            layout,
-        })
+        Ok(Self { base: base as usize, layout })
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -231,10 +219,7 @@ impl Segment {
     pub(crate) fn fail(&self, code: Code, rank: usize) -> bool {
         let header = self.header();
         let word = code as u32 | (rank as u32) << CODE_BITS;
-        let first = header
-            .failed
-            .compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
+        let first = header.failed.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire).is_ok();
         self.wake_everyone();
         first
     }

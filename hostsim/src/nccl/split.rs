@@ -21,9 +21,7 @@ pub(crate) fn split(parent: &Comm, colour: c_int, key: c_int) -> Outcome<Option<
     parent.health()?;
     write_note(parent, [colour as u64, key as u64, 0]);
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
-    let notes: Vec<_> = (0..parent.ranks())
-        .map(|rank| read_note(parent, rank))
-        .collect();
+    let notes: Vec<_> = (0..parent.ranks()).map(|rank| read_note(parent, rank)).collect();
     let members = members_of(&notes, colour);
     // All have read the notes once all have come here again; only then may they change.
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
@@ -37,18 +35,13 @@ pub(crate) fn split(parent: &Comm, colour: c_int, key: c_int) -> Outcome<Option<
         return Ok(None);
     };
     let rendezvous = Rendezvous::from_words(read_note(parent, *leader));
-    let seat = members
-        .iter()
-        .position(|rank| *rank == parent.rank)
-        .unwrap_or_default();
+    let seat = members.iter().position(|rank| *rank == parent.rank).unwrap_or_default();
     Comm::join(rendezvous, members.len(), seat, parent.device).map(Some)
 }
 
 /// The old ranks of a colour in their new order.
 fn members_of(notes: &[[u64; NOTE]], colour: c_int) -> Vec<usize> {
-    let mut members: Vec<usize> = (0..notes.len())
-        .filter(|rank| notes[*rank][0] as c_int == colour)
-        .collect();
+    let mut members: Vec<usize> = (0..notes.len()).filter(|rank| notes[*rank][0] as c_int == colour).collect();
     members.sort_by_key(|rank| (notes[*rank][1] as c_int, *rank));
     members
 }
@@ -60,11 +53,7 @@ fn write_note(comm: &Comm, words: [u64; NOTE]) {
 }
 
 fn read_note(comm: &Comm, rank: usize) -> [u64; NOTE] {
-    comm.segment
-        .lane(rank)
-        .note
-        .each_ref()
-        .map(|word| word.load(Ordering::Relaxed))
+    comm.segment.lane(rank).note.each_ref().map(|word| word.load(Ordering::Relaxed))
 }
 
 #[cfg(test)]

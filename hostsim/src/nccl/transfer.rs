@@ -100,12 +100,7 @@ pub(crate) fn run(comm: &Comm, transfers: &[Transfer]) -> Outcome<()> {
 
 fn line_up(comm: &Comm, transfers: &[Transfer]) -> Vec<Line> {
     let lines = by_line(transfers).into_iter();
-    let lines = lines.map(|((direction, peer), waiting)| Line {
-        direction,
-        peer,
-        waiting,
-        stage: begin_later(comm),
-    });
+    let lines = lines.map(|((direction, peer), waiting)| Line { direction, peer, waiting, stage: begin_later(comm) });
     lines.collect()
 }
 
@@ -195,9 +190,7 @@ fn compare(comm: &Comm, transfer: &Transfer, theirs: usize) -> Outcome<()> {
         Direction::Send => (comm.rank, ours, transfer.peer, theirs),
         Direction::Receive => (transfer.peer, theirs, comm.rank, ours),
     };
-    let text = format!(
-        "ncclSend of {sent} bytes on rank {from} meets ncclRecv of {wanted} bytes on rank {to}"
-    );
+    let text = format!("ncclSend of {sent} bytes on rank {from} meets ncclRecv of {wanted} bytes on rank {to}");
     let failure = Failure::new(Code::InvalidUsage, text);
     comm.refuse(&failure);
     Err(failure)
@@ -215,9 +208,7 @@ fn post(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Op
     // SAFETY: the call checked the buffer; the chunk is the sender's while the mailbox is empty.
     unsafe { ptr::copy_nonoverlapping((transfer.buffer + moved) as *const u8, chunk, len) };
     mailbox.len.store(len as u64, Ordering::Relaxed);
-    mailbox
-        .posted
-        .store(posted.wrapping_add(1), Ordering::Release);
+    mailbox.posted.store(posted.wrapping_add(1), Ordering::Release);
     Some(len)
 }
 
@@ -231,9 +222,7 @@ fn take(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Op
     let chunk = comm.segment.chunk(transfer.peer, comm.rank);
     // SAFETY: the call checked the buffer; the chunk is the receiver's while the mailbox is full.
     unsafe { ptr::copy_nonoverlapping(chunk, (transfer.buffer + moved) as *mut u8, len) };
-    mailbox
-        .taken
-        .store(taken.wrapping_add(1), Ordering::Release);
+    mailbox.taken.store(taken.wrapping_add(1), Ordering::Release);
     Some(len)
 }
 
@@ -243,22 +232,15 @@ mod tests {
 
     #[test]
     fn transfers_keep_their_order_per_peer_and_direction() {
-        let transfer = |direction, peer, bytes| Transfer {
-            direction,
-            peer,
-            buffer: 0,
-            bytes,
-        };
+        let transfer = |direction, peer, bytes| Transfer { direction, peer, buffer: 0, bytes };
         let lines = by_line(&[
             transfer(Direction::Send, 1, 10),
             transfer(Direction::Receive, 1, 20),
             transfer(Direction::Send, 1, 30),
             transfer(Direction::Send, 0, 40),
         ]);
-        let sizes: Vec<Vec<usize>> = lines
-            .values()
-            .map(|line| line.iter().map(|transfer| transfer.bytes).collect())
-            .collect();
+        let sizes: Vec<Vec<usize>> =
+            lines.values().map(|line| line.iter().map(|transfer| transfer.bytes).collect()).collect();
         assert_eq!(sizes, [vec![40], vec![10, 30], vec![20]]);
     }
 }

@@ -52,11 +52,7 @@ impl Rendezvous {
         // SAFETY: a fresh descriptor that nobody else owns.
         let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
         OWNED.lock().insert(nonce, descriptor);
-        Ok(Self {
-            process: std::process::id(),
-            descriptor: raw,
-            nonce,
-        })
+        Ok(Self { process: std::process::id(), descriptor: raw, nonce })
     }
 
     /// Opens the memory.
@@ -68,17 +64,10 @@ impl Rendezvous {
         if target.is_none_or(|target| target.as_os_str() != expected.as_str()) {
             return Err(Failure::new(
                 Code::InvalidUsage,
-                format!(
-                    "the unique id is used up, or process {} that made it has gone",
-                    self.process
-                ),
+                format!("the unique id is used up, or process {} that made it has gone", self.process),
             ));
         }
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(|_| system("open memfd"))
+        OpenOptions::new().read(true).write(true).open(&path).map_err(|_| system("open memfd"))
     }
 
     /// Drops this process's hold on the memory, once all ranks have it mapped.
@@ -88,10 +77,7 @@ impl Rendezvous {
 
     /// The id for C.
     pub(crate) fn encode(self) -> ncclUniqueId {
-        let text = format!(
-            "{PREFIX}:{}:{}:{:016x}",
-            self.process, self.descriptor, self.nonce
-        );
+        let text = format!("{PREFIX}:{}:{}:{:016x}", self.process, self.descriptor, self.nonce);
         let mut internal = [0; BYTES];
         for (to, from) in internal.iter_mut().zip(text.bytes()) {
             *to = from as c_char;
@@ -101,12 +87,7 @@ impl Rendezvous {
 
     /// Reads an id.
     pub(crate) fn decode(id: &ncclUniqueId) -> Outcome<Self> {
-        let bytes: Vec<u8> = id
-            .internal
-            .iter()
-            .map(|c| *c as u8)
-            .take_while(|byte| *byte != 0)
-            .collect();
+        let bytes: Vec<u8> = id.internal.iter().map(|c| *c as u8).take_while(|byte| *byte != 0).collect();
         Self::parse(&String::from_utf8_lossy(&bytes))
             .ok_or_else(|| Failure::argument("commId does not come from ncclGetUniqueId"))
     }
@@ -116,11 +97,7 @@ impl Rendezvous {
         let process = fields.next()?.parse().ok()?;
         let descriptor = fields.next()?.parse().ok()?;
         let nonce = u64::from_str_radix(fields.next()?, 16).ok()?;
-        fields.next().is_none().then_some(Self {
-            process,
-            descriptor,
-            nonce,
-        })
+        fields.next().is_none().then_some(Self { process, descriptor, nonce })
     }
 
     /// The id as words for shared memory.
@@ -130,11 +107,7 @@ impl Rendezvous {
 
     /// Takes back [`Self::to_words`].
     pub(crate) fn from_words(words: [u64; 3]) -> Self {
-        Self {
-            process: words[0] as u32,
-            descriptor: words[1] as i32,
-            nonce: words[2],
-        }
+        Self { process: words[0] as u32, descriptor: words[1] as i32, nonce: words[2] }
     }
 }
 
@@ -146,11 +119,7 @@ pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
     }
     // SAFETY: the descriptor is open; growing a memfd disturbs no mapping of it.
     let result = unsafe { libc::ftruncate(file.as_raw_fd(), size as libc::off_t) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(system("ftruncate"))
-    }
+    if result == 0 { Ok(()) } else { Err(system("ftruncate")) }
 }
 
 /// The failure of a system call that just failed.
@@ -163,11 +132,7 @@ fn random() -> Outcome<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer has the given size.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize {
-        Ok(u64::from_ne_bytes(bytes))
-    } else {
-        Err(system("getrandom"))
-    }
+    if got == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(system("getrandom")) }
 }
 
 #[cfg(test)]
@@ -176,34 +141,17 @@ mod tests {
 
     #[test]
     fn ids_survive_encoding() {
-        let rendezvous = Rendezvous {
-            process: 4_000_000,
-            descriptor: 17,
-            nonce: u64::MAX - 5,
-        };
-        assert_eq!(
-            Rendezvous::decode(&rendezvous.encode()).ok(),
-            Some(rendezvous)
-        );
+        let rendezvous = Rendezvous { process: 4_000_000, descriptor: 17, nonce: u64::MAX - 5 };
+        assert_eq!(Rendezvous::decode(&rendezvous.encode()).ok(), Some(rendezvous));
         assert_eq!(Rendezvous::from_words(rendezvous.to_words()), rendezvous);
     }
 
     #[test]
     fn foreign_ids_are_refused() {
-        let zeros = ncclUniqueId {
-            internal: [0; BYTES],
-        };
-        assert_eq!(
-            Rendezvous::decode(&zeros).map_err(|f| f.code),
-            Err(Code::InvalidArgument)
-        );
-        let noise = ncclUniqueId {
-            internal: [-3; BYTES],
-        };
-        assert_eq!(
-            Rendezvous::decode(&noise).map_err(|f| f.code),
-            Err(Code::InvalidArgument)
-        );
+        let zeros = ncclUniqueId { internal: [0; BYTES] };
+        assert_eq!(Rendezvous::decode(&zeros).map_err(|f| f.code), Err(Code::InvalidArgument));
+        let noise = ncclUniqueId { internal: [-3; BYTES] };
+        assert_eq!(Rendezvous::decode(&noise).map_err(|f| f.code), Err(Code::InvalidArgument));
     }
 
     #[test]
@@ -211,9 +159,6 @@ mod tests {
         let rendezvous = Rendezvous::create().expect("memfd");
         assert!(rendezvous.open().is_ok());
         rendezvous.release();
-        assert_eq!(
-            rendezvous.open().map(|_| ()).map_err(|f| f.code),
-            Err(Code::InvalidUsage)
-        );
+        assert_eq!(rendezvous.open().map(|_| ()).map_err(|f| f.code), Err(Code::InvalidUsage));
     }
 }

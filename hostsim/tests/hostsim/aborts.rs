@@ -37,9 +37,7 @@ impl Shared {
 }
 
 /// Does something in another thread, after the calling one has had time to block.
-fn later<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> std::thread::JoinHandle<T> {
+fn later<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
         work()
@@ -102,10 +100,7 @@ pub(crate) fn one_rank_aborts_in_a_group() {
         comm.abort()
     });
     assert_eq!(ncclGroupEnd(), SUCCESS);
-    assert!(
-        is_over.load(Ordering::Acquire),
-        "that waited for the device"
-    );
+    assert!(is_over.load(Ordering::Acquire), "that waited for the device");
     assert_eq!(aborting.join().expect("no panic"), SUCCESS);
     drop(buffers);
 }
@@ -114,10 +109,7 @@ pub(crate) fn one_rank_aborts_in_a_group() {
 fn an_abort_in_another_thread_frees_all_streams() {
     let begin = Instant::now();
     run("abort_frees_streams", 2, &[]);
-    assert!(
-        begin.elapsed() < Duration::from_secs(15),
-        "nobody timed out"
-    );
+    assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
 }
 
 /// Rank 0 waits in three streams: for a message, for an all-gather behind it, and, by way of the
@@ -136,11 +128,7 @@ pub(crate) fn abort_frees_streams() {
         let seen = Arc::clone(&passed);
         launch(me.stream.0, move || seen.store(true, Ordering::Release));
         let second = Stream::with_flags(1);
-        let others = Rank {
-            stream: second,
-            comm: me.comm,
-            ..me
-        };
+        let others = Rank { stream: second, comm: me.comm, ..me };
         let gathered = gather(&others, 10);
         let comm = Shared(me.comm);
         let aborting = later(move || comm.abort());
@@ -160,10 +148,7 @@ pub(crate) fn abort_frees_streams() {
 fn an_abort_frees_calls_on_the_host() {
     let begin = Instant::now();
     run("abort_frees_host_calls", 2, &[]);
-    assert!(
-        begin.elapsed() < Duration::from_secs(15),
-        "nobody timed out"
-    );
+    assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
 }
 
 /// Rank 0 is in a split that rank 1 never joins, and then in a destruction that waits for a message.
@@ -201,15 +186,8 @@ pub(crate) fn abort_frees_host_calls() {
 #[test]
 fn a_first_operation_that_connects_waits_in_its_call() {
     let begin = Instant::now();
-    run(
-        "first_operations_connect",
-        2,
-        &[("NCCLEP_HOSTSIM_CONNECT_SECONDS", "50")],
-    );
-    assert!(
-        begin.elapsed() < Duration::from_secs(15),
-        "nobody timed out"
-    );
+    run("first_operations_connect", 2, &[("NCCLEP_HOSTSIM_CONNECT_SECONDS", "50")]);
+    assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
 }
 
 /// Rank 0 calls an all-gather that rank 1 never does, until another thread aborts.
@@ -236,20 +214,9 @@ pub(crate) fn first_operations_connect() {
 fn a_rank_that_has_left_is_not_waited_for() {
     let begin = Instant::now();
     let said = run("one_rank_leaves", 3, &[]);
-    assert!(
-        begin.elapsed() < Duration::from_secs(15),
-        "nobody timed out"
-    );
-    assert_eq!(
-        count(&said, "rank 1 has left the communicator"),
-        1,
-        "{said}"
-    );
-    assert_eq!(
-        count(&said, "rank 2 has left the communicator"),
-        1,
-        "{said}"
-    );
+    assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
+    assert_eq!(count(&said, "rank 1 has left the communicator"), 1, "{said}");
+    assert_eq!(count(&said, "rank 2 has left the communicator"), 1, "{said}");
 }
 
 /// Rank 1 has nothing to do and aborts one communicator, rank 2 destroys the other: the messages that

@@ -50,10 +50,7 @@ fn check_collectives(me: Rank) {
         assert_eq!(ncclCommCount(me.comm, &raw mut ranks), SUCCESS);
         assert_eq!(ncclCommCuDevice(me.comm, &raw mut device), SUCCESS);
     }
-    assert_eq!(
-        (rank as usize, ranks as usize, device),
-        (me.rank, me.ranks, rank)
-    );
+    assert_eq!((rank as usize, ranks as usize, device), (me.rank, me.ranks, rank));
     for count in [1, 1000, LARGE] {
         gather(&me, count);
         reduce_all(&me, count);
@@ -68,16 +65,7 @@ fn gather(me: &Rank, count: usize) {
     let send = floats(count, |i| value(me.rank, i));
     let recv = Buffer::new(4 * count * me.ranks);
     // SAFETY: the buffers live until the synchronisation.
-    let code = unsafe {
-        ncclAllGather(
-            send.address,
-            recv.address,
-            count,
-            FLOAT,
-            me.comm,
-            me.stream.0,
-        )
-    };
+    let code = unsafe { ncclAllGather(send.address, recv.address, count, FLOAT, me.comm, me.stream.0) };
     assert_eq!(code, SUCCESS);
     assert_eq!(me.stream.synchronize(), SUCCESS);
     check(&recv, |i| value(i / count, i % count));
@@ -89,8 +77,7 @@ fn reduce_all(me: &Rank, count: usize) {
     let (comm, stream) = (me.comm, me.stream.0);
     for (from, to) in [(&in_place, &in_place), (&send, &recv)] {
         // SAFETY: the buffers live until the synchronisation.
-        let code =
-            unsafe { ncclAllReduce(from.address, to.address, count, FLOAT, SUM, comm, stream) };
+        let code = unsafe { ncclAllReduce(from.address, to.address, count, FLOAT, SUM, comm, stream) };
         assert_eq!(code, SUCCESS);
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
@@ -112,8 +99,7 @@ fn broadcast(me: &Rank, count: usize) {
             false => null_mut(),
         };
         // SAFETY: the buffers live until the synchronisation.
-        let code =
-            unsafe { ncclBroadcast(from, to.address, count, FLOAT, root as c_int, comm, stream) };
+        let code = unsafe { ncclBroadcast(from, to.address, count, FLOAT, root as c_int, comm, stream) };
         assert_eq!(code, SUCCESS);
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
@@ -129,16 +115,13 @@ fn broadcast(me: &Rank, count: usize) {
 fn two_streams(me: &Rank) {
     const ROUNDS: usize = 20;
     let streams = [Stream::with_flags(1), Stream::with_flags(1)];
-    let sends: Vec<Buffer> = (0..ROUNDS)
-        .map(|round| floats(500, |i| value(me.rank, i + round)))
-        .collect();
+    let sends: Vec<Buffer> = (0..ROUNDS).map(|round| floats(500, |i| value(me.rank, i + round))).collect();
     let recvs: Vec<Buffer> = (0..ROUNDS).map(|_| Buffer::new(2000 * me.ranks)).collect();
     assert_eq!(cudaDeviceSynchronize(), SUCCESS);
     for (round, (send, recv)) in sends.iter().zip(&recvs).enumerate() {
         let stream = streams[round % 2].0;
         // SAFETY: the buffers live until the synchronisation.
-        let code =
-            unsafe { ncclAllGather(send.address, recv.address, 500, FLOAT, me.comm, stream) };
+        let code = unsafe { ncclAllGather(send.address, recv.address, 500, FLOAT, me.comm, stream) };
         assert_eq!(code, SUCCESS);
     }
     for stream in &streams {
@@ -170,40 +153,15 @@ fn wrong_arguments_are_refused() {
     let none = null_mut();
     // SAFETY: refused calls touch no buffer.
     unsafe {
-        assert_eq!(
-            ncclAllGather(both, both, 65, UINT8, me, none),
-            INVALID_ARGUMENT
-        );
-        assert_eq!(
-            ncclAllGather(host, both, 64, UINT8, me, none),
-            INVALID_ARGUMENT
-        );
-        assert_eq!(
-            ncclAllGather(both, null_mut(), 64, UINT8, me, none),
-            INVALID_ARGUMENT
-        );
-        assert_eq!(
-            ncclAllGather(both, both, 64, 99, me, none),
-            INVALID_ARGUMENT
-        );
-        assert_eq!(
-            ncclAllGather(both, both, usize::MAX, FLOAT, me, none),
-            INVALID_ARGUMENT
-        );
-        assert_eq!(
-            ncclAllReduce(both, both, 1, FLOAT, MAX, me, none),
-            INVALID_ARGUMENT
-        );
-        assert_eq!(
-            ncclAllReduce(both, both, 1, BF16, SUM, me, none),
-            INVALID_ARGUMENT
-        );
+        assert_eq!(ncclAllGather(both, both, 65, UINT8, me, none), INVALID_ARGUMENT);
+        assert_eq!(ncclAllGather(host, both, 64, UINT8, me, none), INVALID_ARGUMENT);
+        assert_eq!(ncclAllGather(both, null_mut(), 64, UINT8, me, none), INVALID_ARGUMENT);
+        assert_eq!(ncclAllGather(both, both, 64, 99, me, none), INVALID_ARGUMENT);
+        assert_eq!(ncclAllGather(both, both, usize::MAX, FLOAT, me, none), INVALID_ARGUMENT);
+        assert_eq!(ncclAllReduce(both, both, 1, FLOAT, MAX, me, none), INVALID_ARGUMENT);
+        assert_eq!(ncclAllReduce(both, both, 1, BF16, SUM, me, none), INVALID_ARGUMENT);
         assert_eq!(ncclSend(both, 1, FLOAT, -1, me, none), INVALID_ARGUMENT);
-        assert_eq!(
-            ncclAllGather(both, both, 64, UINT8, me, 0x999 as _),
-            1,
-            "no such stream"
-        );
+        assert_eq!(ncclAllGather(both, both, 64, UINT8, me, 0x999 as _), 1, "no such stream");
         // A refused call spoils its group, and only that.
         assert_eq!(ncclGroupStart(), SUCCESS);
         assert_eq!(ncclSend(both, 1, FLOAT, 7, me, none), INVALID_ARGUMENT);

@@ -50,14 +50,7 @@ fn configurations_of_any_version_are_read() {
     assert_eq!(make(null()), SUCCESS);
     let plain = initial();
     assert_eq!(make(&raw const plain), SUCCESS);
-    let chosen = ncclConfig_t {
-        blocking: 1,
-        cgaClusterSize: 0,
-        minCTAs: 1,
-        maxCTAs: 4,
-        splitShare: 0,
-        ..initial()
-    };
+    let chosen = ncclConfig_t { blocking: 1, cgaClusterSize: 0, minCTAs: 1, maxCTAs: 4, splitShare: 0, ..initial() };
     assert_eq!(make(&raw const chosen), SUCCESS);
     // A later version's, with fields that are not known here.
     #[repr(C)]
@@ -113,9 +106,7 @@ pub(crate) fn many_communicators() {
     let (rank, ranks) = (me.rank, me.ranks);
     let used = std::thread::scope(|scope| {
         let use_it = |(id, sent, got)| scope.spawn(move || use_one(id, (rank, ranks), sent, got));
-        parts
-            .map(use_it)
-            .map(|thread| thread.join().expect("no panic"))
+        parts.map(use_it).map(|thread| thread.join().expect("no panic"))
     });
     for (made, buffers) in used {
         made.end();
@@ -143,36 +134,14 @@ fn shared_id(me: &Rank) -> ncclUniqueId {
 }
 
 /// Makes a communicator in the calling thread and sends around a ring; gives it back, and the buffers.
-fn use_one(
-    id: ncclUniqueId,
-    (rank, ranks): (usize, usize),
-    sent: Buffer,
-    got: Buffer,
-) -> (Rank, [Buffer; 2]) {
+fn use_one(id: ncclUniqueId, (rank, ranks): (usize, usize), sent: Buffer, got: Buffer) -> (Rank, [Buffer; 2]) {
     assert_eq!(cudaSetDevice(rank as c_int), SUCCESS);
     let mut comm = null_mut();
-    let config = ncclConfig_t {
-        blocking: 1,
-        splitShare: 0,
-        ..initial()
-    };
+    let config = ncclConfig_t { blocking: 1, splitShare: 0, ..initial() };
     // SAFETY: the pointers are valid.
-    let code = unsafe {
-        ncclCommInitRankConfig(
-            &raw mut comm,
-            ranks as c_int,
-            id,
-            rank as c_int,
-            &raw const config,
-        )
-    };
+    let code = unsafe { ncclCommInitRankConfig(&raw mut comm, ranks as c_int, id, rank as c_int, &raw const config) };
     assert_eq!(code, SUCCESS);
-    let me = Rank {
-        comm,
-        rank,
-        ranks,
-        stream: Stream::with_flags(1),
-    };
+    let me = Rank { comm, rank, ranks, stream: Stream::with_flags(1) };
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     for _ in 0..10 {
         assert_eq!(ncclGroupStart(), SUCCESS);

@@ -21,16 +21,7 @@ pub(crate) const BRIEFLY: (&str, &str) = ("NCCLEP_HOSTSIM_HANG_SECONDS", "2");
 pub(crate) fn gather(me: &Rank, count: usize) -> (Buffer, Buffer) {
     let (send, recv) = (Buffer::filled(count, 1), Buffer::new(count * me.ranks));
     // SAFETY: the caller keeps the buffers until the stream is done.
-    let code = unsafe {
-        ncclAllGather(
-            send.address,
-            recv.address,
-            count,
-            UINT8,
-            me.comm,
-            me.stream.0,
-        )
-    };
+    let code = unsafe { ncclAllGather(send.address, recv.address, count, UINT8, me.comm, me.stream.0) };
     assert_eq!(code, SUCCESS);
     (send, recv)
 }
@@ -59,16 +50,7 @@ pub(crate) fn expect_failure(me: Rank, code: i32) {
     assert!(!unsafe { CStr::from_ptr(ncclGetLastError(me.comm)) }.is_empty());
     let buffer = Buffer::new(me.ranks);
     // SAFETY: the call is refused.
-    let refused = unsafe {
-        ncclAllGather(
-            buffer.address,
-            buffer.address,
-            1,
-            UINT8,
-            me.comm,
-            me.stream.0,
-        )
-    };
+    let refused = unsafe { ncclAllGather(buffer.address, buffer.address, 1, UINT8, me.comm, me.stream.0) };
     assert_eq!(refused, code);
     me.end();
 }
@@ -106,22 +88,13 @@ fn a_dead_rank_is_noticed_long_before_the_limit() {
     let begin = Instant::now();
     let outputs = finish(start("one_rank_dies", 3, &[]));
     assert!(begin.elapsed() < Duration::from_secs(10));
-    let said: String = outputs
-        .iter()
-        .map(|output| String::from_utf8_lossy(&output.stderr))
-        .collect();
+    let said: String = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
     assert_eq!(outputs[1].status.code(), Some(42));
-    assert!(
-        outputs[0].status.success() && outputs[2].status.success(),
-        "{said}"
-    );
+    assert!(outputs[0].status.success() && outputs[2].status.success(), "{said}");
     assert_eq!(count(&said, "process of rank 1 has gone"), 1, "{said}");
     let leftovers = std::fs::read_dir("/dev/shm").map_or(0, |entries| {
         let name = |entry: std::io::Result<std::fs::DirEntry>| entry.ok().map(|e| e.file_name());
-        entries
-            .filter_map(name)
-            .filter(|n| n.to_string_lossy().contains("ncclep"))
-            .count()
+        entries.filter_map(name).filter(|n| n.to_string_lossy().contains("ncclep")).count()
     });
     assert_eq!(leftovers, 0);
 }

@@ -32,12 +32,9 @@ const RELAXED: c_int = 2;
 
 #[test]
 fn replays() {
-    for scenario in [
-        "lanes_keep_their_order",
-        "a_graph_owns_what_it_is_given",
-        "rules_of_captures",
-        "the_end_of_a_communicator",
-    ] {
+    for scenario in
+        ["lanes_keep_their_order", "a_graph_owns_what_it_is_given", "rules_of_captures", "the_end_of_a_communicator"]
+    {
         run(scenario, 1, &[]);
     }
     run("messages_in_graphs", 2, &[]);
@@ -157,25 +154,12 @@ pub(crate) fn lanes_keep_their_order() {
     // SAFETY: the functions take any argument.
     unsafe {
         let nothing = null_mut();
-        assert_eq!(
-            cudaLaunchHostFunc(origin.0, Some(wait_for_other_lane), nothing),
-            SUCCESS
-        );
-        assert_eq!(
-            cudaLaunchHostFunc(branch.0, Some(to_middle), nothing),
-            SUCCESS
-        );
+        assert_eq!(cudaLaunchHostFunc(origin.0, Some(wait_for_other_lane), nothing), SUCCESS);
+        assert_eq!(cudaLaunchHostFunc(branch.0, Some(to_middle), nothing), SUCCESS);
         assert_eq!(follow(&origin, &branch), SUCCESS);
-        assert_eq!(
-            cudaLaunchHostFunc(origin.0, Some(to_target), nothing),
-            SUCCESS
-        );
+        assert_eq!(cudaLaunchHostFunc(origin.0, Some(to_target), nothing), SUCCESS);
     }
-    assert_eq!(
-        RUNS.load(Ordering::Relaxed),
-        0,
-        "nothing runs while it is captured"
-    );
+    assert_eq!(RUNS.load(Ordering::Relaxed), 0, "nothing runs while it is captured");
     let graph = executable(&origin);
     assert_eq!((status(&origin), status(&branch)), (0, 0));
     for value in 1..=5 {
@@ -189,10 +173,7 @@ pub(crate) fn lanes_keep_their_order() {
         assert_eq!(cudaGraphLaunch(graph, stream.0), SUCCESS);
     }
     assert_eq!(cudaGraphExecDestroy(graph), SUCCESS);
-    assert_eq!(
-        (origin.synchronize(), branch.synchronize()),
-        (SUCCESS, SUCCESS)
-    );
+    assert_eq!((origin.synchronize(), branch.synchronize()), (SUCCESS, SUCCESS));
     assert_eq!(RUNS.load(Ordering::Relaxed), 8);
     assert_ne!(cudaGraphLaunch(graph, origin.0), SUCCESS);
 }
@@ -249,15 +230,8 @@ pub(crate) fn rules_of_captures() {
         begin(&captured, THREAD_LOCAL);
         assert_eq!(mistake(&captured, &other), *code, "mistake {number}");
         assert_eq!(status(&captured), 2, "mistake {number}");
-        assert_eq!(
-            cudaMemsetAsync(memory.address, 1, 64, captured.0),
-            INVALIDATED
-        );
-        assert_eq!(
-            end(&captured),
-            (INVALIDATED, null_mut()),
-            "mistake {number}"
-        );
+        assert_eq!(cudaMemsetAsync(memory.address, 1, 64, captured.0), INVALIDATED);
+        assert_eq!(end(&captured), (INVALIDATED, null_mut()), "mistake {number}");
     }
     the_end_is_wrong(&captured, &other, &memory);
     whose_calls_count(&captured);
@@ -309,11 +283,7 @@ fn the_end_is_wrong(captured: &Stream, other: &Stream, memory: &Buffer) {
 
 /// Calls of other threads count in the global mode alone, and none of a relaxed thread.
 fn whose_calls_count(captured: &Stream) {
-    for (mode, elsewhere) in [
-        (GLOBAL, UNSUPPORTED),
-        (THREAD_LOCAL, SUCCESS),
-        (RELAXED, SUCCESS),
-    ] {
+    for (mode, elsewhere) in [(GLOBAL, UNSUPPORTED), (THREAD_LOCAL, SUCCESS), (RELAXED, SUCCESS)] {
         begin(captured, mode);
         let before = exchange(RELAXED);
         assert_eq!(cudaStreamQuery(null_mut()), SUCCESS);
@@ -325,11 +295,7 @@ fn whose_calls_count(captured: &Stream) {
             (relaxed, cudaStreamQuery(null_mut()))
         });
         assert_eq!(other.join().expect("no panic"), (SUCCESS, elsewhere));
-        let valid = if elsewhere == SUCCESS {
-            SUCCESS
-        } else {
-            INVALIDATED
-        };
+        let valid = if elsewhere == SUCCESS { SUCCESS } else { INVALIDATED };
         assert_eq!(end(captured).0, valid);
     }
 }
@@ -355,23 +321,12 @@ pub(crate) fn messages_in_graphs() {
     begin(&me.stream, THREAD_LOCAL);
     ring(&me, &sent, &received, peer);
     // SAFETY: the buffers have the bytes.
-    let copied = unsafe {
-        cudaMemcpyAsync(
-            kept.address,
-            received.address,
-            256,
-            DEVICE_TO_DEVICE,
-            me.stream.0,
-        )
-    };
+    let copied = unsafe { cudaMemcpyAsync(kept.address, received.address, 256, DEVICE_TO_DEVICE, me.stream.0) };
     assert_eq!(copied, SUCCESS);
     let graph = executable(&me.stream);
     for value in 1..20 {
         let fill = |rank: usize| value + 100 * rank as i32;
-        assert_eq!(
-            cudaMemsetAsync(sent.address, fill(me.rank), 256, me.stream.0),
-            SUCCESS
-        );
+        assert_eq!(cudaMemsetAsync(sent.address, fill(me.rank), 256, me.stream.0), SUCCESS);
         if value % 3 == 0 {
             ring(&me, &sent, &received, peer);
         }

@@ -33,15 +33,9 @@ pub(crate) fn split_by_parity() {
     // SAFETY: the pointers are valid for a write, and the buffer lives until the end.
     unsafe {
         let (both, comm) = (data.address, me.comm);
-        assert_eq!(
-            ncclAllReduce(both, both, 1000, FLOAT, SUM, comm, me.stream.0),
-            SUCCESS
-        );
+        assert_eq!(ncclAllReduce(both, both, 1000, FLOAT, SUM, comm, me.stream.0), SUCCESS);
         let config = std::ptr::null();
-        assert_eq!(
-            ncclCommSplit(comm, colour, key, &raw mut part, config),
-            SUCCESS
-        );
+        assert_eq!(ncclCommSplit(comm, colour, key, &raw mut part, config), SUCCESS);
     }
     if last {
         assert!(part.is_null());
@@ -60,12 +54,7 @@ pub(crate) fn split_by_parity() {
         assert_eq!(members[rank as usize], me.rank);
         assert_eq!(count as usize, members.len());
         assert_eq!(me.stream.synchronize(), SUCCESS);
-        assert!(
-            all.bytes()
-                .iter()
-                .map(|byte| usize::from(*byte))
-                .eq(members.iter().copied())
-        );
+        assert!(all.bytes().iter().map(|byte| usize::from(*byte)).eq(members.iter().copied()));
         assert_eq!(ncclCommDestroy(part), SUCCESS);
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
@@ -92,12 +81,8 @@ pub(crate) fn exchange_with_all() {
             Buffer::filled(*size, if sending { sent } else { 0xEE })
         })
     };
-    let sends: Vec<Vec<Buffer>> = (0..me.ranks)
-        .map(|to| messages(to, true).collect())
-        .collect();
-    let recvs: Vec<Vec<Buffer>> = (0..me.ranks)
-        .map(|from| messages(from, false).collect())
-        .collect();
+    let sends: Vec<Vec<Buffer>> = (0..me.ranks).map(|to| messages(to, true).collect()).collect();
+    let recvs: Vec<Vec<Buffer>> = (0..me.ranks).map(|from| messages(from, false).collect()).collect();
     let (comm, stream) = (me.comm, me.stream.0);
     assert_eq!(ncclGroupStart(), SUCCESS);
     for (to, from) in (0..me.ranks).zip((0..me.ranks).rev()) {
@@ -118,10 +103,7 @@ pub(crate) fn exchange_with_all() {
     for (from, received) in recvs.iter().enumerate() {
         for (message, buffer) in received.iter().enumerate() {
             let expected = bytes(from, me.rank, message);
-            assert!(
-                buffer.bytes().iter().all(|byte| *byte == expected),
-                "from {from}"
-            );
+            assert!(buffer.bytes().iter().all(|byte| *byte == expected), "from {from}");
         }
     }
     drop((sends, recvs));
@@ -154,10 +136,7 @@ pub(crate) fn ping_pong() {
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
     let time = begin.elapsed();
-    assert!(
-        time < Duration::from_secs(10),
-        "{TURNS} turns took {time:?}"
-    );
+    assert!(time < Duration::from_secs(10), "{TURNS} turns took {time:?}");
     assert_eq!(ball.bytes(), [0; 64], "rank 0 served");
     drop(ball);
     me.end();

@@ -10,12 +10,11 @@ use ncclep_hostsim::cuda::copy::{cudaMemcpy, cudaMemset};
 use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
 use ncclep_hostsim::cuda::stream::{
-    cudaLaunchHostFunc, cudaStream_t, cudaStreamCreateWithFlags, cudaStreamDestroy,
-    cudaStreamQuery, cudaStreamSynchronize,
+    cudaLaunchHostFunc, cudaStream_t, cudaStreamCreateWithFlags, cudaStreamDestroy, cudaStreamQuery,
+    cudaStreamSynchronize,
 };
 use ncclep_hostsim::nccl::api::{
-    ncclComm_t, ncclCommDestroy, ncclCommInitRank, ncclCommSplit, ncclGetUniqueId, ncclRecv,
-    ncclSend, ncclUniqueId,
+    ncclComm_t, ncclCommDestroy, ncclCommInitRank, ncclCommSplit, ncclGetUniqueId, ncclRecv, ncclSend, ncclUniqueId,
 };
 
 pub(crate) const HOST_TO_DEVICE: i32 = 1;
@@ -36,10 +35,7 @@ pub(crate) fn own_device() {
     const DEVICES: std::ops::Range<i32> = 8..16;
     static NEXT: AtomicI32 = AtomicI32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    assert_eq!(
-        cudaSetDevice(DEVICES.start + number % (DEVICES.end - DEVICES.start)),
-        0
-    );
+    assert_eq!(cudaSetDevice(DEVICES.start + number % (DEVICES.end - DEVICES.start)), 0);
 }
 
 /// A stream, destroyed when dropped.
@@ -139,14 +135,7 @@ impl Buffer {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let buffer = Self::new(bytes.len());
         // SAFETY: the source has the length.
-        let code = unsafe {
-            cudaMemcpy(
-                buffer.address,
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                HOST_TO_DEVICE,
-            )
-        };
+        let code = unsafe { cudaMemcpy(buffer.address, bytes.as_ptr().cast(), bytes.len(), HOST_TO_DEVICE) };
         assert_eq!(code, 0);
         buffer
     }
@@ -154,14 +143,7 @@ impl Buffer {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
         // SAFETY: the destination has the length.
-        let code = unsafe {
-            cudaMemcpy(
-                bytes.as_mut_ptr().cast(),
-                self.address,
-                self.len,
-                DEVICE_TO_HOST,
-            )
-        };
+        let code = unsafe { cudaMemcpy(bytes.as_mut_ptr().cast(), self.address, self.len, DEVICE_TO_HOST) };
         assert_eq!(code, 0);
         bytes
     }
@@ -209,12 +191,7 @@ impl Rank {
         // SAFETY: the pointer is valid for a write.
         let code = unsafe { ncclCommInitRank(&raw mut comm, ranks as i32, id, rank as i32) };
         assert_eq!(code, 0);
-        Self {
-            comm,
-            rank,
-            ranks,
-            stream: Stream::new(),
-        }
+        Self { comm, rank, ranks, stream: Stream::new() }
     }
 
     /// A second communicator of the same ranks, with a stream of its own.
@@ -224,11 +201,7 @@ impl Rank {
         // SAFETY: the pointer is valid for a write.
         let code = unsafe { ncclCommSplit(self.comm, 0, key, &raw mut comm, config) };
         assert_eq!(code, 0);
-        Self {
-            comm,
-            stream: Stream::with_flags(1),
-            ..*self
-        }
+        Self { comm, stream: Stream::with_flags(1), ..*self }
     }
 
     /// Sends to a peer, in this rank's stream or at the end of the open group.
@@ -267,11 +240,7 @@ pub(crate) fn seat() -> (usize, usize) {
 /// The unique id that the parent made.
 pub(crate) fn id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; 128] };
-    for (to, from) in id
-        .internal
-        .iter_mut()
-        .zip(std::env::var(ID).expect("set").bytes())
-    {
+    for (to, from) in id.internal.iter_mut().zip(std::env::var(ID).expect("set").bytes()) {
         *to = from as i8;
     }
     id
@@ -288,9 +257,7 @@ pub(crate) fn new_id() -> ncclUniqueId {
 /// Starts one process per rank.
 pub(crate) fn start(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> Vec<Child> {
     let text = new_id().internal.map(|c| c as u8);
-    let text = String::from_utf8_lossy(&text)
-        .trim_end_matches('\0')
-        .to_owned();
+    let text = String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned();
     let program = std::env::current_exe().expect("own path");
     let start_one = |rank: usize| {
         Command::new(&program)
@@ -312,10 +279,7 @@ pub(crate) fn start(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> 
 
 /// Waits for processes and returns what they said.
 pub(crate) fn finish(children: Vec<Child>) -> Vec<Output> {
-    children
-        .into_iter()
-        .map(|child| child.wait_with_output().expect("an end"))
-        .collect()
+    children.into_iter().map(|child| child.wait_with_output().expect("an end")).collect()
 }
 
 /// Runs a scenario that must succeed in every process; returns all their stderr.
@@ -323,10 +287,7 @@ pub(crate) fn run(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> St
     let mut said = String::new();
     for (rank, output) in finish(start(scenario, ranks, settings)).iter().enumerate() {
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "{scenario}, rank {rank} of {ranks}: {stderr}"
-        );
+        assert!(output.status.success(), "{scenario}, rank {rank} of {ranks}: {stderr}");
         said.push_str(&stderr);
     }
     said

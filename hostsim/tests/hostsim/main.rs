@@ -30,10 +30,7 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("one_rank_dies", failures::one_rank_dies),
     ("counts_differ", failures::counts_differ),
     ("one_rank_aborts", aborts::one_rank_aborts),
-    (
-        "one_rank_aborts_in_a_group",
-        aborts::one_rank_aborts_in_a_group,
-    ),
+    ("one_rank_aborts_in_a_group", aborts::one_rank_aborts_in_a_group),
     ("abort_frees_streams", aborts::abort_frees_streams),
     ("abort_frees_host_calls", aborts::abort_frees_host_calls),
     ("first_operations_connect", aborts::first_operations_connect),
@@ -54,15 +51,9 @@ const SCENARIOS: &[(&str, fn())] = &[
     ("write_into_the_padding", memory::write_into_the_padding),
     ("reset_the_device", streams::reset_the_device),
     ("lanes_keep_their_order", graphs::lanes_keep_their_order),
-    (
-        "a_graph_owns_what_it_is_given",
-        graphs::a_graph_owns_what_it_is_given,
-    ),
+    ("a_graph_owns_what_it_is_given", graphs::a_graph_owns_what_it_is_given),
     ("rules_of_captures", graphs::rules_of_captures),
-    (
-        "the_end_of_a_communicator",
-        graphs::the_end_of_a_communicator,
-    ),
+    ("the_end_of_a_communicator", graphs::the_end_of_a_communicator),
     ("messages_in_graphs", graphs::messages_in_graphs),
 ];
 

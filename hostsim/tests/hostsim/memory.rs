@@ -10,8 +10,7 @@ use ncclep_hostsim::cuda::memory::*;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 
 use crate::kit::{
-    Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device,
-    run, start,
+    Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device, run, start,
 };
 
 const SUCCESS: i32 = 0;
@@ -53,16 +52,9 @@ fn odd_requests() {
     assert_eq!(cudaFree(null_mut()), SUCCESS);
     assert_eq!(cudaFreeHost(null_mut()), SUCCESS);
     let local = 0u64;
-    assert_eq!(
-        cudaFree((&raw const local).cast_mut().cast()),
-        INVALID_VALUE
-    );
+    assert_eq!(cudaFree((&raw const local).cast_mut().cast()), INVALID_VALUE);
     let host = pinned(8);
-    assert_eq!(
-        cudaFree(host),
-        INVALID_VALUE,
-        "host memory has its own free"
-    );
+    assert_eq!(cudaFree(host), INVALID_VALUE, "host memory has its own free");
     assert_eq!(cudaFreeHost(host), SUCCESS);
     assert_eq!(cudaFreeHost(host), INVALID_VALUE, "freed twice");
 }
@@ -70,11 +62,7 @@ fn odd_requests() {
 /// A child that must die of a memory fault.
 fn crashes(scenario: &str) {
     let output = finish(start(scenario, 1, &[])).remove(0);
-    assert_eq!(
-        output.status.signal(),
-        Some(SIGSEGV),
-        "{scenario}: {output:?}"
-    );
+    assert_eq!(output.status.signal(), Some(SIGSEGV), "{scenario}: {output:?}");
 }
 
 #[test]
@@ -127,19 +115,10 @@ fn copies_check_direction_and_range() {
     assert_eq!(copy(host, two.address, 64, DEVICE_TO_HOST), SUCCESS);
     assert_eq!(copy(one.address, host, 64, HOST_TO_DEVICE), SUCCESS);
     assert_eq!(copy(one.address, two.address, 64, DEFAULT), SUCCESS);
-    assert_eq!(
-        copy(one.address, two.address, 64, HOST_TO_DEVICE),
-        INVALID_VALUE
-    );
+    assert_eq!(copy(one.address, two.address, 64, HOST_TO_DEVICE), INVALID_VALUE);
     assert_eq!(copy(host, host, 64, DEVICE_TO_HOST), INVALID_VALUE);
-    assert_eq!(
-        copy(one.address, two.address, 65, DEVICE_TO_DEVICE),
-        INVALID_VALUE
-    );
-    assert_eq!(
-        copy(one.address, null_mut(), 64, HOST_TO_DEVICE),
-        INVALID_VALUE
-    );
+    assert_eq!(copy(one.address, two.address, 65, DEVICE_TO_DEVICE), INVALID_VALUE);
+    assert_eq!(copy(one.address, null_mut(), 64, HOST_TO_DEVICE), INVALID_VALUE);
     assert_eq!(copy(null_mut(), null_mut(), 0, HOST_TO_DEVICE), SUCCESS);
     assert_eq!(copy(one.address, host, 64, 17), 21);
     assert_eq!(cudaMemset(one.address, 0, 65), INVALID_VALUE);
@@ -188,11 +167,7 @@ fn pageable_sources_are_staged_and_pinned_ones_are_not() {
     }
     gate.open();
     assert_eq!(from_pageable.bytes(), [1; 8], "taken when called");
-    assert_eq!(
-        from_pinned.bytes(),
-        [2; 8],
-        "taken when the stream got there"
-    );
+    assert_eq!(from_pinned.bytes(), [2; 8], "taken when the stream got there");
     assert_eq!(std::hint::black_box(pageable), [2; 8]);
     assert_eq!(cudaFreeHost(host), SUCCESS);
 }

@@ -22,9 +22,7 @@ fn sizes_that_differ_fail_on_both_sides() {
     for (sent, wanted) in [(8, 9), (9, 8), (0, 8), (8, 0), (LARGE, LARGE - 1)] {
         let sizes = format!("{sent} {wanted}");
         let said = run("sizes_differ", 2, &[(SIZES, &sizes)]);
-        let line = format!(
-            "ncclSend of {sent} bytes on rank 0 meets ncclRecv of {wanted} bytes on rank 1"
-        );
+        let line = format!("ncclSend of {sent} bytes on rank 0 meets ncclRecv of {wanted} bytes on rank 1");
         assert_eq!(count(&said, &line), 1, "{said}");
         assert_eq!(count(&said, "hostsim:"), 1, "{said}");
     }
@@ -67,10 +65,7 @@ pub(crate) fn one_message_differs() {
     // Rank 1 has only right messages: it ends them, or gives them up when the others fail, which may be before it
     // has begun.
     let begun = ncclGroupEnd();
-    assert!(
-        begun == SUCCESS || me.rank == 1 && begun == INVALID_USAGE,
-        "{begun}"
-    );
+    assert!(begun == SUCCESS || me.rank == 1 && begun == INVALID_USAGE, "{begun}");
     let code = me.stream.synchronize();
     assert!(code == LAUNCH_FAILURE || me.rank == 1, "{code}");
     await_failure(me.comm);
@@ -81,11 +76,7 @@ pub(crate) fn one_message_differs() {
 #[test]
 fn messages_of_a_pair_keep_their_order() {
     run("messages_in_order", 3, &[]);
-    run(
-        "messages_in_order",
-        3,
-        &[("NCCLEP_HOSTSIM_DELAY_US", "300")],
-    );
+    run("messages_in_order", 3, &[("NCCLEP_HOSTSIM_DELAY_US", "300")]);
 }
 
 /// Rank 0 sends numbered messages, every fifth of them empty, to both others in groups of ten; rank 1
@@ -95,18 +86,14 @@ pub(crate) fn messages_in_order() {
     let me = Rank::from_environment();
     let size = |number: usize| if number % 5 == 4 { 0 } else { 1 + number * 10 };
     let value = |number: usize| if me.rank == 0 { number as u8 } else { 0xEE };
-    let buffers: Vec<_> = (0..MESSAGES)
-        .map(|number| Buffer::filled(size(number), value(number)))
-        .collect();
+    let buffers: Vec<_> = (0..MESSAGES).map(|number| Buffer::filled(size(number), value(number))).collect();
     let numbers: Vec<usize> = (0..MESSAGES).collect();
     for group in numbers.chunks([10, 4, 1][me.rank]) {
         assert_eq!(ncclGroupStart(), SUCCESS);
         for &number in group {
             let (buffer, bytes) = (&buffers[number], size(number));
             match me.rank {
-                0 => [1, 2]
-                    .into_iter()
-                    .for_each(|peer| me.send(buffer, bytes, peer)),
+                0 => [1, 2].into_iter().for_each(|peer| me.send(buffer, bytes, peer)),
                 _ => me.receive(buffer, bytes, 0),
             }
         }
@@ -114,10 +101,7 @@ pub(crate) fn messages_in_order() {
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
     for (number, buffer) in buffers.iter().enumerate() {
-        assert!(
-            buffer.bytes() == vec![number as u8; size(number)],
-            "{number}"
-        );
+        assert!(buffer.bytes() == vec![number as u8; size(number)], "{number}");
     }
     drop(buffers);
     me.end();

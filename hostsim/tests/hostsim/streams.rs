@@ -42,9 +42,7 @@ struct Journal(Arc<Mutex<Vec<&'static str>>>);
 impl Journal {
     fn note(&self, stream: cudaStream_t, entry: &'static str) {
         let journal = self.clone();
-        launch(stream, move || {
-            journal.0.lock().expect("no panic").push(entry)
-        });
+        launch(stream, move || journal.0.lock().expect("no panic").push(entry));
     }
 
     fn read(&self) -> Vec<&'static str> {
@@ -61,10 +59,7 @@ fn work_is_asynchronous_and_in_order() {
     journal.note(stream.0, "first");
     journal.note(stream.0, "second");
     give_a_chance();
-    assert!(
-        journal.read().is_empty(),
-        "nothing runs before the gate opens"
-    );
+    assert!(journal.read().is_empty(), "nothing runs before the gate opens");
     assert_eq!(cudaStreamQuery(stream.0), NOT_READY);
     assert_eq!(cudaGetLastError(), NOT_READY);
     gate.open();
@@ -132,10 +127,7 @@ fn synchronizing_the_default_stream_covers_blocking_streams() {
 #[test]
 fn streams_wait_for_events() {
     own_device();
-    let (first, second) = (
-        Stream::with_flags(NON_BLOCKING),
-        Stream::with_flags(NON_BLOCKING),
-    );
+    let (first, second) = (Stream::with_flags(NON_BLOCKING), Stream::with_flags(NON_BLOCKING));
     let journal = Journal::default();
     let mark = event();
     assert_eq!(cudaEventQuery(mark), SUCCESS, "never recorded means passed");
@@ -191,10 +183,7 @@ fn untimed_events_have_no_time() {
         assert_eq!(cudaEventCreateWithFlags(&raw mut mark, 2), SUCCESS);
         assert_eq!(cudaEventRecord(mark, null_mut()), SUCCESS);
         assert_eq!(cudaEventSynchronize(mark), SUCCESS);
-        assert_eq!(
-            cudaEventElapsedTime(&raw mut elapsed, mark, mark),
-            INVALID_HANDLE
-        );
+        assert_eq!(cudaEventElapsedTime(&raw mut elapsed, mark, mark), INVALID_HANDLE);
         assert_eq!(cudaEventCreateWithFlags(&raw mut mark, 64), 1);
     }
 }
@@ -232,15 +221,10 @@ fn host_functions_may_not_call_back() {
         answer(1, cudaStreamSynchronize(null_mut()));
         let work: cudaHostFn_t = None;
         // SAFETY: no function is passed.
-        answer(2, unsafe {
-            cudaLaunchHostFunc(null_mut(), work, null_mut())
-        });
+        answer(2, unsafe { cudaLaunchHostFunc(null_mut(), work, null_mut()) });
     });
     assert_eq!(stream.synchronize(), SUCCESS);
-    let answers: Vec<i32> = answers
-        .iter()
-        .map(|code| code.load(Ordering::SeqCst))
-        .collect();
+    let answers: Vec<i32> = answers.iter().map(|code| code.load(Ordering::SeqCst)).collect();
     assert_eq!(answers, [NOT_PERMITTED, NOT_PERMITTED, 1]);
 }
 
@@ -254,11 +238,7 @@ fn a_destroyed_stream_finishes_its_work() {
     journal.note(raw, "late");
     drop(stream);
     assert_eq!(cudaStreamSynchronize(raw), INVALID_HANDLE);
-    assert_eq!(
-        cudaStreamDestroy(null_mut()),
-        INVALID_HANDLE,
-        "default streams stay"
-    );
+    assert_eq!(cudaStreamDestroy(null_mut()), INVALID_HANDLE, "default streams stay");
     gate.open();
     assert_eq!(cudaDeviceSynchronize(), SUCCESS);
     assert_eq!(journal.read(), ["late"]);

@@ -54,10 +54,7 @@ fn inspect(tool: &str, option: &str) -> String {
 #[test]
 fn the_library_cannot_be_taken_for_another() {
     let dynamic = inspect("readelf", "-d");
-    assert!(
-        dynamic.contains("soname: [libncclep_hostsim.so]"),
-        "{dynamic}"
-    );
+    assert!(dynamic.contains("soname: [libncclep_hostsim.so]"), "{dynamic}");
     for line in dynamic.lines().filter(|line| line.contains("NEEDED")) {
         assert!(!line.contains("cuda") && !line.contains("nccl"), "{line}");
     }
@@ -66,27 +63,12 @@ fn the_library_cannot_be_taken_for_another() {
 #[test]
 fn only_names_for_c_are_exported() {
     let symbols = inspect("nm", "-D");
-    let defined = |line: &str| {
-        line.split_once(" T ")
-            .map(|(_, name)| name.trim().to_owned())
-    };
+    let defined = |line: &str| line.split_once(" T ").map(|(_, name)| name.trim().to_owned());
     let exported: Vec<String> = symbols.lines().filter_map(defined).collect();
     let named_for_c = |name: &String| name.starts_with("cuda") || name.starts_with("nccl");
     assert!(exported.iter().all(named_for_c), "{exported:?}");
-    assert_eq!(
-        exported
-            .iter()
-            .filter(|name| name.starts_with("cuda"))
-            .count(),
-        CUDA_NAMES
-    );
-    assert_eq!(
-        exported
-            .iter()
-            .filter(|name| name.starts_with("nccl"))
-            .count(),
-        NCCL_NAMES
-    );
+    assert_eq!(exported.iter().filter(|name| name.starts_with("cuda")).count(), CUDA_NAMES);
+    assert_eq!(exported.iter().filter(|name| name.starts_with("nccl")).count(), NCCL_NAMES);
 }
 
 /// With an empty library in the place of the GPU driver's.
@@ -95,43 +77,22 @@ fn nothing_works_beside_a_driver_unless_told() {
     let folder = std::env::temp_dir().join(format!("hostsim-driver-{}", std::process::id()));
     std::fs::create_dir(&folder).expect("a folder");
     let library = folder.join("libcuda.so.1");
-    let built = Command::new("cc")
-        .args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-o"])
-        .arg(&library)
-        .status();
+    let built = Command::new("cc").args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-o"]).arg(&library).status();
     assert!(built.expect("a C compiler").success());
     let path = ("LD_LIBRARY_PATH", folder.to_str().expect("UTF-8"));
     let refused = run("beside_a_driver", 1, &[path, (EXPECTED, "100")]);
-    let told = run(
-        "beside_a_driver",
-        1,
-        &[path, (EXPECTED, "0"), ("NCCLEP_HOSTSIM_WITH_GPU", "1")],
-    );
+    let told = run("beside_a_driver", 1, &[path, (EXPECTED, "0"), ("NCCLEP_HOSTSIM_WITH_GPU", "1")]);
     std::fs::remove_dir_all(&folder).expect("the folder");
-    assert_eq!(
-        refused.matches("refusing to stand in for CUDA").count(),
-        1,
-        "{refused}"
-    );
+    assert_eq!(refused.matches("refusing to stand in for CUDA").count(), 1, "{refused}");
     assert!(!told.contains("refusing"), "{told}");
 }
 
 pub(crate) fn beside_a_driver() {
-    let expected: i32 = std::env::var(EXPECTED)
-        .expect("set")
-        .parse()
-        .expect("a number");
+    let expected: i32 = std::env::var(EXPECTED).expect("set").parse().expect("a number");
     assert_eq!(ask(cudaGetDeviceCount).0, expected);
     assert_eq!(cudaSetDevice(0), expected);
     let nccl = ask(ncclGetVersion).0;
-    assert_eq!(
-        nccl,
-        if expected == SUCCESS {
-            SUCCESS
-        } else {
-            UNHANDLED_CUDA_ERROR
-        }
-    );
+    assert_eq!(nccl, if expected == SUCCESS { SUCCESS } else { UNHANDLED_CUDA_ERROR });
 }
 
 #[test]
@@ -141,9 +102,7 @@ fn devices_are_per_thread() {
     assert_eq!(cudaSetDevice(16), INVALID_DEVICE);
     assert_eq!(cudaSetDevice(-1), INVALID_DEVICE);
     assert_eq!(ask(cudaGetDevice), (SUCCESS, 3));
-    let other = std::thread::spawn(|| ask(cudaGetDevice))
-        .join()
-        .expect("no panic");
+    let other = std::thread::spawn(|| ask(cudaGetDevice)).join().expect("no panic");
     assert_eq!(other, (SUCCESS, 0));
     assert_eq!(cudaPeekAtLastError(), INVALID_DEVICE);
     assert_eq!(cudaGetLastError(), INVALID_DEVICE);
@@ -157,14 +116,8 @@ fn attributes_and_memory() {
     unsafe {
         assert_eq!(cudaDeviceGetAttribute(&raw mut value, 10, 0), SUCCESS);
         assert_eq!(value, 32, "warp size");
-        assert_eq!(
-            cudaDeviceGetAttribute(&raw mut value, 9999, 0),
-            INVALID_VALUE
-        );
-        assert_eq!(
-            cudaDeviceGetAttribute(&raw mut value, 10, 99),
-            INVALID_DEVICE
-        );
+        assert_eq!(cudaDeviceGetAttribute(&raw mut value, 9999, 0), INVALID_VALUE);
+        assert_eq!(cudaDeviceGetAttribute(&raw mut value, 10, 99), INVALID_DEVICE);
         let (mut free, mut total) = (0, 0);
         assert_eq!(cudaMemGetInfo(&raw mut free, &raw mut total), SUCCESS);
         assert!(0 < free && free <= total, "{free} of {total}");
@@ -180,15 +133,9 @@ fn capture_is_declined_unless_allowed() {
         assert_eq!(cudaStreamIsCapturing(null_mut(), &raw mut status), SUCCESS);
         assert_eq!(status, 0);
         assert_eq!(cudaStreamBeginCapture(null_mut(), 0), NOT_SUPPORTED);
-        assert_eq!(
-            cudaStreamEndCapture(null_mut(), &raw mut graph),
-            NOT_SUPPORTED
-        );
+        assert_eq!(cudaStreamEndCapture(null_mut(), &raw mut graph), NOT_SUPPORTED);
         assert!(graph.is_null());
-        assert_eq!(
-            cudaGraphInstantiate(&raw mut graph, null_mut(), 0),
-            NOT_SUPPORTED
-        );
+        assert_eq!(cudaGraphInstantiate(&raw mut graph, null_mut(), 0), NOT_SUPPORTED);
     }
     assert_eq!(cudaGraphLaunch(null_mut(), null_mut()), NOT_SUPPORTED);
     assert_eq!(cudaGraphDestroy(null_mut()), NOT_SUPPORTED);

@@ -47,19 +47,14 @@ pub fn refusal(record: &[u8]) -> Option<String> {
     if code.iter().all(|&byte| byte == 0) {
         return None;
     }
-    let end = text
-        .iter()
-        .position(|&byte| byte == 0)
-        .unwrap_or(text.len());
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
     Some(String::from_utf8_lossy(text.get(..end).unwrap_or_default()).into_owned())
 }
 
 /// As much of `text` as a verdict holds, cut between characters.
 fn clip(text: &str) -> &str {
     let most = VERDICT_BYTES - CODE_BYTES;
-    let end = (0..=text.len().min(most))
-        .rev()
-        .find(|&end| text.is_char_boundary(end));
+    let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end));
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
@@ -78,15 +73,8 @@ mod tests {
         let mut record = vec![0; VERDICT_BYTES];
         assert_eq!(refusal(&record), None);
         copy_prefix(&mut record, 0, &4_i32.to_le_bytes());
-        copy_prefix(
-            &mut record,
-            CODE_BYTES,
-            "config.version: must be 1".as_bytes(),
-        );
-        assert_eq!(
-            refusal(&record).as_deref(),
-            Some("config.version: must be 1")
-        );
+        copy_prefix(&mut record, CODE_BYTES, "config.version: must be 1".as_bytes());
+        assert_eq!(refusal(&record).as_deref(), Some("config.version: must be 1"));
     }
 
     #[test]

@@ -16,10 +16,7 @@ pub struct FailureMarks {
 impl FailureMarks {
     /// `marks` in device memory that `memory` reaches.
     pub fn new(memory: Arc<dyn Memory>, marks: Vec<(DevPtr, u32)>) -> Self {
-        Self {
-            memory,
-            marks: Mutex::new(marks),
-        }
+        Self { memory, marks: Mutex::new(marks) }
     }
 
     /// Writes them in their order, but for those that are forgotten meanwhile.

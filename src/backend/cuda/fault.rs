@@ -33,19 +33,8 @@ pub struct FaultPage {
 
 impl FaultPage {
     /// An empty report of the rank that sees `view`.
-    pub fn new(
-        context: &Arc<Context>,
-        view: Arc<NodeView>,
-        timeout: Duration,
-        of_mode: OfMode,
-    ) -> Result<Self> {
-        Ok(Self {
-            page: HostPage::new(context, 1)?,
-            view,
-            timeout,
-            of_mode,
-            network: OnceCell::new(),
-        })
+    pub fn new(context: &Arc<Context>, view: Arc<NodeView>, timeout: Duration, of_mode: OfMode) -> Result<Self> {
+        Ok(Self { page: HostPage::new(context, 1)?, view, timeout, of_mode, network: OnceCell::new() })
     }
 
     /// The network between nodes has failed. The first failure counts: kernels report others, as what they receive
@@ -94,9 +83,7 @@ impl FaultPage {
             Some(Fault::RailPeerFailed) => Some(GroupRank::from(report.got)),
             _ => None,
         };
-        let why = failed.map_or("deadline passed".to_owned(), |rank| {
-            format!("rank {rank} failed")
-        });
+        let why = failed.map_or("deadline passed".to_owned(), |rank| format!("rank {rank} failed"));
         let peer = report.peer;
         let what = Wait::from_raw(report.what);
         let awaited = match what {
@@ -117,10 +104,7 @@ impl FaultPage {
                 report.got
             ),
         };
-        let text = format!(
-            "{why}: rank {} waited {} ms for {awaited}",
-            self.view.rank, report.waited_ms
-        );
+        let text = format!("{why}: rank {} waited {} ms for {awaited}", self.view.rank, report.waited_ms);
         Error::new(Code::RemoteError, text)
     }
 }
@@ -131,15 +115,10 @@ impl Faults for FaultPage {
             return Some(error.clone());
         }
         let report = self.report()?;
-        let report = FaultReport {
-            peer: self.peer(&report).word(),
-            ..report
-        };
+        let report = FaultReport { peer: self.peer(&report).word(), ..report };
         let error = match Fault::from_raw(report.state) {
             Some(Fault::StagedDiffers) => differs(&report, Subject::Staging),
-            Some(Fault::HandleDiffers) => {
-                differs(&report, Subject::Handle).got(report.expected, report.got)
-            }
+            Some(Fault::HandleDiffers) => differs(&report, Subject::Handle).got(report.expected, report.got),
             Some(Fault::TokenRows) => too_few_rows(Role::TokensOut, &report),
             Some(Fault::ScaleRows) => too_few_rows(Role::ScalesOut, &report),
             Some(Fault::RoutingRows) => too_few_rows(Role::IdsOut, &report),
@@ -168,21 +147,14 @@ fn too_few_rows(role: Role, report: &FaultReport) -> Error {
 
 /// The repeated ids of a rank take slots of an expert that others need.
 fn repeated_ids(report: &FaultReport) -> Error {
-    let rule = AmongRanks::RoomForRepeated {
-        rank: GroupRank::from(report.peer),
-        expert: report.what as usize,
-    };
-    Error::usage(Subject::Tensor(Role::Ids), rule)
-        .got(report.got, format_args!("at most {}", report.expected))
+    let rule = AmongRanks::RoomForRepeated { rank: GroupRank::from(report.peer), expert: report.what as usize };
+    Error::usage(Subject::Tensor(Role::Ids), rule).got(report.got, format_args!("at most {}", report.expected))
 }
 
 /// What two ranks do not agree on in the bytes of their rows, or in their scales, if anything.
 pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Error> {
     let [our_scales, their_scales] = [report.expected_scales, report.got_scales].map(ScalesWord);
-    let bytes = |payload, scales: ScalesWord| RowBytes {
-        payload,
-        scales: scales.bytes(),
-    };
+    let bytes = |payload, scales: ScalesWord| RowBytes { payload, scales: scales.bytes() };
     let (mine, theirs) = (bytes(mine, our_scales), bytes(theirs, their_scales));
     if mine != theirs {
         let [mine, theirs] = RowBytes::in_words(mine, theirs);

@@ -54,29 +54,11 @@ impl Bench {
         let streams = [(); 2].map(|()| driver::create_stream().unwrap());
         drop(entered);
         let layout = WindowLayout::new(2, 0);
-        let windows = [
-            Window::new(&memory, layout.bytes).unwrap(),
-            Window::new(&memory, layout.bytes).unwrap(),
-        ];
-        let failed = [
-            Buffer::zeroed(&memory, size_of::<u32>()).unwrap(),
-            Buffer::zeroed(&memory, size_of::<u32>()).unwrap(),
-        ];
-        let selftests = [
-            Selftest::new(&context, 2).unwrap(),
-            Selftest::new(&context, 2).unwrap(),
-        ];
-        Self {
-            context,
-            memory,
-            module,
-            layout,
-            windows,
-            failed,
-            selftests,
-            streams,
-            _alone: alone,
-        }
+        let windows = [Window::new(&memory, layout.bytes).unwrap(), Window::new(&memory, layout.bytes).unwrap()];
+        let failed =
+            [Buffer::zeroed(&memory, size_of::<u32>()).unwrap(), Buffer::zeroed(&memory, size_of::<u32>()).unwrap()];
+        let selftests = [Selftest::new(&context, 2).unwrap(), Selftest::new(&context, 2).unwrap()];
+        Self { context, memory, module, layout, windows, failed, selftests, streams, _alone: alone }
     }
 
     fn address(&self, rank: usize, offset: usize) -> DevPtr {
@@ -93,17 +75,9 @@ impl Bench {
         for (peer, to) in window.iter_mut().take(2).enumerate() {
             *to = self.address(peer, 0).0 as *mut u8;
         }
-        let peers = PeerTable {
-            window,
-            ranks: 2,
-            rank: rank as u32,
-        };
+        let peers = PeerTable { window, ranks: 2, rank: rank as u32 };
         let peer_failed = self.address(rank, self.layout.peer_failed);
-        let wait = faults.wait_params(
-            KernelOp::PeerSelftest,
-            self.failed[rank].data(),
-            peer_failed,
-        );
+        let wait = faults.wait_params(KernelOp::PeerSelftest, self.failed[rank].data(), peer_failed);
         let (view, stream) = (view("aa", rank), self.streams[rank]);
         self.selftests[rank].run(&self.module, &peers, &view, &self.layout, wait, stream)
     }
@@ -139,15 +113,8 @@ fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
     assert_eq!(report.text(), expected);
 
     let mut mark = [0; 4];
-    bench
-        .memory
-        .download(&mut mark, bench.failed[0].data())
-        .unwrap();
-    assert_eq!(
-        u32::from_le_bytes(mark),
-        1,
-        "later waits of the group give up at once"
-    );
+    bench.memory.download(&mut mark, bench.failed[0].data()).unwrap();
+    assert_eq!(u32::from_le_bytes(mark), 1, "later waits of the group give up at once");
     let start = Instant::now();
     bench.run(0, &faults).unwrap_err();
     assert!(start.elapsed() < TIMEOUT);
@@ -158,18 +125,10 @@ fn a_missing_rank_ends_in_a_report_and_the_context_stays_usable() {
 fn data_that_the_flag_announced_too_early_is_found() {
     let bench = Bench::open();
     let flag_of_rank_1 = bench.address(0, bench.layout.selftest_flags + size_of::<u32>());
-    bench
-        .memory
-        .upload(flag_of_rank_1, &1_u32.to_le_bytes())
-        .unwrap();
+    bench.memory.upload(flag_of_rank_1, &1_u32.to_le_bytes()).unwrap();
     let error = bench.run(0, &bench.faults(0)).unwrap_err();
     assert_eq!(error.code(), Code::InternalError);
-    assert!(
-        error
-            .text()
-            .contains("rank 0 received wrong data from rank 1"),
-        "{error}"
-    );
+    assert!(error.text().contains("rank 0 received wrong data from rank 1"), "{error}");
 }
 
 #[test]
@@ -195,10 +154,7 @@ fn only_mapped_host_memory_has_a_device_alias() {
     let pinned = DevPtr(page.as_ref().unwrap().device() as usize);
     assert_eq!(bench.memory.device_alias(pinned), Ok(pinned));
     let plain = DevPtr(Box::new(0_u64).as_ref() as *const u64 as usize);
-    assert_eq!(
-        bench.memory.device_alias(plain).unwrap_err().code(),
-        Code::InvalidArgument
-    );
+    assert_eq!(bench.memory.device_alias(plain).unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[test]
@@ -206,9 +162,6 @@ fn without_a_driver_the_error_says_so() {
     // The only test of this file that runs on machines without a GPU.
     if let Err(error) = super::CudaPlatform::new(0) {
         assert_eq!(error.code(), Code::UnhandledCudaError);
-        assert!(
-            error.text().contains("libcuda.so.1") || error.text().contains("cuInit"),
-            "{error}"
-        );
+        assert!(error.text().contains("libcuda.so.1") || error.text().contains("cuInit"), "{error}");
     }
 }

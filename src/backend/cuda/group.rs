@@ -15,8 +15,7 @@ use crate::backend::objects::group::Objects;
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::backend::quiescence::Graphs;
 use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
-    OpenGroup, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
 use crate::model::group::ByMode;
@@ -54,10 +53,7 @@ impl CudaGroup {
             ByMode::Ll(group) => ByMode::Ll(group.clone()),
             ByMode::Ht(group) => ByMode::Ht(group.clone()),
         };
-        OpenGroup {
-            common: Arc::new(self),
-            mode,
-        }
+        OpenGroup { common: Arc::new(self), mode }
     }
 
     fn close_windows(&self, windows: GroupWindows, stream: Stream) -> Result<()> {
@@ -109,8 +105,7 @@ impl CudaGroup {
         if let Some(network) = &self.network {
             network.forget_peers();
         }
-        self.teardown
-            .leave_together(self.memory.context().is_hung())
+        self.teardown.leave_together(self.memory.context().is_hung())
     }
 }
 
@@ -167,29 +162,17 @@ impl GroupBackend for CudaGroup {
 }
 
 impl LlGroupBackend for LlGroup {
-    fn open_handle(
-        self: Arc<Self>,
-        routing: Routing,
-        home: HandleHome,
-    ) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
         Ok(Box::new(Self::open_handle(&self, routing, home)?))
     }
 }
 
 impl HtGroupBackend for HtGroup {
-    fn open_handle(
-        self: Arc<Self>,
-        routing: Result<HtRouting>,
-        stream: Stream,
-    ) -> Result<Box<dyn HtBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         Self::open_handle(&self, routing, stream)
     }
 
-    fn reopen_handle(
-        self: Arc<Self>,
-        routing: Routing,
-        block: GivenBlock,
-    ) -> Result<Box<dyn HtBackend>> {
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
         Self::reopen_handle(&self, routing, block)
     }
 }

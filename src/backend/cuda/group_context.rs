@@ -53,10 +53,7 @@ pub(super) struct Kept {
 impl Kept {
     /// New memory for a group with so many `ranks` on this node.
     pub(super) fn new(memory: &Arc<CudaMemory>, ranks: usize) -> Result<Self> {
-        Ok(Self {
-            state: Buffer::zeroed(memory, STATE_BYTES)?,
-            objects: Objects::new(memory, ranks)?,
-        })
+        Ok(Self { state: Buffer::zeroed(memory, STATE_BYTES)?, objects: Objects::new(memory, ranks)? })
     }
 }
 
@@ -116,11 +113,7 @@ impl GroupContext {
 
     /// The windows of this node's ranks, as a kernel parameter.
     pub(super) fn peers(&self) -> PeerTable {
-        PeerTable {
-            window: self.windows.map(|base| base.0 as *mut u8),
-            ranks: self.ranks,
-            rank: self.rank.word(),
-        }
+        PeerTable { window: self.windows.map(|base| base.0 as *mut u8), ranks: self.ranks, rank: self.rank.word() }
     }
 
     /// The memory that peers map beside windows.
@@ -147,16 +140,12 @@ impl GroupContext {
 
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: KernelOp) -> WaitParams {
-        self.faults
-            .wait_params(op, self.state.data(), self.peer_failed)
+        self.faults.wait_params(op, self.state.data(), self.peer_failed)
     }
 
     /// The same with the nearer deadline `left`.
     pub(super) fn wait_at_most(&self, left: Duration, op: KernelOp) -> WaitParams {
-        WaitParams {
-            timeout_ns: nanoseconds(left),
-            ..self.wait(op)
-        }
+        WaitParams { timeout_ns: nanoseconds(left), ..self.wait(op) }
     }
 
     /// The state of LL channel `channel`.

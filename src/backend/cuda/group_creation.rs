@@ -80,8 +80,7 @@ impl Plan {
         let Self::Ll(plan) = self else {
             return Ok(());
         };
-        plan.with_sentinel()
-            .try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
+        plan.with_sentinel().try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
     }
 
     /// The mode's side of `group`; its part of the windows begins at `start`.
@@ -122,12 +121,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(
-        memory: &Arc<CudaMemory>,
-        facts: &GroupFacts,
-        view: &Arc<NodeView>,
-        choices: &RankChoices,
-    ) -> Result<Self> {
+    fn new(memory: &Arc<CudaMemory>, facts: &GroupFacts, view: &Arc<NodeView>, choices: &RankChoices) -> Result<Self> {
         let ranks = view.locals.len();
         if ranks > MAX_PEERS {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
@@ -143,12 +137,7 @@ impl Prepared {
         let layout = WindowLayout::new(ranks, plan.bytes());
         let all = driver::multiprocessors()?;
         let tuning_file = |path: &String| -> Result<TuningFile> {
-            Ok(TuningFile {
-                path: path.clone(),
-                gpu: device_name(context)?,
-                ranks: facts.ranks,
-                multiprocessors: all,
-            })
+            Ok(TuningFile { path: path.clone(), gpu: device_name(context)?, ranks: facts.ranks, multiprocessors: all })
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
         let has_words = view.others() > 0 && ranks > 1;
@@ -169,16 +158,9 @@ impl Prepared {
                 },
                 tuning: (file.as_ref().and_then(TuningFile::read)).unwrap_or_default(),
                 tuning_file: file,
-                programmatic: choices.programmatic
-                    && view.others() == 0
-                    && driver::launches_early()?,
+                programmatic: choices.programmatic && view.others() == 0 && driver::launches_early()?,
             },
-            faults: Arc::new(FaultPage::new(
-                context,
-                Arc::clone(view),
-                choices.timeout,
-                of_mode,
-            )?),
+            faults: Arc::new(FaultPage::new(context, Arc::clone(view), choices.timeout, of_mode)?),
         })
     }
 }
@@ -195,11 +177,7 @@ pub(super) fn open(
     let view = &Arc::new(NodeView::new(topology, facts.rank));
     let prepared = Prepared::new(&on, facts, view, choices);
     let record = prepared.as_ref().map(|own| own.record.clone());
-    let records = bootstrap.agree(
-        record.map_err(Error::clone),
-        GroupWindows::RECORD_BYTES,
-        stream,
-    );
+    let records = bootstrap.agree(record.map_err(Error::clone), GroupWindows::RECORD_BYTES, stream);
     let mut own = prepared?;
     // Where a rank is known to have refused, none maps a window.
     if records.is_ok() || bootstrap.lost().is_some() {
@@ -214,11 +192,7 @@ pub(super) fn open(
     }
     let start = own.layout.operations;
     let profile = own.plan.profile(own.layout.bytes);
-    let mapped = Mapped {
-        bases: windows.operations.bases(view.own),
-        layout: own.layout,
-        view: Arc::clone(view),
-    };
+    let mapped = Mapped { bases: windows.operations.bases(view.own), layout: own.layout, view: Arc::clone(view) };
     let group = Arc::new(GroupContext::new(
         own.module,
         own.faults,
@@ -287,30 +261,16 @@ struct Mapped {
 
 impl Mapped {
     /// Whether ranks can write to each other's windows.
-    fn test(
-        &self,
-        test: &Selftest,
-        group: &GroupContext,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<()> {
+    fn test(&self, test: &Selftest, group: &GroupContext, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         bootstrap.within_deadline(|left| {
-            let (peers, wait) = (
-                group.peers(),
-                group.wait_at_most(left, KernelOp::PeerSelftest),
-            );
+            let (peers, wait) = (group.peers(), group.wait_at_most(left, KernelOp::PeerSelftest));
             let (module, view) = (&group.module, &self.view);
             test.run(module, &peers, view, &self.layout, wait, stream)
         })
     }
 
     /// Through the windows for `words`, or else those of operations.
-    fn teardown(
-        self,
-        words: Option<&PeerWindows>,
-        memory: &Arc<CudaMemory>,
-        timeout: Duration,
-    ) -> Teardown {
+    fn teardown(self, words: Option<&PeerWindows>, memory: &Arc<CudaMemory>, timeout: Duration) -> Teardown {
         let own = self.view.own;
         let (bases, offset) = match words {
             Some(words) => (words.bases(own), 0),

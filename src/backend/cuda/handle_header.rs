@@ -6,8 +6,8 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{
-    HANDLE_HEADER_COMPARED, HANDLE_HEADER_ROWS, HANDLE_HEADER_THREADS, HANDLE_HEADER_WORDS,
-    HandleHeaderParams, KernelOp,
+    HANDLE_HEADER_COMPARED, HANDLE_HEADER_ROWS, HANDLE_HEADER_THREADS, HANDLE_HEADER_WORDS, HandleHeaderParams,
+    KernelOp,
 };
 use crate::error::Result;
 use crate::model::handle_state::{COMPARED_WORDS, HEADER_WORDS, ROWS_WORD, with_layout};
@@ -36,28 +36,13 @@ impl GivenHeader {
     }
 
     /// Enqueues its comparison, before operation `op`: if something else is there, the group fails.
-    pub(super) fn compare(
-        &self,
-        context: &GroupContext,
-        op: KernelOp,
-        at: &StreamScope,
-    ) -> Result<()> {
+    pub(super) fn compare(&self, context: &GroupContext, op: KernelOp, at: &StreamScope) -> Result<()> {
         self.launch(context, self.params(context, op), at)
     }
 
     /// Enqueues that it is written, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
-    pub(super) fn write(
-        &self,
-        context: &GroupContext,
-        op: KernelOp,
-        rows: *const u32,
-        at: &StreamScope,
-    ) -> Result<()> {
-        let params = HandleHeaderParams {
-            writes: 1,
-            rows,
-            ..self.params(context, op)
-        };
+    pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
+        let params = HandleHeaderParams { writes: 1, rows, ..self.params(context, op) };
         self.launch(context, params, at)
     }
 
@@ -72,12 +57,7 @@ impl GivenHeader {
         }
     }
 
-    fn launch(
-        &self,
-        context: &GroupContext,
-        params: HandleHeaderParams,
-        at: &StreamScope,
-    ) -> Result<()> {
+    fn launch(&self, context: &GroupContext, params: HandleHeaderParams, at: &StreamScope) -> Result<()> {
         let shape = LaunchShape::new(1, HANDLE_HEADER_THREADS);
         let kernel = kernels::handle_header();
         context.module.launch(kernel, shape, &params, at)

@@ -38,8 +38,6 @@ impl IdCopy {
         };
         let blocks = self.count.div_ceil(HANDLE_IDS_THREADS as usize);
         let shape = LaunchShape::new(to_u32(blocks.min(MOST_BLOCKS))?, HANDLE_IDS_THREADS);
-        context
-            .module
-            .launch(kernels::handle_ids(), shape, &params, at)
+        context.module.launch(kernels::handle_ids(), shape, &params, at)
     }
 }

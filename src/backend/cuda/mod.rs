@@ -69,13 +69,6 @@ impl Platform for CudaPlatform {
         choices: &RankChoices,
         stream: Stream,
     ) -> Result<OpenGroup> {
-        group_creation::open(
-            Arc::clone(&self.0),
-            &facts,
-            topology,
-            bootstrap,
-            choices,
-            stream,
-        )
+        group_creation::open(Arc::clone(&self.0), &facts, topology, bootstrap, choices, stream)
     }
 }

@@ -40,16 +40,8 @@ pub(super) fn unmap(mapped: &mut ObjectMemory) -> bool {
 
 impl CudaMapper {
     /// The objects of a new group on GPUs.
-    pub(super) fn objects(
-        memory: &Arc<CudaMemory>,
-        group: &Arc<GroupContext>,
-        view: &Arc<NodeView>,
-    ) -> Objects<Self> {
-        let mapper = Self {
-            memory: Arc::clone(memory),
-            group: Arc::clone(group),
-            view: Arc::clone(view),
-        };
+    pub(super) fn objects(memory: &Arc<CudaMemory>, group: &Arc<GroupContext>, view: &Arc<NodeView>) -> Objects<Self> {
+        let mapper = Self { memory: Arc::clone(memory), group: Arc::clone(group), view: Arc::clone(view) };
         Objects::new(mapper, Arc::clone(group.objects().recognised()))
     }
 }
@@ -88,9 +80,7 @@ impl Mapper for CudaMapper {
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
         let locals = self.view.locals.iter();
         let bases = locals.map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
-        self.group
-            .objects()
-            .write(object, &bases.collect::<Vec<_>>())
+        self.group.objects().write(object, &bases.collect::<Vec<_>>())
     }
 
     fn check_graphs(&self) -> Result<()> {
@@ -104,10 +94,7 @@ impl Mapper for CudaMapper {
         let start = Instant::now();
         while !self.memory.context().has_rested()? {
             if start.elapsed() > left {
-                let text = format!(
-                    "its operations have not ended within {} ms",
-                    left.as_millis()
-                );
+                let text = format!("its operations have not ended within {} ms", left.as_millis());
                 return Err(Error::new(Code::RemoteError, text));
             }
             std::thread::sleep(PAUSE);

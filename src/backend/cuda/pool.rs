@@ -12,9 +12,7 @@ pub(super) struct Pool<P> {
 
 impl<P> Default for Pool<P> {
     fn default() -> Self {
-        Self {
-            entries: Mutex::default(),
-        }
+        Self { entries: Mutex::default() }
     }
 }
 
@@ -23,16 +21,10 @@ impl<P> Pool<P> {
     /// an entry that is not suitable. An entry becomes free when the result and its clones are
     /// dropped. Operations of its handle may still be enqueued then, but those of the next handle
     /// run after them.
-    pub(super) fn take(
-        &self,
-        waste: impl Fn(&P) -> Option<usize>,
-        make: impl FnOnce() -> Result<P>,
-    ) -> Result<Arc<P>> {
+    pub(super) fn take(&self, waste: impl Fn(&P) -> Option<usize>, make: impl FnOnce() -> Result<P>) -> Result<Arc<P>> {
         let mut entries = self.entries.lock();
         // Under the lock, an entry with one reference is free.
-        let fitting = entries
-            .iter_mut()
-            .filter_map(|it| Some((waste(Arc::get_mut(it)?)?, Arc::clone(it))));
+        let fitting = entries.iter_mut().filter_map(|it| Some((waste(Arc::get_mut(it)?)?, Arc::clone(it))));
         if let Some((_, entry)) = fitting.min_by_key(|(waste, _)| *waste) {
             return Ok(entry);
         }

@@ -27,12 +27,7 @@ pub fn scaled_rows(row: RowType, scaled: &Scaled) -> Result<ScaledRows> {
 }
 
 /// Scales that are not in a tensor.
-pub const NO_VIEW: ScaleView = ScaleView {
-    data: null_mut(),
-    expert: 0,
-    row: 0,
-    column: 0,
-};
+pub const NO_VIEW: ScaleView = ScaleView { data: null_mut(), expert: 0, row: 0, column: 0 };
 
 fn view(tensor: &ScaleTensor) -> ScaleView {
     ScaleView {
@@ -97,10 +92,7 @@ mod tests {
     fn a_word_names_bytes_and_type() {
         let word = |dtype, count| ScalesWord::new(ScaleType { dtype, count });
         let float = word(DType::Float32, 56);
-        assert_eq!(
-            (float.bytes(), float.type_name().as_str()),
-            (224, "float32")
-        );
+        assert_eq!((float.bytes(), float.type_name().as_str()), (224, "float32"));
         let int8 = word(DType::Int8, 1);
         assert_eq!((int8.bytes(), int8.type_name().as_str()), (1, "int8"));
         assert_ne!(int8, ScalesWord::default());

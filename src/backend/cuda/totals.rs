@@ -17,14 +17,8 @@ pub(super) fn add(
     experts: usize,
     at: &StreamScope,
 ) -> Result<()> {
-    let params = AddCountsParams {
-        wait: context.wait(op),
-        counts,
-        totals: totals.0 as *mut u64,
-        experts: to_u32(experts)?,
-    };
+    let params =
+        AddCountsParams { wait: context.wait(op), counts, totals: totals.0 as *mut u64, experts: to_u32(experts)? };
     let shape = LaunchShape::new(1, ADD_COUNTS_THREADS);
-    context
-        .module
-        .launch(kernels::add_counts(), shape, &params, at)
+    context.module.launch(kernels::add_counts(), shape, &params, at)
 }

@@ -31,10 +31,7 @@ impl<'a> Block<'a> {
     pub fn header(&self, expected: &[u32; HEADER_WORDS]) -> Result<Vec<u32>> {
         let words: Vec<u32> = numeric::u32s(self.section(0, HEADER_WORDS * 4)?).collect();
         let pairs = words.iter().zip(expected).take(COMPARED_WORDS).enumerate();
-        match pairs
-            .into_iter()
-            .find(|(_, (got, expected))| got != expected)
-        {
+        match pairs.into_iter().find(|(_, (got, expected))| got != expected) {
             Some((word, (got, expected))) => Err(foreign_state(word as u32, *got, *expected)),
             None => Ok(words),
         }
@@ -43,8 +40,7 @@ impl<'a> Block<'a> {
     /// Stores `from` at `offset`.
     pub fn set(&mut self, offset: usize, from: impl IntoIterator<Item = u8>) -> Result<()> {
         let mut to = self.0.get_mut(offset..).ok_or_else(outside)?.iter_mut();
-        from.into_iter()
-            .try_for_each(|byte| to.next().map(|to| *to = byte).ok_or_else(outside))
+        from.into_iter().try_for_each(|byte| to.next().map(|to| *to = byte).ok_or_else(outside))
     }
 
     /// `bytes` at `offset`.

@@ -64,26 +64,15 @@ impl Scale {
     /// The scale of the block `elements`; NaN elements do not count.
     pub fn of(elements: impl Iterator<Item = f32>, form: ScaleForm) -> Self {
         // Not `max`, which may return a signalling NaN.
-        let most = elements.map(f32::abs).fold(
-            LEAST_MAXIMUM,
-            |most, it| {
-                if it > most { it } else { most }
-            },
-        );
+        let most = elements.map(f32::abs).fold(LEAST_MAXIMUM, |most, it| if it > most { it } else { most });
         let stored = most * INVERSE_MOST;
         let power = match form {
             ScaleForm::Float => None,
             ScaleForm::PowerOfTwo | ScaleForm::Exponent => power_above(stored),
         };
         match power {
-            Some(exponent) => Self {
-                factor: power_of_two(-exponent),
-                stored: power_of_two(exponent),
-            },
-            None => Self {
-                factor: MOST / most,
-                stored,
-            },
+            Some(exponent) => Self { factor: power_of_two(-exponent), stored: power_of_two(exponent) },
+            None => Self { factor: MOST / most, stored },
         }
     }
 
@@ -109,12 +98,7 @@ fn power_of_two(exponent: i32) -> f32 {
 
 /// Appends the e4m3 elements of `row` to `payload`, and its scales to `scales`, which are
 /// `scale_bytes` long with the zeros of missing blocks.
-pub fn cast_row(
-    row: &[f32],
-    cast: &Cast,
-    scale_bytes: usize,
-    (payload, scales): (&mut Vec<u8>, &mut Vec<u8>),
-) {
+pub fn cast_row(row: &[f32], cast: &Cast, scale_bytes: usize, (payload, scales): (&mut Vec<u8>, &mut Vec<u8>)) {
     let end = scales.len() + scale_bytes;
     for block in row.chunks(cast.block) {
         let scale = Scale::of(block.iter().copied(), cast.form);

@@ -35,15 +35,7 @@ fn all_bf16() -> impl Iterator<Item = f32> {
 
 #[test]
 fn all_bf16_are_rounded_to_the_nearest_at_many_factors() {
-    let factors = [
-        1.0,
-        448.0,
-        2_f32.powi(22),
-        1.0 / 3.0,
-        7.7e-5,
-        2_f32.powi(-100),
-        2_f32.powi(100),
-    ];
+    let factors = [1.0, 448.0, 2_f32.powi(22), 1.0 / 3.0, 7.7e-5, 2_f32.powi(-100), 2_f32.powi(100)];
     for factor in factors {
         for value in all_bf16() {
             let product = value * factor;
@@ -59,12 +51,9 @@ fn every_e4m3_is_itself_and_every_middle_goes_to_the_even_one() {
         let middle = ((low + high) / 2.0) as f32;
         assert_eq!(f64::from(middle), (low + high) / 2.0);
         let even = byte + byte % 2;
-        for (value, expected) in [
-            (low as f32, byte),
-            (middle.next_down(), byte),
-            (middle, even),
-            (middle.next_up(), byte + 1),
-        ] {
+        for (value, expected) in
+            [(low as f32, byte), (middle.next_down(), byte), (middle, even), (middle.next_up(), byte + 1)]
+        {
             assert_eq!(encode(value), expected, "{value:e}");
             assert_eq!(encode(-value), expected | 0x80, "-{value:e}");
         }
@@ -146,10 +135,7 @@ fn all_bf16_have_the_scale_of_the_definition() {
         let most = f64::from(value.abs()).max(f64::from(LEAST_MAXIMUM));
         let stored = (most * f64::from(INVERSE_MOST)) as f32;
         let float = scale(&[value], ScaleForm::Float);
-        assert_eq!(
-            (float.stored, float.factor),
-            (stored, (448.0 / most) as f32)
-        );
+        assert_eq!((float.stored, float.factor), (stored, (448.0 / most) as f32));
         let power = scale(&[value], ScaleForm::PowerOfTwo).stored;
         assert!(power >= stored && power < 2.0 * stored, "{value:e}");
     }
@@ -209,10 +195,7 @@ fn casts_are_as_near_as_promised() {
                 let value = f64::from(value.abs());
                 let stored = f64::from(scale.stored);
                 // Half a step, and the roundings of the scale and of the product.
-                assert!(
-                    error <= (value / 16.0).max(stored / 1024.0) * 1.000_001,
-                    "{value:e}"
-                );
+                assert!(error <= (value / 16.0).max(stored / 1024.0) * 1.000_001, "{value:e}");
             }
         }
     }

@@ -12,13 +12,8 @@ use crate::model::tensor::DType;
 use std::fmt;
 
 /// By the number that stands for it in a message.
-const OPERATIONS: [Operation; 5] = [
-    Operation::LlDispatch,
-    Operation::LlCombine,
-    Operation::HtDispatch,
-    Operation::HtCombine,
-    Operation::HtHandle,
-];
+const OPERATIONS: [Operation; 5] =
+    [Operation::LlDispatch, Operation::LlCombine, Operation::HtDispatch, Operation::HtCombine, Operation::HtHandle];
 
 /// Begins a message of `call`.
 pub fn announce(call: Operation, message: &mut Message<'_>) {
@@ -87,12 +82,7 @@ impl Fingerprint {
         if reader.number()? != self.handle_number() {
             return Err(differs(Subject::Handle, source));
         }
-        same(
-            Subject::Size(Role::Ids, 1),
-            source,
-            self.top_k,
-            reader.number()?,
-        )?;
+        same(Subject::Size(Role::Ids, 1), source, self.top_k, reader.number()?)?;
         let theirs = reader.number()?;
         if theirs != self.layout() {
             let mine = layout_name(self.by_rank, self.in_view);
@@ -104,10 +94,7 @@ impl Fingerprint {
             return Err(differs(Subject::Variant, source).got(mine, theirs));
         }
         let mine = RowBytes::from(self.row);
-        let theirs = RowBytes {
-            payload: reader.number()?,
-            scales: reader.number()?,
-        };
+        let theirs = RowBytes { payload: reader.number()?, scales: reader.number()? };
         if mine != theirs {
             let [mine, theirs] = RowBytes::in_words(mine, theirs);
             return Err(differs(Subject::RowBytes, source).got(mine, theirs));
@@ -135,12 +122,7 @@ impl Fingerprint {
     }
 }
 
-fn same<T: PartialEq + fmt::Display>(
-    subject: Subject,
-    source: usize,
-    mine: T,
-    theirs: T,
-) -> Result<()> {
+fn same<T: PartialEq + fmt::Display>(subject: Subject, source: usize, mine: T, theirs: T) -> Result<()> {
     if theirs == mine {
         return Ok(());
     }
@@ -159,12 +141,7 @@ fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Res
 }
 
 fn differs(subject: Subject, source: usize) -> Error {
-    Error::usage(
-        subject,
-        AmongRanks::Same {
-            rank: GroupRank::new(source),
-        },
-    )
+    Error::usage(subject, AmongRanks::Same { rank: GroupRank::new(source) })
 }
 
 #[cfg(test)]
@@ -181,23 +158,11 @@ mod tests {
         by_rank: false,
         in_view: false,
         exact: false,
-        row: WireRow {
-            payload: RowType {
-                dtype: DType::Bfloat16,
-                hidden: 64,
-            },
-            scales: None,
-        },
+        row: WireRow { payload: RowType { dtype: DType::Bfloat16, hidden: 64 }, scales: None },
     };
 
     const SCALED: Fingerprint = Fingerprint {
-        row: WireRow {
-            scales: Some(ScaleType {
-                dtype: DType::Float32,
-                count: 8,
-            }),
-            ..MINE.row
-        },
+        row: WireRow { scales: Some(ScaleType { dtype: DType::Float32, count: 8 }), ..MINE.row },
         ..MINE
     };
 
@@ -223,18 +188,9 @@ mod tests {
             refusal(|theirs| theirs.call = Operation::LlCombine),
             format!("Operation: {rule} (got LlDispatch, expected LlCombine)")
         );
-        assert_eq!(
-            refusal(|theirs| theirs.staged = true),
-            format!("Staging: {rule}")
-        );
-        assert_eq!(
-            refusal(|theirs| theirs.handle = Some(6)),
-            format!("Handle: {rule}")
-        );
-        assert_eq!(
-            refusal(|theirs| theirs.top_k = 4),
-            format!("Size(Ids, 1): {rule} (got 8, expected 4)")
-        );
+        assert_eq!(refusal(|theirs| theirs.staged = true), format!("Staging: {rule}"));
+        assert_eq!(refusal(|theirs| theirs.handle = Some(6)), format!("Handle: {rule}"));
+        assert_eq!(refusal(|theirs| theirs.top_k = 4), format!("Size(Ids, 1): {rule} (got 8, expected 4)"));
         assert_eq!(
             refusal(|theirs| theirs.by_rank = true),
             format!("Layout: {rule} (got expert-major, expected rank-major)")
@@ -243,10 +199,7 @@ mod tests {
             refusal(|theirs| theirs.exact = true),
             format!("Variant: {rule} (got ll.reduce, expected ll.exact)")
         );
-        assert_eq!(
-            refusal(|theirs| theirs.row.payload.hidden = 8),
-            format!("RowBytes: {rule} (got 128, expected 16)")
-        );
+        assert_eq!(refusal(|theirs| theirs.row.payload.hidden = 8), format!("RowBytes: {rule} (got 128, expected 16)"));
         assert_eq!(
             refusal(|theirs| theirs.row.payload.dtype = DType::Float16),
             format!("RowType: {rule} (got bfloat16, expected float16)")
@@ -260,25 +213,13 @@ mod tests {
             error.text()
         };
         let rule = "AmongRanks(Same { rank: 3 })";
-        assert_eq!(
-            refusal(SCALED, MINE),
-            format!("RowBytes: {rule} (got 128 + 32, expected 128 + 0)")
-        );
+        assert_eq!(refusal(SCALED, MINE), format!("RowBytes: {rule} (got 128 + 32, expected 128 + 0)"));
         let mut longer = MINE;
         longer.row.payload.hidden = 80;
-        assert_eq!(
-            refusal(SCALED, longer),
-            format!("RowBytes: {rule} (got 128 + 32, expected 160 + 0)")
-        );
+        assert_eq!(refusal(SCALED, longer), format!("RowBytes: {rule} (got 128 + 32, expected 160 + 0)"));
         let mut other = SCALED;
-        other.row.scales = Some(ScaleType {
-            dtype: DType::Uint8,
-            count: 32,
-        });
-        assert_eq!(
-            refusal(other, SCALED),
-            format!("ScaleType: {rule} (got uint8, expected float32)")
-        );
+        other.row.scales = Some(ScaleType { dtype: DType::Uint8, count: 32 });
+        assert_eq!(refusal(other, SCALED), format!("ScaleType: {rule} (got uint8, expected float32)"));
         assert!(SCALED.read(&written(SCALED), 3).is_ok());
     }
 

@@ -11,15 +11,7 @@ pub fn wait(word: &AtomicU32, seen: u32, patience: Duration) {
         tv_nsec: libc::c_long::from(patience.subsec_nanos().cast_signed()),
     };
     // SAFETY: `word` is a live, aligned 32-bit word; the kernel only compares and sleeps.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT,
-            seen,
-            &raw const timeout,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout) };
 }
 
 /// Wakes all sleepers on `word`.

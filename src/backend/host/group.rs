@@ -14,8 +14,7 @@ use crate::backend::objects::group::Objects;
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::backend::platform::Platform;
 use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend,
-    OpenGroup, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Profile,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
@@ -56,33 +55,15 @@ impl Platform for HostPlatform {
         let timeout = choices.timeout;
         let view = NodeView::new(topology.clone(), facts.rank);
         let mailboxes = Mailboxes::new(facts.rank.index(), windows, timeout);
-        let shared = Arc::new(GroupState::new(
-            facts,
-            topology,
-            mailboxes,
-            bootstrap.formatter(),
-            self.runtime,
-        ));
-        let mapper = HostMapper {
-            runtime: self.runtime,
-            shared: Arc::clone(&shared),
-            view,
-        };
+        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter(), self.runtime));
+        let mapper = HostMapper { runtime: self.runtime, shared: Arc::clone(&shared), view };
         let recognised = Arc::clone(&shared.recognised);
-        let group = Arc::new(HostGroup {
-            shared,
-            objects: Objects::new(mapper, recognised),
-            bootstrap,
-            timeout,
-        });
+        let group = Arc::new(HostGroup { shared, objects: Objects::new(mapper, recognised), bootstrap, timeout });
         let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match facts.algorithm {
             Algorithm::LowLatency => ByMode::Ll(group.clone()),
             Algorithm::HighThroughput => ByMode::Ht(group.clone()),
         };
-        Ok(OpenGroup {
-            common: group,
-            mode,
-        })
+        Ok(OpenGroup { common: group, mode })
     }
 }
 
@@ -100,9 +81,7 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
         .map(|(owner, record)| {
             let window = Address::from_bytes(record).and_then(|it| Window::open(it, ranks));
             window.map_err(|error| {
-                error.within(format_args!(
-                    "rank {rank} of {ranks} waited for the window of rank {owner}"
-                ))
+                error.within(format_args!("rank {rank} of {ranks} waited for the window of rank {owner}"))
             })
         })
         .collect();
@@ -129,13 +108,7 @@ impl GroupBackend for HostGroup {
     }
 
     fn profile(&self) -> Profile {
-        Profile {
-            backend: "host",
-            window_bytes: None,
-            most_blocks: None,
-            tuned: false,
-            chunk_bytes: None,
-        }
+        Profile { backend: "host", window_bytes: None, most_blocks: None, tuned: false, chunk_bytes: None }
     }
 
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
@@ -165,32 +138,20 @@ impl GroupBackend for HostGroup {
 }
 
 impl LlGroupBackend for HostGroup {
-    fn open_handle(
-        self: Arc<Self>,
-        routing: Routing,
-        home: HandleHome,
-    ) -> Result<Box<dyn LlBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
         let shared = Arc::clone(&self.shared);
         Ok(Box::new(HostLl::new(shared, routing, home)))
     }
 }
 
 impl HtGroupBackend for HostGroup {
-    fn open_handle(
-        self: Arc<Self>,
-        routing: Result<HtRouting>,
-        stream: Stream,
-    ) -> Result<Box<dyn HtBackend>> {
+    fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         let shared = Arc::clone(&self.shared);
         let handle = HostHt::open(shared, routing, stream, self.timeout)?;
         Ok(Box::new(handle))
     }
 
-    fn reopen_handle(
-        self: Arc<Self>,
-        routing: Routing,
-        block: GivenBlock,
-    ) -> Result<Box<dyn HtBackend>> {
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
         let shared = Arc::clone(&self.shared);
         Ok(Box::new(HostHt::reopen(shared, routing, block)))
     }

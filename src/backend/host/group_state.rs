@@ -115,8 +115,7 @@ impl GroupState {
             work();
             pending.end();
         };
-        self.pending
-            .enqueue(|| self.runtime.launch(stream, Box::new(counted)))
+        self.pending.enqueue(|| self.runtime.launch(stream, Box::new(counted)))
     }
 
     /// Waits until all enqueued work has run. The deadline is for work behind a stuck exchange; all

@@ -116,9 +116,7 @@ impl Mailboxes {
 
     /// The messages of all ranks for `epoch`, in rank order.
     pub fn receive_all(&self, epoch: u64) -> Result<Vec<Received<'_>>> {
-        (0..self.ranks())
-            .map(|source| self.receive(epoch, source))
-            .collect()
+        (0..self.ranks()).map(|source| self.receive(epoch, source)).collect()
     }
 
     /// Waits for the message of `source` for `epoch`; dropping the result releases it.
@@ -139,12 +137,7 @@ impl Mailboxes {
                 format!("operation {operation} of rank {source}, whose last one is {last}")
             },
         )?;
-        Ok(Received {
-            message: bank.read()?,
-            bank,
-            reader: self.rank,
-            epoch,
-        })
+        Ok(Received { message: bank.read()?, bank, reader: self.rank, epoch })
     }
 
     /// Releases abandoned messages of operations before `epoch` for which this rank has posted its
@@ -155,9 +148,7 @@ impl Mailboxes {
         let own = self.window(self.rank)?;
         let is_posted = |other| (0..BANKS).any(|bank| own.bank(bank).posted() == other);
         let mut abandoned = self.abandoned.lock();
-        let (settled, open) = abandoned
-            .drain(..)
-            .partition::<Vec<_>, _>(|&other| other < epoch && is_posted(other));
+        let (settled, open) = abandoned.drain(..).partition::<Vec<_>, _>(|&other| other < epoch && is_posted(other));
         *abandoned = open;
         drop(abandoned);
         for unread in settled {
@@ -170,12 +161,7 @@ impl Mailboxes {
 
     /// Waits until `ready` returns a value. The bell of `window` announces changes; `wanted`
     /// describes the awaited thing in errors.
-    fn wait<T>(
-        &self,
-        window: &Window,
-        ready: impl Fn() -> Option<T>,
-        wanted: impl Fn() -> String,
-    ) -> Result<T> {
+    fn wait<T>(&self, window: &Window, ready: impl Fn() -> Option<T>, wanted: impl Fn() -> String) -> Result<T> {
         let start = Instant::now();
         loop {
             let rings = window.bell();
@@ -203,9 +189,7 @@ impl Mailboxes {
     }
 
     fn window(&self, rank: usize) -> Result<&Window> {
-        self.windows
-            .get(rank)
-            .ok_or_else(|| Error::internal("a rank without a window"))
+        self.windows.get(rank).ok_or_else(|| Error::internal("a rank without a window"))
     }
 }
 
@@ -253,10 +237,7 @@ mod tests {
     fn ranks(ranks: usize, timeout: Duration) -> Vec<Mailboxes> {
         let made: Vec<Window> = (0..ranks).map(|_| Window::create(ranks).unwrap()).collect();
         let open = |rank| {
-            let windows = made
-                .iter()
-                .map(|w| Window::open(w.address(), ranks).unwrap())
-                .collect();
+            let windows = made.iter().map(|w| Window::open(w.address(), ranks).unwrap()).collect();
             Mailboxes::new(rank, windows, timeout)
         };
         (0..ranks).map(open).collect()
@@ -276,12 +257,7 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..200 {
                         let epoch = begin(mailboxes);
-                        post(
-                            mailboxes,
-                            epoch,
-                            format!("{} {epoch}", mailboxes.rank).as_bytes(),
-                        )
-                        .unwrap();
+                        post(mailboxes, epoch, format!("{} {epoch}", mailboxes.rank).as_bytes()).unwrap();
                         for source in 0..mailboxes.ranks() {
                             let received = mailboxes.receive(epoch, source).unwrap();
                             assert_eq!(&received[..], format!("{source} {epoch}").as_bytes());
@@ -350,12 +326,7 @@ mod tests {
         let error = all[0].receive(epoch, 1).err().unwrap();
         assert_eq!(error.code(), Code::RemoteError);
         assert!(error.text().contains("rank 0 waited"), "{error}");
-        assert!(
-            error
-                .text()
-                .contains("operation 1 of rank 1, whose last one is 0"),
-            "{error}"
-        );
+        assert!(error.text().contains("operation 1 of rank 1, whose last one is 0"), "{error}");
         post(&all[1], Mailboxes::before(epoch), b"half of it").unwrap();
         let error = all[0].receive(epoch, 1).err().unwrap();
         assert!(error.text().ends_with("whose last one is 0"), "{error}");

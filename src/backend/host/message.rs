@@ -14,8 +14,7 @@ pub struct Message<'a> {
 impl<'a> Message<'a> {
     /// Appends a number.
     pub fn number(&mut self, number: usize) {
-        self.parts
-            .push(Cow::Owned((number as u64).to_le_bytes().to_vec()));
+        self.parts.push(Cow::Owned((number as u64).to_le_bytes().to_vec()));
     }
 
     /// Appends borrowed bytes; the reader must know their number.
@@ -62,10 +61,7 @@ impl<'a> Reader<'a> {
     pub fn number(&mut self) -> Result<usize> {
         let bytes = self.bytes(size_of::<u64>())?;
         let number = bytes.try_into().map(u64::from_le_bytes);
-        number
-            .ok()
-            .and_then(|number| usize::try_from(number).ok())
-            .ok_or_else(too_short)
+        number.ok().and_then(|number| usize::try_from(number).ok()).ok_or_else(too_short)
     }
 
     /// The next `bytes` bytes.

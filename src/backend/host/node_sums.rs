@@ -63,8 +63,7 @@ impl<'a> NodeSums<'a> {
                 continue;
             }
             self.of_node.fill(0.0);
-            node.iter()
-                .try_for_each(|part| add(&mut self.of_node, part))?;
+            node.iter().try_for_each(|part| add(&mut self.of_node, part))?;
             numeric::store(&mut self.rounded, &self.of_node, self.row.dtype)?;
             numeric::add(&mut self.sum, &self.rounded, self.row.dtype)?;
         }
@@ -87,10 +86,7 @@ mod tests {
     fn sum_as(mode: Mode, home: usize, parts: &[(usize, f32)]) -> f32 {
         let nodes = ["a", "b", "a", "c"].map(NodeId::from_text);
         let topology = Topology::from_ids(&nodes).with_sums(mode);
-        let row = RowType {
-            dtype: DType::Bfloat16,
-            hidden: 1,
-        };
+        let row = RowType { dtype: DType::Bfloat16, hidden: 1 };
         let mut out = [0; 2];
         let add = |sum: &mut [f32], part: &(usize, f32)| {
             sum.iter_mut().for_each(|sum| *sum += part.1);

@@ -11,9 +11,7 @@ pub fn add(sums: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
 
 /// `sums[i] = fma(weight, row[i], sums[i])`.
 pub fn add_scaled(sums: &mut [f32], weight: f32, row: &[u8], dtype: DType) -> Result<()> {
-    for_each(sums, row, dtype, |sum, element| {
-        *sum = weight.mul_add(element, *sum)
-    })
+    for_each(sums, row, dtype, |sum, element| *sum = weight.mul_add(element, *sum))
 }
 
 /// `elements[i] = row[i]`.
@@ -44,12 +42,7 @@ pub fn store(row: &mut [u8], sums: &[f32], dtype: DType) -> Result<()> {
     Ok(())
 }
 
-fn for_each(
-    sums: &mut [f32],
-    row: &[u8],
-    dtype: DType,
-    update: impl Fn(&mut f32, f32),
-) -> Result<()> {
+fn for_each(sums: &mut [f32], row: &[u8], dtype: DType, update: impl Fn(&mut f32, f32)) -> Result<()> {
     match dtype {
         DType::Bfloat16 => {
             for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
@@ -95,20 +88,12 @@ pub fn i64s(bytes: &[u8]) -> impl Iterator<Item = i64> {
 
 /// The `index`-th f32 of `bytes`.
 pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {
-    bytes
-        .as_chunks::<4>()
-        .0
-        .get(index)
-        .map(|bytes| f32::from_ne_bytes(*bytes))
+    bytes.as_chunks::<4>().0.get(index).map(|bytes| f32::from_ne_bytes(*bytes))
 }
 
 /// The `index`-th i64 of `bytes`.
 pub fn i64_at(bytes: &[u8], index: usize) -> Option<i64> {
-    bytes
-        .as_chunks::<8>()
-        .0
-        .get(index)
-        .map(|bytes| i64::from_ne_bytes(*bytes))
+    bytes.as_chunks::<8>().0.get(index).map(|bytes| i64::from_ne_bytes(*bytes))
 }
 
 #[cfg(test)]

@@ -40,20 +40,12 @@ pub struct ObjectMemory {
 impl ObjectMemory {
     /// The memory at `begin` in `block`, and its record.
     fn at(begin: DevPtr, own: Option<HostRuntime>, block: &SharedBlock) -> (Self, Vec<u8>) {
-        let file = Address {
-            process: std::process::id(),
-            descriptor: block.file,
-        };
+        let file = Address { process: std::process::id(), descriptor: block.file };
         let offset = block.offset + (begin.0 - block.begin);
         let mut record = file.to_bytes();
         record.extend((block.file_bytes as u64).to_le_bytes());
         record.extend((offset as u64).to_le_bytes());
-        let memory = Self {
-            begin,
-            own,
-            is_published: false,
-            mappings: Vec::new(),
-        };
+        let memory = Self { begin, own, is_published: false, mappings: Vec::new() };
         (memory, record)
     }
 
@@ -114,15 +106,12 @@ impl Mapper for HostMapper {
             Wanted::Given(begin, bytes) => {
                 let expected = || Value::Text("memory of cudaMalloc".to_owned());
                 let block = self.runtime.shared_block(begin).map_err(|cause| {
-                    Error::argument(Subject::Memory, OfMemory::Mappable)
-                        .found(Value::Error(cause), expected())
+                    Error::argument(Subject::Memory, OfMemory::Mappable).found(Value::Error(cause), expected())
                 })?;
                 let left = block.begin + block.bytes - begin.0;
                 if bytes > left {
-                    return Err(
-                        Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
-                            .got(bytes, format_args!("at most {left}")),
-                    );
+                    return Err(Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
+                        .got(bytes, format_args!("at most {left}")));
                 }
                 Ok(ObjectMemory::at(begin, None, &block))
             }
@@ -147,14 +136,9 @@ impl Mapper for HostMapper {
                 return Ok(0);
             }
             let base = mapped.map(record);
-            base.map_err(|error| {
-                error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
-            })
+            base.map_err(|error| error.within(format_args!("rank {rank} cannot map rank {peer}'s window")))
         };
-        GroupRank::all(records.len())
-            .zip(records)
-            .map(base_of)
-            .collect()
+        GroupRank::all(records.len()).zip(records).map(base_of).collect()
     }
 
     fn show(&self, _object: u32, _bases: &[usize]) -> Result<()> {

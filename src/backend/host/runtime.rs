@@ -85,21 +85,15 @@ impl HostRuntime {
             return Ok(None);
         };
         let functions = FUNCTIONS.get_or_try_init(|| {
-            Functions::load(&library).map_err(|missing| {
-                Error::new(
-                    Code::SystemError,
-                    format!("the CPU stand-ins have no {missing}"),
-                )
-            })
+            Functions::load(&library)
+                .map_err(|missing| Error::new(Code::SystemError, format!("the CPU stand-ins have no {missing}")))
         })?;
         // SAFETY: takes nothing and returns a number.
         let abi = unsafe { (functions.ncclEpHostsimAbi)() };
         if abi != ABI {
-            return Err(Error::new(
-                Code::InvalidUsage,
-                "hostsim: the CPU stand-ins are of another version",
-            )
-            .got(abi, ABI));
+            return Err(
+                Error::new(Code::InvalidUsage, "hostsim: the CPU stand-ins are of another version").got(abi, ABI)
+            );
         }
         Ok(Some(Self { functions, device }))
     }
@@ -178,29 +172,22 @@ impl HostRuntime {
         let stream = self.create_stream()?;
         let raw = stream.0 as *mut c_void;
         // SAFETY: the callers' contract; the next call waits for the copy.
-        let copied = self.call("cudaMemcpyAsync", |it| unsafe {
-            (it.cudaMemcpyAsync)(to, from, bytes, ANY_DIRECTION, raw)
-        });
+        let copied =
+            self.call("cudaMemcpyAsync", |it| unsafe { (it.cudaMemcpyAsync)(to, from, bytes, ANY_DIRECTION, raw) });
         // SAFETY: the stream was just made.
-        let waited = self.call("cudaStreamSynchronize", |it| unsafe {
-            (it.cudaStreamSynchronize)(raw)
-        });
+        let waited = self.call("cudaStreamSynchronize", |it| unsafe { (it.cudaStreamSynchronize)(raw) });
         self.destroy_stream(stream);
         copied.and(waited)
     }
 
     fn free_now(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give.
-        self.call("cudaFree", |it| unsafe {
-            (it.cudaFree)(data as *mut c_void)
-        })
+        self.call("cudaFree", |it| unsafe { (it.cudaFree)(data as *mut c_void) })
     }
 
     fn free_unawaited(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give; NULL is the default stream.
-        self.call("cudaFreeAsync", |it| unsafe {
-            (it.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut())
-        })
+        self.call("cudaFreeAsync", |it| unsafe { (it.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut()) })
     }
 
     fn free_later(&self, key: usize, data: DevPtr) {
@@ -226,13 +213,8 @@ impl Mark {
     fn new(runtime: HostRuntime) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        runtime.call("cudaEventCreateWithFlags", |it| unsafe {
-            (it.cudaEventCreateWithFlags)(&mut raw, 0)
-        })?;
-        Ok(Self {
-            runtime,
-            raw: raw as usize,
-        })
+        runtime.call("cudaEventCreateWithFlags", |it| unsafe { (it.cudaEventCreateWithFlags)(&mut raw, 0) })?;
+        Ok(Self { runtime, raw: raw as usize })
     }
 }
 
@@ -248,9 +230,7 @@ impl StreamMark for Mark {
 
     fn is_over(&self) -> Result<bool> {
         // SAFETY: our event.
-        let code = self
-            .runtime
-            .ask(|it| unsafe { (it.cudaEventQuery)(self.raw as *mut c_void) });
+        let code = self.runtime.ask(|it| unsafe { (it.cudaEventQuery)(self.raw as *mut c_void) });
         Ok(code != ERROR_NOT_READY)
     }
 }
@@ -258,9 +238,7 @@ impl StreamMark for Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         // SAFETY: our event, destroyed once.
-        let _ = self
-            .runtime
-            .ask(|it| unsafe { (it.cudaEventDestroy)(self.raw as *mut c_void) });
+        let _ = self.runtime.ask(|it| unsafe { (it.cudaEventDestroy)(self.raw as *mut c_void) });
     }
 }
 
@@ -290,9 +268,7 @@ impl Memory for HostRuntime {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut data = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        self.call("cudaMalloc", |it| unsafe {
-            (it.cudaMalloc)(&mut data, bytes)
-        })?;
+        self.call("cudaMalloc", |it| unsafe { (it.cudaMalloc)(&mut data, bytes) })?;
         Ok(DevPtr(data as usize))
     }
 

@@ -57,10 +57,7 @@ impl Address {
         let [process, descriptor] = record.as_chunks::<4>().0 else {
             return Err(Error::internal("a window's address of the wrong length"));
         };
-        Ok(Self {
-            process: u32::from_le_bytes(*process),
-            descriptor: i32::from_le_bytes(*descriptor),
-        })
+        Ok(Self { process: u32::from_le_bytes(*process), descriptor: i32::from_le_bytes(*descriptor) })
     }
 }
 
@@ -68,22 +65,14 @@ impl Address {
 pub fn open(address: Address, link: &str) -> Result<File> {
     let path = address.path();
     let failed = |cause: io::Error| match cause.kind() {
-        io::ErrorKind::NotFound => Error::new(
-            Code::RemoteError,
-            format!("{path}: the rank is gone, or has given up"),
-        ),
+        io::ErrorKind::NotFound => Error::new(Code::RemoteError, format!("{path}: the rank is gone, or has given up")),
         _ => Error::system(format_args!("opening the window {path}"), &cause),
     };
     // Merely opening another kind of file might have effects.
     if std::fs::read_link(&path).map_err(failed)? != Path::new(link) {
         return Err(foreign(address));
     }
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(&path)
-        .map_err(failed)?;
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).map_err(failed)?;
     // SAFETY: takes numbers only.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & SEALS != SEALS {
@@ -101,8 +90,5 @@ pub fn length(file: &File) -> Result<u64> {
 /// The refusal of a file at `address` that is none of the expected kind.
 pub fn foreign(address: Address) -> Error {
     let path = address.path();
-    Error::new(
-        Code::RemoteError,
-        format!("{path}: is no window of a group"),
-    )
+    Error::new(Code::RemoteError, format!("{path}: is no window of a group"))
 }

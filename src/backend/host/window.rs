@@ -56,10 +56,7 @@ impl Window {
             libc::memfd_create(c"nccl_ep".as_ptr(), flags)
         };
         if descriptor < 0 {
-            return Err(Error::system(
-                "memfd_create",
-                &std::io::Error::last_os_error(),
-            ));
+            return Err(Error::system("memfd_create", &std::io::Error::last_os_error()));
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let file = unsafe { File::from_raw_fd(descriptor) };
@@ -77,8 +74,7 @@ impl Window {
     pub fn open(address: Address, ranks: usize) -> Result<Self> {
         let file = shared_file::open(address, LINK)?;
         let length = shared_file::length(&file)?;
-        let is_whole = length.is_multiple_of(PARTS * ALIGNMENT)
-            && (1..=BANK_BYTES).contains(&(length / PARTS));
+        let is_whole = length.is_multiple_of(PARTS * ALIGNMENT) && (1..=BANK_BYTES).contains(&(length / PARTS));
         if !is_whole {
             return Err(shared_file::foreign(address));
         }
@@ -92,32 +88,18 @@ impl Window {
         if bytes as u64 > bank_bytes {
             return Err(Error::internal("a window whose header has no room"));
         }
-        let header = MmapOptions::new()
-            .len(bytes)
-            .map_raw(&file)
-            .map_err(failed)?;
-        Ok(Self {
-            file,
-            header,
-            bank_bytes,
-            ranks,
-        })
+        let header = MmapOptions::new().len(bytes).map_raw(&file).map_err(failed)?;
+        Ok(Self { file, header, bank_bytes, ranks })
     }
 
     /// The address for peers, if this process created the window.
     pub fn address(&self) -> Address {
-        Address {
-            process: std::process::id(),
-            descriptor: self.file.as_raw_fd(),
-        }
+        Address { process: std::process::id(), descriptor: self.file.as_raw_fd() }
     }
 
     /// A view of the counters of `bank`.
     pub fn bank(&self, bank: usize) -> Bank<'_> {
-        Bank {
-            window: self,
-            first: COUNTERS + bank * (self.ranks + 2) * WORD,
-        }
+        Bank { window: self, first: COUNTERS + bank * (self.ranks + 2) * WORD }
     }
 
     /// The bell's count, which grows with every change of the header.
@@ -152,10 +134,7 @@ impl Window {
     }
 
     fn counter(&self, offset: usize) -> &AtomicU64 {
-        assert!(
-            offset + WORD <= self.header.len(),
-            "a counter outside the window's header"
-        );
+        assert!(offset + WORD <= self.header.len(), "a counter outside the window's header");
         // SAFETY: inside the header (asserted), aligned as offsets are multiples of 8 in a page-aligned
         // mapping, and only used atomically.
         unsafe { AtomicU64::from_ptr(self.header.as_mut_ptr().add(offset).cast()) }
@@ -164,10 +143,7 @@ impl Window {
 
 /// Largest file size of this process. A larger file would end the process by a signal.
 fn file_limit() -> Result<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes the struct.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } != 0 {
         let cause = std::io::Error::last_os_error();
@@ -183,10 +159,8 @@ fn bank_bytes(limit: u64) -> Result<u64> {
         return Ok(bytes);
     }
     let text = "the limit for files (ulimit -f) leaves no room for shared windows";
-    Err(Error::new(Code::SystemError, text).got(
-        format_args!("{limit} bytes"),
-        format_args!("{} or more", PARTS * ALIGNMENT),
-    ))
+    Err(Error::new(Code::SystemError, text)
+        .got(format_args!("{limit} bytes"), format_args!("{} or more", PARTS * ALIGNMENT)))
 }
 
 /// Counters and memory of one bank.
@@ -204,29 +178,20 @@ impl Bank<'_> {
 
     /// Whether `reader` has released the message.
     pub fn is_read_by(&self, reader: usize) -> bool {
-        let read = self
-            .window
-            .counter(self.first + (2 + reader) * WORD)
-            .load(Ordering::Acquire);
+        let read = self.window.counter(self.first + (2 + reader) * WORD).load(Ordering::Acquire);
         read >= self.posted()
     }
 
     /// Announces the message of operation `epoch`, which is `bytes` long.
     pub fn post(&self, epoch: u64, bytes: usize) {
-        self.window
-            .counter(self.first + WORD)
-            .store(bytes as u64, Ordering::Relaxed);
-        self.window
-            .counter(self.first)
-            .store(epoch, Ordering::Release);
+        self.window.counter(self.first + WORD).store(bytes as u64, Ordering::Relaxed);
+        self.window.counter(self.first).store(epoch, Ordering::Release);
         self.window.ring();
     }
 
     /// Releases the message of operation `epoch` for `reader`.
     pub fn set_read(&self, reader: usize, epoch: u64) {
-        self.window
-            .counter(self.first + (2 + reader) * WORD)
-            .store(epoch, Ordering::Release);
+        self.window.counter(self.first + (2 + reader) * WORD).store(epoch, Ordering::Release);
         self.window.ring();
     }
 
@@ -235,10 +200,9 @@ impl Bank<'_> {
         let most = self.window.bank_bytes;
         if bytes as u64 > most {
             let text = "a message is longer than the limit for files (ulimit -f) allows";
-            return Err(Error::new(Code::SystemError, text).got(
-                format_args!("{bytes} bytes"),
-                format_args!("at most {most}"),
-            ));
+            return Err(
+                Error::new(Code::SystemError, text).got(format_args!("{bytes} bytes"), format_args!("at most {most}"))
+            );
         }
         // SAFETY: by the protocol of `mailboxes` no rank reads the bank now.
         unsafe { self.options(bytes).map_mut(&self.window.file) }
@@ -247,21 +211,14 @@ impl Bank<'_> {
 
     /// The message; only between its post and this rank's [`Bank::set_read`].
     pub fn read(&self) -> Result<Mmap> {
-        let bytes = self
-            .window
-            .counter(self.first + WORD)
-            .load(Ordering::Relaxed);
+        let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
         // Reading a hole of the file would cost the reader memory, so the claimed length alone is
         // not trusted.
         let file = self.window.file.metadata();
         let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
-        let bytes = usize::try_from(bytes).ok().filter(|&bytes| {
-            bytes as u64
-                <= self
-                    .window
-                    .bank_bytes
-                    .min(file.blocks().saturating_mul(BLOCK_BYTES))
-        });
+        let bytes = usize::try_from(bytes)
+            .ok()
+            .filter(|&bytes| bytes as u64 <= self.window.bank_bytes.min(file.blocks().saturating_mul(BLOCK_BYTES)));
         let bytes = bytes.ok_or_else(|| Error::internal("a message that is not there"))?;
         // SAFETY: by the protocol of `mailboxes` no rank writes to the bank now.
         unsafe { self.options(bytes).map(&self.window.file) }
@@ -271,10 +228,7 @@ impl Bank<'_> {
     fn options(&self, bytes: usize) -> MmapOptions {
         let index = (self.first - COUNTERS) / ((self.window.ranks + 2) * WORD);
         let mut options = MmapOptions::new();
-        options
-            .offset(self.window.bank_bytes * (index as u64 + 1))
-            .len(bytes)
-            .populate();
+        options.offset(self.window.bank_bytes * (index as u64 + 1)).len(bytes).populate();
         options
     }
 }

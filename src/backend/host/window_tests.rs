@@ -22,8 +22,7 @@ fn a_second_mapping_sees_what_the_first_posts() {
 /// Opens an anonymous file of this process as if a peer had named it.
 fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Result<Window> {
     // SAFETY: the name is NUL-terminated, the descriptor fresh.
-    let file =
-        unsafe { File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING)) };
+    let file = unsafe { File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING)) };
     file.set_len(bytes).unwrap();
     // SAFETY: takes numbers only.
     let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
@@ -33,13 +32,7 @@ fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Resu
 
 fn open_descriptor(descriptor: i32) -> Result<Window> {
     let process = std::process::id();
-    Window::open(
-        Address {
-            process,
-            descriptor,
-        },
-        2,
-    )
+    Window::open(Address { process, descriptor }, 2)
 }
 
 #[test]
@@ -75,11 +68,7 @@ fn a_limit_makes_windows_smaller() {
     assert!(small > 0 && small * PARTS <= 1 << 20);
     let refused = bank_bytes(4096).err().unwrap();
     assert_eq!(refused.code(), Code::SystemError);
-    assert!(
-        refused
-            .text()
-            .ends_with("(got 4096 bytes, expected 327680 or more)")
-    );
+    assert!(refused.text().ends_with("(got 4096 bytes, expected 327680 or more)"));
 }
 
 #[test]

@@ -84,12 +84,8 @@ fn functions() -> Result<&'static Functions> {
                 Error::new(Code::SystemError, text)
             }),
         }?;
-        Functions::load(&library).map_err(|missing| {
-            Error::new(
-                Code::SystemError,
-                format!("this process's NCCL has no {missing}"),
-            )
-        })
+        Functions::load(&library)
+            .map_err(|missing| Error::new(Code::SystemError, format!("this process's NCCL has no {missing}")))
     })
 }
 
@@ -126,18 +122,8 @@ impl Communicator {
         Ok(Self {
             ranks: query(functions, "ncclCommCount", functions.ncclCommCount, raw)
                 .map_err(|error| among_copies(error, functions))?,
-            rank: GroupRank::new(query(
-                functions,
-                "ncclCommUserRank",
-                functions.ncclCommUserRank,
-                raw,
-            )?),
-            device: query(
-                functions,
-                "ncclCommCuDevice",
-                functions.ncclCommCuDevice,
-                raw,
-            )?,
+            rank: GroupRank::new(query(functions, "ncclCommUserRank", functions.ncclCommUserRank, raw)?),
+            device: query(functions, "ncclCommCuDevice", functions.ncclCommCuDevice, raw)?,
             raw,
             functions,
         })
@@ -151,12 +137,7 @@ impl Communicator {
             unsafe { get(&mut number) };
         }
         let version = match number {
-            10_000.. => format!(
-                "{}.{}.{}",
-                number / 10_000,
-                number / 100 % 100,
-                number % 100
-            ),
+            10_000.. => format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100),
             _ => "?".to_owned(),
         };
         (version, file(self.functions))
@@ -164,19 +145,11 @@ impl Communicator {
 
     /// Enqueues an all-gather: `bytes` of each rank's `send` go to `receive`, in rank order. Both
     /// buffers must stay allocated until `stream` has run it.
-    pub fn all_gather(
-        &self,
-        send: DevPtr,
-        receive: DevPtr,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<()> {
+    pub fn all_gather(&self, send: DevPtr, receive: DevPtr, bytes: usize, stream: Stream) -> Result<()> {
         let (send, receive) = (send.0 as *const c_void, receive.0 as *mut c_void);
         let stream = stream.0 as *mut c_void;
         // SAFETY: the communicator is alive (this type's contract); the addresses are the device's.
-        let code = unsafe {
-            (self.functions.ncclAllGather)(send, receive, bytes, UINT8, self.raw, stream)
-        };
+        let code = unsafe { (self.functions.ncclAllGather)(send, receive, bytes, UINT8, self.raw, stream) };
         check(self.functions, "ncclAllGather", code)
     }
 }
@@ -215,8 +188,7 @@ fn query(
     // SAFETY: the caller vouches for the communicator; writes one int, which outlives the call.
     let code = unsafe { ask(raw, &mut answer) };
     check(functions, name, code)?;
-    usize::try_from(answer)
-        .map_err(|_| Error::internal(format!("{name}: negative answer {answer}")))
+    usize::try_from(answer).map_err(|_| Error::internal(format!("{name}: negative answer {answer}")))
 }
 
 /// An error with NCCL's own text for every code but success.
@@ -227,10 +199,7 @@ fn check(functions: &Functions, name: &str, code: c_int) -> Result<()> {
     if code == IN_PROGRESS {
         return Err(Error::usage(Subject::Communicator, AmongRanks::Blocking));
     }
-    Err(Error::new(
-        Code::from_raw(code),
-        format!("{name}: {}", describe(functions, code)),
-    ))
+    Err(Error::new(Code::from_raw(code), format!("{name}: {}", describe(functions, code))))
 }
 
 fn describe(functions: &Functions, code: c_int) -> String {

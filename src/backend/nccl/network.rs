@@ -17,27 +17,17 @@ const FREES_LATER: c_int = 22200;
 const FIXED_ID: &str = "NCCL_COMM_ID";
 
 type Call<A> = unsafe extern "C" fn(A) -> c_int;
-type SendCall =
-    unsafe extern "C" fn(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
-type ReceiveCall =
-    unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
-type BroadcastCall = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    c_int,
-    c_int,
-    *mut c_void,
-    *mut c_void,
-) -> c_int;
+type SendCall = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+type ReceiveCall = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+type BroadcastCall =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 
 /// These functions, of an NCCL that is new enough.
 #[derive(Clone, Copy)]
 pub struct Network {
     pub(super) functions: &'static Functions,
     get_unique_id: Call<*mut UniqueId>,
-    pub(super) init:
-        unsafe extern "C" fn(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int,
+    pub(super) init: unsafe extern "C" fn(*mut *mut c_void, c_int, UniqueId, c_int, *mut Config) -> c_int,
     pub(super) async_error: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
     pub(super) abort: Call<*mut c_void>,
     pub(super) destroy: Call<*mut c_void>,
@@ -154,10 +144,7 @@ mod tests {
     #[test]
     fn a_version_that_cannot_keep_everything_says_so() {
         let text = shortcoming(22105).unwrap();
-        assert!(
-            text.starts_with("NCCL 2.21.5 frees memory in the call"),
-            "{text}"
-        );
+        assert!(text.starts_with("NCCL 2.21.5 frees memory in the call"), "{text}");
         assert!(text.contains("a group over nodes fails, calls that use the same device may wait"));
         assert_eq!(shortcoming(FREES_LATER), None);
     }

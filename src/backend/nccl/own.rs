@@ -179,9 +179,7 @@ impl OwnCommunicator {
             for &Part { data, bytes, .. } in parts {
                 let data = data.0 as *mut c_void;
                 // SAFETY: as for sending; each rank gives memory of its own.
-                let code = unsafe {
-                    (network.broadcast)(data, data, bytes, UINT8, root, self.raw, stream)
-                };
+                let code = unsafe { (network.broadcast)(data, data, bytes, UINT8, root, self.raw, stream) };
                 network.check("ncclBroadcast", code)?;
             }
         }
@@ -208,9 +206,7 @@ impl OwnCommunicator {
         // SAFETY: the communicator is alive (`enter`); writes one number.
         let code = unsafe { (self.network.async_error)(self.raw, &mut state) };
         let asked = self.network.check("ncclCommGetAsyncError", code);
-        asked
-            .and_then(|()| self.network.check("an operation of NCCL", state))
-            .err()
+        asked.and_then(|()| self.network.check("an operation of NCCL", state)).err()
     }
 
     /// Frees the communicator after its operations. Blocks until they have run, and as long as a graph has
@@ -282,9 +278,7 @@ impl OwnCommunicator {
             return false;
         }
         let start = Instant::now();
-        while self.calls.load(Ordering::SeqCst) > 0
-            && patience.is_none_or(|patience| start.elapsed() < patience)
-        {
+        while self.calls.load(Ordering::SeqCst) > 0 && patience.is_none_or(|patience| start.elapsed() < patience) {
             std::thread::sleep(Duration::from_micros(50));
         }
         true

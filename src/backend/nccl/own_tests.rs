@@ -78,14 +78,8 @@ unsafe extern "C" fn init(
         &*config
     };
     assert!(rank < ranks && id.0[0] == 9);
-    assert_eq!(
-        (config.size, config.magic, config.version),
-        (48, 0xcafe_beef, 21800)
-    );
-    assert_eq!(
-        (config.blocking, config.split_share, config.cga_cluster_size),
-        (1, 0, 0)
-    );
+    assert_eq!((config.size, config.magic, config.version), (48, 0xcafe_beef, 21800));
+    assert_eq!((config.blocking, config.split_share, config.cga_cluster_size), (1, 0, 0));
     assert_eq!((config.min_ctas, config.max_ctas), (c_int::MIN, 4));
     note('i')
 }
@@ -200,15 +194,7 @@ fn at(place: (usize, usize), functions: Functions) -> OwnCommunicator {
     let network = network(functions).unwrap();
     let id = network.new_id().unwrap();
     let device = TestDevice::entered_by(enter_device);
-    OwnCommunicator::join(
-        network,
-        &id,
-        place.0,
-        CommRank::new(place.1),
-        4,
-        Arc::new(device),
-    )
-    .unwrap()
+    OwnCommunicator::join(network, &id, place.0, CommRank::new(place.1), 4, Arc::new(device)).unwrap()
 }
 
 #[test]
@@ -229,22 +215,14 @@ fn an_old_nccl_is_refused_with_its_version() {
     let error = network(functions).err().unwrap();
     let rule = AmongRanks::NewEnoughForNetwork.into();
     assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
-    assert!(
-        error.text().contains("got 2.18.5, expected 2.19"),
-        "{error}"
-    );
+    assert!(error.text().contains("got 2.18.5, expected 2.19"), "{error}");
 }
 
 #[test]
 fn messages_are_one_group_which_is_closed_after_an_error_too() {
     let comm = communicator(complete());
-    let part = Part {
-        peer: CommRank::new(1),
-        data: DevPtr(16),
-        bytes: 8,
-    };
-    comm.exchange(&[part, part], &[part], Stream::DEFAULT)
-        .unwrap();
+    let part = Part { peer: CommRank::new(1), data: DevPtr(16), bytes: 8 };
+    comm.exchange(&[part, part], &[part], Stream::DEFAULT).unwrap();
     assert_eq!(calls(), "<i>(ssr)");
     SEND.with(|code| code.store(5, Ordering::Relaxed));
     let error = comm.exchange(&[part, part], &[part], Stream::DEFAULT);
@@ -265,15 +243,10 @@ fn two_ranks_exchange_large_messages_by_broadcasts_in_the_order_of_their_numbers
         ((2, 1), &[large], &[], "(1)"),
     ] {
         let comm = at(place, complete());
-        let part = |&bytes: &usize| Part {
-            peer: CommRank::new(1 - place.1 % 2),
-            data: DevPtr(16),
-            bytes,
-        };
+        let part = |&bytes: &usize| Part { peer: CommRank::new(1 - place.1 % 2), data: DevPtr(16), bytes };
         let parts = |all: &[usize]| -> Vec<Part> { all.iter().map(part).collect() };
         calls();
-        comm.exchange(&parts(sent), &parts(received), Stream::DEFAULT)
-            .unwrap();
+        comm.exchange(&parts(sent), &parts(received), Stream::DEFAULT).unwrap();
         assert_eq!(calls(), expected, "{place:?}, {sent:?}, {received:?}");
     }
 }

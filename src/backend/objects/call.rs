@@ -16,12 +16,8 @@ pub struct Call {
 }
 
 impl Call {
-    const ALL: [Operation; 4] = [
-        Operation::MemoryNew,
-        Operation::MemoryEnd,
-        Operation::MemoryGiven,
-        Operation::MemoryGivenEnd,
-    ];
+    const ALL: [Operation; 4] =
+        [Operation::MemoryNew, Operation::MemoryEnd, Operation::MemoryGiven, Operation::MemoryGivenEnd];
     const BYTES: usize = 8;
 
     /// Makes `object`, of memory of `kind`.
@@ -71,15 +67,11 @@ impl Call {
         }
         let same = AmongRanks::Same { rank };
         Err(if other.operation == self.operation {
-            Error::usage(Subject::Memory, same).got(
-                format_args!("object {}", self.object),
-                format_args!("object {}", other.object),
-            )
+            Error::usage(Subject::Memory, same)
+                .got(format_args!("object {}", self.object), format_args!("object {}", other.object))
         } else {
-            Error::usage(Subject::Operation, same).found(
-                Value::Operation(self.operation),
-                Value::Operation(other.operation),
-            )
+            Error::usage(Subject::Operation, same)
+                .found(Value::Operation(self.operation), Value::Operation(other.operation))
         })
     }
 }

@@ -48,36 +48,19 @@ impl<T> Entry<T> {
 impl<M: Mapper> Objects<M> {
     /// Those of a new group: none yet. Their tensors are `recognised`.
     pub fn new(mapper: M, recognised: Arc<Recognised>) -> Self {
-        Self {
-            mapper,
-            recognised,
-            calls: Mutex::default(),
-            entries: Mutex::new([const { None }; MAX_OBJECTS]),
-        }
+        Self { mapper, recognised, calls: Mutex::default(), entries: Mutex::new([const { None }; MAX_OBJECTS]) }
     }
 
     /// Makes an object, with this rank's memory as `wanted`, and gives where that is. Collective: every rank gets one,
     /// or every rank an error.
-    pub fn make(
-        &self,
-        wanted: Result<Wanted>,
-        kind: Kind,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<DevPtr> {
+    pub fn make(&self, wanted: Result<Wanted>, kind: Kind, bootstrap: &Bootstrap, stream: Stream) -> Result<DevPtr> {
         let _call = self.calls.lock();
         bootstrap.begin_call();
         let object = self.entries.lock().iter().position(Option::is_none);
         let call = Call::making(kind, object.unwrap_or(MAX_OBJECTS) as u32);
         let taken = wanted.and_then(|wanted| self.take(wanted, call.object));
         let mine = taken.as_ref().map(|(_, _, record)| record.clone());
-        let records = meet(
-            bootstrap,
-            call,
-            mine.map_err(Error::clone),
-            M::RECORD_BYTES,
-            stream,
-        );
+        let records = meet(bootstrap, call, mine.map_err(Error::clone), M::RECORD_BYTES, stream);
         let (mut mapped, range, _) = match taken {
             Ok(taken) => taken,
             Err(error) => return records.and(Err(error)),
@@ -99,12 +82,7 @@ impl<M: Mapper> Objects<M> {
             let _ = self.part(call.object, mapped, Ok(()), bootstrap, stream);
             return Err(error);
         }
-        let entry = Entry {
-            range,
-            kind,
-            mapped,
-            bases: shown?,
-        };
+        let entry = Entry { range, kind, mapped, bases: shown? };
         if let Some(place) = self.entries.lock().get_mut(call.object as usize) {
             *place = Some(entry);
         }
@@ -127,20 +105,12 @@ impl<M: Mapper> Objects<M> {
         let begin = M::begin(&mapped);
         // Memory that was given, and has been freed since, is known here as long as its object lives.
         self.check_apart(begin, wanted.bytes())?;
-        let range = Range {
-            begin: begin.0 as u64,
-            bytes: wanted.bytes() as u64,
-            object,
-        };
+        let range = Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object };
         Ok((mapped, range, record))
     }
 
     fn check_apart(&self, begin: DevPtr, bytes: usize) -> Result<()> {
-        let overlaps = self
-            .recognised
-            .ranges
-            .read()
-            .overlaps(begin.0 as u64, bytes as u64);
+        let overlaps = self.recognised.ranges.read().overlaps(begin.0 as u64, bytes as u64);
         overlaps.map_or(Ok(()), |other| {
             Err(Error::argument(Subject::Memory, OfMemory::Apart).got(
                 format_args!("{bytes} bytes at {:#x}", begin.0),
@@ -150,34 +120,19 @@ impl<M: Mapper> Objects<M> {
     }
 
     /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
-    pub fn end(
-        &self,
-        data: DevPtr,
-        kind: Kind,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<()> {
+    pub fn end(&self, data: DevPtr, kind: Kind, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let _call = self.calls.lock();
         bootstrap.begin_call();
         let found = self.begins_at(data, kind);
-        let call = Call::ending(
-            kind,
-            found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object),
-        );
+        let call = Call::ending(kind, found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object));
         let mine = found.and_then(|_| {
             self.mapper.check()?;
             self.mapper.check_graphs()?;
             Ok(vec![0; M::RECORD_BYTES])
         });
         meet(bootstrap, call, mine, M::RECORD_BYTES, stream)?;
-        let place = self
-            .entries
-            .lock()
-            .get_mut(call.object as usize)
-            .map(Option::take);
-        let entry = place
-            .flatten()
-            .ok_or_else(|| Error::internal("an object that is gone"))?;
+        let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
+        let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
         self.recognised.change(|ranges| ranges.remove(call.object));
         let rested = bootstrap.within_deadline(|left| self.mapper.rest(left));
         self.part(call.object, entry.mapped, rested, bootstrap, stream)

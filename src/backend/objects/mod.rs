@@ -159,9 +159,7 @@ impl Wanted {
             return Err(Error::argument(Subject::MemoryBytes, OfMemory::NotEmpty));
         }
         match *self {
-            Self::Given(data, _) if data.is_null() => {
-                Err(Error::argument(Subject::Memory, AmongRanks::NotNull))
-            }
+            Self::Given(data, _) if data.is_null() => Err(Error::argument(Subject::Memory, AmongRanks::NotNull)),
             Self::Given(data, _) if !(data.0 as u64).is_multiple_of(OBJECT_ALIGN) => {
                 Err(Error::argument(Subject::Memory, OfMemory::Aligned)
                     .got(format_args!("{:#x}", data.0), "a multiple of 16"))

@@ -1,9 +1,7 @@
 //! The text of each rule, as it follows the argument that breaks it.
 
 use super::{Names, code_name};
-use nccl_ep_core::error::refusal::{
-    AmongRanks, Extent, InSequence, OfMemory, OfSettings, OfTensor, Role, Rule,
-};
+use nccl_ep_core::error::refusal::{AmongRanks, Extent, InSequence, OfMemory, OfSettings, OfTensor, Role, Rule};
 use std::fmt::{self, Display, Formatter};
 
 /// Prints the text of a rule.
@@ -27,32 +25,25 @@ impl Display for Text<'_> {
 fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
     match rule {
         AmongRanks::NotNull => f.write_str("must not be NULL"),
-        AmongRanks::Blocking => {
-            f.write_str("must be a blocking communicator, as ncclCommInitRank makes")
-        }
+        AmongRanks::Blocking => f.write_str("must be a blocking communicator, as ncclCommInitRank makes"),
         AmongRanks::FewerRanks => f.write_str("has more ranks than an NVLink domain"),
         AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
-        AmongRanks::OwnIdsForNetwork => {
-            f.write_str("must choose the ids of communicators for groups that span nodes")
-        }
+        AmongRanks::OwnIdsForNetwork => f.write_str("must choose the ids of communicators for groups that span nodes"),
         AmongRanks::HasForNetwork { name } => {
             write!(f, "has no {name}, which groups that span nodes need")
         }
         AmongRanks::Same { rank } => {
             write!(f, "must be the same on every rank, but rank {rank} differs")
         }
-        AmongRanks::SameDirection { rank } => write!(
-            f,
-            "must be forward, or tokens only, on every rank, but rank {rank} differs"
-        ),
-        AmongRanks::SameColumns { rank } => write!(
-            f,
-            "must have the same columns on every rank, but rank {rank} differs"
-        ),
-        AmongRanks::RoomForRepeated { rank, expert } => write!(
-            f,
-            "must leave room at expert {expert} for all ranks, but rank {rank} repeats its id"
-        ),
+        AmongRanks::SameDirection { rank } => {
+            write!(f, "must be forward, or tokens only, on every rank, but rank {rank} differs")
+        }
+        AmongRanks::SameColumns { rank } => {
+            write!(f, "must have the same columns on every rank, but rank {rank} differs")
+        }
+        AmongRanks::RoomForRepeated { rank, expert } => {
+            write!(f, "must leave room at expert {expert} for all ranks, but rank {rank} repeats its id")
+        }
         AmongRanks::RefusedBy { rank, code } => {
             let name = code_name(code);
             write!(f, "rank {rank} refused to create its own: {name}")
@@ -84,9 +75,7 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
         InSequence::RouteFirst => "has no routing yet",
         InSequence::DispatchFirst => "needs a dispatch before its first combine",
         InSequence::CompleteFirst => "its staged operation waits for ncclEpComplete",
-        InSequence::FewerStaged => {
-            "too many staged operations of the group wait for ncclEpComplete"
-        }
+        InSequence::FewerStaged => "too many staged operations of the group wait for ncclEpComplete",
         InSequence::HighThroughputOnly => "is for high-throughput groups only",
         InSequence::SameCaptureAsSend => {
             "must be captured into the same graph as the staged operation's send phase, or neither"
@@ -94,9 +83,7 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
         InSequence::NoCaptureWhileGivenUp => {
             "must not be captured while an operation that was given up is to be received"
         }
-        InSequence::NoCaptureOfRouting => {
-            "must not be captured into a graph: the routing is exchanged once"
-        }
+        InSequence::NoCaptureOfRouting => "must not be captured into a graph: the routing is exchanged once",
         InSequence::NoCaptureOfGroup => {
             "must not be captured into a graph, or wait for a stream that is: groups begin and end once"
         }
@@ -129,9 +116,7 @@ fn of_memory(rule: OfMemory) -> &'static str {
         OfMemory::OfOwn => "must be what ncclEpMemAlloc gave",
         OfMemory::OfGiven => "must be what ncclEpMemRegister took",
         OfMemory::FewerObjects => "has too many pieces of memory that peers map",
-        OfMemory::NotInGraphs => {
-            "stays until the group ends, as graphs have operations of the group that may use it"
-        }
+        OfMemory::NotInGraphs => "stays until the group ends, as graphs have operations of the group that may use it",
     }
 }
 
@@ -148,31 +133,21 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Resul
         OfTensor::AtMost(what) => return write!(f, "must be at most {}", Measure { what, names }),
         OfTensor::Required => "is required",
         OfTensor::OnlyWithRouting => {
-            return write!(
-                f,
-                "needs {ids} and {weights}: a tokens-only dispatch has none"
-            );
+            return write!(f, "needs {ids} and {weights}: a tokens-only dispatch has none");
         }
         OfTensor::OnlyWithIds => {
             return write!(f, "needs {ids}: a tokens-only dispatch has no weights");
         }
-        OfTensor::CounterAtDispatch => {
-            "a low-latency handle has no counter; pass it to ncclEpDispatch"
-        }
+        OfTensor::CounterAtDispatch => "a low-latency handle has no counter; pass it to ncclEpDispatch",
         OfTensor::Dims => "must be the number of dimensions that this tensor has in this call",
         OfTensor::ElementType => "must be an element type that this tensor may have",
         OfTensor::Summable => "a combine sums bfloat16, float16 or float32",
         OfTensor::SumsWithoutScales => "a combine sums rows, which have no scales",
-        OfTensor::WeighedByCaller => {
-            "the caller applies the weights before a combine of rank-major rows"
-        }
+        OfTensor::WeighedByCaller => "the caller applies the weights before a combine of rank-major rows",
         OfTensor::ScalesReceived => "is required: scales that are sent must be received",
         OfTensor::ScalesSent => "is required: tokens of this type are not cast",
         OfTensor::SameTypeOrCast => {
-            return write!(
-                f,
-                "must be the type of {tokens}, or of one byte with {scales_out}"
-            );
+            return write!(f, "must be the type of {tokens}, or of one byte with {scales_out}");
         }
         OfTensor::CastToE4m3 => "a cast gives float8e4m3; declare that, uint8 or int8",
         OfTensor::CastScaleType => "must be float32, uint8 or int32 for a cast",
@@ -181,10 +156,7 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Resul
         OfTensor::Pitched => "must be dense, or row-major or column-major with a pitch",
         OfTensor::ForwardedAsIs => "scales that are forwarded cannot be rounded",
         OfTensor::RowAndScalesBound => {
-            return write!(
-                f,
-                "a row with its scales must not exceed the group's {row_bytes}"
-            );
+            return write!(f, "a row with its scales must not exceed the group's {row_bytes}");
         }
         OfTensor::RowMultipleOf16 => "a row must be a positive multiple of 16 bytes",
         OfTensor::RowBound => {

@@ -94,9 +94,8 @@ pub fn functions() -> Result<&'static Functions> {
         let refuse = |text: String| Error::new(Code::UnhandledCudaError, text);
         let library = Library::find(c"libcuda.so.1", c"cuInit")
             .map_err(|reason| refuse(format!("no CUDA driver on this machine: {reason}")))?;
-        let functions = Functions::load(&library).map_err(|missing| {
-            refuse(format!("the CUDA driver is too old: it has no {missing}"))
-        })?;
+        let functions = Functions::load(&library)
+            .map_err(|missing| refuse(format!("the CUDA driver is too old: it has no {missing}")))?;
         // SAFETY: no pointers are passed; the driver allows repeated initialisation.
         let status = unsafe { (functions.cuInit)(0) };
         check_with(&functions, "cuInit", status)?;
@@ -118,17 +117,11 @@ fn check_with(functions: &Functions, call: &str, status: Status) -> Result<()> {
     }
     let name = text(functions.cuGetErrorName, status).unwrap_or_else(|| status.to_string());
     let meaning = text(functions.cuGetErrorString, status).unwrap_or_else(|| "no text".to_owned());
-    Err(Error::new(
-        Code::UnhandledCudaError,
-        format!("{call}: {name}, {meaning}"),
-    ))
+    Err(Error::new(Code::UnhandledCudaError, format!("{call}: {name}, {meaning}")))
 }
 
 /// One of the driver's two texts for a status.
-fn text(
-    get: Option<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>,
-    status: Status,
-) -> Option<String> {
+fn text(get: Option<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>, status: Status) -> Option<String> {
     let mut text = std::ptr::null();
     // SAFETY: takes any number; writes one pointer.
     let found = unsafe { get?(status, &mut text) };
@@ -136,11 +129,7 @@ fn text(
         return None;
     }
     // SAFETY: a NUL-terminated constant of a library that is never unloaded.
-    Some(
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned(),
-    )
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
 /// The driver's handle of the stream.

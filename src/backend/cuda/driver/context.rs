@@ -5,9 +5,7 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::context_handle::{
-    self, ContextHandle, ContextId, Entered, Held, Key,
-};
+use crate::backend::cuda::driver::context_handle::{self, ContextHandle, ContextId, Entered, Held, Key};
 use crate::backend::cuda::driver::context_resources::ContextResources;
 use crate::backend::cuda::driver::pinned;
 use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Works};
@@ -155,9 +153,7 @@ impl Context {
     pub fn free_soon(&self, data: DevPtr, mut free: impl FnMut(usize) + Send + 'static) {
         let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
         let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {
-            (Some(_entered), Some(resources)) => {
-                driver::free_unawaited(DevPtr(address), resources.stream()).is_ok()
-            }
+            (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream()).is_ok(),
             _ => false,
         };
         let held = Arc::clone(&self.held);
@@ -191,8 +187,7 @@ impl Context {
 
     /// Calls `then` inside the context if the device is quiescent, and says whether it did.
     pub fn if_quiescent(&self, then: impl FnOnce()) -> bool {
-        self.enter()
-            .is_ok_and(|_entered| self.quiescence.attempt(then) == Attempt::Done)
+        self.enter().is_ok_and(|_entered| self.quiescence.attempt(then) == Attempt::Done)
     }
 
     fn is_poisoned(&self) -> bool {
@@ -226,12 +221,7 @@ impl Context {
     /// Waits until the group's operations, and no others, have run; none can follow. The deadline
     /// is for operations behind a stuck exchange; all others end by their own deadline. `launches` says whether to wait
     /// for launches of graphs, too, if the device is quiescent.
-    pub fn wait_for_operations(
-        &self,
-        timeout: Duration,
-        stream: Stream,
-        launches: Graphs,
-    ) -> Result<()> {
+    pub fn wait_for_operations(&self, timeout: Duration, stream: Stream, launches: Graphs) -> Result<()> {
         let enqueued = self.operations();
         let _entered = self.enter()?;
         enqueued.iter().for_each(|it| it.end());
@@ -275,8 +265,5 @@ fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bo
 }
 
 fn stuck_behind() -> Error {
-    Error::new(
-        crate::error::Code::RemoteError,
-        "its operations are behind an exchange that a lost rank never joined",
-    )
+    Error::new(crate::error::Code::RemoteError, "its operations are behind an exchange that a lost rank never joined")
 }

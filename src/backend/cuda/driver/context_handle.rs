@@ -41,11 +41,7 @@ pub struct Held {
 impl Held {
     /// The context `handle`; `retained` is the device to release it from.
     pub fn new(handle: ContextHandle, retained: Option<Device>) -> Result<Self> {
-        let mut held = Self {
-            handle,
-            number: 0,
-            retained,
-        };
+        let mut held = Self { handle, number: 0, retained };
         {
             let _entered = held.enter()?;
             held.number = current_context_id()?;
@@ -69,21 +65,14 @@ impl Held {
         if pushed {
             push_context(self.handle)?;
         }
-        Ok(Entered {
-            pushed,
-            this_thread: PhantomData,
-        })
+        Ok(Entered { pushed, this_thread: PhantomData })
     }
 
     /// The same, or an error if the caller has destroyed the context, or reset its device. Everything in it is gone
     /// then, and its handle may belong to another.
     pub fn enter_alive(&self) -> Result<Entered> {
         let entered = self.enter()?;
-        if current_context_id()? == self.number {
-            Ok(entered)
-        } else {
-            Err(was_reset())
-        }
+        if current_context_id()? == self.number { Ok(entered) } else { Err(was_reset()) }
     }
 
     /// The same for a caller that frees something there, in whatever thread, so apart from captures.
@@ -95,10 +84,7 @@ impl Held {
 
 /// The failure of whoever needs what a context had.
 pub fn was_reset() -> Error {
-    Error::new(
-        Code::UnhandledCudaError,
-        "the device was reset, or its context destroyed, while the group existed",
-    )
+    Error::new(Code::UnhandledCudaError, "the device was reset, or its context destroyed, while the group existed")
 }
 
 impl Drop for Held {
@@ -121,10 +107,7 @@ pub struct Entered {
 impl Entered {
     /// The same context, which the thread stays in until both are dropped.
     pub fn again(&self) -> Self {
-        Self {
-            pushed: false,
-            this_thread: PhantomData,
-        }
+        Self { pushed: false, this_thread: PhantomData }
     }
 }
 
@@ -163,13 +146,11 @@ pub struct Device(pub(super) sys::CUdevice);
 
 /// The device that this process numbers `ordinal`.
 pub fn device(ordinal: usize) -> Result<Device> {
-    let wanted = c_int::try_from(ordinal)
-        .map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
+    let wanted =
+        c_int::try_from(ordinal).map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
     let mut device = 0;
     // SAFETY: writes one number.
-    check("cuDeviceGet", unsafe {
-        (functions()?.cuDeviceGet)(&mut device, wanted)
-    })?;
+    check("cuDeviceGet", unsafe { (functions()?.cuDeviceGet)(&mut device, wanted) })?;
     Ok(Device(device))
 }
 
@@ -193,9 +174,7 @@ fn release_primary(device: Device) -> Result<()> {
 pub fn current_context() -> Result<Option<ContextHandle>> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
-    check("cuCtxGetCurrent", unsafe {
-        (functions()?.cuCtxGetCurrent)(&mut context)
-    })?;
+    check("cuCtxGetCurrent", unsafe { (functions()?.cuCtxGetCurrent)(&mut context) })?;
     Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
 }
 
@@ -204,9 +183,7 @@ pub fn current_context() -> Result<Option<ContextHandle>> {
 fn current_context_id() -> Result<u64> {
     let mut id = 0;
     // SAFETY: writes one number; NULL stands for the current context.
-    check("cuCtxGetId", unsafe {
-        (functions()?.cuCtxGetId)(null_mut(), &mut id)
-    })?;
+    check("cuCtxGetId", unsafe { (functions()?.cuCtxGetId)(null_mut(), &mut id) })?;
     Ok(id)
 }
 
@@ -214,35 +191,27 @@ fn current_context_id() -> Result<u64> {
 pub fn current_device() -> Result<Device> {
     let mut device = 0;
     // SAFETY: writes one number.
-    check("cuCtxGetDevice", unsafe {
-        (functions()?.cuCtxGetDevice)(&mut device)
-    })?;
+    check("cuCtxGetDevice", unsafe { (functions()?.cuCtxGetDevice)(&mut device) })?;
     Ok(Device(device))
 }
 
 /// Pushes `context` on the calling thread's stack of contexts.
 fn push_context(context: ContextHandle) -> Result<()> {
     // SAFETY: the handle came from the driver and its owner is alive.
-    check("cuCtxPushCurrent", unsafe {
-        (functions()?.cuCtxPushCurrent_v2)(context.raw())
-    })
+    check("cuCtxPushCurrent", unsafe { (functions()?.cuCtxPushCurrent_v2)(context.raw()) })
 }
 
 /// Undoes one [`push_context`].
 fn pop_context() -> Result<()> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
-    check("cuCtxPopCurrent", unsafe {
-        (functions()?.cuCtxPopCurrent_v2)(&mut context)
-    })
+    check("cuCtxPopCurrent", unsafe { (functions()?.cuCtxPopCurrent_v2)(&mut context) })
 }
 
 /// Waits until everything enqueued in the current context has run.
 pub fn synchronize_context() -> Result<()> {
     // SAFETY: no arguments.
-    check("cuCtxSynchronize", unsafe {
-        (functions()?.cuCtxSynchronize)()
-    })
+    check("cuCtxSynchronize", unsafe { (functions()?.cuCtxSynchronize)() })
 }
 
 /// Lets the current context reach the memory of `peer`, a context of this process.

@@ -40,10 +40,8 @@ impl ContextResources {
             None => None,
         };
         let _entered = held.enter()?;
-        let resources = Arc::new(Self {
-            stream: stream.map_or_else(driver::create_stream, Ok)?,
-            kernels: kernel_image::load(),
-        });
+        let resources =
+            Arc::new(Self { stream: stream.map_or_else(driver::create_stream, Ok)?, kernels: kernel_image::load() });
         *place = Some(Arc::clone(&resources));
         Ok(resources)
     }

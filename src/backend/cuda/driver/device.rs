@@ -52,10 +52,7 @@ impl Memory for CudaMemory {
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         let _entered = self.context().enter()?;
         driver::device_alias(host.0 as *mut c_void)?.ok_or_else(|| {
-            Error::new(
-                Code::InvalidArgument,
-                "data: must be mapped pinned host memory, as cudaHostAlloc gives",
-            )
+            Error::new(Code::InvalidArgument, "data: must be mapped pinned host memory, as cudaHostAlloc gives")
         })
     }
 
@@ -90,8 +87,7 @@ impl Device for CudaMemory {
     }
 
     fn destroy_stream(&self, stream: Stream) {
-        self.context()
-            .destroy(stream.0, |raw| drop(driver::destroy_stream(Stream(raw))));
+        self.context().destroy(stream.0, |raw| drop(driver::destroy_stream(Stream(raw))));
     }
 
     fn is_idle(&self, stream: Stream) -> Result<bool> {

@@ -31,12 +31,7 @@ pub struct Event {
 impl Event {
     /// A new event. Waiting for it before it is recorded is no wait.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
-        Ok(Self {
-            outside: Mark::new(context)?,
-            inside: Inside::new(context)?,
-            latest: None,
-            is_in_graphs: false,
-        })
+        Ok(Self { outside: Mark::new(context)?, inside: Inside::new(context)?, latest: None, is_in_graphs: false })
     }
 
     /// Marks the present end of the stream's work.
@@ -102,13 +97,7 @@ struct Kept {
 
 impl Inside {
     fn new(context: &Arc<Context>) -> Result<Self> {
-        let unused = || {
-            Ok(Kept {
-                capture: None,
-                mark: Mark::new(context)?,
-                record: 0,
-            })
-        };
+        let unused = || Ok(Kept { capture: None, mark: Mark::new(context)?, record: 0 });
         Ok(Self {
             kept: [unused()?, unused()?, unused()?, unused()?],
             records: 0,
@@ -147,12 +136,7 @@ impl Inside {
         if !self.displaced.contains(&Some(capture)) {
             return Ok(false);
         }
-        Err(Error::usage(
-            Subject::Stream,
-            InSequence::CapturesInTurn {
-                most: MOST_CAPTURES,
-            },
-        ))
+        Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most: MOST_CAPTURES }))
     }
 }
 
@@ -177,29 +161,20 @@ impl DriverEvent {
         let mut raw = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: writes one handle.
-        check("cuEventCreate", unsafe {
-            (functions()?.cuEventCreate)(&mut raw, flags)
-        })?;
-        Ok(Self {
-            context: Arc::clone(context),
-            raw,
-        })
+        check("cuEventCreate", unsafe { (functions()?.cuEventCreate)(&mut raw, flags) })?;
+        Ok(Self { context: Arc::clone(context), raw })
     }
 
     /// Marks the present end of the work of `stream`.
     pub fn record(&mut self, stream: Stream) -> Result<()> {
         // SAFETY: our event; the caller of the library vouches for its stream, others are ours.
-        check("cuEventRecord", unsafe {
-            (functions()?.cuEventRecord)(self.raw, raw_stream(stream))
-        })
+        check("cuEventRecord", unsafe { (functions()?.cuEventRecord)(self.raw, raw_stream(stream)) })
     }
 
     /// Makes `stream` wait for the marked work; if that is part of a graph, `stream` now is, too.
     pub fn hold(&self, stream: Stream) -> Result<()> {
         // SAFETY: as for recording.
-        check("cuStreamWaitEvent", unsafe {
-            (functions()?.cuStreamWaitEvent)(raw_stream(stream), self.raw, 0)
-        })
+        check("cuStreamWaitEvent", unsafe { (functions()?.cuStreamWaitEvent)(raw_stream(stream), self.raw, 0) })
     }
 
     /// Makes `to` wait for the present work of `from`.
@@ -241,10 +216,7 @@ pub struct Mark {
 impl Mark {
     /// One that marks nothing yet.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
-        Ok(Self {
-            event: DriverEvent::new(context)?,
-            on: None,
-        })
+        Ok(Self { event: DriverEvent::new(context)?, on: None })
     }
 
     /// Whether the marked work has run; also if it ended in an error, or with its context.

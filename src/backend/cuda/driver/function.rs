@@ -40,9 +40,7 @@ pub fn most_threads(function: FunctionHandle) -> Result<u32> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     let mut threads = 0;
     // SAFETY: writes one number; the function is loaded.
-    let status = unsafe {
-        (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction)
-    };
+    let status = unsafe { (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction) };
     check("cuFuncGetAttribute", status)?;
     u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
 }
@@ -50,12 +48,9 @@ pub fn most_threads(function: FunctionHandle) -> Result<u32> {
 /// Lets blocks of `function` have up to `bytes` of dynamic shared memory.
 pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    let bytes =
-        c_int::try_from(bytes).map_err(|_| Error::internal(format!("{bytes} shared bytes")))?;
+    let bytes = c_int::try_from(bytes).map_err(|_| Error::internal(format!("{bytes} shared bytes")))?;
     // SAFETY: no pointers are passed; the function is loaded.
-    let status = unsafe {
-        (functions()?.cuFuncSetAttribute)(function.0 as sys::CUfunction, attribute, bytes)
-    };
+    let status = unsafe { (functions()?.cuFuncSetAttribute)(function.0 as sys::CUfunction, attribute, bytes) };
     check("cuFuncSetAttribute", status)
 }
 
@@ -73,10 +68,6 @@ pub struct LaunchShape {
 impl LaunchShape {
     /// Without dynamic shared memory.
     pub const fn new(blocks: u32, threads: u32) -> Self {
-        Self {
-            blocks,
-            threads,
-            shared_bytes: 0,
-        }
+        Self { blocks, threads, shared_bytes: 0 }
     }
 }

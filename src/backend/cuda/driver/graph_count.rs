@@ -40,9 +40,7 @@ impl GraphCount {
             (driver.cuUserObjectCreate)(&mut object, count, Some(let_go), 1, NO_SYNC)
         })?;
         // SAFETY: the graph is under construction and the object has one reference, which is given away.
-        check("cuGraphRetainUserObject", unsafe {
-            (driver.cuGraphRetainUserObject)(graph, object, 1, MOVE)
-        })
+        check("cuGraphRetainUserObject", unsafe { (driver.cuGraphRetainUserObject)(graph, object, 1, MOVE) })
     }
 
     /// Whether a graph has any of them.

@@ -19,10 +19,7 @@ use std::sync::Arc;
 const SHAPE: LaunchShape = LaunchShape::new(1, REPLAY_MARK_THREADS);
 
 /// Those of one transport.
-pub fn new_replay_marks(
-    context: &Arc<Context>,
-    places: usize,
-) -> Result<Option<Arc<dyn ReplayMarks>>> {
+pub fn new_replay_marks(context: &Arc<Context>, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
     Ok(Some(Arc::new(GraphMarks::new(context, places)?)))
 }
 
@@ -50,16 +47,12 @@ impl GraphMarks {
         if place >= self.count {
             return Err(Error::internal(format!("no place {place} for a mark")));
         }
-        let params = ReplayMarkParams {
-            place: self.places.device().wrapping_add(place),
-            begins: u32::from(begins),
-        };
+        let params = ReplayMarkParams { place: self.places.device().wrapping_add(place), begins: u32::from(begins) };
         let _entered = self.module.context().enter()?;
         if begins {
             self.in_graphs.add(stream)?;
         }
-        self.module
-            .launch_on(kernels::replay_mark(), SHAPE, &params, stream)
+        self.module.launch_on(kernels::replay_mark(), SHAPE, &params, stream)
     }
 }
 

@@ -54,15 +54,11 @@ pub fn load() -> Result<Functions> {
 fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
     let of = |entry: &Entry| {
         let kernel = entry.definition();
-        let name = CString::new(kernel.name)
-            .map_err(|_| Error::internal("a kernel's name contains NUL"))?;
+        let name = CString::new(kernel.name).map_err(|_| Error::internal("a kernel's name contains NUL"))?;
         let function = function::function(modules, &name)?;
         let threads = function::most_threads(function)?;
         if threads < kernel.threads {
-            return Err(Error::internal(format!(
-                "kernel {} may have {threads} threads only",
-                kernel.name
-            )));
+            return Err(Error::internal(format!("kernel {} may have {threads} threads only", kernel.name)));
         }
         Ok(function)
     };

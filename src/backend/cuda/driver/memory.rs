@@ -56,15 +56,10 @@ impl CudaMemory {
 
     /// Writes `block` to `data` repeatedly until `bytes` are full.
     fn repeat(&self, data: DevPtr, block: &[u8], bytes: usize) -> Result<()> {
-        (0..bytes)
-            .step_by(block.len().max(1))
-            .try_for_each(|offset| {
-                let length = block.len().min(bytes - offset);
-                self.upload(
-                    DevPtr(data.0 + offset),
-                    block.get(..length).unwrap_or_default(),
-                )
-            })
+        (0..bytes).step_by(block.len().max(1)).try_for_each(|offset| {
+            let length = block.len().min(bytes - offset);
+            self.upload(DevPtr(data.0 + offset), block.get(..length).unwrap_or_default())
+        })
     }
 }
 
@@ -84,11 +79,7 @@ pub struct Buffer {
 impl Buffer {
     /// `bytes` of memory with arbitrary content.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        Ok(Self {
-            memory: Arc::clone(memory),
-            data: memory.alloc_own(bytes)?,
-            bytes,
-        })
+        Ok(Self { memory: Arc::clone(memory), data: memory.alloc_own(bytes)?, bytes })
     }
 
     /// `bytes` of zeros.
@@ -99,10 +90,7 @@ impl Buffer {
     }
 
     /// One with these tables in it, and where each begins.
-    pub fn of_tables<const N: usize>(
-        memory: &Arc<CudaMemory>,
-        tables: [&[u32]; N],
-    ) -> Result<(Self, [DevPtr; N])> {
+    pub fn of_tables<const N: usize>(memory: &Arc<CudaMemory>, tables: [&[u32]; N]) -> Result<(Self, [DevPtr; N])> {
         let mut regions = Regions::new(TABLE_ALIGN);
         let offsets = tables.map(|table| regions.take(size_of_val(table)));
         let buffer = Self::new(memory, regions.bytes())?;
@@ -167,16 +155,11 @@ impl<T: Record> HostPage<T> {
         let left = context.quiescence().take(&Key::Pinned(bytes));
         let left = left.and_then(|it| NonNull::new(it.address as *mut c_void));
         let memory = left.map_or_else(|| pinned::allocate(bytes), Ok)?;
-        let mut page = Self {
-            context: Arc::clone(context),
-            host: memory.cast(),
-            device: DevPtr::default(),
-            count,
-        };
+        let mut page = Self { context: Arc::clone(context), host: memory.cast(), device: DevPtr::default(), count };
         // SAFETY: `bytes` are allocated there, and nobody else uses them.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
-        page.device = driver::device_alias(memory.as_ptr())?
-            .ok_or_else(|| Error::internal("registered memory is not mapped"))?;
+        page.device =
+            driver::device_alias(memory.as_ptr())?.ok_or_else(|| Error::internal("registered memory is not mapped"))?;
         Ok(page)
     }
 
@@ -217,7 +200,6 @@ impl<T: Record> HostPage<T> {
 impl<T: Record> Drop for HostPage<T> {
     fn drop(&mut self) {
         let bytes = self.count * size_of::<T>();
-        self.context
-            .free_pinned_later(self.host.as_ptr() as usize, bytes);
+        self.context.free_pinned_later(self.host.as_ptr() as usize, bytes);
     }
 }

@@ -37,8 +37,7 @@ const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
 
 /// How many multiprocessors the current context's device has.
 pub fn multiprocessors() -> Result<u32> {
-    const COUNT: sys::CUdevice_attribute =
-        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    const COUNT: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     device_number(COUNT)
 }
 
@@ -47,9 +46,7 @@ fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     let device = current_device()?;
     let mut number = 0;
     // SAFETY: writes one number.
-    check("cuDeviceGetAttribute", unsafe {
-        (functions()?.cuDeviceGetAttribute)(&mut number, attribute, device.0)
-    })?;
+    check("cuDeviceGetAttribute", unsafe { (functions()?.cuDeviceGetAttribute)(&mut number, attribute, device.0) })?;
     u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
 }
 
@@ -62,8 +59,7 @@ pub fn most_shared_bytes() -> Result<u32> {
 
 /// Whether the current context's device launches a kernel while the one before it runs.
 pub fn launches_early() -> Result<bool> {
-    const MAJOR: sys::CUdevice_attribute =
-        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    const MAJOR: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     Ok(device_number(MAJOR)? >= 9)
 }
 
@@ -88,17 +84,13 @@ pub fn create_stream() -> Result<Stream> {
 /// Undoes one [`create_stream`].
 pub fn destroy_stream(stream: Stream) -> Result<()> {
     // SAFETY: its owner destroys it once.
-    check("cuStreamDestroy", unsafe {
-        (functions()?.cuStreamDestroy_v2)(raw_stream(stream))
-    })
+    check("cuStreamDestroy", unsafe { (functions()?.cuStreamDestroy_v2)(raw_stream(stream)) })
 }
 
 /// Waits until everything enqueued on `stream` has run.
 pub fn synchronize_stream(stream: Stream) -> Result<()> {
     // SAFETY: our own stream or one that the caller of the library vouches for.
-    check("cuStreamSynchronize", unsafe {
-        (functions()?.cuStreamSynchronize)(raw_stream(stream))
-    })
+    check("cuStreamSynchronize", unsafe { (functions()?.cuStreamSynchronize)(raw_stream(stream)) })
 }
 
 /// Whether everything enqueued on `stream` has run.
@@ -115,10 +107,8 @@ pub fn is_idle(stream: Stream) -> Result<bool> {
 pub fn alloc(bytes: usize) -> Result<DevPtr> {
     let mut address = 0;
     // SAFETY: writes one address.
-    check("cuMemAlloc", unsafe {
-        (functions()?.cuMemAlloc_v2)(&mut address, bytes)
-    })
-    .map_err(|error| error.within(format_args!("{bytes} bytes of device memory")))?;
+    check("cuMemAlloc", unsafe { (functions()?.cuMemAlloc_v2)(&mut address, bytes) })
+        .map_err(|error| error.within(format_args!("{bytes} bytes of device memory")))?;
     Ok(DevPtr(address as usize))
 }
 
@@ -136,17 +126,13 @@ pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
 /// streams on that memory (`bench/blocking_calls.cu`).
 pub fn free_unawaited(data: DevPtr, stream: Stream) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
-    check("cuMemFreeAsync", unsafe {
-        (functions()?.cuMemFreeAsync)(data.0 as u64, raw_stream(stream))
-    })
+    check("cuMemFreeAsync", unsafe { (functions()?.cuMemFreeAsync)(data.0 as u64, raw_stream(stream)) })
 }
 
 /// Frees device memory, after everything that runs on the device.
 pub fn free(data: DevPtr) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
-    check("cuMemFree", unsafe {
-        (functions()?.cuMemFree_v2)(data.0 as u64)
-    })
+    check("cuMemFree", unsafe { (functions()?.cuMemFree_v2)(data.0 as u64) })
 }
 
 /// The device's address of pinned, mapped host memory; `None` for other memory.
@@ -166,12 +152,7 @@ pub fn upload(to: DevPtr, from: &[u8], stream: Stream) -> Result<()> {
     // SAFETY: `from` outlives the copy, which the next line waits for.
     check("cuMemcpyHtoDAsync", unsafe {
         let copy = functions()?.cuMemcpyHtoDAsync_v2;
-        copy(
-            to.0 as u64,
-            from.as_ptr().cast(),
-            from.len(),
-            raw_stream(stream),
-        )
+        copy(to.0 as u64, from.as_ptr().cast(), from.len(), raw_stream(stream))
     })?;
     synchronize_stream(stream)
 }
@@ -181,12 +162,7 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
     // SAFETY: `to` outlives the copy, which the next line waits for.
     check("cuMemcpyDtoHAsync", unsafe {
         let copy = functions()?.cuMemcpyDtoHAsync_v2;
-        copy(
-            to.as_mut_ptr().cast(),
-            from.0 as u64,
-            to.len(),
-            raw_stream(stream),
-        )
+        copy(to.as_mut_ptr().cast(), from.0 as u64, to.len(), raw_stream(stream))
     })?;
     synchronize_stream(stream)
 }
@@ -214,7 +190,5 @@ pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
 /// Unloads the result of [`load_module`].
 pub fn unload_module(module: ModuleHandle) -> Result<()> {
     // SAFETY: its owner unloads it once, in the same context.
-    check("cuModuleUnload", unsafe {
-        (functions()?.cuModuleUnload)(module.0 as sys::CUmodule)
-    })
+    check("cuModuleUnload", unsafe { (functions()?.cuModuleUnload)(module.0 as sys::CUmodule) })
 }

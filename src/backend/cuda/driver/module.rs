@@ -44,36 +44,18 @@ impl Module {
     }
 
     /// Enqueues `kernel`.
-    pub fn launch<P>(
-        &self,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        at: &StreamScope,
-    ) -> Result<()> {
+    pub fn launch<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         self.launch_on(kernel, shape, params, at.stream)
     }
 
     /// The same of a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): it may be launched while the kernel
     /// before it runs.
-    pub fn launch_early<P>(
-        &self,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        at: &StreamScope,
-    ) -> Result<()> {
+    pub fn launch_early<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         self.launch_with(kernel, shape, params, at.stream, true)
     }
 
     /// The same on a stream of our own. The calling thread is inside the context.
-    pub fn launch_on<P>(
-        &self,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        stream: Stream,
-    ) -> Result<()> {
+    pub fn launch_on<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, stream: Stream) -> Result<()> {
         self.launch_with(kernel, shape, params, stream, false)
     }
 
@@ -94,9 +76,10 @@ impl Module {
 
     /// The function of the kernel `entry`.
     pub fn function(&self, entry: Entry) -> Result<FunctionHandle> {
-        self.functions.get(entry as usize).copied().ok_or_else(|| {
-            Error::internal(format!("kernel {} is not loaded", entry.definition().name))
-        })
+        self.functions
+            .get(entry as usize)
+            .copied()
+            .ok_or_else(|| Error::internal(format!("kernel {} is not loaded", entry.definition().name)))
     }
 }
 
@@ -114,9 +97,7 @@ unsafe fn launch(
     let mut attribute = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: Default::default(),
-        value: sys::CUlaunchAttributeValue {
-            programmaticStreamSerializationAllowed: 1,
-        },
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
     };
     let config = sys::CUlaunchConfig {
         gridDimX: shape.blocks,
@@ -133,8 +114,6 @@ unsafe fn launch(
     let mut arguments = [params.cast_mut()];
     let function = function.0 as sys::CUfunction;
     // SAFETY: the function is loaded and takes one parameter of that type (this function's contract).
-    let status = unsafe {
-        (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut())
-    };
+    let status = unsafe { (functions()?.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), null_mut()) };
     check("cuLaunchKernelEx", status)
 }

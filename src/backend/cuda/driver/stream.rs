@@ -40,12 +40,7 @@ impl StreamScope {
             // Asking would end the capture.
             Some(_) => None,
         };
-        Ok(Self {
-            stream,
-            id,
-            capture,
-            _entered,
-        })
+        Ok(Self { stream, id, capture, _entered })
     }
 
     /// The same for `stream`, which is about to join this one's capture, if there is one.
@@ -54,12 +49,7 @@ impl StreamScope {
             None => id_of(stream),
             Some(_) => None,
         };
-        Ok(Self {
-            stream,
-            id,
-            capture: self.capture,
-            _entered: self._entered.again(),
-        })
+        Ok(Self { stream, id, capture: self.capture, _entered: self._entered.again() })
     }
 
     /// Whether enqueued work goes into a graph.
@@ -134,5 +124,4 @@ const CAPTURE_INFO: &str = "cuStreamGetCaptureInfo";
 const IMPLICIT: Status = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as Status;
 
 const NONE: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-const ACTIVE: sys::CUstreamCaptureStatus =
-    sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+const ACTIVE: sys::CUstreamCaptureStatus = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;

@@ -51,21 +51,12 @@ mod tests {
     fn a_disagreement_names_the_rank_and_the_reason() {
         assert_eq!(disagreement(0x7fff_ffff, 8), None);
         let from = |rank: u32, verdict| HT_DISAGREED | rank << HT_DISAGREED_RANK_SHIFT | verdict;
-        let refused = verdict_refusing(&Error::usage(
-            Subject::Stream,
-            InSequence::NoCaptureOfRouting,
-        ));
+        let refused = verdict_refusing(&Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         let error = disagreement(from(71, refused), 8).unwrap();
         assert_eq!(error.code(), Code::RemoteError);
-        assert_eq!(
-            error.text(),
-            "Handle: AmongRanks(RefusedBy { rank: 71, code: InvalidUsage })"
-        );
+        assert_eq!(error.text(), "Handle: AmongRanks(RefusedBy { rank: 71, code: InvalidUsage })");
         let error = disagreement(from(3, verdict_with(32)) | HT_DISAGREED_TOP_K, 8).unwrap();
         assert_eq!(error.code(), Code::InvalidArgument);
-        assert_eq!(
-            error.text(),
-            "Size(Ids, 1): AmongRanks(Same { rank: 3 }) (got 8, expected 32 as on rank 3)"
-        );
+        assert_eq!(error.text(), "Size(Ids, 1): AmongRanks(Same { rank: 3 }) (got 8, expected 32 as on rank 3)");
     }
 }

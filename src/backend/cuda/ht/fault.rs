@@ -13,8 +13,7 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
     match Fault::from_raw(report.state)? {
         Fault::Differs => Some(other_shape(report)),
         Fault::Disagreed => Some(
-            disagreement(report.got, report.expected)
-                .unwrap_or_else(|| Error::internal("a failure without a reason")),
+            disagreement(report.got, report.expected).unwrap_or_else(|| Error::internal("a failure without a reason")),
         ),
         _ => None,
     }
@@ -25,11 +24,7 @@ fn other_shape(report: &FaultReport) -> Error {
     let (mine, theirs) = (HtFingerprint(report.expected), HtFingerprint(report.got));
     let differs = |subject| differs(report, subject);
     let op = |word: HtFingerprint| {
-        if word.is_combine() {
-            KernelOp::HtCombine as u32
-        } else {
-            KernelOp::HtDispatch as u32
-        }
+        if word.is_combine() { KernelOp::HtCombine as u32 } else { KernelOp::HtDispatch as u32 }
     };
     if op(mine) != op(theirs) {
         return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));

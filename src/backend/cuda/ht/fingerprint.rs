@@ -60,16 +60,9 @@ impl HtFingerprint {
             }
         };
         if units >> UNITS_BITS != 0 || field >> COLUMNS_BITS != 0 || !fits {
-            return Err(Error::internal(format!(
-                "{kind:?} on {row:?} does not fit a fingerprint"
-            )));
+            return Err(Error::internal(format!("{kind:?} on {row:?} does not fit a fingerprint")));
         }
-        Ok(Self(
-            combine << COMBINE_SHIFT
-                | field << COLUMNS_SHIFT
-                | low_type(dtype) << TYPE_SHIFT
-                | units,
-        ))
+        Ok(Self(combine << COMBINE_SHIFT | field << COLUMNS_SHIFT | low_type(dtype) << TYPE_SHIFT | units))
     }
 
     /// The same word with the handle number `handle` of the group.
@@ -141,11 +134,7 @@ mod tests {
         let mut words = Vec::new();
         for kind in KINDS {
             let is_combine = matches!(kind, HtKind::Combine { .. });
-            let types = if is_combine {
-                &SUMMABLE[..]
-            } else {
-                &DType::ALL
-            };
+            let types = if is_combine { &SUMMABLE[..] } else { &DType::ALL };
             for &dtype in types {
                 for bytes in [16, 32, 14_336, MOST_ROW_BYTES - 16, MOST_ROW_BYTES] {
                     let word = word(kind, dtype, bytes).unwrap();
@@ -180,14 +169,8 @@ mod tests {
 
     #[test]
     fn scales_change_the_word_and_nothing_that_it_tells() {
-        let payload = RowType {
-            dtype: DType::Float8E4M3,
-            hidden: 7168,
-        };
-        let scales = Some(ScaleType {
-            dtype: DType::Float32,
-            count: 56,
-        });
+        let payload = RowType { dtype: DType::Float8E4M3, hidden: 7168 };
+        let scales = Some(ScaleType { dtype: DType::Float32, count: 56 });
         let dispatch = HtKind::Dispatch { forward: true };
         let plain = HtFingerprint::new(dispatch, payload.into()).unwrap();
         let scaled = HtFingerprint::new(dispatch, WireRow { payload, scales }).unwrap();

@@ -3,9 +3,7 @@
 //! Each rank decides for itself. Rows are announced one by one, so no rank needs to know how many
 //! blocks of another send or receive.
 
-use crate::backend::cuda::params::ht::{
-    HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES,
-};
+use crate::backend::cuda::params::ht::{HT_COMBINE_THREADS, HT_DISPATCH_THREADS, HT_STATIC_SHARED_BYTES};
 use crate::model::group::GroupFacts;
 use crate::model::ops::{HtCombine, HtDispatch, Launch};
 use crate::tuning::{Choice, Operation, Tuning, share};
@@ -75,11 +73,7 @@ impl HtKind {
             (Self::Combine { .. }, 4..) if blocks >= MANY_BLOCKS => COMBINE_SENDERS_OF_MANY,
             (Self::Combine { .. }, _) => COMBINE_SENDERS,
         };
-        Choice {
-            blocks,
-            threads: self.most_threads(),
-            send_blocks: share(blocks, senders, AUTO_BLOCKS),
-        }
+        Choice { blocks, threads: self.most_threads(), send_blocks: share(blocks, senders, AUTO_BLOCKS) }
     }
 }
 
@@ -118,19 +112,9 @@ impl Grid {
     /// The grid of an operation on this rank's `tokens`: the measured one if there is one, else our
     /// own choice. A channel that the caller grants is two blocks: at most that many, and without
     /// measurements exactly that many.
-    pub fn new(
-        facts: &GroupFacts,
-        tuning: &Tuning,
-        kind: HtKind,
-        tokens: usize,
-        device: DeviceLimits,
-    ) -> Self {
+    pub fn new(facts: &GroupFacts, tuning: &Tuning, kind: HtKind, tokens: usize, device: DeviceLimits) -> Self {
         // A rank without tokens may still receive many.
-        let work = if tokens == 0 {
-            facts.max_tokens
-        } else {
-            Some(tokens)
-        };
+        let work = if tokens == 0 { facts.max_tokens } else { Some(tokens) };
         let measured = work.and_then(|work| tuning.choice(kind.operation(), work));
         let granted = granted_blocks(facts);
         let wanted = match (measured, granted) {
@@ -145,11 +129,7 @@ impl Grid {
             1 => 0,
             _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
         };
-        Self {
-            blocks,
-            send_blocks,
-            warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS),
-        }
+        Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS) }
     }
 
     /// This grid as a call of this kind wants it. What the call leaves open is as here.
@@ -185,10 +165,7 @@ impl Grid {
             0 => 0,
             _ => share(self.blocks, CAST_SENDERS, AUTO_BLOCKS).clamp(1, most),
         };
-        Self {
-            send_blocks,
-            ..self
-        }
+        Self { send_blocks, ..self }
     }
 }
 
@@ -198,10 +175,7 @@ mod tests {
     use crate::model::group::{Algorithm, LlCombineMode};
     use crate::model::ids::GroupRank;
 
-    const H200: DeviceLimits = DeviceLimits {
-        multiprocessors: 132,
-        shared_bytes: 227 << 10,
-    };
+    const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
     const COMBINE: HtKind = HtKind::Combine { columns: 0 };
     const DISPATCH: HtKind = HtKind::Dispatch { forward: true };
 
@@ -283,11 +257,7 @@ mod tests {
     fn a_call_says_what_it_wants() {
         let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
         let asked = |grid: Grid, blocks, send_blocks, threads| {
-            let launch = Launch {
-                blocks,
-                send_blocks,
-                threads,
-            };
+            let launch = Launch { blocks, send_blocks, threads };
             let grid = grid.asked(launch, DISPATCH);
             (grid.blocks, grid.send_blocks, grid.warps)
         };

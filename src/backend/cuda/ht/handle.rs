@@ -8,9 +8,7 @@ use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::kept::Told;
 use crate::backend::cuda::ht::memory::{HandleMemory, SLOTS_OF_PAGE, block_at};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
-use crate::backend::cuda::ht::shared::{
-    HtShared, Inputs, Outputs, combine_params, dispatch_params,
-};
+use crate::backend::cuda::ht::shared::{HtShared, Inputs, Outputs, combine_params, dispatch_params};
 use crate::backend::cuda::ht::{kept, scaled};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::KernelOp;
@@ -22,9 +20,7 @@ use crate::backend::cuda::regions::to_u32;
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
 use crate::model::handle_state::HtSections;
-use crate::model::ops::{
-    HtCombine, HtDispatch, Numbers, Routing, RoutingCounters, RowType, Stream,
-};
+use crate::model::ops::{HtCombine, HtDispatch, Numbers, Routing, RoutingCounters, RowType, Stream};
 use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -78,9 +74,7 @@ impl CudaHt {
             page: page.map(|page| (page.device().wrapping_add(SLOTS_OF_PAGE), self.epoch)),
         };
         kept::tell(group, &told, at)?;
-        let rows = block
-            .begins
-            .wrapping_add(group.context.peers().ranks as usize);
+        let rows = block.begins.wrapping_add(group.context.peers().ranks as usize);
         match &self.header {
             Some(header) => header.write(&group.context, KernelOp::HtRoute, rows, at),
             None => Ok(()),
@@ -178,10 +172,7 @@ impl CudaHt {
         at: &StreamScope,
         after: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let params = HtScaledDispatchParams {
-            rows,
-            scaled: scaled::from_caller(row, scaled, launch)?,
-        };
+        let params = HtScaledDispatchParams { rows, scaled: scaled::from_caller(row, scaled, launch)? };
         let kernel = match scaled.cast() {
             Some(_) => kernels::ht_dispatch_cast(),
             None => kernels::ht_dispatch_scaled(),
@@ -203,12 +194,7 @@ impl HtBackend for CudaHt {
         let params = dispatch_params(op, common, &self.inputs(op));
         let zones = self.zones()?;
         let after = || {
-            let told = Told {
-                handle: &memory,
-                counters: &op.counters,
-                zones,
-                page: None,
-            };
+            let told = Told { handle: &memory, counters: &op.counters, zones, page: None };
             kept::move_ids(group, op, self.top_k, at)?;
             kept::tell(group, &told, at)
         };
@@ -239,10 +225,7 @@ impl HtBackend for CudaHt {
         let after = || kept::order_gradients(group, op, &self.routing, at);
         let (kind, shape) = (KernelOp::HtCombine, launch.launch);
         if let Some(zones) = self.zones()? {
-            let params = HtZonesCombineParams {
-                rows: params,
-                zones,
-            };
+            let params = HtZonesCombineParams { rows: params, zones };
             let kernel = kernels::ht_combine_zones(op.row.dtype)?;
             return self.enqueue(kind, kernel, shape, &params, at, after);
         }
@@ -268,8 +251,7 @@ impl HtBackend for CudaHt {
             return Ok(rows as usize);
         }
         let page = self.memory.as_ref().map(|memory| &memory.received);
-        let told =
-            || page.and_then(|page| page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch));
+        let told = || page.and_then(|page| page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch));
         let slots = self.group.wait_for_routing(|| Ok(told()))?;
         Ok(slots.value as usize)
     }

@@ -30,12 +30,7 @@ pub struct Told<'a> {
 
 /// Enqueues what a routing tells its caller, and the host, behind it.
 pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
-    let Told {
-        handle,
-        counters,
-        zones,
-        page,
-    } = *told;
+    let Told { handle, counters, zones, page } = *told;
     let page = page.filter(|_| zones.is_some());
     if *counters == RoutingCounters::default() && page.is_none() {
         return Ok(());
@@ -58,53 +53,28 @@ pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
     module.launch(kernels::ht_counters(), shape, &params, at)
 }
 
-const NO_ZONES: HtZones = HtZones {
-    slots: null_mut(),
-    begins: null_mut(),
-    most_slots: 0,
-    limit: 0,
-    alignment: 0,
-    experts: 0,
-};
+const NO_ZONES: HtZones =
+    HtZones { slots: null_mut(), begins: null_mut(), most_slots: 0, limit: 0, alignment: 0, experts: 0 };
 
 /// Enqueues that the ids that a dispatch has delivered count from where its caller counts, behind it.
 pub fn move_ids(group: &HtShared, op: &HtDispatch, top_k: u32, at: &StreamScope) -> Result<()> {
     let Some(out) = op.routing_out.filter(|_| op.first_id > 0) else {
         return Ok(());
     };
-    let from = Numbers {
-        data: out.ids,
-        width: IntWidth::Bits64,
-    };
-    let copy = IdCopy {
-        from,
-        to: out.ids,
-        count: out.rows * top_k as usize,
-        offset: op.first_id,
-    };
+    let from = Numbers { data: out.ids, width: IntWidth::Bits64 };
+    let copy = IdCopy { from, to: out.ids, count: out.rows * top_k as usize, offset: op.first_id };
     copy.enqueue(&group.context, at)
 }
 
 fn numbers(given: Option<Numbers>) -> HtNumbers {
-    given.map_or(
-        HtNumbers {
-            data: null_mut(),
-            is_wide: 0,
-        },
-        |it| HtNumbers {
-            data: it.data.0 as *mut _,
-            is_wide: u32::from(it.width == IntWidth::Bits64),
-        },
-    )
+    given.map_or(HtNumbers { data: null_mut(), is_wide: 0 }, |it| HtNumbers {
+        data: it.data.0 as *mut _,
+        is_wide: u32::from(it.width == IntWidth::Bits64),
+    })
 }
 
 /// Enqueues that the gradients of a combine go where its tokens' ids are, those of `routing`, behind it.
-pub fn order_gradients(
-    group: &HtShared,
-    op: &HtCombine,
-    routing: &Routing,
-    at: &StreamScope,
-) -> Result<()> {
+pub fn order_gradients(group: &HtShared, op: &HtCombine, routing: &Routing, at: &StreamScope) -> Result<()> {
     let Some(gradients) = op.gradients.filter(|it| it.by_k && routing.tokens > 0) else {
         return Ok(());
     };

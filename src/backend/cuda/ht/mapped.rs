@@ -7,8 +7,7 @@ use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_mapped::{
-    HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED,
-    HtMapped,
+    HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED, HtMapped,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
@@ -60,11 +59,7 @@ impl Offer {
             0 if op.way != HtWay::Ring => op.out.and_then(|out| place_of(group, out, row_bytes)),
             _ => None,
         };
-        Self {
-            place,
-            row_bytes,
-            side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize,
-        }
+        Self { place, row_bytes, side_row_bytes: scale_bytes + launch.shape.tail_bytes as usize }
     }
 
     /// The input of a combine. Gradients go through rings, and so do rows where these are faster.
@@ -76,21 +71,14 @@ impl Offer {
         };
         let pulls = op.gradients.is_none() && wanted;
         let place = place_of(group, op.expert_rows, row_bytes);
-        Self {
-            place: place.filter(|_| pulls),
-            row_bytes,
-            side_row_bytes: 0,
-        }
+        Self { place: place.filter(|_| pulls), row_bytes, side_row_bytes: 0 }
     }
 }
 
 /// Where these rows lie, if peers can reach them. No rows can lie anywhere.
 fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
     if rows.rows == 0 {
-        return Some(Place {
-            object: 0,
-            offset: 0,
-        });
+        return Some(Place { object: 0, offset: 0 });
     }
     let bytes = rows.rows.checked_mul(row_bytes)?;
     let objects = group.context.objects();
@@ -115,24 +103,14 @@ pub struct Staged {
 impl Staged {
     /// Of a dispatch with this launch, as was fastest of all that are possible (docs/development/high-throughput.md).
     pub fn of_dispatch(row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
-        let LaunchShape {
-            blocks, threads, ..
-        } = launch.launch;
+        let LaunchShape { blocks, threads, .. } = launch.launch;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
         let warps = to_u32((SENT_BYTES / part_bytes).clamp(1, MOST_SENDERS))?;
         Ok(Self {
-            blocks: if blocks < MANY_BLOCKS {
-                blocks.min(SEND_BLOCKS)
-            } else {
-                blocks
-            },
+            blocks: if blocks < MANY_BLOCKS { blocks.min(SEND_BLOCKS) } else { blocks },
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS {
-                3
-            } else {
-                2
-            },
+            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS { 3 } else { 2 },
             part_bytes,
             stage_bytes: part_bytes,
             keeps_rows: blocks <= FEW_BLOCKS,
@@ -146,10 +124,7 @@ impl Staged {
         let room = shared_bytes.saturating_sub(HT_MAPPED_SHARED_BYTES) as usize;
         let fits = room / (warps * stages) as usize / rows / ROW_ALIGN * ROW_ALIGN;
         let wanted = even_parts(row_bytes, PULL_PARTS).max(LEAST_PART_BYTES.min(row_bytes));
-        let part_bytes = even_parts(
-            row_bytes,
-            row_bytes.div_ceil(wanted.min(fits).max(ROW_ALIGN)),
-        );
+        let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(wanted.min(fits).max(ROW_ALIGN)));
         Self {
             blocks: launch.launch.blocks,
             warps,
@@ -164,10 +139,7 @@ impl Staged {
     pub fn launch(&self, launch: LaunchShape) -> Result<LaunchShape> {
         let own = (self.warps * self.stages) as usize * self.stage_bytes;
         let bytes = HT_MAPPED_SHARED_BYTES + to_u32(own)?;
-        Ok(LaunchShape {
-            shared_bytes: launch.shared_bytes.max(bytes),
-            ..launch
-        })
+        Ok(LaunchShape { shared_bytes: launch.shared_bytes.max(bytes), ..launch })
     }
 }
 
@@ -177,12 +149,7 @@ fn even_parts(whole: usize, parts: usize) -> usize {
 }
 
 /// What a kernel with offers needs beside the others' parameters.
-pub fn mapped(
-    group: &HtShared,
-    offer: &Offer,
-    launch: &HtLaunch,
-    staged: &Staged,
-) -> Result<HtMapped> {
+pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
@@ -220,16 +187,7 @@ mod tests {
             copy_warps: 1,
             send_blocks: 1,
         };
-        HtLaunch {
-            launch: LaunchShape {
-                blocks,
-                threads,
-                shared_bytes: 1000,
-            },
-            shape,
-            scales_word: 0,
-            cast_chunk: 0,
-        }
+        HtLaunch { launch: LaunchShape { blocks, threads, shared_bytes: 1000 }, shape, scales_word: 0, cast_chunk: 0 }
     }
 
     #[test]
@@ -247,21 +205,13 @@ mod tests {
             assert!(it.launch(launch(blocks, 480).launch).unwrap().shared_bytes <= SHARED);
         }
         assert_eq!(Staged::of_dispatch(32, &launch(2, 64)).unwrap().warps, 1);
-        assert_eq!(
-            Staged::of_dispatch(40_000, &launch(2, 480))
-                .unwrap()
-                .part_bytes,
-            13_344
-        );
+        assert_eq!(Staged::of_dispatch(40_000, &launch(2, 480)).unwrap().part_bytes, 13_344);
     }
 
     #[test]
     fn a_combine_has_room_for_the_rows_of_a_token() {
         let quarters = Staged::of_combine(14_336, &launch(16, 512), 2, SHARED);
-        assert_eq!(
-            (quarters.warps, quarters.stages, quarters.part_bytes),
-            (15, 2, 3584)
-        );
+        assert_eq!((quarters.warps, quarters.stages, quarters.part_bytes), (15, 2, 3584));
         for rows in [1, 2, 4, 8, 32] {
             for row_bytes in [16, 32, 528, 14_336, 1 << 20] {
                 for threads in [64, 512] {

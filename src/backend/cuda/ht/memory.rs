@@ -23,14 +23,8 @@ pub const SLOTS_OF_PAGE: usize = 1;
 impl HandleMemory {
     /// Allocates `bytes` for a block, none for one elsewhere, and the page.
     pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        let buffer = (bytes > 0)
-            .then(|| Buffer::new(memory, bytes))
-            .transpose()?;
-        Ok(Self {
-            buffer,
-            bytes,
-            received: HostPage::new(context, COUNTS)?,
-        })
+        let buffer = (bytes > 0).then(|| Buffer::new(memory, bytes)).transpose()?;
+        Ok(Self { buffer, bytes, received: HostPage::new(context, COUNTS)? })
     }
 
     /// The excess of this memory over `bytes`; `None` if it is too small, or has a block that nobody would use.

@@ -67,26 +67,14 @@ impl HtGroup {
     ) -> Result<Self> {
         let shared = Arc::new(HtShared::new(context, memory, plan, layout)?);
         let rails = match (network, plan.nodes()) {
-            (Some(network), Some(nodes)) => {
-                Some(Arc::new(Rails::new(&shared, network, memory, nodes)?))
-            }
+            (Some(network), Some(nodes)) => Some(Arc::new(Rails::new(&shared, network, memory, nodes)?)),
             _ => None,
         };
-        Ok(Self {
-            shared,
-            memory: Arc::clone(memory),
-            pool: Pool::default(),
-            in_graphs: Mutex::default(),
-            rails,
-        })
+        Ok(Self { shared, memory: Arc::clone(memory), pool: Pool::default(), in_graphs: Mutex::default(), rails })
     }
 
     /// This rank's part of a new handle.
-    pub fn open_handle(
-        self: &Arc<Self>,
-        wanted: Result<HtRouting>,
-        stream: Stream,
-    ) -> Result<Box<dyn HtBackend>> {
+    pub fn open_handle(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         self.shared.context.renew_tuning();
         Ok(match &self.rails {
             Some(rails) => Box::new(nodes::open_handle(&self.shared, rails, wanted, stream)?),
@@ -95,37 +83,22 @@ impl HtGroup {
     }
 
     /// A handle over what lies in `block`, of a group on one node.
-    pub fn reopen_handle(
-        self: &Arc<Self>,
-        routing: Routing,
-        block: GivenBlock,
-    ) -> Result<Box<dyn HtBackend>> {
-        let wanted = HtRouting {
-            routing,
-            counter: None,
-            counters: RoutingCounters::default(),
-            home: HandleHome::Given(block),
-        };
+    pub fn reopen_handle(self: &Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
+        let wanted =
+            HtRouting { routing, counter: None, counters: RoutingCounters::default(), home: HandleHome::Given(block) };
         Ok(Box::new(self.handle(wanted, None, 0)?))
     }
 
     /// All ranks create handles in the same order, but none waits for another here: a rank that cannot take part
     /// announces that by a kernel, too.
-    fn open_on_one_node(
-        self: &Arc<Self>,
-        wanted: Result<HtRouting>,
-        stream: Stream,
-    ) -> Result<CudaHt> {
+    fn open_on_one_node(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<CudaHt> {
         let epoch = self.shared.next_handle();
         let at = &self.shared.enter(stream)?;
         let keeps_ids = wanted.as_ref().is_ok_and(|it| it.routing.form.keeps_ids);
         if at.is_captured() && !keeps_ids {
             // The exchange of a captured creation would be too late for the other ranks, and
             // repeated.
-            return Err(Error::usage(
-                Subject::Stream,
-                InSequence::NoCaptureOfRouting,
-            ));
+            return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
         }
         let prepared = wanted.and_then(|wanted| {
             let handle = self.prepare(wanted, epoch)?;
@@ -142,8 +115,7 @@ impl HtGroup {
             Err(error) => {
                 let params = self.route_params(epoch, verdict_refusing(&error));
                 // If even this launch fails, the others find out at their deadline.
-                self.launch_route(None, &params, at)
-                    .unwrap_or_else(|cause| log::warn(&cause.text()));
+                self.launch_route(None, &params, at).unwrap_or_else(|cause| log::warn(&cause.text()));
                 Err(error)
             }
         }
@@ -162,20 +134,12 @@ impl HtGroup {
     }
 
     /// Handle number `epoch`; what the library has of its memory is `memory`.
-    fn handle(
-        self: &Arc<Self>,
-        wanted: HtRouting,
-        memory: Option<Arc<HandleMemory>>,
-        epoch: u32,
-    ) -> Result<CudaHt> {
+    fn handle(self: &Arc<Self>, wanted: HtRouting, memory: Option<Arc<HandleMemory>>, epoch: u32) -> Result<CudaHt> {
         let (plan, mut routing) = (&self.shared.plan, wanted.routing);
         let given = wanted.home.given().map(|GivenBlock(block)| block);
         let own = memory.as_ref().and_then(|memory| memory.block());
         let (block, sections) = (given.or(own).unwrap_or_default(), plan.handle(&routing));
-        let given_ids = Numbers {
-            data: routing.ids,
-            width: routing.width,
-        };
+        let given_ids = Numbers { data: routing.ids, width: routing.width };
         if routing.form.keeps_ids {
             routing.ids = DevPtr(block.0 + sections.ids);
             routing.width = IntWidth::Bits64;
@@ -238,18 +202,10 @@ impl HtGroup {
     }
 
     /// The route of a handle, or of none where this rank refuses.
-    fn launch_route(
-        &self,
-        handle: Option<&CudaHt>,
-        params: &HtRouteParams,
-        at: &StreamScope,
-    ) -> Result<()> {
+    fn launch_route(&self, handle: Option<&CudaHt>, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
         let tokens = handle.map_or(0, |handle| handle.routing.tokens);
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
-        let params = HtRouteParams {
-            block_tokens,
-            ..*params
-        };
+        let params = HtRouteParams { block_tokens, ..*params };
         let Some(handle) = handle else {
             return self.shared.enqueue(kernels::ht_route(), shape, &params, at);
         };

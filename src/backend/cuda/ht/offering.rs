@@ -40,28 +40,14 @@ impl CudaHt {
         let shape = staged.launch(launch.launch)?;
         let Some(given) = &op.scaled else {
             let kernel = kernels::ht_dispatch_direct();
-            return self.enqueue(
-                name,
-                kernel,
-                shape,
-                &HtDirectParams { rows, mapped },
-                at,
-                after,
-            );
+            return self.enqueue(name, kernel, shape, &HtDirectParams { rows, mapped }, at, after);
         };
         let common = rows.common;
         let scaled = scaled::from_caller(op.row, given, launch)?;
         let rows = HtScaledDispatchParams { rows, scaled };
         if given.cast().is_none() {
             let params = HtScaledDirectParams { rows, mapped };
-            return self.enqueue(
-                name,
-                kernels::ht_dispatch_direct_scaled(),
-                shape,
-                &params,
-                at,
-                after,
-            );
+            return self.enqueue(name, kernels::ht_dispatch_direct_scaled(), shape, &params, at, after);
         }
         let one_block = LaunchShape::new(1, HT_OFFER_THREADS);
         let params = HtOfferParams { common, mapped };
@@ -90,13 +76,6 @@ impl CudaHt {
         let mapped = mapped(group, &offer, launch, &staged)?;
         let shape = staged.launch(launch.launch)?;
         let kernel = kernels::ht_combine_pull(op.row.dtype)?;
-        self.enqueue(
-            KernelOp::HtCombine,
-            kernel,
-            shape,
-            &HtPullParams { rows, mapped },
-            at,
-            after,
-        )
+        self.enqueue(KernelOp::HtCombine, kernel, shape, &HtPullParams { rows, mapped }, at, after)
     }
 }

@@ -8,8 +8,7 @@ use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_b
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::params::ht::{
-    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES,
-    HtLayout, HtShape,
+    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtShape,
 };
 use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
 use crate::backend::cuda::regions::{Regions, to_u32};
@@ -107,11 +106,7 @@ impl HtPlan {
         let nodes = (view.others() > 0).then(|| NodesPlan::new(facts, view));
         let all_experts = facts.experts;
         let ranks = view.locals.len();
-        let facts = &GroupFacts {
-            ranks,
-            experts: ranks * facts.local_experts(),
-            ..*facts
-        };
+        let facts = &GroupFacts { ranks, experts: ranks * facts.local_experts(), ..*facts };
         let unit_bytes = unit_bytes(facts.row_bytes);
         let units = SLOT_UNITS * depth(ranks, SLOT_UNITS * unit_bytes);
         let mut window = Regions::new(REGION_ALIGN);
@@ -139,16 +134,7 @@ impl HtPlan {
             units: to_u32(units)?,
             local_experts: to_u32(facts.local_experts())?,
         };
-        Ok(Self {
-            facts: *facts,
-            max_tokens,
-            all_experts,
-            nodes,
-            layout,
-            packets,
-            mapped,
-            bytes: window.bytes(),
-        })
+        Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, mapped, bytes: window.bytes() })
     }
 
     /// Where the packets of `ht_zones` are in a window with this layout.
@@ -198,10 +184,7 @@ impl HtPlan {
         HtSections::new(StateShape {
             ranks: self.facts.ranks,
             local_experts: self.facts.local_experts(),
-            most_tokens: self
-                .facts
-                .max_tokens
-                .unwrap_or_else(|| routing.tokens.next_power_of_two()),
+            most_tokens: self.facts.max_tokens.unwrap_or_else(|| routing.tokens.next_power_of_two()),
             top_k: routing.top_k,
             form: routing.form,
         })
@@ -275,13 +258,7 @@ impl HtPlan {
     }
 
     /// What a handle for `tokens` with `top_k` ids each fixes of its launches.
-    pub fn grids(
-        &self,
-        tokens: usize,
-        top_k: usize,
-        device: DeviceLimits,
-        tuning: &Tuning,
-    ) -> HandleGrids {
+    pub fn grids(&self, tokens: usize, top_k: usize, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
         let grid = |kind| Grid::new(&self.facts, tuning, kind, tokens, device);
         HandleGrids {
             dispatch: grid(HtKind::Dispatch { forward: true }),
@@ -292,13 +269,7 @@ impl HtPlan {
     }
 
     /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
-    pub fn launch(
-        &self,
-        kind: HtKind,
-        row: &MovedRow,
-        of: &HandleGrids,
-        asked: Launch,
-    ) -> Result<HtLaunch> {
+    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Result<HtLaunch> {
         let HandleGrids { top_k, device, .. } = *of;
         let plain = match kind {
             HtKind::Dispatch { .. } => of.dispatch,
@@ -311,16 +282,12 @@ impl HtPlan {
         .asked(asked, kind);
         let (row_bytes, staging) = (row.image_bytes(), row.staging());
         let (tail_bytes, tails) = match kind {
-            HtKind::Dispatch { forward: true } => {
-                (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks))
-            }
+            HtKind::Dispatch { forward: true } => (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks)),
             HtKind::Dispatch { forward: false } => (0, 0),
             HtKind::Combine { columns } => (columns * size_of::<f32>(), 1),
         };
         let tail_bytes = tail_bytes.next_multiple_of(COPY_ALIGN);
-        let warp_bytes = to_u32(
-            (staging.buffer_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128),
-        )?;
+        let warp_bytes = to_u32((staging.buffer_bytes + tails * tail_bytes + NOTIFY_BYTES).next_multiple_of(128))?;
         let zero_bytes = match kind {
             HtKind::Dispatch { .. } => HT_ZERO_BYTES,
             HtKind::Combine { .. } => 0,
@@ -372,11 +339,8 @@ fn check_limits(facts: &GroupFacts) -> Result<()> {
     if facts.row_bytes <= MOST_ROW_BYTES {
         return Ok(());
     }
-    Err(Error::usage(
-        Subject::Setting(Setting::RowBytes),
-        OfSettings::HtKernelsCount,
-    )
-    .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
+    Err(Error::usage(Subject::Setting(Setting::RowBytes), OfSettings::HtKernelsCount)
+        .got(facts.row_bytes, format_args!("at most {MOST_ROW_BYTES}")))
 }
 
 /// Bytes of a unit, so that two of them hold the longest row and what follows it.

@@ -9,10 +9,7 @@ use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::{ScaleType, WireRow};
 use crate::model::tensor::{DType, DevPtr, RowType};
 
-const H200: DeviceLimits = DeviceLimits {
-    multiprocessors: 132,
-    shared_bytes: 227 << 10,
-};
+const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
 
 impl HtPlan {
     /// Of a handle with so many tokens, and ids of each.
@@ -33,13 +30,7 @@ fn one_node(facts: &GroupFacts) -> Result<HtPlan> {
 }
 
 fn routing(tokens: usize, top_k: usize) -> Routing {
-    Routing {
-        ids: DevPtr::default(),
-        width: IntWidth::Bits64,
-        tokens,
-        top_k,
-        form: HandleForm::default(),
-    }
+    Routing { ids: DevPtr::default(), width: IntWidth::Bits64, tokens, top_k, form: HandleForm::default() }
 }
 
 fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
@@ -73,10 +64,7 @@ fn the_common_configuration_fits_256_mib() {
 #[test]
 fn the_largest_message_is_that_of_a_stage() {
     let most = |max_tokens| {
-        let facts = GroupFacts {
-            max_tokens,
-            ..plan(4, 14_336).facts
-        };
+        let facts = GroupFacts { max_tokens, ..plan(4, 14_336).facts };
         let plan = HtPlan::new(&facts, &view("aabb", 0)).unwrap();
         plan.most_message_bytes()
     };
@@ -91,16 +79,10 @@ fn the_largest_message_is_that_of_a_stage() {
 
 #[test]
 fn rows_that_no_word_can_tell_from_others_are_refused() {
-    let facts = |row_bytes| GroupFacts {
-        row_bytes,
-        ..plan(2, 16).facts
-    };
+    let facts = |row_bytes| GroupFacts { row_bytes, ..plan(2, 16).facts };
     assert!(one_node(&facts(MOST_ROW_BYTES)).is_ok());
     let error = one_node(&facts(MOST_ROW_BYTES + 16)).unwrap_err();
-    assert_eq!(
-        error.text(),
-        "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)"
-    );
+    assert_eq!(error.text(), "Setting(RowBytes): OfSettings(HtKernelsCount) (got 2097152, expected at most 2097136)");
 }
 
 #[test]
@@ -149,10 +131,7 @@ fn rows_with_scales_fit_too() {
         (DType::Float32, 16, 90_000, None),
         (DType::Uint8, 3584, 224, None),
     ] {
-        let payload = RowType {
-            dtype: DType::Uint8,
-            hidden,
-        };
+        let payload = RowType { dtype: DType::Uint8, hidden };
         let scales = Some(ScaleType { dtype, count });
         let wire = WireRow { payload, scales };
         for shared_bytes in [99 << 10, 163 << 10, 227 << 10] {
@@ -162,12 +141,8 @@ fn rows_with_scales_fit_too() {
 }
 
 fn check_staging(kind: HtKind, row: &MovedRow, shared_bytes: u32) {
-    let device = DeviceLimits {
-        shared_bytes,
-        ..H200
-    };
-    let HtLaunch { launch, shape, .. } =
-        plan(4, 2_097_136).tested_launch(kind, row, (4096, 32), device);
+    let device = DeviceLimits { shared_bytes, ..H200 };
+    let HtLaunch { launch, shape, .. } = plan(4, 2_097_136).tested_launch(kind, row, (4096, 32), device);
     assert!(launch.shared_bytes <= device.dynamic_shared_bytes());
     assert_eq!(shape.chunk_bytes % 16, 0);
     assert!(shape.copy_warps * 32 < launch.threads);
@@ -187,15 +162,9 @@ fn rows_of_half_the_bound_take_one_unit_with_their_scales() {
     let scales = |dtype, count| Some(ScaleType { dtype, count });
     assert_eq!(units(DType::Bfloat16, 7168, None), 2);
     assert_eq!(units(DType::Bfloat16, 3584, None), 1);
-    assert_eq!(
-        units(DType::Float8E4M3, 7168, scales(DType::Float32, 56)),
-        1
-    );
+    assert_eq!(units(DType::Float8E4M3, 7168, scales(DType::Float32, 56)), 1);
     assert_eq!(units(DType::Float8E4M3, 7168, scales(DType::Uint8, 224)), 1);
-    assert_eq!(
-        units(DType::Float8E4M3, 7168, scales(DType::Float32, 224)),
-        2
-    );
+    assert_eq!(units(DType::Float8E4M3, 7168, scales(DType::Float32, 224)), 2);
     assert_eq!(units(DType::Uint8, 3584, scales(DType::Float8E4M3, 448)), 1);
 }
 
@@ -224,21 +193,13 @@ fn a_warp_has_room_for_its_row_a_tail_for_each_rank_and_its_queue() {
     for (ranks, top_k, tail_bytes, tails) in [(4, 3, 32, 3), (2, 3, 32, 2), (4, 8, 64, 4)] {
         for row_bytes in (16..=256).step_by(16) {
             let dtype = DType::Uint8;
-            let row = RowType {
-                dtype,
-                hidden: row_bytes,
-            }
-            .into();
+            let row = RowType { dtype, hidden: row_bytes }.into();
             let kind = HtKind::Dispatch { forward: true };
             let plan = plan(ranks, 14_336);
             let shape = plan.tested_launch(kind, &row, (64, top_k), H200).shape;
             let needed = row_bytes as u32 + tails * tail_bytes + 32 * 8;
             assert_eq!(shape.tail_bytes, tail_bytes);
-            assert_eq!(
-                shape.warp_bytes,
-                needed.next_multiple_of(128),
-                "{row_bytes}"
-            );
+            assert_eq!(shape.warp_bytes, needed.next_multiple_of(128), "{row_bytes}");
         }
     }
 }

@@ -35,14 +35,7 @@ impl From<RowType> for MovedRow {
 impl From<&HtDispatch> for MovedRow {
     #[inline]
     fn from(op: &HtDispatch) -> Self {
-        Self {
-            wire: op.wire(),
-            cast: op
-                .scaled
-                .as_ref()
-                .and_then(Scaled::cast)
-                .map(|cast| cast.from),
-        }
+        Self { wire: op.wire(), cast: op.scaled.as_ref().and_then(Scaled::cast).map(|cast| cast.from) }
     }
 }
 
@@ -63,29 +56,19 @@ impl MovedRow {
         let image_bytes = self.image_bytes();
         let Some(from) = self.cast else {
             let chunk_bytes = even_chunks(image_bytes, MOST_CHUNK_BYTES);
-            return RowStaging {
-                chunk_bytes,
-                buffer_bytes: chunk_bytes,
-                cast_chunk: 0,
-            };
+            return RowStaging { chunk_bytes, buffer_bytes: chunk_bytes, cast_chunk: 0 };
         };
         let hidden = self.wire.payload.hidden;
         let most = MOST_CHUNK_BYTES / from.size();
         let cast_chunk = even_chunks(hidden, most).next_multiple_of(CAST_STEP);
         let buffer_bytes = cast_chunk * from.size() + self.bytes_behind_payload();
-        RowStaging {
-            chunk_bytes: even_chunks(image_bytes, buffer_bytes),
-            buffer_bytes,
-            cast_chunk,
-        }
+        RowStaging { chunk_bytes: even_chunks(image_bytes, buffer_bytes), buffer_bytes, cast_chunk }
     }
 }
 
 /// Chunks of at most `most` that together cover `whole`, all but the last of the same size, a multiple of 16.
 fn even_chunks(whole: usize, most: usize) -> usize {
-    whole
-        .div_ceil(whole.div_ceil(most))
-        .next_multiple_of(ROW_ALIGN)
+    whole.div_ceil(whole.div_ceil(most)).next_multiple_of(ROW_ALIGN)
 }
 
 /// The shared memory through which a warp moves rows.
@@ -107,27 +90,15 @@ mod tests {
     fn moved(dtype: DType, hidden: usize, scales: ScaleType, cast: Option<DType>) -> MovedRow {
         let payload = RowType { dtype, hidden };
         let scales = Some(scales);
-        MovedRow {
-            wire: WireRow { payload, scales },
-            cast,
-        }
+        MovedRow { wire: WireRow { payload, scales }, cast }
     }
 
     #[test]
     fn a_row_passes_in_one_chunk_where_it_can() {
         let dtype = DType::Bfloat16;
-        let plain = MovedRow::from(RowType {
-            dtype,
-            hidden: 7168,
-        });
-        assert_eq!(
-            (plain.image_bytes(), plain.staging().chunk_bytes),
-            (14_336, 14_336)
-        );
-        let scales = ScaleType {
-            dtype: DType::Float32,
-            count: 56,
-        };
+        let plain = MovedRow::from(RowType { dtype, hidden: 7168 });
+        assert_eq!((plain.image_bytes(), plain.staging().chunk_bytes), (14_336, 14_336));
+        let scales = ScaleType { dtype: DType::Float32, count: 56 };
         let forwarded = moved(DType::Float8E4M3, 7168, scales, None);
         assert_eq!(forwarded.image_bytes(), 7168 + 16 + 224);
         assert_eq!(forwarded.staging().chunk_bytes, 7408);
@@ -147,10 +118,7 @@ mod tests {
                     let row = moved(dtype, hidden, ScaleType { dtype, count }, from);
                     let staging = row.staging();
                     assert_eq!(row.image_bytes() % 16, 0);
-                    assert_eq!(
-                        (staging.chunk_bytes % 16, staging.buffer_bytes % 16),
-                        (0, 0)
-                    );
+                    assert_eq!((staging.chunk_bytes % 16, staging.buffer_bytes % 16), (0, 0));
                     assert!(staging.chunk_bytes <= staging.buffer_bytes);
                     assert_eq!(staging.cast_chunk % CAST_STEP, 0);
                     assert_eq!(staging.cast_chunk == 0, from.is_none());

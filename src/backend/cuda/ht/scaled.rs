@@ -12,9 +12,7 @@ use crate::model::tensor::{DType, RowType};
 
 /// The caller's `scaled` rows as the kernels of `launch` take them.
 pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
-    let width = scaled
-        .cast()
-        .map_or(row.dtype.size(), |cast| cast.from.size());
+    let width = scaled.cast().map_or(row.dtype.size(), |cast| cast.from.size());
     Ok(HtScaledRows {
         rows: scaled_rows(row, scaled)?,
         word: launch.scales_word,
@@ -32,18 +30,7 @@ pub fn from_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<H
 
 /// The same for rows that have come from another node, each with its scales behind it.
 pub fn as_they_travel(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
-    let wire = WireRow {
-        payload: row,
-        scales: Some(scaled.scales),
-    };
-    let rows = ScaledRows {
-        form: Scales::Forwarded,
-        from: NO_VIEW,
-        ..scaled_rows(row, scaled)?
-    };
-    Ok(HtScaledRows {
-        rows,
-        token_bytes: to_u32(wire.slot_bytes())?,
-        ..from_caller(row, scaled, launch)?
-    })
+    let wire = WireRow { payload: row, scales: Some(scaled.scales) };
+    let rows = ScaledRows { form: Scales::Forwarded, from: NO_VIEW, ..scaled_rows(row, scaled)? };
+    Ok(HtScaledRows { rows, token_bytes: to_u32(wire.slot_bytes())?, ..from_caller(row, scaled, launch)? })
 }

@@ -54,23 +54,13 @@ pub struct HtShared {
 
 impl HtShared {
     /// For a group whose `layout` has the offsets of `plan`'s regions in the windows.
-    pub fn new(
-        context: Arc<GroupContext>,
-        memory: &Arc<CudaMemory>,
-        plan: HtPlan,
-        layout: HtLayout,
-    ) -> Result<Self> {
+    pub fn new(context: Arc<GroupContext>, memory: &Arc<CudaMemory>, plan: HtPlan, layout: HtLayout) -> Result<Self> {
         let driver_context = Arc::clone(context.module.context());
         let _entered = driver_context.enter()?;
-        let device = DeviceLimits {
-            multiprocessors: context.multiprocessors,
-            shared_bytes: driver::most_shared_bytes()?,
-        };
+        let device =
+            DeviceLimits { multiprocessors: context.multiprocessors, shared_bytes: driver::most_shared_bytes()? };
         for &entry in Entry::ALL.iter().filter(|entry| has_staging(**entry)) {
-            function::allow_shared_bytes(
-                context.module.function(entry)?,
-                device.dynamic_shared_bytes(),
-            )?;
+            function::allow_shared_bytes(context.module.function(entry)?, device.dynamic_shared_bytes())?;
         }
         Ok(Self {
             plan,
@@ -96,13 +86,7 @@ impl HtShared {
     /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.
     pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
         let experts = self.plan.local_experts();
-        totals::add(
-            &self.context,
-            KernelOp::HtDispatch,
-            (counts, totals),
-            experts,
-            at,
-        )
+        totals::add(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at)
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.
@@ -125,23 +109,14 @@ impl HtShared {
     /// What kernel `op` needs of the group, of handle number `number` with the memory `handle`.
     // Inlined, so that nearly a kilobyte of parameters is written once and not moved.
     #[inline]
-    pub fn common(
-        &self,
-        op: KernelOp,
-        launch: &HtLaunch,
-        number: u32,
-        handle: HtHandleMemory,
-    ) -> HtCommon {
+    pub fn common(&self, op: KernelOp, launch: &HtLaunch, number: u32, handle: HtHandleMemory) -> HtCommon {
         HtCommon {
             peers: self.context.peers(),
             wait: self.context.wait(op),
             layout: self.layout,
             handle,
             sequences: self.sequences(),
-            shape: HtShape {
-                fingerprint: Self::fingerprint(launch, number),
-                ..launch.shape
-            },
+            shape: HtShape { fingerprint: Self::fingerprint(launch, number), ..launch.shape },
         }
     }
 
@@ -184,22 +159,12 @@ impl HtShared {
                 let text = "the handle's routing was not exchanged in time";
                 return Err(Error::new(Code::RemoteError, text));
             }
-            if waited < AWAKE {
-                std::hint::spin_loop()
-            } else {
-                std::thread::sleep(NAP)
-            }
+            if waited < AWAKE { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
         }
     }
 
     /// Enqueues a kernel that is an operation, in the group's order.
-    pub fn enqueue<P>(
-        &self,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        at: &StreamScope,
-    ) -> Result<()> {
+    pub fn enqueue<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         let turn = self.order.begin(at)?;
         self.context.module.launch(kernel, shape, params, at)?;
         turn.end()
@@ -223,12 +188,7 @@ impl Inputs {
     /// Of this rank's own tokens.
     pub fn of(op: &HtDispatch) -> Self {
         let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
-        Self {
-            rows: op.tokens.0,
-            ids,
-            weights,
-            counter: op.counter.unwrap_or_default().0,
-        }
+        Self { rows: op.tokens.0, ids, weights, counter: op.counter.unwrap_or_default().0 }
     }
 }
 
@@ -259,10 +219,7 @@ pub struct Outputs {
 impl Outputs {
     /// Of this rank's own tokens.
     pub fn of(op: &HtCombine) -> Self {
-        Self {
-            rows: op.out.0,
-            gradients: op.gradients.map_or(0, |it| it.output.0),
-        }
+        Self { rows: op.out.0, gradients: op.gradients.map_or(0, |it| it.output.0) }
     }
 }
 

@@ -17,11 +17,7 @@ const MOST_SENDERS: usize = 32;
 impl CudaHt {
     /// The slots of its rows, if they lie by expert.
     pub fn zones(&self) -> Result<Option<HtZones>> {
-        let Some(Zones {
-            alignment,
-            most_slots,
-        }) = self.routing.form.zones
-        else {
+        let Some(Zones { alignment, most_slots }) = self.routing.form.zones else {
             return Ok(None);
         };
         let at = |offset: usize| (self.block.0 + offset) as *mut u32;
@@ -43,9 +39,7 @@ impl CudaHt {
         };
         let group = &self.group;
         let senders = handle.tokens as usize;
-        let senders = senders
-            .div_ceil(HT_ZONES_THREADS as usize)
-            .clamp(1, MOST_SENDERS);
+        let senders = senders.div_ceil(HT_ZONES_THREADS as usize).clamp(1, MOST_SENDERS);
         let params = HtZonesParams {
             peers: group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),

@@ -8,8 +8,8 @@ use crate::backend::cuda::ll::launch::{DispatchGrid, Part};
 use crate::backend::cuda::ll::messages::HEADER_BYTES;
 use crate::backend::cuda::ll::over_nodes::{OverNodes, blocks};
 use crate::backend::cuda::params::ll::{
-    LlBeside, LlNodes, LlRankDispatchNodesParams, LlRankDispatchParams,
-    LlRankScaledDispatchNodesParams, LlRankScaledDispatchParams,
+    LlBeside, LlNodes, LlRankDispatchNodesParams, LlRankDispatchParams, LlRankScaledDispatchNodesParams,
+    LlRankScaledDispatchParams,
 };
 use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlRankPackParams};
 use crate::error::Result;
@@ -45,14 +45,8 @@ impl Handle {
             return module.launch(kernel, grid.launch, &params, at);
         };
         let (grid, kernel) = match scaled.cast() {
-            Some(cast) => (
-                &self.plan.cast_dispatch,
-                kernels::ll_rank_dispatch_cast(cast.from)?,
-            ),
-            None => (
-                &self.plan.scaled_dispatch,
-                kernels::ll_rank_dispatch_scaled(),
-            ),
+            Some(cast) => (&self.plan.cast_dispatch, kernels::ll_rank_dispatch_cast(cast.from)?),
+            None => (&self.plan.scaled_dispatch, kernels::ll_rank_dispatch_scaled()),
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
@@ -111,12 +105,7 @@ impl OverNodes<'_> {
     }
 
     /// Adds the weights to the message of rows and ids.
-    pub(super) fn pack_weights(
-        &self,
-        op: &LlDispatch,
-        beside: &ops::LlBeside,
-        at: &StreamScope,
-    ) -> Result<()> {
+    pub(super) fn pack_weights(&self, op: &LlDispatch, beside: &ops::LlBeside, at: &StreamScope) -> Result<()> {
         let Routing { tokens, top_k, .. } = self.handle.routing;
         let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
         let params = LlRankPackParams {

@@ -50,24 +50,15 @@ impl OverNodes<'_> {
     }
 
     /// Messages to or from the remote ranks, `stride` apart.
-    fn of_remote(
-        &self,
-        first: DevPtr,
-        stride: usize,
-        bytes: usize,
-    ) -> impl Iterator<Item = Message> {
+    fn of_remote(&self, first: DevPtr, stride: usize, bytes: usize) -> impl Iterator<Item = Message> {
         let ranks = self.network.view.remote().iter().zip(&self.tokens.of);
-        ranks.enumerate().map(move |(index, (&rank, &tokens))| {
-            message(rank, DevPtr(first.0 + index * stride), tokens, bytes)
-        })
+        ranks
+            .enumerate()
+            .map(move |(index, (&rank, &tokens))| message(rank, DevPtr(first.0 + index * stride), tokens, bytes))
     }
 }
 
 /// A message to or from `peer`, of a header and of `bytes` for each of its `tokens`.
 fn message(peer: GroupRank, data: DevPtr, tokens: usize, bytes: usize) -> Message {
-    Message {
-        peer,
-        data,
-        bytes: HEADER_BYTES + tokens * bytes,
-    }
+    Message { peer, data, bytes: HEADER_BYTES + tokens * bytes }
 }

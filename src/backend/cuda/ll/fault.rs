@@ -28,13 +28,10 @@ fn difference(report: &FaultReport) -> Error {
     } else if mine.exact != theirs.exact {
         let [mine, theirs] = LlCombineMode::variants(mine.exact);
         differs(Subject::Variant).got(mine, theirs)
-    } else if let Some(error) =
-        other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize)
-    {
+    } else if let Some(error) = other_rows(report, mine.row_bytes as usize, theirs.row_bytes as usize) {
         error
     } else {
-        let name =
-            |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
+        let name = |raw| DType::from_raw(raw).map_or_else(|| raw.to_string(), |dtype| dtype.to_string());
         differs(Subject::RowType).got(name(mine.dtype), name(theirs.dtype))
     }
 }
@@ -77,15 +74,9 @@ mod tests {
         let text = |theirs| text(theirs, [0; 2]);
         let rule = "AmongRanks(Same { rank: 3 })";
         let row_bytes = 16;
-        assert_eq!(
-            text(LlFingerprint { row_bytes, ..OURS }),
-            format!("RowBytes: {rule} (got 14336, expected 16)")
-        );
+        assert_eq!(text(LlFingerprint { row_bytes, ..OURS }), format!("RowBytes: {rule} (got 14336, expected 16)"));
         let top_k = 32;
-        assert_eq!(
-            text(LlFingerprint { top_k, ..OURS }),
-            format!("Size(Ids, 1): {rule} (got 8, expected 32)")
-        );
+        assert_eq!(text(LlFingerprint { top_k, ..OURS }), format!("Size(Ids, 1): {rule} (got 8, expected 32)"));
         let by_rank = true;
         assert_eq!(
             text(LlFingerprint { by_rank, ..OURS }),
@@ -93,18 +84,11 @@ mod tests {
         );
         let in_view = true;
         assert_eq!(
-            text(LlFingerprint {
-                by_rank,
-                in_view,
-                ..OURS
-            }),
+            text(LlFingerprint { by_rank, in_view, ..OURS }),
             format!("Layout: {rule} (got expert-major, expected rank-major in a view)")
         );
         let dtype = DType::Float16 as u32;
-        assert_eq!(
-            text(LlFingerprint { dtype, ..OURS }),
-            format!("RowType: {rule} (got bfloat16, expected float16)")
-        );
+        assert_eq!(text(LlFingerprint { dtype, ..OURS }), format!("RowType: {rule} (got bfloat16, expected float16)"));
         let op = KernelOp::LlCombine as u32;
         assert!(text(LlFingerprint { op, ..OURS }).starts_with("Operation: AmongRanks"));
         let exact = true;
@@ -117,17 +101,8 @@ mod tests {
         let rule = "AmongRanks(Same { rank: 3 })";
         let word = |dtype| ScalesWord::new(ScaleType { dtype, count: 4 }).0;
         let (float, byte) = (word(DType::Float32), word(DType::Uint8));
-        assert_eq!(
-            text(OURS, [float, 0]),
-            format!("RowBytes: {rule} (got 14336 + 16, expected 14336 + 0)")
-        );
-        assert_eq!(
-            text(OURS, [byte, float]),
-            format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 16)")
-        );
-        assert_eq!(
-            text(OURS, [float, word(DType::Int32)]),
-            format!("ScaleType: {rule} (got float32, expected int32)")
-        );
+        assert_eq!(text(OURS, [float, 0]), format!("RowBytes: {rule} (got 14336 + 16, expected 14336 + 0)"));
+        assert_eq!(text(OURS, [byte, float]), format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 16)"));
+        assert_eq!(text(OURS, [float, word(DType::Int32)]), format!("ScaleType: {rule} (got float32, expected int32)"));
     }
 }

@@ -67,11 +67,7 @@ impl LlFingerprint {
         op << OP_SHIFT
             | self.dtype << DTYPE_SHIFT
             | (self.top_k.wrapping_sub(1) % BY_RANK) << TOP_K_SHIFT
-            | if self.by_rank {
-                BY_RANK << TOP_K_SHIFT
-            } else {
-                0
-            }
+            | if self.by_rank { BY_RANK << TOP_K_SHIFT } else { 0 }
             | (self.row_bytes / ROW_UNIT)
     }
 
@@ -114,11 +110,9 @@ mod tests {
             (COMBINE, false, false, DType::Float16),
             (COMBINE, false, false, DType::LAST),
         ] {
-            for (top_k, row_bytes, by_rank) in [
-                (1, 16, false),
-                (LL_MAX_TOP_K, MOST_ROW_BYTES as u32, false),
-                (LL_MAX_TOP_K, 16, true),
-            ] {
+            for (top_k, row_bytes, by_rank) in
+                [(1, 16, false), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32, false), (LL_MAX_TOP_K, 16, true)]
+            {
                 let fingerprint = LlFingerprint {
                     op: op as u32,
                     scaled,

@@ -8,9 +8,7 @@ use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
-use crate::backend::cuda::ll::launch::{
-    Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part,
-};
+use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::views::ViewBanks;
@@ -60,12 +58,7 @@ pub struct SourceTokens {
 
 impl Handle {
     fn new_handle<'a>(&'a self, network: &'a LlNetwork) -> NewHandle<'a> {
-        NewHandle {
-            network,
-            faults: &self.context.faults,
-            what: "LL handle",
-            number: self.number,
-        }
+        NewHandle { network, faults: &self.context.faults, what: "LL handle", number: self.number }
     }
 
     /// Announces the handle to the rail peers.
@@ -126,22 +119,12 @@ impl Handle {
 
     /// Enqueues the copy of ids of 32 bits, which kernels do not read; every operation reads the caller's anew.
     fn widen_ids(&self, at: &StreamScope) -> Result<()> {
-        let Routing {
-            ids,
-            width,
-            tokens,
-            top_k,
-            ..
-        } = self.routing;
+        let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {
             return Ok(());
         }
-        let copy = IdCopy {
-            from: Numbers { data: ids, width },
-            to: self.memory.ids(),
-            count: tokens * top_k,
-            offset: 0,
-        };
+        let copy =
+            IdCopy { from: Numbers { data: ids, width }, to: self.memory.ids(), count: tokens * top_k, offset: 0 };
         copy.enqueue(&self.context, at)
     }
 
@@ -177,17 +160,9 @@ impl Handle {
 
     // Apart, so that a dispatch without scales does not carry its parameters.
     #[inline(never)]
-    fn launch_scaled_dispatch(
-        &self,
-        (op, scaled): (&LlDispatch, &Scaled),
-        part: Part,
-        at: &StreamScope,
-    ) -> Result<()> {
+    fn launch_scaled_dispatch(&self, (op, scaled): (&LlDispatch, &Scaled), part: Part, at: &StreamScope) -> Result<()> {
         let (grid, kernel) = match scaled.cast() {
-            Some(cast) => (
-                &self.plan.cast_dispatch,
-                kernels::ll_dispatch_cast(cast.from)?,
-            ),
+            Some(cast) => (&self.plan.cast_dispatch, kernels::ll_dispatch_cast(cast.from)?),
             None => (&self.plan.scaled_dispatch, kernels::ll_dispatch_scaled()),
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
@@ -216,13 +191,7 @@ impl Handle {
     }
 
     /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
-    fn launch_following<P>(
-        &self,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        at: &StreamScope,
-    ) -> Result<()> {
+    fn launch_following<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         let module = &self.context.module;
         if self.context.programmatic {
             module.launch_early(kernel, shape, params, at)
@@ -242,10 +211,7 @@ impl Handle {
     ) -> LlDispatchParams {
         LlDispatchParams {
             common: self.common(
-                LlFingerprint {
-                    in_view: self.bank_to_fill(op, part).is_some(),
-                    ..self.fingerprint_of_dispatch(op)
-                },
+                LlFingerprint { in_view: self.bank_to_fill(op, part).is_some(), ..self.fingerprint_of_dispatch(op) },
                 op.wire(),
                 &grid.grid,
                 part,
@@ -262,10 +228,8 @@ impl Handle {
     // Inlined as above.
     #[inline]
     pub fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> LlCombineParams {
-        let fingerprint = LlFingerprint {
-            exact: op.is_exact(),
-            ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout)
-        };
+        let fingerprint =
+            LlFingerprint { exact: op.is_exact(), ..self.fingerprint(KernelOp::LlCombine, op.row.into(), op.layout) };
         LlCombineParams {
             common: self.common(fingerprint, op.row.into(), grid, part),
             rows: op.expert_rows.0 as *const u8,
@@ -277,13 +241,7 @@ impl Handle {
 
     // Inlined as above.
     #[inline]
-    fn common(
-        &self,
-        fingerprint: LlFingerprint,
-        row: WireRow,
-        grid: &Grid,
-        part: Part,
-    ) -> LlCommon {
+    fn common(&self, fingerprint: LlFingerprint, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
         LlCommon {
             peers: self.context.peers(),
             wait: self.context.wait(fingerprint.operation()),
@@ -329,8 +287,5 @@ pub fn kept(part: Part, data: DevPtr) -> usize {
 
 /// The `scaled` rows of a dispatch, as kernels take them.
 pub fn rows_with_scales(op: &LlDispatch, scaled: &Scaled) -> Result<ScaledRows> {
-    Ok(ScaledRows {
-        scale_chunk_bytes: Chunks::of(op.wire()).scales as u32,
-        ..scaled_rows(op.row, scaled)?
-    })
+    Ok(ScaledRows { scale_chunk_bytes: Chunks::of(op.wire()).scales as u32, ..scaled_rows(op.row, scaled)? })
 }

@@ -10,8 +10,7 @@ use crate::backend::cuda::ll::launch::{Grid, Part};
 use crate::backend::cuda::ll::views::cut;
 use crate::backend::cuda::params::ll::{LlShape, reciprocal};
 use crate::backend::cuda::params::ll_view::{
-    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlView,
-    LlViewState,
+    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlView, LlViewState,
 };
 use crate::error::{Error, Result};
 use crate::model::ops::{Launch, LlBeside, LlCombine, LlDispatch, ViewBank};
@@ -54,9 +53,7 @@ impl Handle {
 
     /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.
     fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<(LlView, u32)> {
-        let views = self
-            .views
-            .ok_or_else(|| Error::internal("views over several nodes"))?;
+        let views = self.views.ok_or_else(|| Error::internal("views over several nodes"))?;
         let (parts, warps) = cut(shape.chunks as usize);
         let view = LlView {
             rows: bank.map_or(0, |bank| views.bank(bank) as u64),

@@ -34,11 +34,7 @@ pub struct Part {
 
 impl Part {
     /// A whole operation on one node.
-    pub const WHOLE: Self = Self {
-        channel: LL_WHOLE_CHANNEL,
-        phases: LlPhase::SendReceive,
-        keep: true,
-    };
+    pub const WHOLE: Self = Self { channel: LL_WHOLE_CHANNEL, phases: LlPhase::SendReceive, keep: true };
 
     /// Whether it is of a whole operation.
     pub fn is_whole(self) -> bool {
@@ -47,20 +43,12 @@ impl Part {
 
     /// The send phase in `slot`.
     pub fn send(slot: StagedSlot) -> Self {
-        Self {
-            channel: channel(slot),
-            phases: LlPhase::Send,
-            keep: true,
-        }
+        Self { channel: channel(slot), phases: LlPhase::Send, keep: true }
     }
 
     /// The receive phase in `slot`.
     pub fn receive(slot: StagedSlot, keep: bool) -> Self {
-        Self {
-            channel: channel(slot),
-            phases: LlPhase::Receive,
-            keep,
-        }
+        Self { channel: channel(slot), phases: LlPhase::Receive, keep }
     }
 }
 
@@ -84,12 +72,7 @@ pub struct Grid {
 impl Grid {
     /// Every block sends and receives.
     pub fn shared(blocks: u32, threads: u32) -> Self {
-        Self {
-            blocks,
-            threads,
-            send_blocks: blocks,
-            receive_blocks: blocks,
-        }
+        Self { blocks, threads, send_blocks: blocks, receive_blocks: blocks }
     }
 
     /// `senders` blocks send rows, and `receivers` others do everything else. On a tiny device all
@@ -98,12 +81,7 @@ impl Grid {
         if senders == 0 || receivers == 0 {
             return Self::shared((senders + receivers).max(1), threads);
         }
-        Self {
-            blocks: senders + receivers,
-            threads,
-            send_blocks: senders,
-            receive_blocks: receivers,
-        }
+        Self { blocks: senders + receivers, threads, send_blocks: senders, receive_blocks: receivers }
     }
 
     /// The measured grid `choice`, with its threads limited to the kernel's `possible` range.
@@ -133,11 +111,7 @@ impl Grid {
     /// This grid with at least `blocks` blocks. Added blocks receive.
     pub fn with_receivers(self, blocks: u32) -> Self {
         let added = blocks.saturating_sub(self.blocks);
-        Self {
-            blocks: self.blocks + added,
-            receive_blocks: self.receive_blocks + added,
-            ..self
-        }
+        Self { blocks: self.blocks + added, receive_blocks: self.receive_blocks + added, ..self }
     }
 
     /// This grid with at least `blocks` blocks. Added blocks send; where all blocks do both, they
@@ -147,11 +121,7 @@ impl Grid {
         let grown = self.with_receivers(blocks);
         Self {
             send_blocks: self.send_blocks + grown.blocks - self.blocks,
-            receive_blocks: if does_both {
-                grown.receive_blocks
-            } else {
-                self.receive_blocks
-            },
+            receive_blocks: if does_both { grown.receive_blocks } else { self.receive_blocks },
             ..grown
         }
     }
@@ -164,11 +134,7 @@ impl Grid {
 
     /// The launch of this grid with `shared_bytes` of dynamic shared memory.
     pub fn launch_shape(&self, shared_bytes: u32) -> LaunchShape {
-        LaunchShape {
-            blocks: self.blocks,
-            threads: self.threads,
-            shared_bytes,
-        }
+        LaunchShape { blocks: self.blocks, threads: self.threads, shared_bytes }
     }
 }
 
@@ -193,14 +159,8 @@ impl DispatchGrid {
         if launch.is_own() {
             return self;
         }
-        let grid = self
-            .grid
-            .asked(launch, DISPATCH_LEAST_THREADS..=most_threads);
-        Self {
-            grid,
-            notify_blocks: grid.receive_blocks,
-            launch: grid.launch_shape(self.launch.shared_bytes),
-        }
+        let grid = self.grid.asked(launch, DISPATCH_LEAST_THREADS..=most_threads);
+        Self { grid, notify_blocks: grid.receive_blocks, launch: grid.launch_shape(self.launch.shared_bytes) }
     }
 }
 
@@ -277,11 +237,7 @@ impl Chunks {
     #[inline]
     fn without_scales(row_bytes: usize) -> Self {
         let count = chunks(row_bytes);
-        Self {
-            count,
-            payload: CHUNK_BYTES,
-            scales: 0,
-        }
+        Self { count, payload: CHUNK_BYTES, scales: 0 }
     }
 
     /// Chunks are cut where the blocks of a cast end, and each has the scales of its own elements: with blocks of 128
@@ -294,11 +250,7 @@ impl Chunks {
         let per_chunk = scales * SCALED_CHUNK_BYTES / payload.max(1) / ROW_ALIGN * ROW_ALIGN;
         let of_last = padded.saturating_sub((count - 1) * per_chunk);
         if of_last <= SCALED_CHUNK_BYTES && (count == 1 || per_chunk <= SCALED_CHUNK_BYTES) {
-            return Self {
-                count,
-                payload: SCALED_CHUNK_BYTES,
-                scales: per_chunk.min(SCALED_CHUNK_BYTES),
-            };
+            return Self { count, payload: SCALED_CHUNK_BYTES, scales: per_chunk.min(SCALED_CHUNK_BYTES) };
         }
         let count = count.max(scaled_chunks(padded));
         Self {
@@ -334,13 +286,7 @@ mod tests {
     use crate::model::tensor::{DType, RowType};
 
     fn wire(hidden: usize, dtype: DType, count: usize) -> WireRow {
-        WireRow {
-            payload: RowType {
-                dtype: DType::Float8E4M3,
-                hidden,
-            },
-            scales: Some(ScaleType { dtype, count }),
-        }
+        WireRow { payload: RowType { dtype: DType::Float8E4M3, hidden }, scales: Some(ScaleType { dtype, count }) }
     }
 
     fn rest(row: WireRow, chunks: Chunks) -> usize {

@@ -22,8 +22,7 @@ pub fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Resu
         1 => 0,
         _ => LL_MAX_RANKS * size_of::<u32>(),
     };
-    let experts =
-        ((MAX_SHARED_BYTES - of_ranks) / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
+    let experts = ((MAX_SHARED_BYTES - of_ranks) / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
     let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
     let row_bytes = fingerprint::MOST_ROW_BYTES;
     let limits = [

@@ -31,12 +31,7 @@ impl HandleMemory {
     /// Kernels then access no wrong address, but the group's results are meaningless from there on.
     ///
     /// Over several nodes the rank forwards for so many, itself included.
-    pub fn new(
-        memory: &Arc<CudaMemory>,
-        plan: &LlPlan,
-        routing: &Routing,
-        forwarded: Option<usize>,
-    ) -> Result<Self> {
+    pub fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, routing: &Routing, forwarded: Option<usize>) -> Result<Self> {
         let Routing { top_k, form, .. } = *routing;
         let sections = plan.handle_memory(top_k, form);
         let buffer = Buffer::new(memory, sections.bytes)?;
@@ -46,9 +41,7 @@ impl HandleMemory {
             sections,
             top_k,
             form,
-            handshake: forwarded
-                .map(|forwarded| Handshake::new(memory, forwarded))
-                .transpose()?,
+            handshake: forwarded.map(|forwarded| Handshake::new(memory, forwarded)).transpose()?,
             receiver: Mutex::default(),
         })
     }

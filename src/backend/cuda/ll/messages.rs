@@ -46,21 +46,13 @@ impl ChannelMemory {
         let mut leg = |sends: usize, bytes: usize| {
             let stride = (HEADER_BYTES + bytes).next_multiple_of(REGION_ALIGN);
             let mut take = |messages: usize| DevPtr(regions.take(messages * stride));
-            Leg {
-                sends: take(sends),
-                receives: take(view.remote().len()),
-                stride,
-            }
+            Leg { sends: take(sends), receives: take(view.remote().len()), stride }
         };
         let rows = leg(view.others(), most_rows_bytes(facts));
         let weights = leg(1, entries * size_of::<f32>());
         // What is there must be the header of no operation.
         let buffer = Buffer::zeroed(memory, regions.bytes())?;
-        Ok(Self {
-            rows: rows.moved(buffer.data()),
-            weights: weights.moved(buffer.data()),
-            _buffer: buffer,
-        })
+        Ok(Self { rows: rows.moved(buffer.data()), weights: weights.moved(buffer.data()), _buffer: buffer })
     }
 }
 
@@ -79,18 +71,10 @@ fn most_rows_bytes(facts: &GroupFacts) -> usize {
 impl Leg {
     /// The way back: messages go to where others came from.
     pub fn back(self) -> Self {
-        Self {
-            sends: self.receives,
-            receives: self.sends,
-            ..self
-        }
+        Self { sends: self.receives, receives: self.sends, ..self }
     }
 
     fn moved(self, base: DevPtr) -> Self {
-        Self {
-            sends: DevPtr(base.0 + self.sends.0),
-            receives: DevPtr(base.0 + self.receives.0),
-            ..self
-        }
+        Self { sends: DevPtr(base.0 + self.sends.0), receives: DevPtr(base.0 + self.receives.0), ..self }
     }
 }

@@ -71,9 +71,7 @@ impl LlGroup {
         plan: LlPlan,
         start: usize,
     ) -> Result<Self> {
-        let network = network
-            .map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts()))
-            .transpose()?;
+        let network = network.map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts())).transpose()?;
         let order = Order::new(context.module.context())?;
         let staged = Staged::new(context.module.context())?;
         Ok(Self {
@@ -101,28 +99,19 @@ impl LlGroup {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
-        let forwarded = self
-            .network
-            .as_ref()
-            .map(|network| network.view.forwarded().len());
+        let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
         let make = || HandleMemory::new(&self.memory, &self.plan, &routing, forwarded);
         let handle = Handle {
-            plan: self
-                .plan
-                .tuned(tuning)
-                .of_handle(&routing, self.context.multiprocessors)?,
+            plan: self.plan.tuned(tuning).of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,
             views: self.views,
             memory: match home {
                 HandleHome::Own => self.pool.take(serves, make)?,
-                HandleHome::Given(block) => {
-                    Arc::new(HandleMemory::given(&self.plan, &routing, block))
-                }
+                HandleHome::Given(block) => Arc::new(HandleMemory::given(&self.plan, &routing, block)),
             },
-            header: (home.given()).map(|GivenBlock(block)| {
-                GivenHeader::new(block, header(self.plan.facts(), &routing, 0))
-            }),
+            header: (home.given())
+                .map(|GivenBlock(block)| GivenHeader::new(block, header(self.plan.facts(), &routing, 0))),
             number: 1 + self.handles.fetch_add(1, Relaxed),
             source_tokens: OnceCell::new(),
             routing,
@@ -130,10 +119,7 @@ impl LlGroup {
         if let Some(network) = &self.network {
             handle.announce(network)?;
         }
-        Ok(CudaLl(Arc::new(InGroup {
-            group: Arc::clone(self),
-            handle,
-        })))
+        Ok(CudaLl(Arc::new(InGroup { group: Arc::clone(self), handle })))
     }
 
     /// The group was closed: no operation will follow one that was given up.
@@ -254,16 +240,7 @@ impl LlBackend for CudaLl {
 
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
         let at = &self.0.enter(stream)?;
-        let (counts, experts) = (
-            counts.0 as *const i32,
-            self.0.group.plan.facts().local_experts(),
-        );
-        totals::add(
-            &self.0.handle.context,
-            KernelOp::LlDispatch,
-            (counts, totals),
-            experts,
-            at,
-        )
+        let (counts, experts) = (counts.0 as *const i32, self.0.group.plan.facts().local_experts());
+        totals::add(&self.0.handle.context, KernelOp::LlDispatch, (counts, totals), experts, at)
     }
 }

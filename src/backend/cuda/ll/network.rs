@@ -38,11 +38,7 @@ impl Deref for LlNetwork {
 
 impl LlNetwork {
     /// The LL side of `network`, for operations with the bounds of `facts`.
-    pub fn new(
-        network: Arc<Network>,
-        memory: &Arc<CudaMemory>,
-        facts: &GroupFacts,
-    ) -> Result<Self> {
+    pub fn new(network: Arc<Network>, memory: &Arc<CudaMemory>, facts: &GroupFacts) -> Result<Self> {
         let context = memory.context();
         let channel = |_| ChannelMemory::new(memory, &network.view, facts);
         Ok(Self {
@@ -62,11 +58,7 @@ impl LlNetwork {
 
     /// What kernels need of the network: where messages lie, and the number of the handle and the most tokens of a
     /// forwarded rank.
-    pub fn nodes(
-        &self,
-        memory: &ChannelMemory,
-        (handle, most_tokens): (u32, u32),
-    ) -> Result<LlNodes> {
+    pub fn nodes(&self, memory: &ChannelMemory, (handle, most_tokens): (u32, u32)) -> Result<LlNodes> {
         let (view, tables) = (&self.view, &self.on_device);
         let (sums, weights) = (memory.rows.back(), memory.weights);
         Ok(LlNodes {

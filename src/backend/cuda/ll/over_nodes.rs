@@ -18,8 +18,8 @@ use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
-    LL_COMBINE_MANY_THREADS, LL_DISPATCH_THREADS, LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams,
-    LlDispatchNodesParams, LlNodes, LlPhase, LlScaledDispatchNodesParams, LlTopkWeightsParams,
+    LL_COMBINE_MANY_THREADS, LL_DISPATCH_THREADS, LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams, LlDispatchNodesParams,
+    LlNodes, LlPhase, LlScaledDispatchNodesParams, LlTopkWeightsParams,
 };
 use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlPackParams, LlScaledPackParams};
 use crate::backend::cuda::regions::to_u32;
@@ -108,20 +108,10 @@ impl<'a> OverNodes<'a> {
             let _ = self.join(at, background);
             let _ = self.join(background, at);
         }
-        turn.end_after(
-            in_background
-                .end_after(enqueued)
-                .and_then(|()| sent(background)),
-        )
+        turn.end_after(in_background.end_after(enqueued).and_then(|()| sent(background)))
     }
 
-    fn send_dispatch(
-        &self,
-        label: Label,
-        op: &LlDispatch,
-        at: &StreamScope,
-        background: &StreamScope,
-    ) -> Result<()> {
+    fn send_dispatch(&self, label: Label, op: &LlDispatch, at: &StreamScope, background: &StreamScope) -> Result<()> {
         let plan = &self.handle.plan;
         self.launch_pack(op, at)?;
         self.launch_dispatch(op, (LlPhase::Send, &self.dispatch_grid(op)), at)?;
@@ -133,13 +123,7 @@ impl<'a> OverNodes<'a> {
         Ok(())
     }
 
-    fn send_combine(
-        &self,
-        label: Label,
-        op: &LlCombine,
-        at: &StreamScope,
-        background: &StreamScope,
-    ) -> Result<()> {
+    fn send_combine(&self, label: Label, op: &LlCombine, at: &StreamScope, background: &StreamScope) -> Result<()> {
         let plan = &self.handle.plan;
         self.launch_topk_weights(op, at)?;
         self.join(at, background)?;
@@ -182,10 +166,7 @@ impl<'a> OverNodes<'a> {
 
     /// The part of the operation that a launch of `phases` runs.
     fn part(&self, phases: LlPhase) -> Part {
-        Part {
-            phases,
-            ..self.part
-        }
+        Part { phases, ..self.part }
     }
 
     /// Whether this rank forwards for others.
@@ -210,18 +191,11 @@ impl<'a> OverNodes<'a> {
             return module.launch(kernels::ll_dispatch_nodes(), grid.launch, &params, at);
         };
         let params = LlScaledDispatchNodesParams {
-            dispatch: self
-                .handle
-                .dispatch_params((op, self.packed_rows()), grid, part),
+            dispatch: self.handle.dispatch_params((op, self.packed_rows()), grid, part),
             nodes,
             rows: rows_with_scales(op, scaled)?,
         };
-        module.launch(
-            kernels::ll_dispatch_nodes_scaled(),
-            grid.launch,
-            &params,
-            at,
-        )
+        module.launch(kernels::ll_dispatch_nodes_scaled(), grid.launch, &params, at)
     }
 
     /// Rows with scales as they are packed for the network, which is as a kernel sends them.
@@ -229,24 +203,11 @@ impl<'a> OverNodes<'a> {
         DevPtr(self.memory.rows.sends.0 + HEADER_BYTES)
     }
 
-    fn combine_params(
-        &self,
-        op: &LlCombine,
-        grid: &Grid,
-        part: Part,
-    ) -> Result<LlCombineNodesParams> {
-        Ok(LlCombineNodesParams {
-            combine: self.handle.combine_params(op, grid, part),
-            nodes: self.nodes()?,
-        })
+    fn combine_params(&self, op: &LlCombine, grid: &Grid, part: Part) -> Result<LlCombineNodesParams> {
+        Ok(LlCombineNodesParams { combine: self.handle.combine_params(op, grid, part), nodes: self.nodes()? })
     }
 
-    fn launch_combine(
-        &self,
-        op: &LlCombine,
-        (phases, grid): (LlPhase, &Grid),
-        at: &StreamScope,
-    ) -> Result<()> {
+    fn launch_combine(&self, op: &LlCombine, (phases, grid): (LlPhase, &Grid), at: &StreamScope) -> Result<()> {
         let params = self.combine_params(op, grid, self.part(phases))?;
         let kernel = match op.layout.is_rank_major() {
             true => kernels::ll_rank_combine_nodes(op.row.dtype)?,
@@ -290,8 +251,7 @@ impl<'a> OverNodes<'a> {
             num_ids: (tokens * top_k) as u64,
         };
         let shape = LaunchShape::new(
-            blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?
-                .min(handle.context.multiprocessors),
+            blocks(row_bytes / PACKED_AT_ONCE, LL_PACK_THREADS)?.min(handle.context.multiprocessors),
             LL_PACK_THREADS,
         );
         let module = &handle.context.module;
@@ -301,11 +261,7 @@ impl<'a> OverNodes<'a> {
         let Some(scaled) = &op.scaled else {
             return module.launch(kernels::ll_pack(), shape, &pack, at);
         };
-        let params = LlScaledPackParams {
-            pack,
-            rows: rows_with_scales(op, scaled)?,
-            shape: handle.plan.shape(row),
-        };
+        let params = LlScaledPackParams { pack, rows: rows_with_scales(op, scaled)?, shape: handle.plan.shape(row) };
         let kernel = match scaled.cast() {
             Some(cast) => kernels::ll_pack_cast(cast.from)?,
             None => kernels::ll_pack_scaled(),

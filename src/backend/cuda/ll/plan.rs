@@ -4,15 +4,13 @@
 
 mod grids;
 
-use crate::backend::cuda::ll::launch::{
-    DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes,
-};
+use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes};
 use crate::backend::cuda::ll::limits::{SHARED_BYTES_PER_EXPERT, check_limits};
 use crate::backend::cuda::ll::messages::most_message_bytes;
 use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
 use crate::backend::cuda::params::ll::{
-    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS,
-    LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS, LlLayout, LlShape, reciprocal,
+    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS, LL_MAX_TOP_K,
+    LL_PLAIN_DISPATCH_THREADS, LlLayout, LlShape, reciprocal,
 };
 use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LlViewState};
 use crate::backend::cuda::regions::{Regions, to_u32};
@@ -67,15 +65,10 @@ struct Forwarders {
 impl LlPlan {
     /// The plan of an LL group, which always has a bound of tokens.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
-        let max_tokens = facts
-            .max_tokens
-            .ok_or_else(|| Error::internal("an LL group without a bound"))?;
+        let max_tokens = facts.max_tokens.ok_or_else(|| Error::internal("an LL group without a bound"))?;
         check_limits(facts, max_tokens, view.topology.nodes())?;
-        let forwarders = Forwarders {
-            peers: view.locals.len(),
-            sources: 1 + view.width(),
-            nodes: view.topology.nodes(),
-        };
+        let forwarders =
+            Forwarders { peers: view.locals.len(), sources: 1 + view.width(), nodes: view.topology.nodes() };
         let rows_per_token = match facts.ll_combine {
             LlCombineMode::Reduce => facts.ranks.max(forwarders.peers * forwarders.sources),
             LlCombineMode::Exact => facts.ranks.max(LL_MAX_TOP_K as usize),
@@ -121,11 +114,7 @@ impl LlPlan {
 
     /// This plan with other grids than the library's own.
     pub fn tuned(self, tuning: Tuning) -> Self {
-        if self.takes_shapes() {
-            Self { tuning, ..self }
-        } else {
-            self
-        }
+        if self.takes_shapes() { Self { tuning, ..self } } else { self }
     }
 
     /// Whether it takes other grids: a caller's bound comes first.
@@ -151,11 +140,7 @@ impl LlPlan {
     /// The kernels' offsets if the LL region begins at `start` of the window.
     pub fn layout(&self, start: usize) -> LlLayout {
         let start = start as u64;
-        LlLayout {
-            acks: start + self.layout.acks,
-            banks: start + self.layout.banks,
-            ..self.layout
-        }
+        LlLayout { acks: start + self.layout.acks, banks: start + self.layout.banks, ..self.layout }
     }
 
     /// Offset within the LL region, and length, of the rows of each bank. They must hold `LL_SENTINEL`
@@ -164,9 +149,7 @@ impl LlPlan {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
         let rows_bytes = self.rows_bytes;
         let of_views = self.views.map(ViewBanks::rows);
-        (0..LL_BANKS as usize)
-            .map(move |bank| (banks + bank * bank_bytes, rows_bytes))
-            .chain(of_views)
+        (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes)).chain(of_views)
     }
 
     /// Where rows of views come if the LL region begins at `start` of the window; none over several nodes.
@@ -207,9 +190,7 @@ impl LlPlan {
             notify_blocks,
             launch: grid.launch_shape(shared_bytes),
         };
-        let senders = |one_in, threads| {
-            dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in, threads))
-        };
+        let senders = |one_in, threads| dispatch(self.dispatch_grid(routing.tokens, multiprocessors, one_in, threads));
         let plain_threads = match self.forwarders.nodes {
             1 => LL_PLAIN_DISPATCH_THREADS,
             _ => LL_DISPATCH_THREADS,
@@ -221,11 +202,7 @@ impl LlPlan {
             combine: self.combine_grid(routing.tokens, multiprocessors),
             relay_dispatch: dispatch((relay_dispatch, relay_dispatch.receive_blocks)),
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
-            view: ViewGrid {
-                tokens: routing.tokens,
-                most_tokens: self.max_tokens,
-                multiprocessors,
-            },
+            view: ViewGrid { tokens: routing.tokens, most_tokens: self.max_tokens, multiprocessors },
             combine_kernel: self.combine_kernel(routing.tokens),
             shape_of_handle: LlShape {
                 local_experts: to_u32(self.facts.local_experts())?,

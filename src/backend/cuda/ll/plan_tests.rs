@@ -71,21 +71,14 @@ fn the_largest_message_has_a_row_and_the_most_ids_of_each_token() {
 #[test]
 fn what_kernels_cannot_count_is_refused() {
     let refused = |ranks, local_experts, tokens| {
-        let facts = GroupFacts {
-            ranks,
-            experts: ranks * local_experts,
-            ..facts(tokens, LlCombineMode::Reduce)
-        };
+        let facts = GroupFacts { ranks, experts: ranks * local_experts, ..facts(tokens, LlCombineMode::Reduce) };
         LlPlan::new(&facts, &one_node(facts.ranks)).is_err()
     };
     assert!(!refused(1, 4095, 4) && refused(1, 4096, 4));
     assert!(!refused(8, 752, 4) && refused(8, 753, 4));
     assert!(!refused(8, 2, 131_071) && refused(8, 2, 131_072));
     assert!(!refused(1, 2048, 1_048_575) && refused(1, 2049, 1_048_575));
-    let rows_of = |row_bytes| GroupFacts {
-        row_bytes,
-        ..facts(4, LlCombineMode::Reduce)
-    };
+    let rows_of = |row_bytes| GroupFacts { row_bytes, ..facts(4, LlCombineMode::Reduce) };
     assert!(LlPlan::new(&rows_of((16 << 20) - 16), &one_node(8)).is_ok());
     assert!(LlPlan::new(&rows_of(16 << 20), &one_node(8)).is_err());
 }
@@ -101,20 +94,13 @@ fn regions_do_not_overlap() {
         assert!(layout.flags < layout.counts && layout.counts < layout.entries);
         assert!(layout.entries + 2 * 8 * 50 * 32 * 8 <= layout.bank_bytes);
         assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
-        assert!(
-            plan.with_sentinel()
-                .all(|(start, bytes)| start + bytes <= plan.bytes())
-        );
+        assert!(plan.with_sentinel().all(|(start, bytes)| start + bytes <= plan.bytes()));
     }
 }
 
 #[test]
 fn measured_grids_have_threads_for_every_role() {
-    let choice = |threads| Choice {
-        blocks: 4,
-        threads,
-        send_blocks: 4,
-    };
+    let choice = |threads| Choice { blocks: 4, threads, send_blocks: 4 };
     let possible = || DISPATCH_LEAST_THREADS..=LL_DISPATCH_THREADS;
     for (asked, given) in [(32, 160), (160, 160), (256, 256), (1024, 512)] {
         assert_eq!(Grid::chosen(choice(asked), possible()).threads, given);
@@ -122,13 +108,7 @@ fn measured_grids_have_threads_for_every_role() {
 }
 
 fn routing(tokens: usize) -> Routing {
-    Routing {
-        ids: DevPtr(8),
-        width: IntWidth::Bits64,
-        tokens,
-        top_k: 2,
-        form: HandleForm::default(),
-    }
+    Routing { ids: DevPtr(8), width: IntWidth::Bits64, tokens, top_k: 2, form: HandleForm::default() }
 }
 
 #[test]
@@ -136,10 +116,7 @@ fn chunks_cover_every_row() {
     let plan = LlPlan::new(&facts(8, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let routing = routing(3);
     for hidden in [8, 16, 1000, 1024, 1032, 7168] {
-        let row = RowType {
-            dtype: DType::Bfloat16,
-            hidden,
-        };
+        let row = RowType { dtype: DType::Bfloat16, hidden };
         let shape = plan.of_handle(&routing, 132).unwrap().shape(row.into());
         assert_eq!(shape.chunk_bytes % 16, 0);
         assert!(shape.chunk_bytes as usize <= launch::CHUNK_BYTES);
@@ -149,21 +126,13 @@ fn chunks_cover_every_row() {
 }
 
 fn dispatch_grid(plan: &LlPlan, tokens: usize, multiprocessors: u32) -> (Grid, u32) {
-    plan.dispatch_grid(
-        tokens,
-        multiprocessors,
-        MULTIPROCESSORS_PER_SENDER,
-        LL_DISPATCH_THREADS,
-    )
+    plan.dispatch_grid(tokens, multiprocessors, MULTIPROCESSORS_PER_SENDER, LL_DISPATCH_THREADS)
 }
 
 #[test]
 fn casts_have_more_senders_with_two_ranks() {
     for (ranks, senders) in [(2, 44), (4, 33)] {
-        let facts = GroupFacts {
-            ranks,
-            ..facts(128, LlCombineMode::Reduce)
-        };
+        let facts = GroupFacts { ranks, ..facts(128, LlCombineMode::Reduce) };
         let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
         let handle = plan.of_handle(&routing(128), 132).unwrap();
         assert_eq!(handle.dispatch.grid.send_blocks, 33);
@@ -216,10 +185,7 @@ fn a_rank_with_few_tokens_serves_those_of_the_others() {
         let plan = LlPlan::new(&facts(max_tokens, LlCombineMode::Reduce), &one_node(8)).unwrap();
         let (even, _) = dispatch_grid(&plan, max_tokens, 132);
         let even_combine = plan.combine_grid(max_tokens, 132);
-        for tokens in [0, 1, 3, 16, 128]
-            .into_iter()
-            .filter(|&it| it <= max_tokens)
-        {
+        for tokens in [0, 1, 3, 16, 128].into_iter().filter(|&it| it <= max_tokens) {
             let (grid, notify_blocks) = dispatch_grid(&plan, tokens, 132);
             assert!(grid.blocks >= even.blocks / SERVING_SHARE);
             assert!(grid.receive_blocks >= even.receive_blocks / SERVING_SHARE);
@@ -250,10 +216,7 @@ fn grids_grow_with_the_work_and_stay_resident() {
 
 #[test]
 fn a_callers_channels_bound_the_blocks() {
-    let facts = GroupFacts {
-        channels: Some(4),
-        ..facts(128, LlCombineMode::Reduce)
-    };
+    let facts = GroupFacts { channels: Some(4), ..facts(128, LlCombineMode::Reduce) };
     let plan = LlPlan::new(&facts, &one_node(8)).unwrap();
     let handle = plan.of_handle(&routing(128), 132).unwrap();
     assert_eq!((handle.dispatch.grid.blocks, handle.combine.blocks), (8, 8));

@@ -43,12 +43,7 @@ struct Slot {
 
 impl Slot {
     fn new(context: &Arc<Context>) -> Result<Self> {
-        Ok(Self {
-            busy: false,
-            abandoned: None,
-            sent: Event::new(context)?,
-            received: Event::new(context)?,
-        })
+        Ok(Self { busy: false, abandoned: None, sent: Event::new(context)?, received: Event::new(context)? })
     }
 
     /// Makes `at` wait for the receive phase of the slot's last operation. Enqueues that phase
@@ -60,10 +55,7 @@ impl Slot {
         if at.is_captured() {
             // The graph would discard at each launch, and in memory that belongs to another handle
             // by then.
-            return Err(Error::usage(
-                Subject::Stream,
-                InSequence::NoCaptureWhileGivenUp,
-            ));
+            return Err(Error::usage(Subject::Stream, InSequence::NoCaptureWhileGivenUp));
         }
         self.sent.hold(at)?;
         discard(at)?;
@@ -103,11 +95,7 @@ impl Staged {
 
     /// Makes `at` wait for the send phase in `slot`. Work launched until [`ReceivePhase::end`] is
     /// the receive phase.
-    pub fn begin_receive<'a>(
-        &'a self,
-        slot: StagedSlot,
-        at: &'a StreamScope,
-    ) -> Result<ReceivePhase<'a>> {
+    pub fn begin_receive<'a>(&'a self, slot: StagedSlot, at: &'a StreamScope) -> Result<ReceivePhase<'a>> {
         let found = self.slot(slot)?;
         if self.0.ended.load(Ordering::Relaxed) {
             return Err(group_has_ended());

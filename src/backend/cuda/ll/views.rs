@@ -34,11 +34,7 @@ impl ViewBanks {
 
     /// These, `start` further on.
     pub fn moved(self, start: usize) -> Self {
-        Self {
-            state: start + self.state,
-            banks: start + self.banks,
-            ..self
-        }
+        Self { state: start + self.state, banks: start + self.banks, ..self }
     }
 
     /// Offset of the rows of `bank`.
@@ -85,12 +81,7 @@ pub struct CopiedViews(OnceCell<Buffer>);
 
 impl CopiedViews {
     /// The address of `bank`, of `bank_bytes`.
-    pub fn at(
-        &self,
-        memory: &Arc<CudaMemory>,
-        bank: ViewBank,
-        bank_bytes: usize,
-    ) -> Result<DevPtr> {
+    pub fn at(&self, memory: &Arc<CudaMemory>, bank: ViewBank, bank_bytes: usize) -> Result<DevPtr> {
         let make = || Buffer::new(memory, ViewBank::COUNT * bank_bytes);
         let buffer = self.0.get_or_try_init(make)?;
         Ok(DevPtr(buffer.data().0 + bank.index() * bank_bytes))
@@ -113,14 +104,7 @@ mod tests {
 
     #[test]
     fn blocks_run_at_the_same_time() {
-        let blocks = |tokens, most_tokens, multiprocessors| {
-            ViewGrid {
-                tokens,
-                most_tokens,
-                multiprocessors,
-            }
-            .blocks(4)
-        };
+        let blocks = |tokens, most_tokens, multiprocessors| ViewGrid { tokens, most_tokens, multiprocessors }.blocks(4);
         assert_eq!(blocks(128, 128, 132), 512);
         assert_eq!(blocks(1024, 1024, 132), 528);
         assert_eq!((blocks(1, 128, 132), blocks(1, 1, 132)), (66, 4));

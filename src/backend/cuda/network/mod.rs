@@ -82,15 +82,9 @@ impl OnDevice {
             forwarded_by.extend(words(ranks));
             forwarded_by.resize(end, HT_NONE);
         }
-        let tables = [
-            of_rank,
-            words(&view.locals),
-            forwarded_by,
-            words(&view.rail_peers),
-        ];
+        let tables = [of_rank, words(&view.locals), forwarded_by, words(&view.rail_peers)];
         let tables = tables.each_ref().map(Vec::as_slice);
-        let (_tables, [of_rank, local_ranks, forwarded_by, rail_peers]) =
-            Buffer::of_tables(memory, tables)?;
+        let (_tables, [of_rank, local_ranks, forwarded_by, rail_peers]) = Buffer::of_tables(memory, tables)?;
         let own = view.own.index() * row * size_of::<u32>();
         Ok(Self {
             _tables,

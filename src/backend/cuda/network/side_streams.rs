@@ -27,11 +27,7 @@ impl SideStreams {
     /// The one outside of graphs; the others are made when a capture needs them.
     pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
         let device: Arc<dyn Device> = memory.clone();
-        Ok(Self {
-            outside: OwnStream::new(Arc::clone(&device))?,
-            inside: Mutex::default(),
-            device,
-        })
+        Ok(Self { outside: OwnStream::new(Arc::clone(&device))?, inside: Mutex::default(), device })
     }
 
     /// The stream for work outside of graphs.
@@ -56,10 +52,7 @@ impl SideStreams {
         }
         if inside.len() == MOST_CAPTURES {
             let most = MOST_CAPTURES;
-            return Err(Error::usage(
-                Subject::Stream,
-                InSequence::CapturesInTurn { most },
-            ));
+            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most }));
         }
         let _apart = ApartFromCaptures::enter()?;
         let new = OwnStream::new(Arc::clone(&self.device))?;

@@ -41,10 +41,8 @@ impl ObjectMemory {
         let record = WindowRecord::new(&window).map_err(unmappable)?;
         let left = (window.base().0 + record.bytes()).saturating_sub(begin.0);
         if bytes > left {
-            return Err(
-                Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
-                    .got(bytes, format_args!("at most {left}")),
-            );
+            return Err(Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
+                .got(bytes, format_args!("at most {left}")));
         }
         Ok(Self::at(begin, window, &record))
     }
@@ -77,9 +75,8 @@ impl ObjectMemory {
                 *base = self.begin.0;
                 continue;
             }
-            let (record, offset) = record
-                .split_last_chunk::<OFFSET_BYTES>()
-                .ok_or_else(|| Error::internal("a short record of memory"))?;
+            let (record, offset) =
+                record.split_last_chunk::<OFFSET_BYTES>().ok_or_else(|| Error::internal("a short record of memory"))?;
             let window = self.windows.map(view, peer, record, None)?;
             *base = window.0 + u64::from_le_bytes(*offset) as usize;
         }

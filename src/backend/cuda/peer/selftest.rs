@@ -8,8 +8,8 @@ use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{
-    PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED,
-    SELFTEST_THREADS, SELFTEST_TIMEOUT, SelftestResult, WaitParams,
+    PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED, SELFTEST_THREADS,
+    SELFTEST_TIMEOUT, SelftestResult, WaitParams,
 };
 use crate::backend::cuda::peer::layout::WindowLayout;
 use crate::error::{Code, Error, Result};
@@ -29,9 +29,7 @@ pub struct Selftest {
 impl Selftest {
     /// A test among `ranks`.
     pub fn new(context: &Arc<Context>, ranks: usize) -> Result<Self> {
-        Ok(Self {
-            results: HostPage::new(context, ranks)?,
-        })
+        Ok(Self { results: HostPage::new(context, ranks)? })
     }
 
     /// Exchanges a pattern with every rank and waits for the verdict. Collective.
@@ -64,25 +62,15 @@ impl Selftest {
 
 /// The verdict of `rank` on `peer`.
 fn judge(rank: GroupRank, peer: GroupRank, result: Option<SelftestResult>) -> Result<()> {
-    let fail = |code, what| {
-        Err(Error::new(
-            code,
-            format!("peer self test: rank {rank} {what} rank {peer}"),
-        ))
-    };
-    let result = result.unwrap_or(SelftestResult {
-        outcome: SELFTEST_MISSING,
-        wrong_threads: 0,
-    });
+    let fail = |code, what| Err(Error::new(code, format!("peer self test: rank {rank} {what} rank {peer}")));
+    let result = result.unwrap_or(SelftestResult { outcome: SELFTEST_MISSING, wrong_threads: 0 });
     match result.outcome {
         SELFTEST_PASSED => Ok(()),
         SELFTEST_TIMEOUT => fail(Code::RemoteError, "got no answer in time from"),
         SELFTEST_MISMATCH => fail(Code::InternalError, "received wrong data from")
             .map_err(|error: Error| error.got(result.wrong_threads, "0 threads that saw it")),
         SELFTEST_MISSING => fail(Code::InternalError, "has no verdict on"),
-        other => Err(Error::internal(format!(
-            "peer self test: unknown outcome {other}"
-        ))),
+        other => Err(Error::internal(format!("peer self test: unknown outcome {other}"))),
     }
 }
 
@@ -91,14 +79,7 @@ mod tests {
     use super::*;
 
     fn verdict(outcome: u32) -> Result<()> {
-        judge(
-            GroupRank::new(2),
-            GroupRank::new(5),
-            Some(SelftestResult {
-                outcome,
-                wrong_threads: 3,
-            }),
-        )
+        judge(GroupRank::new(2), GroupRank::new(5), Some(SelftestResult { outcome, wrong_threads: 3 }))
     }
 
     #[test]
@@ -114,9 +95,6 @@ mod tests {
     fn a_silent_peer_is_a_remote_error_that_names_it() {
         let error = verdict(SELFTEST_TIMEOUT).unwrap_err();
         assert_eq!(error.code(), Code::RemoteError);
-        assert_eq!(
-            error.text(),
-            "peer self test: rank 2 got no answer in time from rank 5"
-        );
+        assert_eq!(error.text(), "peer self test: rank 2 got no answer in time from rank 5");
     }
 }

@@ -107,11 +107,7 @@ pub trait Words {
 impl<W: Words> Teardown<W> {
     /// The words of a rank among those of its node, which map each other's windows.
     pub fn new(words: W, view: Arc<NodeView>, timeout: Duration) -> Self {
-        Self {
-            words,
-            view,
-            timeout,
-        }
+        Self { words, view, timeout }
     }
 
     /// Leaves without waiting.
@@ -122,11 +118,7 @@ impl<W: Words> Teardown<W> {
     /// Waits, with the deadline, until every rank has announced that it leaves. No kernel of this rank
     /// runs any more; `stays` if it cannot unmap the others' windows now.
     pub fn leave_together(&self, stays: bool) -> Result<End> {
-        let (done, back) = if stays {
-            (Word::Stays, Word::BackAndStays)
-        } else {
-            (Word::Done, Word::Back)
-        };
+        let (done, back) = if stays { (Word::Stays, Word::BackAndStays) } else { (Word::Done, Word::Back) };
         self.words.announce(done as u32)?;
         let start = Instant::now();
         let mut pause = Duration::from_micros(20);
@@ -142,11 +134,7 @@ impl<W: Words> Teardown<W> {
                 return Ok(End::Together { meet });
             }
             // A second wait happens only for a rank that dies between `Late` and its next word.
-            let more = if was_late {
-                self.timeout.max(LEAST_PATIENCE)
-            } else {
-                Duration::ZERO
-            };
+            let more = if was_late { self.timeout.max(LEAST_PATIENCE) } else { Duration::ZERO };
             if start.elapsed() >= self.timeout + more {
                 if !was_late {
                     self.words.announce(Word::Late as u32)?;
@@ -172,18 +160,13 @@ impl<W: Words> Teardown<W> {
     /// After [`Teardown::leave_together`]: says whether this rank `unmapped` the others' windows, and waits, with the
     /// deadline, for what they say. Whoever has heard all knows that nobody writes a word any more.
     pub fn part(&self, unmapped: bool) -> Result<Parting> {
-        let word = if unmapped {
-            Word::Unmapped
-        } else {
-            Word::StillMapped
-        };
+        let word = if unmapped { Word::Unmapped } else { Word::StillMapped };
         self.words.announce(word as u32)?;
         let start = Instant::now();
         let mut pause = Duration::from_micros(20);
         loop {
             let received = self.received()?;
-            let is_last =
-                |word: &Option<Word>| matches!(word, Some(Word::Unmapped | Word::StillMapped));
+            let is_last = |word: &Option<Word>| matches!(word, Some(Word::Unmapped | Word::StillMapped));
             if received.iter().all(is_last) {
                 return Ok(if received.contains(&Some(Word::StillMapped)) {
                     Parting::SomeMapped
@@ -220,12 +203,7 @@ fn is_done(word: &Option<Word>) -> bool {
 /// Whether that rank meets nobody. The last words come in place of a meeting, perhaps before this rank has seen those
 /// before them.
 fn meets_nobody(word: &Option<Word>) -> bool {
-    let words = [
-        Word::Stays,
-        Word::BackAndStays,
-        Word::Unmapped,
-        Word::StillMapped,
-    ];
+    let words = [Word::Stays, Word::BackAndStays, Word::Unmapped, Word::StillMapped];
     word.is_some_and(|word| words.contains(&word))
 }
 
@@ -244,11 +222,7 @@ pub struct Windows {
 impl Windows {
     /// Words at `words` of each rank's window, one for each rank; `rank` is this one.
     pub fn new(memory: &Arc<CudaMemory>, words: Vec<DevPtr>, rank: LocalRank) -> Self {
-        Self {
-            memory: Arc::clone(memory),
-            words,
-            rank,
-        }
+        Self { memory: Arc::clone(memory), words, rank }
     }
 }
 
@@ -257,8 +231,7 @@ impl Words for Windows {
         let bytes = word.to_le_bytes();
         let own = self.words.get(self.rank.index()).into_iter();
         let others = self.words.iter().enumerate();
-        let others =
-            others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words));
+        let others = others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words));
         own.chain(others).try_for_each(|words| {
             let address = DevPtr(words.0 + self.rank.index() * WORD_BYTES);
             self.memory.upload(address, &bytes)

@@ -21,12 +21,7 @@ struct Script {
 impl Script {
     /// Rank 1 says `reply(n)` in all windows, and `arrives(n)` in its own alone.
     fn new(reply: fn(usize) -> Option<u32>, arrives: fn(usize) -> Option<u32>) -> Self {
-        Self {
-            announced: Mutex::default(),
-            peer: Mutex::default(),
-            reply,
-            arrives,
-        }
+        Self { announced: Mutex::default(), peer: Mutex::default(), reply, arrives }
     }
 
     fn last(&self) -> u32 {
@@ -82,10 +77,7 @@ fn a_missing_rank_is_named_at_the_deadline() {
     let words = Script::new(|_| None, |_| None);
     let teardown = teardown(words, 0, 2, NO_TIME);
     let error = teardown.leave_together(false).unwrap_err();
-    assert_eq!(
-        error.text(),
-        "rank 0 of 2 waited 0 ms for rank 1 to destroy the group"
-    );
+    assert_eq!(error.text(), "rank 0 of 2 waited 0 ms for rank 1 to destroy the group");
     assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, GONE]);
 }
 
@@ -93,10 +85,7 @@ fn a_missing_rank_is_named_at_the_deadline() {
 fn who_comes_just_at_the_deadline_is_not_left_behind() {
     // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen
     // all done already.
-    let words = Script::new(
-        |count| (count == 3).then_some(DONE),
-        |count| (count == 2).then_some(DONE),
-    );
+    let words = Script::new(|count| (count == 3).then_some(DONE), |count| (count == 2).then_some(DONE));
     let teardown = teardown(words, 0, 2, NO_TIME);
     let end = teardown.leave_together(false);
     assert_eq!(end, Ok(End::Together { meet: true }));
@@ -148,10 +137,7 @@ impl Words for Shared<'_> {
     }
 
     fn words_here(&self) -> Result<Vec<u32>> {
-        Ok(self.windows[self.rank]
-            .iter()
-            .map(|it| *it.lock())
-            .collect())
+        Ok(self.windows[self.rank].iter().map(|it| *it.lock()).collect())
     }
 
     fn words_at_home(&self) -> Result<Vec<u32>> {
@@ -165,9 +151,7 @@ fn all_ranks_come_to_the_same_conclusion() {
     const RANKS: usize = 3;
     let (mut together, mut broken) = (0, 0);
     for round in 0..400_u64 {
-        let windows: Vec<Vec<Mutex<u32>>> = (0..RANKS)
-            .map(|_| (0..RANKS).map(|_| Mutex::new(0)).collect())
-            .collect();
+        let windows: Vec<Vec<Mutex<u32>>> = (0..RANKS).map(|_| (0..RANKS).map(|_| Mutex::new(0)).collect()).collect();
         let announced = AtomicUsize::new(0);
         let stays = round % 2 == 1;
         let ends: Vec<Result<End>> = std::thread::scope(|scope| {
@@ -177,11 +161,7 @@ fn all_ranks_come_to_the_same_conclusion() {
                     // The last rank comes around the deadline of the first.
                     let late = round * 7 % 400 * rank as u64;
                     std::thread::sleep(Duration::from_micros(late));
-                    let words = Shared {
-                        rank,
-                        windows,
-                        announced,
-                    };
+                    let words = Shared { rank, windows, announced };
                     let limit = Duration::from_micros(400);
                     let teardown = teardown(words, rank, RANKS, limit);
                     let end = teardown.leave_together(stays && rank == 0)?;

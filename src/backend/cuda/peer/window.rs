@@ -69,19 +69,9 @@ impl Window {
     }
 
     fn over(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
-        let allocation = Allocation {
-            context: context.handle(),
-            base: base.0 as u64,
-            bytes: bytes as u64,
-        };
+        let allocation = Allocation { context: context.handle(), base: base.0 as u64, bytes: bytes as u64 };
         LIVE.lock().push(allocation);
-        Self {
-            context: Arc::clone(context),
-            allocation,
-            is_given: false,
-            is_published: false,
-            must_stay: false,
-        }
+        Self { context: Arc::clone(context), allocation, is_given: false, is_published: false, must_stay: false }
     }
 
     /// Records that other ranks may map it from now on.
@@ -119,10 +109,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         let mut live = LIVE.lock();
-        if let Some(index) = live
-            .iter()
-            .position(|allocation| *allocation == self.allocation)
-        {
+        if let Some(index) = live.iter().position(|allocation| *allocation == self.allocation) {
             live.swap_remove(index);
         }
         drop(live);
@@ -160,11 +147,7 @@ impl WindowRecord {
     /// Describes `window`.
     pub fn new(window: &Window) -> Result<Self> {
         let _entered = window.context.enter()?;
-        Ok(Self {
-            process: ProcessId::this()?,
-            allocation: window.allocation,
-            ipc: ipc::export(window.base())?,
-        })
+        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
     }
 
     /// The record as the ranks exchange it.
@@ -199,8 +182,9 @@ impl WindowRecord {
     /// allocation here without a live window: its rank has given up, and the window is gone.
     fn here(&self, bytes: usize) -> Result<Option<Allocation>> {
         if self.allocation.bytes != bytes as u64 {
-            return Err(Error::internal("a window of another length")
-                .got(self.allocation.bytes, format_args!("{bytes} bytes")));
+            return Err(
+                Error::internal("a window of another length").got(self.allocation.bytes, format_args!("{bytes} bytes"))
+            );
         }
         if self.process != ProcessId::this()? {
             return Ok(None);
@@ -208,19 +192,14 @@ impl WindowRecord {
         if LIVE.lock().contains(&self.allocation) {
             Ok(Some(self.allocation))
         } else {
-            Err(Error::new(
-                Code::RemoteError,
-                "this process has no such window any more",
-            ))
+            Err(Error::new(Code::RemoteError, "this process has no such window any more"))
         }
     }
 }
 
 /// The next `N` bytes of `rest`.
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
-    let (head, tail) = rest
-        .split_first_chunk()
-        .ok_or_else(|| Error::internal("a short window record"))?;
+    let (head, tail) = rest.split_first_chunk().ok_or_else(|| Error::internal("a short window record"))?;
     *rest = tail;
     Ok(*head)
 }
@@ -249,11 +228,7 @@ impl PeerMapping {
                 None => ipc::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
-        Ok(Self {
-            context: Arc::clone(context),
-            base,
-            imported: here.is_none().then_some(record.ipc),
-        })
+        Ok(Self { context: Arc::clone(context), base, imported: here.is_none().then_some(record.ipc) })
     }
 
     /// First byte.
@@ -304,11 +279,7 @@ mod tests {
     fn record(base: u64) -> WindowRecord {
         WindowRecord {
             process: ProcessId::this().unwrap(),
-            allocation: Allocation {
-                context: ContextHandle::from_bits(0x1234_5678_9abc),
-                base,
-                bytes: 0x20_0000,
-            },
+            allocation: Allocation { context: ContextHandle::from_bits(0x1234_5678_9abc), base, bytes: 0x20_0000 },
             ipc: std::array::from_fn(|index| index as u8),
         }
     }
@@ -333,21 +304,14 @@ mod tests {
         let elsewhere = record(0x7f00_0040_0100);
         assert_eq!(refused(&elsewhere, 0x20_0000), Code::RemoteError);
         let other_context = WindowRecord {
-            allocation: Allocation {
-                context: ContextHandle::from_bits(0x1234),
-                ..mine.allocation
-            },
+            allocation: Allocation { context: ContextHandle::from_bits(0x1234), ..mine.allocation },
             ..mine.clone()
         };
         assert!(other_context.here(0x20_0000).is_err());
-        LIVE.lock()
-            .retain(|allocation| *allocation != mine.allocation);
+        LIVE.lock().retain(|allocation| *allocation != mine.allocation);
         assert!(mine.here(0x20_0000).is_err());
         let theirs = ProcessId::from_bytes([7; PROCESS_ID_BYTES]);
-        let theirs = WindowRecord {
-            process: theirs,
-            ..mine
-        };
+        let theirs = WindowRecord { process: theirs, ..mine };
         assert_eq!(theirs.here(0x20_0000), Ok(None));
     }
 }

@@ -27,10 +27,7 @@ pub struct PeerWindows {
 impl PeerWindows {
     /// This rank's `window`, without mappings of the others' yet.
     pub fn new(window: Window) -> Self {
-        Self {
-            mappings: Vec::new(),
-            window,
-        }
+        Self { mappings: Vec::new(), window }
     }
 
     /// The record was sent: other ranks may map the window from now on.
@@ -57,13 +54,7 @@ impl PeerWindows {
     }
 
     /// Maps the window of `peer`, which has `bytes` if they are known, and gives where it is.
-    pub fn map(
-        &mut self,
-        view: &NodeView,
-        peer: GroupRank,
-        record: &[u8],
-        bytes: Option<usize>,
-    ) -> Result<DevPtr> {
+    pub fn map(&mut self, view: &NodeView, peer: GroupRank, record: &[u8], bytes: Option<usize>) -> Result<DevPtr> {
         let mapping = WindowRecord::from_bytes(record)
             .and_then(|record| {
                 let bytes = bytes.unwrap_or_else(|| record.bytes());
@@ -107,11 +98,7 @@ impl PeerWindows {
     /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.
     pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
-        let mine = if Self::unmap_all(&mut all) {
-            UNMAPPED
-        } else {
-            STILL_MAPPED
-        };
+        let mine = if Self::unmap_all(&mut all) { UNMAPPED } else { STILL_MAPPED };
         let reports = bootstrap.all_gather(&[mine], stream)?;
         let all_unmapped = reports.iter().all(|it| *it == [UNMAPPED]);
         all.into_iter().for_each(|it| it.give_back(all_unmapped));
@@ -151,10 +138,7 @@ impl GroupWindows {
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize, has_words: bool) -> Result<Self> {
         let operations = PeerWindows::new(Window::new(memory, bytes)?);
         let words = has_words.then(|| Window::new(memory, WORDS_BYTES).map(PeerWindows::new));
-        Ok(Self {
-            operations,
-            words: words.transpose()?,
-        })
+        Ok(Self { operations, words: words.transpose()? })
     }
 
     /// What the other ranks need to reach them.
@@ -195,8 +179,7 @@ impl GroupWindows {
         let is_alone = operations.mappings.is_empty();
         let mut all = objects;
         all.push(operations);
-        let give_back =
-            |all: Vec<PeerWindows>, unmapped| all.into_iter().for_each(|it| it.give_back(unmapped));
+        let give_back = |all: Vec<PeerWindows>, unmapped| all.into_iter().for_each(|it| it.give_back(unmapped));
         if is_alone {
             give_back(all, true);
             return Ok(());
@@ -212,8 +195,9 @@ impl GroupWindows {
                 words.give_back(false);
             }
             (Parting::SomeMissing, None) => drop(all),
-            (Parting::SomeMissing, Some(_))
-            | (Parting::AllUnmapped | Parting::SomeMapped, None) => give_back(all, false),
+            (Parting::SomeMissing, Some(_)) | (Parting::AllUnmapped | Parting::SomeMapped, None) => {
+                give_back(all, false)
+            }
         }
         Ok(())
     }

@@ -70,23 +70,13 @@ pub fn exchange(
 type Announced = Result<RankIds>;
 
 /// Announces this rank's part and reads those of all ranks.
-fn gather_announcements(
-    shared: &GroupState,
-    wanted: &Result<HtRouting>,
-    epoch: u64,
-) -> Result<Vec<Announced>> {
+fn gather_announcements(shared: &GroupState, wanted: &Result<HtRouting>, epoch: u64) -> Result<Vec<Announced>> {
     let refusal;
     let mut message = Message::default();
     announce(Operation::HtHandle, &mut message);
     match wanted {
         Ok(HtRouting { routing, .. }) => {
-            let Routing {
-                tokens,
-                top_k,
-                ids,
-                width,
-                ..
-            } = *routing;
+            let Routing { tokens, top_k, ids, width, .. } = *routing;
             message.number(0);
             message.number(tokens);
             message.number(top_k);
@@ -109,13 +99,7 @@ fn gather_announcements(
     let messages = shared.mailboxes.receive_all(epoch)?;
     let messages = messages.iter().enumerate();
     messages
-        .map(|(source, message)| {
-            read(
-                read_as(Operation::HtHandle, message, source)?,
-                source,
-                &shared.facts,
-            )
-        })
+        .map(|(source, message)| read(read_as(Operation::HtHandle, message, source)?, source, &shared.facts))
         .collect()
 }
 
@@ -129,34 +113,20 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Ann
     let (tokens, top_k) = (reader.number()?, reader.number()?);
     let most = facts.max_tokens.unwrap_or(MOST_ROWS / facts.ranks);
     if tokens > most {
-        return Err(Error::internal(format!(
-            "rank {source} tells of more than {most} tokens"
-        )));
+        return Err(Error::internal(format!("rank {source} tells of more than {most} tokens")));
     }
     let ids = reader.array(tokens.saturating_mul(top_k), ID_BYTES)?;
     RankIds::copied(ids, top_k).map(Ok)
 }
 
 /// The map, if all ranks announced ids and the same number per token. Also fills the counter.
-fn agree(
-    facts: &GroupFacts,
-    wanted: &Result<HtRouting>,
-    epoch: u64,
-    announced: Vec<Announced>,
-) -> Result<HtMap> {
+fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: Vec<Announced>) -> Result<HtMap> {
     let wanted = wanted.as_ref().map_err(Error::clone)?;
-    let HtRouting {
-        routing,
-        counter,
-        counters,
-        home,
-    } = wanted;
+    let HtRouting { routing, counter, counters, home } = wanted;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
-        let rule = AmongRanks::Same {
-            rank: GroupRank::new(rank),
-        };
+        let rule = AmongRanks::Same { rank: GroupRank::new(rank) };
         return Err(Error::argument(Subject::Size(Role::Ids, 1), rule)
             .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
     }
@@ -183,10 +153,7 @@ pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result
         write_numbers(counters.experts, counts)?;
         return write_numbers(counters.total, [map.received() as u64]);
     };
-    let zones: Vec<_> = map
-        .zones
-        .zones(zones.most_slots.unwrap_or(usize::MAX))
-        .collect();
+    let zones: Vec<_> = map.zones.zones(zones.most_slots.unwrap_or(usize::MAX)).collect();
     write_numbers(counters.experts, zones.iter().map(|zone| zone.len() as u64))?;
     write_numbers(counters.offsets, zones.iter().map(|zone| zone.start as u64))?;
     write_numbers(counters.total, [map.zones.total() as u64])
@@ -249,13 +216,7 @@ mod tests {
 
     #[test]
     fn a_rank_cannot_announce_more_than_it_sends() {
-        for numbers in [
-            [0, 7, 0, 0],
-            [0, u64::MAX, 1, 0],
-            [0, 2, 1, 0],
-            [0, 6, 1 << 61, 0],
-            [5, 17, 0, 0],
-        ] {
+        for numbers in [[0, 7, 0, 0], [0, u64::MAX, 1, 0], [0, 2, 1, 0], [0, 6, 1 << 61, 0], [5, 17, 0, 0]] {
             assert!(read_numbers(&numbers).is_err(), "{numbers:?}");
         }
     }

@@ -19,9 +19,7 @@ impl Routed {
     pub(super) fn send_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         self.check_capacity(Role::TokensIn, op.expert_rows.rows)?;
         let rows = self.map.received();
-        let mut message = self
-            .fingerprint(Operation::HtCombine, op.row.into())
-            .message();
+        let mut message = self.fingerprint(Operation::HtCombine, op.row.into()).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
         let begins = self.map.begins.iter().flat_map(|row| row.to_ne_bytes());
@@ -89,8 +87,7 @@ impl Routed {
         // SAFETY: `rule` has checked the tensor `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, self.routing.tokens * row_bytes) };
         let mut sums = NodeSums::new(&self.shared.topology, self.shared.facts.rank, op.row);
-        let add =
-            |sums: &mut [f32], (_, row): &(usize, &[u8])| numeric::add(sums, row, op.row.dtype);
+        let add = |sums: &mut [f32], (_, row): &(usize, &[u8])| numeric::add(sums, row, op.row.dtype);
         for (token, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let mut rows = Vec::new();
             for to in self.destinations(token) {
@@ -113,17 +110,15 @@ impl Routed {
         out.fill(0);
         for token in 0..self.routing.tokens {
             let to = self.destinations(token).into_iter();
-            let columns_of = |to: Destination| {
-                (0..to.experts.len().min(columns)).map(move |column| (to.rank, to.index, column))
-            };
+            let columns_of =
+                |to: Destination| (0..to.experts.len().min(columns)).map(move |column| (to.rank, to.index, column));
             let found: Vec<_> = to.flat_map(columns_of).take(columns).collect();
             let places = match gradients.by_k {
                 true => self.places_of_ids(token),
                 false => (0..found.len()).map(Some).collect(),
             };
             for (column, place) in places.into_iter().enumerate() {
-                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied()
-                else {
+                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied() else {
                     continue;
                 };
                 let from = source(results, rank)?;
@@ -139,9 +134,7 @@ impl Routed {
         let width = self.routing.top_k * ID_BYTES;
         let ids = self.map.ids.get(token * width..(token + 1) * width);
         let expert_of = |id| self.shared.facts.expert(id);
-        let experts: Vec<_> = numeric::i64s(ids.unwrap_or_default())
-            .map(expert_of)
-            .collect();
+        let experts: Vec<_> = numeric::i64s(ids.unwrap_or_default()).map(expert_of).collect();
         let mut all: Vec<_> = experts.iter().flatten().copied().collect();
         all.sort_unstable();
         all.dedup();

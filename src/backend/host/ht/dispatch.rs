@@ -34,12 +34,7 @@ impl Routed {
         let mut message = self.fingerprint(Operation::HtDispatch, op.wire()).message();
         message.number(tokens);
         message.number(usize::from(op.routing_in.is_some()));
-        let rows = Outgoing {
-            data: op.tokens,
-            tokens,
-            row: op.row,
-            scaled: op.scaled.as_ref(),
-        };
+        let rows = Outgoing { data: op.tokens, tokens, row: op.row, scaled: op.scaled.as_ref() };
         // SAFETY: `rule` has checked the tensors; the caller keeps them until the operation has run.
         unsafe { rows.append(&mut message) }?;
         if let Some(IdsAndWeights { ids, weights, .. }) = op.routing_in {
@@ -126,12 +121,7 @@ impl Routed {
         let top_k = self.routing.top_k;
         let entries = out.rows * top_k;
         // SAFETY: `rule` has checked both tensors `[n, K]`; the caller leaves them to the operation.
-        let (ids, weights) = unsafe {
-            (
-                bytes_mut(out.ids, entries * 8),
-                bytes_mut(out.weights, entries * 4),
-            )
-        };
+        let (ids, weights) = unsafe { (bytes_mut(out.ids, entries * 8), bytes_mut(out.weights, entries * 4)) };
         ids.fill(0xff); // -1
         weights.fill(0);
         let first = self.shared.facts.experts_of(self.shared.facts.rank).start;
@@ -148,12 +138,7 @@ impl Routed {
     }
 
     /// Writes the weight of each slot, and zeros to the others.
-    fn write_weights(
-        &self,
-        out: &IdsAndWeights,
-        arrivals: &[Arrival],
-        sent: &[SentTokens<'_>],
-    ) -> Result<()> {
+    fn write_weights(&self, out: &IdsAndWeights, arrivals: &[Arrival], sent: &[SentTokens<'_>]) -> Result<()> {
         // SAFETY: `rule` has checked the tensor `[n]`; the caller leaves it to the operation.
         let weights = unsafe { bytes_mut(out.weights, out.rows * 4) };
         weights.fill(0);
@@ -172,15 +157,11 @@ impl Routed {
     /// Where the rows that come go in a tensor of so many rows.
     fn places(&self, rows: usize, arrivals: usize) -> Places {
         if self.routing.form.zones.is_none() {
-            return Places {
-                filled: (0..arrivals).map(|row| (row, row)).collect(),
-                empty: (arrivals..rows).collect(),
-            };
+            return Places { filled: (0..arrivals).map(|row| (row, row)).collect(), empty: (arrivals..rows).collect() };
         }
         let zones = &self.map.zones;
-        let filled: Vec<_> = (0..arrivals)
-            .flat_map(|row| zones.of_row(row).flatten().map(move |slot| (slot, row)))
-            .collect();
+        let filled: Vec<_> =
+            (0..arrivals).flat_map(|row| zones.of_row(row).flatten().map(move |slot| (slot, row))).collect();
         let mut is_empty = vec![true; rows];
         for (slot, _) in &filled {
             if let Some(is_empty) = is_empty.get_mut(*slot) {
@@ -189,10 +170,7 @@ impl Routed {
         }
         let of_zones = zones.zones(rows).flatten();
         let empty = of_zones.filter(|slot| is_empty.get(*slot) == Some(&true));
-        Places {
-            empty: empty.collect(),
-            filled,
-        }
+        Places { empty: empty.collect(), filled }
     }
 
     fn write_counter(&self, counter: DevPtr) -> Result<()> {
@@ -228,24 +206,14 @@ fn write_rows(
         copy_row(rows, *place, from.rows.payload(arrival.token)?)?;
     }
     let none = vec![0; row_bytes];
-    places
-        .empty
-        .iter()
-        .try_for_each(|place| copy_row(rows, *place, &none))
+    places.empty.iter().try_for_each(|place| copy_row(rows, *place, &none))
 }
 
 /// Writes the scales of the received rows, and zeros.
-fn write_scales(
-    scaled: &Scaled,
-    (arrivals, places): (&[Arrival], &Places),
-    sent: &[SentTokens<'_>],
-) -> Result<()> {
+fn write_scales(scaled: &Scaled, (arrivals, places): (&[Arrival], &Places), sent: &[SentTokens<'_>]) -> Result<()> {
     let none = vec![0; scaled.scales.bytes()];
     let store = |place: usize, scales| {
-        let row = RowOf {
-            zone: 0,
-            ordinal: place,
-        };
+        let row = RowOf { zone: 0, ordinal: place };
         // SAFETY: `rule` has checked the tensor `[n, S]`; the caller leaves it to the operation.
         unsafe { scaled::store(scaled, row, scales) }
     };
@@ -254,10 +222,7 @@ fn write_scales(
         let from = source(sent, arrival.source)?;
         store(*place, from.rows.scales(arrival.token)?)?;
     }
-    places
-        .empty
-        .iter()
-        .try_for_each(|place| store(*place, &none))
+    places.empty.iter().try_for_each(|place| store(*place, &none))
 }
 
 /// The message of a source rank.
@@ -270,12 +235,7 @@ struct SentTokens<'a> {
 }
 
 impl<'a> SentTokens<'a> {
-    fn read(
-        message: &'a [u8],
-        source: usize,
-        op: &HtDispatch,
-        fingerprint: &Fingerprint,
-    ) -> Result<Self> {
+    fn read(message: &'a [u8], source: usize, op: &HtDispatch, fingerprint: &Fingerprint) -> Result<Self> {
         let mut reader = fingerprint.read(message, source)?;
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
@@ -314,10 +274,7 @@ mod tests {
 
     /// The weight of `expert` for the only token, in bits.
     fn weight(entries: &[(i64, f32)], expert: usize) -> u32 {
-        let row = WireRow::from(RowType {
-            dtype: DType::Bfloat16,
-            hidden: 8,
-        });
+        let row = WireRow::from(RowType { dtype: DType::Bfloat16, hidden: 8 });
         let ids: Vec<u8> = entries.iter().flat_map(|it| it.0.to_ne_bytes()).collect();
         let weights: Vec<u8> = entries.iter().flat_map(|it| it.1.to_ne_bytes()).collect();
         let sent = SentTokens {

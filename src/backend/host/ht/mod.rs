@@ -33,31 +33,16 @@ pub struct HostHt {
 impl HostHt {
     /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its
     /// arguments.
-    pub fn open(
-        shared: Arc<GroupState>,
-        wanted: Result<HtRouting>,
-        stream: Stream,
-        timeout: Duration,
-    ) -> Result<Self> {
+    pub fn open(shared: Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream, timeout: Duration) -> Result<Self> {
         let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream, timeout)?;
         let HtRouting { routing, home, .. } = own?;
-        Ok(Self {
-            shared,
-            routing,
-            map: Some(Arc::new(map)),
-            given: home.given(),
-        })
+        Ok(Self { shared, routing, map: Some(Arc::new(map)), given: home.given() })
     }
 
     /// A handle over what lies in `block`.
     pub fn reopen(shared: Arc<GroupState>, routing: Routing, block: GivenBlock) -> Self {
-        Self {
-            shared,
-            routing,
-            map: None,
-            given: Some(block),
-        }
+        Self { shared, routing, map: None, given: Some(block) }
     }
 
     /// The handle as an operation sees it that runs now.
@@ -68,11 +53,7 @@ impl HostHt {
             (None, Some(map)) => Arc::clone(map),
             (None, None) => return Err(Error::internal("a handle without a map")),
         };
-        Ok(Routed {
-            shared: Arc::clone(&self.shared),
-            routing,
-            map,
-        })
+        Ok(Routed { shared: Arc::clone(&self.shared), routing, map })
     }
 
     fn enqueue(
@@ -114,9 +95,7 @@ impl Routed {
     fn rows_needed(&self) -> usize {
         match self.routing.form.zones {
             None => self.map.received(),
-            Some(Zones {
-                most_slots: None, ..
-            }) => self.map.zones.total(),
+            Some(Zones { most_slots: None, .. }) => self.map.zones.total(),
             Some(_) => 0,
         }
     }
@@ -127,10 +106,8 @@ impl Routed {
         if rows >= received {
             return Ok(());
         }
-        Err(
-            Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
-                .got(rows, format_args!("{received} or more")),
-        )
+        Err(Error::usage(Subject::Size(role, 0), OfTensor::HoldsAllReceived)
+            .got(rows, format_args!("{received} or more")))
     }
 }
 
@@ -161,8 +138,7 @@ impl HtBackend for HostHt {
             add_rows(handle.routed()?.map.counts.iter().copied(), totals);
             Ok(())
         };
-        self.shared
-            .enqueue(Operation::HtDispatch, stream, add, || ())
+        self.shared.enqueue(Operation::HtDispatch, stream, add, || ())
     }
 
     fn num_recv_tokens(&self) -> Result<usize> {
@@ -176,6 +152,5 @@ impl HtBackend for HostHt {
 
 /// The message of `rank`.
 fn source<T>(all: &[T], rank: usize) -> Result<&T> {
-    all.get(rank)
-        .ok_or_else(|| Error::internal("a rank without a message"))
+    all.get(rank).ok_or_else(|| Error::internal("a rank without a message"))
 }

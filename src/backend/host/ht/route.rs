@@ -7,9 +7,7 @@ use crate::backend::host::ht::zones::ZoneMap;
 use crate::backend::host::numeric;
 use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
-use crate::model::handle_state::{
-    GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header,
-};
+use crate::model::handle_state::{GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header};
 use crate::model::ops::{HandleForm, Routing};
 
 /// A rank that one of a token's experts is on.
@@ -126,11 +124,7 @@ impl HtMap {
                 continue;
             };
             let first = rank * facts.local_experts();
-            entries.extend(
-                experts
-                    .iter()
-                    .map(|expert| [(first + expert) as u32, *index]),
-            );
+            entries.extend(experts.iter().map(|expert| [(first + expert) as u32, *index]));
             *index += 1;
         }
         entries.resize(top_k, [u32::MAX, 0]);
@@ -155,9 +149,7 @@ impl HtMap {
         let sections = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
         let mut block = unsafe { Block::new(block, sections.bytes) };
-        let mut set = |offset, words: &[u32]| {
-            block.set(offset, words.iter().flat_map(|word| word.to_ne_bytes()))
-        };
+        let mut set = |offset, words: &[u32]| block.set(offset, words.iter().flat_map(|word| word.to_ne_bytes()));
         set(sections.begins, &self.begins)?;
         set(sections.departures, &self.departures)?;
         set(sections.counts, &self.counts)?;
@@ -203,9 +195,7 @@ impl HtMap {
             begins,
             departures: words(sections.departures, facts.ranks)?,
             counts: words(sections.counts, facts.local_experts())?,
-            entries: block
-                .section(sections.entries, entries * ENTRY_BYTES)?
-                .to_vec(),
+            entries: block.section(sections.entries, entries * ENTRY_BYTES)?.to_vec(),
             ids: block.section(sections.ids, ids * ID_BYTES)?.to_vec(),
             zones,
         })
@@ -232,11 +222,7 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
         let (rank, local) = (facts.owner(expert), expert % facts.local_experts());
         match all.last_mut() {
             Some(last) if last.rank == rank => last.experts.push(local),
-            _ => all.push(Destination {
-                rank,
-                index: index as usize,
-                experts: vec![local],
-            }),
+            _ => all.push(Destination { rank, index: index as usize, experts: vec![local] }),
         }
     }
     all
@@ -244,9 +230,7 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
 
 /// The ranks that host the experts in `ids` (int64), ascending, each with its local ids.
 fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
-    let mut experts: Vec<usize> = numeric::i64s(ids)
-        .filter_map(|id| facts.expert(id))
-        .collect();
+    let mut experts: Vec<usize> = numeric::i64s(ids).filter_map(|id| facts.expert(id)).collect();
     experts.sort_unstable();
     experts.dedup();
     let mut ranks: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -286,20 +270,11 @@ mod tests {
         }
     }
 
-    const ZONES: Zones = Zones {
-        alignment: 2,
-        most_slots: None,
-    };
-    const NO_FORM: HandleForm = HandleForm {
-        keeps_ids: false,
-        zones: None,
-    };
+    const ZONES: Zones = Zones { alignment: 2, most_slots: None };
+    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None };
 
     fn ids(ids: &[i64]) -> RankIds {
-        RankIds {
-            ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(),
-            top_k: 2,
-        }
+        RankIds { ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(), top_k: 2 }
     }
 
     /// (rank, index, experts) of each destination of each token.
@@ -313,17 +288,11 @@ mod tests {
     fn rows_are_numbered_by_source_and_not_repeated() {
         let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
         let map = HtMap::new(&facts(1), 0, &all, NO_FORM);
-        assert_eq!(
-            (&map.begins[..], &map.counts[..]),
-            (&[0, 1, 2][..], &[2, 1][..])
-        );
+        assert_eq!((&map.begins[..], &map.counts[..]), (&[0, 1, 2][..], &[2, 1][..]));
         assert_eq!((map.received(), &map.departures[..]), (2, &[0, 1][..]));
         assert_eq!(goes_to(&map, 1, 1), [(1, 0, vec![0])]);
         let map = HtMap::new(&facts(0), 0, &all, NO_FORM);
-        assert_eq!(
-            (&map.begins[..], &map.departures[..]),
-            (&[0, 1, 1][..], &[1, 1][..])
-        );
+        assert_eq!((&map.begins[..], &map.departures[..]), (&[0, 1, 1][..], &[1, 1][..]));
         assert_eq!(goes_to(&map, 0, 2), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
     }
 
@@ -336,19 +305,13 @@ mod tests {
 
     #[test]
     fn a_map_comes_back_from_moved_bytes_and_from_no_others() {
-        let facts = GroupFacts {
-            max_tokens: Some(3),
-            ..facts(1)
-        };
+        let facts = GroupFacts { max_tokens: Some(3), ..facts(1) };
         let routing = |tokens| Routing {
             ids: DevPtr::default(),
             width: IntWidth::Bits64,
             tokens,
             top_k: 2,
-            form: HandleForm {
-                keeps_ids: true,
-                zones: Some(ZONES),
-            },
+            form: HandleForm { keeps_ids: true, zones: Some(ZONES) },
         };
         let form = routing(1).form;
         let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
@@ -357,11 +320,7 @@ mod tests {
         let at = |block: &mut Vec<u64>| GivenBlock(DevPtr(block.as_mut_ptr() as usize));
         let mut first = vec![!0; block_bytes(&facts, 2, form).unwrap() / 8];
         let found = HtMap::load(&facts, &routing(1), at(&mut first)).unwrap_err();
-        assert!(
-            found.text().contains("holds no routing"),
-            "{}",
-            found.text()
-        );
+        assert!(found.text().contains("holds no routing"), "{}", found.text());
         map.store(&facts, &routing(1), at(&mut first)).unwrap();
         let mut second = first.clone();
         first.fill(!0);

@@ -42,20 +42,14 @@ impl ZoneMap {
             }
             slots.resize(first + most, NO_SLOT);
         }
-        Self {
-            most,
-            slots,
-            begins,
-        }
+        Self { most, slots, begins }
     }
 
     /// The slot of `row` for each of its experts; none for one that is dropped.
     pub fn of_row(&self, row: usize) -> impl Iterator<Item = Option<usize>> {
         let slots = self.slots.get(row * self.most..(row + 1) * self.most);
         let slots = slots.unwrap_or_default().iter();
-        slots
-            .take_while(|slot| **slot != NO_SLOT)
-            .map(|slot| (*slot != DROPPED).then_some(*slot as usize))
+        slots.take_while(|slot| **slot != NO_SLOT).map(|slot| (*slot != DROPPED).then_some(*slot as usize))
     }
 
     /// All slots, also those that there are not.
@@ -76,10 +70,7 @@ mod tests {
     use super::*;
 
     fn map(most_slots: Option<usize>) -> ZoneMap {
-        let zones = Zones {
-            alignment: 4,
-            most_slots,
-        };
+        let zones = Zones { alignment: 4, most_slots };
         let rows = [vec![0, 1], vec![1], vec![1], vec![0]];
         ZoneMap::new(zones, &[2, 3], &rows, 2)
     }
@@ -88,9 +79,7 @@ mod tests {
     fn rows_lie_by_expert_in_their_order() {
         let map = map(None);
         assert_eq!((&map.begins[..], map.total()), (&[0, 4, 8][..], 8));
-        let slots: Vec<Vec<_>> = (0..4)
-            .map(|row| map.of_row(row).flatten().collect())
-            .collect();
+        let slots: Vec<Vec<_>> = (0..4).map(|row| map.of_row(row).flatten().collect()).collect();
         assert_eq!(slots, [vec![0, 4], vec![5], vec![6], vec![1]]);
     }
 

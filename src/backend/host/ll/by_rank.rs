@@ -35,10 +35,7 @@ impl HostLl {
         out: &mut [u8],
         sent: &[SentTokens<'_>],
     ) -> Result<Landed> {
-        let (experts, top_k) = (
-            self.facts().experts_of(self.facts().rank),
-            self.routing.top_k,
-        );
+        let (experts, top_k) = (self.facts().experts_of(self.facts().rank), self.routing.top_k);
         let entries = self.rows(op.layout)? * top_k;
         let width = beside.out_ids.width;
         // SAFETY: `rule` has checked both tensors `[R, M, K]`; the caller leaves them to the operation.
@@ -60,10 +57,7 @@ impl HostLl {
                     continue;
                 }
                 if placed.last().is_none_or(|last| last.token != token) {
-                    let to = RowOf {
-                        zone: source,
-                        ordinal: placed.len(),
-                    };
+                    let to = RowOf { zone: source, ordinal: placed.len() };
                     let at = op.layout.number(to);
                     copy_row(out, at, sent.rows.payload(token)?)?;
                     if let Some(scaled) = &op.scaled {
@@ -71,11 +65,7 @@ impl HostLl {
                         unsafe { scaled::store(scaled, to, sent.rows.scales(token)?) }?;
                     }
                     copy_row(weights, at, row(sent.weights, token, top_k * WEIGHT_BYTES)?)?;
-                    placed.push(Placed {
-                        token,
-                        k: 0,
-                        row: at,
-                    });
+                    placed.push(Placed { token, k: 0, row: at });
                 }
                 let at = placed.last().ok_or_else(no_row)?.row;
                 let id = (beside.first_id + local) as i64;

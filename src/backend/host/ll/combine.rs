@@ -47,12 +47,7 @@ struct Contribution<'a> {
 }
 
 impl HostLl {
-    pub(super) fn send_results(
-        &self,
-        op: &LlCombine,
-        fingerprint: &Fingerprint,
-        epoch: u64,
-    ) -> Result<()> {
+    pub(super) fn send_results(&self, op: &LlCombine, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let sums = op.sums == LlCombineMode::Reduce && op.weights.is_some();
         let topk_weights = match sums {
             false => Vec::new(),
@@ -75,17 +70,12 @@ impl HostLl {
             for group in groups {
                 let Some(first) = group.first() else { continue };
                 message.number(first.token);
-                message.number(
-                    group
-                        .iter()
-                        .fold(0, |covers, placed| covers | 1 << placed.k),
-                );
+                message.number(group.iter().fold(0, |covers, placed| covers | 1 << placed.k));
                 if group.len() == 1 {
                     message.bytes(row_of(first)?);
                 } else {
-                    let topk_weights = topk_weights
-                        .get(home)
-                        .ok_or_else(|| Error::internal("a home rank without weights"))?;
+                    let topk_weights =
+                        topk_weights.get(home).ok_or_else(|| Error::internal("a home rank without weights"))?;
                     message.owned_bytes(reduce(op, group, row_of, topk_weights)?);
                 }
             }
@@ -95,12 +85,7 @@ impl HostLl {
 
     /// Posts this rank's weights and returns copies of those of all ranks. Copies release the banks,
     /// which this rank may need while it waits for a free bank for its rows.
-    fn exchange_weights(
-        &self,
-        op: &LlCombine,
-        fingerprint: &Fingerprint,
-        epoch: u64,
-    ) -> Result<Vec<TopkWeights>> {
+    fn exchange_weights(&self, op: &LlCombine, fingerprint: &Fingerprint, epoch: u64) -> Result<Vec<TopkWeights>> {
         let mut message = fingerprint.message();
         if let Some(topk_weights) = self.topk_weights(op)? {
             topk_weights.write(&mut message);
@@ -111,9 +96,7 @@ impl HostLl {
         received
             .iter()
             .enumerate()
-            .map(|(home, message)| {
-                TopkWeights::read(&mut fingerprint.read(message, home)?, fingerprint.top_k)
-            })
+            .map(|(home, message)| TopkWeights::read(&mut fingerprint.read(message, home)?, fingerprint.top_k))
             .collect()
     }
 
@@ -127,24 +110,14 @@ impl HostLl {
         let width = self.routing.width;
         // SAFETY: `rule` has checked both tensors, ids `[T, K]` as wide and weights `[T, K]` of f32;
         // the caller keeps them until the operation has run.
-        let (ids, weights) = unsafe {
-            (
-                bytes(self.routing.ids, entries * width.bytes()),
-                bytes(weights, entries * 4),
-            )
-        };
+        let (ids, weights) = unsafe { (bytes(self.routing.ids, entries * width.bytes()), bytes(weights, entries * 4)) };
         let ids = &width.widened(ids);
         let wanted = Wanted { ids, weights };
         let sent = &self.last(op.layout)?.sent;
         Ok(Some(TopkWeights::new(self.facts(), top_k, sent, wanted)))
     }
 
-    pub(super) fn receive_results(
-        &self,
-        op: &LlCombine,
-        fingerprint: &Fingerprint,
-        epoch: u64,
-    ) -> Result<()> {
+    pub(super) fn receive_results(&self, op: &LlCombine, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.mailboxes.receive_all(epoch)?;
         let (topk_weights, last) = (self.topk_weights(op)?, self.last(op.layout)?);
@@ -189,18 +162,12 @@ impl HostLl {
                     continue;
                 }
                 check_covers(covers, self.routing.top_k)?;
-                let contributions = by_token
-                    .get_mut(token)
-                    .ok_or_else(|| Error::internal("a contribution without a token"))?;
+                let contributions =
+                    by_token.get_mut(token).ok_or_else(|| Error::internal("a contribution without a token"))?;
                 let Some((order, weight)) = weigh(token, covers)? else {
                     continue;
                 };
-                contributions.push(Contribution {
-                    order,
-                    source,
-                    weight,
-                    row,
-                });
+                contributions.push(Contribution { order, source, weight, row });
             }
         }
         Ok(())
@@ -210,11 +177,7 @@ impl HostLl {
     fn first_of(&self, last: &LastDispatch, token: usize, rank: usize) -> Option<usize> {
         let top_k = self.routing.top_k;
         let ids = last.sent.get(token * top_k..(token + 1) * top_k)?;
-        let owner = |id: &i64| {
-            self.facts()
-                .expert(*id)
-                .map(|expert| self.facts().owner(expert))
-        };
+        let owner = |id: &i64| self.facts().expert(*id).map(|expert| self.facts().owner(expert));
         ids.iter().position(|id| owner(id) == Some(rank))
     }
 }

@@ -18,21 +18,11 @@ use crate::model::ops::LlDispatch;
 use std::borrow::Cow;
 
 impl HostLl {
-    pub(super) fn send_tokens(
-        &self,
-        op: &LlDispatch,
-        fingerprint: &Fingerprint,
-        epoch: u64,
-    ) -> Result<()> {
+    pub(super) fn send_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let (tokens, top_k) = (self.routing.tokens, self.routing.top_k);
         let mut message = fingerprint.message();
         message.number(tokens);
-        let rows = Outgoing {
-            data: op.tokens,
-            tokens,
-            row: op.row,
-            scaled: op.scaled.as_ref(),
-        };
+        let rows = Outgoing { data: op.tokens, tokens, row: op.row, scaled: op.scaled.as_ref() };
         // SAFETY: `rule` has checked the tensors, ids `[T, K]` as wide, weights and rows with their scales;
         // the caller keeps them until the operation has run.
         unsafe {
@@ -50,12 +40,7 @@ impl HostLl {
         self.shared.mailboxes.post(epoch, &message)
     }
 
-    pub(super) fn receive_tokens(
-        &self,
-        op: &LlDispatch,
-        fingerprint: &Fingerprint,
-        epoch: u64,
-    ) -> Result<()> {
+    pub(super) fn receive_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let rows = self.rows(op.layout)?;
         // All messages, this rank's own as well, must be there before the first write. Until the
@@ -80,11 +65,7 @@ impl HostLl {
             // SAFETY: `rule` has checked the counter `[L]` or `[R]`; the caller leaves it to the operation.
             let counter = unsafe { bytes_mut(counter, counts.len() * 4) };
             for (index, count) in counts.iter().enumerate() {
-                copy_row(
-                    counter,
-                    index,
-                    &i32::try_from(*count).unwrap_or(i32::MAX).to_ne_bytes(),
-                )?;
+                copy_row(counter, index, &i32::try_from(*count).unwrap_or(i32::MAX).to_ne_bytes())?;
             }
         }
         let own = sent.get(facts.rank.index());
@@ -96,12 +77,7 @@ impl HostLl {
         self.keep(last, op.layout)
     }
 
-    fn place_by_expert(
-        &self,
-        op: &LlDispatch,
-        out: &mut [u8],
-        sent: &[SentTokens<'_>],
-    ) -> Result<Landed> {
+    fn place_by_expert(&self, op: &LlDispatch, out: &mut [u8], sent: &[SentTokens<'_>]) -> Result<Landed> {
         let facts = self.facts();
         let experts = facts.experts_of(facts.rank);
         let mut counts = vec![0_usize; experts.len()];
@@ -113,10 +89,7 @@ impl HostLl {
                 let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
                     continue;
                 };
-                let to = RowOf {
-                    zone: local,
-                    ordinal: *count,
-                };
+                let to = RowOf { zone: local, ordinal: *count };
                 let row = op.layout.number(to);
                 copy_row(out, row, sent.rows.payload(token)?)?;
                 if let Some(scaled) = &op.scaled {
@@ -169,8 +142,7 @@ fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Re
         if let Some((rank, rows)) = sources.into_iter().find(|&(_, rows)| rows > most) {
             let rank = GroupRank::new(rank);
             let rule = AmongRanks::RoomForRepeated { rank, expert };
-            return Err(Error::usage(Subject::Tensor(Role::Ids), rule)
-                .got(rows, format_args!("at most {most}")));
+            return Err(Error::usage(Subject::Tensor(Role::Ids), rule).got(rows, format_args!("at most {most}")));
         }
     }
     Ok(())
@@ -188,11 +160,7 @@ pub(super) struct SentTokens<'a> {
 
 impl<'a> SentTokens<'a> {
     /// Reads what `source` has sent, which may have `most` tokens.
-    fn read(
-        (message, source): (&'a [u8], usize),
-        fingerprint: &Fingerprint,
-        most: usize,
-    ) -> Result<Self> {
+    fn read((message, source): (&'a [u8], usize), fingerprint: &Fingerprint, most: usize) -> Result<Self> {
         let mut reader = fingerprint.read(message, source)?;
         let top_k = fingerprint.top_k;
         let tokens = reader.number()?;
@@ -212,12 +180,10 @@ impl<'a> SentTokens<'a> {
 
     /// (token, k, expert) of each entry that names an expert.
     pub fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
-        numeric::i64s(self.ids)
-            .enumerate()
-            .filter_map(|(entry, id)| {
-                let expert = facts.expert(id)?;
-                Some((entry / self.top_k, entry % self.top_k, expert))
-            })
+        numeric::i64s(self.ids).enumerate().filter_map(|(entry, id)| {
+            let expert = facts.expert(id)?;
+            Some((entry / self.top_k, entry % self.top_k, expert))
+        })
     }
 }
 
@@ -239,10 +205,7 @@ mod tests {
             by_rank: false,
             exact: false,
             in_view: false,
-            row: WireRow::from(RowType {
-                dtype: DType::Bfloat16,
-                hidden: 8,
-            }),
+            row: WireRow::from(RowType { dtype: DType::Bfloat16, hidden: 8 }),
         };
         let read = |tokens| {
             let mut message = fingerprint.message();
@@ -250,8 +213,7 @@ mod tests {
             message.bytes(&[0; 64 + 16]);
             let mut written = vec![0; message.len()];
             message.write_to(&mut written).unwrap();
-            SentTokens::read((&written, 0), &fingerprint, usize::MAX)
-                .and_then(|sent| Ok(sent.rows.payload(0)?.len()))
+            SentTokens::read((&written, 0), &fingerprint, usize::MAX).and_then(|sent| Ok(sent.rows.payload(0)?.len()))
         };
         assert_eq!(read(1).unwrap(), 16);
         // For the last two, a careless multiplication gives 0 bytes of ids and of rows.

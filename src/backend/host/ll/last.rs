@@ -32,12 +32,7 @@ pub struct Placed {
 
 impl LastDispatch {
     /// Stores it in a block, of a handle with this routing, whose rows lie so.
-    pub fn store(
-        &self,
-        facts: &GroupFacts,
-        routing: &Routing,
-        (block, layout): (GivenBlock, Layout),
-    ) -> Result<()> {
+    pub fn store(&self, facts: &GroupFacts, routing: &Routing, (block, layout): (GivenBlock, Layout)) -> Result<()> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
         let mut block = unsafe { Block::new(block, sections.bytes) };
@@ -60,11 +55,7 @@ impl LastDispatch {
     }
 
     /// What a block holds, if it is that of a handle with this routing.
-    pub fn load(
-        facts: &GroupFacts,
-        routing: &Routing,
-        (block, layout): (GivenBlock, Layout),
-    ) -> Result<Self> {
+    pub fn load(facts: &GroupFacts, routing: &Routing, (block, layout): (GivenBlock, Layout)) -> Result<Self> {
         let (sections, per_rank) = sections(facts, routing)?;
         // SAFETY: as above.
         let block = unsafe { Block::new(block, sections.bytes) };
@@ -75,11 +66,7 @@ impl LastDispatch {
         };
         let sent = words(sections.expert_of, routing.tokens * routing.top_k)?;
         let tokens = words(sections.tokens_of, facts.ranks)?.map(i32::cast_unsigned);
-        let mut last = Self {
-            sent: sent.map(i64::from).collect(),
-            tokens: tokens.collect(),
-            placed: Vec::new(),
-        };
+        let mut last = Self { sent: sent.map(i64::from).collect(), tokens: tokens.collect(), placed: Vec::new() };
         for (source, tokens) in last.tokens.iter().enumerate() {
             let offset = sections.row_of + source * per_rank * size_of::<i32>();
             let rows = words(offset, per_rank.min(*tokens as usize * routing.top_k))?;
@@ -88,8 +75,7 @@ impl LastDispatch {
                 let row = usize::try_from(row).ok()?;
                 Some(Placed { token, k, row })
             };
-            last.placed
-                .push(rows.enumerate().filter_map(placed).collect());
+            last.placed.push(rows.enumerate().filter_map(placed).collect());
         }
         Ok(last)
     }

@@ -134,18 +134,14 @@ impl LlBackend for HostLl {
             handle.send_now(&op, &fingerprint, epoch)?;
             handle.receive_now(&op, &fingerprint, epoch)
         };
-        self.shared
-            .enqueue_operation(fingerprint.call, stream, follow, run)
-            .map(drop)
+        self.shared.enqueue_operation(fingerprint.call, stream, follow, run).map(drop)
     }
 
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
         let follow = self.received.follow();
         let send = move |epoch| handle.send_now(&op, &fingerprint, epoch);
-        let epoch = self
-            .shared
-            .enqueue_operation(fingerprint.call, stream, follow, send)?;
+        let epoch = self.shared.enqueue_operation(fingerprint.call, stream, follow, send)?;
         self.staged(slot).store(epoch, Ordering::Relaxed);
         Ok(())
     }
@@ -158,8 +154,7 @@ impl LlBackend for HostLl {
         let epoch = self.staged(slot).load(Ordering::Relaxed);
         let receive = move || handle.receive_now(&op, &fingerprint, epoch);
         let end = move || received.end(slot, epoch);
-        self.shared
-            .enqueue(fingerprint.call, stream, receive, end)?;
+        self.shared.enqueue(fingerprint.call, stream, receive, end)?;
         self.received.enqueued(slot, epoch);
         Ok(())
     }
@@ -175,7 +170,6 @@ impl LlBackend for HostLl {
             add_counts(counts, totals, experts);
             Ok(())
         };
-        self.shared
-            .enqueue(Operation::LlDispatch, stream, add, || ())
+        self.shared.enqueue(Operation::LlDispatch, stream, add, || ())
     }
 }

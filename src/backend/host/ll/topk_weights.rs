@@ -63,12 +63,7 @@ impl TopkWeights {
     pub fn write(&self, message: &mut Message<'_>) {
         message.number(self.by_entry.len());
         let topk_weights = self.by_entry.iter();
-        message.owned_bytes(
-            topk_weights
-                .clone()
-                .map(|matched| u8::from(matched.is_some()))
-                .collect(),
-        );
+        message.owned_bytes(topk_weights.clone().map(|matched| u8::from(matched.is_some())).collect());
         let weights = topk_weights.map(|matched| matched.map_or(0.0, |matched| matched.weight));
         message.owned_bytes(weights.flat_map(f32::to_ne_bytes).collect());
     }
@@ -78,23 +73,13 @@ impl TopkWeights {
         let entries = reader.number()?;
         let takes_part = reader.bytes(entries)?;
         let weights = numeric::f32s(reader.array(entries, size_of::<f32>())?);
-        let matched = |(takes_part, weight): (&u8, f32)| {
-            (*takes_part != 0).then_some(TopkWeight { k: 0, weight })
-        };
-        Ok(Self {
-            top_k,
-            by_entry: takes_part.iter().zip(weights).map(matched).collect(),
-        })
+        let matched = |(takes_part, weight): (&u8, f32)| (*takes_part != 0).then_some(TopkWeight { k: 0, weight });
+        Ok(Self { top_k, by_entry: takes_part.iter().zip(weights).map(matched).collect() })
     }
 }
 
 /// The weights of the `sent` entries of one token.
-fn match_token(
-    facts: &GroupFacts,
-    sent: &[i64],
-    ids: &[i64],
-    weights: &[f32],
-) -> Vec<Option<TopkWeight>> {
+fn match_token(facts: &GroupFacts, sent: &[i64], ids: &[i64], weights: &[f32]) -> Vec<Option<TopkWeight>> {
     let mut topk_weights: Vec<Option<TopkWeight>> = vec![None; sent.len()];
     for (k, (id, &weight)) in ids.iter().zip(weights).enumerate() {
         if facts.expert(*id).is_none() {
@@ -106,10 +91,7 @@ fn match_token(
         if let Some(matched) = entry.and_then(|entry| topk_weights.get_mut(entry)) {
             *matched = Some(match *matched {
                 None => TopkWeight { k, weight },
-                Some(matched) => TopkWeight {
-                    weight: matched.weight + weight,
-                    ..matched
-                },
+                Some(matched) => TopkWeight { weight: matched.weight + weight, ..matched },
             });
         }
     }
@@ -143,10 +125,7 @@ mod tests {
         let weights: Vec<f32> = (0..ids.len() as u8).map(|k| 2_f32.powi(k.into())).collect();
         let topk_weights = match_token(&facts(), sent, ids, &weights);
         let pair = |matched: TopkWeight| (matched.k, matched.weight);
-        topk_weights
-            .into_iter()
-            .map(|matched| matched.map(pair))
-            .collect()
+        topk_weights.into_iter().map(|matched| matched.map(pair)).collect()
     }
 
     #[test]
@@ -167,19 +146,10 @@ mod tests {
     #[test]
     fn repeated_ids_are_matched_in_turn() {
         let sent = [4, 4, 2];
-        assert_eq!(
-            matched(&sent, &[4, 2, 4]),
-            [Some((0, 1.0)), Some((2, 4.0)), Some((1, 2.0))]
-        );
+        assert_eq!(matched(&sent, &[4, 2, 4]), [Some((0, 1.0)), Some((2, 4.0)), Some((1, 2.0))]);
         assert_eq!(matched(&sent, &[-1, 4, -1]), [Some((1, 2.0)), None, None]);
-        assert_eq!(
-            matched(&sent, &[4, 4, 4]),
-            [Some((0, 1.0)), Some((1, 6.0)), None]
-        );
-        assert_eq!(
-            matched(&[4, 2, 1], &[4, 4, 4]),
-            [Some((0, 7.0)), None, None]
-        );
+        assert_eq!(matched(&sent, &[4, 4, 4]), [Some((0, 1.0)), Some((1, 6.0)), None]);
+        assert_eq!(matched(&[4, 2, 1], &[4, 4, 4]), [Some((0, 7.0)), None, None]);
     }
 
     #[test]
@@ -188,14 +158,8 @@ mod tests {
         for id in [1_i64, -1, 2, 3] {
             raw.extend(id.to_ne_bytes());
         }
-        let weights: Vec<u8> = [0.5_f32, 1.0, f32::NAN, 2.0]
-            .into_iter()
-            .flat_map(f32::to_ne_bytes)
-            .collect();
-        let wanted = Wanted {
-            ids: &raw,
-            weights: &weights,
-        };
+        let weights: Vec<u8> = [0.5_f32, 1.0, f32::NAN, 2.0].into_iter().flat_map(f32::to_ne_bytes).collect();
+        let wanted = Wanted { ids: &raw, weights: &weights };
         let mut message = Message::default();
         TopkWeights::new(&facts(), 2, &[1, 7, 3, 2], wanted).write(&mut message);
         let mut written = vec![0; message.len()];

@@ -17,11 +17,7 @@ pub struct Views {
 impl Views {
     /// None yet; a bank will have `bank_bytes`.
     pub fn new(runtime: HostRuntime, bank_bytes: usize) -> Self {
-        Self {
-            runtime,
-            bank_bytes,
-            banks: OnceCell::new(),
-        }
+        Self { runtime, bank_bytes, banks: OnceCell::new() }
     }
 
     fn bytes(&self) -> usize {

@@ -40,19 +40,12 @@ pub struct Ending {
 impl Ending {
     /// `comm`, whose operations outside of graphs are over or are to be, on `device`.
     pub fn new(comm: Arc<OwnCommunicator>, device: Arc<dyn Device>) -> Self {
-        Self {
-            comm,
-            device,
-            _operations: None,
-        }
+        Self { comm, device, _operations: None }
     }
 
     /// The same where `operations` may not be over: they live until it has ended.
     pub fn of(self, operations: Arc<Outstanding>) -> Self {
-        Self {
-            _operations: Some(operations),
-            ..self
-        }
+        Self { _operations: Some(operations), ..self }
     }
 
     /// See [`OwnCommunicator::tag`].
@@ -164,11 +157,7 @@ pub struct Untaken {
 impl Untaken {
     /// `comm`, on `device`.
     pub fn new(comm: Arc<OwnCommunicator>, device: Arc<dyn Device>) -> Self {
-        Self {
-            comm,
-            device,
-            is_taken: false,
-        }
+        Self { comm, device, is_taken: false }
     }
 
     /// The communicator, to be ended by the caller.
@@ -253,9 +242,7 @@ mod tests {
 
     #[test]
     fn one_that_nobody_takes_ends() {
-        let untaken = |device: &TestDevice| {
-            Untaken::new(Arc::new(third_of_three(0)), Arc::new(device.clone()))
-        };
+        let untaken = |device: &TestDevice| Untaken::new(Arc::new(third_of_three(0)), Arc::new(device.clone()));
         let device = TestDevice::default();
         let dropped = untaken(&device);
         let comm = Arc::clone(&dropped.comm);

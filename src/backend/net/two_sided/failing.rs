@@ -34,13 +34,7 @@ pub struct Failing {
 impl Failing {
     /// No failure yet of the transport of `group`.
     pub fn new(group: Arc<dyn OnFault>, limit: Duration) -> Self {
-        Self {
-            group,
-            limit,
-            told: OnceCell::new(),
-            is_marking: AtomicBool::new(false),
-            ending: Mutex::default(),
-        }
+        Self { group, limit, told: OnceCell::new(), is_marking: AtomicBool::new(false), ending: Mutex::default() }
     }
 
     /// Whether the group has failed without the network.
@@ -137,10 +131,7 @@ mod tests {
         }
     }
 
-    fn failing(
-        group: &Arc<Group>,
-        device: &TestDevice,
-    ) -> (Arc<Failing>, Arc<OwnCommunicator>, Ending) {
+    fn failing(group: &Arc<Group>, device: &TestDevice) -> (Arc<Failing>, Arc<OwnCommunicator>, Ending) {
         let comm = Arc::new(third_of_three(0));
         let ending = Ending::new(Arc::clone(&comm), Arc::new(device.clone()));
         let group: Arc<dyn OnFault> = group.clone();
@@ -177,9 +168,7 @@ mod tests {
     fn many_end_within_one_patience_on_a_device_that_takes_nothing() {
         let group = Arc::new(Group::default());
         let _held_up = group.held_up.lock();
-        let all: Vec<_> = (0..64)
-            .map(|_| failing(&group, &TestDevice::default()))
-            .collect();
+        let all: Vec<_> = (0..64).map(|_| failing(&group, &TestDevice::default())).collect();
         let start = Instant::now();
         let mut watched = Vec::new();
         for (failing, comm, ending) in all {

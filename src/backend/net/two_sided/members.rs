@@ -36,11 +36,7 @@ impl Members {
                 *of_rank = Some(comm_rank);
             }
         }
-        Self {
-            comm_ranks,
-            ranks,
-            view,
-        }
+        Self { comm_ranks, ranks, view }
     }
 
     /// A rank of the group as the communicator numbers it.
@@ -104,9 +100,6 @@ pub(crate) mod tests {
     fn ranks_are_named_with_their_nodes() {
         let members = members("aaba", 2);
         assert_eq!(members.own_name(), "rank 2 of node 1");
-        assert_eq!(
-            members.names(&[0, 1, 2].map(GroupRank::new)),
-            "rank 0 (rail peer on node 0), rank 1 (node 0)"
-        );
+        assert_eq!(members.names(&[0, 1, 2].map(GroupRank::new)), "rank 0 (rail peer on node 0), rank 1 (node 0)");
     }
 }

@@ -46,10 +46,7 @@ pub struct Label {
 
 impl Label {
     /// The first messages of a transport.
-    const WARM_UP: Self = Self {
-        what: "warm-up",
-        number: 0,
-    };
+    const WARM_UP: Self = Self { what: "warm-up", number: 0 };
 }
 
 impl fmt::Display for Label {
@@ -70,13 +67,7 @@ impl fmt::Display for Label {
 pub trait Transport: Net {
     /// Enqueues messages between this rank, its rail peers and the ranks that it forwards for as one operation, in
     /// which all progress together.
-    fn exchange(
-        &self,
-        label: Label,
-        sends: &[Message],
-        receives: &[Message],
-        stream: Stream,
-    ) -> Result<()>;
+    fn exchange(&self, label: Label, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()>;
     /// Ends it, as the deadline does, since the host has `waited` too long for the last operation for `label`, which may
     /// not have begun. Gives the failure that counts; none if that operation is over.
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error>;

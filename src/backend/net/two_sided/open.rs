@@ -38,11 +38,7 @@ pub struct Wanted<'a> {
 }
 
 /// Opens a transport and warms it up; every rank gets one, or every rank an error.
-pub fn over_nccl(
-    bootstrap: &Bootstrap,
-    wanted: Wanted<'_>,
-    stream: Stream,
-) -> Result<Box<dyn Transport>> {
+pub fn over_nccl(bootstrap: &Bootstrap, wanted: Wanted<'_>, stream: Stream) -> Result<Box<dyn Transport>> {
     let members = Members::new(Arc::clone(wanted.view));
     let most_bytes = wanted.most_bytes;
     // While ranks connect they wait for each other on their devices, too.
@@ -61,19 +57,12 @@ pub fn over_nccl(
         NcclTransport::new(members, comm, device, outstanding, timeout, on_fault)
     });
     let transport = agreed(bootstrap, opened, stream)?;
-    let warmed = within_most(bootstrap, |limit| {
-        transport.warm_up(most_bytes, limit, stream)
-    });
-    agreed(bootstrap, warmed.map(|()| transport), stream)
-        .map(|transport| Box::new(transport) as Box<dyn Transport>)
+    let warmed = within_most(bootstrap, |limit| transport.warm_up(most_bytes, limit, stream));
+    agreed(bootstrap, warmed.map(|()| transport), stream).map(|transport| Box::new(transport) as Box<dyn Transport>)
 }
 
 /// A communicator that an earlier group has left, if all ranks of this one have kept theirs.
-fn spare_of_all(
-    bootstrap: &Bootstrap,
-    members: &Members,
-    stream: Stream,
-) -> Result<Option<Untaken>> {
+fn spare_of_all(bootstrap: &Bootstrap, members: &Members, stream: Stream) -> Result<Option<Untaken>> {
     let device = bootstrap.device();
     let mut offer = Offer::new(&**device, members.place()?);
     let offers = bootstrap.agree(Ok(offer.to_bytes()), OFFER_BYTES, stream)?;
@@ -83,27 +72,19 @@ fn spare_of_all(
         in_common(&offers)
     };
     let topology = &members.view.topology;
-    let all_have =
-        GroupRank::all(topology.ranks()).all(|rank| common(&comm_of(topology, rank)).is_some());
+    let all_have = GroupRank::all(topology.ranks()).all(|rank| common(&comm_of(topology, rank)).is_some());
     let comm = common(&members.ranks).filter(|_| all_have);
     let comm = comm.and_then(|tag| offer.take(tag));
     Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(device))))
 }
 
 /// The id of a new communicator.
-fn common_id(
-    bootstrap: &Bootstrap,
-    members: &Members,
-    stream: Stream,
-) -> Result<(Network, [u8; ID_BYTES])> {
+fn common_id(bootstrap: &Bootstrap, members: &Members, stream: Stream) -> Result<(Network, [u8; ID_BYTES])> {
     let network = Network::of_process();
     let ids = bootstrap.agree(own_id(&network, members), ID_BYTES, stream)?;
     let id = members.ranks.first().and_then(|root| ids.get(root.index()));
     let id = id.and_then(|id| id.as_slice().try_into().ok());
-    Ok((
-        network?,
-        id.ok_or_else(|| Error::internal("no id of a communicator"))?,
-    ))
+    Ok((network?, id.ok_or_else(|| Error::internal("no id of a communicator"))?))
 }
 
 /// The id of the communicator whose first member this rank is; otherwise nothing.
@@ -152,11 +133,7 @@ fn within_most<T>(bootstrap: &Bootstrap, wait: impl FnOnce(Duration) -> T) -> T 
 }
 
 /// `mine` if all ranks have theirs.
-fn agreed(
-    bootstrap: &Bootstrap,
-    mine: Result<NcclTransport>,
-    stream: Stream,
-) -> Result<NcclTransport> {
+fn agreed(bootstrap: &Bootstrap, mine: Result<NcclTransport>, stream: Stream) -> Result<NcclTransport> {
     let verdict = mine.as_ref().map(|_| Vec::new()).map_err(Error::clone);
     let agreed = bootstrap.agree(verdict, 0, stream);
     if agreed.is_err()

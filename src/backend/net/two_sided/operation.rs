@@ -16,10 +16,7 @@ pub struct Operation {
 
 impl Operation {
     /// The first of a transport.
-    pub const WARM_UP: Self = Self {
-        number: 0,
-        label: Label::WARM_UP,
-    };
+    pub const WARM_UP: Self = Self { number: 0, label: Label::WARM_UP };
 }
 
 impl fmt::Display for Operation {

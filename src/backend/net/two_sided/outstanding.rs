@@ -58,10 +58,7 @@ struct Pending {
 impl Outstanding {
     /// No operations yet.
     pub fn new(new_replay_marks: NewReplayMarks<'_>) -> Result<Self> {
-        Ok(Self {
-            replays: Mutex::new(Replays::new(new_replay_marks)?),
-            ..Self::default()
-        })
+        Ok(Self { replays: Mutex::new(Replays::new(new_replay_marks)?), ..Self::default() })
     }
 
     /// An operation with `peers` is about to be enqueued on `stream`.
@@ -249,11 +246,7 @@ impl Pending {
     }
 
     fn recent(&self, runs: bool) -> Recent {
-        Recent {
-            operation: self.operation,
-            peers: distinct(&self.peers),
-            runs,
-        }
+        Recent { operation: self.operation, peers: distinct(&self.peers), runs }
     }
 
     fn is_over(&self) -> Result<bool> {

@@ -9,18 +9,10 @@ use std::sync::atomic::Ordering;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn label(number: u64) -> Label {
-    Label {
-        what: "test",
-        number,
-    }
+    Label { what: "test", number }
 }
 
-fn begin(
-    outstanding: &Outstanding,
-    device: &TestDevice,
-    peers: &[usize],
-    stream: Stream,
-) -> Operation {
+fn begin(outstanding: &Outstanding, device: &TestDevice, peers: &[usize], stream: Stream) -> Operation {
     let peers = peers.iter().copied().map(GroupRank::new);
     outstanding.begin(device, label(3), peers, stream).unwrap()
 }
@@ -53,14 +45,7 @@ fn time_counts_for_the_first_since_it_runs() {
     assert_eq!(late(31), None);
     assert_eq!(late(32).unwrap().operation.number, 1);
     let recent = |runs| {
-        Some(Recent {
-            operation: Operation {
-                number: 1,
-                label: label(3),
-            },
-            peers: vec![GroupRank::new(2)],
-            runs,
-        })
+        Some(Recent { operation: Operation { number: 1, label: label(3) }, peers: vec![GroupRank::new(2)], runs })
     };
     assert_eq!(outstanding.recent(), recent(true));
     device.pass(1);
@@ -76,38 +61,20 @@ fn a_call_that_does_not_return_is_late_too() {
     device.pass(1);
     let start = Instant::now();
     assert_eq!(outstanding.late(start, SECOND), Ok(None));
-    assert!(
-        outstanding
-            .late(start + 2 * SECOND, SECOND)
-            .unwrap()
-            .is_some()
-    );
+    assert!(outstanding.late(start + 2 * SECOND, SECOND).unwrap().is_some());
 }
 
 #[test]
 fn what_the_host_waits_for_is_late_behind_what_has_not_run() {
     let (device, outstanding) = (TestDevice::default(), Outstanding::default());
     enqueue(&outstanding, &device, &[2]);
-    let of = Label {
-        what: "handle",
-        number: 1,
-    };
-    let awaited = outstanding
-        .begin(
-            &device,
-            of,
-            [3, 1, 3].map(GroupRank::new).into_iter(),
-            Stream::DEFAULT,
-        )
-        .unwrap();
+    let of = Label { what: "handle", number: 1 };
+    let awaited = outstanding.begin(&device, of, [3, 1, 3].map(GroupRank::new).into_iter(), Stream::DEFAULT).unwrap();
     outstanding.enqueued(awaited, Stream::DEFAULT).unwrap();
     enqueue(&outstanding, &device, &[1]);
     let late = || outstanding.late_on_host(of, SECOND).unwrap();
     // No stream has come to any of them.
-    assert_eq!(
-        outstanding.late(Instant::now() + 9 * SECOND, SECOND),
-        Ok(None)
-    );
+    assert_eq!(outstanding.late(Instant::now() + 9 * SECOND, SECOND), Ok(None));
     let first = late().unwrap();
     assert_eq!((first.operation, first.waited), (awaited, SECOND));
     assert_eq!(first.peers, [3, 1].map(GroupRank::new));
@@ -166,10 +133,7 @@ fn a_device_is_quiescent_when_all_is_over() {
 }
 
 /// What `ask` gives while another thread enqueues an operation on a stream with room for so many marks.
-fn beside_a_full_stream<T: Send + 'static>(
-    room: usize,
-    ask: impl FnOnce(&Outstanding) -> T + Send + 'static,
-) -> T {
+fn beside_a_full_stream<T: Send + 'static>(room: usize, ask: impl FnOnce(&Outstanding) -> T + Send + 'static) -> T {
     let device = TestDevice::default();
     device.room.store(room, Ordering::Relaxed);
     let outstanding = Arc::new(device.outstanding());
@@ -207,11 +171,7 @@ fn replays_have_their_deadline_while_memory_is_freed() {
 
 #[test]
 fn who_enqueues_on_a_full_stream_holds_up_nobody() {
-    let late = |outstanding: &Outstanding| {
-        outstanding
-            .late(Instant::now(), SECOND)
-            .map(|it| it.is_some())
-    };
+    let late = |outstanding: &Outstanding| outstanding.late(Instant::now(), SECOND).map(|it| it.is_some());
     let are_over = |outstanding: &Outstanding| outstanding.are_over();
     let is_idle = |outstanding: &Outstanding| {
         let mut idle = false;

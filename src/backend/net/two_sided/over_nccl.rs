@@ -83,15 +83,10 @@ impl NcclTransport {
     /// Exchanges the first messages, which connect the ranks, as those of up to `most_bytes` need it, within `limit`.
     pub fn warm_up(&self, most_bytes: usize, limit: Duration, stream: Stream) -> Result<()> {
         let shared = &self.shared;
-        let transport = Self {
-            shared: Arc::clone(shared),
-            _end: None,
-        };
+        let transport = Self { shared: Arc::clone(shared), _end: None };
         // NCCL connects the ranks in this call, and waits for them without a deadline.
         let warmed = detached::within(limit, move || {
-            let Shared {
-                device, members, ..
-            } = &*transport.shared;
+            let Shared { device, members, .. } = &*transport.shared;
             let _entered = device.enter()?;
             let on = (&**device, stream);
             warm_up::run(&transport, on, members, most_bytes, limit)
@@ -114,18 +109,12 @@ impl Shared {
         stream: Stream,
         call: impl Fn(&OwnCommunicator) -> Result<()>,
     ) -> Result<()> {
-        let Self {
-            outstanding,
-            device,
-            ..
-        } = self;
+        let Self { outstanding, device, .. } = self;
         let operation = outstanding.begin(&**device, label, peers, stream)?;
         let mut called = Ok(());
         // NCCL asks about its events in such a call, which would end a capture that is open.
         let apart = device.apart_from_captures(&mut || called = call(&self.comm));
-        let enqueued = apart
-            .and(called)
-            .and_then(|()| outstanding.enqueued(operation, stream));
+        let enqueued = apart.and(called).and_then(|()| outstanding.enqueued(operation, stream));
         enqueued.map_err(|error| {
             let peers = self.members.names(&outstanding.withdraw(operation));
             let own = self.members.own_name();
@@ -144,14 +133,7 @@ impl Shared {
             Some(recent) => (recent.operation, recent.peers),
             None => (Operation::WARM_UP, self.members.ranks.clone()),
         };
-        self.too_late(&Late {
-            operation,
-            peers,
-            waited,
-            is_replayed: false,
-            is_shared: false,
-            behind: None,
-        })
+        self.too_late(&Late { operation, peers, waited, is_replayed: false, is_shared: false, behind: None })
     }
 
     /// The transport ends with `error`, unless it has ended before; gives the failure that counts.
@@ -212,11 +194,7 @@ impl Shared {
     fn reported(&self, error: Error) -> Error {
         let own = self.members.own_name();
         let context = match self.outstanding.recent() {
-            Some(Recent {
-                operation,
-                peers,
-                runs,
-            }) => {
+            Some(Recent { operation, peers, runs }) => {
                 let when = if runs { "" } else { "after " };
                 let names = self.members.names(&peers);
                 format!("{own}, {when}{operation} with {names}")
@@ -262,30 +240,18 @@ impl Watched for Shared {
 }
 
 impl Transport for NcclTransport {
-    fn exchange(
-        &self,
-        label: Label,
-        sends: &[Message],
-        receives: &[Message],
-        stream: Stream,
-    ) -> Result<()> {
+    fn exchange(&self, label: Label, sends: &[Message], receives: &[Message], stream: Stream) -> Result<()> {
         self.shared.check_usable()?;
         let members = &self.shared.members;
         let mut turn = self.shared.turn.lock();
-        let Parts {
-            sends: to,
-            receives: from,
-        } = &mut *turn;
+        let Parts { sends: to, receives: from } = &mut *turn;
         parts(members, sends.iter().copied(), to)?;
         parts(members, receives.iter().copied(), from)?;
         if to.is_empty() && from.is_empty() {
             return Ok(());
         }
         let messages = sends.iter().chain(receives).filter(|it| it.bytes > 0);
-        self.shared
-            .operate(label, messages.map(|it| it.peer), stream, |comm| {
-                comm.exchange(to, from, stream)
-            })
+        self.shared.operate(label, messages.map(|it| it.peer), stream, |comm| comm.exchange(to, from, stream))
     }
 
     fn end_late(&self, label: Label, waited: Duration) -> Option<Error> {
@@ -313,18 +279,10 @@ impl Net for NcclTransport {
 }
 
 /// Puts messages into `kept` as the communicator takes them; those without bytes are none.
-fn parts(
-    members: &Members,
-    messages: impl Iterator<Item = Message>,
-    kept: &mut Vec<Part>,
-) -> Result<()> {
+fn parts(members: &Members, messages: impl Iterator<Item = Message>, kept: &mut Vec<Part>) -> Result<()> {
     kept.clear();
     for message in messages.filter(|message| message.bytes > 0) {
-        kept.push(Part {
-            peer: members.comm_rank(message.peer)?,
-            data: message.data,
-            bytes: message.bytes,
-        });
+        kept.push(Part { peer: members.comm_rank(message.peer)?, data: message.data, bytes: message.bytes });
     }
     Ok(())
 }

@@ -8,10 +8,7 @@ use crate::backend::net::two_sided::members::tests::members;
 use crate::backend::net::two_sided::spare::Offer;
 use crate::model::tensor::DevPtr;
 
-const LABEL: Label = Label {
-    what: "test",
-    number: 0,
-};
+const LABEL: Label = Label { what: "test", number: 0 };
 /// More than are ever under way before a call looks for those that are over.
 const CALLS: usize = 1000;
 
@@ -33,33 +30,19 @@ fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
     let members = members(nodes, 2);
     let comm = Arc::new(own::tests::third_of_three(20 * CALLS));
     let comm = Untaken::new(comm, Arc::clone(&device));
-    NcclTransport::new(
-        members,
-        comm,
-        device,
-        outstanding,
-        Duration::from_secs(60),
-        Arc::new(Nobody),
-    )
-    .unwrap()
+    NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), Arc::new(Nobody)).unwrap()
 }
 
 /// Calls `CALLS` times; the operations run at once. Gives how often memory was allocated or freed.
 fn call(transport: &NcclTransport, device: &TestDevice) -> usize {
-    let message = |&peer: &GroupRank| Message {
-        peer,
-        data: DevPtr(4096),
-        bytes: 64,
-    };
+    let message = |&peer: &GroupRank| Message { peer, data: DevPtr(4096), bytes: 64 };
     let view = &transport.shared.members.view;
     let sends: Vec<_> = view.rail_peers.iter().map(message).collect();
     let receives: Vec<_> = view.remote().iter().map(message).collect();
     let before = allocations::so_far();
     for _ in 0..CALLS {
         let stream = Stream::DEFAULT;
-        transport
-            .exchange(LABEL, &sends, &receives, stream)
-            .unwrap();
+        transport.exchange(LABEL, &sends, &receives, stream).unwrap();
         device.pass(2);
     }
     allocations::so_far() - before
@@ -98,11 +81,7 @@ fn one_that_has_failed_is_not() {
 fn graphs_count_that_outlive_their_group() {
     let device = TestDevice::of_context(203);
     let transport = transport("abc", &device);
-    let message = Message {
-        peer: GroupRank::new(0),
-        data: DevPtr(4096),
-        bytes: 64,
-    };
+    let message = Message { peer: GroupRank::new(0), data: DevPtr(4096), bytes: 64 };
     let exchanged = transport.exchange(LABEL, &[message], &[], Stream(CAPTURED));
     exchanged.unwrap();
     let comm = Arc::clone(&transport.shared.comm);

@@ -54,11 +54,7 @@ pub struct Mark {
 impl Mark {
     /// Captures it from `stream`.
     pub fn capture(&self, stream: Stream) -> Result<()> {
-        if self.begins {
-            self.marks.begin(self.place, stream)
-        } else {
-            self.marks.end(self.place, stream)
-        }
+        if self.begins { self.marks.begin(self.place, stream) } else { self.marks.end(self.place, stream) }
     }
 }
 
@@ -80,31 +76,20 @@ struct First {
 impl Replays {
     /// Those of a transport with marks that `new_marks` makes.
     pub fn new(new_marks: NewReplayMarks<'_>) -> Result<Self> {
-        Ok(Self {
-            marks: new_marks(PLACES)?,
-            ..Self::default()
-        })
+        Ok(Self { marks: new_marks(PLACES)?, ..Self::default() })
     }
 
     /// `operation` with `peers` is about to be captured. Gives the mark to capture before it.
     pub fn begin(&mut self, operation: Operation, peers: &[GroupRank]) -> Option<Mark> {
         let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations % PLACES;
-        let captured = Captured {
-            operation,
-            peers: distinct(peers),
-            is_shared: self.operations >= PLACES,
-        };
+        let captured = Captured { operation, peers: distinct(peers), is_shared: self.operations >= PLACES };
         match self.captured.get_mut(place) {
             Some(before) => *before = captured,
             None => self.captured.push(captured),
         }
         self.operations += 1;
-        Some(Mark {
-            marks,
-            place,
-            begins: true,
-        })
+        Some(Mark { marks, place, begins: true })
     }
 
     /// `operation` was captured. Gives the mark to capture behind it; none if it is not the last to begin.
@@ -112,11 +97,7 @@ impl Replays {
         let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations.checked_sub(1)? % PLACES;
         let captured = self.captured.get(place)?;
-        (captured.operation == operation).then_some(Mark {
-            marks,
-            place,
-            begins: false,
-        })
+        (captured.operation == operation).then_some(Mark { marks, place, begins: false })
     }
 
     /// Whether a graph that is not destroyed has any of them.
@@ -142,11 +123,7 @@ impl Replays {
     /// That one, if any is under way.
     pub fn running(&self) -> Option<Recent> {
         let (_, _, captured) = self.first_under_way()?;
-        Some(Recent {
-            operation: captured.operation,
-            peers: captured.peers.clone(),
-            runs: true,
-        })
+        Some(Recent { operation: captured.operation, peers: captured.peers.clone(), runs: true })
     }
 
     /// The first operation that is under way at `now`, if it has been so longer than `limit`.
@@ -204,18 +181,12 @@ mod tests {
 
     fn operation(number: u64) -> Operation {
         let what = "test";
-        Operation {
-            number,
-            label: Label { what, number },
-        }
+        Operation { number, label: Label { what, number } }
     }
 
     fn with_two() -> (Marks, Replays) {
         let marks = Marks::default();
-        let mut replays = Replays {
-            marks: Some(Arc::new(marks.clone())),
-            ..Replays::default()
-        };
+        let mut replays = Replays { marks: Some(Arc::new(marks.clone())), ..Replays::default() };
         for (number, peers) in [(4, [1, 1]), (9, [2, 3])] {
             let peers = peers.map(GroupRank::new);
             let begin = replays.begin(operation(number), &peers).unwrap();
@@ -243,9 +214,7 @@ mod tests {
         let (marks, mut replays) = with_two();
         let last = PLACES as u64;
         for number in 2..=last {
-            let _ = replays
-                .begin(operation(number), &[GroupRank::new(1)])
-                .unwrap();
+            let _ = replays.begin(operation(number), &[GroupRank::new(1)]).unwrap();
         }
         let start = Instant::now();
         let mut late = |places: [u64; 4]| {
@@ -266,13 +235,7 @@ mod tests {
         let mut late = |after: u32, places: [u64; 4]| {
             *marks.places.lock() = places;
             let late = replays.late(start + after * SECOND, 3 * SECOND);
-            late.map(|late| {
-                (
-                    late.operation.number,
-                    numbers(late.peers),
-                    late.waited.as_secs(),
-                )
-            })
+            late.map(|late| (late.operation.number, numbers(late.peers), late.waited.as_secs()))
         };
         assert_eq!(late(0, [0; 4]), None);
         // It runs since 100, and in another replay since 500.
@@ -295,9 +258,7 @@ mod tests {
         let (marks, replays) = with_two();
         let running = |places: [u64; 4]| {
             *marks.places.lock() = places;
-            replays
-                .running()
-                .map(|it| (it.operation.number, numbers(it.peers)))
+            replays.running().map(|it| (it.operation.number, numbers(it.peers)))
         };
         assert_eq!(running([0; 4]), None);
         assert_eq!(running([0, 600, 0, 0]), Some((9, vec![2, 3])));

@@ -44,10 +44,7 @@ fn an_offer_has_what_fits_alone() {
     drop(kept(&device, 7));
     assert_eq!(tags(&Offer::new(&device, (3, CommRank::new(1)))).len(), 0);
     assert_eq!(tags(&Offer::new(&device, (2, CommRank::new(2)))).len(), 0);
-    assert_eq!(
-        tags(&Offer::new(&TestDevice::of_context(103), PLACE)).len(),
-        0
-    );
+    assert_eq!(tags(&Offer::new(&TestDevice::of_context(103), PLACE)).len(), 0);
     assert_eq!(tags(&Offer::new(&device, PLACE)), [7]);
 }
 
@@ -79,10 +76,7 @@ fn ranks_decide_for_what_all_have() {
         let offers: Vec<_> = offers.iter().map(|&tags| offer(tags)).collect();
         in_common(&offers.iter().map(Vec::as_slice).collect::<Vec<_>>())
     };
-    assert_eq!(
-        in_common(&[[5, 3, 9, 0], [9, 3, 0, 0], [3, 9, 8, 7]]),
-        Some(3)
-    );
+    assert_eq!(in_common(&[[5, 3, 9, 0], [9, 3, 0, 0], [3, 9, 8, 7]]), Some(3));
     assert_eq!(in_common(&[[5, 3, 0, 0], [3, 0, 0, 0], [5, 0, 0, 0]]), None);
     assert_eq!(in_common(&[[0; MOST], [0; MOST]]), None);
     assert_eq!(in_common(&[]), None);

@@ -36,11 +36,7 @@ pub fn run(
     device.upload(own, &words)?;
     exchange(transport, view, (own, WORD), stream)?;
     // For the other way of large messages NCCL connects the ranks anew, with tens of MiB that others do not need.
-    let unread_bytes = if by_broadcasts(members.ranks.len(), most_bytes) {
-        places * BROADCAST_BYTES
-    } else {
-        0
-    };
+    let unread_bytes = if by_broadcasts(members.ranks.len(), most_bytes) { places * BROADCAST_BYTES } else { 0 };
     let unread = device.alloc_own(unread_bytes)?;
     if unread_bytes > 0 {
         exchange(transport, view, (unread, BROADCAST_BYTES), stream)?;
@@ -65,17 +61,8 @@ pub fn run(
 }
 
 /// Sends the bytes of `data` to every rail peer; what comes lies behind them.
-fn exchange(
-    transport: &dyn Transport,
-    view: &NodeView,
-    (data, bytes): (DevPtr, usize),
-    stream: Stream,
-) -> Result<()> {
-    let message = |(index, &peer): (usize, _)| Message {
-        peer,
-        data: DevPtr(data.0 + index * bytes),
-        bytes,
-    };
+fn exchange(transport: &dyn Transport, view: &NodeView, (data, bytes): (DevPtr, usize), stream: Stream) -> Result<()> {
+    let message = |(index, &peer): (usize, _)| Message { peer, data: DevPtr(data.0 + index * bytes), bytes };
     let sends = view.rail_peers.iter().map(|it| message((0, it)));
     let sends: Vec<_> = sends.collect();
     let receives = view.forwarded().iter().enumerate().skip(1);
@@ -93,8 +80,7 @@ fn check(view: &NodeView, words: &[u8]) -> Result<()> {
     for (index, &source) in view.forwarded().iter().enumerate() {
         if words.get(index) != Some(&word(source)) {
             let rank = view.rank;
-            let text =
-                format!("rank {rank} received wrong data from rank {source} over the network");
+            let text = format!("rank {rank} received wrong data from rank {source} over the network");
             return Err(Error::new(Code::InternalError, text));
         }
     }
@@ -114,13 +100,7 @@ mod tests {
     struct Noted(Mutex<Vec<usize>>);
 
     impl Transport for Noted {
-        fn exchange(
-            &self,
-            _label: Label,
-            sends: &[Message],
-            receives: &[Message],
-            _stream: Stream,
-        ) -> Result<()> {
+        fn exchange(&self, _label: Label, sends: &[Message], receives: &[Message], _stream: Stream) -> Result<()> {
             assert!(receives.iter().all(|it| it.bytes == sends[0].bytes));
             self.0.lock().push(sends[0].bytes);
             Ok(())

@@ -8,16 +8,12 @@ use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::stage::{
-    AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word,
-};
+use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{Outputs, combine_params};
 use crate::backend::cuda::kernels::{self, Kernel};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
-use crate::backend::cuda::params::ht_nodes::{
-    HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtStage,
-};
+use crate::backend::cuda::params::ht_nodes::{HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtStage};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
@@ -52,9 +48,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let combine = Combine {
         handle: Handle::new(handle)?,
         op,
-        launch: group
-            .plan
-            .launch(op.into(), &op.row.into(), &handle.grids, op.launch)?,
+        launch: group.plan.launch(op.into(), &op.row.into(), &handle.grids, op.launch)?,
         kernel: kernels::ht_combine_nodes(op.row.dtype)?,
         columns,
     };
@@ -99,20 +93,12 @@ impl Combine<'_> {
     }
 
     /// Sums a stage of remote tokens, and sends the sums home.
-    fn sum_remote(
-        &self,
-        at: &mut Enqueueing<'_>,
-        stage: usize,
-        chunks: &Range<usize>,
-    ) -> Result<()> {
+    fn sum_remote(&self, at: &mut Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let counts = &self.handle.counts;
         let tokens = self.handle.remote_tokens(chunks);
         let bank = self.departing(stage);
         let rows = self.handle.stage(chunks, Some(bank), None)?;
-        let out = Outputs {
-            rows: bank.rows,
-            gradients: 0,
-        };
+        let out = Outputs { rows: bank.rows, gradients: 0 };
         self.launch(at, rows, &tokens, out, NO_PARTIALS)?;
         at.fork()?;
         self.launch_headers(at, stage, bank)?;
@@ -165,11 +151,7 @@ impl Combine<'_> {
             rows: behind(all.rows, tokens.first * row),
             gradients: behind(all.gradients, tokens.first * gradients),
         };
-        let headers = Headers {
-            of: bank,
-            from_rail_peers: true,
-            expected: handle.header(&self.launch, stage)?,
-        };
+        let headers = Headers { of: bank, from_rail_peers: true, expected: handle.header(&self.launch, stage)? };
         let rows = handle.stage(chunks, None, Some(headers))?;
         self.launch(at, rows, &tokens, out, partials)
     }
@@ -185,11 +167,7 @@ impl Combine<'_> {
     ) -> Result<()> {
         let (handle, op) = (&self.handle, self.op);
         let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
-        let params = HtCombineNodesParams {
-            of_node: combine_params(op, common, &out),
-            stage,
-            partials,
-        };
+        let params = HtCombineNodesParams { of_node: combine_params(op, common, &out), stage, partials };
         let module = &handle.group.context.module;
         module.launch(self.kernel, self.launch.launch, &params, at.at)
     }

@@ -36,11 +36,7 @@ impl Announced {
     }
 
     fn id_bytes(self) -> usize {
-        if self.takes_part() {
-            self.tokens * self.verdict as usize * ID_BYTES
-        } else {
-            0
-        }
+        if self.takes_part() { self.tokens * self.verdict as usize * ID_BYTES } else { 0 }
     }
 }
 
@@ -54,26 +50,14 @@ pub fn open_handle(
     let epoch = group.next_handle();
     let at = &group.enter(stream)?;
     if at.is_captured() {
-        return Err(Error::usage(
-            Subject::Stream,
-            InSequence::NoCaptureOfRouting,
-        ));
+        return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
     }
-    let creation = Creation {
-        group,
-        rails,
-        epoch,
-        at,
-    };
+    let creation = Creation { group, rails, epoch, at };
     let own = match &wanted {
-        Ok(HtRouting { routing, .. }) => Announced {
-            tokens: routing.tokens,
-            verdict: verdict_with(to_u32(routing.top_k)?),
-        },
-        Err(error) => Announced {
-            tokens: 0,
-            verdict: verdict_refusing(error),
-        },
+        Ok(HtRouting { routing, .. }) => {
+            Announced { tokens: routing.tokens, verdict: verdict_with(to_u32(routing.top_k)?) }
+        }
+        Err(error) => Announced { tokens: 0, verdict: verdict_refusing(error) },
     };
     creation.announce(own)?;
     // From here on the others count on this rank.
@@ -234,11 +218,7 @@ impl Creation<'_> {
             part.memory.forwarded.write(index, forwarded);
         }
         let own = announced.first().map_or(0, |own| own.id_bytes());
-        let send = |&peer| Message {
-            peer,
-            data: part.routing.ids,
-            bytes: own,
-        };
+        let send = |&peer| Message { peer, data: part.routing.ids, bytes: own };
         // The device reads all that after this.
         fence(Ordering::Release);
         let turn = self.group.order.begin(self.at)?;
@@ -246,11 +226,7 @@ impl Creation<'_> {
         let label = self.new_handle().label();
         let exchanges = &rails.network.exchanges;
         let exchanged = exchanges.enqueue(label, sends, receives, self.at.stream);
-        turn.end_after(
-            exchanged
-                .and_then(|()| self.launch_route(part))
-                .and_then(|()| self.launch_place(part)),
-        )
+        turn.end_after(exchanged.and_then(|()| self.launch_route(part)).and_then(|()| self.launch_place(part)))
     }
 
     fn launch_route(&self, part: &Part) -> Result<()> {
@@ -272,10 +248,7 @@ impl Creation<'_> {
             bank: group.next_bank(),
             verdict: part.verdict,
         };
-        let shape = LaunchShape::new(
-            to_u32(rails.plan.forwarded + rails.plan.others + 1)?,
-            HT_ROUTE_THREADS,
-        );
+        let shape = LaunchShape::new(to_u32(rails.plan.forwarded + rails.plan.others + 1)?, HT_ROUTE_THREADS);
         let module = &group.context.module;
         module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
     }
@@ -298,10 +271,7 @@ impl Creation<'_> {
         let pieces = plan.chunks * (plan.forwarded - 1);
         let homes = part.routing.tokens.div_ceil(HT_PLACE_THREADS as usize);
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
-        let params = HtPlaceParams {
-            piece_blocks: to_u32(piece_blocks)?,
-            ..params
-        };
+        let params = HtPlaceParams { piece_blocks: to_u32(piece_blocks)?, ..params };
         let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
         let module = &self.group.context.module;
         module.launch(kernels::ht_place(), shape, &params, self.at)
@@ -315,12 +285,8 @@ impl Creation<'_> {
         let last = plan.announced() - 1;
         let rows = wait(last)?.value;
         let words = (0..last).map(|index| Ok(wait(index)?.value as usize));
-        let counts = Counts {
-            words: words.collect::<Result<_>>()?,
-            tokens,
-            ends: plan.chunks + 1,
-            others: plan.others,
-        };
+        let counts =
+            Counts { words: words.collect::<Result<_>>()?, tokens, ends: plan.chunks + 1, others: plan.others };
         Ok((rows, counts))
     }
 }

@@ -16,8 +16,7 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
-    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtScaledDispatchNodesParams,
-    HtScaledPackParams, HtStage,
+    HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtScaledDispatchNodesParams, HtScaledPackParams, HtStage,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::scaled_rows;
@@ -50,17 +49,9 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let launch = group.plan.launch(kind, &row, &handle.grids, op.launch)?;
     let remote_launch = match row.cast {
         None => launch,
-        Some(_) => group
-            .plan
-            .launch(kind, &row.wire.into(), &handle.grids, op.launch)?,
+        Some(_) => group.plan.launch(kind, &row.wire.into(), &handle.grids, op.launch)?,
     };
-    let dispatch = Dispatch {
-        handle: Handle::new(handle)?,
-        op,
-        launch,
-        remote_launch,
-        own: Inputs::of(op),
-    };
+    let dispatch = Dispatch { handle: Handle::new(handle)?, op, launch, remote_launch, own: Inputs::of(op) };
     let at = &group.enter(stream)?;
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
@@ -120,17 +111,12 @@ impl Dispatch<'_> {
         }
         let (counts, view) = (&self.handle.counts, &self.handle.rails.network.view);
         let to = self.departing(stage);
-        let sends = view
-            .rail_peers
-            .iter()
-            .enumerate()
-            .flat_map(|(other, &peer)| {
-                let tokens = counts.departing_in(other, chunks);
-                let apart = self.are_apart(counts.all_depart(other), tokens);
-                let rows = self.op.tokens.0 + counts.departing(other, chunks.start) * to.bytes.row;
-                to.parcel(other, tokens, has_header(stage))
-                    .parts(peer, apart.then_some(rows))
-            });
+        let sends = view.rail_peers.iter().enumerate().flat_map(|(other, &peer)| {
+            let tokens = counts.departing_in(other, chunks);
+            let apart = self.are_apart(counts.all_depart(other), tokens);
+            let rows = self.op.tokens.0 + counts.departing(other, chunks.start) * to.bytes.row;
+            to.parcel(other, tokens, has_header(stage)).parts(peer, apart.then_some(rows))
+        });
         let from = self.arriving(stage);
         let receives = view.remote().iter().enumerate().flat_map(|(index, &peer)| {
             let source = SourceIx::new(1 + index);
@@ -178,10 +164,7 @@ impl Dispatch<'_> {
             first_chunk: to_u32(chunks.start)?,
             end_chunk: to_u32(chunks.end)?,
         };
-        let shape = LaunchShape::new(
-            PACK_BLOCKS.min(handle.group.device.multiprocessors),
-            HT_PACK_THREADS,
-        );
+        let shape = LaunchShape::new(PACK_BLOCKS.min(handle.group.device.multiprocessors), HT_PACK_THREADS);
         let module = &handle.group.context.module;
         match &op.scaled {
             None => module.launch_on(kernels::ht_pack(), shape, &params, at.side),
@@ -190,10 +173,7 @@ impl Dispatch<'_> {
                     Some(cast) => kernels::ht_pack_cast(cast.from)?,
                     None => kernels::ht_pack_scaled(),
                 };
-                let params = HtScaledPackParams {
-                    pack: params,
-                    rows: scaled_rows(op.row, scaled)?,
-                };
+                let params = HtScaledPackParams { pack: params, rows: scaled_rows(op.row, scaled)? };
                 module.launch_on(kernel, shape, &params, at.side)
             }
         }
@@ -214,12 +194,7 @@ impl Dispatch<'_> {
         }
     }
 
-    fn launch_remote(
-        &self,
-        at: &Enqueueing<'_>,
-        stage: usize,
-        chunks: &Range<usize>,
-    ) -> Result<()> {
+    fn launch_remote(&self, at: &Enqueueing<'_>, stage: usize, chunks: &Range<usize>) -> Result<()> {
         let bank = self.arriving(stage);
         let tokens = self.handle.remote_tokens(chunks);
         let headers = has_header(stage).then_some(Headers {
@@ -229,10 +204,7 @@ impl Dispatch<'_> {
         });
         let rows = self.handle.stage(chunks, Some(bank), headers)?;
         // Ids and weights come with the rows.
-        let inputs = Inputs {
-            rows: bank.rows,
-            ..Inputs::default()
-        };
+        let inputs = Inputs { rows: bank.rows, ..Inputs::default() };
         let launch = &self.remote_launch;
         let params = self.params(launch, rows, &tokens, &inputs)?;
         match &self.op.scaled {
@@ -253,20 +225,12 @@ impl Dispatch<'_> {
         inputs: &Inputs,
     ) -> Result<HtDispatchNodesParams> {
         let common = self.handle.common(KernelOp::HtDispatch, launch, tokens)?;
-        Ok(HtDispatchNodesParams {
-            of_node: dispatch_params(self.op, common, inputs),
-            stage,
-        })
+        Ok(HtDispatchNodesParams { of_node: dispatch_params(self.op, common, inputs), stage })
     }
 
     fn launch_plain(&self, at: &Enqueueing<'_>, params: &HtDispatchNodesParams) -> Result<()> {
         let module = &self.handle.group.context.module;
-        module.launch(
-            kernels::ht_dispatch_nodes(),
-            self.launch.launch,
-            params,
-            at.at,
-        )
+        module.launch(kernels::ht_dispatch_nodes(), self.launch.launch, params, at.at)
     }
 
     /// Launches the kernel for rows with scales: those of a cast, or `None`.
@@ -279,10 +243,8 @@ impl Dispatch<'_> {
         scaled: HtScaledRows,
     ) -> Result<()> {
         let rows = params.of_node;
-        let params = HtScaledDispatchNodesParams {
-            of_node: HtScaledDispatchParams { rows, scaled },
-            stage: params.stage,
-        };
+        let params =
+            HtScaledDispatchNodesParams { of_node: HtScaledDispatchParams { rows, scaled }, stage: params.stage };
         let kernel = match cast {
             Some(_) => kernels::ht_dispatch_nodes_cast(),
             None => kernels::ht_dispatch_nodes_scaled(),

@@ -41,10 +41,7 @@ pub struct Counts {
 impl Counts {
     /// Own tokens that go to node `other` before `chunk`.
     pub fn departing(&self, other: usize, chunk: usize) -> usize {
-        self.words
-            .get(other * self.ends + chunk)
-            .copied()
-            .unwrap_or(0)
+        self.words.get(other * self.ends + chunk).copied().unwrap_or(0)
     }
 
     /// Own tokens in `chunks` that go to node `other`.

@@ -24,12 +24,7 @@ pub struct NodesMemory {
 
 impl NodesMemory {
     /// Allocates memory for a handle of this `size`.
-    pub fn new(
-        context: &Arc<Context>,
-        memory: &Arc<CudaMemory>,
-        plan: &NodesPlan,
-        size: HandleSize,
-    ) -> Result<Self> {
+    pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
         let (_, bytes) = plan.memory(0, size)?;
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
@@ -67,12 +62,7 @@ pub struct Banks {
 
 impl Banks {
     /// Banks for stages of up to `room` tokens of a rank, with rows of up to `row_bytes`.
-    pub fn new(
-        memory: &Arc<CudaMemory>,
-        plan: &NodesPlan,
-        room: usize,
-        row_bytes: usize,
-    ) -> Result<Self> {
+    pub fn new(memory: &Arc<CudaMemory>, plan: &NodesPlan, room: usize, row_bytes: usize) -> Result<Self> {
         let (first_row, stride) = message_sizes(room, row_bytes);
         let (remote, others) = (plan.forwarded - 1, plan.others);
         Ok(Self {
@@ -97,10 +87,6 @@ impl Banks {
 
     /// The bank that begins with message number `first` of all.
     fn bank(&self, first: usize, bytes: TokenBytes) -> Bank {
-        Bank {
-            rows: self.buffer.data().0 + first * self.stride + self.first_row,
-            stride: self.stride,
-            bytes,
-        }
+        Bank { rows: self.buffer.data().0 + first * self.stride + self.first_row, stride: self.stride, bytes }
     }
 }

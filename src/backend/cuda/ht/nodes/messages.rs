@@ -25,10 +25,7 @@ pub struct TokenBytes {
 impl TokenBytes {
     /// Of a `row` with `tail` bytes beside it.
     pub fn new(row: impl Into<WireRow>, tail: usize) -> Self {
-        Self {
-            row: row.into().slot_bytes(),
-            tail: tail.next_multiple_of(ROW_ALIGN),
-        }
+        Self { row: row.into().slot_bytes(), tail: tail.next_multiple_of(ROW_ALIGN) }
     }
 }
 
@@ -45,12 +42,7 @@ pub struct Bank {
 impl Bank {
     /// Message number `index`, of `tokens`.
     pub fn parcel(&self, index: usize, tokens: usize, has_header: bool) -> Parcel {
-        Parcel {
-            first_row: self.rows + index * self.stride,
-            tokens,
-            bytes: self.bytes,
-            has_header,
-        }
+        Parcel { first_row: self.rows + index * self.stride, tokens, bytes: self.bytes, has_header }
     }
 
     /// The messages as a kernel parameter.
@@ -81,38 +73,23 @@ impl Parcel {
     /// Bytes in front of the rows. The header keeps its place where only tails are wanted.
     fn front_bytes(&self) -> usize {
         let tails = self.tokens * self.bytes.tail;
-        if tails > 0 || self.has_header {
-            tails + HEADER_BYTES
-        } else {
-            0
-        }
+        if tails > 0 || self.has_header { tails + HEADER_BYTES } else { 0 }
     }
 
     /// All of it as one message to or from `peer`.
     pub fn with_rows(&self, peer: GroupRank) -> Message {
-        Message {
-            bytes: self.front_bytes() + self.row_bytes(),
-            ..self.front(peer)
-        }
+        Message { bytes: self.front_bytes() + self.row_bytes(), ..self.front(peer) }
     }
 
     /// All but the rows.
     fn front(&self, peer: GroupRank) -> Message {
         let bytes = self.front_bytes();
-        Message {
-            peer,
-            data: DevPtr(self.first_row - bytes),
-            bytes,
-        }
+        Message { peer, data: DevPtr(self.first_row - bytes), bytes }
     }
 
     /// The rows alone, which are at `rows`.
     fn rows(&self, peer: GroupRank, rows: usize) -> Message {
-        Message {
-            peer,
-            data: DevPtr(rows),
-            bytes: self.row_bytes(),
-        }
+        Message { peer, data: DevPtr(rows), bytes: self.row_bytes() }
     }
 
     /// All of it as one message, or as two where the rows are apart.
@@ -132,26 +109,13 @@ mod tests {
     use crate::model::scales::ScaleType;
     use crate::model::tensor::{DType, RowType};
 
-    const BANK: Bank = Bank {
-        rows: 4096,
-        stride: 8192,
-        bytes: TokenBytes { row: 160, tail: 32 },
-    };
+    const BANK: Bank = Bank { rows: 4096, stride: 8192, bytes: TokenBytes { row: 160, tail: 32 } };
 
     #[test]
     fn scales_are_a_part_of_the_row() {
-        let payload = RowType {
-            dtype: DType::Float8E4M3,
-            hidden: 128,
-        };
-        let scales = ScaleType {
-            dtype: DType::Float32,
-            count: 1,
-        };
-        let row = WireRow {
-            payload,
-            scales: Some(scales),
-        };
+        let payload = RowType { dtype: DType::Float8E4M3, hidden: 128 };
+        let scales = ScaleType { dtype: DType::Float32, count: 1 };
+        let row = WireRow { payload, scales: Some(scales) };
         assert_eq!(TokenBytes::new(row, 24), TokenBytes { row: 144, tail: 32 });
         assert_eq!(TokenBytes::new(payload, 0).row, 128);
     }

@@ -3,9 +3,7 @@
 
 use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
 use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};
-use crate::backend::cuda::params::ht_nodes::{
-    HT_COUNTS_OF_SOURCE, HT_MOST_CHUNKS, HtNodesMemory, HtOrigin,
-};
+use crate::backend::cuda::params::ht_nodes::{HT_COUNTS_OF_SOURCE, HT_MOST_CHUNKS, HtNodesMemory, HtOrigin};
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
@@ -28,16 +26,8 @@ struct Division {
 
 /// More stages hide more of the intra-node copy behind the network: all but the last stage's. Each costs one more
 /// NCCL launch. Where a node has one rank of the group, that copy is short.
-const ALONE: Division = Division {
-    stages: 2,
-    least_bytes: 16 << 20,
-    most_bytes: 32 << 20,
-};
-const WITH_OTHERS: Division = Division {
-    stages: 8,
-    least_bytes: 4 << 20,
-    most_bytes: 16 << 20,
-};
+const ALONE: Division = Division { stages: 2, least_bytes: 16 << 20, most_bytes: 32 << 20 };
+const WITH_OTHERS: Division = Division { stages: 8, least_bytes: 4 << 20, most_bytes: 16 << 20 };
 
 /// Up to so many bytes of rows are always packed. If all tokens of a rank travel, more rows than that are sent in
 /// place, as a second message behind the packed rest: over sockets a message costs NCCL 20 us and more, which copying
@@ -81,11 +71,7 @@ pub struct Stages {
 impl Division {
     /// The same on all ranks of a group.
     fn of(topology: &Topology) -> Self {
-        if topology.ranks() == topology.nodes() {
-            ALONE
-        } else {
-            WITH_OTHERS
-        }
+        if topology.ranks() == topology.nodes() { ALONE } else { WITH_OTHERS }
     }
 
     /// Bytes of a stage of an operation that sends `total`, if that is known.
@@ -157,9 +143,7 @@ impl NodesPlan {
         let fits = |&stages: &usize| tokens(chunks.div_ceil(stages)) <= limit;
         let count = (1..=chunks).find(fits).unwrap_or(chunks);
         Stages {
-            chunks: (0..count)
-                .map(|stage| chunks * stage / count..chunks * (stage + 1) / count)
-                .collect(),
+            chunks: (0..count).map(|stage| chunks * stage / count..chunks * (stage + 1) / count).collect(),
             room: tokens(chunks.div_ceil(count)).max(1),
         }
     }
@@ -191,8 +175,7 @@ impl NodesPlan {
         let pieces = self.chunks * self.width;
         let mut regions = Regions::new(REGION_ALIGN);
         let mut take = |count: usize, size: usize| base + regions.take(count * size);
-        let mut entries =
-            |tokens: usize| take(tokens * top_k, size_of::<HtEntry>()) as *mut HtEntry;
+        let mut entries = |tokens: usize| take(tokens * top_k, size_of::<HtEntry>()) as *mut HtEntry;
         let (own_entries, raw_entries) = (entries(own), entries(remote));
         let entries = entries(remote);
         let origins = take(remote, size_of::<HtOrigin>()) as *mut HtOrigin;
@@ -257,10 +240,7 @@ mod tests {
     #[test]
     fn stages_are_as_large_as_all_ranks_have_agreed() {
         let view = view("aabb", 0);
-        let facts = GroupFacts {
-            ht_chunk_bytes: Some(1 << 20),
-            ..facts(&view, Some(512), 4096)
-        };
+        let facts = GroupFacts { ht_chunk_bytes: Some(1 << 20), ..facts(&view, Some(512), 4096) };
         let agreed = NodesPlan::new(&facts, &view);
         assert_eq!((agreed.stage_bytes, agreed.chunks), (1 << 20, 2));
         assert_eq!(plan("aabb", 0, Some(512), 4096).chunks, 1);
@@ -319,11 +299,7 @@ mod tests {
     fn a_rank_without_remote_ranks_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.forwarded, plan.width, plan.locals), (1, 1, 3));
-        let size = HandleSize {
-            own: 8,
-            remote: 0,
-            top_k: 2,
-        };
+        let size = HandleSize { own: 8, remote: 0, top_k: 2 };
         let (memory, bytes) = plan.memory(1 << 20, size).unwrap();
         assert_eq!(memory.tokens, 8);
         assert!(memory.total as usize + 4 <= (1 << 20) + bytes);

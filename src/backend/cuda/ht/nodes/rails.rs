@@ -44,19 +44,10 @@ pub struct Turn {
 
 impl Rails {
     /// The rails of a group with the plan `plan`.
-    pub fn new(
-        shared: &HtShared,
-        network: Arc<Network>,
-        memory: &Arc<CudaMemory>,
-        plan: NodesPlan,
-    ) -> Result<Self> {
+    pub fn new(shared: &HtShared, network: Arc<Network>, memory: &Arc<CudaMemory>, plan: NodesPlan) -> Result<Self> {
         let on: &Arc<Context> = shared.context.module.context();
-        let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>())
-            .next_multiple_of(256);
-        let turn = Turn {
-            join: DriverEvent::new(on)?,
-            landed: [DriverEvent::new(on)?, DriverEvent::new(on)?],
-        };
+        let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>()).next_multiple_of(256);
+        let turn = Turn { join: DriverEvent::new(on)?, landed: [DriverEvent::new(on)?, DriverEvent::new(on)?] };
         let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
         let rails = Self {
             plan,

@@ -12,9 +12,7 @@ use crate::backend::cuda::network::Network;
 use crate::backend::cuda::order;
 use crate::backend::cuda::params::common::{KernelOp, MessageHeader};
 use crate::backend::cuda::params::ht::{HtCommon, HtEntry, HtHandleMemory};
-use crate::backend::cuda::params::ht_nodes::{
-    HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtStage,
-};
+use crate::backend::cuda::params::ht_nodes::{HtHeaderParams, HtMessages, HtNodesMemory, HtOrigin, HtStage};
 use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
@@ -40,12 +38,7 @@ pub fn behind(at: usize, bytes: usize) -> usize {
 pub const AHEAD: usize = 2;
 
 /// Messages without rows and tails: the own tokens' are in the caller's tensors.
-pub const NO_MESSAGES: HtMessages = HtMessages {
-    rows: null_mut(),
-    stride: 0,
-    row_bytes: 0,
-    tail_bytes: 0,
-};
+pub const NO_MESSAGES: HtMessages = HtMessages { rows: null_mut(), stride: 0, row_bytes: 0, tail_bytes: 0 };
 
 /// The messages that came with a stage and whose headers are to be read: from the rail peers, or from remote ranks.
 #[derive(Clone, Copy)]
@@ -57,11 +50,7 @@ pub struct Headers {
 
 impl Headers {
     fn count(self, plan: &NodesPlan) -> usize {
-        if self.from_rail_peers {
-            plan.others
-        } else {
-            plan.forwarded - 1
-        }
+        if self.from_rail_peers { plan.others } else { plan.forwarded - 1 }
     }
 
     /// Whom they are from.
@@ -98,10 +87,7 @@ impl Deref for Handle<'_> {
 
 impl<'a> Handle<'a> {
     pub fn new(handle: &'a NodesHt) -> Result<Self> {
-        Ok(Self {
-            handle,
-            device: handle.device()?,
-        })
+        Ok(Self { handle, device: handle.device()? })
     }
 
     pub(super) fn plan(&self) -> &NodesPlan {
@@ -117,24 +103,14 @@ impl<'a> Handle<'a> {
     /// The tokens of remote ranks in `chunks`.
     pub(super) fn remote_tokens(&self, chunks: &Range<usize>) -> Tokens {
         let before = |chunk| -> usize {
-            SourceIx::all(self.plan().forwarded)
-                .skip(1)
-                .map(|source| self.counts.coming(source, chunk))
-                .sum()
+            SourceIx::all(self.plan().forwarded).skip(1).map(|source| self.counts.coming(source, chunk)).sum()
         };
-        self.tokens(
-            self.device.entries,
-            before(chunks.start)..before(chunks.end),
-        )
+        self.tokens(self.device.entries, before(chunks.start)..before(chunks.end))
     }
 
     fn tokens(&self, entries: *mut HtEntry, range: Range<usize>) -> Tokens {
         let entry = range.start * self.routing.top_k * size_of::<HtEntry>();
-        Tokens {
-            first: range.start,
-            count: range.len(),
-            entries: (entries as usize + entry) as *mut HtEntry,
-        }
+        Tokens { first: range.start, count: range.len(), entries: (entries as usize + entry) as *mut HtEntry }
     }
 
     /// The rows between ranks that `chunks` have: of the tokens whose messages are in `remote`, or of own ones.
@@ -149,11 +125,8 @@ impl<'a> Handle<'a> {
         let messages = |bank: Option<Bank>| bank.map_or(Ok(NO_MESSAGES), |it| it.messages());
         // With one message, its tokens are in order.
         let is_in_order = is_own || plan.forwarded <= 2;
-        let (departures, arrivals) = if is_own {
-            (memory.source_rows, memory.own_arrivals)
-        } else {
-            (memory.departures, memory.arrivals)
-        };
+        let (departures, arrivals) =
+            if is_own { (memory.source_rows, memory.own_arrivals) } else { (memory.departures, memory.arrivals) };
         let row = |table: *mut u32, chunk: usize| word(table, chunk * plan.locals);
         Ok(HtStage {
             departures: row(departures, chunks.start),
@@ -172,11 +145,7 @@ impl<'a> Handle<'a> {
             total: memory.total,
             locals: self.rails.network.on_device.local_ranks.0 as *const u32,
             messages: messages(remote)?,
-            origins: if is_in_order {
-                null()
-            } else {
-                self.origins(self.remote_tokens(chunks).first)
-            },
+            origins: if is_in_order { null() } else { self.origins(self.remote_tokens(chunks).first) },
             starts: word(memory.starts, plan.chunks + 1 + chunks.start),
             chunk_ends: to_u32(plan.chunks + 1)?,
             header_count: to_u32(headers.map_or(0, |it| it.count(plan)))?,
@@ -220,12 +189,7 @@ impl<'a> Handle<'a> {
     }
 
     /// What both kernels need for `tokens`.
-    pub(super) fn common(
-        &self,
-        op: KernelOp,
-        launch: &HtLaunch,
-        tokens: &Tokens,
-    ) -> Result<HtCommon> {
+    pub(super) fn common(&self, op: KernelOp, launch: &HtLaunch, tokens: &Tokens) -> Result<HtCommon> {
         let memory = HtHandleMemory {
             entries: tokens.entries,
             begins: null_mut(),
@@ -248,12 +212,7 @@ pub struct Enqueueing<'a> {
 }
 
 impl<'a> Enqueueing<'a> {
-    pub fn new(
-        rails: &'a Rails,
-        turn: &'a mut Turn,
-        at: &'a StreamScope,
-        what: &'static str,
-    ) -> Result<Self> {
+    pub fn new(rails: &'a Rails, turn: &'a mut Turn, at: &'a StreamScope, what: &'static str) -> Result<Self> {
         Ok(Self {
             label: rails.network.exchanges.label(what),
             side: rails.network.on_device.side.of(at.capture)?,
@@ -265,12 +224,7 @@ impl<'a> Enqueueing<'a> {
 
     /// Ends the operation. What was enqueued uses the banks, even if something is missing. Where the network has
     /// ended because this rank has failed, that failure is the one to report.
-    pub fn end(
-        &mut self,
-        group: &HtShared,
-        order: order::Turn<'_>,
-        enqueued: Result<()>,
-    ) -> Result<()> {
+    pub fn end(&mut self, group: &HtShared, order: order::Turn<'_>, enqueued: Result<()>) -> Result<()> {
         if enqueued.is_err() {
             // Messages that no kernel waits for are a part of the operation, too.
             let _ = self.turn.join.join(self.side, self.at.stream);

@@ -48,8 +48,7 @@ impl LlPlan {
         per_sender: u32,
         most_threads: u32,
     ) -> (Grid, u32) {
-        let even =
-            |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender, most_threads);
+        let even = |tokens| self.even_dispatch_grid(tokens, multiprocessors, per_sender, most_threads);
         if self.forwarders.nodes > 1 {
             let grid = even(self.served_tokens());
             return (grid, grid.receive_blocks);
@@ -84,12 +83,7 @@ impl LlPlan {
 
     /// What was measured for an operation of `tokens`. Measurements are made with the tokens of one rank, also where
     /// it serves those of several sources, and a group over several nodes may have fewer blocks than they.
-    fn measured(
-        &self,
-        operation: Operation,
-        tokens: usize,
-        multiprocessors: u32,
-    ) -> Option<Choice> {
+    fn measured(&self, operation: Operation, tokens: usize, multiprocessors: u32) -> Option<Choice> {
         let choice = self.tuning.choice(operation, tokens.min(self.max_tokens))?;
         Some(choice.at_most(multiprocessors))
     }

@@ -47,10 +47,7 @@ pub struct NewHandle<'a> {
 
 impl NewHandle<'_> {
     pub fn label(&self) -> Label {
-        Label {
-            what: self.what,
-            number: u64::from(self.number),
-        }
+        Label { what: self.what, number: u64::from(self.number) }
     }
 }
 
@@ -65,10 +62,7 @@ pub struct Announced {
 impl Handshake {
     /// Memory for a rank that forwards for so many, itself included.
     pub fn new(memory: &Arc<CudaMemory>, forwarded: usize) -> Result<Self> {
-        Ok(Self {
-            page: HostPage::new(memory.context(), forwarded)?,
-            arrived: Mutex::new(memory.new_mark()?),
-        })
+        Ok(Self { page: HostPage::new(memory.context(), forwarded)?, arrived: Mutex::new(memory.new_mark()?) })
     }
 
     /// Whether nothing uses it any more.
@@ -87,11 +81,8 @@ impl Handshake {
         self.page.write(0, header);
         // The network reads it after this.
         fence(Ordering::Release);
-        let message = |(index, &peer)| Message {
-            peer,
-            data: DevPtr(self.page.device() as usize + index * BYTES),
-            bytes: BYTES,
-        };
+        let message =
+            |(index, &peer)| Message { peer, data: DevPtr(self.page.device() as usize + index * BYTES), bytes: BYTES };
         let view = &handle.network.view;
         let sends = view.rail_peers.iter().map(|it| message((0, it)));
         let receives = view.forwarded().iter().enumerate().skip(1).map(message);
@@ -152,12 +143,7 @@ impl Handshake {
 }
 
 /// What `rank` announces of handle `number`, if that is what it does.
-fn check(
-    header: MessageHeader,
-    rank: GroupRank,
-    number: u32,
-    most_tokens: usize,
-) -> Result<Announced> {
+fn check(header: MessageHeader, rank: GroupRank, number: u32, most_tokens: usize) -> Result<Announced> {
     // It may also have an operation on an earlier handle, where this rank has a new one.
     if header.handle != number || header.epoch != 0 {
         let same = AmongRanks::Same { rank };
@@ -165,9 +151,7 @@ fn check(
     }
     let (tokens, verdict) = (header.tokens as usize, header.fingerprint);
     if tokens > most_tokens {
-        return Err(Error::internal(format!(
-            "rank {rank} announces {tokens} tokens, more than {most_tokens}"
-        )));
+        return Err(Error::internal(format!("rank {rank} announces {tokens} tokens, more than {most_tokens}")));
     }
     Ok(Announced { tokens, verdict })
 }
@@ -179,13 +163,7 @@ mod tests {
     #[test]
     fn what_is_no_handshake_of_this_handle_is_refused() {
         let said = |handle, epoch, tokens| {
-            let header = MessageHeader {
-                handle,
-                tokens,
-                fingerprint: 2,
-                epoch,
-                ..Default::default()
-            };
+            let header = MessageHeader { handle, tokens, fingerprint: 2, epoch, ..Default::default() };
             check(header, GroupRank::new(5), 7, 4)
         };
         let announced = |tokens| Announced { tokens, verdict: 2 };

@@ -148,7 +148,7 @@ impl Env {
             tuning_file: reader.text("NCCL_EP_TUNING_FILE"),
             ht_chunk_bytes: chunk_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             check: check.unwrap_or(false),
-            programmatic: programmatic.unwrap_or(false),
+            programmatic: programmatic.unwrap_or(true),
             host_id: reader.text("NCCL_HOSTID"),
             nvtx_injection: reader.text("NVTX_INJECTION64_PATH"),
             verbosity: reader.text("NCCL_DEBUG").map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
@@ -276,7 +276,8 @@ mod tests {
             "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
             "NCCL_EP_NODE_SUMS" => Some("invariant ".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
-            "NCCL_EP_CHECK" | "NCCL_EP_PROGRAMMATIC" => Some("1".to_owned()),
+            "NCCL_EP_CHECK" => Some("1".to_owned()),
+            "NCCL_EP_PROGRAMMATIC" => Some("0".to_owned()),
             _ => None,
         };
         let (env, unused) = read(&set);
@@ -286,7 +287,7 @@ mod tests {
         assert_eq!(env.node_sums, NodeSums::Invariant);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
-        assert!(env.check && env.programmatic);
+        assert!(env.check && !env.programmatic);
         assert_eq!(unused, []);
     }
 
@@ -298,7 +299,7 @@ mod tests {
             assert_eq!(env.ll_combine, None);
             assert_eq!(env.node_sums, NodeSums::HomeFirst);
             assert_eq!((env.ht_chunk_bytes, env.check), (None, false));
-            assert!(!env.programmatic);
+            assert!(env.programmatic);
             let told = |name: &str, allowed| Unused {
                 name: name.to_owned(),
                 value: value.to_owned(),

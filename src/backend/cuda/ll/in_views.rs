@@ -34,8 +34,7 @@ impl Handle {
         let (view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
         let params = LlRankDispatchViewParams { dispatch, view };
         let shape = launch_shape(op.launch, own);
-        let module = &self.context.module;
-        module.launch(kernels::ll_rank_dispatch_view(), shape, &params, at)
+        self.launch_following(kernels::ll_rank_dispatch_view(), shape, &params, at)
     }
 
     /// Enqueues `part` of a rank-major combine on one node.
@@ -47,8 +46,7 @@ impl Handle {
         let (view, own) = self.view(bank, &combine.common.shape)?;
         let params = LlRankCombineParams { combine, view };
         let shape = launch_shape(op.launch, own);
-        let module = &self.context.module;
-        module.launch(kernels::ll_rank_combine(op.row.dtype)?, shape, &params, at)
+        self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, shape, &params, at)
     }
 
     /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.

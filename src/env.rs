@@ -39,9 +39,7 @@ pub struct Env {
 /// version alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
-    /// Nothing.
     Nothing,
-    /// The version.
     Version,
     /// Refusals.
     Warnings,
@@ -64,11 +62,8 @@ impl Verbosity {
 /// A variable that is set in vain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unused {
-    /// Its name.
     pub name: String,
-    /// Its value.
     pub value: String,
-    /// What is wrong with it.
     pub why: Why,
 }
 

@@ -71,22 +71,18 @@ impl Bootstrap {
         self.lost.get().cloned()
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.comm.ranks
     }
 
-    /// This rank.
     pub fn rank(&self) -> GroupRank {
         self.comm.rank
     }
 
-    /// Phrases a refusal for the other ranks.
     pub fn formatter(&self) -> Formatter {
         self.formatter
     }
 
-    /// The device that the group runs on.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
@@ -280,7 +276,6 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// It has run.
     fn end(mut self) {
         self.is_over = true;
     }

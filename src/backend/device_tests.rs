@@ -17,7 +17,6 @@ pub const CAPTURED: usize = 7;
 pub struct TestDevice {
     passed: Arc<AtomicUsize>,
     recorded: Arc<AtomicUsize>,
-    /// How many marks were made.
     pub made: Arc<AtomicUsize>,
     /// Locked while the stream takes no more than so many marks, and no copy.
     full: Arc<Mutex<()>>,

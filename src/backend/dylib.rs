@@ -41,7 +41,6 @@ impl Library {
         Some(Self::open(&path, libc::RTLD_NOW | libc::RTLD_LOCAL).ok_or_else(last_error))
     }
 
-    /// Whether the library exports `name`.
     pub(super) fn has(&self, name: &CStr) -> bool {
         self.symbol(name).is_some()
     }

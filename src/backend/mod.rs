@@ -32,7 +32,6 @@ use std::sync::Arc;
 
 /// One rank's side of an open group.
 pub struct OpenGroup {
-    /// What groups have in both modes.
     pub common: Arc<dyn GroupBackend>,
     /// What makes their handles.
     pub mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>>,
@@ -40,14 +39,12 @@ pub struct OpenGroup {
 
 /// The failures of operations while they run. Every call looks here first.
 pub trait Faults: Send + Sync {
-    /// The first failure.
     fn first(&self) -> Option<Error>;
 }
 
 /// A group's backend in a few words.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Its name.
     pub backend: &'static str,
     /// Bytes of the device that peers map; `None` if they follow what operations need.
     pub window_bytes: Option<usize>,
@@ -61,9 +58,7 @@ pub struct Profile {
 
 /// What groups have in both modes.
 pub trait GroupBackend: Send + Sync {
-    /// The group's device.
     fn device(&self) -> Arc<dyn Device>;
-    /// The failures of the group's operations.
     fn faults(&self) -> Arc<dyn Faults>;
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
@@ -83,14 +78,12 @@ pub trait GroupBackend: Send + Sync {
     fn close(&self, stream: Stream) -> Result<()>;
 }
 
-/// A group for LL operations.
 pub trait LlGroupBackend: Send + Sync {
     /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work. There
     /// the block of an equal handle serves combines before this one dispatches.
     fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>>;
 }
 
-/// A group for HT operations.
 pub trait HtGroupBackend: Send + Sync {
     /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that
     /// refused its arguments, and that rank gets it back. The others learn of it from this call, or
@@ -102,10 +95,8 @@ pub trait HtGroupBackend: Send + Sync {
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>>;
 }
 
-/// The inputs for an HT handle.
 #[derive(Clone, Copy, Debug)]
 pub struct HtRouting {
-    /// This rank's ids.
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
@@ -149,9 +140,7 @@ pub trait LlBackend: Send + Sync {
 
 /// HT operations of one handle.
 pub trait HtBackend: Send + Sync {
-    /// Enqueues a dispatch.
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
-    /// Enqueues a combine.
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
     /// Enqueues that the rows of each local expert are added to `totals`, int64 `[L]`, behind a dispatch.
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()>;

@@ -19,7 +19,6 @@ impl OwnStream {
         Ok(Self { device, stream })
     }
 
-    /// The stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }

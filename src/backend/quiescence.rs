@@ -39,7 +39,6 @@ pub trait Works: Send + Sync {
 /// Whether graph launches, which the library does not see, count as running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Graphs {
-    /// They count.
     Count,
     /// They do not count: for what waits for nothing. The caller knows of its launches.
     DoNotCount,
@@ -48,7 +47,6 @@ pub enum Graphs {
 /// What came of work for a quiescent moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// It is done.
     Done,
     /// The device is not quiescent.
     Busy,
@@ -61,9 +59,7 @@ pub type Free = Box<dyn FnMut(usize) + Send>;
 
 /// Memory of the caller's, to be freed.
 pub struct Allocation {
-    /// Where it is.
     pub address: usize,
-    /// Its size.
     pub bytes: usize,
     /// Frees it after everything that runs on the device.
     pub free: Free,
@@ -94,7 +90,6 @@ struct State<K> {
 /// Memory, or a mapping, left by another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Its address.
     pub address: usize,
     /// It must stay allocated as long as the process lives: a peer may still map it.
     pub must_stay: bool,
@@ -304,7 +299,6 @@ pub struct UnderWay(Arc<dyn OfExchanges>);
 
 /// Where exchanges are counted.
 trait OfExchanges: Send + Sync {
-    /// One is over.
     fn end_one(&self);
 }
 

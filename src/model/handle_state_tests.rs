@@ -1,5 +1,4 @@
 use super::*;
-use crate::model::group::LlCombineMode;
 use crate::model::ids::GroupRank;
 
 fn form(keeps_ids: bool) -> HandleForm {
@@ -14,11 +13,7 @@ fn facts(algorithm: Algorithm, max_tokens: Option<usize>) -> GroupFacts {
         experts: 256,
         max_tokens,
         max_recv_rows: None,
-        row_bytes: 16,
-        ll_combine: LlCombineMode::Exact,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     }
 }
 

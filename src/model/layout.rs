@@ -1,6 +1,5 @@
 //! Layouts: how the rows that come to a rank lie in the tensor of a dispatch, and in that of the combine.
 
-/// How rows lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `[experts, slots, *]`: a row for each (token, k), those of a local expert together, by source rank, token, k.

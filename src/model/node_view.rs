@@ -10,9 +10,7 @@ use crate::model::topology::Topology;
 /// The nodes as one rank sees them.
 #[derive(Clone, Debug)]
 pub struct NodeView {
-    /// Who is where.
     pub topology: Topology,
-    /// This rank.
     pub rank: GroupRank,
     /// Its number among those of its node.
     pub own: LocalRank,
@@ -40,7 +38,6 @@ pub struct SeenRank {
 }
 
 impl NodeView {
-    /// The nodes of `topology` as `rank` sees them.
     pub fn new(topology: Topology, rank: GroupRank) -> Self {
         let locals = topology.ranks_of(topology.node_of(rank)).to_vec();
         let forwarded: Vec<_> = locals.iter().map(|&it| topology.forwarded_by(it)).collect();
@@ -75,7 +72,6 @@ impl NodeView {
         known.unwrap_or(GroupRank::from(local.word()))
     }
 
-    /// The number of other nodes.
     pub fn others(&self) -> usize {
         self.rail_peers.len()
     }

@@ -8,7 +8,6 @@ pub const OBJECT_ALIGN: u64 = 16;
 /// Where a tensor lies. The number of an object is the same on all ranks; the offset need not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The object.
     pub object: u32,
     /// Of the first byte, from that of this rank's memory of the object; a multiple of [`OBJECT_ALIGN`].
     pub offset: u64,
@@ -17,11 +16,9 @@ pub struct Place {
 /// A rank's memory of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its first byte.
     pub begin: u64,
     /// Its length; the end is an address, too.
     pub bytes: u64,
-    /// The object.
     pub object: u32,
 }
 
@@ -42,12 +39,10 @@ impl Ranges {
         self.0.insert(index, range);
     }
 
-    /// Removes that of `object`.
     pub fn remove(&mut self, object: u32) {
         self.0.retain(|it| it.object != object);
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

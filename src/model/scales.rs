@@ -67,7 +67,6 @@ pub const BLOCKS: [usize; 2] = [128, 32];
 /// How a cast stores the scale of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleForm {
-    /// As float32.
     Float,
     /// As float32, rounded up to a power of two.
     PowerOfTwo,
@@ -83,7 +82,6 @@ pub struct Cast {
     pub from: DType,
     /// Elements that share a scale.
     pub block: usize,
-    /// How their scale is stored.
     pub form: ScaleForm,
 }
 
@@ -132,7 +130,6 @@ pub struct ScaleType {
 }
 
 impl ScaleType {
-    /// Bytes of a row's scales.
     pub fn bytes(self) -> usize {
         self.count * self.dtype.size()
     }
@@ -141,14 +138,11 @@ impl ScaleType {
 /// A row as it travels: the same on all ranks of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireRow {
-    /// The elements.
     pub payload: RowType,
-    /// Their scales, if they have any.
     pub scales: Option<ScaleType>,
 }
 
 impl WireRow {
-    /// Bytes of the scales.
     pub fn scale_bytes(self) -> usize {
         self.scales.map_or(0, ScaleType::bytes)
     }
@@ -162,7 +156,6 @@ impl WireRow {
 /// Bytes of a row that travels: of its payload, and of its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowBytes {
-    /// The elements.
     pub payload: usize,
     /// Their scales; 0 without.
     pub scales: usize,
@@ -232,7 +225,6 @@ impl ScaleLayout {
         (experts == 1 || expert >= of_expert).then_some(Self { expert, row, column })
     }
 
-    /// The number of an element.
     pub fn element(&self, expert: usize, row: usize, column: usize) -> usize {
         expert * self.expert + row * self.row + column * self.column
     }
@@ -241,17 +233,14 @@ impl ScaleLayout {
 /// A tensor of scales `[experts, rows, scales]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleTensor {
-    /// First element.
     pub data: DevPtr,
     /// Rows, of each expert in LL.
     pub rows: usize,
-    /// Where elements lie.
     pub layout: ScaleLayout,
 }
 
 /// Where the scales of the rows that are sent come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As `Meaning` says.
 pub enum ScaleSource {
     Forward(ScaleTensor),
     Cast(Cast),
@@ -262,14 +251,11 @@ pub enum ScaleSource {
 pub struct Scaled {
     /// Scales per row, as they travel and arrive.
     pub scales: ScaleType,
-    /// Where they come from.
     pub source: ScaleSource,
-    /// Where they go to.
     pub out: ScaleTensor,
 }
 
 impl Scaled {
-    /// The cast, if there is one.
     pub fn cast(&self) -> Option<&Cast> {
         match &self.source {
             ScaleSource::Cast(cast) => Some(cast),

@@ -43,7 +43,6 @@ pub struct Topology {
     nodes: Vec<Vec<GroupRank>>,
 }
 
-/// Where a rank is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     node: Node,
@@ -83,12 +82,10 @@ impl Topology {
         (self.sums == NodeSums::Invariant && self.nodes() > 1).then(|| self.node_of(rank))
     }
 
-    /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.places.len()
     }
@@ -97,7 +94,6 @@ impl Topology {
         self.places.get(rank.index()).copied().unwrap_or_default()
     }
 
-    /// The node of `rank`.
     pub fn node_of(&self, rank: GroupRank) -> Node {
         self.place(rank).node
     }

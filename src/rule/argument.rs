@@ -7,7 +7,6 @@ use crate::model::ops::RowType;
 use crate::model::tensor::{DType, DevPtr, Tensor};
 use std::fmt;
 
-/// A tensor with its role.
 #[derive(Clone, Copy, Debug)]
 pub struct Argument<'a> {
     role: Role,
@@ -15,7 +14,6 @@ pub struct Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// The tensor in `role`.
     pub fn new(role: Role, tensor: &'a Tensor) -> Self {
         Self { role, tensor }
     }
@@ -92,7 +90,6 @@ impl<'a> Argument<'a> {
         Error::argument(Subject::Size(self.role, index), rule).got(self.size(index), expected)
     }
 
-    /// Checks that elements are `dtype`.
     #[inline]
     pub fn dtype_is(self, dtype: DType) -> Result<Self> {
         if self.tensor.dtype != Some(dtype) {
@@ -148,7 +145,6 @@ impl<'a> Argument<'a> {
         Error::argument(Subject::ElementType(self.role), rule).got(got, expected)
     }
 
-    /// Its number of dimensions.
     pub fn num_dims(&self) -> usize {
         self.tensor.sizes().len()
     }

@@ -8,10 +8,8 @@ use crate::model::ops::{HandleForm, IntWidth, Routing, RoutingCounters};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
 
-/// The tensors of a new handle.
 #[derive(Clone, Copy, Debug)]
 pub struct HandleTensors {
-    /// The ids.
     pub ids: Tensor,
     /// HT: gets the received tokens per local expert, in device memory.
     pub counter: Option<Tensor>,
@@ -24,7 +22,6 @@ pub struct HandleTensors {
 /// Where an HT handle's counter lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Device memory.
     Device(DevPtr),
     /// Mapped pinned host memory, by its host address.
     Host(DevPtr),
@@ -105,24 +102,10 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
 mod tests {
     use super::*;
     use crate::error::refusal::Subject;
-    use crate::model::group::LlCombineMode;
-    use crate::model::ids::GroupRank;
     use crate::model::tensor::DType;
 
     fn facts(algorithm: Algorithm) -> GroupFacts {
-        GroupFacts {
-            algorithm,
-            ranks: 2,
-            rank: GroupRank::new(0),
-            experts: 8,
-            max_tokens: Some(4),
-            max_recv_rows: Some(8),
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
-        }
+        GroupFacts { algorithm, ..GroupFacts::SAMPLE }
     }
 
     fn tensor(dtype: DType, sizes: &[u32]) -> Tensor {

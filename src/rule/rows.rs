@@ -17,7 +17,6 @@ use crate::rule::{CombineTensors, DispatchTensors};
 pub struct Received<'a> {
     /// The tensor; HT may have none.
     pub out: Option<Argument<'a>>,
-    /// How its rows lie.
     pub layout: Layout,
 }
 
@@ -51,7 +50,6 @@ pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
 pub struct DispatchRows {
     /// As they travel and arrive.
     pub row: RowType,
-    /// Their scales.
     pub scaled: Option<Scaled>,
     /// Rows that are read.
     pub tokens: DevPtr,

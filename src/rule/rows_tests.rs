@@ -1,8 +1,7 @@
 //! Unit tests: the refusals of rows with scales, and what accepted ones become.
 
 use super::*;
-use crate::model::group::{Algorithm, LlCombineMode};
-use crate::model::ids::GroupRank;
+use crate::model::group::LlCombineMode;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::ScaleForm;
 use crate::model::tensor::Tensor;
@@ -14,17 +13,12 @@ const SLOTS: usize = 12;
 
 fn facts() -> GroupFacts {
     GroupFacts {
-        algorithm: Algorithm::LowLatency,
-        ranks: 2,
-        rank: GroupRank::new(0),
         experts: 4,
         max_tokens: Some(6),
         max_recv_rows: Some(SLOTS),
         row_bytes: 2 * HIDDEN,
         ll_combine: LlCombineMode::Reduce,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     }
 }
 

@@ -25,7 +25,6 @@ const POISON_BYTES: usize = 1 << 20;
 const LL_DISPATCH: &str = "low-latency dispatch";
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The checks of one group.
 pub(super) struct Checks {
     device: Arc<dyn Device>,
     facts: GroupFacts,

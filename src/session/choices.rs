@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub struct About {
     /// This rank's tokens.
     pub tokens: usize,
-    /// Ids per token.
     pub top_k: usize,
     /// Bytes of a row as it travels, without its scales; 0 if no tensor says.
     pub row_bytes: usize,
@@ -29,11 +28,8 @@ pub struct About {
 /// What a selector is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Which operation it is.
     pub operation: Operation,
-    /// The call.
     pub about: About,
-    /// Ranks of the group.
     pub ranks: usize,
     /// The most blocks that it may have; `None` if nothing is launched.
     pub most_blocks: Option<u32>,
@@ -44,7 +40,6 @@ pub struct Query {
 pub struct Asked {
     /// The number of a variant; 0: the library's own.
     pub variant: u32,
-    /// How to launch it.
     pub launch: Launch,
 }
 
@@ -84,7 +79,6 @@ enum Impossible {
     Shape(Unfit),
 }
 
-/// The choices of one group.
 pub(super) struct Choices {
     facts: GroupFacts,
     nodes: usize,

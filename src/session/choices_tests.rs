@@ -2,22 +2,16 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::model::group::Algorithm;
-use crate::model::ids::GroupRank;
 
 fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
     let facts = GroupFacts {
-        algorithm: Algorithm::LowLatency,
         ranks,
-        rank: GroupRank::new(0),
         experts: 8 * ranks,
         max_tokens: Some(16),
         max_recv_rows: None,
         row_bytes: 512,
         ll_combine,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     };
     Choices::new(&facts, nodes, Some(132))
 }

@@ -24,7 +24,6 @@ impl Kind {
     }
 }
 
-/// What was found.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Findings {
     experts: usize,
@@ -72,7 +71,6 @@ impl Findings {
         usize::try_from(id).is_ok_and(|id| id < self.experts)
     }
 
-    /// Whether there is nothing to tell.
     pub(super) fn is_empty(&self) -> bool {
         self.foreign.count + self.repeated.count + self.nan.count == 0
     }

@@ -19,7 +19,6 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// An open group.
 pub struct Group {
     facts: GroupFacts,
     nodes: usize,
@@ -104,7 +103,6 @@ impl Group {
         self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
-    /// What all ranks know about the group.
     pub fn facts(&self) -> &GroupFacts {
         &self.facts
     }
@@ -124,7 +122,6 @@ impl Group {
         })
     }
 
-    /// Whether its ranks are on several nodes.
     pub(super) fn spans_nodes(&self) -> bool {
         self.nodes > 1
     }
@@ -158,7 +155,6 @@ impl Group {
         self.choices.select(selector);
     }
 
-    /// What was chosen.
     pub(super) fn choices(&self) -> &Choices {
         &self.choices
     }
@@ -178,12 +174,10 @@ impl Group {
         (address != 0).then_some(DevPtr(address))
     }
 
-    /// The group's device.
     pub fn device(&self) -> Arc<dyn Device> {
         self.backend.common.device()
     }
 
-    /// The backend that the group runs on.
     pub(super) fn backend(&self) -> &OpenGroup {
         &self.backend
     }

@@ -124,7 +124,6 @@ impl Handle {
         }
     }
 
-    /// The group that the handle belongs to.
     pub fn group(&self) -> &Group {
         &self.group
     }

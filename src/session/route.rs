@@ -32,9 +32,7 @@ impl Own<'_> {
 
 /// A routing, and its backend.
 pub(super) struct Routed<B: ?Sized> {
-    /// The ids.
     pub(super) routing: Routing,
-    /// The backend's side.
     pub(super) backend: Box<B>,
     /// The rows that a dispatch delivers here, once the caller has asked for them.
     pub(super) told: OnceLock<usize>,

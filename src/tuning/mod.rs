@@ -21,17 +21,13 @@ const SIZES: usize = 24;
 /// A launch shape: `send_blocks` of `blocks` send; with both equal every block does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Blocks of the grid.
     pub blocks: u32,
-    /// Threads of a block.
     pub threads: u32,
-    /// Blocks that send.
     pub send_blocks: u32,
 }
 
 /// What is wrong with a launch shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The texts say it.
 pub enum Unfit {
     Blocks { most: u32 },
     SendBlocks,
@@ -106,13 +102,9 @@ pub struct Tuning {
 /// The file of a group's launch shapes.
 #[derive(Clone, Debug)]
 pub struct TuningFile {
-    /// Where it is.
     pub path: String,
-    /// The GPU's name.
     pub gpu: String,
-    /// Ranks of the group.
     pub ranks: usize,
-    /// Multiprocessors of the GPU.
     pub multiprocessors: u32,
 }
 

@@ -60,7 +60,6 @@ impl FaultPage {
         }
     }
 
-    /// How long a wait may last.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }

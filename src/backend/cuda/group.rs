@@ -27,7 +27,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The modes' sides of a group.
 pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 
 /// A group whose ranks are GPUs that map each other's memory.

@@ -111,17 +111,14 @@ impl GroupContext {
         }
     }
 
-    /// The windows of this node's ranks, as a kernel parameter.
     pub(super) fn peers(&self) -> PeerTable {
         PeerTable { window: self.windows.map(|base| base.0 as *mut u8), ranks: self.ranks, rank: self.rank.word() }
     }
 
-    /// The memory that peers map beside windows.
     pub(super) fn objects(&self) -> &Objects {
         &self.objects
     }
 
-    /// This rank's window.
     pub(super) fn own_window(&self) -> DevPtr {
         let own = self.windows.get(self.rank.index());
         own.copied().unwrap_or_default()
@@ -148,7 +145,6 @@ impl GroupContext {
         WaitParams { timeout_ns: nanoseconds(left), ..self.wait(op) }
     }
 
-    /// The state of LL channel `channel`.
     pub(super) fn channel_state(&self, channel: u32) -> *mut LlChannelState {
         let states = (self.state.data().0 + CHANNEL_STATES) as *mut LlChannelState;
         states.wrapping_add(channel as usize)

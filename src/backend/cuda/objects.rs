@@ -39,7 +39,6 @@ pub(super) fn unmap(mapped: &mut ObjectMemory) -> bool {
 }
 
 impl CudaMapper {
-    /// The objects of a new group on GPUs.
     pub(super) fn objects(memory: &Arc<CudaMemory>, group: &Arc<GroupContext>, view: &Arc<NodeView>) -> Objects<Self> {
         let mapper = Self { memory: Arc::clone(memory), group: Arc::clone(group), view: Arc::clone(view) };
         Objects::new(mapper, Arc::clone(group.objects().recognised()))

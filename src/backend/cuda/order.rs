@@ -26,7 +26,6 @@ struct Operations {
 }
 
 impl Order {
-    /// An order without operations.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         let operations = Arc::new(Operations { done: Mutex::new(Event::new(context)?), ended: AtomicBool::new(false) });
         context.watch(&operations);

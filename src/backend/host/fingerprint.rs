@@ -37,7 +37,6 @@ pub fn read_as(call: Operation, message: &[u8], source: usize) -> Result<Reader<
 /// What one rank says an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// The call.
     pub call: Operation,
     /// Whether the receive phase waits for a completion.
     pub staged: bool,

@@ -90,7 +90,6 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
     windows
 }
 
-/// An open group.
 struct HostGroup {
     shared: Arc<GroupState>,
     objects: Objects<HostMapper>,

@@ -40,7 +40,6 @@ fn view_bytes(facts: &GroupFacts) -> usize {
 }
 
 impl GroupState {
-    /// A group without enqueued work.
     pub fn new(
         facts: GroupFacts,
         topology: Topology,

@@ -48,7 +48,6 @@ impl Mailboxes {
         }
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.windows.len()
     }

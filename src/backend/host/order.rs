@@ -23,7 +23,6 @@ impl Order {
         }
     }
 
-    /// Marks the operation with epoch `epoch` as ended.
     pub fn end(&self, epoch: u64) {
         *self.last.lock() = epoch;
         self.moved.notify_all();

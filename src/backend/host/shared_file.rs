@@ -19,7 +19,6 @@ pub const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F
 pub struct Address {
     /// The process that has it open.
     pub process: u32,
-    /// Its file descriptor in that process.
     pub descriptor: i32,
 }
 
@@ -27,9 +26,7 @@ pub struct Address {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SharedBlock {
-    /// Its first byte.
     pub begin: usize,
-    /// Its length.
     pub bytes: usize,
     /// The file's descriptor, as long as it lives.
     pub file: i32,
@@ -40,19 +37,16 @@ pub struct SharedBlock {
 }
 
 impl Address {
-    /// Bytes of [`Address::to_bytes`].
     pub const BYTES: usize = 8;
 
     fn path(self) -> String {
         format!("/proc/{}/fd/{}", self.process, self.descriptor)
     }
 
-    /// As ranks tell it each other.
     pub fn to_bytes(self) -> Vec<u8> {
         [self.process.to_le_bytes(), self.descriptor.to_le_bytes()].concat()
     }
 
-    /// Reads the result of [`Address::to_bytes`].
     pub fn from_bytes(record: &[u8]) -> Result<Self> {
         let [process, descriptor] = record.as_chunks::<4>().0 else {
             return Err(Error::internal("a window's address of the wrong length"));
@@ -81,7 +75,6 @@ pub fn open(address: Address, link: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Its bytes.
 pub fn length(file: &File) -> Result<u64> {
     let failed = |cause| Error::system("the length of a shared window", &cause);
     Ok(file.metadata().map_err(failed)?.len())

@@ -97,7 +97,6 @@ impl Window {
         Address { process: std::process::id(), descriptor: self.file.as_raw_fd() }
     }
 
-    /// A view of the counters of `bank`.
     pub fn bank(&self, bank: usize) -> Bank<'_> {
         Bank { window: self, first: COUNTERS + bank * (self.ranks + 2) * WORD }
     }
@@ -123,7 +122,6 @@ impl Window {
         self.ring();
     }
 
-    /// Whether this window's rank gave up.
     pub fn has_failed(&self) -> bool {
         self.word(FAILED).load(Ordering::Acquire) != 0
     }

@@ -95,9 +95,7 @@ fn functions() -> Result<&'static Functions> {
 /// alive until the groups made from it are destroyed. No address is checked here.
 #[derive(Clone)]
 pub struct Communicator {
-    /// Number of ranks.
     pub ranks: usize,
-    /// This rank.
     pub rank: GroupRank,
     /// The CUDA device of this rank, as this process numbers them.
     pub device: usize,

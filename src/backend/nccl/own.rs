@@ -36,7 +36,6 @@ pub type InGraphs = Box<dyn Fn() -> bool + Send>;
 pub struct Part {
     /// The other rank, as the communicator numbers it.
     pub peer: CommRank,
-    /// First byte.
     pub data: DevPtr,
     /// The same number on both sides, not zero.
     pub bytes: usize,

@@ -11,7 +11,6 @@ use crate::model::ops::Stream;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     operation: Operation,
-    /// Its number.
     pub object: u32,
 }
 
@@ -20,7 +19,6 @@ impl Call {
         [Operation::MemoryNew, Operation::MemoryEnd, Operation::MemoryGiven, Operation::MemoryGivenEnd];
     const BYTES: usize = 8;
 
-    /// Makes `object`, of memory of `kind`.
     pub fn making(kind: Kind, object: u32) -> Self {
         let operation = match kind {
             Kind::Own => Operation::MemoryNew,
@@ -29,7 +27,6 @@ impl Call {
         Self { operation, object }
     }
 
-    /// Ends it.
     pub fn ending(kind: Kind, object: u32) -> Self {
         let operation = match kind {
             Kind::Own => Operation::MemoryEnd,

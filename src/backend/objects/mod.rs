@@ -25,7 +25,6 @@ pub enum Wanted {
 pub enum Kind {
     /// The library's, from [`Wanted::New`].
     Own,
-    /// The caller's.
     Given,
 }
 
@@ -34,7 +33,6 @@ pub enum Kind {
 pub struct Found {
     /// This rank's memory of it.
     pub range: Range,
-    /// Whose that is.
     pub kind: Kind,
     /// How many tensors of operations were found in it.
     pub tensors: u64,
@@ -96,7 +94,6 @@ impl Recognised {
         self.change(|ranges| ranges.insert(range));
     }
 
-    /// Whether there is an object.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -140,7 +137,6 @@ pub trait Mapper: Send + Sync {
 }
 
 impl Wanted {
-    /// Whose the memory is.
     pub fn kind(&self) -> Kind {
         match self {
             Self::New(_) => Kind::Own,

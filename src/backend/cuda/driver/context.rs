@@ -72,7 +72,6 @@ impl Context {
         })
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> ContextHandle {
         self.held.handle()
     }

@@ -49,12 +49,10 @@ impl Held {
         Ok(held)
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> ContextHandle {
         self.handle
     }
 
-    /// The context's identity.
     pub fn id(&self) -> ContextId {
         (self.handle, self.number)
     }
@@ -129,7 +127,6 @@ impl ContextHandle {
         self.0 as sys::CUcontext
     }
 
-    /// The address.
     pub fn to_bits(self) -> u64 {
         self.0 as u64
     }
@@ -140,7 +137,6 @@ impl ContextHandle {
     }
 }
 
-/// A device, as the driver names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub(super) sys::CUdevice);
 
@@ -163,14 +159,12 @@ pub fn retain_primary(device: Device) -> Result<ContextHandle> {
     Ok(ContextHandle(context as usize))
 }
 
-/// Undoes one [`retain_primary`].
 fn release_primary(device: Device) -> Result<()> {
     // SAFETY: no pointers are passed; the device came from the driver.
     let status = unsafe { (functions()?.cuDevicePrimaryCtxRelease_v2)(device.0) };
     check("cuDevicePrimaryCtxRelease", status)
 }
 
-/// The calling thread's context, if it has one.
 pub fn current_context() -> Result<Option<ContextHandle>> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
@@ -187,7 +181,6 @@ fn current_context_id() -> Result<u64> {
     Ok(id)
 }
 
-/// The device of the calling thread's context.
 pub fn current_device() -> Result<Device> {
     let mut device = 0;
     // SAFETY: writes one number.
@@ -195,20 +188,17 @@ pub fn current_device() -> Result<Device> {
     Ok(Device(device))
 }
 
-/// Pushes `context` on the calling thread's stack of contexts.
 fn push_context(context: ContextHandle) -> Result<()> {
     // SAFETY: the handle came from the driver and its owner is alive.
     check("cuCtxPushCurrent", unsafe { (functions()?.cuCtxPushCurrent_v2)(context.raw()) })
 }
 
-/// Undoes one [`push_context`].
 fn pop_context() -> Result<()> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
     check("cuCtxPopCurrent", unsafe { (functions()?.cuCtxPopCurrent_v2)(&mut context) })
 }
 
-/// Waits until everything enqueued in the current context has run.
 pub fn synchronize_context() -> Result<()> {
     // SAFETY: no arguments.
     check("cuCtxSynchronize", unsafe { (functions()?.cuCtxSynchronize)() })

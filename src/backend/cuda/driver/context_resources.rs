@@ -52,7 +52,6 @@ impl ContextResources {
         self.stream
     }
 
-    /// The kernels' entry points.
     pub fn functions(&self) -> Result<Functions> {
         self.kernels.clone()
     }

@@ -155,7 +155,6 @@ pub struct DriverEvent {
 unsafe impl Send for DriverEvent {}
 
 impl DriverEvent {
-    /// One that marks nothing yet.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
         let mut raw = null_mut();
@@ -214,7 +213,6 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// One that marks nothing yet.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self { event: DriverEvent::new(context)?, on: None })
     }

@@ -52,7 +52,6 @@ impl StreamScope {
         Ok(Self { stream, id, capture: self.capture, _entered: self._entered.again() })
     }
 
-    /// Whether enqueued work goes into a graph.
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()
     }

@@ -67,7 +67,6 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// For the nodes of `view`.
     pub fn new(memory: &Arc<CudaMemory>, view: &NodeView) -> Result<Self> {
         let mut of_rank = Vec::new();
         for seen in &view.of_rank {

@@ -46,7 +46,6 @@ impl Objects {
         self.recognised.any()
     }
 
-    /// In which memory tensors are recognised.
     pub fn recognised(&self) -> &Arc<Recognised> {
         &self.recognised
     }

@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 /// Least time to wait for a rank that has announced a word.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes of a word.
 pub const WORD_BYTES: usize = size_of::<u32>();
 
 /// A rank's word about itself; windows start with zeros, which mean that it is still in the group.

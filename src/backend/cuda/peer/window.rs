@@ -79,12 +79,10 @@ impl Window {
         self.is_published = true;
     }
 
-    /// The context of the memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// First byte.
     pub fn base(&self) -> DevPtr {
         DevPtr(self.allocation.base as usize)
     }
@@ -136,21 +134,17 @@ pub struct WindowRecord {
 }
 
 impl WindowRecord {
-    /// Bytes of the window.
     pub fn bytes(&self) -> usize {
         self.allocation.bytes as usize
     }
 
-    /// Length of [`WindowRecord::to_bytes`].
     pub const BYTES: usize = PROCESS_ID_BYTES + 3 * size_of::<u64>() + IPC_HANDLE_BYTES;
 
-    /// Describes `window`.
     pub fn new(window: &Window) -> Result<Self> {
         let _entered = window.context.enter()?;
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
     }
 
-    /// The record as the ranks exchange it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.process.to_bytes().to_vec();
         bytes.extend_from_slice(&self.allocation.context.to_bits().to_le_bytes());
@@ -160,7 +154,6 @@ impl WindowRecord {
         bytes
     }
 
-    /// Reads the result of [`WindowRecord::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let record = Self {
@@ -231,7 +224,6 @@ impl PeerMapping {
         Ok(Self { context: Arc::clone(context), base, imported: here.is_none().then_some(record.ipc) })
     }
 
-    /// First byte.
     pub fn base(&self) -> DevPtr {
         self.base
     }

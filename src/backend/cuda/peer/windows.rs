@@ -35,7 +35,6 @@ impl PeerWindows {
         self.window.publish();
     }
 
-    /// Start of this rank's window.
     pub fn base(&self) -> DevPtr {
         self.window.base()
     }
@@ -123,7 +122,6 @@ impl PeerWindows {
 
 /// What one rank has of its group's windows.
 pub struct GroupWindows {
-    /// For operations.
     pub operations: PeerWindows,
     /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
     /// words say whether the windows of operations can be freed.

@@ -179,21 +179,15 @@ fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::group::Algorithm;
 
     fn facts() -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
-            ranks: 2,
-            rank: GroupRank::new(0),
             experts: 4,
             max_tokens: Some(6),
             max_recv_rows: Some(12),
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 

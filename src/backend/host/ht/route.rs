@@ -13,7 +13,6 @@ use crate::model::ops::{HandleForm, Routing};
 /// A rank that one of a token's experts is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The rank.
     pub rank: usize,
     /// The token's row there, among those from the token's rank.
     pub index: usize,
@@ -47,11 +46,9 @@ pub const ENTRY_BYTES: usize = 8;
 pub struct RankIds {
     /// int64 `[tokens, top_k]`.
     pub ids: Vec<u8>,
-    /// Ids per token.
     pub top_k: usize,
 }
 
-/// Bytes of an id.
 pub const ID_BYTES: usize = size_of::<i64>();
 
 impl RankIds {
@@ -132,7 +129,6 @@ impl HtMap {
         (self.entries).extend(words.flat_map(|word| word.to_ne_bytes()));
     }
 
-    /// Rows that this rank receives.
     pub fn received(&self) -> usize {
         self.begins.last().map_or(0, |rows| *rows as usize)
     }
@@ -248,7 +244,7 @@ fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::group::Algorithm;
     use crate::model::handle_state::block_bytes;
     use crate::model::ids::GroupRank;
     use crate::model::ops::{IntWidth, Zones};
@@ -257,16 +253,11 @@ mod tests {
     fn facts(rank: usize) -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
-            ranks: 2,
             rank: GroupRank::new(rank),
             experts: 4,
             max_tokens: None,
             max_recv_rows: None,
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 

@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An LL handle.
 #[derive(Clone)]
 pub struct HostLl {
     shared: Arc<GroupState>,

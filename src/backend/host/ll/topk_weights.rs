@@ -101,23 +101,9 @@ fn match_token(facts: &GroupFacts, sent: &[i64], ids: &[i64], weights: &[f32]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
-    use crate::model::ids::GroupRank;
 
     fn facts() -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::LowLatency,
-            ranks: 1,
-            rank: GroupRank::new(0),
-            experts: 8,
-            max_tokens: Some(4),
-            max_recv_rows: Some(4),
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
-        }
+        GroupFacts { ranks: 1, max_recv_rows: Some(4), ..GroupFacts::SAMPLE }
     }
 
     /// (first k, weight) of each sent entry; the weight of entry k is 2^k.

@@ -48,12 +48,10 @@ impl Ending {
         Self { _operations: Some(operations), ..self }
     }
 
-    /// See [`OwnCommunicator::tag`].
     pub fn tag(&self) -> u64 {
         self.comm.tag()
     }
 
-    /// See [`Device::context_number`].
     pub fn context_number(&self) -> u64 {
         self.device.context_number()
     }

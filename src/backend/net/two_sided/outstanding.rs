@@ -56,7 +56,6 @@ struct Pending {
 }
 
 impl Outstanding {
-    /// No operations yet.
     pub fn new(new_replay_marks: NewReplayMarks<'_>) -> Result<Self> {
         Ok(Self { replays: Mutex::new(Replays::new(new_replay_marks)?), ..Self::default() })
     }

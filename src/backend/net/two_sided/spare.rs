@@ -68,7 +68,6 @@ impl Offer {
         Self(offered)
     }
 
-    /// What the other ranks are told.
     pub fn to_bytes(&self) -> Vec<u8> {
         let tags = self.0.iter().flat_map(|comm| comm.tag().to_le_bytes());
         let mut bytes: Vec<u8> = tags.collect();

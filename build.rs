@@ -3,10 +3,9 @@
 //! Several are compiled at a time, and one again only if its sources, the compiler or the options
 //! have changed, whatever made cargo run this: beside each fatbin lies all that it was made from.
 //!
-//! Without nvcc the build continues with the host backend alone and says so once;
-//! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc
-//! is always an error: whoever has one expects kernels. The headers of their parameters are made by
-//! `cuda/params`.
+//! Without nvcc the build continues with the host backend alone and says so once; `NCCL_EP_CUDA=require` makes that an
+//! error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc is always an error: whoever has one expects kernels. The
+//! headers of their parameters are made by `cuda/params`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -248,8 +247,7 @@ fn options(nvcc: &Path, version: (u32, u32)) -> Result<Vec<String>, String> {
     Ok(options)
 }
 
-/// The `-gencode` options. One entry yields machine code and, with `+ptx`, portable code from a
-/// single front-end pass.
+/// The `-gencode` options. One entry yields machine code and, with `+ptx`, portable code from a single front-end pass.
 fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
     let known = run(Command::new(nvcc).arg("--list-gpu-arch"))?;
     let is_known = |arch: &str| known.lines().any(|line| line == format!("compute_{arch}"));

@@ -14,8 +14,7 @@ pub struct Env {
     pub timeout: Option<Duration>,
     /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. By default as the ABI says.
     pub ll_combine: Option<LlCombineMode>,
-    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default
-    /// home.
+    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default home.
     pub node_sums: NodeSums,
     /// `NCCL_EP_TUNING_FILE`: launch shapes measured on this machine.
     pub tuning_file: Option<String>,
@@ -35,8 +34,7 @@ pub struct Env {
     pub debug_file: Option<String>,
 }
 
-/// What the library prints; each includes those before it, except that only `Version` prints the
-/// version alone.
+/// What the library prints; each includes those before it, except that only `Version` prints the version alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     Nothing,

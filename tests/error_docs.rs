@@ -1,5 +1,4 @@
-//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke
-//! each.
+//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke each.
 //!
 //! Sources are read as text. A literal such as "must be {what}" is a pattern: braces match
 //! anything, in the sources as in the tables.

@@ -10,9 +10,8 @@ mod sources;
 
 use sources::modules::{Use, all_uses, is_below, module_files, module_of};
 
-/// Module: what it may use. `x::*` is module `x` and everything below it; any other entry is one
-/// module or one item. The longest matching name decides; each module may use itself and everything
-/// below itself.
+/// Module: what it may use. `x::*` is module `x` and everything below it; any other entry is one module or one item.
+/// The longest matching name decides; each module may use itself and everything below itself.
 const ARROWS: &str = "
 error: model::ids
 env: model::*

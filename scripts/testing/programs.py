@@ -42,8 +42,7 @@ _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
          ("differ", ("differ", "--calls", "2000", "--seed", "4")))
 _SANITIZED_FUZZ = (("agree", ("agree", "--calls", "6000", "--seed", "6")),
                    ("differ", ("differ", "--calls", "1000", "--seed", "7")))
-# Threads have no common order of operations, so on GPUs two groups could wait for each
-# other's multiprocessors.
+# Threads have no common order of operations, so on GPUs two groups could wait for each other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 # test_faults: a trial takes about a second.
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),

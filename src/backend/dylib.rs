@@ -33,9 +33,8 @@ impl Library {
             .ok_or_else(last_error)
     }
 
-    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It is used even if the process has
-    /// made another one global: the Python package makes communicators with it. The error is the
-    /// loader's text.
+    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It is used even if the process has made another one
+    /// global: the Python package makes communicators with it. The error is the loader's text.
     pub(super) fn chosen_nccl() -> Option<Result<Self, String>> {
         let path = CString::new(env::nccl_library()?).ok()?;
         Some(Self::open(&path, libc::RTLD_NOW | libc::RTLD_LOCAL).ok_or_else(last_error))
@@ -53,9 +52,8 @@ impl Library {
 
     /// The object that defines `marker`, a symbol that some part of the process has made global.
     ///
-    /// Unlike [`Library::in_process`] it prefers that object for all other names, even where an
-    /// object loaded earlier also defines them: a Python process may hold PyTorch's CUDA runtime
-    /// beside the CPU stand-ins.
+    /// Unlike [`Library::in_process`] it prefers that object for all other names, even where an object loaded earlier
+    /// also defines them: a Python process may hold PyTorch's CUDA runtime beside the CPU stand-ins.
     pub(super) fn defining(marker: &CStr) -> Option<Self> {
         let process = Self::in_process(marker)?;
         let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else {
@@ -149,8 +147,7 @@ fn last_error() -> String {
 
 /// A struct of C functions of one library, each looked up by its own name.
 ///
-/// `load(&Library)` fails with the name of the first missing function; those listed under
-/// `optional` may be missing.
+/// `load(&Library)` fails with the name of the first missing function; those listed under `optional` may be missing.
 macro_rules! function_table {
     (
         $(#[$doc:meta])*

@@ -1,8 +1,7 @@
 //! The interface of a backend. The siblings `host` and `cuda` never see each other.
 //!
-//! Opening a group or an HT handle is collective. Everything else is local to a rank, and
-//! operations are only enqueued. A method that makes sense for one sibling only belongs inside that
-//! sibling.
+//! Opening a group or an HT handle is collective. Everything else is local to a rank, and operations are only enqueued.
+//! A method that makes sense for one sibling only belongs inside that sibling.
 
 pub mod bootstrap;
 pub mod cuda;
@@ -85,9 +84,8 @@ pub trait LlGroupBackend: Send + Sync {
 }
 
 pub trait HtGroupBackend: Send + Sync {
-    /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that
-    /// refused its arguments, and that rank gets it back. The others learn of it from this call, or
-    /// from the handle's first use.
+    /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that refused its
+    /// arguments, and that rank gets it back. The others learn of it from this call, or from the handle's first use.
     fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
 
     /// In a group on one node, a handle over `block`, for a routing of so many tokens that an equal one has stored there, or its bytes; the
@@ -128,11 +126,9 @@ pub trait LlBackend: Send + Sync {
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
     /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
-    /// Enqueues the receive phase of `op`, which was sent in `slot`. It runs after the send phase,
-    /// on any stream.
+    /// Enqueues the receive phase of `op`, which was sent in `slot`. It runs after the send phase, on any stream.
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
-    /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait
-    /// for it.
+    /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
     /// Enqueues that `counts`, int32 `[L]`, are added to `totals`, int64 `[L]`, behind the dispatch that delivers them.
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()>;

@@ -1,11 +1,10 @@
 //! Quiescent moments of a device, and the calls that are made only then.
 //!
-//! A device is quiescent while nothing of this library on it waits for other ranks, and no such work
-//! can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and destroying
-//! communicators happen at quiescent moments only. Each of these calls waits for everything that runs on
-//! the device, and on GPUs holds up every launch meanwhile. If another thread's exchange or operation
-//! is on the device then, the call waits for that operation's peers. Those peers may be blocked in
-//! the same call, waiting for this one: a deadlock.
+//! A device is quiescent while nothing of this library on it waits for other ranks, and no such work can be enqueued.
+//! Freeing device memory, unmapping a peer's memory, loading kernels and destroying communicators happen at quiescent
+//! moments only. Each of these calls waits for everything that runs on the device, and on GPUs holds up every launch
+//! meanwhile. If another thread's exchange or operation is on the device then, the call waits for that operation's
+//! peers. Those peers may be blocked in the same call, waiting for this one: a deadlock.
 //!
 //! Nobody waits long for a quiescent moment, as that might need the peers. Memory to be freed is left here.
 //! It is freed at the next quiescent moment, or serves the next group that wants the same, so little
@@ -222,8 +221,7 @@ impl<K> Quiescence<K> {
     }
 
     fn while_quiescent(&self, graphs: Graphs, then: impl FnOnce(&mut State<K>)) -> bool {
-        // Both are dropped after the lock is released: dropping them may bring something here to be
-        // freed.
+        // Both are dropped after the lock is released: dropping them may bring something here to be freed.
         let works: Vec<Arc<dyn Works>>;
         let over;
         let mut then = Some(then);

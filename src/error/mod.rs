@@ -1,8 +1,7 @@
 //! The one error type of the core.
 //!
-//! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A
-//! refusal of an argument is data (`refusal`); an ABI puts it into words with the names that its
-//! callers know.
+//! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A refusal of an
+//! argument is data (`refusal`); an ABI puts it into words with the names that its callers know.
 
 pub mod code;
 pub mod refusal;

@@ -1,7 +1,6 @@
 //! Refusals as data: the refused subject and the rule that it breaks.
 //!
-//! The core has no names for arguments, as each ABI names them differently. An ABI puts a refusal
-//! into its own words.
+//! The core has no names for arguments, as each ABI names them differently. An ABI puts a refusal into its own words.
 
 use crate::error::code::Code;
 use crate::model::ids::GroupRank;
@@ -150,8 +149,7 @@ pub enum AmongRanks {
     SameColumns {
         rank: GroupRank,
     },
-    /// Repeated ids leave room at an expert for what other ranks may send; those of `rank` for
-    /// `expert` do not.
+    /// Repeated ids leave room at an expert for what other ranks may send; those of `rank` for `expert` do not.
     RoomForRepeated {
         rank: GroupRank,
         expert: usize,

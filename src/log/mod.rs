@@ -1,8 +1,7 @@
 //! The lines that `NCCL_DEBUG` asks for, refusals and one for each new group, and those of `NCCL_EP_CHECK`. They go to stderr, or
 //! to the file that `NCCL_DEBUG_FILE` names.
 //!
-//! No logging crate: in a C library nobody could install its subscriber, or it would interfere with
-//! somebody else's.
+//! No logging crate: in a C library nobody could install its subscriber, or it would interfere with somebody else's.
 
 mod sink;
 
@@ -86,8 +85,7 @@ pub fn version(text: &str) {
     }
 }
 
-/// External `text` for use in a line: cut, and without control characters that a terminal might
-/// obey.
+/// External `text` for use in a line: cut, and without control characters that a terminal might obey.
 pub fn shown(text: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
     let plain = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?'));

@@ -94,8 +94,7 @@ impl NodeSums {
     }
 }
 
-/// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31
-/// bits.
+/// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31 bits.
 pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
@@ -203,8 +202,7 @@ impl GroupFacts {
         rank * local..(rank + 1) * local
     }
 
-    /// The expert that the routing entry `id` names; `None` for negative and too large ids, which
-    /// take no part.
+    /// The expert that the routing entry `id` names; `None` for negative and too large ids, which take no part.
     pub fn expert(&self, id: i64) -> Option<usize> {
         usize::try_from(id).ok().filter(|&expert| expert < self.experts)
     }

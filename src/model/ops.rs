@@ -154,8 +154,7 @@ pub struct LlBeside {
 /// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, maybe with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlDispatch {
-    /// Element type and width of rows as they travel and arrive; those of the input rows, too,
-    /// unless it is a cast.
+    /// Element type and width of rows as they travel and arrive; those of the input rows, too, unless it is a cast.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     pub tokens: DevPtr,
@@ -252,12 +251,10 @@ pub struct IdsAndWeights {
     pub rows: usize,
 }
 
-/// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights,
-/// else tokens only.
+/// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights, else tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtDispatch {
-    /// Element type and width of rows as they travel and arrive; those of the input rows, too,
-    /// unless it is a cast.
+    /// Element type and width of rows as they travel and arrive; those of the input rows, too, unless it is a cast.
     pub row: RowType,
     pub scaled: Option<Scaled>,
     pub tokens: DevPtr,

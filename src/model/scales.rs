@@ -1,11 +1,9 @@
-//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and where scales
-//! lie in memory.
+//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and where scales lie in memory.
 //!
-//! A row travels as a *payload* and, if it has them, *scales*: a few numbers that belong to blocks
-//! of its elements. A dispatch moves rows as they are (opaque), moves rows and scales as they are
-//! (forward), or rounds rows to e4m3 while it sends them and makes the scales (cast). The tensors of
-//! the call decide which; no setting does. A cast and a forward of the same bytes are the same to
-//! the receiver.
+//! A row travels as a *payload* and, if it has them, *scales*: a few numbers that belong to blocks of its elements. A
+//! dispatch moves rows as they are (opaque), moves rows and scales as they are (forward), or rounds rows to e4m3 while
+//! it sends them and makes the scales (cast). The tensors of the call decide which; no setting does. A cast and a
+//! forward of the same bytes are the same to the receiver.
 
 use crate::model::group::ROW_ALIGN;
 use crate::model::tensor::{DType, DevPtr, RowType};
@@ -105,8 +103,7 @@ impl Cast {
     }
 }
 
-/// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and
-/// of 32.
+/// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and of 32.
 pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {
     let [large, small] = BLOCKS;
     match dtype {

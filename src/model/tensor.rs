@@ -93,8 +93,7 @@ impl RowType {
     }
 }
 
-/// An address in device memory, or its device alias for mapped host memory. Never dereferenced
-/// outside a backend.
+/// An address in device memory, or its device alias for mapped host memory. Never dereferenced outside a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DevPtr(pub usize);
 
@@ -139,8 +138,7 @@ impl Tensor {
     }
 }
 
-/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call
-/// copies tensors.
+/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call copies tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides([u32; MAX_DIMS]);
 

@@ -107,8 +107,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The address; refuses NULL unless the tensor is empty, and addresses that `align` does not
-    /// divide.
+    /// The address; refuses NULL unless the tensor is empty, and addresses that `align` does not divide.
     pub fn data(&self, align: usize) -> Result<DevPtr> {
         let data = self.tensor.data;
         let subject = Subject::Data(self.role);

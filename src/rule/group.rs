@@ -59,8 +59,7 @@ fn max_tokens(settings: &GroupSettings, ranks: usize) -> Result<Option<usize>> {
     Ok(Some(tokens))
 }
 
-/// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run
-/// time yet.
+/// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run time yet.
 fn recv_rows(settings: &GroupSettings, max_tokens: Option<usize>, ranks: usize) -> Result<Option<usize>> {
     let all = max_tokens.map(|tokens| tokens * ranks);
     match (settings.max_recv_rows, all) {

@@ -39,9 +39,8 @@ pub struct Group {
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns,
-/// past a slot that is not free: so it does not matter in which order ranks complete two, unless a third
-/// is sent in between.
+/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns, past a slot
+/// that is not free: so it does not matter in which order ranks complete two, unless a third is sent in between.
 #[derive(Default)]
 struct Staged {
     next: usize,

@@ -176,8 +176,7 @@ impl Handle {
         }
     }
 
-    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
-    /// ignores it.
+    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT ignores it.
     pub fn combine(&self, tensors: &CombineTensors<'_>, staged: bool, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
@@ -316,8 +315,7 @@ impl Handle {
         counted
     }
 
-    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the
-    /// exact number.
+    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
         match (&self.mode, self.group.facts().max_recv_rows) {
             (ByMode::Ht(_), Some(rows)) => Ok(rows),

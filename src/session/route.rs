@@ -57,8 +57,7 @@ pub(super) fn ll(
     Ok(Routed::new(routing, backend))
 }
 
-/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part,
-/// too.
+/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.
 pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,

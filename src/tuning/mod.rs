@@ -165,9 +165,8 @@ impl Tuning {
         self.measured == Self::default().measured
     }
 
-    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger
-    /// one that was measured. `None` is the library's own choice; it also applies beyond the
-    /// largest entry.
+    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger one that was
+    /// measured. `None` is the library's own choice; it also applies beyond the largest entry.
     pub fn choice(&self, operation: Operation, tokens: usize) -> Option<Choice> {
         let first = tokens.max(1).next_power_of_two().trailing_zeros() as usize;
         let sizes = self.measured[operation as usize].get(first..)?;

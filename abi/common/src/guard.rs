@@ -1,5 +1,4 @@
-//! The guard around every exported function: nothing unwinds into C, and every refusal leaves a
-//! text.
+//! The guard around every exported function: nothing unwinds into C, and every refusal leaves a text.
 #![allow(unsafe_code)]
 
 use crate::refuse;

@@ -100,8 +100,7 @@ fn null(what: &str) -> Error {
     Error::new(Code::InvalidArgument, format!("no {what}"))
 }
 
-/// Opens a group over all ranks of the communicator `comm`, on the library's own
-/// stream.
+/// Opens a group over all ranks of the communicator `comm`, on the library's own stream.
 ///
 /// # Safety
 /// `comm` is a live communicator; `settings` and `group` are NULL or valid.

@@ -33,8 +33,7 @@ pub(super) struct GroupContext {
     tuning_file: Option<TuningFile>,
     /// Whether kernels that wait for those before them may be launched before these end.
     pub(super) programmatic: bool,
-    /// The group's failure mark and the states of the LL channels: the words that a kernel loads
-    /// first.
+    /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
     objects: Objects,
     /// In this rank's window: the peer that has reported its failure.

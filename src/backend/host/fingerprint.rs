@@ -40,8 +40,7 @@ pub struct Fingerprint {
     pub call: Operation,
     /// Whether the receive phase waits for a completion.
     pub staged: bool,
-    /// In HT the number of the operation that created the handle, the same on all ranks of the
-    /// handle.
+    /// In HT the number of the operation that created the handle, the same on all ranks of the handle.
     pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,

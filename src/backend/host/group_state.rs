@@ -91,8 +91,7 @@ impl GroupState {
         })
     }
 
-    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` runs after it, even if
-    /// it fails.
+    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` runs after it, even if it fails.
     pub fn enqueue(
         self: &Arc<Self>,
         call: Operation,

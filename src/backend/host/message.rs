@@ -66,8 +66,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next `count` elements of `size` bytes. `count` comes from the sender, so it may be any
-    /// number.
+    /// The next `count` elements of `size` bytes. `count` comes from the sender, so it may be any number.
     pub fn array(&mut self, count: usize, size: usize) -> Result<&'a [u8]> {
         self.bytes(count.checked_mul(size).ok_or_else(too_short)?)
     }

@@ -1,9 +1,8 @@
 //! The sum of a token's rows, node by node.
 //!
-//! Rows of the home's own node enter the fp32 sum directly. Rows of another node are summed there
-//! in the same order, and that sum is rounded to the rows' type, because it crosses the network as
-//! one row. The home's node comes first, then the preceding nodes, around the ring. On one node
-//! this is a plain sum.
+//! Rows of the home's own node enter the fp32 sum directly. Rows of another node are summed there in the same order,
+//! and that sum is rounded to the rows' type, because it crosses the network as one row. The home's node comes first,
+//! then the preceding nodes, around the ring. On one node this is a plain sum.
 //!
 //! Invariant sums (`model::group::NodeSums`) round the home's part, too, and go through the nodes
 //! in ascending order, so that nothing depends on where a token is at home.

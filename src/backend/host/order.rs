@@ -14,8 +14,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so the
-    /// wait terminates.
+    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so the wait terminates.
     pub fn follow(&self, before: u64) {
         let mut last = self.last.lock();
         while *last < before {

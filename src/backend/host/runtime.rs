@@ -1,8 +1,7 @@
 //! The functions of the CPU stand-ins (`hostsim`) that this backend calls.
 //!
-//! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing.
-//! "Device" memory is this process's own memory: allocated by the stand-ins or, as with PyTorch's
-//! tensors on the CPU, in any other way.
+//! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing. "Device" memory is
+//! this process's own memory: allocated by the stand-ins or, as with PyTorch's tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
@@ -19,8 +18,7 @@ use std::sync::{Arc, Weak};
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 2;
 const ERROR_NOT_READY: c_int = 600;
-/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU
-/// do.
+/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU do.
 const ANY_DIRECTION: c_int = 4;
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);

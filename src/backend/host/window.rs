@@ -1,8 +1,7 @@
 //! One rank's memory that all ranks can map: a header of counters, and banks for messages.
 //!
-//! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind
-//! when a process dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages
-//! that messages have touched.
+//! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind when a process
+//! dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages that messages have touched.
 //!
 //! A peer's claims about its window are checked before use. The file must be such a memfd with a
 //! sealed length, so that no access to its mapping can end this process. A message must lie inside
@@ -210,8 +209,7 @@ impl Bank<'_> {
     /// The message; only between its post and this rank's [`Bank::set_read`].
     pub fn read(&self) -> Result<Mmap> {
         let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
-        // Reading a hole of the file would cost the reader memory, so the claimed length alone is
-        // not trusted.
+        // Reading a hole of the file would cost the reader memory, so the claimed length alone is not trusted.
         let file = self.window.file.metadata();
         let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
         let bytes = usize::try_from(bytes)

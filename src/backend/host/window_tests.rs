@@ -1,5 +1,4 @@
-//! Unit tests of windows: which files are opened, how long they may be, and which messages are
-//! refused.
+//! Unit tests of windows: which files are opened, how long they may be, and which messages are refused.
 #![allow(unsafe_code)]
 
 use super::*;

@@ -192,8 +192,7 @@ impl OwnCommunicator {
         // SAFETY: no arguments.
         network.check("ncclGroupStart", unsafe { (network.group_start)() })?;
         let called = calls();
-        // A group is open until it is closed, whatever came of its calls.
-        // SAFETY: no arguments.
+        // A group is open until it is closed, whatever came of its calls. SAFETY: no arguments.
         let closed = network.check("ncclGroupEnd", unsafe { (network.group_end)() });
         called.and(closed)
     }

@@ -112,8 +112,7 @@ impl Context {
         self.quiescence.is_hung()
     }
 
-    /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may
-    /// serve for `key`.
+    /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may serve for `key`.
     pub fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
         let held = Arc::clone(&self.held);
         let free = move |address| {

@@ -33,8 +33,7 @@ pub type ContextId = (ContextHandle, u64);
 pub struct Held {
     handle: ContextHandle,
     number: u64,
-    /// The device whose primary context this type keeps alive; `None` for a context of the
-    /// caller's.
+    /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
     retained: Option<Device>,
 }
 

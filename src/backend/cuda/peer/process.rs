@@ -1,7 +1,6 @@
 //! Which ranks share a process: two ranks with the same [`ProcessId`] share addresses.
 //!
-//! The system's process id is not enough: containers on one machine number their processes
-//! separately.
+//! The system's process id is not enough: containers on one machine number their processes separately.
 
 use crate::error::{Error, Result};
 use once_cell::sync::OnceCell;

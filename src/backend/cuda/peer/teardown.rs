@@ -3,12 +3,11 @@
 //! A rank that knows of a failure leaves without waiting. In an exchange over NCCL the others would
 //! wait for it, and match its next exchange with this one.
 //!
-//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes
-//! and others already leave together. A rank past its deadline announces `Late` to all, then checks
-//! whether a rank is missing: if so it announces `Gone`, else `Back`. Each word goes to the sender's
-//! own window first, and the late rank checks those windows. So a rank that saw all `Done` twice,
-//! the late one's too, saw them before `Late`. They were in their senders' own windows by then,
-//! where the late rank finds them.
+//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes and others already
+//! leave together. A rank past its deadline announces `Late` to all, then checks whether a rank is missing: if so it
+//! announces `Gone`, else `Back`. Each word goes to the sender's own window first, and the late rank checks those
+//! windows. So a rank that saw all `Done` twice, the late one's too, saw them before `Late`. They were in their
+//! senders' own windows by then, where the late rank finds them.
 //!
 //! A word that comes late must not be taken for one of the next group that has the window. So a window with words
 //! serves again only behind something that follows each rank's last word: an exchange of the ranks, or those words.

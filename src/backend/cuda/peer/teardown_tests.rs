@@ -9,8 +9,7 @@ const DONE: u32 = Word::Done as u32;
 const LATE: u32 = Word::Late as u32;
 const GONE: u32 = Word::Gone as u32;
 
-/// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of
-/// rank 0.
+/// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of rank 0.
 struct Script {
     announced: Mutex<Vec<u32>>,
     peer: Mutex<u32>,
@@ -83,8 +82,7 @@ fn a_missing_rank_is_named_at_the_deadline() {
 
 #[test]
 fn who_comes_just_at_the_deadline_is_not_left_behind() {
-    // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen
-    // all done already.
+    // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen all done already.
     let words = Script::new(|count| (count == 3).then_some(DONE), |count| (count == 2).then_some(DONE));
     let teardown = teardown(words, 0, 2, NO_TIME);
     let end = teardown.leave_together(false);

@@ -92,8 +92,7 @@ impl Window {
         self.is_published = false;
     }
 
-    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
-    /// no kernel uses it.
+    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but no kernel uses it.
     pub fn keep(mut self) {
         self.is_published = false;
         self.must_stay = true;

@@ -39,9 +39,8 @@ impl PeerWindows {
         self.window.base()
     }
 
-    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
-    /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
-    /// rest.
+    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of the group.
+    /// Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
     fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = view.rank;
         let others = GroupRank::all(records.len()).zip(records);
@@ -90,9 +89,8 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks
-    /// have unmapped them, or leaves them to the next group if one could not. No kernel of any rank
-    /// uses a window any more. Collective.
+    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks have unmapped them,
+    /// or leaves them to the next group if one could not. No kernel of any rank uses a window any more. Collective.
     ///
     /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.

@@ -1,8 +1,7 @@
 //! Creation of an HT handle: an operation in which every rank announces its ids, or its refusal.
 //!
-//! The host waits for it. It uses the windows as every operation does, so a rank whose group has
-//! failed need not take part: the others see its failure mark, and no exchange is left on the
-//! communicator.
+//! The host waits for it. It uses the windows as every operation does, so a rank whose group has failed need not take
+//! part: the others see its failure mark, and no exchange is left on the communicator.
 #![allow(unsafe_code)]
 
 use crate::backend::HtRouting;

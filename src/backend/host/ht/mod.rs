@@ -31,8 +31,7 @@ pub struct HostHt {
 }
 
 impl HostHt {
-    /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its
-    /// arguments.
+    /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its arguments.
     pub fn open(shared: Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream, timeout: Duration) -> Result<Self> {
         let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream, timeout)?;

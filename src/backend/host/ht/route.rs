@@ -1,5 +1,4 @@
-//! The routing of an HT handle: which rank sends which token where. Computed once per handle from
-//! the ids of all ranks.
+//! The routing of an HT handle: which rank sends which token where. Computed once per handle from the ids of all ranks.
 #![allow(unsafe_code)]
 
 use crate::backend::host::block::Block;

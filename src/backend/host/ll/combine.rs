@@ -1,11 +1,10 @@
 //! LL combine: each rank posts the rows of its experts back; each home rank sums them in fp32.
 //!
-//! A *contribution* is one row and the set of k that it covers. Exact mode: one contribution per
-//! row of the experts, summed at home by ascending k. Reduce mode: one contribution per token and
-//! expert rank, summed at home by ascending rank; a rank with several rows of a token posts
-//! `round(sum over k ascending of fma(w[k], row[k], .))`. The home adds a contribution that covers
-//! one k as `fma(w[k], row, sum)`, and one that covers several, which is already weighted, as `sum
-//! + row`.
+//! A *contribution* is one row and the set of k that it covers. Exact mode: one contribution per row of the experts,
+//! summed at home by ascending k. Reduce mode: one contribution per token and expert rank, summed at home by ascending
+//! rank; a rank with several rows of a token posts `round(sum over k ascending of fma(w[k], row[k], .))`. The home adds
+//! a contribution that covers one k as `fma(w[k], row, sum)`, and one that covers several, which is already weighted,
+//! as `sum + row`.
 //!
 //! Over several nodes there is reduce mode only. The contributions of each node other than the
 //! home's are summed and rounded there (`node_sums`).

@@ -43,9 +43,8 @@ impl HostLl {
     pub(super) fn receive_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let rows = self.rows(op.layout)?;
-        // All messages, this rank's own as well, must be there before the first write. Until the
-        // send phase has run, perhaps on another stream, earlier work of the caller may still use
-        // the output.
+        // All messages, this rank's own as well, must be there before the first write. Until the send phase has run,
+        // perhaps on another stream, earlier work of the caller may still use the output.
         let messages = self.shared.mailboxes.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };

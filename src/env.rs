@@ -191,8 +191,7 @@ impl<'a> Reader<'a> {
         let parsed = parse(value.trim());
         if parsed.is_none() {
             let why = Why::Value(allowed);
-            let name = name.to_owned();
-            self.unused.push(Unused { name, value, why });
+            self.unused.push(Unused { name: name.to_owned(), value, why });
         }
         parsed
     }
@@ -337,8 +336,7 @@ mod tests {
         let mut reader = Reader::new(&|_| None);
         let _ = Env::from_reader(&mut reader);
         for name in &reader.asked {
-            let row = format!("| `{name}` |");
-            assert!(docs.contains(&row), "docs/env.md lacks {name}");
+            assert!(docs.contains(&format!("| `{name}` |")), "docs/env.md lacks {name}");
         }
         let is_name = |word: &&str| word.starts_with(PREFIX) && *word != PREFIX;
         let names = docs.split('`').filter(is_name);
@@ -348,8 +346,7 @@ mod tests {
         let exported = exported.filter(|name| name.starts_with(PREFIX));
         for name in names.chain(exported).map(|it| it.split('=').next()) {
             let name = name.unwrap_or_default();
-            let known = OTHERS.contains(&name) || reader.asked.contains(&name);
-            assert!(known, "a group would warn of {name}");
+            assert!(OTHERS.contains(&name) || reader.asked.contains(&name), "a group would warn of {name}");
         }
     }
 }

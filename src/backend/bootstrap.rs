@@ -123,8 +123,7 @@ impl Bootstrap {
         let payloads: Vec<_> = records.map(|record| unsealed(exchange, record)).collect();
         let cause = waited.err().and_then(Waited::cause);
         if cause.is_some() || payloads.contains(&None) {
-            let missing = self.missing(&payloads);
-            let error = self.gave_up(&missing, start, cause);
+            let error = self.gave_up(&self.missing(&payloads), start, cause);
             return Err(self.lost.get_or_init(|| error).clone());
         }
         *kept = Some(buffer);

@@ -136,8 +136,7 @@ impl ReplayMarks for TestDevice {
 impl Marks for TestDevice {
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         self.made.fetch_add(1, Ordering::Relaxed);
-        let device = self.clone();
-        Ok(Box::new(Mark { device, place: 0 }))
+        Ok(Box::new(Mark { device: self.clone(), place: 0 }))
     }
 }
 

@@ -101,8 +101,7 @@ fn object_of(address: *const c_void) -> Option<&'static CStr> {
 /// The path of the file that `address` was loaded from, without symbolic links where it is known.
 pub(super) fn file_of(address: *const c_void) -> Option<String> {
     let name = object_of(address)?.to_str().ok()?;
-    let real = std::fs::canonicalize(name).ok();
-    Some(real.map_or(name.to_owned(), |path| path.display().to_string()))
+    Some(std::fs::canonicalize(name).ok().map_or(name.to_owned(), |path| path.display().to_string()))
 }
 
 /// The files in this process, other than `but`, that define `symbol` themselves.
@@ -116,8 +115,7 @@ pub(super) fn other_files_with(symbol: &CStr, but: &str) -> BTreeSet<String> {
         // dlsym searches what a library needs, too.
         (std::fs::canonicalize(name.to_str().ok()?).ok()?.to_str()? == file).then_some(file)
     };
-    let files = names.into_iter().filter_map(defined_in);
-    files.filter(|file| file != but).collect()
+    names.into_iter().filter_map(defined_in).filter(|file| file != but).collect()
 }
 
 /// Adds the name of an object of the process to a `Vec<CString>`.
@@ -203,8 +201,7 @@ mod tests {
     fn a_symbol_is_found_in_the_file_that_defines_it() {
         let all = other_files_with(c"dlsym", "");
         assert_eq!(all.len(), 1, "{all:?}");
-        let file = all.first().unwrap();
-        assert!(other_files_with(c"dlsym", file).is_empty());
+        assert!(other_files_with(c"dlsym", all.first().unwrap()).is_empty());
         assert!(other_files_with(c"no_such_symbol_at_all", "").is_empty());
     }
 

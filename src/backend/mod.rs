@@ -114,8 +114,7 @@ pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
 
 /// The refusal of a question that only the handle can answer that was routed.
 pub fn opened_again() -> Error {
-    let text = "the number of rows is known where the handle was routed";
-    Error::new(Code::InvalidUsage, text)
+    Error::new(Code::InvalidUsage, "the number of rows is known where the handle was routed")
 }
 
 /// LL operations of one handle.

@@ -24,10 +24,8 @@ fn sections_follow_the_header_without_overlap() {
     let ht = HtSections::new(shape);
     let begins = [ht.begins, ht.departures, ht.counts, ht.entries, ht.bytes];
     assert_eq!(begins, [256, 512, 768, 1024, 1024 + 8192 * 8 * 8]);
-    let small = StateShape { most_tokens: 3, ..shape };
-    let ll = LlSections::new(small, 2);
-    let begins = [ll.expert_of, ll.row_of, ll.tokens_of, ll.bytes];
-    assert_eq!(begins, [256, 256 + 256, 512 + 768, 1280 + 256]);
+    let ll = LlSections::new(StateShape { most_tokens: 3, ..shape }, 2);
+    assert_eq!([ll.expert_of, ll.row_of, ll.tokens_of, ll.bytes], [256, 256 + 256, 512 + 768, 1280 + 256]);
 }
 
 #[test]

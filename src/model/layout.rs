@@ -105,8 +105,7 @@ mod tests {
 
     #[test]
     fn flat_rows_have_no_expert() {
-        let row = RowOf { zone: 7, ordinal: 3 };
-        assert_eq!(Layout::Flat.number(row), 3);
+        assert_eq!(Layout::Flat.number(RowOf { zone: 7, ordinal: 3 }), 3);
         assert_eq!((Layout::Flat.rows(), Layout::Flat.dims()), (None, 1));
     }
 }

@@ -68,8 +68,7 @@ impl NodeView {
 
     /// The rank of this node with the number `local`; that number itself if there is none.
     pub fn rank_of(&self, local: LocalRank) -> GroupRank {
-        let known = self.locals.get(local.index()).copied();
-        known.unwrap_or(GroupRank::from(local.word()))
+        self.locals.get(local.index()).copied().unwrap_or(GroupRank::from(local.word()))
     }
 
     pub fn others(&self) -> usize {
@@ -88,8 +87,7 @@ impl NodeView {
 
     /// Most remote ranks that a rank of this node forwards for.
     pub fn width(&self) -> usize {
-        let counts = self.forwarded.iter().map(Vec::len);
-        counts.max().unwrap_or(1) - 1
+        self.forwarded.iter().map(Vec::len).max().unwrap_or(1) - 1
     }
 
     /// Whom each rank of this node forwards for.

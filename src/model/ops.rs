@@ -56,8 +56,7 @@ impl IntWidth {
         match self {
             Self::Bits64 => Cow::Borrowed(numbers),
             Self::Bits32 => {
-                let narrow = numbers.as_chunks().0.iter();
-                let wide = narrow.map(|it| i64::from(i32::from_ne_bytes(*it)));
+                let wide = numbers.as_chunks().0.iter().map(|it| i64::from(i32::from_ne_bytes(*it)));
                 Cow::Owned(wide.flat_map(i64::to_ne_bytes).collect())
             }
         }

@@ -170,8 +170,7 @@ impl<'a> Argument<'a> {
         let row = RowType { dtype, hidden: self.size(index) };
         let bytes = row.bytes();
         if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
-            let expected = "a multiple of 16 bytes";
-            return Err(self.wrong_row(index, OfTensor::RowMultipleOf16, bytes, &expected));
+            return Err(self.wrong_row(index, OfTensor::RowMultipleOf16, bytes, &"a multiple of 16 bytes"));
         }
         self.row_fits(index, bytes, OfTensor::RowBound, facts)?;
         Ok(row)
@@ -183,14 +182,12 @@ impl<'a> Argument<'a> {
         if bytes <= facts.row_bytes {
             return Ok(());
         }
-        let expected = format_args!("at most {} bytes", facts.row_bytes);
-        Err(self.wrong_row(index, rule, bytes, &expected))
+        Err(self.wrong_row(index, rule, bytes, &format_args!("at most {} bytes", facts.row_bytes)))
     }
 
     #[cold]
     fn wrong_row(&self, index: usize, rule: OfTensor, bytes: usize, expected: &dyn fmt::Display) -> Error {
-        let subject = Subject::Size(self.role, index);
-        Error::argument(subject, rule).got(format_args!("{bytes} bytes"), expected)
+        Error::argument(Subject::Size(self.role, index), rule).got(format_args!("{bytes} bytes"), expected)
     }
 
     /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
@@ -219,6 +216,5 @@ pub fn counter<'a>(
     let Some(counter) = Argument::optional(role, counter) else {
         return Ok(None);
     };
-    let counter = sized(counter.dims(1)?.dtype_is(DType::Int32)?)?;
-    counter.data(align_of::<i32>()).map(Some)
+    sized(counter.dims(1)?.dtype_is(DType::Int32)?)?.data(align_of::<i32>()).map(Some)
 }

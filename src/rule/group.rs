@@ -123,8 +123,7 @@ mod tests {
     fn a_group_without_a_bound_is_for_high_throughput() {
         let unbounded = GroupSettings { max_tokens: None, ..VALID };
         assert!(checked(&unbounded, 0).is_err());
-        let algorithm = Algorithm::HighThroughput;
-        let ht = checked(&GroupSettings { algorithm, ..unbounded }, 0);
+        let ht = checked(&GroupSettings { algorithm: Algorithm::HighThroughput, ..unbounded }, 0);
         let ht = ht.unwrap();
         assert_eq!((ht.max_tokens, ht.ht_chunk_bytes), (None, Some(4096)));
     }

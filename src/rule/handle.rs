@@ -63,8 +63,7 @@ pub fn routed_before(
 
 /// Checks that the ids are so many per token as the handle's memory was made for.
 pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
-    let ids = Argument::new(Role::Ids, &tensors.ids);
-    ids.size_is(1, top_k, Extent::HandleTopK).map(drop)
+    Argument::new(Role::Ids, &tensors.ids).size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
 /// Checks memory of a caller's for the block of a handle, which takes `needed` of its `bytes`.
@@ -94,8 +93,7 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
     if let Some(data) = expert_counter(Role::HostCounter, host, facts, sized)? {
         return Ok(Some(Counter::Host(data)));
     }
-    let data = expert_counter(Role::Counter, device, facts, sized)?;
-    Ok(data.map(Counter::Device))
+    Ok(expert_counter(Role::Counter, device, facts, sized)?.map(Counter::Device))
 }
 
 #[cfg(test)]
@@ -120,13 +118,9 @@ mod tests {
         assert_eq!((routed.tokens, routed.top_k), (4, 2));
         assert_eq!(routed.width.bytes(), 8);
         let keeping = HandleForm { keeps_ids: true, ..form };
-        let routed = routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap();
-        assert_eq!(routed.width.bytes(), 4);
+        assert_eq!(routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap().width.bytes(), 4);
         assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());
-        let refused = |dtype, sizes| {
-            let error = routing(&facts, &tensor(dtype, sizes), form).unwrap_err();
-            error.refused().unwrap()
-        };
+        let refused = |dtype, sizes| routing(&facts, &tensor(dtype, sizes), form).unwrap_err().refused().unwrap();
         let narrow = (Subject::ElementType(Role::Ids), OfTensor::ElementType.into());
         assert_eq!(refused(DType::Int32, &[4, 2]), narrow);
         let many = OfTensor::AtMost(Extent::MaxTokens).into();

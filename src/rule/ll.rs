@@ -22,10 +22,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
     let received = Received { out: Some(rows::received(out, layout)?), layout };
     let DispatchRows { row, scaled, tokens, out } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
     let (beside, counter) = match tensors.out_ids {
-        None => {
-            let size_is = Argument::size_is;
-            (None, expert_counter(Role::Counter, tensors.counter, facts, size_is)?)
-        }
+        None => (None, expert_counter(Role::Counter, tensors.counter, facts, Argument::size_is)?),
         Some(ids) => (
             Some(beside(layout, routing, (ids, tensors), tensors.first_id(facts))?),
             counter(Role::Counter, tensors.counter, |counter| counter.size_is(0, facts.ranks, Extent::Ranks))?,

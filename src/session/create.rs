@@ -117,8 +117,7 @@ fn agree_on_facts(
         record.extend_from_slice(&node_id(env)?.0);
         Ok(record)
     });
-    let bytes = COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES;
-    let records = bootstrap.agree(mine, bytes, stream)?;
+    let records = bootstrap.agree(mine, COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES, stream)?;
     let facts = facts?;
     let mut nodes = Vec::new();
     for (rank, record) in GroupRank::all(records.len()).zip(&records) {

@@ -77,8 +77,7 @@ impl Findings {
 }
 
 fn int64s(bytes: &[u8]) -> Vec<i64> {
-    let words = bytes.as_chunks().0.iter();
-    words.map(|bytes| i64::from_ne_bytes(*bytes)).collect()
+    bytes.as_chunks().0.iter().map(|bytes| i64::from_ne_bytes(*bytes)).collect()
 }
 
 impl Display for Findings {

@@ -116,8 +116,7 @@ impl Group {
             return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
         }
         block_bytes(&self.facts, top_k, form).ok_or_else(|| {
-            let text = "handles in a caller's memory need a bound of tokens per rank";
-            Error::new(Code::InvalidUsage, text)
+            Error::new(Code::InvalidUsage, "handles in a caller's memory need a bound of tokens per rank")
         })
     }
 
@@ -162,8 +161,7 @@ impl Group {
     /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
     pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
-        let address = totals.map_or(0, |DevPtr(address)| address);
-        self.totals.store(address, Ordering::Release);
+        self.totals.store(totals.map_or(0, |DevPtr(address)| address), Ordering::Release);
         Ok(())
     }
 
@@ -183,8 +181,7 @@ impl Group {
 
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
-        let failed = self.failed.get().cloned();
-        failed.or_else(|| self.faults.first())
+        self.failed.get().cloned().or_else(|| self.faults.first())
     }
 
     /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.
@@ -195,8 +192,7 @@ impl Group {
 
     /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
     pub(super) fn own_stream(&self) -> Result<Stream> {
-        let own = self.own_stream.get_or_try_init(|| OwnStream::new(self.device()));
-        own.map(OwnStream::stream)
+        self.own_stream.get_or_try_init(|| OwnStream::new(self.device())).map(OwnStream::stream)
     }
 
     /// Refuses work on a closed or failed group.

@@ -60,8 +60,7 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        let given = None;
-        Self { mode, given, form, group }
+        Self { mode, given: None, form, group }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -96,8 +95,7 @@ impl Handle {
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend, tensors, own)?;
-                handle.routed = Some(routed);
+                handle.routed = Some(route::ll(&self.group, backend, tensors, own)?);
                 handle.dispatched = None;
                 handle.view = None;
                 Ok(())
@@ -134,8 +132,7 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
-        let rows = tensors.out_tokens.or(tensors.tokens);
-        let chosen = self.chosen(operations, rows, tensors.out_tokens);
+        let chosen = self.chosen(operations, tensors.out_tokens.or(tensors.tokens), tensors.out_tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -154,8 +151,7 @@ impl Handle {
                 }
                 let view = self.group.fill_view(|bank| {
                     let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
-                    let view = Some(bank);
-                    start(&mut handle, LlDispatch { out, view, ..op })?;
+                    start(&mut handle, LlDispatch { out, view: Some(bank), ..op })?;
                     Ok(out)
                 })?;
                 Ok(Some(view))
@@ -279,8 +275,7 @@ impl Handle {
             return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
-        let slot = self.group.send_staged(send)?;
-        handle.staged = Some(Sent { op: *op, slot });
+        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)? });
         Ok(())
     }
 
@@ -349,7 +344,6 @@ impl Handle {
             return Err(refused.got(got.name(), expected.name()));
         };
         let handle = handle.read();
-        let routed = routed(&handle)?;
-        routed.backend.num_recv_tokens()
+        routed(&handle)?.backend.num_recv_tokens()
     }
 }

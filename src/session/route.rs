@@ -40,8 +40,7 @@ pub(super) struct Routed<B: ?Sized> {
 
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
-        let told = OnceLock::new();
-        Self { routing, backend, told }
+        Self { routing, backend, told: OnceLock::new() }
     }
 }
 
@@ -53,8 +52,7 @@ pub(super) fn ll(
     own: Own<'_>,
 ) -> Result<Routed<dyn LlBackend>> {
     let (routing, _) = checked(group, tensors, own)?;
-    let backend = Arc::clone(backend).open_handle(routing, own.home())?;
-    Ok(Routed::new(routing, backend))
+    Ok(Routed::new(routing, Arc::clone(backend).open_handle(routing, own.home())?))
 }
 
 /// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.
@@ -73,8 +71,7 @@ pub(super) fn ht(
     }
     let wanted = checked.and_then(|(routing, counter)| {
         let counter = counter.map(|it| device_counter(group, it)).transpose()?;
-        let counters = served_counters(group, counters)?;
-        Ok(HtRouting { routing, counter, counters, home: own.home() })
+        Ok(HtRouting { routing, counter, counters: served_counters(group, counters)?, home: own.home() })
     });
     let backend = Arc::clone(backend).open_handle(wanted, stream)?;
     if let (true, Some(total)) = (group.spans_nodes(), counters.total) {
@@ -90,8 +87,7 @@ pub(super) fn ht(
 fn served_counters(group: &Group, counters: RoutingCounters) -> Result<RoutingCounters> {
     let is_wide = |it: Numbers| it.width == IntWidth::Bits64;
     if group.spans_nodes() && counters.experts.is_some_and(is_wide) {
-        let subject = Subject::ElementType(Role::Counter);
-        return Err(Error::usage(subject, OfSettings::OneNode));
+        return Err(Error::usage(Subject::ElementType(Role::Counter), OfSettings::OneNode));
     }
     Ok(counters)
 }
@@ -102,8 +98,7 @@ pub(super) fn ht_before(
     routing: Routing,
     given: &Given,
 ) -> Result<Routed<dyn HtBackend>> {
-    let backend = Arc::clone(backend).reopen_handle(routing, given.block)?;
-    Ok(Routed::new(routing, backend))
+    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, given.block)?))
 }
 
 fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Result<(Routing, Option<Counter>)> {
@@ -114,8 +109,7 @@ fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Resul
         return Err(Error::usage(Subject::Layout, OfSettings::OneNode));
     }
     if group.spans_nodes() && routing.width == IntWidth::Bits32 {
-        let subject = Subject::ElementType(Role::Ids);
-        return Err(Error::usage(subject, OfSettings::OneNode));
+        return Err(Error::usage(Subject::ElementType(Role::Ids), OfSettings::OneNode));
     }
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }

@@ -75,8 +75,7 @@ impl Choice {
 
 /// The share of `blocks` that `part` is of `whole`, rounded down.
 pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
-    let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
-    u32::try_from(share).unwrap_or(blocks)
+    u32::try_from(u64::from(blocks) * u64::from(part) / u64::from(whole.max(1))).unwrap_or(blocks)
 }
 
 /// What was measured for one operation and one number of tokens.
@@ -133,8 +132,7 @@ impl Tuning {
                 let operation = shown(&entry.operation);
                 wrong(format!("unknown operation {operation:?}"))
             })?;
-            let shape = entry.shape.as_ref();
-            tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
+            tuning.set(operation, entry.tokens, entry.shape.as_ref(), multiprocessors).map_err(wrong)?;
         }
         Ok(tuning)
     }

@@ -80,8 +80,7 @@ mod tests {
         for variant in Variant::ALL {
             assert_eq!(Variant::from_number(variant as u32), Some(variant));
             assert_eq!(Variant::named(variant.name()), Some(variant));
-            let operations = Operation::ALL.into_iter();
-            assert_ne!(operations.filter(|it| variant.is_of(*it)).count(), 0);
+            assert_ne!(Operation::ALL.into_iter().filter(|it| variant.is_of(*it)).count(), 0);
         }
         assert_eq!(Variant::from_number(0), None);
         assert_eq!(Variant::from_number(6), None);

@@ -72,8 +72,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
         let arguments = check_out("handle", handle).and(no_config(config)).and(arguments);
         let group = Arc::clone(&group.session);
-        let form = HandleForm::default();
-        let made = create::handle(group, form, arguments, Stream(stream as usize))?;
+        let made = create::handle(group, HandleForm::default(), arguments, Stream(stream as usize))?;
         let number = objects::register_handle(made);
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, number as ncclEpHandle_t) }

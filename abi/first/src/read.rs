@@ -282,8 +282,7 @@ mod tests {
     #[test]
     fn tensors_are_found_by_tag() {
         let mut set = TensorSet::default();
-        let tensor = Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]);
-        set.add(Tag::Tokens, tensor);
+        set.add(Tag::Tokens, Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]));
         assert_eq!(set.get(Tag::Tokens).map(|t| t.data), Some(DevPtr(16)));
         assert!(set.get(Tag::TopkIdx).is_none());
     }

@@ -155,8 +155,7 @@ pub unsafe extern "C" fn epProbeTune(group: *const EpProbeGroup, shapes: *const 
     let (group, shapes) = unsafe { (&*group, std::slice::from_raw_parts(shapes, count)) };
     let mut tuning = Tuning::default();
     let mut set = |shape: &EpProbeShape| {
-        let operations = [Operation::LlDispatch, Operation::LlCombine];
-        let operation = operations.get(shape.operation).copied();
+        let operation = [Operation::LlDispatch, Operation::LlCombine].get(shape.operation).copied();
         let EpProbeShape { tokens, blocks, threads, send_blocks, .. } = *shape;
         let shape = Shape { blocks, threads, send_blocks };
         let operation = operation.ok_or_else(|| "an unknown operation".to_owned())?;

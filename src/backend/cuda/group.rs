@@ -62,9 +62,7 @@ impl CudaGroup {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let context = self.memory.context();
-        let rested = context.wait_for_operations(self.timeout, stream, launches);
-        let left = self.leave(rested);
+        let left = self.leave(self.memory.context().wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
             // Unlike windows they may be large, and serve nobody else.

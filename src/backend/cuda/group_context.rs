@@ -119,8 +119,7 @@ impl GroupContext {
     }
 
     pub(super) fn own_window(&self) -> DevPtr {
-        let own = self.windows.get(self.rank.index());
-        own.copied().unwrap_or_default()
+        self.windows.get(self.rank.index()).copied().unwrap_or_default()
     }
 
     /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's

@@ -97,10 +97,8 @@ impl Fingerprint {
             let [mine, theirs] = RowBytes::in_words(mine, theirs);
             return Err(differs(Subject::RowBytes, source).got(mine, theirs));
         }
-        let mine = self.row.payload.dtype as usize;
-        same_type(Subject::RowType, source, mine, reader.number()?)?;
-        let mine = self.scale_type();
-        same_type(Subject::ScaleType, source, mine, reader.number()?)?;
+        same_type(Subject::RowType, source, self.row.payload.dtype as usize, reader.number()?)?;
+        same_type(Subject::ScaleType, source, self.scale_type(), reader.number()?)?;
         Ok(reader)
     }
 

@@ -139,8 +139,7 @@ impl GroupState {
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            let context = Context::Running(call);
-            self.mailboxes.fail(error.during(context));
+            self.mailboxes.fail(error.during(Context::Running(call)));
         }
     }
 }

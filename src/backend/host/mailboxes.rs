@@ -181,8 +181,7 @@ impl Mailboxes {
 
     fn gave_up(&self, why: String, start: Instant, wanted: &str) -> Error {
         let waited = start.elapsed().as_millis();
-        let text = format!("{why}: rank {} waited {waited} ms for {wanted}", self.rank);
-        Error::new(Code::RemoteError, text)
+        Error::new(Code::RemoteError, format!("{why}: rank {} waited {waited} ms for {wanted}", self.rank))
     }
 
     fn window(&self, rank: usize) -> Result<&Window> {
@@ -267,8 +266,7 @@ mod tests {
 
     #[test]
     fn operations_that_stay_unread_do_not_stop_later_ones() {
-        let all = ranks(1, Duration::from_secs(20));
-        let mailboxes = &all[0];
+        let mailboxes = &ranks(1, Duration::from_secs(20))[0];
         let staged = [begin(mailboxes), begin(mailboxes)];
         for epoch in staged {
             post(mailboxes, epoch, b"staged").unwrap();

@@ -55,8 +55,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn number(&mut self) -> Result<usize> {
-        let bytes = self.bytes(size_of::<u64>())?;
-        let number = bytes.try_into().map(u64::from_le_bytes);
+        let number = self.bytes(size_of::<u64>())?.try_into().map(u64::from_le_bytes);
         number.ok().and_then(|number| usize::try_from(number).ok()).ok_or_else(too_short)
     }
 

@@ -83,8 +83,7 @@ mod tests {
     }
 
     fn sum_as(mode: Mode, home: usize, parts: &[(usize, f32)]) -> f32 {
-        let nodes = ["a", "b", "a", "c"].map(NodeId::from_text);
-        let topology = Topology::from_ids(&nodes).with_sums(mode);
+        let topology = Topology::from_ids(&["a", "b", "a", "c"].map(NodeId::from_text)).with_sums(mode);
         let row = RowType { dtype: DType::Bfloat16, hidden: 1 };
         let mut out = [0; 2];
         let add = |sum: &mut [f32], part: &(usize, f32)| {

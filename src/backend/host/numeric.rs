@@ -69,18 +69,15 @@ fn unsummable(dtype: DType) -> Error {
 }
 
 pub fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> {
-    let words = bytes.as_chunks::<4>().0.iter();
-    words.map(|bytes| f32::from_ne_bytes(*bytes))
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes))
 }
 
 pub fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    let words = bytes.as_chunks::<4>().0.iter();
-    words.map(|bytes| u32::from_ne_bytes(*bytes))
+    bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 pub fn i64s(bytes: &[u8]) -> impl Iterator<Item = i64> {
-    let words = bytes.as_chunks::<8>().0.iter();
-    words.map(|bytes| i64::from_ne_bytes(*bytes))
+    bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_ne_bytes(*bytes))
 }
 
 pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {

@@ -197,8 +197,7 @@ impl HostRuntime {
 }
 
 fn failed(name: &str, code: c_int) -> Error {
-    let text = format!("{name}: CUDA error {code}");
-    Error::new(Code::UnhandledCudaError, text)
+    Error::new(Code::UnhandledCudaError, format!("{name}: CUDA error {code}"))
 }
 
 /// An event of the stand-ins.
@@ -320,9 +319,7 @@ impl Marks for HostRuntime {
 
 impl Device for HostRuntime {
     fn enter(&self) -> Result<EnteredDevice> {
-        let entered = self.enter_device();
-        let entered = entered.map_err(|code| failed("cudaSetDevice", code))?;
-        Ok(EnteredDevice::new(entered))
+        Ok(EnteredDevice::new(self.enter_device().map_err(|code| failed("cudaSetDevice", code))?))
     }
 
     fn create_stream(&self) -> Result<Stream> {

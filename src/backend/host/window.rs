@@ -50,10 +50,8 @@ impl Window {
     /// Creates a window that `ranks` ranks will read.
     pub fn create(ranks: usize) -> Result<Self> {
         // SAFETY: the name is NUL-terminated; the result is checked.
-        let descriptor = unsafe {
-            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            libc::memfd_create(c"nccl_ep".as_ptr(), flags)
-        };
+        let descriptor =
+            unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         if descriptor < 0 {
             return Err(Error::system("memfd_create", &std::io::Error::last_os_error()));
         }
@@ -63,8 +61,7 @@ impl Window {
             .map_err(|cause| Error::system("sizing a shared window", &cause))?;
         // SAFETY: takes numbers only.
         if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
-            let cause = std::io::Error::last_os_error();
-            return Err(Error::system("sealing a shared window", &cause));
+            return Err(Error::system("sealing a shared window", &std::io::Error::last_os_error()));
         }
         Self::map(file, ranks)
     }
@@ -143,8 +140,7 @@ fn file_limit() -> Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes the struct.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } != 0 {
-        let cause = std::io::Error::last_os_error();
-        return Err(Error::system("getrlimit", &cause));
+        return Err(Error::system("getrlimit", &std::io::Error::last_os_error()));
     }
     Ok(limit.rlim_cur)
 }
@@ -155,8 +151,7 @@ fn bank_bytes(limit: u64) -> Result<u64> {
     if bytes > 0 {
         return Ok(bytes);
     }
-    let text = "the limit for files (ulimit -f) leaves no room for shared windows";
-    Err(Error::new(Code::SystemError, text)
+    Err(Error::new(Code::SystemError, "the limit for files (ulimit -f) leaves no room for shared windows")
         .got(format_args!("{limit} bytes"), format_args!("{} or more", PARTS * ALIGNMENT)))
 }
 

@@ -137,8 +137,7 @@ impl OwnCommunicator {
     /// in the order of sending. The memory stays allocated until `stream` has run them.
     pub fn exchange(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
         // Both ranks know all messages, so they choose the same.
-        let sizes = sends.iter().chain(receives).map(|part| part.bytes);
-        let largest = sizes.max().unwrap_or(0);
+        let largest = sends.iter().chain(receives).map(|part| part.bytes).max().unwrap_or(0);
         self.grouped(|| {
             if by_broadcasts(self.ranks, largest) {
                 self.broadcast(sends, receives, stream)

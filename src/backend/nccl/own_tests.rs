@@ -202,8 +202,7 @@ fn an_nccl_that_lacks_a_function_is_refused() {
     let mut functions = complete();
     functions.ncclRecv = None;
     let error = network(functions).err().unwrap();
-    let name = "ncclRecv";
-    let rule = AmongRanks::HasForNetwork { name }.into();
+    let rule = AmongRanks::HasForNetwork { name: "ncclRecv" }.into();
     assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
     assert_eq!(error.code(), Code::InvalidUsage);
 }

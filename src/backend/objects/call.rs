@@ -50,8 +50,7 @@ impl Call {
             return None;
         };
         let operation = *Self::ALL.get(u32::from_le_bytes(*number) as usize)?;
-        let object = u32::from_le_bytes(*object);
-        Some(Self { operation, object })
+        Some(Self { operation, object: u32::from_le_bytes(*object) })
     }
 
     /// Refuses what `rank` calls instead.

@@ -73,8 +73,7 @@ impl Recognised {
             return None;
         }
         let place = self.ranges.read().place_of(address, bytes);
-        let object = place.map(|it| it.object as usize);
-        let count = object.and_then(|it| self.tensors.get(it));
+        let count = place.map(|it| it.object as usize).and_then(|it| self.tensors.get(it));
         count.unwrap_or(&self.plain).fetch_add(1, Ordering::Relaxed);
         place
     }

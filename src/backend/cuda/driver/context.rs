@@ -120,8 +120,7 @@ impl Context {
                 free(address);
             }
         };
-        let key = key.filter(|_| !self.is_poisoned());
-        self.quiescence.later(key, address, Some(Box::new(free)));
+        self.quiescence.later(key.filter(|_| !self.is_poisoned()), address, Some(Box::new(free)));
     }
 
     /// As [`Context::free_later`], of pages from `pinned`. They are this process's, also if the context is gone.

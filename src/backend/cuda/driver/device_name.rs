@@ -21,6 +21,5 @@ pub fn device_name(context: &Arc<Context>) -> Result<String> {
     let mut name = [0_u8; MOST_BYTES];
     // SAFETY: writes at most the number of bytes that it is given.
     check("cuDeviceGetName", unsafe { get(name.as_mut_ptr().cast(), MOST_BYTES as c_int, device) })?;
-    let text = name.split(|&byte| byte == 0).next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(text).into_owned())
+    Ok(String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned())
 }

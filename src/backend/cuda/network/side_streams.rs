@@ -51,8 +51,7 @@ impl SideStreams {
             }
         }
         if inside.len() == MOST_CAPTURES {
-            let most = MOST_CAPTURES;
-            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most }));
+            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most: MOST_CAPTURES }));
         }
         let _apart = ApartFromCaptures::enter()?;
         let new = OwnStream::new(Arc::clone(&self.device))?;

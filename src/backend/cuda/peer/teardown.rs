@@ -128,8 +128,7 @@ impl<W: Words> Teardown<W> {
                 return Ok(End::Broken);
             }
             if all_are_done(&received) && all_are_done(&self.received()?) {
-                let meet = !received.iter().any(meets_nobody);
-                return Ok(End::Together { meet });
+                return Ok(End::Together { meet: !received.iter().any(meets_nobody) });
             }
             // A second wait happens only for a rank that dies between `Late` and its next word.
             let more = if was_late { self.timeout.max(LEAST_PATIENCE) } else { Duration::ZERO };
@@ -230,10 +229,8 @@ impl Words for Windows {
         let own = self.words.get(self.rank.index()).into_iter();
         let others = self.words.iter().enumerate();
         let others = others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words));
-        own.chain(others).try_for_each(|words| {
-            let address = DevPtr(words.0 + self.rank.index() * WORD_BYTES);
-            self.memory.upload(address, &bytes)
-        })
+        own.chain(others)
+            .try_for_each(|words| self.memory.upload(DevPtr(words.0 + self.rank.index() * WORD_BYTES), &bytes))
     }
 
     fn words_here(&self) -> Result<Vec<u32>> {
@@ -241,15 +238,13 @@ impl Words for Windows {
         if let Some(&own) = self.words.get(self.rank.index()) {
             self.memory.download(&mut bytes, own)?;
         }
-        let words = bytes.as_chunks::<WORD_BYTES>().0;
-        Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+        Ok(bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
     fn words_at_home(&self) -> Result<Vec<u32>> {
         let of = |(rank, words): (usize, &DevPtr)| {
             let mut bytes = [0; WORD_BYTES];
-            let address = DevPtr(words.0 + rank * WORD_BYTES);
-            self.memory.download(&mut bytes, address)?;
+            self.memory.download(&mut bytes, DevPtr(words.0 + rank * WORD_BYTES))?;
             Ok(u32::from_le_bytes(bytes))
         };
         self.words.iter().enumerate().map(of).collect()

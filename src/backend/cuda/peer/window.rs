@@ -117,8 +117,7 @@ impl Drop for Window {
             (true, _) => {}
             (false, true) => self.context.keep(self.key(), self.base().0),
             (false, false) => {
-                let key = Some(self.key());
-                self.context.free_later(key, self.base().0, memory::free);
+                self.context.free_later(Some(self.key()), self.base().0, memory::free);
             }
         }
     }
@@ -257,8 +256,7 @@ fn close(address: usize) {
 impl Drop for PeerMapping {
     fn drop(&mut self) {
         if let Some(ipc) = self.imported {
-            let key = Some(Key::Import(ipc));
-            self.context.free_later(key, self.base.0, close);
+            self.context.free_later(Some(Key::Import(ipc)), self.base.0, close);
         }
     }
 }

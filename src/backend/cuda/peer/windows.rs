@@ -96,8 +96,7 @@ impl PeerWindows {
     /// here for an exchange of this rank.
     pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let mine = if Self::unmap_all(&mut all) { UNMAPPED } else { STILL_MAPPED };
-        let reports = bootstrap.all_gather(&[mine], stream)?;
-        let all_unmapped = reports.iter().all(|it| *it == [UNMAPPED]);
+        let all_unmapped = bootstrap.all_gather(&[mine], stream)?.iter().all(|it| *it == [UNMAPPED]);
         all.into_iter().for_each(|it| it.give_back(all_unmapped));
         Ok(())
     }
@@ -180,8 +179,7 @@ impl GroupWindows {
             give_back(all, true);
             return Ok(());
         }
-        let unmapped = words.is_some() && PeerWindows::unmap_all(&mut all);
-        match (teardown.part(unmapped)?, words) {
+        match (teardown.part(words.is_some() && PeerWindows::unmap_all(&mut all))?, words) {
             (Parting::AllUnmapped, Some(words)) => {
                 give_back(all, true);
                 words.give_back(false);

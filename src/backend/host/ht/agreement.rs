@@ -57,8 +57,7 @@ pub fn exchange(
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
-            let text = "the handle's routing was not exchanged in time";
-            let error = Error::new(Code::RemoteError, text);
+            let error = Error::new(Code::RemoteError, "the handle's routing was not exchanged in time");
             shared.mailboxes.fail(error.clone());
             Err(error)
         }
@@ -114,14 +113,12 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Ann
     if tokens > most {
         return Err(Error::internal(format!("rank {source} tells of more than {most} tokens")));
     }
-    let ids = reader.array(tokens.saturating_mul(top_k), ID_BYTES)?;
-    RankIds::copied(ids, top_k).map(Ok)
+    RankIds::copied(reader.array(tokens.saturating_mul(top_k), ID_BYTES)?, top_k).map(Ok)
 }
 
 /// The map, if all ranks announced ids and the same number per token. Also fills the counter.
 fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: Vec<Announced>) -> Result<HtMap> {
-    let wanted = wanted.as_ref().map_err(Error::clone)?;
-    let HtRouting { routing, counter, counters, home } = wanted;
+    let HtRouting { routing, counter, counters, home } = wanted.as_ref().map_err(Error::clone)?;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
@@ -148,8 +145,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
 /// Writes what a handle with this map tells its caller.
 pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
     let Some(zones) = form.zones else {
-        let counts = map.counts.iter().map(|count| *count as u64);
-        write_numbers(counters.experts, counts)?;
+        write_numbers(counters.experts, map.counts.iter().map(|count| *count as u64))?;
         return write_numbers(counters.total, [map.received() as u64]);
     };
     let zones: Vec<_> = map.zones.zones(zones.most_slots.unwrap_or(usize::MAX)).collect();
@@ -201,8 +197,7 @@ mod tests {
         assert_eq!(ids.top_k, 1);
         assert_eq!(ids.ids, [3_u64, u64::MAX].map(u64::to_ne_bytes).concat());
         assert!(read_numbers(&[0, 6, 0]).unwrap().unwrap().ids.is_empty());
-        let text = u64::from_ne_bytes(*b"no, no!!");
-        let error = read_numbers(&[4, 8, text]).unwrap().err().unwrap();
+        let error = read_numbers(&[4, 8, u64::from_ne_bytes(*b"no, no!!")]).unwrap().err().unwrap();
         assert_eq!(error.text(), "rank 1 refused: no, no!!");
         assert_eq!(error.code(), Code::RemoteError);
     }

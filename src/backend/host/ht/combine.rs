@@ -22,8 +22,7 @@ impl Routed {
         let mut message = self.fingerprint(Operation::HtCombine, op.row.into()).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
-        let begins = self.map.begins.iter().flat_map(|row| row.to_ne_bytes());
-        message.owned_bytes(begins.collect());
+        message.owned_bytes(self.map.begins.iter().flat_map(|row| row.to_ne_bytes()).collect());
         if self.routing.form.zones.is_some() {
             self.append_sums(op, &mut message)?;
             return self.shared.mailboxes.post(epoch, &message);
@@ -65,8 +64,7 @@ impl Routed {
         for index in 0..self.map.received() {
             let first = all.len();
             for slot in self.map.zones.of_row(index) {
-                let none = [0; 4];
-                all.extend_from_slice(slot.map_or(Ok(&none[..]), |slot| row(input, slot, 4))?);
+                all.extend_from_slice(slot.map_or(Ok(&[0; 4][..]), |slot| row(input, slot, 4))?);
             }
             all.resize(first + gradients.top_k * 4, 0);
         }
@@ -160,8 +158,7 @@ impl Routed {
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
-            let rank = GroupRank::new(source);
-            let rule = AmongRanks::SameColumns { rank };
+            let rule = AmongRanks::SameColumns { rank: GroupRank::new(source) };
             return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         let facts = &self.shared.facts;

@@ -63,8 +63,7 @@ impl HostHt {
     ) -> Result<()> {
         let handle = self.clone();
         let work = move |epoch| work(&handle.routed()?, epoch);
-        let enqueued = self.shared.enqueue_operation(call, stream, || (), work);
-        enqueued.map(drop)
+        self.shared.enqueue_operation(call, stream, || (), work).map(drop)
     }
 }
 

@@ -105,8 +105,7 @@ impl HtMap {
             map.begins.push(rows);
         }
         if let Some(zones) = form.zones {
-            let top_k = all.first().map_or(0, |ids| ids.top_k);
-            let most = top_k.min(facts.local_experts());
+            let most = all.first().map_or(0, |ids| ids.top_k).min(facts.local_experts());
             map.zones = ZoneMap::new(zones, &map.counts, &received, most);
         }
         map
@@ -135,8 +134,7 @@ impl HtMap {
     /// Where `token` of this rank goes, by ascending rank.
     pub fn destinations(&self, facts: &GroupFacts, token: usize, top_k: usize) -> Vec<Destination> {
         let width = top_k * ENTRY_BYTES;
-        let entries = self.entries.get(token * width..(token + 1) * width);
-        destinations(facts, entries.unwrap_or_default())
+        destinations(facts, self.entries.get(token * width..(token + 1) * width).unwrap_or_default())
     }
 
     /// Stores the map in a block, of a handle with this routing.
@@ -166,8 +164,7 @@ impl HtMap {
         let block = unsafe { Block::new(block, sections.bytes) };
         let header = block.header(&header(facts, routing, 0))?;
         let words = |offset, count: usize| {
-            let bytes = block.section(offset, count * size_of::<u32>())?;
-            Ok::<_, Error>(numeric::u32s(bytes).collect())
+            Ok::<_, Error>(numeric::u32s(block.section(offset, count * size_of::<u32>())?).collect())
         };
         let number = header.iter().skip(NUMBER_WORD).take(2).rev();
         let entries = routing.tokens * routing.top_k;
@@ -199,8 +196,7 @@ impl HtMap {
 
 fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
     let shape = StateShape::of_group(facts, routing.top_k, routing.form);
-    let shape = shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?;
-    Ok(HtSections::new(shape))
+    Ok(HtSections::new(shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?))
 }
 
 /// Where a token with these `entries` goes, by ascending rank.
@@ -270,8 +266,7 @@ mod tests {
     /// (rank, index, experts) of each destination of each token.
     fn goes_to(map: &HtMap, rank: usize, tokens: usize) -> Vec<(usize, usize, Vec<usize>)> {
         let of = |token| map.destinations(&facts(rank), token, 2);
-        let all = (0..tokens).flat_map(of);
-        all.map(|it| (it.rank, it.index, it.experts)).collect()
+        (0..tokens).flat_map(of).map(|it| (it.rank, it.index, it.experts)).collect()
     }
 
     #[test]
@@ -304,8 +299,7 @@ mod tests {
             form: HandleForm { keeps_ids: true, zones: Some(ZONES) },
         };
         let form = routing(1).form;
-        let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
-        let map = HtMap::new(&facts, 5 << 32 | 6, &all, form);
+        let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);
         assert_eq!(map.ids, [2_i64, 9].map(i64::to_ne_bytes).concat());
         let at = |block: &mut Vec<u64>| GivenBlock(DevPtr(block.as_mut_ptr() as usize));
         let mut first = vec![!0; block_bytes(&facts, 2, form).unwrap() / 8];

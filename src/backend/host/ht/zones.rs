@@ -60,8 +60,7 @@ impl ZoneMap {
     /// The slots of the zone of each expert, of which there are `most`.
     pub fn zones(&self, most: usize) -> impl Iterator<Item = Range<usize>> {
         let at = move |slot: u32| (slot as usize).min(most);
-        let pairs = self.begins.iter().zip(self.begins.iter().skip(1));
-        pairs.map(move |(begin, end)| at(*begin)..at(*end))
+        self.begins.iter().zip(self.begins.iter().skip(1)).map(move |(begin, end)| at(*begin)..at(*end))
     }
 }
 
@@ -71,8 +70,7 @@ mod tests {
 
     fn map(most_slots: Option<usize>) -> ZoneMap {
         let zones = Zones { alignment: 4, most_slots };
-        let rows = [vec![0, 1], vec![1], vec![1], vec![0]];
-        ZoneMap::new(zones, &[2, 3], &rows, 2)
+        ZoneMap::new(zones, &[2, 3], &[vec![0, 1], vec![1], vec![1], vec![0]], 2)
     }
 
     #[test]

@@ -110,8 +110,7 @@ impl HostLl {
         // SAFETY: `rule` has checked both tensors, ids `[T, K]` as wide and weights `[T, K]` of f32;
         // the caller keeps them until the operation has run.
         let (ids, weights) = unsafe { (bytes(self.routing.ids, entries * width.bytes()), bytes(weights, entries * 4)) };
-        let ids = &width.widened(ids);
-        let wanted = Wanted { ids, weights };
+        let wanted = Wanted { ids: &width.widened(ids), weights };
         let sent = &self.last(op.layout)?.sent;
         Ok(Some(TopkWeights::new(self.facts(), top_k, sent, wanted)))
     }
@@ -131,8 +130,7 @@ impl HostLl {
         }
         // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
-        let facts = self.facts();
-        let mut sums = NodeSums::new(&self.shared.topology, facts.rank, op.row);
+        let mut sums = NodeSums::new(&self.shared.topology, self.facts().rank, op.row);
         let add = |sums: &mut [f32], part: &Contribution<'_>| match part.weight {
             Some(weight) => numeric::add_scaled(sums, weight, part.row, op.row.dtype),
             None => numeric::add(sums, part.row, op.row.dtype),

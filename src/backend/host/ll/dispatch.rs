@@ -139,8 +139,7 @@ fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Re
         }
         let sources = counts.iter().map(of_expert).enumerate();
         if let Some((rank, rows)) = sources.into_iter().find(|&(_, rows)| rows > most) {
-            let rank = GroupRank::new(rank);
-            let rule = AmongRanks::RoomForRepeated { rank, expert };
+            let rule = AmongRanks::RoomForRepeated { rank: GroupRank::new(rank), expert };
             return Err(Error::usage(Subject::Tensor(Role::Ids), rule).got(rows, format_args!("at most {most}")));
         }
     }
@@ -179,10 +178,9 @@ impl<'a> SentTokens<'a> {
 
     /// (token, k, expert) of each entry that names an expert.
     pub fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
-        numeric::i64s(self.ids).enumerate().filter_map(|(entry, id)| {
-            let expert = facts.expert(id)?;
-            Some((entry / self.top_k, entry % self.top_k, expert))
-        })
+        numeric::i64s(self.ids)
+            .enumerate()
+            .filter_map(|(entry, id)| Some((entry / self.top_k, entry % self.top_k, facts.expert(id)?)))
     }
 }
 

@@ -197,8 +197,7 @@ mod tests {
         let device = TestDevice::default();
         device.let_attempts_be(attempt);
         let (comm, ending) = new(&device);
-        let has_ended = ending.end(MINUTE).is_ok();
-        (comm, device, has_ended)
+        (comm, device, ending.end(MINUTE).is_ok())
     }
 
     #[test]

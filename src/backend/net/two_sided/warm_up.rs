@@ -139,10 +139,7 @@ mod tests {
 
     #[test]
     fn words_are_those_of_the_forwarded_ranks() {
-        let words = |ranks: [usize; 3]| -> Vec<u8> {
-            let ranks = ranks.map(GroupRank::new);
-            ranks.into_iter().flat_map(word).collect()
-        };
+        let words = |ranks: [usize; 3]| -> Vec<u8> { ranks.map(GroupRank::new).into_iter().flat_map(word).collect() };
         let view = &members("abc", 1).view;
         assert!(check(view, &words([1, 0, 2])).is_ok());
         assert!(check(view, &words([1, 2, 2])).is_err());

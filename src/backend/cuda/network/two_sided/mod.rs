@@ -30,8 +30,7 @@ impl Exchanges {
 
     pub fn transport(&self) -> Result<Arc<dyn Transport>> {
         let transport = self.transport.read();
-        let transport = transport.as_ref().map(Arc::clone);
-        transport.ok_or_else(|| Error::internal("the network has ended"))
+        transport.as_ref().map(Arc::clone).ok_or_else(|| Error::internal("the network has ended"))
     }
 
     /// Enqueues messages on `stream`.

@@ -340,8 +340,7 @@ mod tests {
         }
         let is_name = |word: &&str| word.starts_with(PREFIX) && *word != PREFIX;
         let names = docs.split('`').filter(is_name);
-        let set = include_str!("../scripts/env.sh").lines();
-        let exported = set.filter_map(|line| line.split_once("export "));
+        let exported = include_str!("../scripts/env.sh").lines().filter_map(|line| line.split_once("export "));
         let exported = exported.flat_map(|(_, names)| names.split([' ', '=']));
         let exported = exported.filter(|name| name.starts_with(PREFIX));
         for name in names.chain(exported).map(|it| it.split('=').next()) {

@@ -88,8 +88,7 @@ pub fn version(text: &str) {
 /// External `text` for use in a line: cut, and without control characters that a terminal might obey.
 pub fn shown(text: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
-    let plain = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?'));
-    let mut line: String = plain.take(SHOWN).collect();
+    let mut line: String = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?')).take(SHOWN).collect();
     if text.chars().nth(SHOWN).is_some() {
         line.push_str("...");
     }

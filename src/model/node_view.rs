@@ -116,8 +116,7 @@ pub(crate) mod tests {
                 assert_eq!(view.others(), topology.nodes() - 1);
                 assert_eq!(view.rank_of(view.own), rank, "{names}");
                 for (other, seen) in GroupRank::all(topology.ranks()).zip(&view.of_rank) {
-                    let forwarder = view.rank_of(seen.forwarder);
-                    assert_eq!(forwarder, topology.forwarder(other, topology.node_of(rank)));
+                    assert_eq!(view.rank_of(seen.forwarder), topology.forwarder(other, topology.node_of(rank)));
                     let forwarded = &view.forwarded_by_all()[seen.forwarder.index()];
                     assert_eq!(forwarded[seen.source.index()], other, "{names}");
                     assert!(forwarded.len() <= 1 + view.width());

@@ -234,8 +234,7 @@ pub(crate) mod tests {
             let (mut sent, mut received) = (Vec::new(), Vec::new());
             for rank in GroupRank::all(topology.ranks()) {
                 let peers = topology.rail_peers(rank);
-                let distances = peers.iter().map(|&it| topology.distance(rank, it));
-                assert!(distances.eq(1..topology.nodes()), "{names}");
+                assert!(peers.iter().map(|&it| topology.distance(rank, it)).eq(1..topology.nodes()), "{names}");
                 sent.extend(peers.into_iter().map(|to| (rank, to)));
                 received.extend(topology.forwarded_by(rank).into_iter().skip(1).map(|from| (from, rank)));
             }

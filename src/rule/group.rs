@@ -145,8 +145,7 @@ mod tests {
         ];
         for (settings, setting) in cases {
             let error = checked(&settings, 0).unwrap_err();
-            let subject = error.refused().map(|(subject, _)| subject);
-            assert_eq!(subject, Some(Subject::Setting(setting)), "{error}");
+            assert_eq!(error.refused().map(|(subject, _)| subject), Some(Subject::Setting(setting)), "{error}");
         }
     }
 }

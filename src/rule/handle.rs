@@ -56,8 +56,7 @@ pub fn routed_before(
     (top_k, form): (usize, HandleForm),
 ) -> Result<Routing> {
     let most = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
-    let rows = Argument::required(role, rows)?.dims(2)?;
-    let rows = rows.size_at_most(0, most, Extent::MaxTokens)?;
+    let rows = Argument::required(role, rows)?.dims(2)?.size_at_most(0, most, Extent::MaxTokens)?;
     Ok(Routing { ids: DevPtr::default(), width: IntWidth::Bits64, tokens: rows.size(0), top_k, form })
 }
 

@@ -69,8 +69,7 @@ fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<I
     let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else {
         return Ok(None);
     };
-    let weights = weights_of(weights, routing.top_k)?;
-    let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let weights = weights_of(weights, routing.top_k)?.size_is(0, routing.tokens, Extent::HandleTokens)?;
     Ok(Some(IdsAndWeights { ids: routing.ids, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
@@ -103,8 +102,7 @@ fn weights_of(weights: Argument<'_>, top_k: usize) -> Result<Argument<'_>> {
 /// Checks a combine: tokens `[n, H]` to `[T, H]`; backward also weights `[n, K]` to `[T, K]`.
 pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'_>) -> Result<HtCombine> {
     rows::no_scales(tensors)?;
-    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
-    let tokens = rows::received(tokens, facts.layout())?;
+    let tokens = rows::received(Argument::required(Role::TokensIn, tensors.tokens)?, facts.layout())?;
     let row = tokens.summable_row(facts.layout().dims(), facts)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?

@@ -63,8 +63,7 @@ fn beside(
         _ => IntWidth::Bits64,
     };
     let ids = delivered(Role::IdsOut, ids, width.dtype())?;
-    let weights = Argument::required(Role::WeightsIn, tensors.weights)?;
-    let weights = of_tokens(weights, routing)?;
+    let weights = of_tokens(Argument::required(Role::WeightsIn, tensors.weights)?, routing)?;
     let Some(out_weights) = tensors.out_weights else {
         return Err(Argument::missing(Role::WeightsOut));
     };
@@ -95,8 +94,7 @@ pub fn combine(
     layout: Layout,
 ) -> Result<LlCombine> {
     rows::no_scales(tensors)?;
-    let expert_tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
-    let expert_tokens = rows::received(expert_tokens, layout)?;
+    let expert_tokens = rows::received(Argument::required(Role::TokensIn, tensors.tokens)?, layout)?;
     let row = expert_tokens.summable_row(layout.dims(), facts)?;
     let weights = match layout.is_rank_major() {
         true => no_weights(tensors)?,

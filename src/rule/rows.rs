@@ -168,8 +168,7 @@ fn forward(routing: &Routing, received: &Received<'_>, tensors: &DispatchTensors
     }
     let out = out.size_is(received.layout.dims(), count, Extent::ColumnsOf(Role::ScalesIn))?;
     if tensors.round_scales != 0 {
-        let subject = Subject::RoundScales;
-        return Err(Error::argument(subject, OfTensor::ForwardedAsIs).got(tensors.round_scales, 0));
+        return Err(Error::argument(Subject::RoundScales, OfTensor::ForwardedAsIs).got(tensors.round_scales, 0));
     }
     let width = dtype.size();
     let out = place(Role::ScalesOut, (out, tensors.out_scale_strides), received.layout, width)?;
@@ -210,8 +209,7 @@ fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &Dispa
 
 /// The tensor of received scales, of which the last dimension is not checked yet.
 fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Result<Argument<'a>> {
-    let out = Argument::required(Role::ScalesOut, tensors.out_scales)?;
-    let out = out.dims(received.layout.dims() + 1)?;
+    let out = Argument::required(Role::ScalesOut, tensors.out_scales)?.dims(received.layout.dims() + 1)?;
     match (received.layout, received.out) {
         (Layout::ExpertMajor { experts, slots }, _) => out
             .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?

@@ -180,8 +180,7 @@ impl Choices {
         let chosen = match asked.variant {
             0 => Chosen::default(),
             number => {
-                let variant = Variant::from_number(number).ok_or(Impossible::UnknownVariant)?;
-                self.variant(operation, about, variant)?
+                self.variant(operation, about, Variant::from_number(number).ok_or(Impossible::UnknownVariant)?)?
             }
         };
         let Launch { blocks, send_blocks, threads } = asked.launch;

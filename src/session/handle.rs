@@ -176,8 +176,7 @@ impl Handle {
     pub fn combine(&self, tensors: &CombineTensors<'_>, staged: bool, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
-        let operations = [Operation::LlCombine, Operation::HtCombine];
-        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens);
+        let chosen = self.chosen([Operation::LlCombine, Operation::HtCombine], tensors.tokens, tensors.tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();

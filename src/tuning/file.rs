@@ -95,6 +95,5 @@ fn string(value: &Value, name: &str) -> Result<String, String> {
 }
 
 fn number(value: &Value, name: &str) -> Result<u64, String> {
-    let found = value.get(name).and_then(Value::as_u64);
-    found.ok_or_else(|| format!("{name:?} is missing or no natural number"))
+    value.get(name).and_then(Value::as_u64).ok_or_else(|| format!("{name:?} is missing or no natural number"))
 }

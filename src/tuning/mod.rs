@@ -167,8 +167,7 @@ impl Tuning {
     /// measured. `None` is the library's own choice; it also applies beyond the largest entry.
     pub fn choice(&self, operation: Operation, tokens: usize) -> Option<Choice> {
         let first = tokens.max(1).next_power_of_two().trailing_zeros() as usize;
-        let sizes = self.measured[operation as usize].get(first..)?;
-        match sizes.iter().find(|&&size| size != Measured::Nothing)? {
+        match self.measured[operation as usize].get(first..)?.iter().find(|&&size| size != Measured::Nothing)? {
             Measured::Other(choice) => Some(*choice),
             _ => None,
         }

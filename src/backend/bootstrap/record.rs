@@ -53,8 +53,7 @@ pub fn refusal(record: &[u8]) -> Option<String> {
 
 /// As much of `text` as a verdict holds, cut between characters.
 fn clip(text: &str) -> &str {
-    let most = VERDICT_BYTES - CODE_BYTES;
-    let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end));
+    let end = (0..=text.len().min(VERDICT_BYTES - CODE_BYTES)).rev().find(|&end| text.is_char_boundary(end));
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 

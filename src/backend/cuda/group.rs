@@ -68,8 +68,7 @@ impl CudaGroup {
             // Unlike windows they may be large, and serve nobody else.
             objects.iter_mut().all(unmap);
         }
-        let objects = objects.into_iter().map(ObjectMemory::into_windows);
-        let mut objects: Vec<_> = objects.collect();
+        let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
         if let Some(network) = &self.network {
             network.close();
         }

@@ -204,8 +204,7 @@ mod tests {
         let guide = include_str!("../../../docs/guide/profiling.md");
         for entry in Entry::ALL {
             // The guide says that a name with the first of these may have the others.
-            let name = entry.definition().name.replace("_f16", "_bf16");
-            let name = name.replace("_f32", "_bf16");
+            let name = entry.definition().name.replace("_f16", "_bf16").replace("_f32", "_bf16");
             assert!(guide.contains(&format!("`{name}`")), "{name}");
         }
     }

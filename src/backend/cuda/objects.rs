@@ -77,8 +77,7 @@ impl Mapper for CudaMapper {
     }
 
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
-        let locals = self.view.locals.iter();
-        let bases = locals.map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
+        let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
         self.group.objects().write(object, &bases.collect::<Vec<_>>())
     }
 

@@ -36,8 +36,7 @@ impl Call {
     }
 
     fn to_bytes(self) -> [u8; Self::BYTES] {
-        let number = Self::ALL.iter().position(|it| *it == self.operation);
-        let number = number.unwrap_or(Self::ALL.len()) as u32;
+        let number = Self::ALL.iter().position(|it| *it == self.operation).unwrap_or(Self::ALL.len()) as u32;
         let mut bytes = [0; Self::BYTES];
         let (first, second) = bytes.split_at_mut(4);
         first.copy_from_slice(&number.to_le_bytes());

@@ -176,8 +176,7 @@ impl<M: Mapper> Objects<M> {
     pub fn take_all(&self) -> Vec<M::Mapped> {
         let _call = self.calls.lock();
         let mut entries = self.entries.lock();
-        let taken = entries.iter_mut().filter_map(Option::take);
-        let taken = taken.map(|it| it.mapped).collect();
+        let taken = entries.iter_mut().filter_map(Option::take).map(|it| it.mapped).collect();
         drop(entries);
         self.recognised.change(|ranges| *ranges = Ranges::default());
         taken

@@ -80,8 +80,7 @@ impl Recognised {
 
     /// Tensors that operations had in `object`, and in none.
     fn counts(&self, object: u32) -> (u64, u64) {
-        let tensors = self.tensors.get(object as usize);
-        let tensors = tensors.map_or(0, |it| it.load(Ordering::Relaxed));
+        let tensors = self.tensors.get(object as usize).map_or(0, |it| it.load(Ordering::Relaxed));
         (tensors, self.plain.load(Ordering::Relaxed))
     }
 

@@ -228,8 +228,7 @@ impl Words for Windows {
         let bytes = word.to_le_bytes();
         let own = self.words.get(self.rank.index()).into_iter();
         let others = self.words.iter().enumerate();
-        let others = others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words));
-        own.chain(others)
+        own.chain(others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words)))
             .try_for_each(|words| self.memory.upload(DevPtr(words.0 + self.rank.index() * WORD_BYTES), &bytes))
     }
 

@@ -95,8 +95,7 @@ impl Routed {
             let width = self.routing.top_k.max(1) * ENTRY_BYTES;
             for (token, entries) in from.entries.chunks(width).enumerate() {
                 let here = |to: &route::Destination| to.rank == facts.rank.index();
-                let all = route::destinations(facts, entries);
-                arrivals.extend(all.into_iter().find(here).map(|here| Arrival {
+                arrivals.extend(route::destinations(facts, entries).into_iter().find(here).map(|here| Arrival {
                     source,
                     token,
                     experts: here.experts,

@@ -55,8 +55,7 @@ impl RankIds {
     pub fn copied(ids: &[u8], top_k: usize) -> Result<Self> {
         let mut own = Vec::new();
         if own.try_reserve_exact(ids.len()).is_err() {
-            let text = format!("no host memory for {} bytes of ids", ids.len());
-            return Err(Error::new(Code::SystemError, text));
+            return Err(Error::new(Code::SystemError, format!("no host memory for {} bytes of ids", ids.len())));
         }
         own.extend_from_slice(ids);
         Ok(Self { ids: own, top_k })

@@ -47,8 +47,7 @@ impl ZoneMap {
 
     /// The slot of `row` for each of its experts; none for one that is dropped.
     pub fn of_row(&self, row: usize) -> impl Iterator<Item = Option<usize>> {
-        let slots = self.slots.get(row * self.most..(row + 1) * self.most);
-        let slots = slots.unwrap_or_default().iter();
+        let slots = self.slots.get(row * self.most..(row + 1) * self.most).unwrap_or_default().iter();
         slots.take_while(|slot| **slot != NO_SLOT).map(|slot| (*slot != DROPPED).then_some(*slot as usize))
     }
 
@@ -69,8 +68,7 @@ mod tests {
     use super::*;
 
     fn map(most_slots: Option<usize>) -> ZoneMap {
-        let zones = Zones { alignment: 4, most_slots };
-        ZoneMap::new(zones, &[2, 3], &[vec![0, 1], vec![1], vec![1], vec![0]], 2)
+        ZoneMap::new(Zones { alignment: 4, most_slots }, &[2, 3], &[vec![0, 1], vec![1], vec![1], vec![0]], 2)
     }
 
     #[test]

@@ -73,8 +73,7 @@ fn spare_of_all(bootstrap: &Bootstrap, members: &Members, stream: Stream) -> Res
     };
     let topology = &members.view.topology;
     let all_have = GroupRank::all(topology.ranks()).all(|rank| common(&comm_of(topology, rank)).is_some());
-    let comm = common(&members.ranks).filter(|_| all_have);
-    let comm = comm.and_then(|tag| offer.take(tag));
+    let comm = common(&members.ranks).filter(|_| all_have).and_then(|tag| offer.take(tag));
     Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(device))))
 }
 

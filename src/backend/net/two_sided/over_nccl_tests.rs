@@ -28,8 +28,7 @@ fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
     let outstanding = device.outstanding();
     let device: Arc<dyn Device> = Arc::new(device.clone());
     let members = members(nodes, 2);
-    let comm = Arc::new(own::tests::third_of_three(20 * CALLS));
-    let comm = Untaken::new(comm, Arc::clone(&device));
+    let comm = Untaken::new(Arc::new(own::tests::third_of_three(20 * CALLS)), Arc::clone(&device));
     NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), Arc::new(Nobody)).unwrap()
 }
 

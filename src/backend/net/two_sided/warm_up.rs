@@ -63,10 +63,8 @@ pub fn run(
 /// Sends the bytes of `data` to every rail peer; what comes lies behind them.
 fn exchange(transport: &dyn Transport, view: &NodeView, (data, bytes): (DevPtr, usize), stream: Stream) -> Result<()> {
     let message = |(index, &peer): (usize, _)| Message { peer, data: DevPtr(data.0 + index * bytes), bytes };
-    let sends = view.rail_peers.iter().map(|it| message((0, it)));
-    let sends: Vec<_> = sends.collect();
-    let receives = view.forwarded().iter().enumerate().skip(1);
-    let receives: Vec<_> = receives.map(message).collect();
+    let sends: Vec<_> = view.rail_peers.iter().map(|it| message((0, it))).collect();
+    let receives: Vec<_> = view.forwarded().iter().enumerate().skip(1).map(message).collect();
     transport.exchange(Label::WARM_UP, &sends, &receives, stream)
 }
 

@@ -215,9 +215,7 @@ impl Nvcc {
             Some(named) => vec![named],
             None => candidates(root),
         };
-        let Some(path) = places.into_iter().find(|path| path.is_file()) else {
-            return Ok(None);
-        };
+        let Some(path) = places.into_iter().find(|path| path.is_file()) else { return Ok(None) };
         println!("cargo::rerun-if-changed={}", path.display());
         let banner = run(Command::new(&path).arg("--version"))?;
         let version =

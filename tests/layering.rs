@@ -81,9 +81,7 @@ fn row_of<'a>(rows: &'a [Row], module: &str) -> Option<&'a Row> {
 }
 
 fn may_use(rows: &[Row], it: &Use) -> bool {
-    let Some(own) = row_of(rows, &it.module) else {
-        return false;
-    };
+    let Some(own) = row_of(rows, &it.module) else { return false };
     // Modules of one row, such as `session`, see each other; `backend` does not see its siblings.
     let in_own_row = row_of(rows, &it.target).is_some_and(|row| row.name == own.name);
     in_own_row || own.uses.iter().any(|entry| fits(entry, it))

@@ -56,9 +56,7 @@ impl Library {
     /// also defines them: a Python process may hold PyTorch's CUDA runtime beside the CPU stand-ins.
     pub(super) fn defining(marker: &CStr) -> Option<Self> {
         let process = Self::in_process(marker)?;
-        let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else {
-            return Some(process);
-        };
+        let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else { return Some(process) };
         // dlopen knows no name for the main program; no object precedes that one either.
         Some(Self::open(path, libc::RTLD_NOW | libc::RTLD_NOLOAD).unwrap_or(process))
     }

@@ -46,9 +46,7 @@ pub fn in_vain(variable: &Unused) {
     let hint = match variable.why {
         Why::Value(allowed) => format!("allowed: {allowed}"),
         Why::Name(None) => "no variable has this name".to_owned(),
-        Why::Name(Some(meant)) => {
-            format!("no variable has this name, but {meant} may be meant")
-        }
+        Why::Name(Some(meant)) => format!("no variable has this name, but {meant} may be meant"),
     };
     let (name, value) = (shown(&variable.name), shown(&variable.value));
     warn(&format!("{name}={value} is ignored; {hint}"));

@@ -199,9 +199,7 @@ impl ScaleLayout {
     /// strides are row-major or column-major with a pitch, so that no two scales share memory.
     pub fn new([experts, rows, columns]: [usize; 3], strides: Option<[usize; 3]>) -> Option<Self> {
         let dense = Self { expert: rows.saturating_mul(columns), row: columns, column: 1 };
-        let Some([expert, row, column]) = strides else {
-            return Some(dense);
-        };
+        let Some([expert, row, column]) = strides else { return Some(dense) };
         if experts == 0 || rows == 0 || columns == 0 {
             return Some(dense);
         }

@@ -135,9 +135,7 @@ fn accepted_layouts_do_not_overlap() {
     for sizes in [[2, 3, 2], [2, 1, 3], [2, 3, 1], [1, 2, 2], [3, 1, 1]] {
         for code in 0..8 * 5 * 5 {
             let strides = [code / 25 * 2, code / 5 % 5, code % 5];
-            let Some(layout) = ScaleLayout::new(sizes, Some(strides)) else {
-                continue;
-            };
+            let Some(layout) = ScaleLayout::new(sizes, Some(strides)) else { continue };
             let mut seen = Vec::new();
             for index in 0..sizes.iter().product() {
                 let [_, rows, columns] = sizes;

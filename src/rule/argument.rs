@@ -213,8 +213,6 @@ pub fn counter<'a>(
     counter: Option<&'a Tensor>,
     sized: impl FnOnce(Argument<'a>) -> Result<Argument<'a>>,
 ) -> Result<Option<DevPtr>> {
-    let Some(counter) = Argument::optional(role, counter) else {
-        return Ok(None);
-    };
+    let Some(counter) = Argument::optional(role, counter) else { return Ok(None) };
     sized(counter.dims(1)?.dtype_is(DType::Int32)?)?.data(align_of::<i32>()).map(Some)
 }

@@ -66,9 +66,7 @@ fn forward_inputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Op
 
 /// Weights `[T, K]` for the ids of the handle.
 fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
-    let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else {
-        return Ok(None);
-    };
+    let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else { return Ok(None) };
     let weights = weights_of(weights, routing.top_k)?.size_is(0, routing.tokens, Extent::HandleTokens)?;
     Ok(Some(IdsAndWeights { ids: routing.ids, weights: weights.data(4)?, rows: routing.tokens }))
 }

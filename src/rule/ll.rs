@@ -64,9 +64,7 @@ fn beside(
     };
     let ids = delivered(Role::IdsOut, ids, width.dtype())?;
     let weights = of_tokens(Argument::required(Role::WeightsIn, tensors.weights)?, routing)?;
-    let Some(out_weights) = tensors.out_weights else {
-        return Err(Argument::missing(Role::WeightsOut));
-    };
+    let Some(out_weights) = tensors.out_weights else { return Err(Argument::missing(Role::WeightsOut)) };
     let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
     Ok(LlBeside {
         weights: weights.data(4)?,
@@ -96,10 +94,7 @@ pub fn combine(
     rows::no_scales(tensors)?;
     let expert_tokens = rows::received(Argument::required(Role::TokensIn, tensors.tokens)?, layout)?;
     let row = expert_tokens.summable_row(layout.dims(), facts)?;
-    let weights = match layout.is_rank_major() {
-        true => no_weights(tensors)?,
-        false => Some(weights(routing, tensors)?),
-    };
+    let weights = if layout.is_rank_major() { no_weights(tensors)? } else { Some(weights(routing, tensors)?) };
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?

@@ -24,10 +24,7 @@ impl Received<'_> {
     /// The address of `out`; none, rank-major, asks for a view.
     #[inline]
     fn data_of(&self, out: Argument<'_>) -> Result<DevPtr> {
-        match self.layout.is_rank_major() {
-            true => out.data_or_none(ROW_ALIGN),
-            false => out.data(ROW_ALIGN),
-        }
+        if self.layout.is_rank_major() { out.data_or_none(ROW_ALIGN) } else { out.data(ROW_ALIGN) }
     }
 }
 

@@ -159,9 +159,7 @@ impl Checks {
         if let Some(beside) = &op.beside {
             self.fill(beside.out_weights, rows * top_k * size_of::<f32>())?;
         }
-        let Some(scaled) = &op.scaled else {
-            return Ok(());
-        };
+        let Some(scaled) = &op.scaled else { return Ok(()) };
         let (out, width) = (&scaled.out, scaled.scales.dtype.size());
         let zones = rows / out.rows.max(1);
         for run in runs(out, zones, scaled.scales.count) {

@@ -250,18 +250,12 @@ impl Display for Impossible {
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownVariant => to.write_str("no variant has this number"),
-            Self::OtherOperation(variant) => {
-                write!(to, "{} is of another operation", variant.name())
-            }
+            Self::OtherOperation(variant) => write!(to, "{} is of another operation", variant.name()),
             Self::TooManyEntries => {
                 to.write_str("ll.exact needs as many ranks as ids of a token, or a group whose combines are exact")
             }
-            Self::SeveralNodes(variant) => {
-                write!(to, "{} needs a group on one node", variant.name())
-            }
-            Self::NotMapped(variant) => {
-                write!(to, "{} needs rows in memory that peers map", variant.name())
-            }
+            Self::SeveralNodes(variant) => write!(to, "{} needs a group on one node", variant.name()),
+            Self::NotMapped(variant) => write!(to, "{} needs rows in memory that peers map", variant.name()),
             Self::Shape(unfit) => unfit.fmt(to),
         }
     }

@@ -89,9 +89,7 @@ impl Display for Findings {
             (&self.repeated, "ids repeated within a token".to_owned()),
             (&self.nan, "NaN weights".to_owned()),
         ] {
-            let Some(Entry { token, k, id }) = kind.first else {
-                continue;
-            };
+            let Some(Entry { token, k, id }) = kind.first else { continue };
             let count = kind.count;
             to.write_str(gap)?;
             write!(to, "{what}: {count} (first: token {token}, k {k}, id {id})")?;

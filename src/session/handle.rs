@@ -242,9 +242,7 @@ impl Handle {
         rows: (Role, Option<&Tensor>),
         run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
     ) -> Result<T> {
-        let Some(given) = &self.given else {
-            return run(routed(&handle.read())?);
-        };
+        let Some(given) = &self.given else { return run(routed(&handle.read())?) };
         let of = (given.top_k, self.form);
         let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
@@ -290,13 +288,9 @@ impl Handle {
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
     pub fn complete(&self, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let ByMode::Ll((_, handle)) = &self.mode else {
-            return Ok(());
-        };
+        let ByMode::Ll((_, handle)) = &self.mode else { return Ok(()) };
         let mut handle = handle.lock();
-        let Some(sent) = &handle.staged else {
-            return Ok(());
-        };
+        let Some(sent) = &handle.staged else { return Ok(()) };
         // If this is refused, the operation stays pending: the caller may try again.
         let Routed { routing, backend, .. } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {

@@ -147,9 +147,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
-        let Some(windows) = self.windows.lock().take() else {
-            return Ok(());
-        };
+        let Some(windows) = self.windows.lock().take() else { return Ok(()) };
         if let ByMode::Ll(group) = &self.mode {
             group.forget_staged();
         }

@@ -77,9 +77,7 @@ impl Plan {
 
     /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
     fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
-        let Self::Ll(plan) = self else {
-            return Ok(());
-        };
+        let Self::Ll(plan) = self else { return Ok(()) };
         plan.with_sentinel().try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
     }
 

@@ -79,9 +79,7 @@ impl HostRuntime {
             Some(chosen) => chosen.ok().filter(|nccl| nccl.has(marker)),
             None => Library::defining(marker),
         };
-        let Some(library) = library else {
-            return Ok(None);
-        };
+        let Some(library) = library else { return Ok(None) };
         let functions = FUNCTIONS.get_or_try_init(|| {
             Functions::load(&library)
                 .map_err(|missing| Error::new(Code::SystemError, format!("the CPU stand-ins have no {missing}")))

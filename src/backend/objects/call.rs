@@ -45,18 +45,14 @@ impl Call {
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let [number, object] = bytes.as_chunks::<4>().0 else {
-            return None;
-        };
+        let [number, object] = bytes.as_chunks::<4>().0 else { return None };
         let operation = *Self::ALL.get(u32::from_le_bytes(*number) as usize)?;
         Some(Self { operation, object: u32::from_le_bytes(*object) })
     }
 
     /// Refuses what `rank` calls instead.
     fn check_same(self, rank: GroupRank, other: Option<Self>) -> Result<()> {
-        let Some(other) = other else {
-            return Err(Error::internal("a call of another rank that is none"));
-        };
+        let Some(other) = other else { return Err(Error::internal("a call of another rank that is none")) };
         if other == self {
             return Ok(());
         }

@@ -12,9 +12,7 @@ const MOST_BYTES: usize = 256;
 /// The name of the context's device, such as "NVIDIA H200"; empty if the driver does not report it.
 pub fn device_name(context: &Arc<Context>) -> Result<String> {
     let _entered = context.enter()?;
-    let Some(get) = functions()?.cuDeviceGetName else {
-        return Ok(String::new());
-    };
+    let Some(get) = functions()?.cuDeviceGetName else { return Ok(String::new()) };
     let mut device = 0;
     // SAFETY: writes one number.
     check("cuCtxGetDevice", unsafe { (functions()?.cuCtxGetDevice)(&mut device) })?;

@@ -229,9 +229,7 @@ impl PeerMapping {
     /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
     pub fn unmap<'a>(mappings: impl IntoIterator<Item = &'a mut Self>) -> bool {
         let mut imported: Vec<&mut Self> = mappings.into_iter().filter(|it| it.imported.is_some()).collect();
-        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else {
-            return true;
-        };
+        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else { return true };
         context.if_quiescent(|| {
             for mapping in &mut imported {
                 mapping.imported = None;

@@ -155,9 +155,7 @@ pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result
 }
 
 fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Result<()> {
-    let Some(Numbers { data, width }) = to else {
-        return Ok(());
-    };
+    let Some(Numbers { data, width }) = to else { return Ok(()) };
     let from: Vec<u64> = from.into_iter().collect();
     // SAFETY: the ABI has checked the counter, so many entries at least; the caller leaves it to the library until the
     // handle is made.

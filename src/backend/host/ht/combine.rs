@@ -55,9 +55,7 @@ impl Routed {
             sums.extend_from_slice(&rounded);
         }
         message.owned_bytes(sums);
-        let Some(gradients) = op.gradients else {
-            return Ok(());
-        };
+        let Some(gradients) = op.gradients else { return Ok(()) };
         // SAFETY: as above, `[n]` of f32.
         let input = unsafe { bytes(gradients.input, slots * 4) };
         let mut all = Vec::new();
@@ -111,14 +109,9 @@ impl Routed {
             let columns_of =
                 |to: Destination| (0..to.experts.len().min(columns)).map(move |column| (to.rank, to.index, column));
             let found: Vec<_> = to.flat_map(columns_of).take(columns).collect();
-            let places = match gradients.by_k {
-                true => self.places_of_ids(token),
-                false => (0..found.len()).map(Some).collect(),
-            };
+            let places = if gradients.by_k { self.places_of_ids(token) } else { (0..found.len()).map(Some).collect() };
             for (column, place) in places.into_iter().enumerate() {
-                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied() else {
-                    continue;
-                };
+                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied() else { continue };
                 let from = source(results, rank)?;
                 let weight = row(from.weights, (from.begin + index) * columns + theirs, 4)?;
                 copy_row(out, token * columns + column, weight)?;

@@ -114,9 +114,7 @@ impl HtMap {
     fn push(&mut self, facts: &GroupFacts, ranks: &[(usize, Vec<usize>)], top_k: usize) {
         let mut entries = Vec::new();
         for (rank, experts) in ranks {
-            let Some(index) = self.departures.get_mut(*rank) else {
-                continue;
-            };
+            let Some(index) = self.departures.get_mut(*rank) else { continue };
             let first = rank * facts.local_experts();
             entries.extend(experts.iter().map(|expert| [(first + expert) as u32, *index]));
             *index += 1;
@@ -203,12 +201,8 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     for entry in entries.as_chunks::<ENTRY_BYTES>().0 {
         let mut words = numeric::u32s(entry);
-        let (Some(expert), Some(index)) = (words.next(), words.next()) else {
-            continue;
-        };
-        let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else {
-            continue;
-        };
+        let (Some(expert), Some(index)) = (words.next(), words.next()) else { continue };
+        let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else { continue };
         let (rank, local) = (facts.owner(expert), expert % facts.local_experts());
         match all.last_mut() {
             Some(last) if last.rank == rank => last.experts.push(local),

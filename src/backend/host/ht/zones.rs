@@ -34,9 +34,7 @@ impl ZoneMap {
         for experts in rows {
             let first = slots.len();
             for expert in experts {
-                let Some(next) = next.get_mut(*expert) else {
-                    continue;
-                };
+                let Some(next) = next.get_mut(*expert) else { continue };
                 slots.push(if *next < limit { *next } else { DROPPED });
                 *next += 1;
             }

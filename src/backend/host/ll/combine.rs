@@ -101,9 +101,7 @@ impl HostLl {
 
     /// The weights of this rank's own tokens; none rank-major.
     fn topk_weights(&self, op: &LlCombine) -> Result<Option<TopkWeights>> {
-        let Some(weights) = op.weights else {
-            return Ok(None);
-        };
+        let Some(weights) = op.weights else { return Ok(None) };
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
         let width = self.routing.width;
@@ -161,9 +159,7 @@ impl HostLl {
                 check_covers(covers, self.routing.top_k)?;
                 let contributions =
                     by_token.get_mut(token).ok_or_else(|| Error::internal("a contribution without a token"))?;
-                let Some((order, weight)) = weigh(token, covers)? else {
-                    continue;
-                };
+                let Some((order, weight)) = weigh(token, covers)? else { continue };
                 contributions.push(Contribution { order, source, weight, row });
             }
         }

@@ -85,9 +85,7 @@ impl HostLl {
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
-                let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
-                    continue;
-                };
+                let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else { continue };
                 let to = RowOf { zone: local, ordinal: *count };
                 let row = op.layout.number(to);
                 copy_row(out, row, sent.rows.payload(token)?)?;
@@ -118,9 +116,7 @@ pub(super) struct Landed {
 /// written. Tokens that name an expert once always fit, so some rank repeats its id.
 fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Result<()> {
     let experts = facts.experts_of(facts.rank);
-    let Some(capacity) = layout.slots() else {
-        return Ok(());
-    };
+    let Some(capacity) = layout.slots() else { return Ok(()) };
     let most = capacity / facts.ranks;
     // By source, then expert.
     let mut counts = vec![vec![0_usize; experts.len()]; sent.len()];

@@ -193,9 +193,7 @@ impl State {
     /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
     fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         self.reap()?;
-        let Some(first) = self.pending.front_mut() else {
-            return Ok(None);
-        };
+        let Some(first) = self.pending.front_mut() else { return Ok(None) };
         if first.running_since.is_none() && !first.begin.is_over()? {
             return Ok(None);
         }
@@ -262,9 +260,7 @@ impl Pending {
 
 impl Works for Outstanding {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
-        let Some(mut state) = self.state.try_lock() else {
-            return;
-        };
+        let Some(mut state) = self.state.try_lock() else { return };
         let may_run = graphs == Graphs::Count && self.are_in_graphs();
         // A device in error runs nothing any more.
         let has_none = state.reap().is_err() || state.pending.is_empty();

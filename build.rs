@@ -261,10 +261,7 @@ fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
         let ptx = if ptx { format!(",compute_{arch}") } else { String::new() };
         options.push(format!("-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"));
     }
-    if options.is_empty() {
-        return Err(format!("NCCL_EP_ARCHS: names no architecture (got {archs})"));
-    }
-    Ok(options)
+    if options.is_empty() { Err(format!("NCCL_EP_ARCHS: names no architecture (got {archs})")) } else { Ok(options) }
 }
 
 /// Possible places of nvcc if `NVCC` names none, best first.

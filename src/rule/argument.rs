@@ -92,10 +92,7 @@ impl<'a> Argument<'a> {
 
     #[inline]
     pub fn dtype_is(self, dtype: DType) -> Result<Self> {
-        if self.tensor.dtype != Some(dtype) {
-            return Err(self.wrong_dtype(dtype));
-        }
-        Ok(self)
+        if self.tensor.dtype == Some(dtype) { Ok(self) } else { Err(self.wrong_dtype(dtype)) }
     }
 
     #[cold]
@@ -152,10 +149,7 @@ impl<'a> Argument<'a> {
     #[inline]
     pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
         let dtype = self.known_dtype()?;
-        if !dtype.is_summable() {
-            return Err(self.not_summable(dtype));
-        }
-        self.row(index, dtype, facts)
+        if dtype.is_summable() { self.row(index, dtype, facts) } else { Err(self.not_summable(dtype)) }
     }
 
     #[cold]

@@ -107,10 +107,7 @@ unsafe fn read_arguments(
 }
 
 fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
-    if config.is_null() {
-        return Ok(());
-    }
-    Err(refuse::argument("config", "must be NULL"))
+    if config.is_null() { Ok(()) } else { Err(refuse::argument("config", "must be NULL")) }
 }
 
 /// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch

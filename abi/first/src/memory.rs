@@ -97,10 +97,7 @@ pub unsafe extern "C" fn ncclEpMemRegister(
 }
 
 fn no_window(window: *mut c_void) -> Result<()> {
-    if window.is_null() {
-        return Ok(());
-    }
-    Err(refuse::argument("nccl_window", "must be NULL"))
+    if window.is_null() { Ok(()) } else { Err(refuse::argument("nccl_window", "must be NULL")) }
 }
 
 /// Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the

@@ -119,10 +119,7 @@ impl Fingerprint {
 }
 
 fn same<T: PartialEq + fmt::Display>(subject: Subject, source: usize, mine: T, theirs: T) -> Result<()> {
-    if theirs == mine {
-        return Ok(());
-    }
-    Err(differs(subject, source).got(mine, theirs))
+    if theirs == mine { Ok(()) } else { Err(differs(subject, source).got(mine, theirs)) }
 }
 
 fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Result<()> {

@@ -69,10 +69,7 @@ pub fn open(address: Address, link: &str) -> Result<File> {
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).map_err(failed)?;
     // SAFETY: takes numbers only.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & SEALS != SEALS {
-        return Err(foreign(address));
-    }
-    Ok(file)
+    if seals < 0 || seals & SEALS != SEALS { Err(foreign(address)) } else { Ok(file) }
 }
 
 pub fn length(file: &File) -> Result<u64> {

@@ -71,10 +71,7 @@ impl Window {
         let file = shared_file::open(address, LINK)?;
         let length = shared_file::length(&file)?;
         let is_whole = length.is_multiple_of(PARTS * ALIGNMENT) && (1..=BANK_BYTES).contains(&(length / PARTS));
-        if !is_whole {
-            return Err(shared_file::foreign(address));
-        }
-        Self::map(file, ranks)
+        if is_whole { Self::map(file, ranks) } else { Err(shared_file::foreign(address)) }
     }
 
     fn map(file: File, ranks: usize) -> Result<Self> {

@@ -103,10 +103,7 @@ pub fn functions() -> Result<&'static Functions> {
 
 /// Success, or an error that names the call and the driver's texts for `status`.
 pub fn check(call: &str, status: Status) -> Result<()> {
-    if status == 0 {
-        return Ok(());
-    }
-    check_with(functions()?, call, status)
+    if status == 0 { Ok(()) } else { check_with(functions()?, call, status) }
 }
 
 fn check_with(functions: &Functions, call: &str, status: Status) -> Result<()> {

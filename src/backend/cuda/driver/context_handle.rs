@@ -207,8 +207,5 @@ pub fn synchronize_context() -> Result<()> {
 pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
     let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
-    if status == ALREADY_ENABLED {
-        return Ok(());
-    }
-    check("cuCtxEnablePeerAccess", status)
+    if status == ALREADY_ENABLED { Ok(()) } else { check("cuCtxEnablePeerAccess", status) }
 }

@@ -94,10 +94,7 @@ pub fn synchronize_stream(stream: Stream) -> Result<()> {
 pub fn is_idle(stream: Stream) -> Result<bool> {
     // SAFETY: as for `synchronize_stream`.
     let status = unsafe { (functions()?.cuStreamQuery)(raw_stream(stream)) };
-    if status == NOT_READY {
-        return Ok(false);
-    }
-    check("cuStreamQuery", status).map(|()| true)
+    if status == NOT_READY { Ok(false) } else { check("cuStreamQuery", status).map(|()| true) }
 }
 
 /// Device memory; `bytes` is not zero.

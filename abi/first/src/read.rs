@@ -65,7 +65,6 @@ pub struct TensorSet {
 }
 
 impl TensorSet {
-    /// The tensor tagged `tag`.
     pub fn get(&self, tag: Tag) -> Option<&Tensor> {
         self.by_tag.get(tag as usize - 1).and_then(Option::as_ref)
     }
@@ -82,7 +81,6 @@ impl TensorSet {
         self.scale_strides.as_ref()
     }
 
-    /// Sets these.
     pub fn set_scale_strides(&mut self, strides: Strides) {
         self.scale_strides = Some(strides);
     }

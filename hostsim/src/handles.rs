@@ -50,8 +50,7 @@ impl<T> Handles<T> {
     /// Ends the life of every handle whose object meets the condition.
     pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = self.live.lock();
-        let gone = table.objects.extract_if(.., |_, object| condition(object));
-        gone.map(|(_, object)| object).collect()
+        table.objects.extract_if(.., |_, object| condition(object)).map(|(_, object)| object).collect()
     }
 }
 

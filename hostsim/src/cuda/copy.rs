@@ -50,8 +50,7 @@ impl Copy {
         };
         let (to, from) = (to as usize, from as usize);
         let to_side = side("destination", to, len, to_wanted)?;
-        let from_side = side("source", from, len, from_wanted)?;
-        Ok(Self { to, from, len, to_side, from_side })
+        Ok(Self { to, from, len, to_side, from_side: side("source", from, len, from_wanted)? })
     }
 
     fn job(self) -> impl Fn() -> Result<(), CudaError> {
@@ -137,10 +136,7 @@ pub extern "C" fn cudaMemset(to: *mut c_void, value: c_int, len: usize) -> cudaE
     boundary(|| {
         recording::refuse_unsafe_call()?;
         let stream = device::current()?.legacy()?;
-        if fill(&stream, to as usize, value, len)? == Side::Pinned {
-            return stream.drain();
-        }
-        Ok(())
+        if fill(&stream, to as usize, value, len)? == Side::Pinned { stream.drain() } else { Ok(()) }
     })
 }
 

@@ -108,8 +108,7 @@ impl Device {
 
     fn streams(&self) -> Vec<Arc<Stream>> {
         let streams = self.streams.lock();
-        let all = streams.created.iter().chain(&streams.legacy);
-        all.cloned().collect()
+        streams.created.iter().chain(&streams.legacy).cloned().collect()
     }
 
     /// Ends all streams of the device, the legacy default stream as well.
@@ -153,8 +152,7 @@ thread_local! {
 fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let wanted = std::env::var("NCCLEP_HOSTSIM_DEVICES").ok();
-        (0..device_count(wanted.as_deref()))
+        (0..device_count(std::env::var("NCCLEP_HOSTSIM_DEVICES").ok().as_deref()))
             .map(|index| Device {
                 index,
                 streams: Mutex::default(),

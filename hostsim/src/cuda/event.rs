@@ -131,9 +131,7 @@ pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
         refuse_on_worker()?;
         recording::refuse_unsafe_call()?;
-        let Some(Record { ticket, .. }) = latest(event)? else {
-            return Ok(());
-        };
+        let Some(Record { ticket, .. }) = latest(event)? else { return Ok(()) };
         ticket.wait();
         ticket.stream().take_error()
     })
@@ -185,8 +183,7 @@ pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
 
 fn passed(event: cudaEvent_t) -> Result<Instant, CudaError> {
     let is_timed = find(event)?.timed;
-    let record = latest(event)?.filter(|_| is_timed);
-    let record = record.ok_or(CudaError::InvalidResourceHandle)?;
+    let record = latest(event)?.filter(|_| is_timed).ok_or(CudaError::InvalidResourceHandle)?;
     record.passed.get().copied().ok_or(CudaError::NotReady)
 }
 

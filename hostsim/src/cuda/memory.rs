@@ -32,9 +32,7 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
             return Ok(());
         }
         recording::refuse_unsafe_call()?;
-        let Some(Memory::Device(owner)) = heap::starts_at(address) else {
-            return Err(CudaError::InvalidValue);
-        };
+        let Some(Memory::Device(owner)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
         release(owner, address)
     })
 }
@@ -46,9 +44,7 @@ pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> c
         let address = pointer as usize;
         let stream = resolve(stream)?;
         recording::refuse(&stream, CudaError::StreamCaptureUnsupported)?;
-        let Some(Memory::Device(_)) = heap::starts_at(address) else {
-            return Err(CudaError::InvalidValue);
-        };
+        let Some(Memory::Device(_)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
         recording::enqueue(&stream, move || heap::release(address)).map(drop)
     })
 }

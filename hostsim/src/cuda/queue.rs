@@ -140,8 +140,7 @@ impl Stream {
         ON_WORKER.set(true);
         while let Some(work) = self.next() {
             work.after.iter().for_each(Ticket::wait);
-            let result = catch_unwind(AssertUnwindSafe(work.job));
-            self.complete(result.unwrap_or(Err(CudaError::Unknown)));
+            self.complete(catch_unwind(AssertUnwindSafe(work.job)).unwrap_or(Err(CudaError::Unknown)));
         }
     }
 
@@ -171,8 +170,7 @@ impl Stream {
 /// `NCCLEP_HOSTSIM_QUEUE`, if it is a number, or else no limit.
 fn room() -> usize {
     let text = std::env::var("NCCLEP_HOSTSIM_QUEUE").ok();
-    let number = text.and_then(|text| text.trim().parse().ok());
-    number.filter(|&room| room > 0).unwrap_or(usize::MAX)
+    text.and_then(|text| text.trim().parse().ok()).filter(|&room| room > 0).unwrap_or(usize::MAX)
 }
 
 impl Ticket {

@@ -150,10 +150,7 @@ impl Segment {
                 0,
             )
         };
-        if base == libc::MAP_FAILED {
-            return Err(system("mmap"));
-        }
-        Ok(Self { base: base as usize, layout })
+        if base == libc::MAP_FAILED { Err(system("mmap")) } else { Ok(Self { base: base as usize, layout }) }
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -211,8 +208,7 @@ impl Segment {
     /// The code and the reporter of the communicator's failure, if it has failed.
     pub(crate) fn failure(&self) -> Option<(Code, u32)> {
         let word = self.header().failed.load(Ordering::Acquire);
-        let code = Code::from_number(word & CODE_MASK)?;
-        Some((code, word >> CODE_BITS))
+        Some((Code::from_number(word & CODE_MASK)?, word >> CODE_BITS))
     }
 
     /// Marks the communicator failed and wakes all who wait. True for the first to do so.

@@ -108,8 +108,7 @@ fn line_up(comm: &Comm, transfers: &[Transfer]) -> Vec<Line> {
 fn by_line(transfers: &[Transfer]) -> BTreeMap<(Direction, usize), VecDeque<Transfer>> {
     let mut lines: BTreeMap<_, VecDeque<Transfer>> = BTreeMap::new();
     for &transfer in transfers {
-        let line = lines.entry((transfer.direction, transfer.peer));
-        line.or_default().push_back(transfer);
+        lines.entry((transfer.direction, transfer.peer)).or_default().push_back(transfer);
     }
     lines
 }
@@ -129,9 +128,7 @@ impl Line {
 
     /// Takes one step with the first transfer, if the time and the peer permit.
     fn advance(&mut self, comm: &Comm) -> Outcome<bool> {
-        let Some(transfer) = self.waiting.front().copied() else {
-            return Ok(false);
-        };
+        let Some(transfer) = self.waiting.front().copied() else { return Ok(false) };
         let (mailbox, ours, theirs) = self.sides(comm);
         let moved = match self.stage {
             Stage::Held(until) if Instant::now() < until => return Ok(false),

@@ -113,8 +113,7 @@ impl Rendezvous {
 
 /// Gives `file` at least `size` bytes. All ranks do this with the same size, whoever comes first.
 pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
-    let now = file.metadata().map_err(|_| system("fstat"))?.len();
-    if now >= size as u64 {
+    if file.metadata().map_err(|_| system("fstat"))?.len() >= size as u64 {
         return Ok(());
     }
     // SAFETY: the descriptor is open; growing a memfd disturbs no mapping of it.

@@ -28,7 +28,6 @@ impl<T> Handles<T> {
         Self { live: Mutex::new(Table { next: base, objects: BTreeMap::new() }) }
     }
 
-    /// Registers an object and returns its handle.
     pub(crate) fn insert(&self, object: Arc<T>) -> usize {
         let mut table = self.live.lock();
         table.next += STRIDE;
@@ -37,7 +36,6 @@ impl<T> Handles<T> {
         handle
     }
 
-    /// The object behind a handle, if the handle is alive.
     pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
         self.live.lock().objects.get(&handle).cloned()
     }

@@ -1,8 +1,7 @@
 //! One allocation: an own mapping with poison inside and inaccessible pages on both sides.
 //!
-//! The block's end is pushed against the rear guard page as far as 256-byte alignment permits, so
-//! that a write past the end faults at once; the few bytes of padding keep the poison, which is
-//! checked when the block is freed.
+//! The block's end is pushed against the rear guard page as far as 256-byte alignment permits, so that a write past the
+//! end faults at once; the few bytes of padding keep the poison, which is checked when the block is freed.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -74,7 +73,6 @@ impl Region {
         Some(Share { file: self.file.as_ref()?.as_raw_fd(), length, offset: self.block - begin })
     }
 
-    /// First byte of the block.
     pub(crate) fn address(&self) -> usize {
         self.block
     }

@@ -17,9 +17,7 @@ use super::recording::{self, Mode};
 use super::stream::{cudaHostFn_t, cudaStream_t, resolve};
 use crate::handles::Handles;
 
-/// C's `cudaGraph_t`.
 pub type cudaGraph_t = *mut c_void;
-/// C's `cudaGraphExec_t`.
 pub type cudaGraphExec_t = *mut c_void;
 
 static GRAPHS: Handles<Graph> = Handles::new(0x5500_0000_0000);

@@ -17,7 +17,6 @@ use super::recording;
 use super::stream::{cudaStream_t, resolve};
 use crate::report;
 
-/// C's `cudaMemcpyKind`.
 type CopyKind = c_int;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +55,7 @@ impl Copy {
     fn job(self) -> impl Fn() -> Result<(), CudaError> {
         move || {
             // SAFETY: both ranges were live when the copy was submitted; freeing waits for the
-            // device. `copy` allows overlap. A range that the caller unmapped meanwhile faults,
-            // as it would on a GPU.
+            // device. `copy` allows overlap. A range that the caller unmapped meanwhile faults, as it would on a GPU.
             unsafe { std::ptr::copy(self.from as *const u8, self.to as *mut u8, self.len) };
             Ok(())
         }

@@ -16,7 +16,6 @@ use super::recording::{self, Point};
 use super::stream::{cudaStream_t, resolve};
 use crate::handles::Handles;
 
-/// C's `cudaEvent_t`.
 pub type cudaEvent_t = *mut c_void;
 
 const DISABLE_TIMING: c_uint = 2;

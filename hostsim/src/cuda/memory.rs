@@ -139,9 +139,7 @@ pub unsafe extern "C" fn cudaHostGetDevicePointer(
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBlock {
-    /// Its first byte.
     pub begin: *mut c_void,
-    /// Its bytes.
     pub bytes: usize,
     /// A memory file of a sealed length that has its pages, as long as it lives; -1 if it is not shared.
     pub file: c_int,

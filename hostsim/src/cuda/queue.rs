@@ -1,9 +1,8 @@
 //! Streams: one queue and one worker thread each.
 //!
-//! Work of a stream runs in order on its own thread, so a host function that waits for other
-//! ranks never holds up another stream. Order between streams is expressed with tickets: a piece
-//! of work starts after the tickets it was given. Tickets only ever name work submitted earlier,
-//! hence waiting cannot form a cycle.
+//! Work of a stream runs in order on its own thread, so a host function that waits for other ranks never holds up
+//! another stream. Order between streams is expressed with tickets: a piece of work starts after the tickets it was
+//! given. Tickets only ever name work submitted earlier, hence waiting cannot form a cycle.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -29,7 +28,6 @@ pub(crate) enum Kind {
     NonBlocking,
 }
 
-/// One stream.
 pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) kind: Kind,
@@ -182,7 +180,6 @@ impl Ticket {
         }
     }
 
-    /// Whether the work is done.
     pub(crate) fn is_done(&self) -> bool {
         self.stream.state.lock().completed >= self.number
     }

@@ -76,7 +76,6 @@ pub(crate) fn allow() {
     IS_ALLOWED.store(true, Ordering::Relaxed);
 }
 
-/// Whether streams can be captured.
 pub(crate) fn is_allowed() -> bool {
     IS_ALLOWED.load(Ordering::Relaxed)
 }

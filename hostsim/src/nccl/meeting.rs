@@ -1,10 +1,9 @@
 //! Waiting for other ranks: barriers, and the detector for ranks that never come.
 //!
-//! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not
-//! arrived turns out to be dead or to have left the communicator, when this rank has left, or after
-//! `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls that connect ranks look for dead ones later if
-//! `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If somebody was missing, the communicator is marked failed and one
-//! line says who.
+//! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not arrived turns out to
+//! be dead or to have left the communicator, when this rank has left, or after `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls
+//! that connect ranks look for dead ones later if `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If somebody was missing,
+//! the communicator is marked failed and one line says who.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -108,8 +107,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Why one of the missing ranks will never come, if that is known. To look for dead processes
-    /// takes long.
+    /// Why one of the missing ranks will never come, if that is known. To look for dead processes takes long.
     fn cannot_come(&self, missing: &[usize], look_for_dead: bool) -> Option<String> {
         for &other in missing {
             if self.segment.has_left(other) {
@@ -162,9 +160,8 @@ fn parse_limit(text: Option<&str>) -> Duration {
     parse_seconds(text).unwrap_or(DEFAULT_LIMIT)
 }
 
-/// How long a call that connects ranks tries to reach a dead one, as NCCL does, which connects in
-/// the first operation of a communicator, too. `None`: nothing connects there, and death shows at
-/// once.
+/// How long a call that connects ranks tries to reach a dead one, as NCCL does, which connects in the first operation
+/// of a communicator, too. `None`: nothing connects there, and death shows at once.
 pub(crate) fn connecting() -> Option<Duration> {
     static CONNECTING: OnceLock<Option<Duration>> = OnceLock::new();
     *CONNECTING.get_or_init(|| parse_seconds(std::env::var("NCCLEP_HOSTSIM_CONNECT_SECONDS").ok().as_deref()))

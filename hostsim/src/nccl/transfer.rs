@@ -1,10 +1,9 @@
 //! Sends and receives as the stream's worker executes them.
 //!
-//! For each ordered pair of ranks there is a mailbox of one chunk. Both sides announce the size of
-//! each message in it before data moves, so a message begins when both have come to it, as over
-//! NCCL's network transports, and both see sizes that differ. All transfers of a group progress
-//! together; transfers between the same two ranks in one direction keep their order. A rank with
-//! nothing to do sleeps on its bell, which the others ring.
+//! For each ordered pair of ranks there is a mailbox of one chunk. Both sides announce the size of each message in it
+//! before data moves, so a message begins when both have come to it, as over NCCL's network transports, and both see
+//! sizes that differ. All transfers of a group progress together; transfers between the same two ranks in one direction
+//! keep their order. A rank with nothing to do sleeps on its bell, which the others ring.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};

@@ -132,7 +132,8 @@ impl Choices {
     fn change(&self, change: impl FnOnce(&mut Made)) {
         let mut made = self.made.write();
         change(&mut made);
-        self.any.store(made.selector.is_some() || made.set.iter().any(Option::is_some), Ordering::Release);
+        let any = made.selector.is_some() || made.set.iter().any(Option::is_some);
+        self.any.store(any, Ordering::Release);
     }
 
     /// What somebody has chosen for `operation` in the call that `about` tells of. Called without a lock, as a selector may
@@ -156,7 +157,8 @@ impl Choices {
             let query = Query { operation, about, ranks: self.facts.ranks, most_blocks: self.most_blocks };
             select(selector.as_ref()?, &query)
         };
-        set.and_then(|asked| possible(&asked)).or_else(|| possible(&selected()?)).unwrap_or_default()
+        let chosen = set.and_then(|asked| possible(&asked));
+        chosen.or_else(|| possible(&selected()?)).unwrap_or_default()
     }
 
     /// What `operation` gets of a choice; `None`, and a warning the first time, if it cannot be followed.

@@ -132,7 +132,8 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
-        let chosen = self.chosen(operations, tensors.out_tokens.or(tensors.tokens), tensors.out_tokens);
+        let rows = tensors.out_tokens.or(tensors.tokens);
+        let chosen = self.chosen(operations, rows, tensors.out_tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -151,7 +152,8 @@ impl Handle {
                 }
                 let view = self.group.fill_view(|bank| {
                     let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
-                    start(&mut handle, LlDispatch { out, view: Some(bank), ..op })?;
+                    let view = Some(bank);
+                    start(&mut handle, LlDispatch { out, view, ..op })?;
                     Ok(out)
                 })?;
                 Ok(Some(view))
@@ -176,7 +178,8 @@ impl Handle {
     pub fn combine(&self, tensors: &CombineTensors<'_>, staged: bool, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
-        let chosen = self.chosen([Operation::LlCombine, Operation::HtCombine], tensors.tokens, tensors.tokens);
+        let operations = [Operation::LlCombine, Operation::HtCombine];
+        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens);
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();

@@ -71,7 +71,8 @@ pub(super) fn ht(
     }
     let wanted = checked.and_then(|(routing, counter)| {
         let counter = counter.map(|it| device_counter(group, it)).transpose()?;
-        Ok(HtRouting { routing, counter, counters: served_counters(group, counters)?, home: own.home() })
+        let counters = served_counters(group, counters)?;
+        Ok(HtRouting { routing, counter, counters, home: own.home() })
     });
     let backend = Arc::clone(backend).open_handle(wanted, stream)?;
     if let (true, Some(total)) = (group.spans_nodes(), counters.total) {
@@ -87,7 +88,8 @@ pub(super) fn ht(
 fn served_counters(group: &Group, counters: RoutingCounters) -> Result<RoutingCounters> {
     let is_wide = |it: Numbers| it.width == IntWidth::Bits64;
     if group.spans_nodes() && counters.experts.is_some_and(is_wide) {
-        return Err(Error::usage(Subject::ElementType(Role::Counter), OfSettings::OneNode));
+        let subject = Subject::ElementType(Role::Counter);
+        return Err(Error::usage(subject, OfSettings::OneNode));
     }
     Ok(counters)
 }
@@ -109,7 +111,8 @@ fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Resul
         return Err(Error::usage(Subject::Layout, OfSettings::OneNode));
     }
     if group.spans_nodes() && routing.width == IntWidth::Bits32 {
-        return Err(Error::usage(Subject::ElementType(Role::Ids), OfSettings::OneNode));
+        let subject = Subject::ElementType(Role::Ids);
+        return Err(Error::usage(subject, OfSettings::OneNode));
     }
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }

@@ -13,6 +13,7 @@ pub struct File {
     pub ranks: u64,
     /// Whether a group reads the file again for each handle, as `nccl_ep.tune` wants while it measures.
     pub live: bool,
+    /// The measurements.
     pub entries: Vec<Entry>,
 }
 
@@ -95,5 +96,6 @@ fn string(value: &Value, name: &str) -> Result<String, String> {
 }
 
 fn number(value: &Value, name: &str) -> Result<u64, String> {
-    value.get(name).and_then(Value::as_u64).ok_or_else(|| format!("{name:?} is missing or no natural number"))
+    let found = value.get(name).and_then(Value::as_u64);
+    found.ok_or_else(|| format!("{name:?} is missing or no natural number"))
 }

@@ -132,7 +132,8 @@ impl Tuning {
                 let operation = shown(&entry.operation);
                 wrong(format!("unknown operation {operation:?}"))
             })?;
-            tuning.set(operation, entry.tokens, entry.shape.as_ref(), multiprocessors).map_err(wrong)?;
+            let shape = entry.shape.as_ref();
+            tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
         }
         Ok(tuning)
     }

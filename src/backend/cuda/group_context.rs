@@ -118,6 +118,7 @@ impl GroupContext {
         &self.objects
     }
 
+    /// This rank's window.
     pub(super) fn own_window(&self) -> DevPtr {
         self.windows.get(self.rank.index()).copied().unwrap_or_default()
     }

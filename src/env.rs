@@ -14,8 +14,7 @@ pub struct Env {
     pub timeout: Option<Duration>,
     /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. By default as the ABI says.
     pub ll_combine: Option<LlCombineMode>,
-    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default
-    /// home.
+    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default home.
     pub node_sums: NodeSums,
     /// `NCCL_EP_TUNING_FILE`: launch shapes measured on this machine.
     pub tuning_file: Option<String>,
@@ -35,13 +34,10 @@ pub struct Env {
     pub debug_file: Option<String>,
 }
 
-/// What the library prints; each includes those before it, except that only `Version` prints the
-/// version alone.
+/// What the library prints; each includes those before it, except that only `Version` prints the version alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
-    /// Nothing.
     Nothing,
-    /// The version.
     Version,
     /// Refusals.
     Warnings,
@@ -64,11 +60,8 @@ impl Verbosity {
 /// A variable that is set in vain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unused {
-    /// Its name.
     pub name: String,
-    /// Its value.
     pub value: String,
-    /// What is wrong with it.
     pub why: Why,
 }
 
@@ -198,8 +191,7 @@ impl<'a> Reader<'a> {
         let parsed = parse(value.trim());
         if parsed.is_none() {
             let why = Why::Value(allowed);
-            let name = name.to_owned();
-            self.unused.push(Unused { name, value, why });
+            self.unused.push(Unused { name: name.to_owned(), value, why });
         }
         parsed
     }
@@ -345,19 +337,16 @@ mod tests {
         let mut reader = Reader::new(&|_| None);
         let _ = Env::from_reader(&mut reader);
         for name in &reader.asked {
-            let row = format!("| `{name}` |");
-            assert!(docs.contains(&row), "docs/env.md lacks {name}");
+            assert!(docs.contains(&format!("| `{name}` |")), "docs/env.md lacks {name}");
         }
         let is_name = |word: &&str| word.starts_with(PREFIX) && *word != PREFIX;
         let names = docs.split('`').filter(is_name);
-        let set = include_str!("../scripts/env.sh").lines();
-        let exported = set.filter_map(|line| line.split_once("export "));
+        let exported = include_str!("../scripts/env.sh").lines().filter_map(|line| line.split_once("export "));
         let exported = exported.flat_map(|(_, names)| names.split([' ', '=']));
         let exported = exported.filter(|name| name.starts_with(PREFIX));
         for name in names.chain(exported).map(|it| it.split('=').next()) {
             let name = name.unwrap_or_default();
-            let known = OTHERS.contains(&name) || reader.asked.contains(&name);
-            assert!(known, "a group would warn of {name}");
+            assert!(OTHERS.contains(&name) || reader.asked.contains(&name), "a group would warn of {name}");
         }
     }
 }

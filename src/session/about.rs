@@ -85,7 +85,6 @@ mod tests {
     #[test]
     fn a_group_is_one_line() {
         let facts = GroupFacts {
-            algorithm: Algorithm::LowLatency,
             ranks: 16,
             rank: GroupRank::new(3),
             experts: 256,
@@ -93,9 +92,7 @@ mod tests {
             max_recv_rows: None,
             row_bytes: 14336,
             ll_combine: LlCombineMode::Reduce,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         };
         let backend = Profile {
             backend: "cuda",

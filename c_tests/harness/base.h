@@ -2,8 +2,7 @@
 // counted checks, a watchdog, deterministic data, 16-bit float conversions, device buffers.
 //
 // Usable from C11 and C++17. It calls nothing but MPI, the CUDA runtime and NCCL.
-#ifndef C_TESTS_HARNESS_BASE_H_
-#define C_TESTS_HARNESS_BASE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <mpi.h>
@@ -11,12 +10,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/cdefs.h>
 
 #include "check.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // ---- Life of a program (harness.c)
 
@@ -182,8 +180,4 @@ typedef struct {
 void ep_gate_close(EpGate* gate, cudaStream_t stream);
 void ep_gate_open(EpGate* gate);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_BASE_H_
+__END_DECLS

@@ -1,16 +1,13 @@
 // One high-throughput handle with its buffers, and its operations in three steps: prepare the
 // inputs and poison the outputs, launch, and, once the device is done, compare all outputs with the
 // reference. Steps of several handles can be interleaved at will.
-#ifndef C_TESTS_REFERENCE_HT_RUN_H_
-#define C_TESTS_REFERENCE_HT_RUN_H_
+#pragma once
 
 #include "reference/buffer.h"
 #include "reference/format.h"
 #include "reference/ht.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // Rows of the output tensors.
 typedef enum {
@@ -97,8 +94,4 @@ void ht_forward(HtRun* run);
 void ht_cached(HtRun* run);
 void ht_combine(HtRun* run, bool backward);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_HT_RUN_H_
+__END_DECLS

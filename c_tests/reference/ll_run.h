@@ -1,17 +1,14 @@
 // One low-latency handle with its buffers, and its operations in three steps: prepare the inputs
 // and poison the outputs, launch, and, once the device is done, compare all outputs with the
 // reference. Steps of several handles can be interleaved at will.
-#ifndef C_TESTS_REFERENCE_LL_RUN_H_
-#define C_TESTS_REFERENCE_LL_RUN_H_
+#pragma once
 
 #include "reference/buffer.h"
 #include "reference/format.h"
 #include "reference/ll.h"
 #include "reference/rank_major.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 typedef struct {
     const EpEnv* env;
@@ -85,8 +82,4 @@ void ll_combine(LlRun* run);
 // Overwrites all inputs, as a caller may once they have been sent.
 void ll_overwrite_inputs(LlRun* run);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_LL_RUN_H_
+__END_DECLS

@@ -1,7 +1,6 @@
 // The cases that each test of nccl_ep.hpp has, whatever its standard, with exceptions and without:
 // operations against the reference, refusals, and who destroys what.
-#ifndef C_TESTS_SUITES_CXX_CASES_HPP_
-#define C_TESTS_SUITES_CXX_CASES_HPP_
+#pragma once
 
 #include <cstring>
 #include <nccl_ep.hpp>
@@ -380,5 +379,3 @@ EP_TEST(scopes_destroy_in_any_order) {
 }
 
 }  // namespace
-
-#endif  // C_TESTS_SUITES_CXX_CASES_HPP_

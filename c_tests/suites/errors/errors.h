@@ -1,8 +1,7 @@
 // The check of one refusal, and a session: an open group with a handle, buffers and valid tensors
 // for every call. A test breaks one of them at a time. Every string that names a refusal is the id
 // of a row of docs/errors.md.
-#ifndef C_TESTS_SUITES_ERRORS_ERRORS_H_
-#define C_TESTS_SUITES_ERRORS_ERRORS_H_
+#pragma once
 
 #include "harness/harness.h"
 
@@ -174,5 +173,3 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
 int refuse_once(void);
 int make_groups(void);
 int pass_over_choices(void);
-
-#endif  // C_TESTS_SUITES_ERRORS_ERRORS_H_

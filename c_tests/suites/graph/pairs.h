@@ -1,6 +1,5 @@
 // Two handles of a group, in either mode, and a stream beside that of the environment.
-#ifndef C_TESTS_SUITES_GRAPH_PAIRS_H_
-#define C_TESTS_SUITES_GRAPH_PAIRS_H_
+#pragma once
 
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
@@ -38,5 +37,3 @@ void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed);
 
 // Ends the captures of both streams, then makes graphs of them: a capturing thread may not do that.
 void end_both_captures(cudaStream_t first, cudaStream_t second, cudaGraphExec_t graphs[kPair]);
-
-#endif  // C_TESTS_SUITES_GRAPH_PAIRS_H_

@@ -1,6 +1,5 @@
 // The shapes of low-latency tests, and runs of them.
-#ifndef C_TESTS_SUITES_LL_SHAPES_H_
-#define C_TESTS_SUITES_LL_SHAPES_H_
+#pragma once
 
 #include "reference/ll_run.h"
 
@@ -22,5 +21,3 @@ void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t see
 // A dispatch and its combine, whole or staged.
 void pair(LlRun* run);
 void pair_in_stages(LlRun* run);
-
-#endif  // C_TESTS_SUITES_LL_SHAPES_H_

@@ -1,6 +1,5 @@
 // What the cases of test_staged share.
-#ifndef C_TESTS_SUITES_STAGED_STAGED_H_
-#define C_TESTS_SUITES_STAGED_STAGED_H_
+#pragma once
 
 #include "reference/ll_run.h"
 
@@ -22,5 +21,3 @@ void complete(LlRun* run, cudaStream_t stream);  // and waits
 // The same, and checks what came.
 void complete_dispatch(LlRun* run, cudaStream_t stream);
 void complete_combine(LlRun* run, cudaStream_t stream);
-
-#endif  // C_TESTS_SUITES_STAGED_STAGED_H_

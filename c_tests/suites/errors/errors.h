@@ -60,8 +60,12 @@ bool is_odd(const EpEnv* env);
 
 double seconds(void);  // monotonic clock
 
-void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm);
+Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm);
+// The same with this NCCL_EP_TIMEOUT_MS for its first group alone.
+Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms);
 void close_session(Session* session);
+// The same for a session that must work to its end.
+void finish_session(Session* session);
 // Replaces the group or the handle.
 ncclResult_t open_group(Session* session);
 ncclResult_t open_handle(Session* session);
@@ -87,6 +91,7 @@ bool check_misses_odd_rank(const Session* session, double limit, const char* ope
                            const char* awaited, const char* last);
 // Replaces the failed group and its handle and checks that the new ones work.
 void recover(Session* session);
+void recover_and_close(Session* session);
 
 // Replaces the handle by one with `top_k` ids per token.
 ncclResult_t replace_handle(Session* session, unsigned top_k);
@@ -126,8 +131,7 @@ typedef struct {
 
 // Valid tensors for a call. They point into the struct: do not copy it.
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors);
-ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
-                       unsigned send_only);
+ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors, unsigned send_only);
 ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only);
 
 // ---- Calls with one thing wrong ----------------------------------------------------------------
@@ -161,14 +165,12 @@ typedef struct {
 } BrokenCall;
 
 // Makes each broken call; checks that it is refused and changes nothing.
-void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
-                        size_t num_calls);
+void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls, size_t num_calls);
 
 // ---- Parts of other files ----------------------------------------------------------------------
 
 // running.c
-void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
-                      const char* values);
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values);
 // stderr.c: what this program does when it is started again.
 int refuse_once(void);
 int make_groups(void);

@@ -27,8 +27,7 @@ static void check_tensor_works(ncclEpGroup_t group) {
 }
 
 EP_TEST(tensor_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     const ncclEpGroup_t group = session.group;
     EP_REFUSED("tensor-create-out",
                ncclEpTensorCreate(group, NULL, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1),
@@ -49,8 +48,7 @@ EP_TEST(tensor_arguments) {
                "size0 to size4: must describe fewer bytes than the address space has (got "
                "[4294967295, 4294967295, 4294967295, 4294967295, 4294967295], expected less than "
                "2^63 bytes)");
-    EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError,
-               CREATE "*: CUDA*");
+    EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError, CREATE "*: CUDA*");
     check_tensor_works(group);
 
     // The device never allocated this memory; the descriptor is emptied all the same.
@@ -61,14 +59,12 @@ EP_TEST(tensor_arguments) {
     EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor),
                ncclUnhandledCudaError, DESTROY "*: CUDA*");
     EP_CHECK(foreign.tensor.data == NULL);
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 // The error that cudaGetLastError has for the program is not touched, whatever the library meets itself.
 EP_TEST(failure_of_the_caller) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     const cudaError_t before = cudaSetDevice(-1);
     EP_CHECK(before != cudaSuccess);
     EP_CHECK_RESULT(create(session.group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError);
@@ -76,8 +72,7 @@ EP_TEST(failure_of_the_caller) {
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     EP_CHECK_EQ_I64(cudaPeekAtLastError(), before);
     (void)cudaGetLastError();
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 // ---- Callbacks ---------------------------------------------------------------------------------
@@ -102,8 +97,7 @@ EP_TEST(tensor_callbacks_that_fail) {
         NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
     ncclEpGroup_t group = NULL;
     g_mood = kWell;
-    EP_REQUIRE_NCCL(
-        ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));
     g_mood = kFails;
     EP_REFUSED("tensor-create-alloc-fails", create(group, 1, ncclInt8, 1), ncclSystemError,
                CREATE "alloc_fn: failed with CUDA error 2");

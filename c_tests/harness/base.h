@@ -67,6 +67,16 @@ void ep_add_case(EpCase* added);
     }                                                                                    \
     static void name(__attribute__((unused)) EpEnv* env)
 
+// A case with `it`, which `open` makes of env before it and `close` ends behind it. `test` is one of the above.
+#define EP_TEST_WITH(test, name, Type, it, open, close)     \
+    static void name##_with(EpEnv* env, Type* it);          \
+    test(name) {                                            \
+        Type it = open(env);                                \
+        name##_with(env, &it);                              \
+        close(&it);                                         \
+    }                                                       \
+    static void name##_with(__attribute__((unused)) EpEnv* env, Type* it)
+
 // A complete main(): runs all cases or, given an argument, those whose name contains it.
 int ep_main(int argc, char** argv);
 

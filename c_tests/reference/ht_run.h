@@ -60,13 +60,13 @@ typedef struct {
 } HtOpening;
 
 // Takes over `routing`. The ids that the handle is made from are overwritten at once.
-void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, HtOpening opening);
 // A run with the given style and `most` tokens, on every rank or at most.
-void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, HtOpening opening);
 // The same in a group of its own.
-void ht_run_open_alone(HtRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+HtRun ht_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style,
                        bool uneven, HtOpening opening);
 void ht_run_close(HtRun* run);
 

@@ -39,13 +39,13 @@ typedef struct {
 } LlRun;
 
 // Takes over `routing`, whose numbers must match the shape.
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, uint64_t seed);
 // A run with the given style and token counts full or uneven.
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed);
 // The same in a group of its own.
-void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style,
                        bool uneven, uint64_t seed);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ll_run_close(LlRun* run);

@@ -53,22 +53,20 @@ int pass_over_choices(void) {
     return good && ncclCommDestroy(comm) == ncclSuccess ? 0 : 1;
 }
 
-EP_TEST(choices_that_are_refused) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(choices_that_are_refused) {
     ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0};
     static const unsigned kUnknown[] = {0, 5, ~0u};
     for (size_t i = 0; i < COUNT(kUnknown); ++i) {
-        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session.group, kUnknown[i], &choice),
+        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session->group, kUnknown[i], &choice),
                    ncclInvalidArgument,
                    "ncclEpSetChoice: operation: must be a known operation (got %u, expected 1 to 4)",
                    kUnknown[i]);
     }
     choice.size = 16;
     EP_REFUSED("set-choice-size",
-               ncclEpSetChoice(session.group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
+               ncclEpSetChoice(session->group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
                ncclInvalidArgument,
                "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 20)");
-    finish_session(&session);
 }
 
 // One rank's combine is exact where those of the others are not.

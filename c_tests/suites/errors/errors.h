@@ -61,11 +61,16 @@ bool is_odd(const EpEnv* env);
 double seconds(void);  // monotonic clock
 
 Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm);
+Session open_ll_session(const EpEnv* env);
+Session open_ht_session(const EpEnv* env);
 // The same with this NCCL_EP_TIMEOUT_MS for its first group alone.
 Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms);
 void close_session(Session* session);
 // The same for a session that must work to its end.
 void finish_session(Session* session);
+// Cases with a `session`.
+#define LL_SESSION_TEST(name) EP_TEST_WITH(EP_TEST, name, Session, session, open_ll_session, finish_session)
+#define HT_SESSION_TEST(name) EP_TEST_WITH(EP_TEST_HT, name, Session, session, open_ht_session, finish_session)
 // Replaces the group or the handle.
 ncclResult_t open_group(Session* session);
 ncclResult_t open_handle(Session* session);

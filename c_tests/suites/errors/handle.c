@@ -97,12 +97,10 @@ static void other_arguments(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
-EP_TEST(ll_handle_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    other_arguments(&session);
-    check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
-    check_broken_calls(&session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
-    finish_session(&session);
+LL_SESSION_TEST(ll_handle_arguments) {
+    other_arguments(session);
+    check_broken_calls(session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
+    check_broken_calls(session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
 }
 
 // Without max_tokens_per_rank the limit is on the sum over all ranks.

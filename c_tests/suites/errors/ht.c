@@ -88,17 +88,13 @@ static const BrokenCall kBackwardCombine[] = {
     DATA("combine-ht-out-weights-data", "combine-ht-out-weights-align", kOutputs, WEIGHTS, 4),
 };
 
-EP_TEST_HT(ht_dispatch_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    check_broken_calls(&session, kDispatch, kForwardDispatch, COUNT(kForwardDispatch));
-    check_broken_calls(&session, kTokensOnly, kTokensOnlyDispatch, COUNT(kTokensOnlyDispatch));
-    finish_session(&session);
+HT_SESSION_TEST(ht_dispatch_arguments) {
+    check_broken_calls(session, kDispatch, kForwardDispatch, COUNT(kForwardDispatch));
+    check_broken_calls(session, kTokensOnly, kTokensOnlyDispatch, COUNT(kTokensOnlyDispatch));
 }
 
-EP_TEST_HT(ht_combine_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    check_works(&session);
-    check_broken_calls(&session, kCombine, kForwardCombine, COUNT(kForwardCombine));
-    check_broken_calls(&session, kBackward, kBackwardCombine, COUNT(kBackwardCombine));
-    finish_session(&session);
+HT_SESSION_TEST(ht_combine_arguments) {
+    check_works(session);
+    check_broken_calls(session, kCombine, kForwardCombine, COUNT(kForwardCombine));
+    check_broken_calls(session, kBackward, kBackwardCombine, COUNT(kBackwardCombine));
 }

@@ -55,17 +55,13 @@ static const BrokenCall kCombineCalls[] = {
     DATA("combine-ll-out-data", "combine-ll-out-align", kOutputs, TOKENS, 16),
 };
 
-EP_TEST(ll_dispatch_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_broken_calls(&session, kDispatch, kDispatchCalls, COUNT(kDispatchCalls));
-    finish_session(&session);
+LL_SESSION_TEST(ll_dispatch_arguments) {
+    check_broken_calls(session, kDispatch, kDispatchCalls, COUNT(kDispatchCalls));
 }
 
-EP_TEST(ll_combine_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_works(&session);
-    check_broken_calls(&session, kCombine, kCombineCalls, COUNT(kCombineCalls));
-    finish_session(&session);
+LL_SESSION_TEST(ll_combine_arguments) {
+    check_works(session);
+    check_broken_calls(session, kCombine, kCombineCalls, COUNT(kCombineCalls));
 }
 
 // ---- The order of calls ------------------------------------------------------------------------
@@ -103,21 +99,19 @@ static void too_many_staged(Session* first) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(second.handle));
 }
 
-EP_TEST(ll_order_of_calls) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_dispatch_comes_first(&session);
+LL_SESSION_TEST(ll_order_of_calls) {
+    check_dispatch_comes_first(session);
     CallTensors empty;
     memset(&empty, 0, sizeof(empty));
-    EP_CHECK_RESULT(make_call(&session, kDispatch, &empty, 0), ncclInvalidArgument);
-    check_dispatch_comes_first(&session);
-    EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
-    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 1));
-    EP_REFUSED("dispatch-ll-staged", make_valid_call(&session, kDispatch, 0), USAGE,
+    EP_CHECK_RESULT(make_call(session, kDispatch, &empty, 0), ncclInvalidArgument);
+    check_dispatch_comes_first(session);
+    EP_CHECK_NCCL(ncclEpComplete(session->handle, NULL, env->stream));
+    EP_CHECK_NCCL(make_valid_call(session, kDispatch, 1));
+    EP_REFUSED("dispatch-ll-staged", make_valid_call(session, kDispatch, 0), USAGE,
                "ncclEpDispatch: handle: its staged operation waits for ncclEpComplete");
-    EP_REFUSED("combine-ll-staged", make_valid_call(&session, kCombine, 0), USAGE,
+    EP_REFUSED("combine-ll-staged", make_valid_call(session, kCombine, 0), USAGE,
                "ncclEpCombine: handle: its staged operation waits for ncclEpComplete");
-    EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
-    check_works(&session);
-    too_many_staged(&session);
-    finish_session(&session);
+    EP_CHECK_NCCL(ncclEpComplete(session->handle, NULL, env->stream));
+    check_works(session);
+    too_many_staged(session);
 }

@@ -66,9 +66,8 @@ EP_TEST(memory_questions) {
     close_session(&session);
 }
 
-EP_TEST(memory_of_callers) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_of_callers) {
+    const ncclEpGroup_t group = session->group;
     char* memory = ep_device_alloc(kBytes);
     int window = 0;
 #define REGISTER "ncclEpMemRegister: "
@@ -101,7 +100,6 @@ EP_TEST(memory_of_callers) {
                "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
     EP_CHECK_NCCL(ncclEpMemDeregister(group, memory));
     ep_device_free(memory);
-    finish_session(&session);
 }
 
 EP_TEST(too_much_memory_of_a_group) {
@@ -237,9 +235,8 @@ EP_TEST(a_rank_misses_a_memory_call) {
 }
 
 // Without any effect on the capture, which goes on. The CPU backend captures nothing.
-EP_TEST(memory_in_a_capture) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_in_a_capture) {
+    const ncclEpGroup_t group = session->group;
     void* memory = alloc(group);
     void* none = NULL;
     if (ep_begin_capture(env->stream)) {
@@ -247,7 +244,7 @@ EP_TEST(memory_in_a_capture) {
                    "ncclEpMemAlloc: ep_group: maps and frees memory once: not while the default "
                    "stream is captured into a graph, or waits for a stream that is");
         EP_CHECK_RESULT(ncclEpMemFree(group, memory), ncclInvalidUsage);
-        EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+        EP_CHECK_NCCL(make_valid_call(session, kDispatch, 0));
         const cudaGraph_t graph = ep_end_capture(env->stream);
         EP_REFUSED("mem-free-graphs", ncclEpMemFree(group, memory), ncclInvalidUsage,
                    "ncclEpMemFree: ptr: stays until the group ends, as graphs have operations of "
@@ -256,5 +253,4 @@ EP_TEST(memory_in_a_capture) {
         EP_CHECK_NCCL(ncclEpMemAlloc(group, &none, 16));
         EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
     }
-    finish_session(&session);
 }

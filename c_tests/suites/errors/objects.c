@@ -178,30 +178,26 @@ EP_TEST(dead_and_foreign_objects) {
     finish_session(&session);
 }
 
-EP_TEST(places_for_results) {
-    Session ll = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(places_for_results) {
     EP_REFUSED("version-out-null", ncclEpGetVersion(NULL), ncclInvalidArgument,
                "ncclEpGetVersion: version: must not be NULL");
-    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
+    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(session->group, NULL), ncclInvalidArgument,
                "ncclEpGetAsyncError: result: must not be NULL");
-    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(ll.group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
                "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
     unsigned count = 77;
-    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
+    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
                "(got low latency, expected high throughput)");
     EP_CHECK_EQ_U64(count, 77);
-    finish_session(&ll);
 }
 
-EP_TEST_HT(ht_place_for_a_result) {
-    Session ht = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(ht.handle, NULL),
+HT_SESSION_TEST(ht_place_for_a_result) {
+    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
                ncclInvalidArgument,
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
-    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(ht.handle, &count));
-    EP_CHECK_EQ_U64(count, max_recv_rows(&ht));
-    finish_session(&ht);
+    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
+    EP_CHECK_EQ_U64(count, max_recv_rows(session));
 }

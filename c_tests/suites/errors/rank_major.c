@@ -48,15 +48,13 @@ static const BrokenCall kCombineCalls[] = {
            "rows"),
 };
 
-EP_TEST(rank_major_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_broken_calls(&session, kRankMajor, kDispatchCalls, COUNT(kDispatchCalls));
-    check_broken_calls(&session, kRankMajorForward, kForwardCalls, COUNT(kForwardCalls));
-    EP_CHECK_NCCL(make_valid_call(&session, kRankMajorForward, 0));
-    EP_CHECK_NCCL(make_valid_call(&session, kRankMajor, 0));
-    check_broken_calls(&session, kSummed, kCombineCalls, COUNT(kCombineCalls));
-    EP_CHECK_NCCL(make_valid_call(&session, kSummed, 0));
-    finish_session(&session);
+LL_SESSION_TEST(rank_major_arguments) {
+    check_broken_calls(session, kRankMajor, kDispatchCalls, COUNT(kDispatchCalls));
+    check_broken_calls(session, kRankMajorForward, kForwardCalls, COUNT(kForwardCalls));
+    EP_CHECK_NCCL(make_valid_call(session, kRankMajorForward, 0));
+    EP_CHECK_NCCL(make_valid_call(session, kRankMajor, 0));
+    check_broken_calls(session, kSummed, kCombineCalls, COUNT(kCombineCalls));
+    EP_CHECK_NCCL(make_valid_call(session, kSummed, 0));
 }
 
 // One rank's rows are rank-major where those of the others are not.

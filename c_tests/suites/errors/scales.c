@@ -110,26 +110,22 @@ static void check_moved(const Session* session, CallKind kind, bool scaled) {
     ep_sync(session->env);
 }
 
-EP_TEST(ll_scales_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_broken_calls(&session, kForward, kLlForward, COUNT(kLlForward));
-    check_broken_calls(&session, kCast, kLlCast, COUNT(kLlCast));
-    check_rounding(&session, "dispatch-ll-round-scales");
-    check_moved(&session, kDispatch, false);
-    check_moved(&session, kForward, true);
-    check_moved(&session, kCast, true);
-    finish_session(&session);
+LL_SESSION_TEST(ll_scales_arguments) {
+    check_broken_calls(session, kForward, kLlForward, COUNT(kLlForward));
+    check_broken_calls(session, kCast, kLlCast, COUNT(kLlCast));
+    check_rounding(session, "dispatch-ll-round-scales");
+    check_moved(session, kDispatch, false);
+    check_moved(session, kForward, true);
+    check_moved(session, kCast, true);
 }
 
-EP_TEST_HT(ht_scales_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    check_broken_calls(&session, kForward, kHtForward, COUNT(kHtForward));
-    check_broken_calls(&session, kCast, kHtCast, COUNT(kHtCast));
-    check_rounding(&session, "dispatch-ht-round-scales");
-    check_moved(&session, kTokensOnly, false);
-    check_moved(&session, kForward, true);
-    check_moved(&session, kCast, true);
-    finish_session(&session);
+HT_SESSION_TEST(ht_scales_arguments) {
+    check_broken_calls(session, kForward, kHtForward, COUNT(kHtForward));
+    check_broken_calls(session, kCast, kHtCast, COUNT(kHtCast));
+    check_rounding(session, "dispatch-ht-round-scales");
+    check_moved(session, kTokensOnly, false);
+    check_moved(session, kForward, true);
+    check_moved(session, kCast, true);
 }
 
 // ---- Ranks whose scales differ -----------------------------------------------------------------

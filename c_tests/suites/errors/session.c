@@ -126,6 +126,9 @@ Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     return session;
 }
 
+Session open_ll_session(const EpEnv* env) { return open_session(env, NCCL_EP_ALGO_LOW_LATENCY); }
+Session open_ht_session(const EpEnv* env) { return open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+
 Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms) {
     set_timeout_ms(timeout_ms);
     const Session session = open_session(env, algorithm);

@@ -51,7 +51,7 @@ static void open_fixture(Fixture* fixture, const EpEnv* env, unsigned num_runs) 
     const RefShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
     fixture->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < num_runs; ++i) {
-        ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
+        fixture->runs[i] = ll_run_open_with(env, fixture->group, &shape, kRefDistinct, true, 1 + i);
     }
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&fixture->aside, cudaStreamNonBlocking));
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture->fork, cudaEventDisableTiming));

@@ -95,8 +95,7 @@ EP_TEST(two_open_captures) {
 static void use_new_handle(LlPair* pair) {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     EP_REQUIRE_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
-    LlRun run;
-    ll_run_open_with(&run, pair->env, pair->group, &pair->shape, kRefMessy, true, 7);
+    LlRun run = ll_run_open_with(pair->env, pair->group, &pair->shape, kRefMessy, true, 7);
     ll_dispatch(&run);
     ll_combine(&run);
     ll_run_close(&run);

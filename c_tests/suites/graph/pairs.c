@@ -14,7 +14,7 @@ void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style) {
     pair->shape = shape;
     pair->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < kPair; ++i) {
-        ll_run_open_with(&pair->runs[i], env, pair->group, &shape, style, true, 1 + i);
+        pair->runs[i] = ll_run_open_with(env, pair->group, &shape, style, true, 1 + i);
     }
     ep_open_streams(&pair->aside, 1);
 }
@@ -42,7 +42,7 @@ void ll_run_replay(LlRun* run, cudaGraphExec_t graph) {
 
 void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed) {
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, seed};
-    ht_run_open_with(run, pair->env, pair->group, &pair->shape, kRefMessy, true, opening);
+    *run = ht_run_open_with(pair->env, pair->group, &pair->shape, kRefMessy, true, opening);
 }
 
 void ht_pair_open(HtPair* pair, EpEnv* env) {

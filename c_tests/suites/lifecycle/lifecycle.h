@@ -39,7 +39,7 @@ typedef struct {
 } Trip;
 
 // Opens group, tensors and handle, in this order; one by one, and all of them.
-void open_trip(Trip* trip, ncclEpAlgorithm_t algorithm, Place place);
+Trip open_trip(ncclEpAlgorithm_t algorithm, Place place);
 void open_trip_handle(Trip* trip);
 
 ncclResult_t start_dispatch(Trip* trip, unsigned send_only);

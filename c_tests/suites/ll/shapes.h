@@ -12,9 +12,9 @@ typedef struct {
 } Shape;
 
 // A run in a group of its own.
-void open_shape(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
+LlRun open_shape(const EpEnv* env, const Shape* shape, uint64_t seed);
 // One of a group that is returned, where no rank has a token.
-ncclEpGroup_t open_without_tokens(LlRun* run, const EpEnv* env);
+LlRun open_without_tokens(const EpEnv* env);
 
 // A run as open_shape gives it, whose dispatches are rank-major.
 void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);

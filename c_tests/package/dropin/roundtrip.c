@@ -16,5 +16,3 @@ EP_TEST(low_latency_round_trip) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -211,5 +211,3 @@ EP_TEST(known_casts) {
         EP_CHECK_EQ_U64(ref_e4m3(kKnown[i].value), kKnown[i].code);
     }
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -313,5 +313,3 @@ EP_TEST(two_staged_graphs) {
         {kSendCombine, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}};
     replay_halves(env, kThere, kBack);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

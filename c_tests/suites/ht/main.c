@@ -265,5 +265,3 @@ EP_TEST(cached_equals_forward) {
     free(first);
     ht_run_close(&run);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

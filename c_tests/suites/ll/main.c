@@ -217,5 +217,3 @@ EP_TEST(tensors_of_the_library) {
     ll_run_close(&run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

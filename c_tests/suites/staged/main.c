@@ -214,5 +214,3 @@ EP_TEST(late_ranks) {
     }
     tear_down(&setup);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

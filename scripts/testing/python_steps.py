@@ -43,6 +43,7 @@ print([each for each in importlib.metadata.metadata("nccl_ep").get_all("Platform
 _BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--experts", "4", "--hidden", "64",
                 "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
+_LATER_INTERFACE = "python/tests/scripts/later_interface.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
 _NEEDS = ("build/lib", FETCHED)
@@ -105,6 +106,7 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(forked(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
                         example_counts()))
     steps += list(_unchanged_script(places))
+    steps.append(Step("python/later-interface", lambda: _others_package(places), needs=_NEEDS))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
@@ -202,6 +204,18 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 
     yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=("build/lib",))
     yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=("build/lib",))
+
+
+def _others_package(places: Places) -> tuple[Counts, str]:
+    """A script for NVIDIA's package of the later interface, which finds functions that are loaded already."""
+    with tempfile.TemporaryDirectory() as home:
+        stand_ins = places.libraries / "libncclep_hostsim.so"
+        (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
+        environment = {**places.environment, "NCCLEP_HOSTSIM_WITH_GPU": "1", "NCCL_EP_TIMEOUT_MS": "30000",
+                       "LD_LIBRARY_PATH": home, "LD_PRELOAD": f"{places.libraries / 'libnccl_ep_2.so'}:{stand_ins}",
+                       "PYTHONPATH": str(places.deps / "nccl-ep")}
+        finished = command.run(("python3", _LATER_INTERFACE), environment, 60)
+    return counts.closing_line(finished), finished.output
 
 
 def _wheel(places: Places) -> tuple[Counts, str]:

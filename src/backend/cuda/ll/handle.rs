@@ -118,7 +118,7 @@ impl Handle {
     }
 
     /// Enqueues the copy of ids of 32 bits, which kernels do not read; every operation reads the caller's anew.
-    fn widen_ids(&self, at: &StreamScope) -> Result<()> {
+    pub fn widen_ids(&self, at: &StreamScope) -> Result<()> {
         let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {
             return Ok(());
@@ -129,7 +129,7 @@ impl Handle {
     }
 
     /// The ids that kernels read.
-    fn ids(&self) -> *const i64 {
+    pub fn ids(&self) -> *const i64 {
         let ids = match self.routing.width {
             IntWidth::Bits64 => self.routing.ids,
             IntWidth::Bits32 => self.memory.ids(),

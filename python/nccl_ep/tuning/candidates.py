@@ -60,7 +60,8 @@ def tried(algorithm: Algorithm, shapes: list[Choice], rows: Rows, exact: bool) -
         variants.append((None, "ll.exact"))
     pairs: list[Pair] = [(None, None)]
     for of_dispatch, of_combine in variants:
-        own = [] if of_combine is None else [Choice()]
+        if of_combine is not None:
+            pairs.append((Choice(of_dispatch) if of_dispatch else None, Choice(of_combine)))
         pairs += [(dataclasses.replace(shape, variant=of_dispatch), dataclasses.replace(shape, variant=of_combine))
-                  for shape in (*own, *shapes)]
+                  for shape in shapes]
     return pairs

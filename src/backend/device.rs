@@ -67,6 +67,10 @@ pub trait Device: Memory + Marks {
     fn lost(&self) -> Option<Error> {
         None
     }
+    /// What tuning files call it.
+    fn name(&self) -> Result<String> {
+        Ok("CPU".to_owned())
+    }
     /// Its SMs; `None` where no kernel runs.
     fn multiprocessors(&self) -> Option<u32> {
         None

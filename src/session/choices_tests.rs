@@ -13,7 +13,7 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
         ll_combine,
         ..GroupFacts::SAMPLE
     };
-    Choices::new(&facts, nodes, Some(132))
+    Choices::new(&facts, nodes, Some(132), Learned::default())
 }
 
 fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
@@ -21,7 +21,7 @@ fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
 }
 
 fn about(top_k: usize) -> About {
-    About { tokens: 4, top_k, row_bytes: 512, mapped: false }
+    About { tokens: 4, top_k, row_bytes: 512, mapped: false, lie: None }
 }
 
 /// What combines of 4 tokens with `top_k` ids each get.
@@ -55,6 +55,33 @@ fn a_set_choice_is_before_the_selector() {
     choices.select(None);
     assert_eq!(combine(&choices, 2), Chosen::default());
     assert_eq!(told(&choices), 0);
+}
+
+#[test]
+fn the_tuning_file_comes_behind_both() {
+    let learned = Learned::parse(
+        &serde_json::from_str::<Vec<_>>(
+            r#"[
+            {"operation": "ll_combine", "tokens": 8, "variant": "ll.exact", "blocks": 24, "threads": 512, "send_blocks": 8},
+            {"operation": "ll_dispatch", "tokens": 8, "blocks": 200, "threads": 512, "send_blocks": 8}]"#,
+        )
+        .unwrap(),
+    )
+    .unwrap();
+    let choices = Choices { learned, any: AtomicBool::new(true), ..choices(8, LlCombineMode::Reduce, 1) };
+    let exact = |found: &Chosen| found.sums(2, LlCombineMode::Reduce) == LlCombineMode::Exact;
+    let found = combine(&choices, 2);
+    assert!(found.launch.blocks == 24 && exact(&found));
+    choices.set(Operation::LlCombine, Some(asked(0, [16, 0, 0])));
+    let found = combine(&choices, 2);
+    assert!(found.launch == asked(0, [16, 0, 0]).launch && exact(&found));
+    choices.set(Operation::LlCombine, Some(asked(1, [0; 3])));
+    let found = combine(&choices, 2);
+    assert!(found.launch.blocks == 0 && !exact(&found));
+    choices.set(Operation::LlCombine, None);
+    assert_eq!(told(&choices), 0);
+    assert_eq!(choices.of(Operation::LlDispatch, || Some(about(2))), Chosen::default());
+    assert_eq!(told(&choices), 1);
 }
 
 #[test]
@@ -94,7 +121,7 @@ fn exact_sums_need_room_in_the_windows() {
 fn the_callers_channels_bound_blocks() {
     let mut choices = choices(4, LlCombineMode::Reduce, 1);
     choices.facts.channels = Some(4);
-    let choices = Choices::new(&choices.facts, 1, None);
+    let choices = Choices::new(&choices.facts, 1, None, Learned::default());
     assert_eq!(choices.most_blocks, Some(8));
     choices.set(Operation::LlCombine, Some(asked(0, [9, 0, 0])));
     assert_eq!(combine(&choices, 2), Chosen::default());

@@ -3,6 +3,7 @@
 //! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
 //! and return an error instead of waiting.
 
+use crate::backend::Profile;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
 use crate::backend::nccl::Communicator;
@@ -23,6 +24,7 @@ use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
+use crate::tuning::Learned;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,15 +72,22 @@ pub fn group(
         programmatic: env.programmatic,
     };
     let timeout = of_rank.timeout;
+    let learned = |path: &String| -> Result<Learned> {
+        Ok(Learned::read(path, &device.name()?, ranks, device.multiprocessors()))
+    };
+    let learned = env.tuning_file.as_ref().map(learned).transpose();
     let bootstrap = Bootstrap::new(comm.clone(), device, timeout, formatter);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
     let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
+    // A device without a name has opened no group.
+    let learned = learned?.unwrap_or_default();
     let profile = backend.common.profile();
+    let profile = Profile { tuned: profile.tuned || !learned.is_empty(), ..profile };
     let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
-    Ok(Group::new(facts, nodes, backend, own_stream?, about, checks))
+    Ok(Group::new(facts, nodes, backend, own_stream?, about, checks, learned))
 }
 
 fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {

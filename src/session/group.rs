@@ -12,7 +12,7 @@ use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
-use crate::tuning::{Operation, Tuning};
+use crate::tuning::{Learned, Operation, Tuning};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
@@ -56,12 +56,13 @@ impl Group {
         own_stream: Option<OwnStream>,
         about: Option<About>,
         checks: Option<Checks>,
+        learned: Learned,
     ) -> Self {
         Self {
             facts,
             nodes,
             faults: backend.common.faults(),
-            choices: Choices::new(&facts, nodes, backend.common.profile().most_blocks),
+            choices: Choices::new(&facts, nodes, backend.common.profile().most_blocks, learned),
             backend,
             own_stream: own_stream.map_or_else(OnceCell::new, OnceCell::with_value),
             about,

@@ -12,7 +12,7 @@ use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
 use crate::session::group::Group;
 use crate::session::route::{self, Given, Own, Routed};
-use crate::tuning::Operation;
+use crate::tuning::{Lie, Operation};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
@@ -133,7 +133,9 @@ impl Handle {
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
         let rows = tensors.out_tokens.or(tensors.tokens);
-        let chosen = self.chosen(operations, rows, tensors.out_tokens);
+        let chosen = self.chosen(operations, rows, tensors.out_tokens, |_| {
+            Lie::of(tensors.out_ids.is_some(), tensors.out_tokens.is_some_and(|out| out.data.is_null()))
+        });
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -179,7 +181,9 @@ impl Handle {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlCombine, Operation::HtCombine];
-        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens);
+        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens, |handle| {
+            Lie::of(handle.dispatched.is_some_and(Layout::is_rank_major), handle.view.is_some())
+        });
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -216,8 +220,15 @@ impl Handle {
     /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`, where peers may map
     /// `mapped`. No lock is held meanwhile, so the routing may change before the operation is checked.
     #[inline]
-    fn chosen(&self, [of_ll, of_ht]: [Operation; 2], rows: Option<&Tensor>, mapped: Option<&Tensor>) -> Chosen {
-        let about = |routing: &Routing| About {
+    fn chosen(
+        &self,
+        [of_ll, of_ht]: [Operation; 2],
+        rows: Option<&Tensor>,
+        mapped: Option<&Tensor>,
+        lie: impl FnOnce(&LlHandle) -> Lie,
+    ) -> Chosen {
+        let about = |routing: &Routing, lie| About {
+            lie,
             tokens: routing.tokens,
             top_k: routing.top_k,
             row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
@@ -227,11 +238,12 @@ impl Handle {
         match &self.mode {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {
                 let handle = handle.lock();
-                handle.routed.as_ref().map(|it| about(&it.routing))
+                let lie = Some(lie(&handle));
+                handle.routed.as_ref().map(|it| about(&it.routing, lie))
             }),
             ByMode::Ht((_, handle)) => choices.of(of_ht, || {
                 let handle = handle.read();
-                handle.as_ref().map(|it| about(&it.routing))
+                handle.as_ref().map(|it| about(&it.routing, None))
             }),
         }
     }

@@ -1,17 +1,20 @@
 //! Launch shapes of a group that differ from the library's own choices: those that `nccl_ep.tune` measured on this
-//! machine, from the file `NCCL_EP_TUNING_FILE`, or others that are set while the group is open.
+//! machine, from the file `NCCL_EP_TUNING_FILE`, or others that are set while the group is open; and from that file
+//! variants and shapes under conditions.
 //!
 //! They are a matter of each rank: what one rank launches need not be what another does. A file that cannot be read, has
 //! another version, or was measured on another GPU or with another number of ranks is ignored with a warning: the
 //! library's own choices work everywhere.
 
 mod file;
+mod learned;
 mod source;
 mod variant;
 
 use crate::log::{self, shown};
 use file::File;
 pub use file::Shape;
+pub use learned::{Best, Learned, Lie, Rows};
 use std::fmt::{self, Display, Formatter};
 pub use variant::{Operation, Variant};
 
@@ -108,30 +111,48 @@ pub struct TuningFile {
 }
 
 impl TuningFile {
-    /// What it says now; nothing if it is not for this GPU and group.
+    /// The launch shapes that it says now; none if it is not for this GPU and group.
     pub fn read(&self) -> Option<Tuning> {
         source::read(&self.path)
             .and_then(|text| Tuning::parse(&text, &self.gpu, self.ranks, self.multiprocessors))
-            .inspect_err(|reason| {
-                let path = shown(&self.path);
-                log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
-            })
+            .inspect_err(|reason| warn_of(&self.path, reason))
             .ok()
     }
+}
+
+impl Learned {
+    /// What the file at `path` says for this device and group. Where kernels are launched, the reader of their shapes has
+    /// warned of a file that cannot be used.
+    pub fn read(path: &str, gpu: &str, ranks: usize, multiprocessors: Option<u32>) -> Self {
+        let found = source::read(path).and_then(|text| {
+            Tuning::parse(&text, gpu, ranks, multiprocessors.unwrap_or(u32::MAX))?;
+            Self::parse(&fitting(File::parse(&text)?, gpu, ranks)?.choices)
+        });
+        let is_first = multiprocessors.is_none();
+        found
+            .inspect_err(|reason| {
+                if is_first {
+                    warn_of(path, reason)
+                }
+            })
+            .unwrap_or_default()
+    }
+}
+
+fn warn_of(path: &str, reason: &str) {
+    let path = shown(path);
+    log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
 }
 
 impl Tuning {
     /// Parses `text`, the contents of a file; an error is the reason to ignore it.
     pub fn parse(text: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Result<Self, String> {
         let file = fitting(File::parse(text)?, gpu, ranks)?;
+        Learned::parse(&file.choices)?;
         let mut tuning = Self { live: file.live, ..Self::default() };
         for entry in &file.entries {
             let wrong = |what: String| format!("entry {}: {what}", entry.number);
-            let named = |it: &Operation| it.name() == entry.operation;
-            let operation = Operation::ALL.into_iter().find(named).ok_or_else(|| {
-                let operation = shown(&entry.operation);
-                wrong(format!("unknown operation {operation:?}"))
-            })?;
+            let operation = Operation::of_file(&entry.operation).map_err(wrong)?;
             let shape = entry.shape.as_ref();
             tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
         }

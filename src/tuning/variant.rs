@@ -1,5 +1,7 @@
 //! Operations, and the ways to run them that have names.
 
+use crate::log::shown;
+
 /// An operation with a launch shape of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -21,6 +23,12 @@ impl Operation {
             Self::HtDispatch => "ht_dispatch",
             Self::HtCombine => "ht_combine",
         }
+    }
+
+    /// The operation that a file calls `name`.
+    pub(super) fn of_file(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|it| it.name() == name);
+        found.ok_or_else(|| format!("unknown operation {:?}", shown(name)))
     }
 }
 

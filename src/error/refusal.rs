@@ -235,6 +235,8 @@ pub enum InSequence {
     NoCaptureOfGroup,
     /// And so are its objects.
     NoCaptureOfMemory,
+    /// And so is the memory of its views.
+    NoCaptureOfViews,
     /// A forked process has neither the threads nor the device of its parent.
     NotForked,
 }

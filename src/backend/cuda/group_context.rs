@@ -121,6 +121,11 @@ impl GroupContext {
         &self.objects
     }
 
+    /// This rank, among those of its node.
+    pub(super) fn rank(&self) -> LocalRank {
+        self.rank
+    }
+
     /// This rank's window.
     pub(super) fn own_window(&self) -> DevPtr {
         let own = self.windows.get(self.rank.index());

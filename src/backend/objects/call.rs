@@ -16,8 +16,13 @@ pub struct Call {
 }
 
 impl Call {
-    const ALL: [Operation; 4] =
-        [Operation::MemoryNew, Operation::MemoryEnd, Operation::MemoryGiven, Operation::MemoryGivenEnd];
+    const ALL: [Operation; 5] = [
+        Operation::MemoryNew,
+        Operation::MemoryEnd,
+        Operation::MemoryGiven,
+        Operation::MemoryGivenEnd,
+        Operation::LlDispatch,
+    ];
     const BYTES: usize = 8;
 
     /// Makes `object`, of memory of `kind`.
@@ -25,6 +30,7 @@ impl Call {
         let operation = match kind {
             Kind::Own => Operation::MemoryNew,
             Kind::Given => Operation::MemoryGiven,
+            Kind::Views => Operation::LlDispatch,
         };
         Self { operation, object }
     }
@@ -32,7 +38,7 @@ impl Call {
     /// Ends it.
     pub fn ending(kind: Kind, object: u32) -> Self {
         let operation = match kind {
-            Kind::Own => Operation::MemoryEnd,
+            Kind::Own | Kind::Views => Operation::MemoryEnd,
             Kind::Given => Operation::MemoryGivenEnd,
         };
         Self { operation, object }

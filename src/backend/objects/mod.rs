@@ -27,6 +27,8 @@ pub enum Kind {
     Own,
     /// The caller's.
     Given,
+    /// The library's, for views: a dispatch makes it, and no operation finds its tensors there.
+    Views,
 }
 
 /// What is known of an object.

@@ -32,9 +32,9 @@ impl Group {
         self.exchange(|stream| self.backend().common.end_object(data, Kind::Given, stream))
     }
 
-    /// The address of a view by `view`, for a dispatch on `stream`. The first one that all ranks' rows stay in meets the
-    /// other ranks, as NCCL's first collective does: most groups have no views, and their memory is twice the received
-    /// rows. A dispatch into a view is one of all ranks; where some ask for none, both sides reach their deadlines.
+    /// The address of a view by `view`, for a dispatch on `stream`. The first one whose rows stay where they arrive meets
+    /// the other ranks, as NCCL's first collective does: most groups have no views, and their memory is twice the
+    /// received rows. A dispatch into a view is one of all ranks; where some ask for none, all reach their deadlines.
     pub(super) fn view_at(&self, view: impl Fn() -> Result<Option<DevPtr>>, stream: Stream) -> Result<DevPtr> {
         if let Some(at) = view()? {
             return Ok(at);

@@ -1,5 +1,5 @@
-// A rank dies in the middle of high-throughput operations on rows that lie in memory that peers map. Its last kernels may
-// have offered such memory, and may be storing in that of the others or loading from there.
+// A rank dies in the middle of high-throughput operations on rows in memory that peers map. Its last kernels may have
+// offered such memory, and may be storing in that of the others or loading from there.
 #define _GNU_SOURCE  // setenv
 #include <stdlib.h>
 

@@ -67,6 +67,11 @@ pub trait GroupBackend: Send + Sync {
     /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
     /// one, or every rank an error.
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
+    /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as
+    /// [`GroupBackend::make_object`].
+    fn make_views(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
     /// Ends the object whose memory, of `kind`, begins at `data` on this rank. Collective.
     fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
     /// The object that the byte at `data` is in.
@@ -120,7 +125,8 @@ pub fn opened_again() -> Error {
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
     /// The address of `bank`, where a rank-major dispatch leaves the rows of its `op`; the same for each such call.
-    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr>;
+    /// `None` before [`GroupBackend::make_views`].
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<Option<DevPtr>>;
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
     /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.

@@ -217,6 +217,8 @@ pub enum InSequence {
     NoCaptureOfGroup,
     /// And so are its objects.
     NoCaptureOfMemory,
+    /// And so is the memory of its views.
+    NoCaptureOfViews,
     /// A forked process has neither the threads nor the device of its parent.
     NotForked,
 }

@@ -153,7 +153,8 @@ impl Handle {
                     return start(&mut handle, op).map(|()| None);
                 }
                 let view = self.group.fill_view(|bank| {
-                    let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
+                    let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
+                    let out = self.group.view_at(view, stream)?;
                     let view = Some(bank);
                     start(&mut handle, LlDispatch { out, view, ..op })?;
                     Ok(out)

@@ -1,6 +1,6 @@
 //! Parameters of the low-latency kernels whose rows stay where they arrive, in views.
 
-use crate::common::MAX_PEERS;
+use crate::common::{MAX_PEERS, PeerTable};
 use crate::ll::{LlCombineParams, LlRankDispatchParams};
 
 /// Banks of views: rows of rank-major dispatches that stay where they arrive.
@@ -26,8 +26,8 @@ pub struct LlViewState {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlView {
-    /// Offset in every window of the bank's rows `[ranks][max_tokens]`.
-    pub rows: u64,
+    /// The bank's rows `[ranks][max_tokens]` of this rank.
+    pub rows: *mut u8,
     /// Of this rank.
     pub state: *mut LlViewState,
     /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
@@ -51,6 +51,8 @@ pub struct LlRankDispatchViewParams {
     pub dispatch: LlRankDispatchParams,
     /// Where rows come.
     pub view: LlView,
+    /// The bank of each rank, as this one maps it.
+    pub banks: PeerTable,
 }
 
 /// Parameters of `ll_rank_combine_bf16` and its siblings.

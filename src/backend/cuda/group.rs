@@ -7,6 +7,7 @@ use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::objects::{CudaMapper, unmap};
+use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
@@ -131,7 +132,22 @@ impl GroupBackend for CudaGroup {
     }
 
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        self.objects.make(wanted, kind, &self.bootstrap, stream)
+        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
+        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
+    }
+
+    fn make_views(&self, stream: Stream) -> Result<()> {
+        let ByMode::Ll(group) = &self.mode else {
+            return Ok(());
+        };
+        group.make_views(|bytes| {
+            let bases = self.objects.make(Ok(Wanted::New(bytes)), Kind::Views, &self.bootstrap, stream)?;
+            let own = bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default();
+            let filled = self.memory.fill(DevPtr(own), LL_SENTINEL, bytes);
+            // Nobody sends a row there before all banks are ready.
+            self.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
+            Ok(bases)
+        })
     }
 
     fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {

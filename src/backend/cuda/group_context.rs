@@ -118,6 +118,11 @@ impl GroupContext {
         &self.objects
     }
 
+    /// This rank, among those of its node.
+    pub(super) fn rank(&self) -> LocalRank {
+        self.rank
+    }
+
     /// This rank's window.
     pub(super) fn own_window(&self) -> DevPtr {
         self.windows.get(self.rank.index()).copied().unwrap_or_default()

@@ -109,7 +109,8 @@ impl GroupBackend for HostGroup {
     }
 
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        self.objects.make(wanted, kind, &self.bootstrap, stream)
+        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
+        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
     }
 
     fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {

@@ -15,21 +15,27 @@ pub struct Call {
 }
 
 impl Call {
-    const ALL: [Operation; 4] =
-        [Operation::MemoryNew, Operation::MemoryEnd, Operation::MemoryGiven, Operation::MemoryGivenEnd];
+    const ALL: [Operation; 5] = [
+        Operation::MemoryNew,
+        Operation::MemoryEnd,
+        Operation::MemoryGiven,
+        Operation::MemoryGivenEnd,
+        Operation::LlDispatch,
+    ];
     const BYTES: usize = 8;
 
     pub fn making(kind: Kind, object: u32) -> Self {
         let operation = match kind {
             Kind::Own => Operation::MemoryNew,
             Kind::Given => Operation::MemoryGiven,
+            Kind::Views => Operation::LlDispatch,
         };
         Self { operation, object }
     }
 
     pub fn ending(kind: Kind, object: u32) -> Self {
         let operation = match kind {
-            Kind::Own => Operation::MemoryEnd,
+            Kind::Own | Kind::Views => Operation::MemoryEnd,
             Kind::Given => Operation::MemoryGivenEnd,
         };
         Self { operation, object }

@@ -51,9 +51,15 @@ impl<M: Mapper> Objects<M> {
         Self { mapper, recognised, calls: Mutex::default(), entries: Mutex::new([const { None }; MAX_OBJECTS]) }
     }
 
-    /// Makes an object, with this rank's memory as `wanted`, and gives where that is. Collective: every rank gets one,
-    /// or every rank an error.
-    pub fn make(&self, wanted: Result<Wanted>, kind: Kind, bootstrap: &Bootstrap, stream: Stream) -> Result<DevPtr> {
+    /// Makes an object, with this rank's memory as `wanted`, and gives where this rank sees that of each. Collective:
+    /// every rank gets one, or every rank an error.
+    pub fn make(
+        &self,
+        wanted: Result<Wanted>,
+        kind: Kind,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<Box<[usize]>> {
         let _call = self.calls.lock();
         bootstrap.begin_call();
         let object = self.entries.lock().iter().position(Option::is_none);
@@ -82,12 +88,15 @@ impl<M: Mapper> Objects<M> {
             let _ = self.part(call.object, mapped, Ok(()), bootstrap, stream);
             return Err(error);
         }
-        let entry = Entry { range, kind, mapped, bases: shown? };
+        let bases = shown?;
+        let entry = Entry { range, kind, mapped, bases: bases.clone() };
         if let Some(place) = self.entries.lock().get_mut(call.object as usize) {
             *place = Some(entry);
         }
-        self.recognised.add(range);
-        Ok(DevPtr(range.begin as usize))
+        if kind != Kind::Views {
+            self.recognised.add(range);
+        }
+        Ok(bases)
     }
 
     /// This rank's memory for `object`, where it is, and its record.
@@ -141,7 +150,7 @@ impl<M: Mapper> Objects<M> {
         let is_it = |it: &Found| it.range.begin == data.0 as u64 && it.kind == kind;
         self.find(data).filter(is_it).map(|it| it.range).ok_or_else(|| {
             let rule = match kind {
-                Kind::Own => OfMemory::OfOwn,
+                Kind::Own | Kind::Views => OfMemory::OfOwn,
                 Kind::Given => OfMemory::OfGiven,
             };
             Error::argument(Subject::Memory, rule)

@@ -26,6 +26,8 @@ pub enum Kind {
     /// The library's, from [`Wanted::New`].
     Own,
     Given,
+    /// The library's, for views: a dispatch makes it, and no operation finds its tensors there.
+    Views,
 }
 
 /// What is known of an object.

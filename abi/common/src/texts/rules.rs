@@ -87,6 +87,9 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
             "maps and frees memory once: not while the default stream is captured into a graph, or \
              waits for a stream that is"
         }
+        InSequence::NoCaptureOfViews => {
+            "must not be captured into a graph by the group's first dispatch into a view, which makes their memory"
+        }
         InSequence::NotForked => {
             "was forked after a group had been made, and cannot use this library: start it anew, in \
              Python by multiprocessing's spawn"

@@ -35,7 +35,7 @@ pub struct Handle {
     /// Where things lie in the windows.
     pub layout: LlLayout,
     /// Where rows of views come, on one node.
-    pub views: Option<ViewBanks>,
+    pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,

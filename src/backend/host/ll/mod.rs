@@ -122,8 +122,8 @@ impl HostLl {
 }
 
 impl LlBackend for HostLl {
-    fn view(&self, _op: &LlDispatch, _staged: bool, bank: ViewBank) -> Result<DevPtr> {
-        self.shared.views.at(bank)
+    fn view(&self, _op: &LlDispatch, _staged: bool, bank: ViewBank) -> Result<Option<DevPtr>> {
+        self.shared.views.at(bank).map(Some)
     }
 
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {

@@ -257,7 +257,7 @@ mod tests {
     fn a_call_says_what_it_wants() {
         let own = Grid::new(&facts(4, None), &Tuning::default(), DISPATCH, 64, H200);
         let asked = |grid: Grid, blocks, send_blocks, threads| {
-            let launch = Launch { blocks, send_blocks, threads };
+            let launch = Launch { blocks, send_blocks, threads, ..Launch::default() };
             let grid = grid.asked(launch, DISPATCH);
             (grid.blocks, grid.send_blocks, grid.warps)
         };

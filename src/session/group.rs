@@ -124,11 +124,6 @@ impl Group {
         })
     }
 
-    /// Whether its ranks are on several nodes.
-    pub(super) fn spans_nodes(&self) -> bool {
-        self.nodes > 1
-    }
-
     /// What to tell about it, if somebody wants to be told.
     pub fn about(&self) -> Option<&About> {
         self.about.as_ref()

@@ -79,7 +79,7 @@ pub fn group(
     let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
-    Ok(Group::new(facts, nodes, backend, own_stream?, about, checks))
+    Ok(Group::new(comm, facts, nodes, backend, own_stream?, about, checks))
 }
 
 fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {

@@ -1,6 +1,7 @@
 //! A group: its facts, its backend, and whether it still works.
 
 use crate::backend::device::{Device, EnteredDevice};
+use crate::backend::nccl::Communicator;
 use crate::backend::own_stream::OwnStream;
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subject};
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An open group.
 pub struct Group {
+    comm: Communicator,
     facts: GroupFacts,
     nodes: usize,
     backend: OpenGroup,
@@ -52,6 +54,7 @@ struct Staged {
 impl Group {
     /// A group over an open backend, with a stream for its exchanges if the caller gave none.
     pub(super) fn new(
+        comm: Communicator,
         facts: GroupFacts,
         nodes: usize,
         backend: OpenGroup,
@@ -60,6 +63,7 @@ impl Group {
         checks: Option<Checks>,
     ) -> Self {
         Self {
+            comm,
             facts,
             nodes,
             faults: backend.common.faults(),
@@ -102,6 +106,11 @@ impl Group {
         let _entered = self.enter();
         let own = self.own_stream.get().map(OwnStream::stream);
         self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
+    }
+
+    /// Where this rank's memory of a window of the group's communicator begins.
+    pub fn window_data(&self, window: usize) -> Result<DevPtr> {
+        self.comm.window_data(window)
     }
 
     /// What all ranks know about the group.

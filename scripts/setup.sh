@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building and testing need beyond Rust, gcc, make and python3 with pip, and only
-# what is missing.
+# Installs what building and testing need beyond Rust, gcc, make and python3 with pip, and only what is missing.
 #
 # System packages (Open MPI, g++, pkg-config) come from apt. The CUDA compiler, NCCL's headers and
 # CMake come as wheels whose hashes are pinned in the *.lock files beside this script, into the

@@ -148,8 +148,7 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
             words = _on_nodes(ranks_or_split, words)
         else:
             words = (str(ranks_or_split), *words)
-        launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np",
-                  *words)
+        launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np", *words)
         steps.append(Step(f"gpu/python/{name}", launch, read, ("setup/nccl",), cores=gpus,
                           timeout=240 if isinstance(ranks_or_split, int) else 480,
                           environment=tuple(environment.items())))
@@ -163,8 +162,7 @@ def _no_torch(machine: Machine) -> str:
     """Why the package's tests cannot run on this machine's GPUs; empty if they can."""
     code = "import torch; assert torch.cuda.is_available()"
     path = {"PYTHONPATH": str(fetched(machine.environment) / "pytest")}
-    found = command.run(("python3", "-c", f"{code}; import pytest"),
-                        {**machine.environment, **path}, 120)
+    found = command.run(("python3", "-c", f"{code}; import pytest"), {**machine.environment, **path}, 120)
     return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (setup.sh --pytest)"
 
 

@@ -32,9 +32,7 @@ impl Own<'_> {
 
 /// A routing, and its backend.
 pub(super) struct Routed<B: ?Sized> {
-    /// The ids.
     pub(super) routing: Routing,
-    /// The backend's side.
     pub(super) backend: Box<B>,
     /// The rows that a dispatch delivers here, once the caller has asked for them.
     pub(super) told: OnceLock<usize>,
@@ -42,8 +40,7 @@ pub(super) struct Routed<B: ?Sized> {
 
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
-        let told = OnceLock::new();
-        Self { routing, backend, told }
+        Self { routing, backend, told: OnceLock::new() }
     }
 }
 
@@ -55,12 +52,10 @@ pub(super) fn ll(
     own: Own<'_>,
 ) -> Result<Routed<dyn LlBackend>> {
     let (routing, _) = checked(group, tensors, own)?;
-    let backend = Arc::clone(backend).open_handle(routing, own.home())?;
-    Ok(Routed::new(routing, backend))
+    Ok(Routed::new(routing, Arc::clone(backend).open_handle(routing, own.home())?))
 }
 
-/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part,
-/// too.
+/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.
 pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,
@@ -88,8 +83,7 @@ pub(super) fn ht_before(
     routing: Routing,
     given: &Given,
 ) -> Result<Routed<dyn HtBackend>> {
-    let backend = Arc::clone(backend).reopen_handle(routing, given.block)?;
-    Ok(Routed::new(routing, backend))
+    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, given.block)?))
 }
 
 fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Result<(Routing, Option<Counter>)> {

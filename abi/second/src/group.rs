@@ -6,6 +6,7 @@ use crate::objects::Group;
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
 use crate::{read, settings, texts, version};
 use nccl_ep_abi::process;
+use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::error::Error;
 use nccl_ep_core::{log, session};
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));
         }
         let session = Arc::new(session.keeping(claim?));
-        let number = Group { session, kept }.register();
+        let number = Group { session, kept, comm: Communicator::open(comm as usize)? }.register();
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
     })

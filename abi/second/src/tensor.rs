@@ -118,7 +118,7 @@ pub unsafe fn optional(group: &Group, name: &'static str, raw: *const ncclEpTens
     let sizes = sizes.get(..given.len()).unwrap_or_default();
     let mut data = raw.data as usize;
     if data == 0 && !sizes.contains(&0) && !raw.win_hdl.is_null() {
-        let begin = group.session.window_data(raw.win_hdl as usize);
+        let begin = group.comm.window_data(raw.win_hdl as usize);
         let begin = begin.map_err(|error| error.within(format_args!("{name}.win_hdl")))?;
         data = begin.0.wrapping_add(raw.win_offset as usize);
     }

@@ -1,7 +1,6 @@
 // What the tests of the later interface share (include/nccl_ep_2): structs of any generation, tensors over buffers,
 // groups.
-#ifndef C_TESTS_SUITES_SECOND_SECOND_H_
-#define C_TESTS_SUITES_SECOND_SECOND_H_
+#pragma once
 
 #include <nccl_ep.h>
 
@@ -108,5 +107,3 @@ void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, cons
 
 // Small ones.
 extern const Case kSmallLl, kSmallHt;
-
-#endif  // C_TESTS_SUITES_SECOND_SECOND_H_

@@ -221,8 +221,7 @@ pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> ncclResult_t {
     boundary(|| {
-        let health = find(comm)?.health();
-        let code = health.map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
+        let code = find(comm)?.health().map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
         // SAFETY: passed on under this function's contract.
         unsafe { store(result, code) }
     })

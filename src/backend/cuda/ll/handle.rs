@@ -35,7 +35,7 @@ pub struct Handle {
     /// Where things lie in the windows.
     pub layout: LlLayout,
     /// Where rows of views come, on one node.
-    pub views: Option<ViewBanks>,
+    pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,
@@ -191,7 +191,13 @@ impl Handle {
     }
 
     /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
-    fn launch_following<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
+    pub(super) fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
         let module = &self.context.module;
         if self.context.programmatic {
             module.launch_early(kernel, shape, params, at)

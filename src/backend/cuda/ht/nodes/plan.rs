@@ -252,9 +252,7 @@ mod tests {
             max_recv_rows: None,
             row_bytes,
             ll_combine: LlCombineMode::Reduce,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 

@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub struct About {
     /// This rank's tokens.
     pub tokens: usize,
-    /// Ids per token.
     pub top_k: usize,
     /// Bytes of a row as it travels, without its scales; 0 if no tensor says.
     pub row_bytes: usize,
@@ -32,11 +31,8 @@ pub struct About {
 /// What a selector is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Which operation it is.
     pub operation: Operation,
-    /// The call.
     pub about: About,
-    /// Ranks of the group.
     pub ranks: usize,
     /// The most blocks that it may have; `None` if nothing is launched.
     pub most_blocks: Option<u32>,
@@ -47,7 +43,6 @@ pub struct Query {
 pub struct Asked {
     /// The number of a variant; 0: the library's own.
     pub variant: u32,
-    /// How to launch it.
     pub launch: Launch,
 }
 
@@ -104,7 +99,6 @@ enum Impossible {
     Shape(Unfit),
 }
 
-/// The choices of one group.
 pub(super) struct Choices {
     facts: GroupFacts,
     nodes: usize,
@@ -221,8 +215,7 @@ impl Choices {
         let chosen = match asked.variant {
             0 => Chosen::default(),
             number => {
-                let variant = Variant::from_number(number).ok_or(Impossible::UnknownVariant)?;
-                self.variant(operation, about, variant)?
+                self.variant(operation, about, Variant::from_number(number).ok_or(Impossible::UnknownVariant)?)?
             }
         };
         let Launch { blocks, send_blocks, threads } = asked.launch;
@@ -292,18 +285,12 @@ impl Display for Impossible {
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownVariant => to.write_str("no variant has this number"),
-            Self::OtherOperation(variant) => {
-                write!(to, "{} is of another operation", variant.name())
-            }
+            Self::OtherOperation(variant) => write!(to, "{} is of another operation", variant.name()),
             Self::TooManyEntries => {
                 to.write_str("ll.exact needs as many ranks as ids of a token, or a group whose combines are exact")
             }
-            Self::SeveralNodes(variant) => {
-                write!(to, "{} needs a group on one node", variant.name())
-            }
-            Self::NotMapped(variant) => {
-                write!(to, "{} needs rows in memory that peers map", variant.name())
-            }
+            Self::SeveralNodes(variant) => write!(to, "{} needs a group on one node", variant.name()),
+            Self::NotMapped(variant) => write!(to, "{} needs rows in memory that peers map", variant.name()),
             Self::Shape(unfit) => unfit.fmt(to),
         }
     }

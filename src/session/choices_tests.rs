@@ -2,29 +2,22 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::model::group::Algorithm;
-use crate::model::ids::GroupRank;
 
 fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
     let facts = GroupFacts {
-        algorithm: Algorithm::LowLatency,
         ranks,
-        rank: GroupRank::new(0),
         experts: 8 * ranks,
         max_tokens: Some(16),
         max_recv_rows: None,
         row_bytes: 512,
         ll_combine,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     };
     Choices::new(&facts, nodes, Some(132), Learned::default())
 }
 
 fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
-    let launch = Launch { blocks, send_blocks, threads };
-    Asked { variant, launch }
+    Asked { variant, launch: Launch { blocks, send_blocks, threads } }
 }
 
 fn about(top_k: usize) -> About {
@@ -56,8 +49,7 @@ fn a_set_choice_is_before_the_selector() {
     assert_eq!(combine(&choices, 3), Chosen::default());
     choices.set(Operation::LlCombine, Some(asked(0, [8, 4, 64])));
     assert_eq!(combine(&choices, 2).launch.blocks, 8);
-    let dispatch = choices.of(Operation::LlDispatch, || Some(about(3)));
-    assert_eq!(dispatch, Chosen::default());
+    assert_eq!(choices.of(Operation::LlDispatch, || Some(about(3))), Chosen::default());
     choices.set(Operation::LlCombine, None);
     assert_eq!(combine(&choices, 2), selected);
     choices.select(None);
@@ -121,10 +113,8 @@ fn exact_sums_need_room_in_the_windows() {
     let reducing = choices(4, LlCombineMode::Reduce, 1);
     assert_eq!(sums(&reducing, 4), LlCombineMode::Exact);
     assert_eq!(sums(&reducing, 5), LlCombineMode::Reduce);
-    let own = choices(4, LlCombineMode::Exact, 1);
-    assert_eq!(sums(&own, 32), LlCombineMode::Exact);
-    let nodes = choices(4, LlCombineMode::Reduce, 2);
-    assert_eq!(sums(&nodes, 2), LlCombineMode::Reduce);
+    assert_eq!(sums(&choices(4, LlCombineMode::Exact, 1), 32), LlCombineMode::Exact);
+    assert_eq!(sums(&choices(4, LlCombineMode::Reduce, 2), 2), LlCombineMode::Reduce);
 }
 
 #[test]

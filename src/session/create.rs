@@ -31,9 +31,8 @@ use std::time::Duration;
 /// How long a wait for another rank may last if nobody says so.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not
-/// be read; `formatter` puts errors into words for other ranks. Without a stream, the exchanges run on
-/// one that the group owns.
+/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not be read; `formatter`
+/// puts errors into words for other ranks. Without a stream, the exchanges run on one that the group owns.
 pub fn group(
     comm: usize,
     settings: Result<GroupSettings>,
@@ -127,8 +126,7 @@ fn agree_on_facts(
         record.extend_from_slice(&node_id(env)?.0);
         Ok(record)
     });
-    let bytes = COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES;
-    let records = bootstrap.agree(mine, bytes, stream)?;
+    let records = bootstrap.agree(mine, COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES, stream)?;
     let facts = facts?;
     let mut nodes = Vec::new();
     for (rank, record) in GroupRank::all(records.len()).zip(&records) {
@@ -200,8 +198,7 @@ fn node_id(env: &Env) -> Result<NodeId> {
     }
 }
 
-/// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they
-/// could not be read.
+/// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they could not be read.
 pub fn handle(group: Arc<Group>, form: HandleForm, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group, form);
     let _entered = handle.group().enter()?;

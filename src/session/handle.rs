@@ -60,8 +60,7 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        let given = None;
-        Self { mode, given, form, group }
+        Self { mode, given: None, form, group }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -96,8 +95,7 @@ impl Handle {
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend, tensors, own)?;
-                handle.routed = Some(routed);
+                handle.routed = Some(route::ll(&self.group, backend, tensors, own)?);
                 handle.dispatched = None;
                 handle.view = None;
                 Ok(())
@@ -124,7 +122,6 @@ impl Handle {
         }
     }
 
-    /// The group that the handle belongs to.
     pub fn group(&self) -> &Group {
         &self.group
     }
@@ -156,7 +153,8 @@ impl Handle {
                     return start(&mut handle, op).map(|()| None);
                 }
                 let view = self.group.fill_view(|bank| {
-                    let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
+                    let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
+                    let out = self.group.view_at(view, stream)?;
                     let view = Some(bank);
                     start(&mut handle, LlDispatch { out, view, ..op })?;
                     Ok(out)
@@ -179,8 +177,7 @@ impl Handle {
         }
     }
 
-    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
-    /// ignores it.
+    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT ignores it.
     pub fn combine(&self, tensors: &CombineTensors<'_>, staged: bool, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
@@ -261,9 +258,7 @@ impl Handle {
         rows: (Role, Option<&Tensor>),
         run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
     ) -> Result<T> {
-        let Some(given) = &self.given else {
-            return run(routed(&handle.read())?);
-        };
+        let Some(given) = &self.given else { return run(routed(&handle.read())?) };
         let of = (given.top_k, self.form);
         let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
@@ -293,8 +288,7 @@ impl Handle {
             return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
-        let slot = self.group.send_staged(send)?;
-        handle.staged = Some(Sent { op: *op, slot });
+        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)? });
         Ok(())
     }
 
@@ -310,13 +304,9 @@ impl Handle {
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
     pub fn complete(&self, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let ByMode::Ll((_, handle)) = &self.mode else {
-            return Ok(());
-        };
+        let ByMode::Ll((_, handle)) = &self.mode else { return Ok(()) };
         let mut handle = handle.lock();
-        let Some(sent) = &handle.staged else {
-            return Ok(());
-        };
+        let Some(sent) = &handle.staged else { return Ok(()) };
         // If this is refused, the operation stays pending: the caller may try again.
         let Routed { routing, backend, .. } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
@@ -329,8 +319,7 @@ impl Handle {
         counted
     }
 
-    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the
-    /// exact number.
+    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
         match (&self.mode, self.group.facts().max_recv_rows) {
             (ByMode::Ht(_), Some(rows)) => Ok(rows),
@@ -364,7 +353,6 @@ impl Handle {
             return Err(refused.got(got.name(), expected.name()));
         };
         let handle = handle.read();
-        let routed = routed(&handle)?;
-        routed.backend.num_recv_tokens()
+        routed(&handle)?.backend.num_recv_tokens()
     }
 }

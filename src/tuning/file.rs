@@ -10,7 +10,6 @@ const VERSION: u64 = 1;
 pub struct File {
     /// The GPU's name, as the driver reports it.
     pub gpu: String,
-    /// Ranks of the group.
     pub ranks: u64,
     /// Whether a group reads the file again for each handle, as `nccl_ep.tune` wants while it measures.
     pub live: bool,
@@ -22,7 +21,6 @@ pub struct File {
 
 /// The best launch shape of one operation for one number of tokens, not checked yet.
 #[derive(Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As in the file.
 pub struct Entry {
     /// Its position in the file, for messages.
     pub number: usize,
@@ -35,11 +33,8 @@ pub struct Entry {
 /// A launch shape, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks of the grid.
     pub blocks: u64,
-    /// Threads of a block.
     pub threads: u64,
-    /// Blocks that send.
     pub send_blocks: u64,
 }
 

@@ -24,17 +24,13 @@ const SIZES: usize = 24;
 /// A launch shape: `send_blocks` of `blocks` send; with both equal every block does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Blocks of the grid.
     pub blocks: u32,
-    /// Threads of a block.
     pub threads: u32,
-    /// Blocks that send.
     pub send_blocks: u32,
 }
 
 /// What is wrong with a launch shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The texts say it.
 pub enum Unfit {
     Blocks { most: u32 },
     SendBlocks,
@@ -82,8 +78,7 @@ impl Choice {
 
 /// The share of `blocks` that `part` is of `whole`, rounded down.
 pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
-    let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
-    u32::try_from(share).unwrap_or(blocks)
+    u32::try_from(u64::from(blocks) * u64::from(part) / u64::from(whole.max(1))).unwrap_or(blocks)
 }
 
 /// What was measured for one operation and one number of tokens.
@@ -109,13 +104,9 @@ pub struct Tuning {
 /// The file of a group's launch shapes.
 #[derive(Clone, Debug)]
 pub struct TuningFile {
-    /// Where it is.
     pub path: String,
-    /// The GPU's name.
     pub gpu: String,
-    /// Ranks of the group.
     pub ranks: usize,
-    /// Multiprocessors of the GPU.
     pub multiprocessors: u32,
 }
 
@@ -194,13 +185,11 @@ impl Tuning {
         self.measured == Self::default().measured
     }
 
-    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger
-    /// one that was measured. `None` is the library's own choice; it also applies beyond the
-    /// largest entry.
+    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger one that was
+    /// measured. `None` is the library's own choice; it also applies beyond the largest entry.
     pub fn choice(&self, operation: Operation, tokens: usize) -> Option<Choice> {
         let first = tokens.max(1).next_power_of_two().trailing_zeros() as usize;
-        let sizes = self.measured[operation as usize].get(first..)?;
-        match sizes.iter().find(|&&size| size != Measured::Nothing)? {
+        match self.measured[operation as usize].get(first..)?.iter().find(|&&size| size != Measured::Nothing)? {
             Measured::Other(choice) => Some(*choice),
             _ => None,
         }

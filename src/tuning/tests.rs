@@ -58,8 +58,7 @@ fn the_writers_sample_is_read() {
 fn another_machine_or_version_is_refused() {
     let good = text("");
     assert_eq!(parse(&good), Ok(Tuning::default()));
-    let live = good.replace(r#""gpu""#, r#""live": true, "gpu""#);
-    assert!(parse(&live).unwrap().live);
+    assert!(parse(&good.replace(r#""gpu""#, r#""live": true, "gpu""#)).unwrap().live);
     for (from, to, reason) in [
         ("NVIDIA H200", "NVIDIA B200", "it is for NVIDIA B200, and this is NVIDIA H200"),
         (r#""ranks": 4"#, r#""ranks": 8"#, "it is for 8 ranks, and these are 4"),
@@ -77,17 +76,14 @@ fn another_machine_or_version_is_refused() {
 #[test]
 fn of_several_files_in_one_that_for_the_machine_counts() {
     let of = |ranks: u32, blocks| {
-        let part = text(&entry("ll_dispatch", 8, blocks));
-        part.replacen(r#""ranks": 4"#, &format!(r#""ranks": {ranks}"#), 1)
+        text(&entry("ll_dispatch", 8, blocks)).replacen(r#""ranks": 4"#, &format!(r#""ranks": {ranks}"#), 1)
     };
     let head = r#""format": "nccl_ep tuning", "version": 1"#;
     let several = |parts: &[String]| format!(r#"{{{head}, "files": [{}]}}"#, parts.join(","));
-    let both = parse(&several(&[of(2, 8), of(4, 16)])).unwrap();
-    let found = both.choice(Operation::LlDispatch, 8).unwrap();
+    let found = parse(&several(&[of(2, 8), of(4, 16)])).unwrap().choice(Operation::LlDispatch, 8).unwrap();
     assert_eq!(found.blocks, 16);
     let refused = parse(&several(&[of(2, 8), of(8, 16)])).unwrap_err();
-    let reason = "none of its 2 parts is for 4 ranks on NVIDIA H200";
-    assert_eq!(refused, reason);
+    assert_eq!(refused, "none of its 2 parts is for 4 ranks on NVIDIA H200");
     assert!(parse(&several(&[])).is_err());
 }
 

@@ -92,7 +92,8 @@ EP_TEST(memory_of_callers) {
     static char on_host[64] __attribute__((aligned(16)));
     EP_REFUSED("mem-register-kind", ncclEpMemRegister(group, on_host, 64, NULL),
                ncclInvalidArgument,
-               REGISTER "ptr: must be memory of cudaMalloc, which other processes can map (got *, "
+               REGISTER "ptr: must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other "
+                        "processes can map (got *, "
                         "expected memory of cudaMalloc)");
     EP_CHECK_NCCL(ncclEpMemRegister(group, memory, 64, NULL));
     EP_REFUSED("mem-register-apart", ncclEpMemRegister(group, memory + 48, 32, NULL),

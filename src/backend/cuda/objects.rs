@@ -109,6 +109,10 @@ impl Mapper for CudaMapper {
         Ok(())
     }
 
+    fn fallbacks(&self) -> u64 {
+        self.group.objects().fallbacks()
+    }
+
     fn unmap(&self, mapped: &mut ObjectMemory) -> bool {
         unmap(mapped)
     }

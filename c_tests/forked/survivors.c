@@ -13,7 +13,7 @@ RefShape shape_for(const EpEnv* env) {
 void open_work(Work* work, const EpEnv* env, uint64_t seed) {
     const RefShape shape = shape_for(env);
     work->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    ll_run_open_with(&work->run, env, work->group, &shape, kRefDistinct, true, seed);
+    work->run = ll_run_open_with(env, work->group, &shape, kRefDistinct, true, seed);
     ll_dispatch(&work->run);
     ll_combine(&work->run);
 }

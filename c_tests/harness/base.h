@@ -2,8 +2,7 @@
 // counted checks, a watchdog, deterministic data, 16-bit float conversions, device buffers.
 //
 // Usable from C11 and C++17. It calls nothing but MPI, the CUDA runtime and NCCL.
-#ifndef C_TESTS_HARNESS_BASE_H_
-#define C_TESTS_HARNESS_BASE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <mpi.h>
@@ -11,12 +10,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/cdefs.h>
 
 #include "check.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // ---- Life of a program (harness.c)
 
@@ -68,6 +66,16 @@ void ep_add_case(EpCase* added);
         ep_add_case(&self);                                                              \
     }                                                                                    \
     static void name(__attribute__((unused)) EpEnv* env)
+
+// A case with `it`, which `open` makes of env before it and `close` ends behind it. `test` is one of the above.
+#define EP_TEST_WITH(test, name, Type, it, open, close)     \
+    static void name##_with(EpEnv* env, Type* it);          \
+    test(name) {                                            \
+        Type it = open(env);                                \
+        name##_with(env, &it);                              \
+        close(&it);                                         \
+    }                                                       \
+    static void name##_with(__attribute__((unused)) EpEnv* env, Type* it)
 
 // A complete main(): runs all cases or, given an argument, those whose name contains it.
 int ep_main(int argc, char** argv);
@@ -182,8 +190,4 @@ typedef struct {
 void ep_gate_close(EpGate* gate, cudaStream_t stream);
 void ep_gate_open(EpGate* gate);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_BASE_H_
+__END_DECLS

@@ -3,8 +3,7 @@
 // Every EP_CHECK* counts one pass or one failure, prints site, expression and values on failure,
 // and yields true if it passed, so that `if (!EP_CHECK(...)) return;` works. Compare arrays with
 // one EP_CHECK_EQ_BYTES instead of one check for each element.
-#ifndef C_TESTS_HARNESS_CHECK_H_
-#define C_TESTS_HARNESS_CHECK_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -12,9 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 #define EP_CHECK(condition) (EP_REACHED, ep_check(EP_HERE(#condition), (condition)))
 #define EP_CHECK_EQ_U64(actual, expected) \
@@ -83,8 +80,4 @@ const char* ep_last_error(void);
 // Where the watchdog says that the process hung (watchdog.c).
 void ep_watchdog_at_site(const char* file, int line);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_CHECK_H_
+__END_DECLS

@@ -1,6 +1,5 @@
 // Random numbers for the C++ programs, drawn from a seed.
-#ifndef C_TESTS_HARNESS_DICE_HPP_
-#define C_TESTS_HARNESS_DICE_HPP_
+#pragma once
 
 #include "harness/harness.h"
 
@@ -25,5 +24,3 @@ class Dice {
 };
 
 }  // namespace ep
-
-#endif  // C_TESTS_HARNESS_DICE_HPP_

@@ -130,6 +130,9 @@ int ep_main(int argc, char** argv) {
     return ep_finish(&env);
 }
 
+// Of programs without their own.
+__attribute__((weak)) int main(int argc, char** argv) { return ep_main(argc, argv); }
+
 bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
                      const char** word) {
     for (int i = 1; i < argc; ++i) {

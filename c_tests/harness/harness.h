@@ -4,16 +4,13 @@
 // Usable from C11 and C++17. Of the interface it calls
 // the ten entry points of the first release alone, so a program built
 // on it also runs with another libnccl_ep.so of the same ABI.
-#ifndef C_TESTS_HARNESS_HARNESS_H_
-#define C_TESTS_HARNESS_HARNESS_H_
+#pragma once
 
 #include <nccl_ep.h>
 
 #include "base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // The modes that this backend has: the first ep_num_algorithms of this table. Where high throughput
 // is missing, each call of the function counts it as skipped.
@@ -73,8 +70,4 @@ ncclResult_t ep_handle_destroy(ncclEpHandle_t* handle);
 // ncclEpGetAsyncError, which must succeed.
 ncclResult_t ep_group_state(ncclEpGroup_t group);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_HARNESS_H_
+__END_DECLS

@@ -1,6 +1,5 @@
 // Command lines of the C++ programs: a table with one row for each option.
-#ifndef C_TESTS_HARNESS_OPTIONS_HPP_
-#define C_TESTS_HARNESS_OPTIONS_HPP_
+#pragma once
 
 #include <getopt.h>
 
@@ -168,5 +167,3 @@ inline void PrintRefusal(const char* program, const std::string& refusal) {
 }
 
 }  // namespace ep
-
-#endif  // C_TESTS_HARNESS_OPTIONS_HPP_

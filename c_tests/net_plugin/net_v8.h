@@ -1,7 +1,6 @@
 // Version 8 of NCCL's interface for network plugins, declared from its documented fields. The
 // layout is the contract: NCCL looks a plugin's table up by name and calls through it unchecked.
-#ifndef C_TESTS_NET_PLUGIN_NET_V8_H_
-#define C_TESTS_NET_PLUGIN_NET_V8_H_
+#pragma once
 
 #include <assert.h>
 #include <nccl.h>
@@ -84,5 +83,3 @@ static_assert(offsetof(NetTableV8, regMr) == 7 * sizeof(void*), "layout");
 static_assert(offsetof(NetTableV8, isend) == 10 * sizeof(void*), "layout");
 static_assert(offsetof(NetTableV8, test) == 13 * sizeof(void*), "layout");
 static_assert(sizeof(NetTableV8) == 19 * sizeof(void*), "layout");
-
-#endif  // C_TESTS_NET_PLUGIN_NET_V8_H_

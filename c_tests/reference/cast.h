@@ -1,13 +1,10 @@
 // The cast to e4m3 as docs/formats.md defines it, by comparing numbers: slow, and unlike any
 // kernel.
-#ifndef C_TESTS_REFERENCE_CAST_H_
-#define C_TESTS_REFERENCE_CAST_H_
+#pragma once
 
 #include "reference/format.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // The e4m3 nearest to `value`; of two the even one.
 uint8_t ref_e4m3(float value);
@@ -19,8 +16,4 @@ void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, vo
 // infinities.
 void ref_cast_input(const RefFormat* format, uint64_t seed, uint64_t number, void* row);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_CAST_H_
+__END_DECLS

@@ -1,16 +1,13 @@
 // Formats of the rows of a dispatch: opaque, with scales that are forwarded, or cast to e4m3; how
 // scales lie in memory; and, for each row, what is read and what must arrive. Any rank computes the
 // rows of any other from a seed.
-#ifndef C_TESTS_REFERENCE_FORMAT_H_
-#define C_TESTS_REFERENCE_FORMAT_H_
+#pragma once
 
 #include "reference/layout.h"
 #include "reference/lists.h"
 #include "reference/rows.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 typedef enum { kRefOpaque, kRefForward, kRefCast } RefMeaning;
 
@@ -73,8 +70,4 @@ void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, R
 void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
                       void* out_scales);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_FORMAT_H_
+__END_DECLS

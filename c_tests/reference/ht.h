@@ -1,14 +1,11 @@
 // The expected results of high-throughput operations, by walks over all tokens of all ranks in the
 // documented order: source rank, then token; a token comes once per destination rank.
-#ifndef C_TESTS_REFERENCE_HT_H_
-#define C_TESTS_REFERENCE_HT_H_
+#pragma once
 
 #include "reference/routing.h"
 #include "reference/rows.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // Rows that `rank` receives, and how many of them use each of its L experts.
 unsigned ref_ht_received(const RefRouting* routing, unsigned rank);
@@ -41,8 +38,4 @@ void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns
 // one, and one that names no expert 0.
 void ref_ht_gradients_by_k(const RefRouting* routing, unsigned rank, uint64_t seed, float* out);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_HT_H_
+__END_DECLS

@@ -116,11 +116,10 @@ static void allocate_buffers(HtRun* run) {
     run->gradients_out = ref_buffer_new(tokens * run->columns * sizeof(float));
 }
 
-void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, HtOpening opening) {
-    memset(run, 0, sizeof(*run));
-    run->env = env;
-    run->shape = *shape;
+    HtRun made = {.env = env, .shape = *shape};
+    HtRun* run = &made;
     run->local_experts = shape->num_experts / (unsigned)env->size;
     run->seed = opening.seed;
     run->routing = routing;
@@ -130,20 +129,22 @@ void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefSha
     create_handle(run, group, opening);
     find_num_rows(run, opening.rows);
     allocate_buffers(run);
+    return made;
 }
 
-void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, HtOpening opening) {
     RefRouting* routing =
         ref_routing_drawn((unsigned)env->size, shape, style, uneven, opening.seed);
-    ht_run_open(run, env, group, shape, routing, opening);
+    return ht_run_open(env, group, shape, routing, opening);
 }
 
-void ht_run_open_alone(HtRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+HtRun ht_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style,
                        bool uneven, HtOpening opening) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
-    ht_run_open_with(run, env, group, shape, style, uneven, opening);
-    run->own_group = group;
+    HtRun run = ht_run_open_with(env, group, shape, style, uneven, opening);
+    run.own_group = group;
+    return run;
 }
 
 void ht_run_close(HtRun* run) {

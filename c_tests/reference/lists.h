@@ -1,15 +1,12 @@
 // Groups of the first release's interface, and lists of tensors for its calls, in every form that callers may choose,
 // overwritten as soon as the call has returned.
-#ifndef C_TESTS_REFERENCE_LISTS_H_
-#define C_TESTS_REFERENCE_LISTS_H_
+#pragma once
 
 #include "harness/harness.h"
 #include "reference/buffer.h"
 #include "reference/routing.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 enum { kRefMaxTensors = 8 };
 
@@ -53,8 +50,4 @@ ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned
 ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
                                cudaStream_t stream);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_LISTS_H_
+__END_DECLS

@@ -1,16 +1,13 @@
 // The expected results of low-latency operations, by one walk over all entries of all ranks in the
 // documented order: source rank, then token, then k. Ids must leave a slot for each of them
 // (ref_routing_fit).
-#ifndef C_TESTS_REFERENCE_LL_H_
-#define C_TESTS_REFERENCE_LL_H_
+#pragma once
 
 #include "reference/layout.h"
 #include "reference/routing.h"
 #include "reference/rows.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // The tokens in the used slots of `rank`, expert by expert, as row numbers ref_row_of(source,
 // token); the caller frees them. `counts` gets how many slots each of the L experts uses.
@@ -59,8 +56,4 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
 void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank,
                        RefLayout layout, const RefRows* expert_rows, void* out);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_LL_H_
+__END_DECLS

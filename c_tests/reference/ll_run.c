@@ -50,11 +50,10 @@ static void allocate_buffers(LlRun* run) {
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                  RefRouting* routing, uint64_t seed) {
-    memset(run, 0, sizeof(*run));
-    run->env = env;
-    run->shape = *shape;
+    LlRun made = {.env = env, .shape = *shape};
+    LlRun* run = &made;
     run->local_experts = shape->num_experts / (unsigned)env->size;
     run->layout = ref_expert_major(run->local_experts, (unsigned)env->size * shape->max_tokens);
     run->seed = seed;
@@ -75,19 +74,21 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefSha
     EP_CHECK_NCCL(ncclEpCreateHandle(&run->handle, group, list.items[0], NULL, 0, NULL, env->stream,
                                      use_fp8));
     ref_list_scrap(&list);
+    return made;
 }
 
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed) {
     RefRouting* routing = ref_routing_drawn((unsigned)env->size, shape, style, uneven, seed);
-    ll_run_open(run, env, group, shape, routing, seed);
+    return ll_run_open(env, group, shape, routing, seed);
 }
 
-void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
+LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style,
                        bool uneven, uint64_t seed) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
-    ll_run_open_with(run, env, group, shape, style, uneven, seed);
-    run->own_group = group;
+    LlRun run = ll_run_open_with(env, group, shape, style, uneven, seed);
+    run.own_group = group;
+    return run;
 }
 
 void ll_run_close(LlRun* run) {

@@ -1,15 +1,12 @@
 // The expected results of rank-major low-latency operations: a token's row comes once to each rank that hosts one of
 // its experts, those of a source together, in the order of its tokens.
-#ifndef C_TESTS_REFERENCE_RANK_MAJOR_H_
-#define C_TESTS_REFERENCE_RANK_MAJOR_H_
+#pragma once
 
 #include "reference/layout.h"
 #include "reference/routing.h"
 #include "reference/rows.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // How many rows come from each source to `rank`.
 void ref_rank_counts(const RefRouting* routing, unsigned rank, int32_t* counts);
@@ -35,8 +32,4 @@ void ref_rank_results(const RefRouting* routing, unsigned rank, RefLayout layout
 void ref_rank_combine(const RefRouting* sent, unsigned rank, RefLayout layout,
                       const RefRows* expert_rows, void* out);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_RANK_MAJOR_H_
+__END_DECLS

@@ -1,13 +1,10 @@
 // The routing of all ranks: the experts of each token and their weights. Every process computes all
 // of it from a seed, without a message or a call of the library.
-#ifndef C_TESTS_REFERENCE_ROUTING_H_
-#define C_TESTS_REFERENCE_ROUTING_H_
+#pragma once
 
 #include "harness/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // How the ids of a token are drawn. E experts, L on each rank.
 typedef enum {
@@ -78,8 +75,4 @@ int64_t ref_expert_of(const RefRouting* routing, int64_t id);
 void ref_tokens_full(unsigned* num_tokens, unsigned num_ranks, unsigned most);
 void ref_tokens_uneven(unsigned* num_tokens, unsigned num_ranks, unsigned most, uint64_t seed);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_ROUTING_H_
+__END_DECLS

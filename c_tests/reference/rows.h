@@ -1,14 +1,11 @@
 // Rows and weights as functions of a seed and a number: any rank computes those of any other,
 // without a message. The values make mistakes visible: large numbers that cancel show the order of
 // a sum, full mantissas its rounding, and zeros of both signs its start.
-#ifndef C_TESTS_REFERENCE_ROWS_H_
-#define C_TESTS_REFERENCE_ROWS_H_
+#pragma once
 
 #include "harness/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // A family of rows: row `index` of the seed.
 typedef struct {
@@ -40,8 +37,4 @@ size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count
 // A weight between -2 and 2, never zero; half of them are powers of two, so that sums can cancel.
 float ref_weight(uint64_t seed, unsigned rank, size_t index);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_ROWS_H_
+__END_DECLS

@@ -4,8 +4,7 @@
 //
 // What a kernel must not do is refused (failure.h): a barrier or warp operation that not everyone
 // joins, lanes that meet in different operations, a wait that nobody can end.
-#ifndef C_TESTS_SIMT_BLOCK_H_
-#define C_TESTS_SIMT_BLOCK_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -153,5 +152,3 @@ class Block {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_BLOCK_H_

@@ -158,7 +158,7 @@ BUGS = (
         "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     Bug("launched early without waiting for the kernel before", "ll/dispatch.cu",
         "ENTRY(ll_dispatch) {\n    follow_grid();\n", "ENTRY(ll_dispatch) {\n",
-        "2 NCCL_EP_PROGRAMMATIC=1 test_ll widths", slow=True),
+        "2 test_ll widths", slow=True),
     # ---- Rank-major -----------------------------------------------------------------------------
     Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            store_id(beside, ids + i, kNowhere);\n", "",
         RANK_MAJOR),

@@ -5,8 +5,7 @@
 // waited for it, so that a missing wait shows as stale or overwritten data, whichever side of the
 // copy it is missing on. What a copy has written to global memory is then like a store of the
 // thread that waited: others see it for sure only after a release.
-#ifndef C_TESTS_SIMT_BULK_H_
-#define C_TESTS_SIMT_BULK_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -74,5 +73,3 @@ class Bulk {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_BULK_H_

@@ -1,7 +1,6 @@
 // The part of CUDA C++ that kernels use, for g++: qualifiers, built-in variables, warp and block
 // operations, atomics. What is missing here does not compile; add it when a kernel needs it.
-#ifndef C_TESTS_SIMT_CUDA_CPU_H_
-#define C_TESTS_SIMT_CUDA_CPU_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -219,5 +218,3 @@ template <typename T>
 T __ldg(const T* from) {
     return *from;
 }
-
-#endif  // C_TESTS_SIMT_CUDA_CPU_H_

@@ -1,6 +1,5 @@
 // A kernel by name: what the library of kernels (kernel_list.cpp) offers for each.
-#ifndef C_TESTS_SIMT_KERNEL_H_
-#define C_TESTS_SIMT_KERNEL_H_
+#pragma once
 
 #include <cstddef>
 
@@ -30,5 +29,3 @@ struct Entry<kKernel> {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_KERNEL_H_

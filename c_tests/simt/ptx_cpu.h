@@ -1,7 +1,6 @@
 // CPU bodies for the functions of cuda/base/ptx.cuh, under the same names: the header that cuda/base/primitive.cuh
 // includes in its place.
-#ifndef C_TESTS_SIMT_PTX_CPU_H_
-#define C_TESTS_SIMT_PTX_CPU_H_
+#pragma once
 
 #include <chrono>
 
@@ -244,5 +243,3 @@ inline void spin_gently() {}
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
 }  // namespace nccl_ep
-
-#endif  // C_TESTS_SIMT_PTX_CPU_H_

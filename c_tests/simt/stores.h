@@ -4,8 +4,7 @@
 // made it, or whom a barrier has joined to that thread since, makes a release. Here they are held
 // back just so; a missing barrier or release then shows as stale data. The block itself sees its
 // stores at once.
-#ifndef C_TESTS_SIMT_STORES_H_
-#define C_TESTS_SIMT_STORES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -82,5 +81,3 @@ class Stores {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_STORES_H_

@@ -188,6 +188,7 @@ __device__ __forceinline__ void receive_rows(const Block& block) {
 
 template <typename Type>
 __device__ __forceinline__ void run(const LlRankCombineParams& params) {
+    follow_grid();
     __shared__ SharedStorage shared;
     const LlCommon& common = params.combine.common;
     Op op(common, OneNode{common.peers});

@@ -291,6 +291,7 @@ __device__ __forceinline__ void receive_all(const Block& block) {
 }
 
 __device__ __forceinline__ void run(const LlRankDispatchViewParams& params) {
+    follow_grid();
     __shared__ SharedStorage shared;
     const LlCommon& common = params.dispatch.dispatch.common;
     Op op(common, OneNode{common.peers});

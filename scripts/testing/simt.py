@@ -12,9 +12,8 @@ import platform
 from collections.abc import Callable, Iterator
 
 from testing import counts, nodes
-from testing.grids import ODD_GRIDS
 from testing.programs import BENCH_PASSED
-from testing.step import Counts, Finished, Places, Step
+from testing.step import ODD_GRIDS, Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
@@ -140,16 +139,14 @@ def steps(places: Places) -> list[Step]:
     return [
         # After the other links, which share objects. One core, since it mostly waits for one compiler.
         Step("build/simt", build, counts.build, ("build/programs",), timeout=None),
-        Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
-             ("build/simt",)),
+        Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line, ("build/simt",)),
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
              ("build/simt",), environment=_ENVIRONMENT),
         Step("simt/memory", ("python3", "c_tests/simt/memory_check.py", str(places.target)),
              counts.closing_line, ("build/simt",)),
         *_program_steps(programs),
         *nodes.simt_steps(places),
-        Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,
-             timeout=600),
+        Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2, timeout=600),
     ]
 
 

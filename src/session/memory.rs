@@ -23,8 +23,7 @@ impl Group {
     /// Makes an object of the caller's memory, `bytes` at `data`, until [`Group::forget_memory`]. Collective.
     pub fn register_memory(&self, given: Result<(DevPtr, usize)>) -> Result<()> {
         let wanted = given.map(|(data, bytes)| Wanted::Given(data, bytes));
-        let made = self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Given, stream));
-        made.map(drop)
+        self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Given, stream)).map(drop)
     }
 
     /// Ends the object of [`Group::register_memory`] at `data`, which stays the caller's. Collective.
@@ -61,8 +60,7 @@ impl Group {
     fn exchange<T>(&self, call: impl FnOnce(Stream) -> Result<T>) -> Result<T> {
         self.check_usable()?;
         let _entered = self.enter()?;
-        let stream = self.own_stream()?;
-        call(stream).inspect_err(|_| {
+        call(self.own_stream()?).inspect_err(|_| {
             if let Some(lost) = self.backend().common.lost() {
                 self.mark_failed(lost);
             }

@@ -1,7 +1,6 @@
 // CUDA graphs of the operations: capture, replay, and the time of a replay. A model server replays
 // a graph for each step of a model, so this is the speed its users see.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
+#pragma once
 
 #include <functional>
 #include <optional>
@@ -57,5 +56,3 @@ struct Graphs {
 std::string WhyNoCapture(cudaStream_t stream);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_

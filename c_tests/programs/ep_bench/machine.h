@@ -1,6 +1,5 @@
 // The machine of a measurement, for the file of --json: without it a time means little later.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_
+#pragma once
 
 #include <string>
 
@@ -28,5 +27,3 @@ int CountMultiprocessors(const EpEnv& env);
 unsigned LargestGrid(cudaGraph_t graph);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_

@@ -1,7 +1,6 @@
 // The result of one measurement, collected on process 0: times, rows by each convention, memory and
 // validation.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
+#pragma once
 
 #include <optional>
 #include <vector>
@@ -84,5 +83,3 @@ inline double GigabytesPerSecond(double bytes, double microseconds) {
 }
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_

@@ -1,7 +1,6 @@
 // Statistics of repeated measurements: over the samples of a rank, then over the ranks. There the
 // slowest counts, because an operation ends when it has ended everywhere.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_STATS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_STATS_H_
+#pragma once
 
 #include <vector>
 
@@ -42,5 +41,3 @@ Stats OverRanks(const Stats& mine, int ranks);
 void DropFirst(Samples* samples);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_STATS_H_

@@ -1,7 +1,6 @@
 // How many tokens each rank has: one number for all ranks, or one each. A serving model has one
 // token per request in a rank's batch, so ranks differ.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -26,5 +25,3 @@ unsigned Largest(const Tokens& tokens);
 std::string NameOf(const Tokens& tokens);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_

@@ -1,7 +1,6 @@
 // Which token goes to which expert in ep_test. Every process computes the routing of all ranks, so
 // the expectation involves no message and no call of the library.
-#ifndef C_TESTS_PROGRAMS_EP_TEST_ROUTING_H_
-#define C_TESTS_PROGRAMS_EP_TEST_ROUTING_H_
+#pragma once
 
 #include "reference/owned.hpp"
 
@@ -14,5 +13,3 @@ namespace ep_test {
 ref::Routing MakeRouting(unsigned ranks, unsigned tokens, bool random);
 
 }  // namespace ep_test
-
-#endif  // C_TESTS_PROGRAMS_EP_TEST_ROUTING_H_

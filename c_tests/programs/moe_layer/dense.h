@@ -14,8 +14,7 @@
 // Each is relative to a sum of weight * |expert output|, which is what the row's size means here:
 // the largest element of that sum. The error is then at most (1 + u)^4 - 1 of it, with --fp8
 // (1 + 2^-4) (1 + u)^4 - 1.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_DENSE_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_DENSE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -46,5 +45,3 @@ double MaxRelativeErrorBound(bool fp8);
 void SwapFirstAndLastRow(const ModelConfig& config, std::vector<uint16_t>* rows);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_DENSE_H_

@@ -10,8 +10,7 @@
 // The library moves rows in device memory. The experts of this program compute on the host, so that
 // it needs no device code; a real layer would launch its kernels on the same stream instead of
 // downloading and uploading.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_EXCHANGE_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_EXCHANGE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -50,5 +49,3 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
                                    const Routing& routing);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_EXCHANGE_H_

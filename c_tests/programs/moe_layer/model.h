@@ -3,8 +3,7 @@
 // Plain arithmetic on host memory; knows nothing of ranks and nothing of the library under test.
 // Rows of tokens travel as bf16 bit patterns (uint16_t), row-major [tokens, hidden]; all sums are
 // in fp32.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_MODEL_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_MODEL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -73,5 +72,3 @@ std::vector<uint16_t> NextLayerInput(const ModelConfig& config, const std::vecto
                                      const std::vector<uint16_t>& output);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_MODEL_H_

@@ -2,8 +2,7 @@
 //
 // Every weight and every embedding is a function of a key (seed, kind, index), never of the order
 // in which ranks ask for it. So one rank can rebuild any part of the model and check the others.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -35,5 +34,3 @@ class RandomStream {
 };
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_

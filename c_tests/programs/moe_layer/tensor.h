@@ -1,6 +1,5 @@
 // A tensor of the library with its memory; a C++ scope is its lifetime.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_
+#pragma once
 
 #include <vector>
 
@@ -44,5 +43,3 @@ class Tensor {
 };
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_

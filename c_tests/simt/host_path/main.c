@@ -302,5 +302,3 @@ EP_TEST(memory_is_counted) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(another));
     close_subject(&subject);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -44,5 +44,3 @@ EP_TEST(the_last_error_belongs_to_its_thread) {
     EP_CHECK_EQ_U64(length, 0);
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "ncclEpGetVersion");
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

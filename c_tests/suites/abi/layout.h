@@ -1,8 +1,7 @@
 // What the compiler can check of the ABI, in C and in C++: the layout of every struct, the value of every
 // constant and the type of every function. Programs built against the first release rely on all of
 // them; docs/abi.md lists the numbers. scripts/testing/abi_checks.py checks what the linker sees.
-#ifndef C_TESTS_SUITES_ABI_LAYOUT_H_
-#define C_TESTS_SUITES_ABI_LAYOUT_H_
+#pragma once
 
 #include <assert.h>
 #include <stdalign.h>
@@ -176,5 +175,3 @@ FUNCTION(ncclEpMemInfo, ncclResult_t, ncclEpGroup_t, const void*, ncclEpMemInfo_
 FUNCTION(ncclEpPoolUse, ncclResult_t, ncclEpGroup_t, void*, size_t);
 FUNCTION(ncclEpPoolAlloc, void*, size_t, int, cudaStream_t);
 FUNCTION(ncclEpPoolFree, void, void*, size_t, int, cudaStream_t);
-
-#endif  // C_TESTS_SUITES_ABI_LAYOUT_H_

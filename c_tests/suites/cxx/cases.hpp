@@ -1,7 +1,6 @@
 // The cases that each test of nccl_ep.hpp has, whatever its standard, with exceptions and without:
 // operations against the reference, refusals, and who destroys what.
-#ifndef C_TESTS_SUITES_CXX_CASES_HPP_
-#define C_TESTS_SUITES_CXX_CASES_HPP_
+#pragma once
 
 #include <cstring>
 #include <nccl_ep.hpp>
@@ -66,7 +65,7 @@ Group Open(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape& shape)
 class LowLatency {
    public:
     LowLatency(const EpEnv* env, const Group& group, const RefShape& shape, uint64_t seed) {
-        ll_run_open_with(&run_, env, group.get(), &shape, kRefMessy, /*uneven=*/true, seed);
+        run_ = ll_run_open_with(env, group.get(), &shape, kRefMessy, /*uneven=*/true, seed);
         tokens_ = run_.now->num_tokens[env->rank];
         auto made =
             Handle::create(group, Tensor::topk_idx(Data<int64_t>(run_.ids), {tokens_, shape.top_k}),
@@ -171,8 +170,7 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     RefShape shape = SmallShape(env);
     shape.hidden = 256;
     const Group group = Open(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group.get(), &shape, kRefDistinct, /*uneven=*/true, 31);
+    LlRun run = ll_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, 31);
     RefFormat format = ref_format_cast(shape.datatype, shape.hidden, ncclFloat32, 128);
     format.out_order = kRefColumns;
     format.round = true;
@@ -208,8 +206,7 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     RefShape shape = SmallShape(env);
     shape.max_tokens = NCCL_EP_AUTO;
     const Group group = Open(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
-    HtRun run;
-    ht_run_open_with(&run, env, group.get(), &shape, kRefDistinct, /*uneven=*/true,
+    HtRun run = ht_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true,
                      {kHtRowsExact, kHtNoCounter, 41});
     Handle handle(std::exchange(run.handle, nullptr));
     EP_CHECK_EQ_U64(*handle.num_recv_tokens(), run.received);
@@ -380,5 +377,3 @@ EP_TEST(scopes_destroy_in_any_order) {
 }
 
 }  // namespace
-
-#endif  // C_TESTS_SUITES_CXX_CASES_HPP_

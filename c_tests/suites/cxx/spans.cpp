@@ -42,5 +42,3 @@ EP_TEST(spans_are_lists_and_shapes) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -31,5 +31,3 @@ EP_TEST(codes_are_handed_on) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

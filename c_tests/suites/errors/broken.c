@@ -134,8 +134,7 @@ static void check_outputs_untouched(const Session* session) {
     }
 }
 
-void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
-                        size_t num_calls) {
+void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls, size_t num_calls) {
     static const char* const functions[] = {[kDispatch] = "ncclEpDispatch",
                                             [kTokensOnly] = "ncclEpDispatch",
                                             [kForward] = "ncclEpDispatch",

@@ -22,8 +22,7 @@ static bool make_pairs(ncclEpGroup_t group, void* memory, const ncclEpChoice_t* 
     const ncclNDTensor_t *in = &tokens.tensor, *results = &packed.tensor;
     ncclNDTensor_t *outs = &packed.tensor, *homes = &home.tensor, *locals = &weights.tensor;
     ncclEpHandle_t handle = NULL;
-    bool good = ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, NULL, false) ==
-                ncclSuccess;
+    bool good = ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, NULL, false) == ncclSuccess;
     for (int i = 0; good && i < 2 * count; ++i) {
         good = ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &choices[i / 2]) == ncclSuccess &&
                ncclEpDispatch(handle, &in, 1, &outs, 1, NULL, 0, 0, NULL, NULL) == ncclSuccess &&
@@ -54,31 +53,26 @@ int pass_over_choices(void) {
     return good && ncclCommDestroy(comm) == ncclSuccess ? 0 : 1;
 }
 
-EP_TEST(choices_that_are_refused) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(choices_that_are_refused) {
     ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0};
     static const unsigned kUnknown[] = {0, 5, ~0u};
     for (size_t i = 0; i < COUNT(kUnknown); ++i) {
-        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session.group, kUnknown[i], &choice),
+        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session->group, kUnknown[i], &choice),
                    ncclInvalidArgument,
                    "ncclEpSetChoice: operation: must be a known operation (got %u, expected 1 to 4)",
                    kUnknown[i]);
     }
     choice.size = 16;
     EP_REFUSED("set-choice-size",
-               ncclEpSetChoice(session.group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
+               ncclEpSetChoice(session->group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
                ncclInvalidArgument,
                "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 20)");
-    check_works(&session);
-    close_session(&session);
 }
 
 // One rank's combine is exact where those of the others are not.
 EP_TEST(other_variant_on_one_rank) {
     if (!enough_ranks(env, 2, "running-ll-variant") || ep_num_nodes() > 1) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     const unsigned variant = is_odd(env) ? NCCL_EP_VARIANT_LL_EXACT : NCCL_EP_VARIANT_LL_REDUCE;
     const ncclEpChoice_t choice = {sizeof(choice), variant, 0, 0, 0};

@@ -74,16 +74,14 @@ static pid_t fork_child(Session* session) {
 }
 
 static void check_with(EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     check_works(&session);
     int status = -1;
     const pid_t child = fork_child(&session);
     EP_REQUIRE(waitpid(child, &status, 0) == child);
     // All its checks passed, and no call waited.
     EP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 EP_TEST(forked_process) {

@@ -20,17 +20,14 @@ static ncclEpGroup_t untouched(void) { return (ncclEpGroup_t)(uintptr_t)0x5a5a; 
 // Creates a group; the creation must fail.
 static ncclResult_t create(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     ncclEpGroup_t group = untouched();
-    const ncclResult_t result =
-        ncclEpCreateGroup(&group, env->comm, config, env->stream, NULL, NULL);
+    const ncclResult_t result = ncclEpCreateGroup(&group, env->comm, config, env->stream, NULL, NULL);
     EP_CHECK(group == untouched());
     return result;
 }
 
 static void check_creation_works(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_works(&session);
-    close_session(&session);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
+    finish_session(&session);
 }
 
 static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
@@ -38,8 +35,7 @@ static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     EP_REFUSED("group-comm-null", ncclEpCreateGroup(&group, NULL, config, env->stream, NULL, NULL),
                ncclInvalidArgument, FUNCTION "comm: must not be NULL");
     EP_CHECK(group == untouched());
-    EP_REFUSED("group-config-null", create(env, NULL), ncclInvalidArgument,
-               FUNCTION "config: must not be NULL");
+    EP_REFUSED("group-config-null", create(env, NULL), ncclInvalidArgument, FUNCTION "config: must not be NULL");
     EP_REFUSED("group-out-null",
                ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
                ncclInvalidArgument, FUNCTION "ep_group: must not be NULL");
@@ -146,8 +142,7 @@ static void check_differs(const EpEnv* env, const char* id, const char* name, co
     const int differs = is_odd(env) ? 0 : odd_rank(env);
     EP_REFUSED(id, create(env, config), ncclInvalidArgument,
                FUNCTION
-               "%s: must be the same on every rank, but rank %d differs "
-               "(got %s, expected %s as on rank %d)",
+               "%s: must be the same on every rank, but rank %d differs (got %s, expected %s as on rank %d)",
                name, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other, differs);
 }
 
@@ -167,8 +162,7 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
 static void modes_differ(const EpEnv* env) {
     const ncclEpGroupConfig_t config =
         config_of(env, is_odd(env) ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY);
-    check_differs(env, "group-differs-algorithm", "config.algorithm", "low latency",
-                  "high throughput", &config);
+    check_differs(env, "group-differs-algorithm", "config.algorithm", "low latency", "high throughput", &config);
 }
 
 // `usual` is what the library says for a variable that is not set.
@@ -191,26 +185,19 @@ EP_TEST(group_differences_between_ranks) {
     modes_differ(env);
     one_differs(env, "group-differs-experts", "config.num_experts", &config.num_experts,
                 config.num_experts * 2, &config);
-    one_differs(env, "group-differs-tokens", "config.max_tokens_per_rank",
-                &config.max_tokens_per_rank, 7, &config);
-    one_differs(env, "group-differs-token-size", "config.token_size_bytes",
-                &config.token_size_bytes, 32, &config);
-    variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact",
-                     &config);
-    variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant",
-                     &config);
+    one_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", &config.max_tokens_per_rank, 7, &config);
+    one_differs(env, "group-differs-token-size", "config.token_size_bytes", &config.token_size_bytes, 32, &config);
+    variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact", &config);
+    variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant", &config);
     ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset",
-                     "65536", &of_ht);
+    variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset", "65536", &of_ht);
     of_ht.max_tokens_per_rank = is_odd(env) ? 7 : NCCL_EP_AUTO;
-    check_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", "no bound", "7",
-                  &of_ht);
+    check_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", "no bound", "7", &of_ht);
     check_creation_works(env);
 }
 
 // The odd rank makes a call that it refuses by itself; `text` is its reason.
-static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null,
-                        const char* text) {
+static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null, const char* text) {
     const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     if (!is_odd(env)) {
         EP_REFUSED("group-rank-refused", create(env, &valid), ncclRemoteError,
@@ -220,8 +207,7 @@ static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config,
                    ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
                    ncclInvalidArgument, FUNCTION "%s", text);
     } else {
-        EP_REFUSED("group-rank-refused", create(env, odd_config), ncclInvalidArgument,
-                   FUNCTION "%s", text);
+        EP_REFUSED("group-rank-refused", create(env, odd_config), ncclInvalidArgument, FUNCTION "%s", text);
     }
     check_creation_works(env);
 }

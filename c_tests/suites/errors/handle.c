@@ -97,14 +97,10 @@ static void other_arguments(const Session* session) {
     EP_CHECK(handle == NULL);
 }
 
-EP_TEST(ll_handle_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    other_arguments(&session);
-    check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
-    check_broken_calls(&session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
-    check_works(&session);
-    close_session(&session);
+LL_SESSION_TEST(ll_handle_arguments) {
+    other_arguments(session);
+    check_broken_calls(session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
+    check_broken_calls(session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
 }
 
 // Without max_tokens_per_rank the limit is on the sum over all ranks.
@@ -123,13 +119,11 @@ static void too_many_tokens(const EpEnv* env) {
 }
 
 EP_TEST_HT(ht_handle_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     other_arguments(&session);
     check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
     check_broken_calls(&session, kCreateHandle, kHtLocalCalls, COUNT(kHtLocalCalls));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
     too_many_tokens(env);
 }
 
@@ -149,8 +143,7 @@ static void one_refuses(Session* session, const BrokenCall* broken) {
 
 EP_TEST_HT(ht_handle_refused_by_one_rank) {
     if (!enough_ranks(env, 2, "handle-ht-rank-refused, *-ht-handle-refused")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     for (size_t i = 0; i < COUNT(kIdsCalls); ++i) one_refuses(&session, &kIdsCalls[i]);
     one_refuses(&session, &kHtLocalCalls[0]);
     close_session(&session);

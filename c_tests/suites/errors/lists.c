@@ -65,16 +65,14 @@ static void check_list(const Session* session, CallKind kind, const ListRules* r
     snprintf(text, sizeof(text), "%s.sizes: must not be NULL", tensor);
     check_one(session, kind, &broken, rules->sizes, kNullSizes, 0);
     snprintf(text, sizeof(text),
-             "%s.strides: must say that the tensor is dense "
-             "(got [3*], expected all ones, NULL, or row-major strides)",
+             "%s.strides: must say that the tensor is dense (got [3*], expected all ones, NULL, or row-major strides)",
              tensor);
     check_one(session, kind, &broken, rules->strides, kStride0, 3);
 }
 
 static void check_lists(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     const unsigned tokens = NCCL_EP_TENSOR_TAG_TOKENS;
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     check_works(&session);
     check_list(&session, kDispatch, &kDispatchRules, kInputs, tokens, "inputs[TOKENS]");
     check_list(&session, kDispatch, &kDispatchRules, kOutputs, tokens, "outputs[TOKENS]");
@@ -87,8 +85,7 @@ static void check_lists(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
         check_list(&session, kCombine, &kCombineRules, kLocals, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
                    "local_tensors[TOPK_WEIGHTS]");
     }
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 EP_TEST(ll_lists_of_tensors) { check_lists(env, NCCL_EP_ALGO_LOW_LATENCY); }

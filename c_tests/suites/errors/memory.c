@@ -16,8 +16,7 @@ static void* alloc(ncclEpGroup_t group) {
 
 // Every rank has the same wrong argument.
 EP_TEST(memory_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     const ncclEpGroup_t group = session.group;
     void* memory = alloc(group);
     void* none = NULL;
@@ -44,8 +43,7 @@ EP_TEST(memory_arguments) {
 }
 
 EP_TEST(memory_questions) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory = alloc(session.group);
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
     EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session.group, memory, NULL),
@@ -68,10 +66,8 @@ EP_TEST(memory_questions) {
     close_session(&session);
 }
 
-EP_TEST(memory_of_callers) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_of_callers) {
+    const ncclEpGroup_t group = session->group;
     char* memory = ep_device_alloc(kBytes);
     int window = 0;
 #define REGISTER "ncclEpMemRegister: "
@@ -105,14 +101,11 @@ EP_TEST(memory_of_callers) {
                "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
     EP_CHECK_NCCL(ncclEpMemDeregister(group, memory));
     ep_device_free(memory);
-    check_works(&session);
-    close_session(&session);
 }
 
 EP_TEST(too_much_memory_of_a_group) {
     enum { kMost = 64 };
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     for (int i = 0; i < kMost; ++i) (void)alloc(session.group);
     void* none = NULL;
     EP_REFUSED("mem-alloc-many", ncclEpMemAlloc(session.group, &none, 16), ncclInvalidUsage,
@@ -124,8 +117,7 @@ EP_TEST(too_much_memory_of_a_group) {
 // One rank refuses for all, in any of the calls; the ranks then agree on the next number.
 EP_TEST(one_rank_refuses_memory) {
     if (!enough_ranks(env, 2, "mem-alloc-rank-refused")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory = NULL;
     const ncclResult_t result = ncclEpMemAlloc(session.group, &memory, is_odd(env) ? 0 : kBytes);
     EP_CHECK(memory == NULL);
@@ -133,8 +125,7 @@ EP_TEST(one_rank_refuses_memory) {
         EP_CHECK_RESULT(result, ncclInvalidArgument);
     } else {
         char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0",
-                 odd_rank(env));
+        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0", odd_rank(env));
         EP_CHECK_RESULT(result, ncclRemoteError);
         ep_check(EP_HERE("mem-alloc-rank-refused"), strcmp(ep_last_error(), text) == 0);
     }
@@ -143,19 +134,16 @@ EP_TEST(one_rank_refuses_memory) {
     EP_CHECK_RESULT(freed, is_odd(env) ? ncclInvalidArgument : ncclRemoteError);
     if (!is_odd(env)) {
         char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ",
-                 odd_rank(env));
+        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ", odd_rank(env));
         EP_CHECK_STR_CONTAINS(ep_last_error(), text);
     }
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 EP_TEST(ranks_make_different_memory_calls) {
     if (!enough_ranks(env, 2, "mem-alloc-operation, mem-free-object")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory[2] = {alloc(session.group), alloc(session.group)};
     void* none = NULL;
     // Each names the first rank that differs from itself.
@@ -176,8 +164,7 @@ EP_TEST(ranks_make_different_memory_calls) {
     }
     EP_CHECK(none == NULL);
     for (int i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpMemFree(session.group, memory[i]));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 // The exchange stays open on this communicator, so the case has its own.
@@ -188,8 +175,7 @@ static void open_own(EpEnv* own, const EpEnv* env) {
 }
 
 static void check_session_works(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     EP_CHECK_NCCL(ncclEpMemFree(session.group, alloc(session.group)));
     close_session(&session);
@@ -199,10 +185,8 @@ static void check_refuses_memory(const Session* session, void* memory) {
     const ncclEpGroup_t group = session->group;
     void* none = NULL;
 #define FAILED "the group has failed: rank *"
-    EP_REFUSED("mem-alloc-group-failed", ncclEpMemAlloc(group, &none, 16), ncclRemoteError,
-               "ncclEpMemAlloc: " FAILED);
-    EP_REFUSED("mem-free-group-failed", ncclEpMemFree(group, memory), ncclRemoteError,
-               "ncclEpMemFree: " FAILED);
+    EP_REFUSED("mem-alloc-group-failed", ncclEpMemAlloc(group, &none, 16), ncclRemoteError, "ncclEpMemAlloc: " FAILED);
+    EP_REFUSED("mem-free-group-failed", ncclEpMemFree(group, memory), ncclRemoteError, "ncclEpMemFree: " FAILED);
     EP_REFUSED("mem-register-group-failed", ncclEpMemRegister(group, session->ids, 16, NULL),
                ncclRemoteError, "ncclEpMemRegister: " FAILED);
     EP_REFUSED("mem-deregister-group-failed", ncclEpMemDeregister(group, memory), ncclRemoteError,
@@ -216,9 +200,7 @@ static void check_refuses_memory(const Session* session, void* memory) {
 static void miss(const EpEnv* env, bool frees) {
     EpEnv own;
     open_own(&own, env);
-    Session session;
-    set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, &own, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_timed_session(&own, NCCL_EP_ALGO_LOW_LATENCY, kShortTimeoutMs);
     void* memory = alloc(session.group);
     void* none = NULL;
     ep_barrier();
@@ -240,7 +222,6 @@ static void miss(const EpEnv* env, bool frees) {
     // Freeing memory waits for the device, and so for the exchange.
     EP_CHECK_NCCL(ncclCommAbort(own.comm));
     close_session(&session);
-    set_timeout_ms(0);
     // It may have left its error.
     (void)cudaStreamSynchronize(own.stream);
     (void)cudaStreamDestroy(own.stream);
@@ -255,10 +236,8 @@ EP_TEST(a_rank_misses_a_memory_call) {
 }
 
 // Without any effect on the capture, which goes on. The CPU backend captures nothing.
-EP_TEST(memory_in_a_capture) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_in_a_capture) {
+    const ncclEpGroup_t group = session->group;
     void* memory = alloc(group);
     void* none = NULL;
     if (ep_begin_capture(env->stream)) {
@@ -266,7 +245,7 @@ EP_TEST(memory_in_a_capture) {
                    "ncclEpMemAlloc: ep_group: maps and frees memory once: not while the default "
                    "stream is captured into a graph, or waits for a stream that is");
         EP_CHECK_RESULT(ncclEpMemFree(group, memory), ncclInvalidUsage);
-        EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+        EP_CHECK_NCCL(make_valid_call(session, kDispatch, 0));
         const cudaGraph_t graph = ep_end_capture(env->stream);
         EP_REFUSED("mem-free-graphs", ncclEpMemFree(group, memory), ncclInvalidUsage,
                    "ncclEpMemFree: ptr: stays until the group ends, as graphs have operations of "
@@ -275,6 +254,4 @@ EP_TEST(memory_in_a_capture) {
         EP_CHECK_NCCL(ncclEpMemAlloc(group, &none, 16));
         EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
     }
-    check_works(&session);
-    close_session(&session);
 }

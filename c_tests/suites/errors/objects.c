@@ -36,14 +36,12 @@ static ncclResult_t destroy_group(void* group) {
 
 static ncclResult_t create_tensor(void* group) {
     ncclNDTensor_t tensor;
-    return ncclEpTensorCreate((ncclEpGroup_t)group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE,
-                              1, 1, 1, 1, 1);
+    return ncclEpTensorCreate((ncclEpGroup_t)group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1);
 }
 
 static ncclResult_t create_handle(void* group) {
     ncclEpHandle_t handle = NULL;
-    const ncclResult_t result =
-        ncclEpCreateHandle(&handle, (ncclEpGroup_t)group, NULL, NULL, 0, NULL, NULL, false);
+    const ncclResult_t result = ncclEpCreateHandle(&handle, (ncclEpGroup_t)group, NULL, NULL, 0, NULL, NULL, false);
     EP_CHECK(handle == NULL);
     return result;
 }
@@ -146,13 +144,11 @@ static void check_object_calls(const ObjectCall* calls, size_t num_calls, const 
     for (size_t i = 0; i < num_calls; ++i) {
         const ObjectCall* c = &calls[i];
         if (c->null != NULL) {
-            EP_REFUSED(c->null, c->call(NULL), ncclInvalidArgument, "%s: %s: must not be NULL",
-                       c->function, argument);
+            EP_REFUSED(c->null, c->call(NULL), ncclInvalidArgument, "%s: %s: must not be NULL", c->function, argument);
         } else {
             EP_CHECK_NCCL(c->call(NULL));
         }
-        EP_REFUSED(c->dead, c->call(dead), ncclInvalidArgument, "%s: %s: was destroyed already",
-                   c->function, argument);
+        EP_REFUSED(c->dead, c->call(dead), ncclInvalidArgument, "%s: %s: was destroyed already", c->function, argument);
         for (size_t f = 0; f < COUNT(foreign); ++f) {
             EP_REFUSED(c->foreign, c->call(foreign[f]), ncclInvalidArgument,
                        "%s: %s: is not a %s of this library", c->function, argument, kind);
@@ -161,15 +157,11 @@ static void check_object_calls(const ObjectCall* calls, size_t num_calls, const 
 }
 
 EP_TEST(dead_and_foreign_objects) {
-    Session dead;
-    open_session(&dead, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session dead = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     close_session(&dead);
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle,
-                       session.group);
-    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group,
-                       session.handle);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle, session.group);
+    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group, session.handle);
     check_works(&session);
 
     // Destroys the group while the handle is alive.
@@ -183,38 +175,29 @@ EP_TEST(dead_and_foreign_objects) {
     EP_REQUIRE_NCCL(open_group(&session));
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_REQUIRE_NCCL(open_handle(&session));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
-EP_TEST(places_for_results) {
-    Session ll;
-    open_session(&ll, env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(places_for_results) {
     EP_REFUSED("version-out-null", ncclEpGetVersion(NULL), ncclInvalidArgument,
                "ncclEpGetVersion: version: must not be NULL");
-    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
+    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(session->group, NULL), ncclInvalidArgument,
                "ncclEpGetAsyncError: result: must not be NULL");
-    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(ll.group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
                "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
     unsigned count = 77;
-    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
+    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
                "(got low latency, expected high throughput)");
     EP_CHECK_EQ_U64(count, 77);
-    check_works(&ll);
-    close_session(&ll);
 }
 
-EP_TEST_HT(ht_place_for_a_result) {
-    Session ht;
-    open_session(&ht, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(ht.handle, NULL),
+HT_SESSION_TEST(ht_place_for_a_result) {
+    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
                ncclInvalidArgument,
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
-    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(ht.handle, &count));
-    EP_CHECK_EQ_U64(count, max_recv_rows(&ht));
-    check_works(&ht);
-    close_session(&ht);
+    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
+    EP_CHECK_EQ_U64(count, max_recv_rows(session));
 }

@@ -143,8 +143,7 @@ static void check_variable(const Variable* variable) {
     EP_REQUIRE(setenv(variable->name, variable->value, 1) == 0);
     char expected[256] = "";
     if (variable->text != NULL) {
-        snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value,
-                 variable->text);
+        snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value, variable->text);
     }
     check_warnings("--make-groups", expected);
     EP_REQUIRE(unsetenv(variable->name) == 0);

@@ -18,12 +18,12 @@ void job_open(Job* job, const EpEnv* env, Kind kind, uint64_t seed) {
     if (is_ll(job)) {
         const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
         job->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        ll_run_open_with(&job->ll, env, job->group, &shape, style, true, seed);
+        job->ll = ll_run_open_with(env, job->group, &shape, style, true, seed);
     } else if (kind == kHt) {
         const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
         const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, seed};
         job->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-        ht_run_open_with(&job->ht, env, job->group, &shape, style, true, opening);
+        job->ht = ht_run_open_with(env, job->group, &shape, style, true, opening);
     } else if (kind == kHandles) {
         const int64_t id = 0;
         job->group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, 1, 128);

@@ -27,8 +27,7 @@ static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens,
     const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, !format->every_bf16, seed);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, !format->every_bf16, seed);
     run.variation = (unsigned)seed;
     ll_run_set_format(&run, format);
     ll_dispatch(&run);
@@ -53,8 +52,7 @@ static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tok
     const HtOpening opening = {(HtRows)(seed % 3), kHtNoCounter, seed};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, !format->every_bf16, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefMessy, !format->every_bf16, opening);
     run.variation = (unsigned)seed;
     ht_run_set_format(&run, format);
     ht_forward(&run);
@@ -176,8 +174,7 @@ EP_TEST_HT(all_bfloat16_ht) {
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens,
                                           largest(&first));
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
     for (unsigned i = 0; i < 4; ++i) {
         const RefFormat format = every_number(i);
         const HtPass pass = {.forward = i == 0};
@@ -214,5 +211,3 @@ EP_TEST(known_casts) {
         EP_CHECK_EQ_U64(ref_e4m3(kKnown[i].value), kKnown[i].code);
     }
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

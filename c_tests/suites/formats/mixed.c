@@ -66,8 +66,7 @@ EP_TEST(casts_on_some_ranks) {
     const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 3);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 3);
     run.without_counter = true;
     ll_run_set_format(&run, &format);
     ll_prepare_dispatch(&run);
@@ -94,8 +93,7 @@ EP_TEST_HT(casts_on_some_ranks_ht) {
     const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 5};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     ht_run_set_format(&run, &format);
     ht_prepare_dispatch(&run);
     const unsigned tokens = run.routing->num_tokens[env->rank];

@@ -1,7 +1,6 @@
 // The lists of tensors of one call and their changes: harmless ones that callers may make, and ones
 // that break a rule on every rank.
-#ifndef C_TESTS_SUITES_FUZZ_LISTS_H_
-#define C_TESTS_SUITES_FUZZ_LISTS_H_
+#pragma once
 
 #include <cstring>
 #include <initializer_list>
@@ -90,5 +89,3 @@ struct Lists {
 };
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_LISTS_H_

@@ -1,7 +1,6 @@
 // Device memory of one player. Every shape that a player draws is smaller than a slot or breaks a
 // rule, so whatever the library accepts fits.
-#ifndef C_TESTS_SUITES_FUZZ_MEMORY_H_
-#define C_TESTS_SUITES_FUZZ_MEMORY_H_
+#pragma once
 
 #include <vector>
 
@@ -68,5 +67,3 @@ class Memory {
 };
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_MEMORY_H_

@@ -2,8 +2,7 @@
 // objects, alive and dead. It makes random calls one after the other. Everything is drawn from
 // seeds that all ranks share, so all make the same calls; in the mode `differ` a rank draws some
 // calls on its own.
-#ifndef C_TESTS_SUITES_FUZZ_PLAYER_H_
-#define C_TESTS_SUITES_FUZZ_PLAYER_H_
+#pragma once
 
 #include <array>
 #include <string>
@@ -180,5 +179,3 @@ enum class Fails { kNot, kWithError, kWithNull };
 void NextAllocation(Fails fails);  // in this thread
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_PLAYER_H_

@@ -1,7 +1,6 @@
 // The rows of one operation: plain ones, rows whose scales travel with them, and rows that a dispatch
 // casts. Everything here is equal on all ranks that make the same call.
-#ifndef C_TESTS_SUITES_FUZZ_ROWS_H_
-#define C_TESTS_SUITES_FUZZ_ROWS_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -32,5 +31,3 @@ Strides AnyStrides(ep::Dice& dice, const Row& row, unsigned experts, unsigned ro
                    size_t room);
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_ROWS_H_

@@ -24,11 +24,9 @@ EP_TEST_HT(ht_handle_in_a_capture) {
     void* ids = ep_device_upload(&id, sizeof(id));
     // No wait between the three: a refused creation must not shift the others' exchanges.
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 3};
-    HtRun before;
-    HtRun run;
-    ht_run_open_with(&before, env, group, &shape, kRefDistinct, true, opening);
+    HtRun before = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     if (ep_begin_capture(env->stream)) create_in_capture(env, group, ids);
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefMessy, true, opening);
     const HtPass forward = {.forward = true};
     ht_dispatch(&run, forward);
     ht_combine(&run, false);

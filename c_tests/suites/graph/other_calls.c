@@ -40,8 +40,7 @@ static void replace_handle(LlRun* run, ncclEpGroup_t group, cudaStream_t stream)
 }
 
 static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
-    LlPair pair;
-    ll_pair_open_ready(&pair, env);
+    LlPair pair = ll_pair_open_ready(env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture_in(env->stream, mode)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
@@ -83,10 +82,8 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 
 EP_TEST(calls_beside_a_capture) {
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
-    LlPair pair;
-    LlPair ending;
-    ll_pair_open_ready(&pair, env);
-    ll_pair_open_ready(&ending, env);
+    LlPair pair = ll_pair_open_ready(env);
+    LlPair ending = ll_pair_open_ready(env);
     LlRun* run = &pair.runs[0];
     for (unsigned i = 0; i < kPair; ++i) {
         EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));

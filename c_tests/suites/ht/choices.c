@@ -38,9 +38,8 @@ EP_TEST_HT(ht_order_of_choices) {
     const RefShape shape = {2 * ranks, kTokens, 2, ncclBfloat16, kHidden};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape.num_experts,
                                           kTokens, 2 * kHidden);
-    HtRun run;
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 2, 1, 96}};
     EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
     const unsigned dispatch = NCCL_EP_OPERATION_HT_DISPATCH, combine = NCCL_EP_OPERATION_HT_COMBINE;

@@ -26,7 +26,7 @@ static void open_fixture(Fixture* fixture, EpEnv* env) {
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 8};
     fixture->env = env;
     fixture->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    ht_run_open_with(&fixture->run, env, fixture->group, &shape, kRefOneExpert, false, opening);
+    fixture->run = ht_run_open_with(env, fixture->group, &shape, kRefOneExpert, false, opening);
     const int64_t id = env->rank * kLocalExperts;
     fixture->ids = ref_buffer_new(sizeof(id));
     ref_buffer_upload(&fixture->ids, &id);

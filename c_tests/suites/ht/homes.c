@@ -14,8 +14,7 @@ EP_TEST(ht_bits_from_any_home) {
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 1};
     ref_begin_invariant_sums();
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    HtRun run;
-    ht_run_open(&run, env, group, &shape,
+    HtRun run = ht_run_open(env, group, &shape,
                 ref_routing_everywhere(ranks, shape.num_experts, kTokens), opening);
     ht_forward(&run);
     ht_prepare_combine(&run);

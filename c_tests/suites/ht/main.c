@@ -28,8 +28,7 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const RefShape shape = shape_for(env, &shapes[i]);
         const HtOpening opening = {shapes[i].rows, shapes[i].counter, 200 + i};
-        HtRun run;
-        ht_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, opening);
+        HtRun run = ht_run_open_alone(env, &shape, shapes[i].style, shapes[i].uneven, opening);
         run.variation = (unsigned)i;
         for (unsigned step = 0; step < 2; ++step) {
             ht_forward(&run);
@@ -137,8 +136,7 @@ EP_TEST(most_rows) {
     const unsigned experts = 2 * (unsigned)env->size;
     const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, false, opening);
     EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
     ht_forward(&run);
     ht_combine(&run, true);
@@ -150,8 +148,7 @@ EP_TEST(most_rows) {
 EP_TEST(ids_in_range) {
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, false, opening);
     ht_prepare_dispatch(&run);
     EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
     ep_sync(env);
@@ -178,8 +175,7 @@ EP_TEST(optional_tensors) {
     };
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 3};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
     for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
         ht_dispatch(&run, kPasses[i]);
         ht_combine(&run, i % 2 != 0);
@@ -192,8 +188,7 @@ EP_TEST(optional_tensors) {
 EP_TEST(other_ids_at_dispatch) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefDistinct, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, true, opening);
     for (unsigned style = 0; style < kRefNumStyles; ++style) {
         ht_run_give(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
                                           run.routing->num_tokens, (RefStyle)style, 300 + style));
@@ -209,8 +204,7 @@ EP_TEST(repeated_experts) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
     const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefRepeating, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefRepeating, true, opening);
     for (unsigned round = 0; round < 3; ++round) {
         // Other ids for the same routing: an expert is named as often as these say.
         RefRouting* given = ref_routing_copy(run.routing);
@@ -232,8 +226,7 @@ EP_TEST(repeated_experts) {
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
     const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, style, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, style, true, opening);
     run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
@@ -257,8 +250,7 @@ EP_TEST(gradients_with_one_column) {
 EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
     unsigned char* first = ref_host_new(run.tokens_out.bytes);
     const HtPass forward = {.forward = true};
     const HtPass cached = {.forward = false};
@@ -273,5 +265,3 @@ EP_TEST(cached_equals_forward) {
     free(first);
     ht_run_close(&run);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

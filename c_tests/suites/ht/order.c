@@ -16,7 +16,7 @@ static void open_runs(HtRun* runs, unsigned count, const EpEnv* env, ncclEpGroup
         const HtOpening opening = {(HtRows)(n % 3), (HtCounter)(n / 3 % 3), 1000 + 1000 * n};
         RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
-        ht_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
+        runs[i] = ht_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
                          n % 3 != 0, opening);
         runs[i].variation = n;
     }
@@ -172,9 +172,8 @@ EP_TEST(ht_ranks_without_rows_run_ahead) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     for (unsigned round = 0; round < kRounds; ++round) {
         const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 40 + round};
-        HtRun run;
         EpGate gate;
-        ht_run_open_with(&run, env, group, &shape, kRefOneExpert, false, opening);
+        HtRun run = ht_run_open_with(env, group, &shape, kRefOneExpert, false, opening);
         ht_prepare_dispatch(&run);
         const bool is_late = env->rank == 0;
         if (is_late) ep_gate_close(&gate, env->stream);

@@ -14,7 +14,7 @@ static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
                             kHidden};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
     *group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    ht_run_open_with(run, env, *group, &shape, kRefDistinct, false, opening);
+    *run = ht_run_open_with(env, *group, &shape, kRefDistinct, false, opening);
     EP_CHECK(run->received > 0);
     // On several nodes a rank that fails early would end what the others still create.
     ep_barrier();

@@ -21,8 +21,7 @@ static void expect_totals(const HtRun* run, const int64_t* totals, int64_t dispa
 EP_TEST(rows_are_counted) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 4, ncclBfloat16, 64};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 78};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
     const int64_t zeros[3] = {0};
     int64_t* const totals = ep_device_upload(zeros, sizeof(zeros));
     ht_cached(&run);

@@ -151,8 +151,7 @@ static void use_groups(void* context, int count) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     bool good = true;
     for (int i = 0; i < count; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
         good = make_trip(&trip) && good;
         good = close_trip(&trip) && good;
     }

@@ -52,8 +52,7 @@ EP_TEST(a_limit_for_files) {
     const rlim_t before = set_limit(RLIMIT_FSIZE, 1 << 20);
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK(close_trip(&trip));
     }

@@ -62,20 +62,19 @@ void open_trip_handle(Trip* trip) {
                                        0, NULL, trip->stream, false));
 }
 
-void open_trip(Trip* trip, ncclEpAlgorithm_t algorithm, Place place) {
-    memset(trip, 0, sizeof(*trip));
-    trip->algorithm = algorithm;
-    trip->stream = place.stream;
-    EP_REQUIRE_NCCL(ncclCommUserRank(place.comm, &trip->rank));
-    EP_REQUIRE_NCCL(ncclCommCount(place.comm, &trip->size));
+Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
+    Trip trip = {.algorithm = algorithm, .stream = place.stream};
+    EP_REQUIRE_NCCL(ncclCommUserRank(place.comm, &trip.rank));
+    EP_REQUIRE_NCCL(ncclCommCount(place.comm, &trip.size));
     const ncclEpGroupConfig_t config =
-        ep_group_config(algorithm, (unsigned)trip->size * kLocalExperts, kTokens,
+        ep_group_config(algorithm, (unsigned)trip.size * kLocalExperts, kTokens,
                         kHidden * (unsigned)sizeof(uint16_t));
-    EP_REQUIRE_NCCL(ncclEpCreateGroup(&trip->group, place.comm, &config, place.stream,
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&trip.group, place.comm, &config, place.stream,
                                       place.alloc_fn, place.free_fn));
-    open_tensors(trip);
-    fill_inputs(trip);
-    open_trip_handle(trip);
+    open_tensors(&trip);
+    fill_inputs(&trip);
+    open_trip_handle(&trip);
+    return trip;
 }
 
 ncclResult_t start_dispatch(Trip* trip, unsigned send_only) {

@@ -78,7 +78,7 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     EP_CHECK_NCCL(g_all_reduce(sums, sums, kReduced, ncclFloat32, ncclSum, own, other));
     EP_CHECK_CUDA(cudaStreamSynchronize(other));
     ncclEpGroup_t group = open_bounded(env, &shape, channels);
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 81);
+    run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 81);
     ll_dispatch(&run);
     ll_combine(&run);
     ll_prepare_combine(&run);

@@ -57,7 +57,7 @@ static void open_run(LlRun* run, EpEnv* env, ncclEpGroup_t* group) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclFloat32, kHidden};
     *group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
-    ll_run_open_with(run, env, *group, &shape, kRefDistinct, true, 77);
+    *run = ll_run_open_with(env, *group, &shape, kRefDistinct, true, 77);
     ll_dispatch(run);
 }
 
@@ -101,8 +101,7 @@ EP_TEST(ll_exact_sums_need_room) {
     const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclFloat32, kHidden};
     ncclEpGroup_t group =
         ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 78);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 78);
     set(group, NCCL_EP_VARIANT_LL_EXACT, 0);
     ll_dispatch(&run);
     ll_combine(&run);  // as the group's own

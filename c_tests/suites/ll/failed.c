@@ -42,7 +42,7 @@ static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
     ep_open_streams(fixture->streams, 2);
     for (unsigned r = 0; r < kRuns; ++r) {
         LlRun* run = &fixture->runs[r];
-        ll_run_open_with(run, env, fixture->group, &shape, kRefDistinct, false, 80 + 10 * r);
+        *run = ll_run_open_with(env, fixture->group, &shape, kRefDistinct, false, 80 + 10 * r);
         ll_run_reroute(run, route_to_next_rank(run));
         ll_dispatch(run);
         ll_prepare_combine(run);

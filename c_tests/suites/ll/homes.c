@@ -13,8 +13,7 @@ EP_TEST(ll_bits_from_any_home) {
     const RefShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     ref_begin_invariant_sums();
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open(&run, env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens),
+    LlRun run = ll_run_open(env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens),
                 1);
     ll_dispatch(&run);
     ll_prepare_combine(&run);

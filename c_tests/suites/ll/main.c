@@ -12,8 +12,7 @@ enum { kMaxLocalExperts = 4 };
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        LlRun run;
-        open_shape(&run, env, &shapes[i], 100 + i);
+        LlRun run = open_shape(env, &shapes[i], 100 + i);
         run.variation = (unsigned)i;
         for (unsigned pair = 0; pair < 2; ++pair) {
             ll_dispatch(&run);
@@ -47,14 +46,12 @@ EP_TEST(uneven_tokens) {
 }
 
 EP_TEST(no_tokens_anywhere) {
-    LlRun run;
-    ncclEpGroup_t group = open_without_tokens(&run, env);
+    LlRun run = open_without_tokens(env);
     for (unsigned i = 0; i < 4; ++i) {
         ll_dispatch(&run);
         ll_combine(&run);
     }
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 EP_TEST(every_top_k) {
@@ -100,8 +97,7 @@ EP_TEST(slots_are_filled) {
 
 EP_TEST(without_counter) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 5);
+    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 5);
     for (unsigned i = 0; i < 4; ++i) {
         run.without_counter = i % 2 == 0;
         ll_dispatch(&run);
@@ -120,8 +116,7 @@ EP_TEST(rows_narrower_than_the_groups) {
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
     enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
     const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 6);
+    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 6);
     for (unsigned i = 0; i < kNumRows; ++i) {
         run.shape.datatype = kRows[i].datatype;
         run.shape.hidden = kRows[i].hidden;
@@ -176,8 +171,7 @@ EP_TEST(products_are_fused) {
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
                                 kFusedHidden};
-        LlRun run;
-        ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 7);
+        LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 7);
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
             for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
@@ -196,8 +190,7 @@ EP_TEST(products_are_fused) {
 EP_TEST(tensors_of_the_library) {
     const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 8);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 8);
     ll_prepare_dispatch(&run);
     ncclNDTensor_t in = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                      run.now->num_tokens[env->rank], shape.hidden);
@@ -224,5 +217,3 @@ EP_TEST(tensors_of_the_library) {
     ll_run_close(&run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -20,7 +20,7 @@ static void open_runs(LlRun* runs, unsigned count, const EpEnv* env, ncclEpGroup
         const unsigned n = opened++;
         RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
-        ll_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
+        runs[i] = ll_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
                          n % 3 != 0, 1000 + 1000 * (uint64_t)n);
         runs[i].variation = n;
     }
@@ -36,8 +36,7 @@ static void destroy(const EpEnv* env, ncclEpGroup_t group) {
 
 EP_TEST(ll_repeated_operations) {
     const RefShape shape = small_shape(env, 12, 3);
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 1);
+    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 1);
     for (unsigned i = 0; i < 7; ++i) ll_dispatch(&run);
     for (unsigned i = 0; i < 7; ++i) ll_combine(&run);
     ll_dispatch(&run);
@@ -49,8 +48,7 @@ EP_TEST(ll_repeated_operations) {
 
 EP_TEST(ll_ids_updated_in_place) {
     const RefShape shape = small_shape(env, 12, 3);
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefDistinct, true, 3);
+    LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, true, 3);
     for (unsigned i = 0; i < 2 * kRefNumStyles; ++i) {
         ll_dispatch(&run);
         ll_combine(&run);
@@ -63,8 +61,7 @@ EP_TEST(ll_ids_updated_in_place) {
 
 EP_TEST(ll_ids_masked_before_combine) {
     const RefShape shape = small_shape(env, 16, 4);
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefRepeating, true, 4);
+    LlRun run = ll_run_open_alone(env, &shape, kRefRepeating, true, 4);
     for (unsigned every = 4; every >= 1; --every) {
         ll_dispatch(&run);
         ll_run_mask(&run, every);
@@ -180,8 +177,7 @@ EP_TEST(ll_handle_while_a_dispatch_waits) {
     enum { kHandles = 3 };
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, false, 71);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, false, 71);
     ll_prepare_dispatch(&run);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     void* ids = ref_buffer_data(&run.ids);
@@ -207,8 +203,7 @@ EP_TEST(ll_handle_ends_before_its_operation) {
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned round = 0; round < 3; ++round) {
-        LlRun run;
-        ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 72 + round);
+        LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, true, 72 + round);
         ll_dispatch(&run);
         ll_prepare_dispatch(&run);
         EP_CHECK_CUDA(cudaDeviceSynchronize());

@@ -60,8 +60,7 @@ static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
 EP_TEST(ll_weights_follow_their_ids) {
     const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 21);
+    LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 21);
     RefRouting* routing = ref_routing_copy(run.now);
     for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
         for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) {
@@ -97,8 +96,7 @@ EP_TEST(ll_ids_permuted_before_combine) {
                                        kRefOneExpert};
     for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
-        LlRun run;
-        ll_run_open_alone(&run, env, &shape, kStyles[i], i % 2 == 0, 30 + i);
+        LlRun run = ll_run_open_alone(env, &shape, kStyles[i], i % 2 == 0, 30 + i);
         for (unsigned change = 0; change < kRefNumChanges; ++change) {
             ll_dispatch(&run);
             ll_run_change(&run, (RefChange)change);

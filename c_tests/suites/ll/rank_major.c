@@ -24,7 +24,7 @@ void pair_in_stages(LlRun* run) {
 }
 
 void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
-    open_shape(run, env, shape, seed);
+    *run = open_shape(env, shape, seed);
     run->variation = (unsigned)seed;
     run->by_rank = true;
 }
@@ -57,12 +57,10 @@ EP_TEST(rank_major_shapes) {
 }
 
 EP_TEST(rank_major_without_tokens) {
-    LlRun run;
-    ncclEpGroup_t group = open_without_tokens(&run, env);
+    LlRun run = open_without_tokens(env);
     run.by_rank = true;
     for (unsigned i = 0; i < kPairs; ++i) pair(&run);
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // All formats, to which orders of scales belong.
@@ -92,7 +90,7 @@ EP_TEST(rank_major_beside_expert_major) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun runs[2];
     for (unsigned i = 0; i < 2; ++i) {
-        ll_run_open_with(&runs[i], env, group, &shape, kRefMessy, true, 500 + 20 * i);
+        runs[i] = ll_run_open_with(env, group, &shape, kRefMessy, true, 500 + 20 * i);
     }
     for (unsigned round = 0; round < kRounds; ++round) {
         LlRun* first = &runs[round % 2];

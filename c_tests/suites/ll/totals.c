@@ -47,7 +47,7 @@ EP_TEST(rows_are_counted) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
     Counted counted;
     LlRun* const run = &counted.run;
-    open_shape(run, env, &kShape, 77);
+    *run = open_shape(env, &kShape, 77);
     const size_t bytes = kShape.local_experts * sizeof(int64_t);
     counted.expected = calloc(1, bytes);
     EP_REQUIRE(counted.expected != NULL);

@@ -47,12 +47,10 @@ EP_TEST(views_shapes) {
 }
 
 EP_TEST(views_without_tokens) {
-    LlRun run;
-    ncclEpGroup_t group = open_without_tokens(&run, env);
+    LlRun run = open_without_tokens(env);
     run.by_rank = run.as_view = true;
     in_every_order(&run);
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // Rows with scales are copied into views.
@@ -84,7 +82,7 @@ static void open_batches(Batches* batches, const EpEnv* env, uint64_t seed) {
     batches->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < kBatches; ++i) {
         LlRun* run = &batches->runs[i];
-        ll_run_open_with(run, env, batches->group, &shape, kRefMessy, true, seed + 20 * i);
+        *run = ll_run_open_with(env, batches->group, &shape, kRefMessy, true, seed + 20 * i);
         run->by_rank = run->as_view = true;
     }
 }

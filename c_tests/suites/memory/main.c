@@ -69,5 +69,3 @@ void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, u
     EP_CHECK_EQ_U64(info.peers, peers);
     ep_barrier();
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

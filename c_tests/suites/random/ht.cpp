@@ -25,7 +25,7 @@ class Play {
             const HtOpening opening = {plan.rows, plan.counter, plan.seed};
             HtRun* run = &handles_[i].run;
             course_.MaybeDelay();
-            ht_run_open_with(run, &env, group, &shape, plan.style, plan.uneven, opening);
+            *run = ht_run_open_with(&env, group, &shape, plan.style, plan.uneven, opening);
             run->variation = static_cast<unsigned>(plan.seed);
         }
     }

@@ -27,7 +27,7 @@ class Play {
             const RefShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
                                     plan.datatype, plan.hidden};
             LlRun* run = &handles_[i].run;
-            ll_run_open_with(run, &env, group, &shape, plan.style, plan.uneven, plan.seed);
+            *run = ll_run_open_with(&env, group, &shape, plan.style, plan.uneven, plan.seed);
             run->variation = static_cast<unsigned>(plan.seed);
             run->without_counter = plan.counter == kHtNoCounter;
         }

@@ -1,6 +1,5 @@
 // The functions of libnccl_ep_probe.so (abi/probe) that open a transport between nodes alone.
-#ifndef C_TESTS_SUITES_TRANSPORT_PROBE_H_
-#define C_TESTS_SUITES_TRANSPORT_PROBE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -27,5 +26,3 @@ int epProbeRailHealth(const EpProbeRail* rail);
 int epProbeRailFaults(const EpProbeRail* rail);  // how often it told of a failure
 void epProbeRailAbort(const EpProbeRail* rail);
 const char* epProbeText(void);
-
-#endif  // C_TESTS_SUITES_TRANSPORT_PROBE_H_

@@ -248,5 +248,3 @@ EP_TEST(other_ranks_are_told_in_its_words) {
     EP_CHECK_STR_CONTAINS(epProbeText(), "Setting(Experts) breaks");
     EP_CHECK_NCCL(ncclCommDestroy(comm));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

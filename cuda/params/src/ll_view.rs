@@ -32,7 +32,6 @@ pub struct LlView {
     pub state: *mut LlViewState,
     /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
     pub bank: u32,
-    /// The handle.
     pub handle: u32,
     /// In how many parts a row is taken, each by a block.
     pub parts: u32,
@@ -62,6 +61,5 @@ pub struct LlRankDispatchViewParams {
 pub struct LlRankCombineParams {
     /// As expert-major.
     pub combine: LlCombineParams,
-    /// What is cleaned.
     pub view: LlView,
 }

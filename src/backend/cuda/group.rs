@@ -28,7 +28,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The modes' sides of a group.
 pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 
 /// A group whose ranks are GPUs that map each other's memory.
@@ -64,16 +63,13 @@ impl CudaGroup {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let context = self.memory.context();
-        let rested = context.wait_for_operations(self.timeout, stream, launches);
-        let left = self.leave(rested);
+        let left = self.leave(self.memory.context().wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
             // Unlike windows they may be large, and serve nobody else.
             objects.iter_mut().all(unmap);
         }
-        let objects = objects.into_iter().map(ObjectMemory::into_windows);
-        let mut objects: Vec<_> = objects.collect();
+        let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
         if let Some(network) = &self.network {
             network.close();
         }
@@ -167,9 +163,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
-        let Some(windows) = self.windows.lock().take() else {
-            return Ok(());
-        };
+        let Some(windows) = self.windows.lock().take() else { return Ok(()) };
         if let ByMode::Ll(group) = &self.mode {
             group.forget_staged();
         }

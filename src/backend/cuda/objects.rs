@@ -40,7 +40,6 @@ pub(super) fn unmap(mapped: &mut ObjectMemory) -> bool {
 }
 
 impl CudaMapper {
-    /// The objects of a new group on GPUs.
     pub(super) fn objects(
         memory: &Arc<CudaMemory>,
         group: &Arc<GroupContext>,
@@ -85,8 +84,7 @@ impl Mapper for CudaMapper {
     }
 
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
-        let locals = self.view.locals.iter();
-        let bases = locals.map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
+        let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
         self.group.objects().write(object, &bases.collect::<Vec<_>>())
     }
 

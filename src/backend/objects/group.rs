@@ -115,8 +115,7 @@ impl<M: Mapper> Objects<M> {
         let begin = M::begin(&mapped);
         // Memory that was given, and has been freed since, is known here as long as its object lives.
         self.check_apart(begin, wanted.bytes())?;
-        let range = Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object };
-        Ok((mapped, range, record))
+        Ok((mapped, Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object }, record))
     }
 
     fn check_apart(&self, begin: DevPtr, bytes: usize) -> Result<()> {
@@ -150,8 +149,7 @@ impl<M: Mapper> Objects<M> {
 
     fn begins_at(&self, data: DevPtr, kind: Kind) -> Result<Range> {
         let is_it = |it: &Found| it.range.begin == data.0 as u64 && it.kind == kind;
-        let found = self.find(data).filter(is_it).map(|it| it.range);
-        found.ok_or_else(|| {
+        self.find(data).filter(is_it).map(|it| it.range).ok_or_else(|| {
             let rule = match kind {
                 Kind::Own | Kind::Views => OfMemory::OfOwn,
                 Kind::Given => OfMemory::OfGiven,
@@ -173,8 +171,7 @@ impl<M: Mapper> Objects<M> {
         let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
         let mine = hidden.map(|()| vec![u8::from(self.mapper.unmap(&mut mapped))]);
         // If a rank is lost, or its operations may still run, what was published stays.
-        let reports = bootstrap.agree(mine, 1, stream)?;
-        M::give_back(mapped, reports.iter().all(|it| *it == [1]));
+        M::give_back(mapped, bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
         Ok(())
     }
 
@@ -182,16 +179,15 @@ impl<M: Mapper> Objects<M> {
     pub fn find(&self, data: DevPtr) -> Option<Found> {
         let range = self.recognised.ranges.read().find(data.0 as u64)?;
         let entries = self.entries.lock();
-        let entry = entries.get(range.object as usize)?.as_ref()?;
-        Some(entry.found(self.recognised.counts(range.object), self.mapper.fallbacks()))
+        let counts = self.recognised.counts(range.object);
+        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
     }
 
     /// Takes out all that is left when the group ends, as the ranks do together.
     pub fn take_all(&self) -> Vec<M::Mapped> {
         let _call = self.calls.lock();
         let mut entries = self.entries.lock();
-        let taken = entries.iter_mut().filter_map(Option::take);
-        let taken = taken.map(|it| it.mapped).collect();
+        let taken = entries.iter_mut().filter_map(Option::take).map(|it| it.mapped).collect();
         drop(entries);
         self.recognised.change(|ranges| *ranges = Ranges::default());
         taken

@@ -29,12 +29,8 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
         AmongRanks::FewerRanks => f.write_str("has more ranks than an NVLink domain"),
         AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
         AmongRanks::OwnIdsForNetwork => f.write_str("must choose the ids of communicators for groups that span nodes"),
-        AmongRanks::HasForNetwork { name } => {
-            write!(f, "has no {name}, which groups that span nodes need")
-        }
-        AmongRanks::Same { rank } => {
-            write!(f, "must be the same on every rank, but rank {rank} differs")
-        }
+        AmongRanks::HasForNetwork { name } => write!(f, "has no {name}, which groups that span nodes need"),
+        AmongRanks::Same { rank } => write!(f, "must be the same on every rank, but rank {rank} differs"),
         AmongRanks::SameDirection { rank } => {
             write!(f, "must be forward, or tokens only, on every rank, but rank {rank} differs")
         }

@@ -4,8 +4,7 @@
 // Memory decides its speed: each row is read once and written once, in accesses of 16 and 8 bytes next to each
 // other. A warp has 512 elements of a row; 16 neighbouring lanes, or 4, find the maximum of a block. Multiplications
 // and divisions are rounded one by one, so results equal the library's casts bit for bit.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_CAST_KERNEL_CUH_
-#define C_TESTS_PROGRAMS_EP_BENCH_CAST_KERNEL_CUH_
+#pragma once
 
 #include <cuda_fp8.h>
 
@@ -156,5 +155,3 @@ inline Launch LaunchFor(const CastWork& work) {
 }
 
 }  // namespace ep_bench::cast
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_CAST_KERNEL_CUH_

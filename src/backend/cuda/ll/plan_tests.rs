@@ -3,8 +3,6 @@ use super::*;
 use crate::backend::cuda::ll::launch;
 use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
 use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
-use crate::model::group::Algorithm;
-use crate::model::ids::GroupRank;
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::tensor::RowType;
@@ -22,17 +20,13 @@ fn two_nodes(ranks: usize) -> NodeView {
 
 fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
     GroupFacts {
-        algorithm: Algorithm::LowLatency,
         ranks: 8,
-        rank: GroupRank::new(0),
         experts: 256,
         max_tokens: Some(max_tokens),
         max_recv_rows: Some(8 * max_tokens),
         row_bytes: 14_336,
         ll_combine,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     }
 }
 

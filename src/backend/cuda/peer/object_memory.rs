@@ -75,8 +75,7 @@ impl ObjectMemory {
 
     /// New memory of `bytes`, with arbitrary content, and its record.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<(Self, Vec<u8>)> {
-        let pages = bytes.checked_next_multiple_of(PAGE_BYTES);
-        let window = Window::with_any(memory, pages.unwrap_or(bytes))?;
+        let window = Window::with_any(memory, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes))?;
         let record = WindowRecord::new(&window)?;
         Ok(Self::at(window.base(), (window, record), None))
     }

@@ -37,8 +37,7 @@ EP_TEST(ht_fallbacks_are_counted) {
         const bool is_mapped = env->rank != 0 || round % 2 == 0;
         g_memory.next = is_mapped ? memory : NULL;
         ref_elsewhere = &kMapped;
-        HtRun run;
-        ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+        HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
         ht_forward(&run);
         ep_sync(env);
         expected += counts && round % 2 == 1;

@@ -185,6 +185,7 @@ class ncclEpMemInfo_t(ctypes.Structure):
         ("peer_data", ctypes.POINTER(ctypes.c_void_p)),
         ("tensors", ctypes.c_ulong),
         ("plain_tensors", ctypes.c_ulong),
+        ("fallbacks", ctypes.c_ulong),
     ]
 
 

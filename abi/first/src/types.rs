@@ -285,6 +285,10 @@ pub struct ncclEpMemInfo_t {
     /// that could have gone another way count: rows that a dispatch delivers or a combine takes, in
     /// HT.
     pub plain_tensors: c_ulong,
+    /// How many HT operations of the group had their tensor in memory that peers map, and passed
+    /// their rows through the library's buffers all the same, as that of another rank was in none;
+    /// on GPUs. A `size` of 56 bytes has no such field.
+    pub fallbacks: c_ulong,
 }
 
 /// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.

@@ -161,11 +161,13 @@ fn even_parts(whole: usize, parts: usize) -> usize {
 
 /// What a kernel with offers needs beside the others' parameters.
 pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
+    let objects = group.context.objects();
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
         state: group.offers(),
-        objects: group.context.objects().table() as *const u64,
+        objects: objects.table() as *const u64,
+        fallbacks: objects.fallbacks_on_device()?,
         offset: offer.place.map_or(0, |it| it.offset),
         way: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
         scales_word: launch.scales_word,

@@ -44,9 +44,6 @@ pub(crate) fn forget(index: usize) {
 }
 
 /// Creates a stream that is ordered with the legacy default stream.
-///
-/// # Safety
-/// `stream` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -54,9 +51,6 @@ pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaErro
 }
 
 /// Creates a stream; `cudaStreamNonBlocking` exempts it from order with the legacy stream.
-///
-/// # Safety
-/// `stream` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut cudaStream_t, flags: c_uint) -> cudaError_t {
     // SAFETY: passed on under this function's contract.

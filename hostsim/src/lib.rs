@@ -19,7 +19,8 @@
 //! # Safety
 //! Where a function says nothing else: pointers to results are null or valid for a write, in an open group until its
 //! end, and buffers stay allocated until the stream has passed the operation.
-#![allow(missing_docs, clippy::missing_safety_doc)] // What has C's names is described by C's documents.
+// What has C's names is described by C's documents.
+#![allow(missing_docs, clippy::missing_safety_doc, non_camel_case_types)]
 
 pub mod cuda;
 mod fork;

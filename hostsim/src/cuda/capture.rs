@@ -4,7 +4,6 @@
 //! functions that run once, so captures are `cudaErrorNotSupported` until [`ncclEpHostsimAllowGraphs`] is
 //! called; programs fall back to plain launches.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;

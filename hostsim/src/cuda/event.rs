@@ -1,6 +1,5 @@
 //! Events: marks in streams, with the time at which the stream passed them.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, OnceLock};

@@ -1,6 +1,5 @@
 //! Stream entry points.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;

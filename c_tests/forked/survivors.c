@@ -1,8 +1,5 @@
 #include "forked/survivors.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "harness/nodes.h"
 
 RefShape shape_for(const EpEnv* env) {

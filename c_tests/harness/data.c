@@ -1,8 +1,6 @@
 // Deterministic test data and the conversions between float32 and the
 // two 16-bit formats. All of it is plain arithmetic on bits, independent
 // of the library and of CUDA's headers, so that it can judge both.
-#include <string.h>
-
 #include "base.h"
 
 static uint64_t finalise(uint64_t z) {

@@ -6,9 +6,6 @@
 #include "nodes.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { kDefaultDeadlineSeconds = 120 };

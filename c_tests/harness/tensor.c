@@ -2,7 +2,6 @@
 // descriptors are in use by programs: those of ncclEpTensorCreate, which
 // own their memory, and those that a program fills field by field.
 #include <stdatomic.h>
-#include <string.h>
 
 #include "harness.h"
 

@@ -4,9 +4,6 @@
 #define _GNU_SOURCE  // sigaction, gethostname
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base.h"

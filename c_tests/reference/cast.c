@@ -2,8 +2,7 @@
 #include "reference/cast.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
+#include "reference/buffer.h"
 
 enum { kMostCode = 0x7e, kNanCode = 0x7f, kMaxBlock = 128, kKinds = 9 };
 
@@ -66,7 +65,7 @@ static void scale_of(const float* elements, unsigned count, bool power, float* s
 }
 
 void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, void* scales) {
-    float* elements = ref_host_new(format->hidden * sizeof(*elements));
+    EP_SCOPED float* elements = ref_host_new(format->hidden * sizeof(*elements));
     ep_load_all(format->from, row, format->hidden, elements);
     memset(scales, 0, ref_format_scale_bytes(format));
     const bool bytes = format->scale_type != ncclFloat32;
@@ -85,7 +84,6 @@ void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, vo
             memcpy((char*)scales + block * sizeof(scale), &scale, sizeof(scale));
         }
     }
-    free(elements);
 }
 
 // ---- Rows --------------------------------------------------------------------------------------

@@ -1,10 +1,6 @@
 // Formats of rows, and the rows themselves; see format.h.
 #include "reference/format.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/cast.h"
 
 enum { kE4m3 = 10, kPiece = 16, kMostSpare = 5 };
@@ -204,9 +200,9 @@ static void source_scales(const RefFormat* format, uint64_t seed, uint64_t numbe
 
 void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsigned tokens,
                      const RefBuffer* rows, const RefBuffer* scales) {
-    unsigned char* host = ref_host_new(rows->bytes);
-    unsigned char* host_scales = ref_host_poison(scales->bytes);
-    void* row_scales = ref_host_new(ref_format_scale_bytes(format));
+    EP_SCOPED unsigned char* host = ref_host_new(rows->bytes);
+    EP_SCOPED unsigned char* host_scales = ref_host_poison(scales->bytes);
+    EP_SCOPED void* row_scales = ref_host_new(ref_format_scale_bytes(format));
     for (size_t token = 0; token < tokens; ++token) {
         const uint64_t number = ref_row_of(rank, token);
         source_row(format, seed, number, host + token * ref_format_in_bytes(format));
@@ -216,21 +212,17 @@ void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsi
     }
     ref_buffer_upload(rows, host);
     ref_buffer_upload(scales, host_scales);
-    free(host);
-    free(host_scales);
-    free(row_scales);
 }
 
 void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, RefLayout layout,
                       size_t row, void* out, void* out_scales) {
     const size_t bytes = ref_format_out_bytes(format);
-    void* scales = ref_host_new(ref_format_scale_bytes(format));
-    unsigned char* payload = ref_host_new(bytes);
+    EP_SCOPED void* scales = ref_host_new(ref_format_scale_bytes(format));
+    EP_SCOPED unsigned char* payload = ref_host_new(bytes);
     if (format->meaning == kRefCast) {
-        void* source = ref_host_new(ref_format_in_bytes(format));
+        EP_SCOPED void* source = ref_host_new(ref_format_in_bytes(format));
         source_row(format, seed, number, source);
         ref_cast_row(format, source, payload, scales);
-        free(source);
     } else {
         source_row(format, seed, number, payload);
         source_scales(format, seed, number, scales);
@@ -239,8 +231,6 @@ void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, R
     if (out_scales != NULL) {
         put_scales(format, format->out_order, layout, row, scales, out_scales);
     }
-    free(scales);
-    free(payload);
 }
 
 void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
@@ -248,7 +238,6 @@ void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, voi
     const size_t bytes = ref_format_out_bytes(format);
     if (out != NULL) memset((char*)out + row * bytes, 0, bytes);
     if (out_scales == NULL) return;
-    void* scales = ref_host_new(ref_format_scale_bytes(format));
+    EP_SCOPED void* scales = ref_host_new(ref_format_scale_bytes(format));
     put_scales(format, format->out_order, layout, row, scales, out_scales);
-    free(scales);
 }

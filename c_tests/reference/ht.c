@@ -1,10 +1,8 @@
 // High-throughput operations in straight lines; see ht.h.
 #include "reference/ht.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/nodes.h"
+#include "reference/buffer.h"
 
 enum { kMaxTopK = 32 };
 
@@ -41,8 +39,7 @@ static void find_experts(const RefRouting* routing, Copy* copy) {
 
 // Calls `each` for every token on every rank that it goes to: by source, token and destination.
 static void walk(const RefRouting* routing, CopyFn each, void* context) {
-    size_t* rows = calloc(routing->num_ranks, sizeof(*rows));
-    EP_REQUIRE(rows != NULL);
+    EP_SCOPED size_t* rows = ref_host_new(routing->num_ranks * sizeof(*rows));
     Copy copy;
     memset(&copy, 0, sizeof(copy));
     for (copy.source = 0; copy.source < routing->num_ranks; ++copy.source) {
@@ -55,7 +52,6 @@ static void walk(const RefRouting* routing, CopyFn each, void* context) {
             }
         }
     }
-    free(rows);
 }
 
 typedef struct {
@@ -97,8 +93,7 @@ static void note_token(const Copy* copy, void* context) {
 }
 
 uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
-    Rows rows = {rank, malloc((ref_ht_received(routing, rank) + 1) * sizeof(*rows.rows))};
-    EP_REQUIRE(rows.rows != NULL);
+    Rows rows = {rank, ref_host_new((ref_ht_received(routing, rank) + 1) * sizeof(*rows.rows))};
     walk(routing, note_token, &rows);
     return rows.rows;
 }
@@ -107,12 +102,11 @@ void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefR
                             unsigned num_rows, void* out) {
     const size_t row_bytes = ref_row_bytes(tokens);
     const unsigned received = ref_ht_received(routing, rank);
-    uint64_t* rows = ref_ht_rows(routing, rank);
+    EP_SCOPED uint64_t* rows = ref_ht_rows(routing, rank);
     memset(out, 0, num_rows * row_bytes);
     for (size_t i = 0; i < received; ++i) {
         ref_row_fill(tokens, rows[i], (unsigned char*)out + i * row_bytes);
     }
-    free(rows);
 }
 
 typedef struct {
@@ -189,15 +183,13 @@ void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* exp
     const size_t hidden = expert_rows->hidden;
     const size_t elements = num_tokens * hidden;
     const ncclDataType_t datatype = expert_rows->datatype;
-    float* total = calloc(elements + 1, sizeof(float));
+    EP_SCOPED float* total = ref_host_new((elements + 1) * sizeof(float));
     Sums sums = {.rank = rank,
                  .rows = expert_rows,
-                 .row = malloc(ref_row_bytes(expert_rows)),
-                 .values = malloc(hidden * sizeof(float)),
-                 .sums = calloc(elements + 1, sizeof(float)),
-                 .found = calloc(num_tokens + 1, sizeof(bool))};
-    EP_REQUIRE(total != NULL && sums.row != NULL && sums.values != NULL);
-    EP_REQUIRE(sums.sums != NULL && sums.found != NULL);
+                 .row = ref_host_new(ref_row_bytes(expert_rows)),
+                 .values = ref_host_new(hidden * sizeof(float)),
+                 .sums = ref_host_new((elements + 1) * sizeof(float)),
+                 .found = ref_host_new((num_tokens + 1) * sizeof(bool))};
     for (unsigned place = 0; place < ep_num_nodes(); ++place) {
         sums.distance = ep_distance_in_sum(rank, place);
         memset(sums.sums, 0, elements * sizeof(float));
@@ -215,7 +207,6 @@ void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* exp
         }
     }
     ep_store_all(datatype, out, elements, total);
-    free(total);
     free(sums.row);
     free(sums.values);
     free(sums.sums);
@@ -247,8 +238,7 @@ void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns
                       float* out) {
     const size_t tokens = routing->num_tokens[rank];
     for (size_t i = 0; i < tokens * columns; ++i) out[i] = 0.0f;
-    Gradients context = {routing, rank, columns, seed, calloc(tokens + 1, sizeof(unsigned)), out};
-    EP_REQUIRE(context.used != NULL);
+    Gradients context = {routing, rank, columns, seed, ref_host_new((tokens + 1) * sizeof(unsigned)), out};
     walk(routing, place_gradients, &context);
     free(context.used);
 }

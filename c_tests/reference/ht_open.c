@@ -1,7 +1,4 @@
 // Making and releasing a high-throughput handle with its buffers; see ht_run.h.
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/ht_run.h"
 
 enum { kSpareRows = 5 };
@@ -33,15 +30,13 @@ static void add_counter(RefList* list, const Counter* counter, unsigned local_ex
 
 static void check_and_free_counter(HtRun* run, Counter* counter) {
     const size_t bytes = run->local_experts * sizeof(int32_t);
-    int32_t* counts = ref_host_poison(bytes);
-    int32_t* poison = ref_host_poison(bytes);
+    EP_SCOPED int32_t* counts = ref_host_poison(bytes);
+    EP_SCOPED int32_t* poison = ref_host_poison(bytes);
     ref_ht_counts(run->routing, (unsigned)run->env->rank, counts);
     const bool on_host = counter->kind == kHtHostCounter;
     const bool on_device = counter->kind == kHtDeviceCounter;
     EP_CHECK_EQ_BYTES(counter->host, on_host ? counts : poison, bytes);
     REF_CHECK_BUFFER(&counter->device, on_device ? counts : poison);
-    free(counts);
-    free(poison);
     ref_buffer_free(&counter->device);
     EP_REQUIRE_CUDA(cudaFreeHost(counter->host));
 }

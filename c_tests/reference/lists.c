@@ -1,9 +1,6 @@
 // Groups, and lists of tensors; see lists.h.
 #include "reference/lists.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/mapped.h"
 
 ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape) {

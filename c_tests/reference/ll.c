@@ -2,10 +2,9 @@
 #include "reference/ll.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
+#include "reference/buffer.h"
 
 // What a walk over all entries sees of one that names an expert.
 typedef struct {
@@ -57,9 +56,8 @@ static void note_token(const Placed* placed, void* context) {
 uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout,
                        int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
-    unsigned* used = malloc(routing->num_experts * sizeof(*used));
-    Slots slots = {rank, layout, malloc(local_experts * sizeof(*slots.begins)), NULL};
-    EP_REQUIRE(used != NULL && slots.begins != NULL);
+    EP_SCOPED unsigned* used = ref_host_new(routing->num_experts * sizeof(*used));
+    Slots slots = {rank, layout, ref_host_new(local_experts * sizeof(*slots.begins)), NULL};
     walk(routing, layout, used, NULL, NULL);
     size_t all = 0;
     for (unsigned local = 0; local < local_experts; ++local) {
@@ -67,10 +65,8 @@ uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layou
         counts[local] = (int32_t)used[rank * local_experts + local];
         all += used[rank * local_experts + local];
     }
-    slots.rows = malloc((all + 1) * sizeof(*slots.rows));
-    EP_REQUIRE(slots.rows != NULL);
+    slots.rows = ref_host_new((all + 1) * sizeof(*slots.rows));
     walk(routing, layout, used, note_token, &slots);
-    free(used);
     free(slots.begins);
     return slots.rows;
 }
@@ -79,31 +75,26 @@ void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout,
                      const RefRows* tokens, void* packed, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
     const size_t row_bytes = ref_row_bytes(tokens);
-    int32_t* used = malloc(local_experts * sizeof(*used));
-    EP_REQUIRE(used != NULL);
-    uint64_t* rows = ref_ll_slots(routing, rank, layout, used);
+    EP_SCOPED int32_t* used = ref_host_new(local_experts * sizeof(*used));
+    EP_SCOPED uint64_t* rows = ref_ll_slots(routing, rank, layout, used);
     const uint64_t* row = rows;
     for (unsigned local = 0; local < local_experts; ++local) {
         unsigned char* to = (unsigned char*)packed + ref_layout_row(layout, local, 0) * row_bytes;
         for (int32_t i = 0; i < used[local]; ++i, to += row_bytes) ref_row_fill(tokens, *row++, to);
     }
     if (counts != NULL) memcpy(counts, used, local_experts * sizeof(*used));
-    free(used);
-    free(rows);
 }
 
 void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
                     const RefRows* expert_rows, void* out) {
     const unsigned local_experts = ref_local_experts(routing);
-    int32_t* used = malloc(local_experts * sizeof(*used));
-    EP_REQUIRE(used != NULL);
+    EP_SCOPED int32_t* used = ref_host_new(local_experts * sizeof(*used));
     free(ref_ll_slots(routing, rank, layout, used));
     for (unsigned local = 0; local < local_experts; ++local) {
         const size_t slot = ref_layout_row(layout, local, 0);
         ref_rows_fill(expert_rows, rank, slot, (size_t)used[local],
                       (unsigned char*)out + slot * ref_row_bytes(expert_rows));
     }
-    free(used);
 }
 
 RefLlSum ref_ll_sum_unset = kRefReduce;
@@ -253,17 +244,15 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
 void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank,
                        RefLayout layout, const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
-    unsigned* used = malloc(sent->num_experts * sizeof(*used));
+    EP_SCOPED unsigned* used = ref_host_new(sent->num_experts * sizeof(*used));
     const size_t entries = ref_entries_of(sent, rank);
     Combine combine = {.sent = sent,
                        .rank = rank,
                        .rows = expert_rows,
-                       .row = malloc(ref_row_bytes(expert_rows)),
-                       .results = calloc(entries * hidden + 1, sizeof(float)),
-                       .weights = calloc(entries + 1, sizeof(float)),
-                       .first = calloc(entries + 1, sizeof(unsigned))};
-    EP_REQUIRE(used != NULL && combine.row != NULL && combine.results != NULL);
-    EP_REQUIRE(combine.weights != NULL && combine.first != NULL);
+                       .row = ref_host_new(ref_row_bytes(expert_rows)),
+                       .results = ref_host_new((entries * hidden + 1) * sizeof(float)),
+                       .weights = ref_host_new((entries + 1) * sizeof(float)),
+                       .first = ref_host_new((entries + 1) * sizeof(unsigned))};
     walk(sent, layout, used, fetch_result, &combine);
     match_all(&combine, now);
     const bool exact = order == kRefExact;
@@ -274,7 +263,6 @@ void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting*
             ep_store(expert_rows->datatype, out, token * hidden + column, sum);
         }
     }
-    free(used);
     free(combine.row);
     free(combine.results);
     free(combine.weights);

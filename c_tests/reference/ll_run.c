@@ -1,9 +1,6 @@
 // Driving one low-latency handle and comparing every byte of its outputs; see ll_run.h.
 #include "reference/ll_run.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
 static RefLayout layout_of(const LlRun* run, bool by_rank) {
@@ -235,8 +232,8 @@ static void expect_by_rank(Expected* expected) {
 
 static void expect_by_expert(Expected* expected) {
     const LlRun* run = expected->run;
-    int32_t* used = ref_host_new(run->local_experts * sizeof(*used));
-    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
+    EP_SCOPED int32_t* used = ref_host_new(run->local_experts * sizeof(*used));
+    EP_SCOPED uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
     const uint64_t* number = numbers;
     for (unsigned expert = 0; expert < run->local_experts; ++expert) {
         for (int32_t slot = 0; slot < used[expert]; ++slot) {
@@ -247,8 +244,6 @@ static void expect_by_expert(Expected* expected) {
     }
     const size_t bytes = run->local_experts * sizeof(*used);
     if (!run->without_counter) memcpy(expected->counts, used, bytes);
-    free(used);
-    free(numbers);
 }
 
 // What nothing is said of: the rows of a view that hold nothing have any content.
@@ -263,7 +258,7 @@ static void* unchanged_rows(LlRun* run) {
 }
 
 bool ll_check_dispatch(LlRun* run) {
-    void* scales = ref_host_poison(run->scales_out.bytes);
+    EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
     Expected expected = {run,
                          unchanged_rows(run),
                          run->format.meaning == kRefOpaque ? NULL : scales,
@@ -276,7 +271,6 @@ bool ll_check_dispatch(LlRun* run) {
     match = REF_CHECK_BUFFER(&run->counter, expected.counts) && match;
     match = REF_CHECK_BUFFER(&run->ids_out, expected.ids) && match;
     match = REF_CHECK_BUFFER(&run->weights_out, expected.weights) && match;
-    free(scales);
     free(expected.packed);
     free(expected.counts);
     free(expected.ids);
@@ -291,14 +285,13 @@ void ll_prepare_combine(LlRun* run) {
     upload_routing(run);
     const unsigned rank = (unsigned)run->env->rank;
     // Rows of unused slots stay poison: they must not show in any sum.
-    void* host = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED void* host = ref_host_poison(run->results_in.bytes);
     if (run->sent_by_rank) {
         ref_rank_results(run->sent, rank, layout_of(run, true), &run->results, host);
     } else {
         ref_ll_results(run->sent, rank, run->layout, &run->results, host);
     }
     ref_buffer_upload(&run->results_in, host);
-    free(host);
     ref_buffer_poison(&run->combined);
 }
 
@@ -306,7 +299,7 @@ void ll_prepare_combine(LlRun* run) {
 static void overwrite_view(const LlRun* run, cudaStream_t stream) {
     const RefLayout layout = layout_of(run, true);
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
-    int32_t* counts = ref_host_new(layout.parts * sizeof(*counts));
+    EP_SCOPED int32_t* counts = ref_host_new(layout.parts * sizeof(*counts));
     ref_rank_counts(run->sent, (unsigned)run->env->rank, counts);
     for (unsigned source = 0; source < layout.parts; ++source) {
         const size_t begin = ref_layout_row(layout, source, 0) * row_bytes;
@@ -315,7 +308,6 @@ static void overwrite_view(const LlRun* run, cudaStream_t stream) {
                                       (size_t)counts[source] * row_bytes, cudaMemcpyDeviceToDevice,
                                       stream));
     }
-    free(counts);
 }
 
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
@@ -342,7 +334,7 @@ ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) 
 }
 
 bool ll_check_combine(LlRun* run) {
-    void* combined = ref_host_poison(run->combined.bytes);
+    EP_SCOPED void* combined = ref_host_poison(run->combined.bytes);
     const unsigned rank = (unsigned)run->env->rank;
     if (run->sent_by_rank) {
         ref_rank_combine(run->sent, rank, layout_of(run, true), &run->results, combined);
@@ -350,7 +342,6 @@ bool ll_check_combine(LlRun* run) {
         ref_ll_combine_as(run->sums, run->sent, run->now, rank, run->layout, &run->results, combined);
     }
     const bool match = REF_CHECK_BUFFER(&run->combined, combined);
-    free(combined);
     return match;
 }
 

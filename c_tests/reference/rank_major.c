@@ -1,10 +1,8 @@
 // Rank-major low-latency operations in straight lines; see rank_major.h.
 #include "reference/rank_major.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/nodes.h"
+#include "reference/buffer.h"
 
 enum { kNobody = -1 };
 
@@ -144,11 +142,9 @@ static void add_node(const Sum* sum, unsigned distance, size_t token) {
 void ref_rank_combine(const RefRouting* sent, unsigned rank, RefLayout layout,
                       const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
-    Sum sum = {sent, rank, layout, expert_rows, calloc(sent->num_ranks, sizeof(size_t)),
-               calloc(hidden, sizeof(float)), calloc(hidden, sizeof(float)),
-               calloc(hidden, sizeof(float)), malloc(ref_row_bytes(expert_rows))};
-    EP_REQUIRE(sum.begins != NULL && sum.sum != NULL && sum.of_node != NULL);
-    EP_REQUIRE(sum.row != NULL && sum.packed != NULL);
+    Sum sum = {sent, rank, layout, expert_rows, ref_host_new(sent->num_ranks * sizeof(size_t)),
+               ref_host_new(hidden * sizeof(float)), ref_host_new(hidden * sizeof(float)),
+               ref_host_new(hidden * sizeof(float)), ref_host_new(ref_row_bytes(expert_rows))};
     for (size_t token = 0; token < sent->num_tokens[rank]; ++token) {
         memset(sum.sum, 0, hidden * sizeof(float));
         for (unsigned place = 0; place < ep_num_nodes(); ++place) {

@@ -1,9 +1,6 @@
 // Drawing the ids and weights of all ranks; see routing.h.
 #include "reference/routing.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/rows.h"
 
 static void* allocate(size_t count, size_t size) {
@@ -125,7 +122,7 @@ RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyl
                               bool uneven, uint64_t seed) {
     enum { kTokensIfAuto = 9 };
     const unsigned most = shape->max_tokens == 0 ? kTokensIfAuto : shape->max_tokens;
-    unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
+    EP_SCOPED unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
     if (uneven) {
         ref_tokens_uneven(num_tokens, num_ranks, most, seed);
     } else {
@@ -133,7 +130,6 @@ RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyl
     }
     RefRouting* routing =
         ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens, style, seed);
-    free(num_tokens);
     return routing;
 }
 
@@ -169,14 +165,13 @@ void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed) {
 }
 
 void ref_routing_fit(RefRouting* routing, unsigned capacity) {
-    unsigned* used = allocate(routing->num_experts, sizeof(*used));
+    EP_SCOPED unsigned* used = allocate(routing->num_experts, sizeof(*used));
     for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
         for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
             const int64_t expert = ref_expert_of(routing, routing->topk_idx[rank][i]);
             if (expert >= 0 && used[expert]++ >= capacity) routing->topk_idx[rank][i] = -1;
         }
     }
-    free(used);
 }
 
 static void change_token(const RefRouting* routing, RefChange change, int64_t* ids,

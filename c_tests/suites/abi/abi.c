@@ -2,7 +2,6 @@
 #include "suites/abi/layout.h"
 
 #include <pthread.h>
-#include <string.h>
 
 EP_TEST(the_version_is_one_number) {
     int version = -1;

@@ -1,7 +1,5 @@
 // Calls with one thing wrong. Each starts from valid tensors and changes one; it must be refused
 // with the given text and leave the outputs untouched.
-#include <string.h>
-
 #include "suites/errors/errors.h"
 
 enum { kUntouched = 0xa5 };

@@ -1,7 +1,5 @@
 // Choices that are refused, that ranks do not agree on, and that are passed over with a warning.
 #define _GNU_SOURCE  // unsetenv
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"

@@ -3,9 +3,6 @@
 // GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
 // has run, and an operation enqueued before that fails together with its group. On GPUs of several
 // nodes the host waits, too.
-#include <stdio.h>
-#include <string.h>
-
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 

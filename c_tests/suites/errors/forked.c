@@ -1,8 +1,6 @@
 // A process that is forked from one that has a group: every call on the parent's objects, and a new
 // group, is refused at once; what destroys something succeeds and does nothing; the parent goes on.
 #define _GNU_SOURCE  // alarm, fork
-#include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

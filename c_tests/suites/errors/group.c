@@ -2,9 +2,6 @@
 // refuses for all, a rank that never calls, several nodes. Creation is collective: in each case all
 // ranks get an error, none hangs, and the next creation succeeds.
 #define _GNU_SOURCE  // setenv
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -170,13 +167,12 @@ static void variable_differs(const EpEnv* env, const char* id, const char* varia
                              const char* usual, const char* other,
                              const ncclEpGroupConfig_t* config) {
     const char* set = getenv(variable);
-    char* before = set != NULL ? strdup(set) : NULL;
+    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(unsetenv(variable) == 0);
     if (is_odd(env)) EP_REQUIRE(setenv(variable, other, 1) == 0);
     check_differs(env, id, variable, usual, other, config);
     EP_REQUIRE(unsetenv(variable) == 0);
     if (before != NULL) EP_REQUIRE(setenv(variable, before, 1) == 0);
-    free(before);
 }
 
 EP_TEST(group_differences_between_ranks) {

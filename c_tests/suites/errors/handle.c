@@ -1,9 +1,5 @@
 // Refusals of ncclEpCreateHandle. In low latency each rank decides alone. In high throughput the
 // call is collective, so the others learn of a rank that refuses (disagreement.c).
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/errors/calls.h"
 
 #define ARGUMENT ncclInvalidArgument

@@ -1,8 +1,6 @@
 // Refusals of ncclEpDispatch and ncclEpCombine that concern a list of tensors, or a descriptor
 // before its meaning is known. They are the same for every list and both modes.
 #include <limits.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "suites/errors/errors.h"
 

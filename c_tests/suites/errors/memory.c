@@ -1,8 +1,5 @@
 // Refusals of memory that peers map: a rank's own arguments, one rank that refuses for all, ranks
 // that make different calls, a rank that never calls, captures and graphs.
-#include <stdio.h>
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "suites/errors/errors.h"
 

@@ -3,8 +3,6 @@
 // So it is where a stream does not come to what ranks tell each other, after twice the deadline.
 #define _GNU_SOURCE  // setenv
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

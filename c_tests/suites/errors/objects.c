@@ -1,8 +1,5 @@
 // Handles and groups that are NULL, destroyed or foreign: each call recognises them without
 // following the pointer. Also calls without a pointer for their result.
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/errors/errors.h"
 
 // ---- Every call, on an invalid object ----------------------------------------------------------

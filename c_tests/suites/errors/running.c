@@ -2,8 +2,6 @@
 // the group. The communicator and the stream stay usable, the group can be destroyed without a
 // hang, and a new group works.
 #define _GNU_SOURCE  // usleep
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

@@ -2,9 +2,6 @@
 // one rank, so in both modes a round trip returns the tokens unchanged.
 #define _GNU_SOURCE  // setenv
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "suites/errors/errors.h"

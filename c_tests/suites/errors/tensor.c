@@ -1,7 +1,5 @@
 // Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own
 // allocation functions.
-#include <string.h>
-
 #include "suites/errors/errors.h"
 
 #define CREATE "ncclEpTensorCreate: "

@@ -1,8 +1,5 @@
 // Rounds of work. Each ends with an idle stream, so no rank is more than one round ahead of
 // another.
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/faults/faults.h"
 
 enum { kMaxTokens = 12, kTopK = 3, kHidden = 64, kLocalExperts = 2 };

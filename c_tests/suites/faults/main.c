@@ -17,9 +17,6 @@
 #define _GNU_SOURCE  // usleep
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "suites/faults/faults.h"

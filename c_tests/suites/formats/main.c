@@ -2,8 +2,6 @@
 // both modes, staged and cached, with scales in every order. Every byte of rows and scales is
 // compared with a reference; what lies between is poison and stays so. Combines between them keep
 // their own rows.
-#include <stdio.h>
-
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"

@@ -1,8 +1,5 @@
 // Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers
 // cannot tell them apart.
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
@@ -19,9 +16,9 @@ typedef struct {
 static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens, uint64_t seed) {
     const size_t row_bytes = ref_format_out_bytes(format);
     const size_t scale_bytes = ref_format_scale_bytes(format);
-    unsigned char* rows = ref_host_new(tokens * row_bytes);
-    unsigned char* scales = ref_host_new(tokens * scale_bytes);
-    void* row = ref_host_new(ref_format_in_bytes(format));
+    EP_SCOPED unsigned char* rows = ref_host_new(tokens * row_bytes);
+    EP_SCOPED unsigned char* scales = ref_host_new(tokens * scale_bytes);
+    EP_SCOPED void* row = ref_host_new(ref_format_in_bytes(format));
     for (size_t token = 0; token < tokens; ++token) {
         ref_cast_input(format, seed, ref_row_of((unsigned)env->rank, token), row);
         ref_cast_row(format, row, rows + token * row_bytes, scales + token * scale_bytes);
@@ -29,9 +26,6 @@ static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens,
     const Cast cast = {ref_buffer_new(tokens * row_bytes), ref_buffer_new(tokens * scale_bytes)};
     ref_buffer_upload(&cast.rows, rows);
     ref_buffer_upload(&cast.scales, scales);
-    free(rows);
-    free(scales);
-    free(row);
     return cast;
 }
 

@@ -1,8 +1,6 @@
 // Operations and handles that were enqueued before their group's failure was known run behind it.
 // None of them sends or writes anything, neither on the rank that failed nor on one that heard of
 // it.
-#include <stdlib.h>
-
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
 #include "reference/mapped.h"
@@ -51,9 +49,8 @@ static ncclResult_t go_on(Fixture* fixture, Behind behind) {
 }
 
 static void check_poison(const RefBuffer* buffer) {
-    void* poison = ref_host_poison(buffer->bytes);
+    EP_SCOPED void* poison = ref_host_poison(buffer->bytes);
     REF_CHECK_BUFFER(buffer, poison);
-    free(poison);
 }
 
 // No rank was notified of a token.

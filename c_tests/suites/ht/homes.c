@@ -2,8 +2,6 @@
 // node.
 #include "reference/homes.h"
 
-#include <stdlib.h>
-
 #include "reference/ht_run.h"
 
 enum { kTokens = 4, kHidden = 64 };
@@ -18,12 +16,11 @@ EP_TEST(ht_bits_from_any_home) {
                 ref_routing_everywhere(ranks, shape.num_experts, kTokens), opening);
     ht_forward(&run);
     ht_prepare_combine(&run);
-    char* rows = ref_host_new(run.results_in.bytes);
+    EP_SCOPED char* rows = ref_host_new(run.results_in.bytes);
     for (size_t i = 0; i < ranks * kTokens; ++i) {
         ref_answer((unsigned)env->rank, i % kTokens, kHidden, rows + i * kHidden * 2);
     }
     ref_buffer_upload(&run.results_in, rows);
-    free(rows);
     EP_CHECK_NCCL(ht_launch_combine(&run, false, env->stream));
     ep_sync(env);
     ref_check_same_everywhere(&run.combined);

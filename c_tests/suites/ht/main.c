@@ -1,9 +1,6 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-
-#include <stdlib.h>
-
 #include "reference/ht_run.h"
 
 typedef struct {
@@ -152,14 +149,13 @@ EP_TEST(ids_in_range) {
     ht_prepare_dispatch(&run);
     EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
     ep_sync(env);
-    int64_t* ids = ref_host_new(run.ids_out.bytes);
+    EP_SCOPED int64_t* ids = ref_host_new(run.ids_out.bytes);
     ep_download(ids, ref_buffer_data(&run.ids_out), run.ids_out.bytes);
     size_t strays = 0;
     for (size_t i = 0; i < run.ids_out.bytes / sizeof(int64_t); ++i) {
         strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
     }
     EP_CHECK_EQ_U64(strays, 0);
-    free(ids);
     ht_run_close(&run);
 }
 
@@ -251,7 +247,7 @@ EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
     HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
-    unsigned char* first = ref_host_new(run.tokens_out.bytes);
+    EP_SCOPED unsigned char* first = ref_host_new(run.tokens_out.bytes);
     const HtPass forward = {.forward = true};
     const HtPass cached = {.forward = false};
     ht_prepare_dispatch(&run);
@@ -262,6 +258,5 @@ EP_TEST(cached_equals_forward) {
     EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
     ep_sync(env);
     REF_CHECK_BUFFER(&run.tokens_out, first);
-    free(first);
     ht_run_close(&run);
 }

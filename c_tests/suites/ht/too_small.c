@@ -1,8 +1,6 @@
 // On one rank, high-throughput tensors have fewer rows than that rank receives, or none. This shows
 // only when the operation runs: the group then fails with ncclInvalidUsage instead of losing
 // tokens, no byte past the tensor's end is written, and no rank hangs.
-#include <stdlib.h>
-
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
 
@@ -23,12 +21,10 @@ static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
 // The buffer on rank 0 is longer than its tensor says: the last row must still be poison.
 static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
     const size_t bytes = row_bytes + kRefGuardBytes;
-    void* poison = ref_host_poison(bytes);
-    void* got = ref_host_new(bytes);
+    EP_SCOPED void* poison = ref_host_poison(bytes);
+    EP_SCOPED void* got = ref_host_new(bytes);
     ep_download(got, buffer->base + kRefGuardBytes + buffer->bytes - row_bytes, bytes);
     EP_CHECK_EQ_BYTES(got, poison, bytes);
-    free(poison);
-    free(got);
 }
 
 // Rank 0 knows why it failed; the other ranks may or may not have noticed.

@@ -2,9 +2,6 @@
 // late.
 #define _GNU_SOURCE  // RTLD_DEFAULT, usleep
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

@@ -3,8 +3,6 @@
 #include <dirent.h>
 #include <limits.h>
 #include <malloc.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

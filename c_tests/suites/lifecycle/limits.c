@@ -1,6 +1,4 @@
 // Limits of the operating system for a process: exceeding one is an error with a text.
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 

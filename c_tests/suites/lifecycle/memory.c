@@ -1,8 +1,5 @@
 // Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
 // twice, descriptors made by hand.
-#include <stdlib.h>
-#include <string.h>
-
 #include "suites/lifecycle/lifecycle.h"
 
 // ---- Allocation functions that record what they gave -------------------------------------------

@@ -1,7 +1,5 @@
 // A trip of test_lifecycle: every token goes to two experts of one rank, so in both modes the round
 // trip returns it unchanged.
-#include <string.h>
-
 #include "suites/lifecycle/lifecycle.h"
 
 Place place_of(const EpEnv* env) {

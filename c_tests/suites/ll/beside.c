@@ -8,8 +8,6 @@
 // to others in any case.
 #define _GNU_SOURCE  // RTLD_DEFAULT, setenv, usleep
 #include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -32,13 +30,12 @@ static ncclEpGroup_t open_bounded(const EpEnv* env, const RefShape* shape, unsig
                                                  shape->max_tokens, 2 * shape->hidden);
     config.num_channels = channels;
     const char* before = getenv("NCCL_EP_TIMEOUT_MS");
-    char* kept = before != NULL ? strdup(before) : NULL;
+    EP_SCOPED char* kept = before != NULL ? strdup(before) : NULL;
     ncclEpGroup_t group = NULL;
     EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", kTimeoutMs, 1) == 0);
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
     EP_REQUIRE(kept != NULL ? setenv("NCCL_EP_TIMEOUT_MS", kept, 1) == 0
                             : unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
-    free(kept);
     return group;
 }
 

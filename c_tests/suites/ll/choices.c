@@ -1,7 +1,5 @@
 // Choices of low-latency operations: who is asked, in which order, and what stays in a graph. That results do not
 // depend on launch shapes is what `test_random --choices` shows.
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "harness/nodes.h"
 #include "reference/ll_run.h"

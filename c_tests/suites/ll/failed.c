@@ -2,7 +2,6 @@
 // rank runs after its failure must not reach the late block: either the block's sums are right or
 // its group has failed.
 #define _GNU_SOURCE  // setenv
-#include <stdlib.h>
 
 #include "reference/ll_run.h"
 

@@ -2,8 +2,6 @@
 // node.
 #include "reference/homes.h"
 
-#include <stdlib.h>
-
 #include "reference/ll_run.h"
 
 enum { kTokens = 4, kHidden = 64, kLocalExperts = 2 };
@@ -18,7 +16,7 @@ EP_TEST(ll_bits_from_any_home) {
     ll_dispatch(&run);
     ll_prepare_combine(&run);
     // Half of each source's tokens are in an expert's rows, source by source.
-    char* rows = ref_host_new(run.results_in.bytes);
+    EP_SCOPED char* rows = ref_host_new(run.results_in.bytes);
     for (unsigned expert = 0; expert < kLocalExperts; ++expert) {
         for (size_t i = 0; i < ranks * kTokens / kLocalExperts; ++i) {
             const size_t token = i % (kTokens / kLocalExperts) * kLocalExperts + expert;
@@ -27,7 +25,6 @@ EP_TEST(ll_bits_from_any_home) {
         }
     }
     ref_buffer_upload(&run.results_in, rows);
-    free(rows);
     RefRouting* same = ref_routing_everywhere(ranks, shape.num_experts, kTokens);
     ref_buffer_upload(&run.weights, same->weights[env->rank]);
     ref_routing_free(same);

@@ -3,7 +3,6 @@
 // of the sum. Sequences of operations are in order.c.
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "suites/ll/shapes.h"
 
@@ -149,13 +148,12 @@ static void check_fused(EpEnv* env, LlRun* run, float factor) {
         EP_CHECK(ep_load(datatype, expected, token * kFusedHidden) != 0.0f);
     }
     ll_prepare_combine(run);
-    void* rows = ref_host_new(run->results_in.bytes);
+    EP_SCOPED void* rows = ref_host_new(run->results_in.bytes);
     const size_t elements = run->results_in.bytes / ep_datatype_size(datatype);
     for (size_t i = 0; i < elements; ++i) {
         ep_store(datatype, rows, i, i < elements / 2 ? 1.0f : factor);
     }
     ref_buffer_upload(&run->results_in, rows);
-    free(rows);
     ref_buffer_upload(&run->weights, weights);
     EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
     ep_sync(env);
@@ -196,7 +194,7 @@ EP_TEST(tensors_of_the_library) {
                                      run.now->num_tokens[env->rank], shape.hidden);
     ncclNDTensor_t out = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                       run.layout.parts, run.layout.rows, shape.hidden);
-    void* packed = ref_host_poison(run.packed.bytes);
+    EP_SCOPED void* packed = ref_host_poison(run.packed.bytes);
     ep_download(packed, ref_buffer_data(&run.tokens_in), run.tokens_in.bytes);
     ep_tensor_upload(&in, packed);
     ep_tensor_fill(&out, kRefPoison);
@@ -204,13 +202,11 @@ EP_TEST(tensors_of_the_library) {
     ncclNDTensor_t* outputs[] = {&out};
     EP_CHECK_NCCL(ncclEpDispatch(run.handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream));
     ep_sync(env);
-    void* expected = ref_host_poison(run.packed.bytes);
+    EP_SCOPED void* expected = ref_host_poison(run.packed.bytes);
     const RefRows tokens = {shape.datatype, shape.hidden, run.tokens_seed, true};
     ref_ll_dispatch(run.now, (unsigned)env->rank, run.layout, &tokens, expected, NULL);
     ep_tensor_download(&out, packed);
     EP_CHECK_EQ_BYTES(packed, expected, run.packed.bytes);
-    free(packed);
-    free(expected);
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &in));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &out));
     ref_buffer_free(&run.ids);

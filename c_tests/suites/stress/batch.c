@@ -2,7 +2,6 @@
 // comparison. All handles have different data, so a stale row of another operation in the same
 // buffer shows.
 #define _GNU_SOURCE  // usleep
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "suites/stress/stress.h"

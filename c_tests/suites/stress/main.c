@@ -4,9 +4,6 @@
 //   test_stress [--ops N] [--every N] [--seed N]
 //
 // --ops operations in all (400), compared after every --every (40). The seed (1) determines all.
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/stress/stress.h"
 
 enum { kDefaultOps = 400, kDefaultEvery = 40, kBatchesPerRound = 6 };

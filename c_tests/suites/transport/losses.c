@@ -3,8 +3,6 @@
 #include "suites/transport/losses.h"
 
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "forked/survivors.h"

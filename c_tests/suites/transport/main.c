@@ -9,9 +9,6 @@
 // in every split of the ranks over nodes, which NCCL is told by NCCL_HOSTID.
 #define _GNU_SOURCE  // setenv, usleep
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "forked/survivors.h"

@@ -1,6 +1,4 @@
 // Operations in a graph: they arrive in every replay, and have the deadline in every replay.
-#include <string.h>
-
 #include "forked/survivors.h"
 #include "harness/graphs.h"
 #include "suites/transport/losses.h"

@@ -1,8 +1,6 @@
 // See stages.h.
 #include "suites/transport/stages.h"
 
-#include <stdio.h>
-
 #include "forked/survivors.h"
 #include "suites/transport/probe.h"
 

@@ -1,8 +1,5 @@
 // Two libraries with different interfaces over one core, in one process. Each has its own
 // communicator, group and stream; both work at once, and neither sees the other.
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/harness.h"
 #include "suites/two_abis/probe.h"
 

@@ -1,8 +1,5 @@
 // Routes in memory of the caller's: what a handle keeps is one block of bytes, which works wherever
 // it lies.
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "harness/harness.h"
 #include "harness/nodes.h"
@@ -140,11 +137,10 @@ static Seen run_own(const EpEnv* env, const Side* side, const void* ids, uint64_
 }
 
 static void check_untouched(const Side* side, const void* block) {
-    unsigned char* bytes = malloc(side->block_bytes);
+    EP_SCOPED unsigned char* bytes = malloc(side->block_bytes);
     EP_REQUIRE(bytes != NULL);
     ep_download(bytes, block, side->block_bytes);
     for (size_t i = 0; i < side->block_bytes; ++i) EP_REQUIRE(bytes[i] == kUntouched);
-    free(bytes);
 }
 
 // Routings in moved memory: two of them alternate, and each works like one in the library's memory.

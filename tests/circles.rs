@@ -36,9 +36,7 @@ fn no_header_of_the_c_harness_leads_back_to_itself() {
         let module = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let source = fs::read_to_string(&path).unwrap();
         for line in source.lines() {
-            let Some(header) = line.strip_prefix("#include \"") else {
-                continue;
-            };
+            let Some(header) = line.strip_prefix("#include \"") else { continue };
             let name = header.trim_start_matches("harness/");
             let target = name.split('.').next().unwrap().to_owned();
             if harness.join(format!("{target}.h")).exists() && target != module {

@@ -1,5 +1,4 @@
-//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke
-//! each.
+//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke each.
 //!
 //! Sources are read as text. A literal such as "must be {what}" is a pattern: braces match
 //! anything, in the sources as in the tables.
@@ -57,9 +56,7 @@ fn rows() -> Vec<Row> {
 /// A row of five cells whose first is an id.
 fn row(line: &str) -> Option<Row> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
-    let [id, argument, rule, result, _] = cells[..] else {
-        return None;
-    };
+    let [id, argument, rule, result, _] = cells[..] else { return None };
     let own = |text: &str| text.to_owned();
     let argument = argument.trim_matches('`');
     is_id(id).then(|| Row { id: own(id), argument: own(argument), rule: own(rule), result: own(result) })
@@ -108,9 +105,7 @@ fn is_text(literal: &str) -> bool {
 /// Whether `pattern` produces exactly `text`.
 fn gives(pattern: &str, text: &str) -> bool {
     let parts = fixed_parts(pattern);
-    let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
-        return false;
-    };
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
     if parts.len() == 1 {
         return *first == text;
     }

@@ -10,9 +10,8 @@ mod sources;
 
 use sources::modules::{Use, all_uses, is_below, module_files, module_of};
 
-/// Module: what it may use. `x::*` is module `x` and everything below it; any other entry is one
-/// module or one item. The longest matching name decides; each module may use itself and everything
-/// below itself.
+/// Module: what it may use. `x::*` is module `x` and everything below it; any other entry is one module or one item.
+/// The longest matching name decides; each module may use itself and everything below itself.
 const ARROWS: &str = "
 error: model::ids
 env: model::*
@@ -82,9 +81,7 @@ fn row_of<'a>(rows: &'a [Row], module: &str) -> Option<&'a Row> {
 }
 
 fn may_use(rows: &[Row], it: &Use) -> bool {
-    let Some(own) = row_of(rows, &it.module) else {
-        return false;
-    };
+    let Some(own) = row_of(rows, &it.module) else { return false };
     // Modules of one row, such as `session`, see each other; `backend` does not see its siblings.
     let in_own_row = row_of(rows, &it.target).is_some_and(|row| row.name == own.name);
     in_own_row || own.uses.iter().any(|entry| fits(entry, it))

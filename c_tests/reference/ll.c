@@ -101,7 +101,8 @@ RefLlSum ref_ll_sum_unset = kRefReduce;
 
 RefLlSum ref_ll_sum(void) {
     const char* name = getenv("NCCL_EP_LL_COMBINE");
-    if (name == NULL) return ref_ll_sum_unset;
+    // Over nodes nobody sums otherwise.
+    if (name == NULL) return ep_num_nodes() > 1 ? kRefReduce : ref_ll_sum_unset;
     return name != NULL && strcmp(name, "exact") == 0 ? kRefExact : kRefReduce;
 }
 

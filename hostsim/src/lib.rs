@@ -15,6 +15,7 @@
 //!
 //! The library has its own file name and SONAME, so it cannot shadow the real ones, and it refuses
 //! to work where an NVIDIA driver is present unless `NCCLEP_HOSTSIM_WITH_GPU=1` is set.
+#![allow(missing_docs)] // What has C's names is described by C's documents.
 
 pub mod cuda;
 mod fork;

@@ -45,8 +45,7 @@ pub unsafe extern "C" fn ncclEpSetChoice(
         let operation = operation_of(operation)?;
         // SAFETY: this function's contract.
         let choice = (!choice.is_null()).then(|| unsafe { read(choice) });
-        let choice = choice.transpose()?;
-        group.session.set_choice(operation, choice);
+        group.session.set_choice(operation, choice.transpose()?);
         Ok(())
     })
 }

@@ -37,9 +37,7 @@ use std::ffi::{c_uint, c_void};
 pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     let number = ep_group as usize;
     GUARD.run("ncclEpMemAlloc", Subject::Group(number), || {
-        let group = Group::resolve(number)?;
-        let bytes = check_out("ptr", ptr).map(|()| bytes);
-        let data = group.session.allocate_memory(bytes)?;
+        let data = Group::resolve(number)?.session.allocate_memory(check_out("ptr", ptr).map(|()| bytes))?;
         // SAFETY: this function's contract.
         unsafe { write_out("ptr", ptr, data.0 as *mut c_void) }
     })
@@ -62,10 +60,7 @@ pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut 
 /// None: a foreign address is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
-    GUARD.destroy("ncclEpMemFree", || {
-        let group = Group::resolve(ep_group as usize)?;
-        group.session.free_memory(DevPtr(ptr as usize))
-    })
+    GUARD.destroy("ncclEpMemFree", || Group::resolve(ep_group as usize)?.session.free_memory(DevPtr(ptr as usize)))
 }
 
 /// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective;
@@ -97,16 +92,12 @@ pub unsafe extern "C" fn ncclEpMemRegister(
     let number = ep_group as usize;
     GUARD.run("ncclEpMemRegister", Subject::Group(number), || {
         let group = Group::resolve(number)?;
-        let given = no_window(nccl_window).map(|()| (DevPtr(ptr as usize), bytes));
-        group.session.register_memory(given)
+        group.session.register_memory(no_window(nccl_window).map(|()| (DevPtr(ptr as usize), bytes)))
     })
 }
 
 fn no_window(window: *mut c_void) -> Result<()> {
-    if window.is_null() {
-        return Ok(());
-    }
-    Err(refuse::argument("nccl_window", "must be NULL"))
+    if window.is_null() { Ok(()) } else { Err(refuse::argument("nccl_window", "must be NULL")) }
 }
 
 /// Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the
@@ -122,8 +113,7 @@ fn no_window(window: *mut c_void) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemDeregister(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
     GUARD.destroy("ncclEpMemDeregister", || {
-        let group = Group::resolve(ep_group as usize)?;
-        group.session.forget_memory(DevPtr(ptr as usize))
+        Group::resolve(ep_group as usize)?.session.forget_memory(DevPtr(ptr as usize))
     })
 }
 

@@ -91,8 +91,7 @@ fn answer(outcome: Result<()>) -> c_int {
 /// A dense tensor; extents beyond 32 bits are refused.
 fn tensor(data: *const c_void, dtype: DType, sizes: &[usize]) -> Result<Tensor> {
     let beyond = |_| Error::new(Code::InvalidArgument, "an extent is beyond 32 bits");
-    let sizes = sizes.iter().map(|&size| u32::try_from(size).map_err(beyond));
-    let kept: Vec<u32> = sizes.collect::<Result<_>>()?;
+    let kept: Vec<u32> = sizes.iter().map(|&size| u32::try_from(size).map_err(beyond)).collect::<Result<_>>()?;
     Ok(Tensor::new(DevPtr(data as usize), Some(dtype), &kept))
 }
 
@@ -100,8 +99,7 @@ fn null(what: &str) -> Error {
     Error::new(Code::InvalidArgument, format!("no {what}"))
 }
 
-/// Opens a group over all ranks of the communicator `comm`, on the library's own
-/// stream.
+/// Opens a group over all ranks of the communicator `comm`, on the library's own stream.
 ///
 /// # Safety
 /// `comm` is a live communicator; `settings` and `group` are NULL or valid.
@@ -156,12 +154,10 @@ pub unsafe extern "C" fn epProbeTune(group: *const EpProbeGroup, shapes: *const 
     let (group, shapes) = unsafe { (&*group, std::slice::from_raw_parts(shapes, count)) };
     let mut tuning = Tuning::default();
     let mut set = |shape: &EpProbeShape| {
-        let operations = [Operation::LlDispatch, Operation::LlCombine];
-        let operation = operations.get(shape.operation).copied();
+        let operation = [Operation::LlDispatch, Operation::LlCombine].get(shape.operation).copied();
         let EpProbeShape { tokens, blocks, threads, send_blocks, .. } = *shape;
         let shape = Shape { blocks, threads, send_blocks };
-        let operation = operation.ok_or_else(|| "an unknown operation".to_owned())?;
-        tuning.set(operation, tokens, Some(&shape), u32::MAX)
+        tuning.set(operation.ok_or_else(|| "an unknown operation".to_owned())?, tokens, Some(&shape), u32::MAX)
     };
     let outcome = shapes.iter().try_for_each(&mut set);
     answer(outcome.map_err(|text| Error::new(Code::InvalidArgument, text)).map(|()| group.0.tune(tuning)))

@@ -79,8 +79,7 @@ fn open(comm: *mut c_void, node: Option<&CStr>, timeout: Duration, stream: Strea
         on_fault: Arc::new(Count(count)),
         new_replay_marks: &|places| platform.new_replay_marks(places),
     };
-    let transport = over_nccl(&bootstrap, wanted, stream)?;
-    Ok(EpProbeRail { transport, view, faults })
+    Ok(EpProbeRail { transport: over_nccl(&bootstrap, wanted, stream)?, view, faults })
 }
 
 /// Opens a transport among the ranks of `comm`, of which those that say the same `node` are on one. Collective.
@@ -98,8 +97,7 @@ pub unsafe extern "C" fn epProbeRailOpen(
     let is_string = !node.is_null();
     // SAFETY: the caller's promise.
     let (rail, node) = unsafe { (rail.as_mut(), is_string.then(|| CStr::from_ptr(node))) };
-    let timeout = Duration::from_millis(timeout_ms.into());
-    let opened = open(comm, node, timeout, Stream(stream as usize));
+    let opened = open(comm, node, Duration::from_millis(timeout_ms.into()), Stream(stream as usize));
     answer(opened.and_then(|opened| {
         *rail.ok_or_else(|| null("place for a rail"))? = Box::into_raw(Box::new(opened));
         Ok(())
@@ -180,8 +178,7 @@ pub unsafe extern "C" fn epProbeRailExchange(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (rail, sends, receives) = unsafe { (&*rail, read(sends, num_sends), read(receives, num_receives)) };
-    let stream = Stream(stream as usize);
-    answer(rail.transport.exchange(LABEL, &sends, &receives, stream))
+    answer(rail.transport.exchange(LABEL, &sends, &receives, Stream(stream as usize)))
 }
 
 /// 0, or the number of the failure that has ended the transport.

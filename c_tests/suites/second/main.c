@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/nodes.h"
 #include "reference/ll.h"
 
 const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
@@ -200,6 +201,8 @@ static ncclEpHandleConfig_t handle_config_of(const Case* test) {
     config.dispatch_output_per_expert_alignment = test->alignment;
     return config;
 }
+
+bool ranks_share_a_node(void) { return ep_num_nodes() == 1; }
 
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
     const ncclEpLayout_t layout = layout_of(test);

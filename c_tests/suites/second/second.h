@@ -86,6 +86,8 @@ unsigned capacity_of(const EpEnv* env, const Case* test);
 RefShape shape_of(const EpEnv* env, const Case* test);
 ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
+// Whether handles may lie in memory of callers, and updates be captured: on one node.
+bool ranks_share_a_node(void);
 // A handle without a routing, in memory that has `bytes`, or new memory.
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
 // The same, or in memory of the library's, as the case says.

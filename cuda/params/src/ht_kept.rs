@@ -35,23 +35,18 @@ pub struct HtZones {
     pub slots: *mut u32,
     /// `[experts + 1]`: the first slot of each local expert, then the number of all.
     pub begins: *mut u32,
-    /// Most slots of a row.
     pub most_slots: u32,
     /// Slots that there are; `HT_NO_SLOT` if none is dropped.
     pub limit: u32,
     /// Zones are a multiple of this, a power of two.
     pub alignment: u32,
-    /// Local experts.
     pub experts: u32,
 }
 
-/// Parameters of `ht_zones`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtZonesParams {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
     /// What `ht_route` has filled.
     pub handle: HtHandleMemory,
@@ -59,7 +54,6 @@ pub struct HtZonesParams {
     pub zones: HtZones,
     /// Offset in a window: u64 packets `[ranks][max_tokens][experts / 32, rounded up]`, by source.
     pub packets: u64,
-    /// Most tokens of a rank.
     pub max_tokens: u32,
     /// As of `ht_route`, which has counted.
     pub epochs: *const u32,
@@ -67,7 +61,6 @@ pub struct HtZonesParams {
     pub send_blocks: u32,
 }
 
-/// Parameters of `ht_counters`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCountersParams {
@@ -87,11 +80,9 @@ pub struct HtCountersParams {
     pub page: *mut HtCount,
     /// As of `ht_route`.
     pub epoch: u32,
-    /// Experts per rank.
     pub local_experts: u32,
 }
 
-/// Parameters of `ht_by_k`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtByKParams {
@@ -99,11 +90,8 @@ pub struct HtByKParams {
     pub topk_idx: *const i64,
     /// `[tokens][top_k]`: by ascending expert, then by k.
     pub gradients: *mut f32,
-    /// Experts over all ranks.
     pub experts: u32,
-    /// This rank's tokens.
     pub tokens: u32,
-    /// Ids per token.
     pub top_k: u32,
 }
 
@@ -113,7 +101,6 @@ pub struct HtByKParams {
 pub struct HtZonesDispatchParams {
     /// As without zones, but weights are `[routing_rows]`, and there are no ids.
     pub rows: HtDispatchParams,
-    /// The zones.
     pub zones: HtZones,
 }
 
@@ -123,7 +110,6 @@ pub struct HtZonesDispatchParams {
 pub struct HtZonesScaledDispatchParams {
     /// As without zones.
     pub rows: HtScaledDispatchParams,
-    /// The zones.
     pub zones: HtZones,
 }
 
@@ -133,6 +119,5 @@ pub struct HtZonesScaledDispatchParams {
 pub struct HtZonesCombineParams {
     /// As without zones, but gradients are `[in_rows]`.
     pub rows: HtCombineParams,
-    /// The zones.
     pub zones: HtZones,
 }

@@ -17,9 +17,7 @@ use super::recording::{self, Mode};
 use super::stream::{cudaHostFn_t, cudaStream_t, resolve};
 use crate::handles::Handles;
 
-/// C's `cudaGraph_t`.
 pub type cudaGraph_t = *mut c_void;
-/// C's `cudaGraphExec_t`.
 pub type cudaGraphExec_t = *mut c_void;
 
 static GRAPHS: Handles<Graph> = Handles::new(0x5500_0000_0000);
@@ -110,8 +108,7 @@ pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut 
         if !recording::is_allowed() {
             return Err(CudaError::NotSupported);
         }
-        let captured = recording::end(&resolve(stream)?)?;
-        let handle = GRAPHS.insert(Arc::new(captured)) as cudaGraph_t;
+        let handle = GRAPHS.insert(Arc::new(recording::end(&resolve(stream)?)?)) as cudaGraph_t;
         // SAFETY: as above.
         unsafe { store(graph, handle) }
     })
@@ -147,8 +144,7 @@ pub unsafe extern "C" fn cudaGraphInstantiate(
     boundary(|| {
         // SAFETY: passed on under this function's contract, here and below.
         unsafe { store(executable, ptr::null_mut()) }?;
-        let made = Executable::new(find(&GRAPHS, graph)?)?;
-        let handle = EXECUTABLES.insert(Arc::new(made)) as cudaGraphExec_t;
+        let handle = EXECUTABLES.insert(Arc::new(Executable::new(find(&GRAPHS, graph)?)?)) as cudaGraphExec_t;
         // SAFETY: as above.
         unsafe { store(executable, handle) }
     })
@@ -178,20 +174,15 @@ pub extern "C" fn cudaGraphExecDestroy(executable: cudaGraphExec_t) -> cudaError
 }
 
 fn find<T>(handles: &Handles<T>, handle: *mut c_void) -> Result<Arc<T>, CudaError> {
-    let found = handles.get(handle as usize);
-    found.ok_or_else(unknown)
+    handles.get(handle as usize).ok_or_else(unknown)
 }
 
 fn remove<T>(handles: &Handles<T>, handle: *mut c_void) -> Result<(), CudaError> {
-    let removed = handles.remove(handle as usize);
-    removed.map(drop).ok_or_else(unknown)
+    handles.remove(handle as usize).map(drop).ok_or_else(unknown)
 }
 
 fn unknown() -> CudaError {
-    match recording::is_allowed() {
-        true => CudaError::InvalidValue,
-        false => CudaError::NotSupported,
-    }
+    if recording::is_allowed() { CudaError::InvalidValue } else { CudaError::NotSupported }
 }
 
 /// # Safety

@@ -57,9 +57,8 @@ impl Device {
         Ok(created)
     }
 
-    /// Submits work to a stream of this device, after the given tickets and in the order that the
-    /// legacy default stream demands. One lock over all streams of the device makes "submitted
-    /// before" the same for everyone.
+    /// Submits work to a stream of this device, after the given tickets and in the order that the legacy default stream
+    /// demands. One lock over all streams of the device makes "submitted before" the same for everyone.
     pub(crate) fn submit(&self, stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Result<Ticket, CudaError> {
         refuse_on_worker()?;
         self.take_turn();
@@ -108,8 +107,7 @@ impl Device {
 
     fn streams(&self) -> Vec<Arc<Stream>> {
         let streams = self.streams.lock();
-        let all = streams.created.iter().chain(&streams.legacy);
-        all.cloned().collect()
+        streams.created.iter().chain(&streams.legacy).cloned().collect()
     }
 
     /// Ends all streams of the device, the legacy default stream as well.
@@ -129,12 +127,10 @@ pub(crate) fn device(index: usize) -> Result<&'static Device, CudaError> {
     devices().get(index).ok_or(CudaError::InvalidDevice)
 }
 
-/// The calling thread's current device.
 pub(crate) fn current() -> Result<&'static Device, CudaError> {
     device(current_index())
 }
 
-/// The index of the calling thread's current device.
 pub(crate) fn current_index() -> usize {
     CURRENT.get()
 }
@@ -153,8 +149,7 @@ thread_local! {
 fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let wanted = std::env::var("NCCLEP_HOSTSIM_DEVICES").ok();
-        (0..device_count(wanted.as_deref()))
+        (0..device_count(std::env::var("NCCLEP_HOSTSIM_DEVICES").ok().as_deref()))
             .map(|index| Device {
                 index,
                 streams: Mutex::default(),
@@ -192,7 +187,6 @@ pub unsafe extern "C" fn cudaGetDevice(index: *mut c_int) -> cudaError_t {
     boundary(|| unsafe { store(index, current_index() as c_int) })
 }
 
-/// Makes a device the calling thread's current one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
     boundary(|| set_current(usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?))

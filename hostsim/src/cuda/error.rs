@@ -5,10 +5,8 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 
-/// C's `cudaError_t`.
 pub type cudaError_t = c_int;
 
-/// The value of `cudaSuccess`.
 pub const CUDA_SUCCESS: cudaError_t = 0;
 
 macro_rules! cuda_errors {

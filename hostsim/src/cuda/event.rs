@@ -16,7 +16,6 @@ use super::recording::{self, Point};
 use super::stream::{cudaStream_t, resolve};
 use crate::handles::Handles;
 
-/// C's `cudaEvent_t`.
 pub type cudaEvent_t = *mut c_void;
 
 const DISABLE_TIMING: c_uint = 2;
@@ -131,9 +130,7 @@ pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
         refuse_on_worker()?;
         recording::refuse_unsafe_call()?;
-        let Some(Record { ticket, .. }) = latest(event)? else {
-            return Ok(());
-        };
+        let Some(Record { ticket, .. }) = latest(event)? else { return Ok(()) };
         ticket.wait();
         ticket.stream().take_error()
     })
@@ -185,8 +182,7 @@ pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
 
 fn passed(event: cudaEvent_t) -> Result<Instant, CudaError> {
     let is_timed = find(event)?.timed;
-    let record = latest(event)?.filter(|_| is_timed);
-    let record = record.ok_or(CudaError::InvalidResourceHandle)?;
+    let record = latest(event)?.filter(|_| is_timed).ok_or(CudaError::InvalidResourceHandle)?;
     record.passed.get().copied().ok_or(CudaError::NotReady)
 }
 

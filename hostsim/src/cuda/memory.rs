@@ -32,9 +32,7 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
             return Ok(());
         }
         recording::refuse_unsafe_call()?;
-        let Some(Memory::Device(owner)) = heap::starts_at(address) else {
-            return Err(CudaError::InvalidValue);
-        };
+        let Some(Memory::Device(owner)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
         release(owner, address)
     })
 }
@@ -46,9 +44,7 @@ pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> c
         let address = pointer as usize;
         let stream = resolve(stream)?;
         recording::refuse(&stream, CudaError::StreamCaptureUnsupported)?;
-        let Some(Memory::Device(_)) = heap::starts_at(address) else {
-            return Err(CudaError::InvalidValue);
-        };
+        let Some(Memory::Device(_)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
         recording::enqueue(&stream, move || heap::release(address)).map(drop)
     })
 }
@@ -143,9 +139,7 @@ pub unsafe extern "C" fn cudaHostGetDevicePointer(
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBlock {
-    /// Its first byte.
     pub begin: *mut c_void,
-    /// Its bytes.
     pub bytes: usize,
     /// A memory file of a sealed length that has its pages, as long as it lives; -1 if it is not shared.
     pub file: c_int,

@@ -115,10 +115,7 @@ pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
         let stream = resolve(stream)?;
         refuse_in_capture(&stream)?;
-        if stream.pending().is_some() {
-            return Err(CudaError::NotReady);
-        }
-        stream.take_error()
+        if stream.pending().is_some() { Err(CudaError::NotReady) } else { stream.take_error() }
     })
 }
 

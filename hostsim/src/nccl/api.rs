@@ -230,6 +230,5 @@ fn transfer(
     let stream = resolve_on(stream, comm.device)?;
     let peer = read_rank("peer", peer, comm.ranks())?;
     check_buffer(direction.call(), "buffer", buffer, bytes)?;
-    let transfer = Transfer { direction, peer, buffer, bytes };
-    group::run(Task::Transfer(comm, stream, transfer))
+    group::run(Task::Transfer(comm, stream, Transfer { direction, peer, buffer, bytes }))
 }

@@ -52,8 +52,7 @@ pub(crate) unsafe fn check_config(config: *const ncclConfig_t) -> Outcome<()> {
     // SAFETY: by this function's contract; every version begins with these fields.
     let (size, magic, version) = unsafe { ((*config).size, (*config).magic, (*config).version) };
     if magic != MAGIC {
-        let text = "config was not set with NCCL_CONFIG_INITIALIZER";
-        return Err(Failure::argument(text));
+        return Err(Failure::argument("config was not set with NCCL_CONFIG_INITIALIZER"));
     }
     if size < HEADER || version == 0 {
         return Err(Failure::argument("config has an impossible size or version"));

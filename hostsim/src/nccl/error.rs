@@ -7,24 +7,17 @@ use std::ffi::{CString, c_char, c_int};
 use crate::cuda::error::CudaError;
 use crate::report;
 
-/// C's `ncclResult_t`.
 pub type ncclResult_t = c_int;
 
 /// The failures of `ncclResult_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Code {
-    /// `ncclUnhandledCudaError`
     UnhandledCudaError = 1,
-    /// `ncclSystemError`
     SystemError = 2,
-    /// `ncclInternalError`
     InternalError = 3,
-    /// `ncclInvalidArgument`
     InvalidArgument = 4,
-    /// `ncclInvalidUsage`
     InvalidUsage = 5,
-    /// `ncclRemoteError`
     RemoteError = 6,
 }
 

@@ -63,6 +63,31 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     })
 }
 
+/// As `ncclCommInitRankConfig`, with any number of ids, the first of which counts.
+///
+/// # Safety
+/// As of `ncclCommInitRankConfig`; `ids` is null or points to `count` ids.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    rank: c_int,
+    count: c_int,
+    ids: *const ncclUniqueId,
+    config: *const ncclConfig_t,
+) -> ncclResult_t {
+    boundary(|| {
+        if ids.is_null() || count < 1 {
+            return Err(Failure::argument(format!("commIds is NULL, or nId is {count}")));
+        }
+        // SAFETY: passed on under this function's contract.
+        unsafe {
+            check_config(config)?;
+            join(comm, nranks, &*ids, rank)
+        }
+    })
+}
+
 /// How many communicators this process has made with settings, as the library does.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclEpHostsimCommunicators() -> u64 {
@@ -196,8 +221,7 @@ pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> ncclResult_t {
     boundary(|| {
-        let health = find(comm)?.health();
-        let code = health.map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
+        let code = find(comm)?.health().map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
         // SAFETY: passed on under this function's contract.
         unsafe { store(result, code) }
     })

@@ -28,7 +28,6 @@ impl<P> Kernel<P> {
         self.entry
     }
 
-    /// The most threads of a block.
     pub(super) fn most_threads(&self) -> u32 {
         self.entry.definition().threads
     }
@@ -44,8 +43,7 @@ pub struct Definition {
 
 macro_rules! kernels {
     ($($kernel:ident($params:ident, $threads:ident, $blocks:literal);)+) => {
-        /// A kernel's entry point.
-        #[allow(missing_docs, non_camel_case_types)] // Named after the kernels.
+        #[allow(non_camel_case_types)] // Named after the kernels.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Entry { $($kernel),+ }
 
@@ -53,7 +51,6 @@ macro_rules! kernels {
             /// All of them, each at the index of its own number.
             pub const ALL: &[Entry] = &[$(Entry::$kernel),+];
 
-            /// What the list says of it.
             pub const fn definition(self) -> Definition {
                 match self {
                     $(Entry::$kernel => Definition {
@@ -65,7 +62,6 @@ macro_rules! kernels {
         }
 
         $(
-            #[allow(missing_docs)] // It is named after the kernel.
             pub const fn $kernel() -> Kernel<$params> {
                 Kernel { entry: Entry::$kernel, params: PhantomData }
             }
@@ -208,8 +204,7 @@ mod tests {
         let guide = include_str!("../../../docs/guide/profiling.md");
         for entry in Entry::ALL {
             // The guide says that a name with the first of these may have the others.
-            let name = entry.definition().name.replace("_f16", "_bf16");
-            let name = name.replace("_f32", "_bf16");
+            let name = entry.definition().name.replace("_f16", "_bf16").replace("_f32", "_bf16");
             assert!(guide.contains(&format!("`{name}`")), "{name}");
         }
     }

@@ -39,7 +39,6 @@ pub(super) fn unmap(mapped: &mut ObjectMemory) -> bool {
 }
 
 impl CudaMapper {
-    /// The objects of a new group on GPUs.
     pub(super) fn objects(memory: &Arc<CudaMemory>, group: &Arc<GroupContext>, view: &Arc<NodeView>) -> Objects<Self> {
         let mapper = Self { memory: Arc::clone(memory), group: Arc::clone(group), view: Arc::clone(view) };
         Objects::new(mapper, Arc::clone(group.objects().recognised()))
@@ -78,8 +77,7 @@ impl Mapper for CudaMapper {
     }
 
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
-        let locals = self.view.locals.iter();
-        let bases = locals.map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
+        let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
         self.group.objects().write(object, &bases.collect::<Vec<_>>())
     }
 

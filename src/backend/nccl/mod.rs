@@ -76,13 +76,10 @@ fn functions() -> Result<&'static Functions> {
     FUNCTIONS.get_or_try_init(|| {
         let library = match Library::chosen_nccl() {
             Some(chosen) => chosen.map_err(|reason| {
-                let text = format!("NCCL_EP_NCCL_LIBRARY: cannot be loaded: {reason}");
-                Error::new(Code::SystemError, text)
+                Error::new(Code::SystemError, format!("NCCL_EP_NCCL_LIBRARY: cannot be loaded: {reason}"))
             }),
-            None => Library::find(c"libnccl.so.2", c"ncclAllGather").map_err(|reason| {
-                let text = format!("no NCCL in this process: {reason}");
-                Error::new(Code::SystemError, text)
-            }),
+            None => Library::find(c"libnccl.so.2", c"ncclAllGather")
+                .map_err(|reason| Error::new(Code::SystemError, format!("no NCCL in this process: {reason}"))),
         }?;
         Functions::load(&library)
             .map_err(|missing| Error::new(Code::SystemError, format!("this process's NCCL has no {missing}")))
@@ -95,9 +92,7 @@ fn functions() -> Result<&'static Functions> {
 /// alive until the groups made from it are destroyed. No address is checked here.
 #[derive(Clone)]
 pub struct Communicator {
-    /// Number of ranks.
     pub ranks: usize,
-    /// This rank.
     pub rank: GroupRank,
     /// The CUDA device of this rank, as this process numbers them.
     pub device: usize,
@@ -156,8 +151,7 @@ impl Communicator {
 
 /// The file that this NCCL is in.
 fn file(functions: &Functions) -> String {
-    let function = functions.ncclCommCount as *const c_void;
-    file_of(function).unwrap_or_else(|| "?".to_owned())
+    file_of(functions.ncclCommCount as *const c_void).unwrap_or_else(|| "?".to_owned())
 }
 
 /// `error`, of a communicator that this NCCL does not know, with the other copies of NCCL in the process.

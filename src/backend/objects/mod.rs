@@ -25,8 +25,9 @@ pub enum Wanted {
 pub enum Kind {
     /// The library's, from [`Wanted::New`].
     Own,
-    /// The caller's.
     Given,
+    /// The library's, for views: a dispatch makes it, and no operation finds its tensors there.
+    Views,
 }
 
 /// What is known of an object.
@@ -34,7 +35,6 @@ pub enum Kind {
 pub struct Found {
     /// This rank's memory of it.
     pub range: Range,
-    /// Whose that is.
     pub kind: Kind,
     /// How many tensors of operations were found in it.
     pub tensors: u64,
@@ -75,16 +75,14 @@ impl Recognised {
             return None;
         }
         let place = self.ranges.read().place_of(address, bytes);
-        let object = place.map(|it| it.object as usize);
-        let count = object.and_then(|it| self.tensors.get(it));
+        let count = place.map(|it| it.object as usize).and_then(|it| self.tensors.get(it));
         count.unwrap_or(&self.plain).fetch_add(1, Ordering::Relaxed);
         place
     }
 
     /// Tensors that operations had in `object`, and in none.
     fn counts(&self, object: u32) -> (u64, u64) {
-        let tensors = self.tensors.get(object as usize);
-        let tensors = tensors.map_or(0, |it| it.load(Ordering::Relaxed));
+        let tensors = self.tensors.get(object as usize).map_or(0, |it| it.load(Ordering::Relaxed));
         (tensors, self.plain.load(Ordering::Relaxed))
     }
 
@@ -96,7 +94,6 @@ impl Recognised {
         self.change(|ranges| ranges.insert(range));
     }
 
-    /// Whether there is an object.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -140,7 +137,6 @@ pub trait Mapper: Send + Sync {
 }
 
 impl Wanted {
-    /// Whose the memory is.
     pub fn kind(&self) -> Kind {
         match self {
             Self::New(_) => Kind::Own,

@@ -172,8 +172,7 @@ impl Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
-    use crate::model::ids::GroupRank;
+    use crate::model::group::Algorithm;
 
     const H200: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes: 227 << 10 };
     const COMBINE: HtKind = HtKind::Combine { columns: 0 };
@@ -183,15 +182,12 @@ mod tests {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
             ranks,
-            rank: GroupRank::new(0),
             experts: 32 * ranks,
             max_tokens: Some(4096),
             max_recv_rows: Some(4096 * ranks),
             row_bytes: 14_336,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
             channels,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 

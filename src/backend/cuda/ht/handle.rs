@@ -68,17 +68,22 @@ impl CudaHt {
         self.find_slots(block, at)?;
         let page = self.memory.as_ref().map(|memory| &memory.received);
         let told = Told {
-            handle: block,
+            rows: self.rows_of(block),
+            counts: block.counts,
             counters: &self.counters,
             zones: self.zones()?,
             page: page.map(|page| (page.device().wrapping_add(SLOTS_OF_PAGE), self.epoch)),
         };
         kept::tell(group, &told, at)?;
-        let rows = block.begins.wrapping_add(group.context.peers().ranks as usize);
         match &self.header {
-            Some(header) => header.write(&group.context, KernelOp::HtRoute, rows, at),
+            Some(header) => header.write(&group.context, KernelOp::HtRoute, self.rows_of(block), at),
             None => Ok(()),
         }
+    }
+
+    /// Where the number of rows is that come.
+    fn rows_of(&self, block: &HtHandleMemory) -> *const u32 {
+        block.begins.wrapping_add(self.group.context.peers().ranks as usize)
     }
 
     /// The result of the exchange, once it is there: the number of rows that this rank receives, or
@@ -128,15 +133,6 @@ impl CudaHt {
         };
         let launch = || group.context.module.launch(kernel, shape, params, at);
         turn.end_after(compared.and_then(|()| launch()).and_then(|()| after()))
-    }
-
-    /// What a dispatch reads.
-    fn inputs(&self, op: &HtDispatch) -> Inputs {
-        let mut inputs = Inputs::of(op);
-        if self.routing.form.keeps_ids && op.routing_in.is_some() {
-            inputs.ids = self.routing.ids.0;
-        }
-        inputs
     }
 
     // Apart as well.
@@ -191,10 +187,11 @@ impl HtBackend for CudaHt {
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
-        let params = dispatch_params(op, common, &self.inputs(op));
+        let params = dispatch_params(op, common, &Inputs::of(op, &self.routing));
         let zones = self.zones()?;
         let after = || {
-            let told = Told { handle: &memory, counters: &op.counters, zones, page: None };
+            let told =
+                Told { rows: self.rows_of(&memory), counts: memory.counts, counters: &op.counters, zones, page: None };
             kept::move_ids(group, op, self.top_k, at)?;
             kept::tell(group, &told, at)
         };

@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::params::ht::{HtCount, HtHandleMemory};
+use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_kept::{
     HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtZones,
 };
@@ -20,7 +20,10 @@ const MOST_BLOCKS: usize = 512;
 
 /// What is told, of a handle.
 pub struct Told<'a> {
-    pub handle: &'a HtHandleMemory,
+    /// The number of received rows, or `HT_DISAGREED`.
+    pub rows: *const u32,
+    /// Those of each expert.
+    pub counts: *const i32,
     pub counters: &'a RoutingCounters,
     /// Where rows lie by expert.
     pub zones: Option<HtZones>,
@@ -30,16 +33,15 @@ pub struct Told<'a> {
 
 /// Enqueues what a routing tells its caller, and the host, behind it.
 pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
-    let Told { handle, counters, zones, page } = *told;
+    let Told { rows, counts, counters, zones, page } = *told;
     let page = page.filter(|_| zones.is_some());
     if *counters == RoutingCounters::default() && page.is_none() {
         return Ok(());
     }
-    let peers = group.context.peers();
     let (page, epoch) = page.unwrap_or((null_mut(), 0));
     let params = HtCountersParams {
-        rows: handle.begins.wrapping_add(peers.ranks as usize),
-        counts: handle.counts,
+        rows,
+        counts,
         experts: numbers(counters.experts),
         total: numbers(counters.total),
         offsets: numbers(counters.offsets),

@@ -35,7 +35,7 @@ pub struct Handle {
     /// Where things lie in the windows.
     pub layout: LlLayout,
     /// Where rows of views come, on one node.
-    pub views: Option<ViewBanks>,
+    pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,
@@ -118,7 +118,7 @@ impl Handle {
     }
 
     /// Enqueues the copy of ids of 32 bits, which kernels do not read; every operation reads the caller's anew.
-    fn widen_ids(&self, at: &StreamScope) -> Result<()> {
+    pub fn widen_ids(&self, at: &StreamScope) -> Result<()> {
         let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {
             return Ok(());
@@ -129,7 +129,7 @@ impl Handle {
     }
 
     /// The ids that kernels read.
-    fn ids(&self) -> *const i64 {
+    pub fn ids(&self) -> *const i64 {
         let ids = match self.routing.width {
             IntWidth::Bits64 => self.routing.ids,
             IntWidth::Bits32 => self.memory.ids(),
@@ -191,7 +191,13 @@ impl Handle {
     }
 
     /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
-    fn launch_following<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
+    pub(super) fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
         let module = &self.context.module;
         if self.context.programmatic {
             module.launch_early(kernel, shape, params, at)

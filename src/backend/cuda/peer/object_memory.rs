@@ -27,8 +27,7 @@ impl ObjectMemory {
 
     /// New memory of `bytes`, with arbitrary content, and its record.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<(Self, Vec<u8>)> {
-        let pages = bytes.checked_next_multiple_of(PAGE_BYTES);
-        let window = Window::with_any(memory, pages.unwrap_or(bytes))?;
+        let window = Window::with_any(memory, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes))?;
         let begin = window.base();
         let record = WindowRecord::new(&window)?;
         Ok(Self::at(begin, window, &record))
@@ -51,8 +50,7 @@ impl ObjectMemory {
         let offset = (begin.0 - window.base().0) as u64;
         let mut record = record.to_bytes();
         record.extend(offset.to_le_bytes());
-        let windows = PeerWindows::new(window);
-        (Self { windows, begin }, record)
+        (Self { windows: PeerWindows::new(window), begin }, record)
     }
 
     /// Its first byte here.
@@ -77,8 +75,7 @@ impl ObjectMemory {
             }
             let (record, offset) =
                 record.split_last_chunk::<OFFSET_BYTES>().ok_or_else(|| Error::internal("a short record of memory"))?;
-            let window = self.windows.map(view, peer, record, None)?;
-            *base = window.0 + u64::from_le_bytes(*offset) as usize;
+            *base = self.windows.map(view, peer, record, None)?.0 + u64::from_le_bytes(*offset) as usize;
         }
         Ok(bases)
     }

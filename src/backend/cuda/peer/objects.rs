@@ -46,7 +46,6 @@ impl Objects {
         self.recognised.any()
     }
 
-    /// In which memory tensors are recognised.
     pub fn recognised(&self) -> &Arc<Recognised> {
         &self.recognised
     }
@@ -62,7 +61,6 @@ impl Objects {
         let row = self.ranks * ADDRESS_BYTES;
         let mut bytes: Vec<u8> = bases.iter().flat_map(|it| it.to_ne_bytes()).collect();
         bytes.resize(row, 0);
-        let at = DevPtr(self.table.data().0 + object as usize * row);
-        self.memory.upload(at, &bytes)
+        self.memory.upload(DevPtr(self.table.data().0 + object as usize * row), &bytes)
     }
 }

@@ -79,12 +79,10 @@ impl Window {
         self.is_published = true;
     }
 
-    /// The context of the memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// First byte.
     pub fn base(&self) -> DevPtr {
         DevPtr(self.allocation.base as usize)
     }
@@ -94,8 +92,7 @@ impl Window {
         self.is_published = false;
     }
 
-    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
-    /// no kernel uses it.
+    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but no kernel uses it.
     pub fn keep(mut self) {
         self.is_published = false;
         self.must_stay = true;
@@ -120,8 +117,7 @@ impl Drop for Window {
             (true, _) => {}
             (false, true) => self.context.keep(self.key(), self.base().0),
             (false, false) => {
-                let key = Some(self.key());
-                self.context.free_later(key, self.base().0, memory::free);
+                self.context.free_later(Some(self.key()), self.base().0, memory::free);
             }
         }
     }
@@ -136,21 +132,17 @@ pub struct WindowRecord {
 }
 
 impl WindowRecord {
-    /// Bytes of the window.
     pub fn bytes(&self) -> usize {
         self.allocation.bytes as usize
     }
 
-    /// Length of [`WindowRecord::to_bytes`].
     pub const BYTES: usize = PROCESS_ID_BYTES + 3 * size_of::<u64>() + IPC_HANDLE_BYTES;
 
-    /// Describes `window`.
     pub fn new(window: &Window) -> Result<Self> {
         let _entered = window.context.enter()?;
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
     }
 
-    /// The record as the ranks exchange it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.process.to_bytes().to_vec();
         bytes.extend_from_slice(&self.allocation.context.to_bits().to_le_bytes());
@@ -160,7 +152,6 @@ impl WindowRecord {
         bytes
     }
 
-    /// Reads the result of [`WindowRecord::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let record = Self {
@@ -231,18 +222,14 @@ impl PeerMapping {
         Ok(Self { context: Arc::clone(context), base, imported: here.is_none().then_some(record.ipc) })
     }
 
-    /// First byte.
     pub fn base(&self) -> DevPtr {
         self.base
     }
 
     /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
     pub fn unmap<'a>(mappings: impl IntoIterator<Item = &'a mut Self>) -> bool {
-        let imported = mappings.into_iter().filter(|it| it.imported.is_some());
-        let mut imported: Vec<&mut Self> = imported.collect();
-        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else {
-            return true;
-        };
+        let mut imported: Vec<&mut Self> = mappings.into_iter().filter(|it| it.imported.is_some()).collect();
+        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else { return true };
         context.if_quiescent(|| {
             for mapping in &mut imported {
                 mapping.imported = None;
@@ -266,8 +253,7 @@ fn close(address: usize) {
 impl Drop for PeerMapping {
     fn drop(&mut self) {
         if let Some(ipc) = self.imported {
-            let key = Some(Key::Import(ipc));
-            self.context.free_later(key, self.base.0, close);
+            self.context.free_later(Some(Key::Import(ipc)), self.base.0, close);
         }
     }
 }

@@ -35,14 +35,12 @@ impl PeerWindows {
         self.window.publish();
     }
 
-    /// Start of this rank's window.
     pub fn base(&self) -> DevPtr {
         self.window.base()
     }
 
-    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
-    /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
-    /// rest.
+    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of the group.
+    /// Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
     fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = view.rank;
         let others = GroupRank::all(records.len()).zip(records);
@@ -91,16 +89,14 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks
-    /// have unmapped them, or leaves them to the next group if one could not. No kernel of any rank
-    /// uses a window any more. Collective.
+    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks have unmapped them,
+    /// or leaves them to the next group if one could not. No kernel of any rank uses a window any more. Collective.
     ///
     /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.
     pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let mine = if Self::unmap_all(&mut all) { UNMAPPED } else { STILL_MAPPED };
-        let reports = bootstrap.all_gather(&[mine], stream)?;
-        let all_unmapped = reports.iter().all(|it| *it == [UNMAPPED]);
+        let all_unmapped = bootstrap.all_gather(&[mine], stream)?.iter().all(|it| *it == [UNMAPPED]);
         all.into_iter().for_each(|it| it.give_back(all_unmapped));
         Ok(())
     }
@@ -123,7 +119,6 @@ impl PeerWindows {
 
 /// What one rank has of its group's windows.
 pub struct GroupWindows {
-    /// For operations.
     pub operations: PeerWindows,
     /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
     /// words say whether the windows of operations can be freed.
@@ -184,8 +179,7 @@ impl GroupWindows {
             give_back(all, true);
             return Ok(());
         }
-        let unmapped = words.is_some() && PeerWindows::unmap_all(&mut all);
-        match (teardown.part(unmapped)?, words) {
+        match (teardown.part(words.is_some() && PeerWindows::unmap_all(&mut all))?, words) {
             (Parting::AllUnmapped, Some(words)) => {
                 give_back(all, true);
                 words.give_back(false);

@@ -50,9 +50,7 @@ impl HostLl {
         for (source, sent) in sent.iter().enumerate() {
             let mut placed: Vec<Placed> = Vec::new();
             for (token, k, expert) in sent.entries(self.facts()) {
-                let Some(local) = expert.checked_sub(experts.start) else {
-                    continue;
-                };
+                let Some(local) = expert.checked_sub(experts.start) else { continue };
                 if local >= experts.len() {
                     continue;
                 }

@@ -7,7 +7,9 @@
 use crate::backend::HtRouting;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
+use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
@@ -24,7 +26,7 @@ use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{HandleForm, IntWidth, Routing, Stream};
+use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -70,8 +72,12 @@ pub fn open_handle(
 /// What this rank brings to a handle.
 struct Part {
     memory: Arc<NodesMemory>,
+    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
     routing: Routing,
+    /// What is to be copied.
+    ids: Option<IdCopy>,
     counter: Option<DevPtr>,
+    counters: RoutingCounters,
     verdict: u32,
     size: HandleSize,
 }
@@ -87,14 +93,16 @@ impl Part {
                 width: IntWidth::Bits64,
                 form: HandleForm::default(),
             },
+            ids: None,
             counter: None,
+            counters: RoutingCounters::default(),
             verdict: verdict_refusing(error),
             size: HandleSize::default(),
         }
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        self.memory.memory(plan, self.size)
+        Ok(self.memory.parts(plan, self.size)?.memory)
     }
 }
 
@@ -163,29 +171,31 @@ impl Creation<'_> {
 
     /// Memory for the handle.
     fn prepare(&self, wanted: HtRouting, announced: &[Announced]) -> Result<Part> {
-        let routing = wanted.routing;
+        let mut routing = wanted.routing;
         let verdict = verdict_with(to_u32(routing.top_k)?);
         let agreeing = announced.iter().skip(1).filter(|it| it.verdict == verdict);
         let remote = agreeing.map(|it| it.tokens).sum();
         let rails = self.rails;
         let (own, top_k) = (routing.tokens, routing.top_k);
-        let size = HandleSize { own, remote, top_k };
-        let (_, bytes) = rails.plan.memory(0, size)?;
+        let keeps_ids = routing.form.keeps_ids;
+        let size = HandleSize { own, remote, top_k, keeps_ids };
+        let bytes = rails.plan.memory(0, size)?.bytes;
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
-        let room = |own, remote| HandleSize { own, remote, top_k };
+        let room = |own, remote| HandleSize { own, remote, ..size };
         let room = match self.group.plan.bound() {
             Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
         let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
-        Ok(Part {
-            memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
-            routing,
-            counter: wanted.counter,
-            verdict,
-            size,
-        })
+        let memory = rails.pool.take(|memory| memory.waste(bytes), make)?;
+        let mut ids = None;
+        if keeps_ids {
+            let from = Numbers { data: routing.ids, width: routing.width };
+            (routing.ids, routing.width) = (memory.parts(&rails.plan, size)?.ids, IntWidth::Bits64);
+            ids = Some(IdCopy { from, to: routing.ids, count: own * top_k, offset: 0 });
+        }
+        Ok(Part { memory, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
     }
 
     /// Enqueues the exchange of ids and the kernels that find out where rows go.
@@ -225,8 +235,10 @@ impl Creation<'_> {
         let sends = view.rail_peers.iter().map(send);
         let label = self.new_handle().label();
         let exchanges = &rails.network.exchanges;
-        let exchanged = exchanges.enqueue(label, sends, receives, self.at.stream);
-        turn.end_after(exchanged.and_then(|()| self.launch_route(part)).and_then(|()| self.launch_place(part)))
+        let kept = part.ids.map_or(Ok(()), |copy| copy.enqueue(&self.group.context, self.at));
+        let exchanged = kept.and_then(|()| exchanges.enqueue(label, sends, receives, self.at.stream));
+        let routed = exchanged.and_then(|()| self.launch_route(part)).and_then(|()| self.launch_place(part));
+        turn.end_after(routed.and_then(|()| self.tell(part)))
     }
 
     fn launch_route(&self, part: &Part) -> Result<()> {
@@ -275,6 +287,13 @@ impl Creation<'_> {
         let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
         let module = &self.group.context.module;
         module.launch(kernels::ht_place(), shape, &params, self.at)
+    }
+
+    /// What the routing tells its caller, behind it.
+    fn tell(&self, part: &Part) -> Result<()> {
+        let HtNodesMemory { total, counts, .. } = part.device(&self.rails.plan)?;
+        let told = Told { rows: total, counts, counters: &part.counters, zones: None, page: None };
+        kept::tell(self.group, &told, self.at)
     }
 
     /// Waits for the number of rows, or why there is none, and for what travels of the `tokens` of forwarded ranks.

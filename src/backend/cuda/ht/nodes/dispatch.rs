@@ -5,6 +5,7 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::grid::HtKind;
+use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, Tokens};
@@ -51,12 +52,14 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
         None => launch,
         Some(_) => group.plan.launch(kind, &row.wire.into(), &handle.grids, op.launch)?,
     };
-    let dispatch = Dispatch { handle: Handle::new(handle)?, op, launch, remote_launch, own: Inputs::of(op) };
+    let dispatch =
+        Dispatch { handle: Handle::new(handle)?, op, launch, remote_launch, own: Inputs::of(op, &handle.routing) };
     let at = &group.enter(stream)?;
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
+    let enqueued = enqueued.and_then(|()| kept::move_ids(group, op, to_u32(handle.routing.top_k)?, at));
     enqueueing.end(group, order, enqueued)
 }
 

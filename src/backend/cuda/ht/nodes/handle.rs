@@ -77,6 +77,6 @@ impl Counts {
 impl NodesHt {
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
-        self.memory.memory(&self.rails.plan, self.size)
+        Ok(self.memory.parts(&self.rails.plan, self.size)?.memory)
     }
 }

@@ -3,9 +3,9 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
+use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan, message_sizes};
 use crate::backend::cuda::params::ht::HtCount;
-use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodesMemory};
+use crate::backend::cuda::params::ht_nodes::HtForwarded;
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct NodesMemory {
 impl NodesMemory {
     /// Allocates memory for a handle of this `size`.
     pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
-        let (_, bytes) = plan.memory(0, size)?;
+        let bytes = plan.memory(0, size)?.bytes;
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             bytes,
@@ -39,9 +39,9 @@ impl NodesMemory {
         self.bytes.checked_sub(bytes)
     }
 
-    /// The memory as a kernel parameter.
-    pub fn memory(&self, plan: &NodesPlan, size: HandleSize) -> Result<HtNodesMemory> {
-        Ok(plan.memory(self.buffer.data().0, size)?.0)
+    /// Its parts.
+    pub fn parts(&self, plan: &NodesPlan, size: HandleSize) -> Result<HandleParts> {
+        plan.memory(self.buffer.data().0, size)
     }
 }
 

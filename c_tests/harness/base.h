@@ -42,8 +42,7 @@ void ep_init_device(EpEnv* env);
 // Returns the exit status, the same in every process: 0 if all checks passed and at least one ran.
 int ep_finish(EpEnv* env);
 
-// Releases what ep_init made, without the closing line, for programs
-// with an output format of their own.
+// Releases what ep_init made, without the closing line, for programs with an output format of their own.
 void ep_release(EpEnv* env);
 
 // A test case: EP_TEST(name) stands in place of the head of its function, which gets `env`. A
@@ -139,8 +138,7 @@ typedef struct {
 
 // Reads "--name value" pairs; a single other word goes to *word, where that is not NULL. Returns
 // whether it has understood all.
-bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
-                     const char** word);
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count, const char** word);
 
 // ---- Leaks (leaks.c)
 

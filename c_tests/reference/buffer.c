@@ -15,9 +15,7 @@ void* ref_host_poison(size_t bytes) {
     return memory;
 }
 
-static size_t all_bytes_of(const RefBuffer* buffer) {
-    return buffer->before + buffer->bytes + buffer->behind;
-}
+static size_t all_bytes_of(const RefBuffer* buffer) { return buffer->before + buffer->bytes + buffer->behind; }
 
 static RefBuffer buffer_between(size_t before, size_t bytes, size_t behind) {
     RefBuffer buffer = {NULL, bytes, before, behind, false};
@@ -28,9 +26,7 @@ static RefBuffer buffer_between(size_t before, size_t bytes, size_t behind) {
     return buffer;
 }
 
-RefBuffer ref_buffer_new(size_t bytes) {
-    return buffer_between(kRefGuardBytes, bytes, kRefGuardBytes);
-}
+RefBuffer ref_buffer_new(size_t bytes) { return buffer_between(kRefGuardBytes, bytes, kRefGuardBytes); }
 
 RefBuffer ref_buffer_new_input(size_t bytes) {
     return buffer_between(2 * kRefGuardBytes - bytes % kRefGuardBytes, bytes, 0);
@@ -63,6 +59,5 @@ bool ref_buffer_check(EpSite site, const RefBuffer* buffer, const void* expected
     EP_SCOPED unsigned char* wanted = ref_host_poison(all_bytes);
     ep_download(got, buffer->base, all_bytes);
     if (buffer->bytes > 0) memcpy(wanted + buffer->before, expected, buffer->bytes);
-    const bool passed = ep_check_eq_bytes(site, got, wanted, all_bytes);
-    return passed;
+    return ep_check_eq_bytes(site, got, wanted, all_bytes);
 }

@@ -47,8 +47,7 @@ static uint32_t bits_of(float value) {
 }
 
 // `scale` is stored, elements are multiplied with `factor`.
-static void scale_of(const float* elements, unsigned count, bool power, float* scale,
-                     float* factor) {
+static void scale_of(const float* elements, unsigned count, bool power, float* scale, float* factor) {
     float most = from_bits(0x38d1b717);
     // Not fmaxf: a signalling NaN would win.
     for (unsigned i = 0; i < count; ++i) {
@@ -115,8 +114,7 @@ static float element(unsigned kind, uint64_t random, unsigned index, int exponen
         case 3:
             return index % 29 == 3 ? NAN : plain(random, exponent);
         case 4:
-            return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY)
-                               : plain(random, exponent);
+            return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY) : plain(random, exponent);
         case 5:  // below the least maximum
             return plain(random, -20);
         default:

@@ -17,8 +17,7 @@ RefFormat ref_format_opaque(ncclDataType_t datatype, unsigned hidden) {
     return format;
 }
 
-RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataType_t scale_type,
-                             unsigned num_scales) {
+RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataType_t scale_type, unsigned num_scales) {
     RefFormat format = ref_format_opaque(datatype, hidden);
     format.meaning = kRefForward;
     format.scale_type = scale_type;
@@ -26,8 +25,7 @@ RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataT
     return format;
 }
 
-RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t scale_type,
-                          unsigned block) {
+RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t scale_type, unsigned block) {
     RefFormat format = ref_format_opaque(from, hidden);
     format.meaning = kRefCast;
     format.to = (ncclDataType_t)kE4m3;
@@ -38,13 +36,9 @@ RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t s
     return format;
 }
 
-size_t ref_format_in_bytes(const RefFormat* format) {
-    return format->hidden * ep_datatype_size(format->from);
-}
+size_t ref_format_in_bytes(const RefFormat* format) { return format->hidden * ep_datatype_size(format->from); }
 
-size_t ref_format_out_bytes(const RefFormat* format) {
-    return format->hidden * ep_datatype_size(format->to);
-}
+size_t ref_format_out_bytes(const RefFormat* format) { return format->hidden * ep_datatype_size(format->to); }
 
 size_t ref_format_scale_bytes(const RefFormat* format) {
     return format->num_scales * ep_datatype_size(format->scale_type);
@@ -88,8 +82,7 @@ static RefFormat draw_cast(uint64_t* state, unsigned most_bytes) {
     const unsigned least_small = scale_type == ncclUint8 ? 33 : 129;
     RefFormat format;
     do {
-        const unsigned block = small && hidden >= least_small ? 32 : 128;
-        format = ref_format_cast(from, hidden, scale_type, block);
+        format = ref_format_cast(from, hidden, scale_type, small && hidden >= least_small ? 32 : 128);
         hidden -= kPiece;
     } while (ref_format_slot_bytes(&format) > most_bytes);
     format.round = ep_random_below(state, 2) == 0;
@@ -117,19 +110,15 @@ RefFormat ref_format_draw(uint64_t seed, unsigned most_bytes) {
 void ref_format_name(const RefFormat* format, char* text, size_t bytes) {
     static const char* const kMeanings[] = {"opaque", "forward", "cast"};
     static const char* const kOrders[] = {"dense", "row pitch", "columns"};
-    snprintf(text, bytes,
-             "%s, %u x type %d to type %d, %u scales of type %d in blocks of %u%s, %s to %s, %u "
-             "spare",
-             kMeanings[format->meaning], format->hidden, (int)format->from, (int)format->to,
-             format->num_scales, (int)format->scale_type, format->block,
-             format->round ? " rounded" : "", kOrders[format->in_order], kOrders[format->out_order],
-             format->spare);
+    snprintf(text, bytes, "%s, %u x type %d to type %d, %u scales of type %d in blocks of %u%s, %s to %s, %u spare",
+             kMeanings[format->meaning], format->hidden, (int)format->from, (int)format->to, format->num_scales,
+             (int)format->scale_type, format->block, format->round ? " rounded" : "", kOrders[format->in_order],
+             kOrders[format->out_order], format->spare);
 }
 
 // ---- Tensors of scales -------------------------------------------------------------------------
 
-void ref_scale_strides(const RefFormat* format, RefOrder order, unsigned rows,
-                       unsigned strides[3]) {
+void ref_scale_strides(const RefFormat* format, RefOrder order, unsigned rows, unsigned strides[3]) {
     const unsigned spare = order == kRefDense ? 0 : format->spare;
     if (order == kRefColumns) {
         strides[2] = rows + spare;
@@ -153,8 +142,7 @@ void ref_list_add_scales(RefList* list, const RefBuffer* buffer, const RefFormat
                          RefOrder order, RefLayout layout) {
     unsigned sizes[3];
     const unsigned count = ref_layout_sizes(layout, format->num_scales, sizes);
-    ref_list_add(list, ref_buffer_data(buffer), format->scale_type, NCCL_EP_TENSOR_TAG_SCALES,
-                 count, sizes);
+    ref_list_add(list, ref_buffer_data(buffer), format->scale_type, NCCL_EP_TENSOR_TAG_SCALES, count, sizes);
     if (order == kRefDense) return;
     unsigned strides[3];
     ref_scale_strides(format, order, layout.rows, strides);
@@ -172,8 +160,7 @@ static void put_scales(const RefFormat* format, RefOrder order, RefLayout layout
                        const void* scales, void* memory) {
     unsigned strides[3];
     ref_scale_strides(format, order, layout.rows, strides);
-    const size_t first =
-        row / layout.rows * (size_t)strides[0] + row % layout.rows * (size_t)strides[1];
+    const size_t first = row / layout.rows * (size_t)strides[0] + row % layout.rows * (size_t)strides[1];
     const size_t width = ep_datatype_size(format->scale_type);
     for (size_t i = 0; i < format->num_scales; ++i) {
         const size_t element = first + i * strides[2];
@@ -233,8 +220,7 @@ void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, R
     }
 }
 
-void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
-                      void* out_scales) {
+void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out, void* out_scales) {
     const size_t bytes = ref_format_out_bytes(format);
     if (out != NULL) memset((char*)out + row * bytes, 0, bytes);
     if (out_scales == NULL) return;

@@ -21,8 +21,7 @@ void ref_end_invariant_sums(void) {
 RefRouting* ref_routing_everywhere(unsigned num_ranks, unsigned num_experts, unsigned num_tokens) {
     EP_SCOPED unsigned* all = ref_host_new(num_ranks * sizeof(*all));
     ref_tokens_full(all, num_ranks, num_tokens);
-    RefRouting* routing =
-        ref_routing_new(num_ranks, num_experts, num_ranks, all, kRefDistinct, 1);
+    RefRouting* routing = ref_routing_new(num_ranks, num_experts, num_ranks, all, kRefDistinct, 1);
     const unsigned local_experts = ref_local_experts(routing);
     for (unsigned rank = 0; rank < num_ranks; ++rank) {
         for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {

@@ -30,8 +30,7 @@ static void find_experts(const RefRouting* routing, Copy* copy) {
         unsigned at = copy->num_experts;
         while (at > 0 && copy->experts[at - 1] > local) --at;
         if (at > 0 && copy->experts[at - 1] == local) continue;
-        memmove(&copy->experts[at + 1], &copy->experts[at],
-                (copy->num_experts - at) * sizeof(copy->experts[0]));
+        memmove(&copy->experts[at + 1], &copy->experts[at], (copy->num_experts - at) * sizeof(copy->experts[0]));
         copy->experts[at] = local;
         ++copy->num_experts;
     }
@@ -125,8 +124,7 @@ static float given_weight(const RefRouting* given, const Copy* copy, int64_t exp
         const size_t entry = copy->token * given->top_k + k;
         if (given->topk_idx[copy->source][entry] != expert) continue;
         // The first one is not added to zero, so that a weight of -0 stays one.
-        weight = is_named ? weight + given->weights[copy->source][entry]
-                          : given->weights[copy->source][entry];
+        weight = is_named ? weight + given->weights[copy->source][entry] : given->weights[copy->source][entry];
         is_named = true;
     }
     return weight;
@@ -177,8 +175,7 @@ static void add_copy(const Copy* copy, void* context) {
     for (size_t i = 0; i < hidden; ++i) of_token[i] += sums->values[i];
 }
 
-void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
-                    void* out) {
+void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows, void* out) {
     const size_t num_tokens = routing->num_tokens[rank];
     const size_t hidden = expert_rows->hidden;
     const size_t elements = num_tokens * hidden;
@@ -234,8 +231,7 @@ static void place_gradients(const Copy* copy, void* context) {
     }
 }
 
-void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed,
-                      float* out) {
+void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed, float* out) {
     const size_t tokens = routing->num_tokens[rank];
     for (size_t i = 0; i < tokens * columns; ++i) out[i] = 0.0f;
     Gradients context = {routing, rank, columns, seed, ref_host_new((tokens + 1) * sizeof(unsigned)), out};

@@ -16,8 +16,7 @@ void ht_run_give(HtRun* run, RefRouting* given) {
 
 void ht_prepare_dispatch(HtRun* run) {
     run->tokens_seed = ++run->seed;
-    ref_format_fill(&run->format, run->tokens_seed, rank_of(run), my_tokens(run), &run->tokens_in,
-                    &run->scales_in);
+    ref_format_fill(&run->format, run->tokens_seed, rank_of(run), my_tokens(run), &run->tokens_in, &run->scales_in);
     upload_given(run);
     ref_buffer_poison(&run->tokens_out);
     ref_buffer_poison(&run->scales_out);
@@ -85,8 +84,7 @@ static void expect_rows(const HtRun* run, void* tokens, void* scales) {
     const RefLayout layout = ref_flat(run->num_rows);
     for (size_t row = 0; row < run->num_rows; ++row) {
         if (row < run->received) {
-            ref_format_place(&run->format, run->tokens_seed, numbers[row], layout, row, tokens,
-                             scales);
+            ref_format_place(&run->format, run->tokens_seed, numbers[row], layout, row, tokens, scales);
         } else {
             ref_format_clear(&run->format, layout, row, tokens, scales);
         }
@@ -100,11 +98,9 @@ bool ht_check_dispatch(HtRun* run) {
     EP_SCOPED float* weights = ref_host_poison(run->weights_out.bytes);
     EP_SCOPED int32_t* counts = ref_host_poison(run->counter.bytes);
     EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
-    expect_rows(run, run->pass.no_tokens ? NULL : tokens,
-                run->format.meaning == kRefOpaque ? NULL : scales);
+    expect_rows(run, run->pass.no_tokens ? NULL : tokens, run->format.meaning == kRefOpaque ? NULL : scales);
     if (has_routing) {
-        ref_ht_dispatch_routing(run->routing, run->given, rank_of(run), run->num_rows, ids,
-                                weights);
+        ref_ht_dispatch_routing(run->routing, run->given, rank_of(run), run->num_rows, ids, weights);
     }
     if (run->pass.counter) ref_ht_counts(run->routing, rank_of(run), counts);
     bool match = REF_CHECK_BUFFER(&run->tokens_out, tokens);

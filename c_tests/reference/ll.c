@@ -19,8 +19,7 @@ typedef void (*PlacedFn)(const Placed* placed, void* context);
 
 // Calls `each`, if there is one, for every entry that names an expert, in slot order. `used` gets the number
 // of slots of each of the E experts.
-static void walk(const RefRouting* routing, RefLayout layout, unsigned* used, PlacedFn each,
-                 void* context) {
+static void walk(const RefRouting* routing, RefLayout layout, unsigned* used, PlacedFn each, void* context) {
     const unsigned local_experts = ref_local_experts(routing);
     memset(used, 0, routing->num_experts * sizeof(*used));
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
@@ -53,8 +52,7 @@ static void note_token(const Placed* placed, void* context) {
         ref_row_of(placed->source, placed->token);
 }
 
-uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout,
-                       int32_t* counts) {
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
     EP_SCOPED unsigned* used = ref_host_new(routing->num_experts * sizeof(*used));
     Slots slots = {rank, layout, ref_host_new(local_experts * sizeof(*slots.begins)), NULL};
@@ -85,8 +83,7 @@ void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout,
     if (counts != NULL) memcpy(counts, used, local_experts * sizeof(*used));
 }
 
-void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
-                    const RefRows* expert_rows, void* out) {
+void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout, const RefRows* expert_rows, void* out) {
     const unsigned local_experts = ref_local_experts(routing);
     EP_SCOPED int32_t* used = ref_host_new(local_experts * sizeof(*used));
     free(ref_ll_slots(routing, rank, layout, used));
@@ -124,13 +121,11 @@ static void fetch_result(const Placed* placed, void* context) {
     if (placed->source != combine->rank) return;
     const unsigned hidden = combine->rows->hidden;
     ref_row_fill(combine->rows, ref_row_of(placed->owner, placed->slot_row), combine->row);
-    ep_load_all(combine->rows->datatype, combine->row, hidden,
-                &combine->results[placed->entry * hidden]);
+    ep_load_all(combine->rows->datatype, combine->row, hidden, &combine->results[placed->entry * hidden]);
 }
 
 // Which of the `top_k` dispatched ids entry k of the combine means, or kUnmatched.
-static unsigned match(const RefRouting* routing, const int64_t* sent, const int64_t* now,
-                      unsigned k) {
+static unsigned match(const RefRouting* routing, const int64_t* sent, const int64_t* now, unsigned k) {
     unsigned before = 0;
     unsigned found = kUnmatched;
     if (ref_expert_of(routing, now[k]) < 0) return kUnmatched;
@@ -164,8 +159,7 @@ static void match_all(Combine* combine, const RefRouting* now) {
 // sum + w * y for an entry of the dispatch, if the combine found it.
 static float add_entry(const Combine* combine, size_t entry, unsigned column, float sum) {
     if (combine->first[entry] == kUnmatched) return sum;
-    return fmaf(combine->weights[entry], combine->results[entry * combine->rows->hidden + column],
-                sum);
+    return fmaf(combine->weights[entry], combine->results[entry * combine->rows->hidden + column], sum);
 }
 
 static float exact_sum(const Combine* combine, size_t token, unsigned column) {
@@ -180,8 +174,7 @@ static float exact_sum(const Combine* combine, size_t token, unsigned column) {
 }
 
 // What `owner` adds to the sum of a token.
-static float add_owner(const Combine* combine, unsigned owner, size_t token, unsigned column,
-                       float sum) {
+static float add_owner(const Combine* combine, unsigned owner, size_t token, unsigned column, float sum) {
     const RefRouting* sent = combine->sent;
     unsigned found = 0;
     size_t last = 0;
@@ -204,16 +197,14 @@ static float add_owner(const Combine* combine, unsigned owner, size_t token, uns
 static bool goes_to(const Combine* combine, size_t token, unsigned owner) {
     const RefRouting* sent = combine->sent;
     for (unsigned k = 0; k < sent->top_k; ++k) {
-        const int64_t id = sent->topk_idx[combine->rank][token * sent->top_k + k];
-        const int64_t expert = ref_expert_of(sent, id);
+        const int64_t expert = ref_expert_of(sent, sent->topk_idx[combine->rank][token * sent->top_k + k]);
         if (expert >= 0 && (unsigned)expert / ref_local_experts(sent) == owner) return true;
     }
     return false;
 }
 
 // What the node at `distance` from home adds to the sum of a token.
-static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column,
-                      float sum) {
+static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column, float sum) {
     const bool is_plain = distance == 0 && !ep_sums_are_invariant();
     bool found = false;
     float partial = is_plain ? sum : 0.0f;
@@ -259,8 +250,7 @@ void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting*
     const bool exact = order == kRefExact;
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {
         for (unsigned column = 0; column < hidden; ++column) {
-            const float sum = exact ? exact_sum(&combine, token, column)
-                                    : reduced_sum(&combine, token, column);
+            const float sum = exact ? exact_sum(&combine, token, column) : reduced_sum(&combine, token, column);
             ep_store(expert_rows->datatype, out, token * hidden + column, sum);
         }
     }

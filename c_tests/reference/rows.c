@@ -5,9 +5,7 @@
 
 enum { kExponentBiasF32 = 127, kExponentBiasF16 = 15 };
 
-size_t ref_row_bytes(const RefRows* rows) {
-    return (size_t)rows->hidden * ep_datatype_size(rows->datatype);
-}
+size_t ref_row_bytes(const RefRows* rows) { return (size_t)rows->hidden * ep_datatype_size(rows->datatype); }
 
 uint64_t ref_row_of(unsigned rank, size_t row) { return ((uint64_t)rank << 40) | row; }
 
@@ -79,8 +77,7 @@ void ref_rows_fill(const RefRows* rows, unsigned rank, size_t first, size_t coun
     }
 }
 
-size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count,
-                      const void* actual) {
+size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count, const void* actual) {
     const size_t bytes = ref_row_bytes(rows);
     const unsigned char* row = actual;
     EP_SCOPED unsigned char* expected = ref_host_new(bytes);

@@ -1,5 +1,4 @@
-// Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers
-// cannot tell them apart.
+// Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers cannot tell them apart.
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
@@ -64,8 +63,7 @@ EP_TEST(casts_on_some_ranks) {
     run.without_counter = true;
     ll_run_set_format(&run, &format);
     ll_prepare_dispatch(&run);
-    const unsigned tokens = run.now->num_tokens[env->rank];
-    Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
+    Cast cast = cast_all(&format, env, run.now->num_tokens[env->rank], run.tokens_seed);
     const Outputs outputs = {&run.packed, &run.scales_out, run.layout};
     if (casts(env)) {
         EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
@@ -90,8 +88,7 @@ EP_TEST_HT(casts_on_some_ranks_ht) {
     HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     ht_run_set_format(&run, &format);
     ht_prepare_dispatch(&run);
-    const unsigned tokens = run.routing->num_tokens[env->rank];
-    Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
+    Cast cast = cast_all(&format, env, run.routing->num_tokens[env->rank], run.tokens_seed);
     const Outputs outputs = {&run.tokens_out, &run.scales_out, ref_flat(run.num_rows)};
     const HtPass cached = {.forward = false};
     if (casts(env)) {

@@ -1,5 +1,4 @@
-// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's
-// node.
+// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's node.
 #include "reference/homes.h"
 
 #include "reference/ht_run.h"
@@ -12,8 +11,7 @@ EP_TEST(ht_bits_from_any_home) {
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 1};
     ref_begin_invariant_sums();
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    HtRun run = ht_run_open(env, group, &shape,
-                ref_routing_everywhere(ranks, shape.num_experts, kTokens), opening);
+    HtRun run = ht_run_open(env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens), opening);
     ht_forward(&run);
     ht_prepare_combine(&run);
     EP_SCOPED char* rows = ref_host_new(run.results_in.bytes);

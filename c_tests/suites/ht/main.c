@@ -19,8 +19,7 @@ static RefShape shape_for(const EpEnv* env, const Shape* shape) {
     return result;
 }
 
-// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and
-// combine.
+// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const RefShape shape = shape_for(env, &shapes[i]);
@@ -114,8 +113,7 @@ EP_TEST(huge_rows) {
 
 EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
-        const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
-                             kRefMessy, true, kHtRowsExact, kHtNoCounter};
+        const Shape shape = {7, 5, top_k, ncclBfloat16, 16, kRefMessy, true, kHtRowsExact, kHtNoCounter};
         steps(env, &shape, 1);
     }
 }
@@ -217,8 +215,7 @@ EP_TEST(repeated_experts) {
     ht_run_close(&run);
 }
 
-// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
-// finds no column.
+// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
     const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
@@ -238,9 +235,7 @@ EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
 
 // Every token goes to all experts, so each row is of one with more experts here than columns, also
 // the last row of the last rank, which is its own.
-EP_TEST(gradients_with_one_column) {
-    gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct);
-}
+EP_TEST(gradients_with_one_column) { gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct); }
 
 // Two outputs of the same handle are equal in all rows, used or not.
 EP_TEST(cached_equals_forward) {

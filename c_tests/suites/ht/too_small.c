@@ -8,8 +8,7 @@ enum { kHidden = 32 };
 
 // In this routing rank 0 receives at least one row, as every rank has tokens for its experts.
 static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
-    const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
-                            kHidden};
+    const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
     *group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     *run = ht_run_open_with(env, *group, &shape, kRefDistinct, false, opening);
@@ -85,12 +84,9 @@ static ncclResult_t dispatch_into_nothing(const HtRun* run, bool forward, cudaSt
     enum { kMost = 3 };
     EpView views[2 * kMost];
     EpView *in = views, *out = views + kMost;
-    ep_view_2d(&in[0], ref_buffer_data(&run->tokens_in), ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-               tokens, kHidden);
-    ep_view_2d(&in[1], ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, tokens,
-               top_k);
-    ep_view_2d(&in[2], ref_buffer_data(&run->weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
-               tokens, top_k);
+    ep_view_2d(&in[0], ref_buffer_data(&run->tokens_in), ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, tokens, kHidden);
+    ep_view_2d(&in[1], ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, tokens, top_k);
+    ep_view_2d(&in[2], ref_buffer_data(&run->weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, tokens, top_k);
     ep_view_2d(&out[0], NULL, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 0, kHidden);
     ep_view_2d(&out[1], NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 0, top_k);
     ep_view_2d(&out[2], NULL, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 0, top_k);

@@ -1,5 +1,4 @@
-// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's
-// node.
+// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's node.
 #include "reference/homes.h"
 
 #include "reference/ll_run.h"
@@ -11,8 +10,7 @@ EP_TEST(ll_bits_from_any_home) {
     const RefShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     ref_begin_invariant_sums();
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run = ll_run_open(env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens),
-                1);
+    LlRun run = ll_run_open(env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens), 1);
     ll_dispatch(&run);
     ll_prepare_combine(&run);
     // Half of each source's tokens are in an expert's rows, source by source.

@@ -24,12 +24,9 @@ static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
 
 EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},
-        {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false},
-        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false}, {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},    {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false},
+        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},  {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
     };
     ROUND_TRIPS(env, kShapes);
 }
@@ -62,10 +59,8 @@ EP_TEST(every_top_k) {
 
 EP_TEST(widths) {
     static const Shape kShapes[] = {
-        {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},
-        {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
-        {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true},
-        {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
+        {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},    {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
+        {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true}, {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
         {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true},
     };
     ROUND_TRIPS(env, kShapes);
@@ -73,10 +68,8 @@ EP_TEST(widths) {
 
 EP_TEST(element_types) {
     static const Shape kShapes[] = {
-        {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
-        {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
-        {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
-        {2, 11, 5, ncclFloat32, 500, kRefRepeating, true},
+        {2, 11, 5, ncclFloat16, 8, kRefMessy, true},       {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
+        {2, 11, 5, ncclFloat32, 4, kRefMessy, true},       {2, 11, 5, ncclFloat32, 500, kRefRepeating, true},
         {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true},
     };
     ROUND_TRIPS(env, kShapes);
@@ -164,11 +157,9 @@ EP_TEST(products_are_fused) {
     static const struct {
         ncclDataType_t datatype;
         float factor;  // with a mantissa as long as the type's
-    } kCases[] = {
-        {ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
+    } kCases[] = {{ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
-                                kFusedHidden};
+        const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype, kFusedHidden};
         LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 7);
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {

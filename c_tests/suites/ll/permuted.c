@@ -50,8 +50,7 @@ static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
     EP_CHECK(all_nan);
 }
 
-// Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives
-// these sums.
+// Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives these sums.
 EP_TEST(ll_weights_follow_their_ids) {
     const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
@@ -86,8 +85,7 @@ EP_TEST(ll_weights_follow_their_ids) {
 }
 
 EP_TEST(ll_ids_permuted_before_combine) {
-    static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank,
-                                       kRefOneExpert};
+    static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank, kRefOneExpert};
     for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
         LlRun run = ll_run_open_alone(env, &shape, kStyles[i], i % 2 == 0, 30 + i);

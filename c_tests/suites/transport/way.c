@@ -27,17 +27,14 @@ static void fill(unsigned char* data, size_t from, size_t to, unsigned op, size_
     }
 }
 
-int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
-    return open_way_of(way, self, env, &kAnySize);
-}
+int open_way(Way* way, const DeathRank* self, const EpEnv* env) { return open_way_of(way, self, env, &kAnySize); }
 
 int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes) {
     memset(way, 0, sizeof(*way));
     way->sizes = sizes;
     way->self = self;
     way->env = env;
-    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"),
-                                       self->timeout_ms, env->stream);
+    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"), self->timeout_ms, env->stream);
     if (result != 0) return result;
     way->num_rail_peers = epProbeRailPeers(way->rail, way->rail_peers, kMaxRanks);
     way->num_forwarded = epProbeRailForwarded(way->rail, way->forwarded, kMaxRanks);
@@ -63,8 +60,7 @@ void prepare(Way* way, unsigned op) {
         fill(host + i * way->sizes->most, rank, way->rail_peers[i], op, way->sizes->most);
     }
     ep_upload(way->sent[op % way->sizes->ops], host, way->num_rail_peers * way->sizes->most);
-    EP_CHECK_CUDA(
-        cudaMemset(way->received[op % way->sizes->ops], 0xee, way->num_forwarded * way->sizes->most));
+    EP_CHECK_CUDA(cudaMemset(way->received[op % way->sizes->ops], 0xee, way->num_forwarded * way->sizes->most));
     EP_CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
@@ -98,8 +94,7 @@ void check_received(Way* way, unsigned op) {
     for (size_t i = 0; i < way->num_forwarded; ++i) {
         const size_t source = way->forwarded[i];
         if (source != rank) {
-            fill(expected + i * way->sizes->most, source, rank, op,
-                 way->sizes->of(source, rank, op));
+            fill(expected + i * way->sizes->most, source, rank, op, way->sizes->of(source, rank, op));
         }
     }
     ep_download(got, way->received[op % way->sizes->ops], total);

@@ -1,8 +1,7 @@
 // High throughput by expert in straight lines; see zones.h.
 #include "reference/zones.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "reference/buffer.h"
 
 #include "harness/nodes.h"
 
@@ -21,14 +20,12 @@ static bool is_there(const RefZones* zones, size_t slot) { return slot != kRefNo
 
 static RefZones zones_of(const RefRouting* routing, unsigned rank, unsigned alignment, unsigned most) {
     const unsigned experts = ref_local_experts(routing);
-    RefZones zones = {routing, rank, most, calloc(experts + 1, sizeof(size_t)), NULL,
-                      calloc(routing->num_ranks + 1, sizeof(size_t))};
-    EP_REQUIRE(zones.begins != NULL && zones.first_of != NULL);
+    RefZones zones = {routing, rank, most, ref_host_new((experts + 1) * sizeof(size_t)), NULL,
+                      ref_host_new((routing->num_ranks + 1) * sizeof(size_t))};
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
         zones.first_of[source + 1] = zones.first_of[source] + routing->num_tokens[source];
     }
-    zones.slots = malloc((zones.first_of[routing->num_ranks] * experts + 1) * sizeof(size_t));
-    EP_REQUIRE(zones.slots != NULL);
+    zones.slots = ref_host_new((zones.first_of[routing->num_ranks] * experts + 1) * sizeof(size_t));
     size_t next = 0;
     for (unsigned expert = 0; expert < experts; ++expert) {
         zones.begins[expert] = next;
@@ -45,8 +42,7 @@ static RefZones zones_of(const RefRouting* routing, unsigned rank, unsigned alig
 }
 
 RefZones* ref_zones_new(const RefRouting* routing, unsigned alignment, unsigned most) {
-    RefZones* zones = malloc(routing->num_ranks * sizeof(*zones));
-    EP_REQUIRE(zones != NULL);
+    RefZones* zones = ref_host_new(routing->num_ranks * sizeof(*zones));
     for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
         zones[rank] = zones_of(routing, rank, alignment, most);
     }
@@ -147,11 +143,10 @@ static bool add_rank(const RefZones* zones, const RefRows* rows, unsigned home, 
 void ref_zones_combine(const RefZones* all, unsigned rank, const RefRows* expert_rows, void* out) {
     const RefRouting* routing = all[0].routing;
     const size_t hidden = expert_rows->hidden, row_bytes = ref_row_bytes(expert_rows);
-    float* sum = malloc(hidden * sizeof(float));
-    float* total = malloc(hidden * sizeof(float));
-    float* of_node = malloc(hidden * sizeof(float));
-    void* row = malloc(row_bytes);
-    EP_REQUIRE(sum != NULL && total != NULL && of_node != NULL && row != NULL);
+    EP_SCOPED float* sum = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED float* total = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED float* of_node = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED void* row = ref_host_new(row_bytes);
     for (size_t token = 0; token < routing->num_tokens[rank]; ++token) {
         memset(total, 0, hidden * sizeof(float));
         for (unsigned place = 0; place < ep_num_nodes(); ++place) {
@@ -172,10 +167,6 @@ void ref_zones_combine(const RefZones* all, unsigned rank, const RefRows* expert
         }
         ep_store_all(expert_rows->datatype, (unsigned char*)out + token * row_bytes, hidden, total);
     }
-    free(sum);
-    free(total);
-    free(of_node);
-    free(row);
 }
 
 void ref_zones_gradients(const RefZones* all, unsigned rank, uint64_t seed, float* out) {

@@ -36,8 +36,7 @@ static void check_query(const Selector* selector, const HtRun* run, unsigned ope
 EP_TEST_HT(ht_order_of_choices) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {2 * ranks, kTokens, 2, ncclBfloat16, kHidden};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape.num_experts,
-                                          kTokens, 2 * kHidden);
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape.num_experts, kTokens, 2 * kHidden);
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
     HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 2, 1, 96, 0}};

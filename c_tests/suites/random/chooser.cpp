@@ -19,9 +19,7 @@ RefLlSum Chooser::Sum(unsigned variant, unsigned top_k) {
     return variant == NCCL_EP_VARIANT_LL_EXACT && possible ? kRefExact : own;
 }
 
-unsigned Chooser::Below(unsigned bound) {
-    return static_cast<unsigned>(ep_random_below(&own_, bound));
-}
+unsigned Chooser::Below(unsigned bound) { return static_cast<unsigned>(ep_random_below(&own_, bound)); }
 
 // Every field is left to the library now and then. One choice more than fits would be passed over with its variant, so
 // shapes always fit.

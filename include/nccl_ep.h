@@ -223,6 +223,8 @@ typedef struct ncclEpChoice_t {
   unsigned int send_blocks;
   // Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
   unsigned int threads;
+  // Not 0: the kernel is not launched while the one before it on its stream runs, as those of LL on one node are.
+  unsigned int in_order;
 } ncclEpChoice_t;
 
 // What a selector is told of an operation.

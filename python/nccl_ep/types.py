@@ -206,7 +206,7 @@ class ncclEpChoice_t(ctypes.Structure):
     """How to run an operation; 0 leaves a field to the library."""
 
     _fields_ = [(name, ctypes.c_uint) for name in (
-        "size", "variant", "blocks", "send_blocks", "threads")]
+        "size", "variant", "blocks", "send_blocks", "threads", "in_order")]
 
 
 ncclEpSelect_t = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ncclEpQuery_t),

@@ -252,6 +252,8 @@ pub struct ncclEpChoice_t {
     pub send_blocks: c_uint,
     /// Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
     pub threads: c_uint,
+    /// Not 0: the kernel is not launched while the one before it on its stream runs, as those of LL on one node are.
+    pub in_order: c_uint,
 }
 
 /// Chooses how to run an operation: writes to `choice`, whose fields are 0 but for its size, and

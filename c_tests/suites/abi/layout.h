@@ -5,7 +5,6 @@
 
 #include <assert.h>
 #include <stdalign.h>
-#include <stddef.h>
 
 #include "harness/harness.h"
 
@@ -153,12 +152,10 @@ FUNCTION(ncclEpTensorDestroy, ncclResult_t, ncclEpGroup_t, ncclNDTensor_t*);
 FUNCTION(ncclEpCreateHandle, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, const ncclNDTensor_t*,
          ncclNDTensor_t* const*, unsigned, const ncclEpHandleConfig_t*, cudaStream_t, bool);
 FUNCTION(ncclEpHandleDestroy, ncclResult_t, ncclEpHandle_t);
-FUNCTION(ncclEpDispatch, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned,
-         ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*, unsigned, unsigned,
-         const ncclEpDispatchConfig_t*, cudaStream_t);
-FUNCTION(ncclEpCombine, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned,
-         ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*, unsigned, unsigned,
-         const ncclEpCombineConfig_t*, cudaStream_t);
+FUNCTION(ncclEpDispatch, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*,
+         unsigned, ncclNDTensor_t* const*, unsigned, unsigned, const ncclEpDispatchConfig_t*, cudaStream_t);
+FUNCTION(ncclEpCombine, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*,
+         unsigned, ncclNDTensor_t* const*, unsigned, unsigned, const ncclEpCombineConfig_t*, cudaStream_t);
 FUNCTION(ncclEpComplete, ncclResult_t, ncclEpHandle_t, const ncclEpCompleteConfig_t*, cudaStream_t);
 FUNCTION(ncclEpHandleGetNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned*);
 FUNCTION(ncclEpGetVersion, ncclResult_t, int*);

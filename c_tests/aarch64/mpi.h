@@ -38,7 +38,6 @@ int MPI_Wait(MPI_Request* request, MPI_Status* status);
 int MPI_Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm);
 int MPI_Allgather(const void* send, int send_count, MPI_Datatype send_type, void* receive,
                   int receive_count, MPI_Datatype receive_type, MPI_Comm comm);
-int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op,
-                  MPI_Comm comm);
+int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm);
 
 __END_DECLS

@@ -38,8 +38,7 @@ void note_text(const DeathRank* self, const char* text);
 
 void expect_context_usable(const DeathRank* self);
 
-// Opens a new communicator and group without the victim and checks that nothing of the failure is
-// left.
+// Opens a new communicator and group without the victim and checks that nothing of the failure is left.
 void go_on_without_victim(DeathRank* self);
 // Aborts the first communicator and continues without the victim.
 void abort_and_go_on(DeathRank* self);

@@ -62,9 +62,8 @@ uint64_t ep_passed(void);
 uint64_t ep_failed(void);
 void ep_count(uint64_t passed, uint64_t failed);
 
-// Counts a test that this backend or device cannot run. The number and the last reason stand above
-// the closing line; a program that ran nothing else ends with status 77. Call it on every rank;
-// only rank 0 prints.
+// Counts a test that this backend or device cannot run. The number and the last reason stand above the closing line; a
+// program that ran nothing else ends with status 77. Call it on every rank; only rank 0 prints.
 enum { kEpSkippedStatus = 77 };
 void ep_skip(const char* reason);
 unsigned ep_skipped(void);
@@ -73,8 +72,7 @@ const char* ep_skip_reason(void);
 // The rank in messages of a process that does not use MPI.
 void ep_checks_are_of_rank(int rank);
 
-// The library's text for the last refusal in this thread; "" if there
-// is none or the library has none.
+// The library's text for the last refusal in this thread; "" if there is none or the library has none.
 const char* ep_last_error(void);
 
 // Where the watchdog says that the process hung (watchdog.c).

@@ -1,5 +1,4 @@
-// Device memory of the tests: poisoned, with guard zones on both sides, so that a stray write shows
-// anywhere.
+// Device memory of the tests: poisoned, with guard zones on both sides, so that a stray write shows anywhere.
 #pragma once
 
 #include "harness/base.h"

@@ -1,5 +1,4 @@
-// The cast to e4m3 as docs/formats.md defines it, by comparing numbers: slow, and unlike any
-// kernel.
+// The cast to e4m3 as docs/formats.md defines it, by comparing numbers: slow, and unlike any kernel.
 #pragma once
 
 #include "reference/format.h"
@@ -12,8 +11,7 @@ uint8_t ref_e4m3(float value);
 // The payload and the scales of one row of `format`, a cast.
 void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, void* scales);
 
-// The row `number`, ref_row_of(rank, token), to be cast: zeros, ties, numbers of all sizes, NaN and
-// infinities.
+// The row `number`, ref_row_of(rank, token), to be cast: zeros, ties, numbers of all sizes, NaN and infinities.
 void ref_cast_input(const RefFormat* format, uint64_t seed, uint64_t number, void* row);
 
 __END_DECLS

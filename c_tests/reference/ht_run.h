@@ -60,14 +60,12 @@ typedef struct {
 } HtOpening;
 
 // Takes over `routing`. The ids that the handle is made from are overwritten at once.
-HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                 RefRouting* routing, HtOpening opening);
+HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, HtOpening opening);
 // A run with the given style and `most` tokens, on every rank or at most.
 HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, HtOpening opening);
 // The same in a group of its own.
-HtRun ht_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style,
-                       bool uneven, HtOpening opening);
+HtRun ht_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, HtOpening opening);
 void ht_run_close(HtRun* run);
 
 // Dispatches have rows of `format` from now on; combines keep those of the shape.

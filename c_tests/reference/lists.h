@@ -38,8 +38,7 @@ const ncclNDTensor_t* const* ref_list_inputs(const RefList* list);
 // Overwrites the descriptors and the list itself: nothing may be read after the call.
 void ref_list_scrap(RefList* list);
 
-// The lists of an operation, which is empty if all bytes are zero; dressed alike, and scrapped by
-// the call.
+// The lists of an operation, which is empty if all bytes are zero; dressed alike, and scrapped by the call.
 typedef struct {
     RefList inputs, outputs, locals;
     void** view;  // gets the address of the rows of a dispatch that are among the outputs, unless NULL
@@ -47,7 +46,6 @@ typedef struct {
 void ref_lists_dress(RefLists* lists, unsigned variation);
 ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
                                 const ncclEpDispatchConfig_t* config, cudaStream_t stream);
-ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
-                               cudaStream_t stream);
+ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only, cudaStream_t stream);
 
 __END_DECLS

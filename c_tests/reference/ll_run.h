@@ -39,14 +39,12 @@ typedef struct {
 } LlRun;
 
 // Takes over `routing`, whose numbers must match the shape.
-LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                 RefRouting* routing, uint64_t seed);
+LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, uint64_t seed);
 // A run with the given style and token counts full or uneven.
 LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed);
 // The same in a group of its own.
-LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style,
-                       bool uneven, uint64_t seed);
+LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ll_run_close(LlRun* run);
 

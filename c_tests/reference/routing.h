@@ -42,10 +42,8 @@ RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned t
 // A routing with given ids: those of all ranks, one rank after the other.
 RefRouting* ref_routing_of_ids(unsigned num_ranks, unsigned num_experts, unsigned top_k,
                                const unsigned* num_tokens, const int64_t* ids, uint64_t seed);
-// A routing of `shape` with token counts full or uneven; up to 9 tokens if the shape leaves their
-// number open.
-RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style,
-                              bool uneven, uint64_t seed);
+// A routing of `shape` with token counts full or uneven; up to 9 tokens if the shape leaves their number open.
+RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed);
 RefRouting* ref_routing_copy(const RefRouting* routing);
 void ref_routing_free(RefRouting* routing);
 

@@ -23,9 +23,7 @@ struct Entry;
 
 template <typename Params, void (*kKernel)(Params)>
 struct Entry<kKernel> {
-    static constexpr Kernel Named(const char* name) {
-        return {name, sizeof(Params), &RunKernel<Params, kKernel>};
-    }
+    static constexpr Kernel Named(const char* name) { return {name, sizeof(Params), &RunKernel<Params, kKernel>}; }
 };
 
 }  // namespace simt

@@ -1,6 +1,5 @@
-// One low-latency dispatch and combine on two ranks, with nothing but entry points of the first
-// release: the program that the drop-in test links with a dummy library and then runs with the real
-// one.
+// One low-latency dispatch and combine on two ranks, with nothing but entry points of the first release: the program
+// that the drop-in test links with a dummy library and then runs with the real one.
 #include "reference/ll_run.h"
 
 EP_TEST(low_latency_round_trip) {

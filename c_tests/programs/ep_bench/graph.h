@@ -23,8 +23,7 @@ class Graph {
 
     void Launch(cudaStream_t stream);
 
-    // Collective. Each sample is the time of one operation: the mean of several replays back to
-    // back.
+    // Collective. Each sample is the time of one operation: the mean of several replays back to back.
     Figures TimeReplays(const EpEnv& env, const Options& options);
 
     unsigned Blocks() const;  // of its largest kernel; 0 if the driver does not say

@@ -22,8 +22,7 @@ Machine DescribeMachine(const EpEnv& env);
 
 int CountMultiprocessors(const EpEnv& env);
 
-// Blocks of the largest kernel in a graph: what the library launched, not its limit. 0 if the
-// driver does not say.
+// Blocks of the largest kernel in a graph: what the library launched, not its limit. 0 if the driver does not say.
 unsigned LargestGrid(cudaGraph_t graph);
 
 }  // namespace ep_bench

@@ -26,7 +26,6 @@ struct Measurements {
 };
 
 // False if the file could not be written.
-bool WriteJson(const Options& options, const Machine& machine, int ranks,
-               const Measurements& measured);
+bool WriteJson(const Options& options, const Machine& machine, int ranks, const Measurements& measured);
 
 }  // namespace ep_bench

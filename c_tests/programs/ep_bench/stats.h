@@ -26,8 +26,7 @@ struct Stats {
     double max_us = 0;
 };
 
-// Needs at least one sample. A percentile is the smallest sample with that share of samples at or
-// below it.
+// Needs at least one sample. A percentile is the smallest sample with that share of samples at or below it.
 Figures FiguresOf(Samples samples);
 Stats StatsOf(const Samples& samples);
 

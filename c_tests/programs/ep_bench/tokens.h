@@ -14,9 +14,8 @@ using Tokens = std::vector<unsigned>;
 Tokens ReadTokens(const std::string& list, std::string* error);
 std::vector<Tokens> ReadSweep(const std::string& list, std::string* error);
 
-// Returns a text if there are fewer or more numbers than the option allows, else an empty one. A
-// single number holds for every rank. With `repeats_last`, as in a sweep, the last number holds for
-// the remaining ranks.
+// Returns a text if there are fewer or more numbers than the option allows, else an empty one. A single number holds
+// for every rank. With `repeats_last`, as in a sweep, the last number holds for the remaining ranks.
 std::string FitToRanks(unsigned ranks, bool repeats_last, Tokens* tokens);
 
 unsigned Largest(const Tokens& tokens);

@@ -1,6 +1,5 @@
-// The data that ep_test sends, and the comparison of everything that arrives with the reference. It
-// covers every byte of every output; the reference's program checks the first ten elements of a
-// row.
+// The data that ep_test sends, and the comparison of everything that arrives with the reference. It covers every byte
+// of every output; the reference's program checks the first ten elements of a row.
 #pragma once
 
 #include <stdint.h>

@@ -1,5 +1,4 @@
-// The command line of ep_test. Letters and defaults are those of the
-// reference's program of this name.
+// The command line of ep_test. Letters and defaults are those of the reference's program of this name.
 #pragma once
 
 #include <string>

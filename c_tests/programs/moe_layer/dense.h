@@ -30,8 +30,7 @@ struct DenseResult {
 };
 
 // One layer of the model in fp32: router, and for each token its top-k experts.
-DenseResult DenseForward(const ModelConfig& config, size_t layer,
-                         const std::vector<uint16_t>& rows);
+DenseResult DenseForward(const ModelConfig& config, size_t layer, const std::vector<uint16_t>& rows);
 
 // The largest |actual - dense| of any element, relative to the size of its row. A NaN, a row of the
 // dense result without size, or a wrong number of rows gives infinity.

@@ -43,8 +43,7 @@ struct LayerOutput {
 };
 
 // rows: the tokens of this rank, [tokens, hidden]; routing: their experts. Collective.
-LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<uint16_t>& rows,
-                               const Routing& routing);
+LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<uint16_t>& rows, const Routing& routing);
 LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vector<uint16_t>& rows,
                                    const Routing& routing);
 

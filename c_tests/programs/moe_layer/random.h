@@ -17,9 +17,7 @@ class RandomStream {
     RandomStream(uint64_t a, uint64_t b, uint64_t c) : state_(ep_mix(a, b, c)) {}
 
     // Uniform in [-limit, limit).
-    float Uniform(float limit) {
-        return limit * static_cast<float>(2.0 * ep_random_unit(&state_) - 1.0);
-    }
+    float Uniform(float limit) { return limit * static_cast<float>(2.0 * ep_random_unit(&state_) - 1.0); }
 
     // Standard normal, by the Box-Muller transform; 1 - u is never 0.
     float Normal() {

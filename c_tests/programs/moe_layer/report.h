@@ -22,8 +22,7 @@ struct LayerReport {
 };
 
 // num_tokens: of all ranks together.
-void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path,
-                uint64_t num_tokens);
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path, uint64_t num_tokens);
 void PrintLayer(const Options& options, const LayerReport& report);
 
 }  // namespace moe

@@ -9,8 +9,7 @@ namespace moe {
 
 class Tensor {
    public:
-    Tensor(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-           const std::vector<size_t>& sizes)
+    Tensor(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag, const std::vector<size_t>& sizes)
         : group_(group), tensor_() {
         unsigned size[3] = {1, 1, 1};
         EP_REQUIRE(!sizes.empty() && sizes.size() <= 3);

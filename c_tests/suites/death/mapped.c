@@ -23,7 +23,7 @@ static void open_mapped(Mapped* mapped, const EpEnv* env) {
     const ncclEpChoice_t pull = {.size = sizeof(pull), .variant = NCCL_EP_VARIANT_HT_PULL};
     EP_REQUIRE_NCCL(ncclEpSetChoice(mapped->group, NCCL_EP_OPERATION_HT_COMBINE, &pull));
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
-    ht_run_open_with(&mapped->run, env, mapped->group, &shape, kRefDistinct, false, opening);
+    mapped->run = ht_run_open_with(env, mapped->group, &shape, kRefDistinct, false, opening);
     ht_forward(&mapped->run);
     ht_combine(&mapped->run, false);
     ht_prepare(&mapped->run);

@@ -10,8 +10,7 @@ LL_SESSION_TEST(groups_in_a_capture) {
     if (ep_begin_capture(env->stream)) {
         const ncclEpGroupConfig_t config = session_config(session);
         ncclEpGroup_t group = NULL;
-        EP_REFUSED("group-captured",
-                   ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
+        EP_REFUSED("group-captured", ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
                    ncclInvalidUsage, "ncclEpCreateGroup: " RULE);
         EP_CHECK(group == NULL);
         EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream),

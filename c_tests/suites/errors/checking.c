@@ -2,9 +2,6 @@
 // rows of an output that nothing was delivered to. Nothing is refused.
 #define _GNU_SOURCE  // dup, fileno, setenv
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/graphs.h"
@@ -83,7 +80,7 @@ static bool unread_are(const Session* session, const void* output, size_t row, i
     int32_t counts[kLocalExperts];
     ep_download(counts, session->counter, sizeof(counts));
     const size_t rows = max_recv_rows(session);
-    uint8_t* bytes = malloc(kLocalExperts * rows * row);
+    EP_SCOPED uint8_t* bytes = malloc(kLocalExperts * rows * row);
     EP_REQUIRE(bytes != NULL);
     ep_download(bytes, output, kLocalExperts * rows * row);
     bool good = true;
@@ -91,7 +88,6 @@ static bool unread_are(const Session* session, const void* output, size_t row, i
         const bool is_unread = i % rows >= (size_t)counts[i / rows];
         good = good && is_all(bytes + i * row, row, byte) == is_unread;
     }
-    free(bytes);
     return good;
 }
 
@@ -113,11 +109,10 @@ static void check_poison(const Session* session) {
     EP_CHECK_NCCL(make_valid_call(session, kDispatch, 1));
     ep_sync(session->env);
     const size_t bytes = kLocalExperts * (size_t)max_recv_rows(session) * kBytesOfRow;
-    uint8_t* received = malloc(bytes);
+    EP_SCOPED uint8_t* received = malloc(bytes);
     EP_REQUIRE(received != NULL);
     ep_download(received, session->received, bytes);
     EP_CHECK(is_all(received, bytes, kStale));
-    free(received);
     EP_CHECK_NCCL(ncclEpComplete(session->handle, NULL, session->env->stream));
     ep_sync(session->env);
     EP_CHECK(unread_are(session, session->received, kBytesOfRow, kPoison));

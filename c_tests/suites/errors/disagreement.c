@@ -1,11 +1,7 @@
-// Ranks that disagree on a high-throughput handle: one refuses, one has another number of ids per
-// token, one never calls. The CPU backend notices in ncclEpCreateHandle, where the host waits. On
-// GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
-// has run, and an operation enqueued before that fails together with its group. On GPUs of several
-// nodes the host waits, too.
-#include <stdio.h>
-#include <string.h>
-
+// Ranks that disagree on a high-throughput handle: one refuses, one has another number of ids per token, one never
+// calls. The CPU backend notices in ncclEpCreateHandle, where the host waits. On GPUs the host does not wait: the call
+// returns a handle, calls on it are refused once the exchange has run, and an operation enqueued before that fails
+// together with its group. On GPUs of several nodes the host waits, too.
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
@@ -91,19 +87,16 @@ EP_TEST_HT(ht_handle_with_another_top_k) {
     const unsigned top_k = (unsigned)my_top_k(env);
     if (creation_waits()) {
         ncclEpHandle_t handle = NULL;
-        EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT,
-                   "ncclEpCreateHandle: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
-                   differs(env));
+        EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT, "ncclEpCreateHandle: " DIFFERS,
+                   differs(env), my_top_k(env), their_top_k(env), differs(env));
         EP_CHECK(handle == NULL);
     } else {
         EP_CHECK_NCCL(replace_handle(&session, top_k));
         ep_sync(env);
         EP_REFUSED("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0), ARGUMENT,
-                   "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
-                   differs(env));
+                   "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
         EP_REFUSED("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0), ARGUMENT,
-                   "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
-                   differs(env));
+                   "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
         check_nothing_counted(&session);
     }
     EP_REQUIRE_NCCL(replace_handle(&session, kTopK));
@@ -119,8 +112,7 @@ static void no_count_after_a_refusal(Session* session) {
         refuse(session);
     } else {
         EP_CHECK_NCCL(create(session, kTopK, &session->handle));
-        EP_REFUSED("num-recv-ht-handle-refused",
-                   ncclEpHandleGetNumRecvTokens(session->handle, &rows), REMOTE,
+        EP_REFUSED("num-recv-ht-handle-refused", ncclEpHandleGetNumRecvTokens(session->handle, &rows), REMOTE,
                    "ncclEpHandleGetNumRecvTokens: " REFUSED, odd_rank(env));
         EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
         EP_CHECK_EQ_I64(rows, 77);
@@ -131,10 +123,8 @@ static void no_count_of_different_handles(Session* session) {
     const EpEnv* env = session->env;
     unsigned rows = 77;
     EP_CHECK_NCCL(create(session, (unsigned)my_top_k(env), &session->handle));
-    EP_REFUSED("num-recv-ht-handle-differs",
-               ncclEpHandleGetNumRecvTokens(session->handle, &rows), ARGUMENT,
-               "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env),
-               their_top_k(env), differs(env));
+    EP_REFUSED("num-recv-ht-handle-differs", ncclEpHandleGetNumRecvTokens(session->handle, &rows), ARGUMENT,
+               "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
     EP_CHECK_EQ_I64(rows, 77);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
 }
@@ -154,14 +144,11 @@ static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListN
 #define FEWER "must hold all tokens that this rank receives (got 3, expected 4 or more)"
 
 static void refuse_fewer_than_told(const Session* session) {
-    EP_REFUSED("dispatch-ht-out-told",
-               call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
+    EP_REFUSED("dispatch-ht-out-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
                ncclInvalidUsage, "ncclEpDispatch: outputs[TOKENS].sizes[0]: " FEWER);
-    EP_REFUSED("dispatch-ht-out-ids-told",
-               call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
+    EP_REFUSED("dispatch-ht-out-ids-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
                ncclInvalidUsage, "ncclEpDispatch: outputs[TOPK_IDX].sizes[0]: " FEWER);
-    EP_REFUSED("combine-ht-in-told",
-               call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
+    EP_REFUSED("combine-ht-in-told", call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
                ncclInvalidUsage, "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
 }
 
@@ -194,8 +181,7 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
     if (refused && is_odd(env)) {
         refuse(session);
     } else {
-        const unsigned top_k = refused ? kTopK : (unsigned)my_top_k(env);
-        EP_REQUIRE_NCCL(create(session, top_k, &session->handle));
+        EP_REQUIRE_NCCL(create(session, refused ? kTopK : (unsigned)my_top_k(env), &session->handle));
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
     }
@@ -259,8 +245,7 @@ static void missing_on_the_host(EpEnv* env) {
     if (!is_odd(env)) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
         EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
-                   "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*",
-                   env->rank, odd_rank(env));
+                   "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*", env->rank, odd_rank(env));
         found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
     }
     EP_CHECK(on_some_rank(found_out));

@@ -1,6 +1,5 @@
-// The check of one refusal, and a session: an open group with a handle, buffers and valid tensors
-// for every call. A test breaks one of them at a time. Every string that names a refusal is the id
-// of a row of docs/errors.md.
+// The check of one refusal, and a session: an open group with a handle, buffers and valid tensors for every call. A
+// test breaks one of them at a time. Every string that names a refusal is the id of a row of docs/errors.md.
 #pragma once
 
 #include "harness/harness.h"
@@ -14,9 +13,8 @@
 #define EP_REFUSED(id, call, code, ...) \
     (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
 
-__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual,
-                                                         ncclResult_t expected, const char* format,
-                                                         ...);
+__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected,
+                                                         const char* format, ...);
 // Replaces the last text, so that a check never sees that of an earlier refusal.
 void forget_last_error(void);
 // Whether `text` as a whole matches `pattern`.
@@ -88,10 +86,9 @@ ncclResult_t wait_for_failure(const Session* session, double limit);
 bool was_told(void);
 // Collective: whether `here` is true anywhere.
 bool on_some_rank(bool here);
-// Waits until the group has failed in `operation`, waiting for what `awaited` names (both are
-// patterns). It fails by this rank's own deadline, whose text also names the `last` operation, or
-// because a rank whose deadline passed earlier reported it. Returns whether it was the own
-// deadline.
+// Waits until the group has failed in `operation`, waiting for what `awaited` names (both are patterns). It fails by
+// this rank's own deadline, whose text also names the `last` operation, or because a rank whose deadline passed earlier
+// reported it. Returns whether it was the own deadline.
 bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
                            const char* awaited, const char* last);
 // Replaces the failed group and its handle and checks that the new ones work.

@@ -2,9 +2,6 @@
 // refuses for all, a rank that never calls, several nodes. Creation is collective: in each case all
 // ranks get an error, none hangs, and the next creation succeeds.
 #define _GNU_SOURCE  // setenv
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -36,8 +33,7 @@ static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
                ncclInvalidArgument, FUNCTION "comm: must not be NULL");
     EP_CHECK(group == untouched());
     EP_REFUSED("group-config-null", create(env, NULL), ncclInvalidArgument, FUNCTION "config: must not be NULL");
-    EP_REFUSED("group-out-null",
-               ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
+    EP_REFUSED("group-out-null", ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
                ncclInvalidArgument, FUNCTION "ep_group: must not be NULL");
 }
 
@@ -141,8 +137,7 @@ static void check_differs(const EpEnv* env, const char* id, const char* name, co
                           const char* other, const ncclEpGroupConfig_t* config) {
     const int differs = is_odd(env) ? 0 : odd_rank(env);
     EP_REFUSED(id, create(env, config), ncclInvalidArgument,
-               FUNCTION
-               "%s: must be the same on every rank, but rank %d differs (got %s, expected %s as on rank %d)",
+               FUNCTION "%s: must be the same on every rank, but rank %d differs (got %s, expected %s as on rank %d)",
                name, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other, differs);
 }
 
@@ -166,17 +161,15 @@ static void modes_differ(const EpEnv* env) {
 }
 
 // `usual` is what the library says for a variable that is not set.
-static void variable_differs(const EpEnv* env, const char* id, const char* variable,
-                             const char* usual, const char* other,
-                             const ncclEpGroupConfig_t* config) {
+static void variable_differs(const EpEnv* env, const char* id, const char* variable, const char* usual,
+                             const char* other, const ncclEpGroupConfig_t* config) {
     const char* set = getenv(variable);
-    char* before = set != NULL ? strdup(set) : NULL;
+    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(unsetenv(variable) == 0);
     if (is_odd(env)) EP_REQUIRE(setenv(variable, other, 1) == 0);
     check_differs(env, id, variable, usual, other, config);
     EP_REQUIRE(unsetenv(variable) == 0);
     if (before != NULL) EP_REQUIRE(setenv(variable, before, 1) == 0);
-    free(before);
 }
 
 EP_TEST(group_differences_between_ranks) {
@@ -203,8 +196,7 @@ static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config,
         EP_REFUSED("group-rank-refused", create(env, &valid), ncclRemoteError,
                    FUNCTION "rank %d refused: %s", odd_rank(env), text);
     } else if (odd_null) {
-        EP_REFUSED("group-out-null",
-                   ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
+        EP_REFUSED("group-out-null", ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
                    ncclInvalidArgument, FUNCTION "%s", text);
     } else {
         EP_REFUSED("group-rank-refused", create(env, odd_config), ncclInvalidArgument, FUNCTION "%s", text);
@@ -235,8 +227,7 @@ EP_TEST(group_with_a_missing_rank) {
     EpEnv own = *env;
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
-    // NCCL connects the ranks in a communicator's first collective and waits for them without a
-    // deadline.
+    // NCCL connects the ranks in a communicator's first collective and waits for them without a deadline.
     check_creation_works(&own);
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     ep_barrier();
@@ -244,9 +235,8 @@ EP_TEST(group_with_a_missing_rank) {
     if (!is_odd(env)) {
         const double start = seconds();
         EP_REFUSED("group-rank-missing", create(&own, &config), ncclRemoteError,
-                   FUNCTION
-                   "rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
-                   env->rank, env->size, kShortTimeoutMs);
+                   FUNCTION "rank %d of %d waited %d ms for the other ranks in an exchange of all ranks", env->rank,
+                   env->size, kShortTimeoutMs);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
     }
     set_timeout_ms(0);
@@ -268,8 +258,7 @@ EP_TEST(group_over_several_nodes) {
     EP_REQUIRE(setenv("NCCL_HOSTID", is_odd(env) ? "right" : "left", 1) == 0);
     EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", "exact", 1) == 0);
     EP_REFUSED("group-nodes-exact", create(env, &config), ncclInvalidArgument,
-               FUNCTION
-               "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
+               FUNCTION "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
     EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
     if (ep_on_fake_nccl() && !ep_on_host_backend()) {
         EP_CHECK_RESULT(create(env, &config), ncclInvalidUsage);

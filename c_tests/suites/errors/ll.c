@@ -1,6 +1,4 @@
 // Refusals of low-latency dispatch and combine: the rules of each tensor, and the order of calls.
-#include <string.h>
-
 #include "suites/errors/calls.h"
 
 #define USAGE ncclInvalidUsage

@@ -1,8 +1,5 @@
 // Refusals of memory that peers map: a rank's own arguments, one rank that refuses for all, ranks
 // that make different calls, a rank that never calls, captures and graphs.
-#include <stdio.h>
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "suites/errors/errors.h"
 
@@ -29,8 +26,7 @@ EP_TEST(memory_arguments) {
     for (size_t i = 0; i < COUNT(foreign); ++i) {
         EP_REFUSED("mem-free-ptr", ncclEpMemFree(group, foreign[i]), ncclInvalidArgument,
                    "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
-        EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, foreign[i]),
-                   ncclInvalidArgument,
+        EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, foreign[i]), ncclInvalidArgument,
                    "ncclEpMemDeregister: ptr: must be what ncclEpMemRegister took");
     }
     EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, memory), ncclInvalidArgument,
@@ -46,20 +42,18 @@ EP_TEST(memory_questions) {
     Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory = alloc(session.group);
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
-    EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session.group, memory, NULL),
-               ncclInvalidArgument, "ncclEpMemInfo: info: must not be NULL");
-    EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session.group, session.ids, &info),
-               ncclInvalidArgument,
+    EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session.group, memory, NULL), ncclInvalidArgument,
+               "ncclEpMemInfo: info: must not be NULL");
+    EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session.group, session.ids, &info), ncclInvalidArgument,
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
-    info.size = sizeof(info) - 1;
+    info.size = 55;
     EP_REFUSED("mem-info-size", ncclEpMemInfo(session.group, memory, &info), ncclInvalidArgument,
                "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
                "or more)");
     EP_CHECK_EQ_U64(info.object, 77);
     EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, session.ids, 16), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
-    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, memory, kBytes + 1),
-               ncclInvalidArgument,
+    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, memory, kBytes + 1), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got "
                "4097 bytes, expected at most 4096)");
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
@@ -71,24 +65,23 @@ LL_SESSION_TEST(memory_of_callers) {
     char* memory = ep_device_alloc(kBytes);
     int window = 0;
 #define REGISTER "ncclEpMemRegister: "
-    EP_REFUSED("mem-register-ptr-null", ncclEpMemRegister(group, NULL, 16, NULL),
-               ncclInvalidArgument, REGISTER "ptr: must not be NULL");
-    EP_REFUSED("mem-register-align", ncclEpMemRegister(group, memory + 8, 16, NULL),
-               ncclInvalidArgument,
-               REGISTER "ptr: must be aligned to 16 bytes (got %p, expected a multiple of 16)",
-               (void*)(memory + 8));
-    EP_REFUSED("mem-register-bytes", ncclEpMemRegister(group, memory, 0, NULL),
-               ncclInvalidArgument, REGISTER "bytes: must not be 0");
-    EP_REFUSED("mem-register-window", ncclEpMemRegister(group, memory, 16, &window),
-               ncclInvalidArgument, REGISTER "nccl_window: must be NULL");
-    EP_REFUSED("mem-register-end", ncclEpMemRegister(group, memory + 16, kBytes, NULL),
-               ncclInvalidArgument,
-               REGISTER "bytes: must end within the allocation that ptr is in (got 4096, expected "
-                        "at most *)");
+    EP_REFUSED("mem-register-ptr-null", ncclEpMemRegister(group, NULL, 16, NULL), ncclInvalidArgument,
+               REGISTER "ptr: must not be NULL");
+    EP_REFUSED("mem-register-align", ncclEpMemRegister(group, memory + 8, 16, NULL), ncclInvalidArgument,
+               REGISTER "ptr: must be aligned to 16 bytes (got %p, expected a multiple of 16)", (void*)(memory + 8));
+    EP_REFUSED("mem-register-bytes", ncclEpMemRegister(group, memory, 0, NULL), ncclInvalidArgument,
+               REGISTER "bytes: must not be 0");
+    EP_REFUSED("mem-register-window", ncclEpMemRegister(group, memory, 16, &window), ncclInvalidArgument,
+               REGISTER "nccl_window: must be NULL");
+    EP_REFUSED("mem-register-end", ncclEpMemRegister(group, memory + 16, kBytes, NULL), ncclInvalidArgument,
+               REGISTER
+               "bytes: must end within the allocation that ptr is in (got 4096, expected "
+               "at most *)");
     static char on_host[64] __attribute__((aligned(16)));
     EP_REFUSED("mem-register-kind", ncclEpMemRegister(group, on_host, 64, NULL),
                ncclInvalidArgument,
-               REGISTER "ptr: must be memory of cudaMalloc, which other processes can map (got *, "
+               REGISTER "ptr: must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other "
+                        "processes can map (got *, "
                         "expected memory of cudaMalloc)");
     EP_CHECK_NCCL(ncclEpMemRegister(group, memory, 64, NULL));
     EP_REFUSED("mem-register-apart", ncclEpMemRegister(group, memory + 48, 32, NULL),
@@ -151,8 +144,7 @@ EP_TEST(ranks_make_different_memory_calls) {
         EP_CHECK_RESULT(ncclEpMemFree(session.group, memory[0]), ncclInvalidUsage);
         EP_CHECK_RESULT(ncclEpMemFree(session.group, memory[0]), ncclInvalidUsage);
     } else {
-        EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session.group, &none, 16),
-                   ncclInvalidUsage,
+        EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session.group, &none, 16), ncclInvalidUsage,
                    "ncclEpMemAlloc: operation: must be the same on every rank, but rank %d differs "
                    "(got ncclEpMemAlloc, expected ncclEpMemFree)",
                    named);
@@ -209,8 +201,7 @@ static void miss(const EpEnv* env, bool frees) {
                                           : ncclEpMemAlloc(session.group, &none, 16);
         EP_CHECK_RESULT(result, ncclRemoteError);
         char text[128];
-        snprintf(text, sizeof(text),
-                 "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
+        snprintf(text, sizeof(text), "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
                  frees ? "ncclEpMemFree" : "ncclEpMemAlloc", env->rank, env->size, kShortTimeoutMs);
         ep_check(EP_HERE("mem-alloc-deadline"), strcmp(ep_last_error(), text) == 0);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);

@@ -1,8 +1,5 @@
 // Handles and groups that are NULL, destroyed or foreign: each call recognises them without
 // following the pointer. Also calls without a pointer for their result.
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/errors/errors.h"
 
 // ---- Every call, on an invalid object ----------------------------------------------------------
@@ -15,9 +12,7 @@ static ncclResult_t combine(void* handle) {
     return ncclEpCombine((ncclEpHandle_t)handle, NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL);
 }
 
-static ncclResult_t complete(void* handle) {
-    return ncclEpComplete((ncclEpHandle_t)handle, NULL, NULL);
-}
+static ncclResult_t complete(void* handle) { return ncclEpComplete((ncclEpHandle_t)handle, NULL, NULL); }
 
 static ncclResult_t num_recv_tokens(void* handle) {
     unsigned count = 77;
@@ -26,13 +21,9 @@ static ncclResult_t num_recv_tokens(void* handle) {
     return result;
 }
 
-static ncclResult_t destroy_handle(void* handle) {
-    return ncclEpHandleDestroy((ncclEpHandle_t)handle);
-}
+static ncclResult_t destroy_handle(void* handle) { return ncclEpHandleDestroy((ncclEpHandle_t)handle); }
 
-static ncclResult_t destroy_group(void* group) {
-    return ncclEpGroupDestroy((ncclEpGroup_t)group, NULL);
-}
+static ncclResult_t destroy_group(void* group) { return ncclEpGroupDestroy((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t create_tensor(void* group) {
     ncclNDTensor_t tensor;
@@ -57,9 +48,7 @@ static ncclResult_t set_choice(void* group) {
     return ncclEpSetChoice((ncclEpGroup_t)group, NCCL_EP_OPERATION_LL_DISPATCH, NULL);
 }
 
-static ncclResult_t set_selector(void* group) {
-    return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL);
-}
+static ncclResult_t set_selector(void* group) { return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL); }
 
 static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
 
@@ -72,13 +61,9 @@ static ncclResult_t memory_alloc(void* group) {
 
 static ncclResult_t memory_free(void* group) { return ncclEpMemFree((ncclEpGroup_t)group, NULL); }
 
-static ncclResult_t memory_register(void* group) {
-    return ncclEpMemRegister((ncclEpGroup_t)group, NULL, 16, NULL);
-}
+static ncclResult_t memory_register(void* group) { return ncclEpMemRegister((ncclEpGroup_t)group, NULL, 16, NULL); }
 
-static ncclResult_t memory_deregister(void* group) {
-    return ncclEpMemDeregister((ncclEpGroup_t)group, NULL);
-}
+static ncclResult_t memory_deregister(void* group) { return ncclEpMemDeregister((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t memory_info(void* group) {
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
@@ -98,42 +83,32 @@ typedef struct {
 } ObjectCall;
 
 static const ObjectCall kHandleCalls[] = {
-    {"ncclEpDispatch", dispatch, "dispatch-handle-null", "dispatch-handle-dead",
-     "dispatch-handle-foreign"},
-    {"ncclEpCombine", combine, "combine-handle-null", "combine-handle-dead",
-     "combine-handle-foreign"},
-    {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead",
-     "complete-handle-foreign"},
-    {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null",
-     "num-recv-handle-dead", "num-recv-handle-foreign"},
+    {"ncclEpDispatch", dispatch, "dispatch-handle-null", "dispatch-handle-dead", "dispatch-handle-foreign"},
+    {"ncclEpCombine", combine, "combine-handle-null", "combine-handle-dead", "combine-handle-foreign"},
+    {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
+    {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead",
+     "num-recv-handle-foreign"},
     {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
 };
 
 static const ObjectCall kGroupCalls[] = {
     {"ncclEpTensorCreate", create_tensor, "tensor-create-group-null", "tensor-create-group-dead",
      "tensor-create-group-foreign"},
-    {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead",
-     "handle-group-foreign"},
+    {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead", "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
-    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead",
-     "set-choice-group-foreign"},
+    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead", "set-choice-group-foreign"},
     {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
      "set-selector-group-foreign"},
-    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead",
-     "count-rows-group-foreign"},
-    {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead",
-     "mem-alloc-group-foreign"},
-    {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead",
-     "mem-free-group-foreign"},
+    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
+    {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
+    {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
     {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
      "mem-register-group-foreign"},
-    {"ncclEpMemDeregister", memory_deregister, "mem-deregister-group-null",
-     "mem-deregister-group-dead", "mem-deregister-group-foreign"},
-    {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead",
-     "mem-info-group-foreign"},
-    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead",
-     "pool-use-group-foreign"},
+    {"ncclEpMemDeregister", memory_deregister, "mem-deregister-group-null", "mem-deregister-group-dead",
+     "mem-deregister-group-foreign"},
+    {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead", "mem-info-group-foreign"},
+    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead", "pool-use-group-foreign"},
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 
@@ -194,8 +169,7 @@ LL_SESSION_TEST(places_for_results) {
 }
 
 HT_SESSION_TEST(ht_place_for_a_result) {
-    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
-               ncclInvalidArgument,
+    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL), ncclInvalidArgument,
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));

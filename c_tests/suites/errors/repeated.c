@@ -1,19 +1,16 @@
 // Ids that a rank repeats, low latency. They take slots of their expert, and once there are more rows
 // than slots, the group fails on every rank: nobody gets a sum without a row that found none.
-#include <stdlib.h>
-
 #include "suites/errors/errors.h"
 
 // Replaces the handle: of `top_k` ids of each token the first `times` name expert 0, the others none.
 static void name_expert_0(Session* session, unsigned top_k, unsigned times) {
     const EpEnv* env = session->env;
-    int64_t* ids = calloc((size_t)kTokens * top_k, sizeof(*ids));
+    EP_SCOPED int64_t* ids = calloc((size_t)kTokens * top_k, sizeof(*ids));
     EP_REQUIRE(ids != NULL);
     for (unsigned i = 0; i < kTokens * top_k; ++i) ids[i] = i % top_k < times ? 0 : -1;
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     ep_device_free(session->ids);
     session->ids = ep_device_upload(ids, (size_t)kTokens * top_k * sizeof(*ids));
-    free(ids);
     EP_REQUIRE_NCCL(ep_handle_create(&session->handle, session->group, session->ids, kTokens, top_k, env->stream));
 }
 

@@ -1,9 +1,6 @@
-// Accepted operations that fail while they run. ncclEpGetAsyncError shows the failure, which ends
-// the group. The communicator and the stream stay usable, the group can be destroyed without a
-// hang, and a new group works.
+// Accepted operations that fail while they run. ncclEpGetAsyncError shows the failure, which ends the group. The
+// communicator and the stream stay usable, the group can be destroyed without a hang, and a new group works.
 #define _GNU_SOURCE  // usleep
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -88,9 +85,8 @@ void recover_and_close(Session* session) {
 
 // Rank 1 starts to wait this much later.
 static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms, unsigned late_ms) {
-    const char* operation = algorithm == NCCL_EP_ALGO_LOW_LATENCY
-                                ? "ncclEpDispatch (low latency)"
-                                : "ncclEpDispatch (high throughput)";
+    const char* operation =
+        algorithm == NCCL_EP_ALGO_LOW_LATENCY ? "ncclEpDispatch (low latency)" : "ncclEpDispatch (high throughput)";
     Session session = open_timed_session(env, algorithm, timeout_ms);
     check_works(&session);
     ep_barrier();
@@ -118,9 +114,8 @@ static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
     stop_in(env, algorithm, kShortTimeoutMs, 0);
     if (!enough_ranks(env, 3, "running-rank-failed")) return;
-    // A rank that hears of another's deadline need not wait out its own. On the CPU backend a rank
-    // waits for one peer after the other, and rank 0 starts with rank 1, so their deadlines pass
-    // together.
+    // A rank that hears of another's deadline need not wait out its own. On the CPU backend a rank waits for one peer
+    // after the other, and rank 0 starts with rank 1, so their deadlines pass together.
     if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
 
@@ -193,9 +188,8 @@ EP_TEST_HT(ht_outputs_too_small) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// The odd rank and every rank that hears from it in `kind` get an error. The error names a rank
-// whose call differs from this one's (for the odd rank: any rank), unless another rank's failure
-// arrives first.
+// The odd rank and every rank that hears from it in `kind` get an error. The error names a rank whose call differs from
+// this one's (for the odd rank: any rank), unless another rank's failure arrives first.
 void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values) {
     const EpEnv* env = session->env;
     char named[16] = "*";
@@ -207,8 +201,7 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     } else if (hears) {
         EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
-                   "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named,
-                   values);
+                   "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named, values);
     }
     EP_CHECK(on_some_rank(state == ncclInvalidUsage));
     recover_and_close(session);
@@ -236,8 +229,7 @@ static void other_top_k(const EpEnv* env) {
         EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens, kTopK - 1, env->stream));
     }
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
-    check_all_notice(&session, kDispatch, "running-ll-columns",
-                     "topk_idx.sizes[1]: must be the same",
+    check_all_notice(&session, kDispatch, "running-ll-columns", "topk_idx.sizes[1]: must be the same",
                      is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
 }
 
@@ -268,8 +260,7 @@ static void forward_combine_on_one_rank(const EpEnv* env) {
     check_works(&session);
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kBackward, 0));
-    check_all_notice(&session, kCombine, "running-ht-columns",
-                     "inputs[TOPK_WEIGHTS]: must have the same columns",
+    check_all_notice(&session, kCombine, "running-ht-columns", "inputs[TOPK_WEIGHTS]: must have the same columns",
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
 }
 
@@ -299,8 +290,7 @@ static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKi
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
     check_all_notice(&session, kind, "running-data-type", "data type: must be the same",
-                     is_odd(env) ? " (got float16, expected bfloat16)"
-                                 : " (got bfloat16, expected float16)");
+                     is_odd(env) ? " (got float16, expected bfloat16)" : " (got bfloat16, expected float16)");
 }
 
 // Either the odd rank alone stages its operation, or all but that rank do. A rank that stages may

@@ -71,8 +71,7 @@ static const BrokenCall kLlCast[] = {
     OTHER_TYPE("dispatch-ll-cast-datatype", kOutputs, TOKENS, 11,
                "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
     OTHER_TYPE("dispatch-ll-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
-               "must be float32, uint8 or int32 for a cast", "float16",
-               "float32, uint8, int32 or uint32"),
+               "must be float32, uint8 or int32 for a cast", "float16", "float32, uint8, int32 or uint32"),
     SIZE("dispatch-ll-cast-scales-columns", kOutputs, SCALES, 2, 2, "must be one scale for 128 or 32 elements", "1"),
 };
 
@@ -81,8 +80,7 @@ static const BrokenCall kHtCast[] = {
     OTHER_TYPE("dispatch-ht-cast-datatype", kOutputs, TOKENS, 11,
                "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
     OTHER_TYPE("dispatch-ht-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
-               "must be float32, uint8 or int32 for a cast", "float16",
-               "float32, uint8, int32 or uint32"),
+               "must be float32, uint8 or int32 for a cast", "float16", "float32, uint8, int32 or uint32"),
     SIZE("dispatch-ht-cast-scales-columns", kOutputs, SCALES, 1, 2, "must be one scale for 128 or 32 elements", "1"),
 };
 
@@ -140,8 +138,7 @@ static void scales_on_some_ranks(const EpEnv* env, ncclEpAlgorithm_t algorithm) 
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
     check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
-                     is_odd(env) ? " (got 32 + 0, expected 32 + 12)"
-                                 : " (got 32 + 12, expected 32 + 0)");
+                     is_odd(env) ? " (got 32 + 0, expected 32 + 12)" : " (got 32 + 12, expected 32 + 0)");
 }
 
 // The odd rank sends as many scales of another type of the same width.
@@ -155,10 +152,8 @@ static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     }
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
-    check_all_notice(&session, kForward, "running-scale-type",
-                     "data type of scales: must be the same",
-                     is_odd(env) ? " (got int32, expected float32)"
-                                 : " (got float32, expected int32)");
+    check_all_notice(&session, kForward, "running-scale-type", "data type of scales: must be the same",
+                     is_odd(env) ? " (got int32, expected float32)" : " (got float32, expected int32)");
 }
 
 // The odd rank sends long rows, the others short ones, which take half a slot of the receiver's ring:
@@ -184,8 +179,7 @@ static void scales_of_long_rows(const EpEnv* env) {
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
     check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
-                     is_odd(env) ? " (got 1984 + 12, expected 32 + 12)"
-                                 : " (got 32 + 12, expected 1984 + 12)");
+                     is_odd(env) ? " (got 1984 + 12, expected 32 + 12)" : " (got 32 + 12, expected 1984 + 12)");
     ep_device_free(sent);
     ep_device_free(received);
 }

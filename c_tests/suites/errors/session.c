@@ -2,9 +2,6 @@
 // one rank, so in both modes a round trip returns the tokens unchanged.
 #define _GNU_SOURCE  // setenv
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "suites/errors/errors.h"
@@ -139,10 +136,9 @@ Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsign
 void close_session(Session* session) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
-    void* buffers[] = {session->ids,      session->tokens,       session->weights,
-                       session->received, session->received_ids, session->received_weights,
-                       session->counter,  session->combined,     session->gradients,
-                       session->scales,   session->received_scales};
+    void* buffers[] = {session->ids,          session->tokens,           session->weights,        session->received,
+                       session->received_ids, session->received_weights, session->counter,        session->combined,
+                       session->gradients,    session->scales,           session->received_scales};
     for (size_t i = 0; i < COUNT(buffers); ++i) ep_device_free(buffers[i]);
 }
 
@@ -242,9 +238,7 @@ static void rank_major_tensors(const Session* session, CallKind kind, CallTensor
     add_counter(&tensors->lists[kLocals], session->counter, (unsigned)session->env->size);
 }
 
-static bool is_rank_major(CallKind kind) {
-    return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed;
-}
+static bool is_rank_major(CallKind kind) { return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed; }
 
 static bool is_dispatch(CallKind kind) {
     return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast ||
@@ -309,9 +303,8 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
     }
     if (is_dispatch(kind)) {
         const ncclEpDispatchConfig_t config = {tensors->round_scales};
-        return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out,
-                              arrays[kLocals], num_local, send_only,
-                              tensors->round_scales != 0 ? &config : NULL, stream);
+        return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals], num_local,
+                              send_only, tensors->round_scales != 0 ? &config : NULL, stream);
     }
     return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals],
                          num_local, send_only, NULL, stream);

@@ -1,7 +1,4 @@
-// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own
-// allocation functions.
-#include <string.h>
-
+// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own allocation functions.
 #include "suites/errors/errors.h"
 
 #define CREATE "ncclEpTensorCreate: "
@@ -13,9 +10,8 @@ static ncclResult_t create(ncclEpGroup_t group, unsigned ndim, unsigned datatype
     ncclNDTensor_t untouched;
     memset(&tensor, 0x5a, sizeof(tensor));
     memset(&untouched, 0x5a, sizeof(untouched));
-    const ncclResult_t result =
-        ncclEpTensorCreate(group, &tensor, ndim, (ncclDataType_t)datatype,
-                           NCCL_EP_TENSOR_TAG_TOKENS, size, size, size, size, size);
+    const ncclResult_t result = ncclEpTensorCreate(group, &tensor, ndim, (ncclDataType_t)datatype,
+                                                   NCCL_EP_TENSOR_TAG_TOKENS, size, size, size, size, size);
     EP_CHECK_EQ_BYTES(&tensor, &untouched, sizeof(tensor));
     return result;
 }

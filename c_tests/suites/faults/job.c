@@ -1,8 +1,4 @@
-// Rounds of work. Each ends with an idle stream, so no rank is more than one round ahead of
-// another.
-#include <stdio.h>
-#include <string.h>
-
+// Rounds of work. Each ends with an idle stream, so no rank is more than one round ahead of another.
 #include "suites/faults/faults.h"
 
 enum { kMaxTokens = 12, kTopK = 3, kHidden = 64, kLocalExperts = 2 };
@@ -77,19 +73,16 @@ static bool ht_round(Job* job) {
 
 static bool handle_round(Job* job) {
     ncclEpHandle_t handle = NULL;
-    const cudaStream_t stream = job->env->stream;
-    if (!works(job, ep_handle_create(&handle, job->group, job->ids, 1, 1, stream))) return false;
+    if (!works(job, ep_handle_create(&handle, job->group, job->ids, 1, 1, job->env->stream))) return false;
     const bool well = went_well(job);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     return well;
 }
 
 static bool group_round(Job* job) {
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)job->env->size, 4, 128);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)job->env->size, 4, 128);
     ncclEpGroup_t group = NULL;
-    return works(job, ncclEpCreateGroup(&group, job->env->comm, &config, job->env->stream, NULL,
-                                        NULL)) &&
+    return works(job, ncclEpCreateGroup(&group, job->env->comm, &config, job->env->stream, NULL, NULL)) &&
            works(job, ncclEpGroupDestroy(group, job->env->stream));
 }
 

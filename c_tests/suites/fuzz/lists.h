@@ -59,9 +59,7 @@ class List {
     bool IsAsRemembered() const;
 
    private:
-    static ncclNDTensor_t* const* Wild() {
-        return static_cast<ncclNDTensor_t* const*>(WildPointer());
-    }
+    static ncclNDTensor_t* const* Wild() { return static_cast<ncclNDTensor_t* const*>(WildPointer()); }
     std::string ChangeList(ep::Dice& dice);
     std::string ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty);
     std::string ChangeSize(ep::Dice& dice, unsigned index);

@@ -1,6 +1,5 @@
-// Judges every call of the fuzzer: its result, its text, its time, and whether all ranks got the
-// same. It has its own counters, as threads may not use the harness's, and keeps the last calls for
-// the report of a failure.
+// Judges every call of the fuzzer: its result, its text, its time, and whether all ranks got the same. It has its own
+// counters, as threads may not use the harness's, and keeps the last calls for the report of a failure.
 #pragma once
 
 #include <array>

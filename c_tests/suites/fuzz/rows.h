@@ -27,7 +27,6 @@ Row ScaledRow(ep::Dice& dice, unsigned most_bytes);
 // Strides of scales [experts, rows, scales]: dense ones, or some with a pitch. `anything` says that
 // they may also be others; what a call accepts of those fits into `room` bytes.
 using Strides = std::array<unsigned, 3>;
-Strides AnyStrides(ep::Dice& dice, const Row& row, unsigned experts, unsigned rows, bool anything,
-                   size_t room);
+Strides AnyStrides(ep::Dice& dice, const Row& row, unsigned experts, unsigned rows, bool anything, size_t room);
 
 }  // namespace test_fuzz

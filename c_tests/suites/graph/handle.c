@@ -1,6 +1,5 @@
-// A high-throughput handle cannot be created while its stream is captured: its routing is exchanged
-// once, not at every replay. All ranks are refused here, so none waits and the group keeps working.
-// The CPU backend captures nothing.
+// A high-throughput handle cannot be created while its stream is captured: its routing is exchanged once, not at every
+// replay. All ranks are refused here, so none waits and the group keeps working. The CPU backend captures nothing.
 #include "reference/ht_run.h"
 #include "harness/graphs.h"
 

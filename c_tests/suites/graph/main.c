@@ -1,7 +1,6 @@
-// CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens,
-// ids and weights in the same memory before each replay. Covers blocking and staged operations,
-// completion on a second stream, branches of a graph, odd numbers of operations, several handles,
-// and operations outside the graph between its replays.
+// CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens, ids and weights in
+// the same memory before each replay. Covers blocking and staged operations, completion on a second stream, branches of
+// a graph, odd numbers of operations, several handles, and operations outside the graph between its replays.
 //
 // The CPU backend captures nothing. There the same sequences run directly, which checks this
 // program's expectations, and the replays are reported as skipped.
@@ -146,8 +145,7 @@ static bool dispatches(const Step* steps, unsigned run) {
 }
 
 static bool combines(const Step* steps, unsigned run) {
-    return contains(steps, run, kCombine) || contains(steps, run, kSendCombine) ||
-           contains(steps, run, kCombineAside);
+    return contains(steps, run, kCombine) || contains(steps, run, kSendCombine) || contains(steps, run, kCombineAside);
 }
 
 // Writes new contents to all memory that the sequence reads. A replay makes no call of the library,
@@ -157,8 +155,7 @@ static void renew(Fixture* fixture, const Step* steps) {
         LlRun* run = &fixture->runs[i];
         if (dispatches(steps, i)) {
             const RefStyle style = (RefStyle)(fixture->seed % kRefNumStyles);
-            ll_run_reroute(run, ref_routing_new((unsigned)fixture->env->size,
-                                                run->shape.num_experts, run->shape.top_k,
+            ll_run_reroute(run, ref_routing_new((unsigned)fixture->env->size, run->shape.num_experts, run->shape.top_k,
                                                 run->now->num_tokens, style, ++fixture->seed));
             ref_routing_free(run->sent);
             run->sent = ref_routing_copy(run->now);
@@ -209,8 +206,7 @@ SEQUENCE(odd_number_of_operations, 1, {kDispatch, 0}, {kDispatch, 0}, {kCombine,
 SEQUENCE(staged, 1, {kSendDispatch, 0}, {kComplete, 0}, {kSendCombine, 0}, {kComplete, 0})
 SEQUENCE(completed_on_a_second_stream, 1, {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendCombine, 0},
          {kCompleteAside, 0})
-// Completing on a stream that is not captured does not pull it into the capture; the call can be
-// repeated.
+// Completing on a stream that is not captured does not pull it into the capture; the call can be repeated.
 SEQUENCE(completed_outside, 1, {kSendDispatch, 0}, {kCompleteApart, 0}, {kComplete, 0}, {kCombine, 0})
 SEQUENCE(two_handles, 2, {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1}, {kDispatch, 0})
 // Only the library orders the operations of the graph's two branches.
@@ -267,7 +263,9 @@ EP_TEST(two_graphs) {
 
 // Each graph uses both staged slots of the group, so the second uses those of the first.
 EP_TEST(two_staged_graphs) {
-    static const Step kThere[] = { {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}, {kEnd, 0}};
-    static const Step kBack[] = { {kSendCombine, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}, {kEnd, 0}};
+    static const Step kThere[] = {
+        {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}, {kEnd, 0}};
+    static const Step kBack[] = {
+        {kSendCombine, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}, {kEnd, 0}};
     replay_halves(env, kThere, kBack);
 }

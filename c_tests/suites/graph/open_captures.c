@@ -58,9 +58,7 @@ EP_TEST_HT(ht_beside_an_open_capture) {
 
 // ---- Staged operations -------------------------------------------------------------------------
 
-static void complete(LlRun* run, cudaStream_t stream) {
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
-}
+static void complete(LlRun* run, cudaStream_t stream) { EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream)); }
 
 static void replay_ll(LlRun* run, cudaGraphExec_t graph) {
     for (unsigned i = 0; i < kReplays; ++i) ll_run_replay(run, graph);
@@ -121,8 +119,8 @@ EP_TEST(beside_an_open_capture) {
     ll_pair_close(&pair);
 }
 
-// Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does nothing,
-// and the captures before go on.
+// Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does
+// nothing, and the captures before go on.
 EP_TEST(one_open_capture_too_many) {
     enum { kAll = kMostCaptures + 1 };
     if (ep_num_nodes() == 1) return;

@@ -6,8 +6,7 @@
 // ---- On a captured stream ----------------------------------------------------------------------
 
 static ncclResult_t create_group(const EpEnv* env, cudaStream_t stream, ncclEpGroup_t* group) {
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 1, 16);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 1, 16);
     return ncclEpCreateGroup(group, env->comm, &config, stream, NULL, NULL);
 }
 
@@ -26,8 +25,7 @@ static void check_groups_are_refused(const EpEnv* env, ncclEpGroup_t group) {
 
 static void make_a_tensor(ncclEpGroup_t group) {
     ncclNDTensor_t tensor;
-    EP_CHECK_NCCL(ncclEpTensorCreate(group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 64, 1, 1,
-                                     1, 1));
+    EP_CHECK_NCCL(ncclEpTensorCreate(group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 64, 1, 1, 1, 1));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
 }
 

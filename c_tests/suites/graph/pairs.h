@@ -15,8 +15,7 @@ typedef struct {
 } LlPair;
 
 LlPair ll_pair_open(EpEnv* env, RefStyle style);
-// With inputs for an operation of each kind, after a dispatch, which a combine needs before it,
-// also at its capture.
+// With inputs for an operation of each kind, after a dispatch, which a combine needs before it, also at its capture.
 LlPair ll_pair_open_ready(EpEnv* env);
 void ll_pair_close(LlPair* pair);
 // Launches a graph of a dispatch and a combine of `run`, and checks what comes of it.

@@ -76,9 +76,8 @@ EP_TEST(captured_beside_a_staged_one) {
     ll_pair_close(&pair);
 }
 
-// A dispatch is sent in a graph that is never launched, and its handle destroyed. The slot's next
-// operation, outside of graphs, first receives what was given up: nothing was sent, so it must not
-// wait for that.
+// A dispatch is sent in a graph that is never launched, and its handle destroyed. The slot's next operation, outside of
+// graphs, first receives what was given up: nothing was sent, so it must not wait for that.
 EP_TEST(a_send_that_never_ran) {
     LlPair pair = ll_pair_open(env, kRefDistinct);
     LlRun *lost = &pair.runs[0], *run = &pair.runs[1];

@@ -1,9 +1,6 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-
-#include <stdlib.h>
-
 #include "reference/ht_run.h"
 
 typedef struct {
@@ -22,8 +19,7 @@ static RefShape shape_for(const EpEnv* env, const Shape* shape) {
     return result;
 }
 
-// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and
-// combine.
+// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const RefShape shape = shape_for(env, &shapes[i]);
@@ -117,8 +113,7 @@ EP_TEST(huge_rows) {
 
 EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
-        const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
-                             kRefMessy, true, kHtRowsExact, kHtNoCounter};
+        const Shape shape = {7, 5, top_k, ncclBfloat16, 16, kRefMessy, true, kHtRowsExact, kHtNoCounter};
         steps(env, &shape, 1);
     }
 }
@@ -152,14 +147,13 @@ EP_TEST(ids_in_range) {
     ht_prepare_dispatch(&run);
     EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
     ep_sync(env);
-    int64_t* ids = ref_host_new(run.ids_out.bytes);
+    EP_SCOPED int64_t* ids = ref_host_new(run.ids_out.bytes);
     ep_download(ids, ref_buffer_data(&run.ids_out), run.ids_out.bytes);
     size_t strays = 0;
     for (size_t i = 0; i < run.ids_out.bytes / sizeof(int64_t); ++i) {
         strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
     }
     EP_CHECK_EQ_U64(strays, 0);
-    free(ids);
     ht_run_close(&run);
 }
 
@@ -221,8 +215,7 @@ EP_TEST(repeated_experts) {
     ht_run_close(&run);
 }
 
-// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
-// finds no column.
+// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
     const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
@@ -242,16 +235,14 @@ EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
 
 // Every token goes to all experts, so each row is of one with more experts here than columns, also
 // the last row of the last rank, which is its own.
-EP_TEST(gradients_with_one_column) {
-    gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct);
-}
+EP_TEST(gradients_with_one_column) { gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct); }
 
 // Two outputs of the same handle are equal in all rows, used or not.
 EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
     HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
-    unsigned char* first = ref_host_new(run.tokens_out.bytes);
+    EP_SCOPED unsigned char* first = ref_host_new(run.tokens_out.bytes);
     const HtPass forward = {.forward = true};
     const HtPass cached = {.forward = false};
     ht_prepare_dispatch(&run);
@@ -262,6 +253,5 @@ EP_TEST(cached_equals_forward) {
     EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
     ep_sync(env);
     REF_CHECK_BUFFER(&run.tokens_out, first);
-    free(first);
     ht_run_close(&run);
 }

@@ -1,21 +1,14 @@
 // Running totals of the rows that each local expert receives.
-
-#include <stdlib.h>
-
 #include "reference/ht_run.h"
 
 static void expect_totals(const HtRun* run, const int64_t* totals, int64_t dispatches) {
-    int32_t* counts = calloc(run->local_experts, sizeof(int32_t));
-    int64_t* expected = calloc(run->local_experts, sizeof(int64_t));
-    int64_t* got = calloc(run->local_experts, sizeof(int64_t));
-    EP_REQUIRE(counts != NULL && expected != NULL && got != NULL);
+    EP_SCOPED int32_t* counts = ref_host_new(run->local_experts * sizeof(int32_t));
+    EP_SCOPED int64_t* expected = ref_host_new(run->local_experts * sizeof(int64_t));
+    EP_SCOPED int64_t* got = ref_host_new(run->local_experts * sizeof(int64_t));
     ref_ht_counts(run->routing, (unsigned)run->env->rank, counts);
     for (unsigned i = 0; i < run->local_experts; ++i) expected[i] = dispatches * counts[i];
     ep_download(got, totals, run->local_experts * sizeof(int64_t));
     EP_CHECK_EQ_BYTES(got, expected, run->local_experts * sizeof(int64_t));
-    free(counts);
-    free(expected);
-    free(got);
 }
 
 EP_TEST(rows_are_counted) {

@@ -1,10 +1,6 @@
-// Several groups at once: on one communicator, on two, on any stream, and with ranks that come
-// late.
+// Several groups at once: on one communicator, on two, on any stream, and with ranks that come late.
 #define _GNU_SOURCE  // RTLD_DEFAULT, usleep
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -96,12 +92,10 @@ EP_TEST(group_that_one_rank_cannot_map) {
     const bool refuses = mapped != last && ep_on_cpu_build();
     char text[64];
     snprintf(text, sizeof(text), "cannot map rank %d's window", mapped);
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, kTokens, 64);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, kTokens, 64);
     ncclEpGroup_t group = NULL;
     if (is_last) ep_set_mishap(kEpNoImport, true);
-    const ncclResult_t result =
-        ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
+    const ncclResult_t result = ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
     ep_set_mishap(kEpNoImport, false);
     if (refuses) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
@@ -137,8 +131,7 @@ EP_TEST(groups_on_any_stream) {
     EP_CHECK_CUDA(cudaStreamDestroy(unordered));
 }
 
-// Ranks that wait for a late one query the stream now and then; the caller must see no trace of
-// that.
+// Ranks that wait for a late one query the stream now and then; the caller must see no trace of that.
 EP_TEST(one_rank_is_late) {
     enum { kLateMicroseconds = 20000 };
     for (int late = 0; late < env->size; ++late) {

@@ -1,6 +1,5 @@
-// What may be destroyed when, and who frees it: groups, handles, tensors and communicators in the
-// orders that programs use, with their own allocation functions, on several communicators, streams
-// and threads.
+// What may be destroyed when, and who frees it: groups, handles, tensors and communicators in the orders that programs
+// use, with their own allocation functions, on several communicators, streams and threads.
 #include "suites/lifecycle/lifecycle.h"
 
 // The first release's benchmark frees the ids before the handle.

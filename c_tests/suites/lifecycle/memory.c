@@ -1,8 +1,5 @@
 // Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
 // twice, descriptors made by hand.
-#include <stdlib.h>
-#include <string.h>
-
 #include "suites/lifecycle/lifecycle.h"
 
 // ---- Allocation functions that record what they gave -------------------------------------------
@@ -51,8 +48,7 @@ static Place with_callbacks(const EpEnv* env, ncclEpAllocFn_t alloc_fn, ncclEpFr
 
 // free_fn gets all memory that alloc_fn gave, and no other.
 EP_TEST(both_callbacks) {
-    Trip trip = open_trip(ep_algorithm_for_any_case(env),
-              with_callbacks(env, remembering_alloc, remembering_free));
+    Trip trip = open_trip(ep_algorithm_for_any_case(env), with_callbacks(env, remembering_alloc, remembering_free));
     EP_CHECK(g_allocs >= kNumTensorsOfBoth);
     EP_CHECK(make_trip(&trip));
     // Operations allocate nothing.
@@ -65,8 +61,7 @@ EP_TEST(both_callbacks) {
     EP_CHECK_EQ_I64(g_foreign_frees, 0);
 }
 
-// Each callback has its own default: memory of alloc_fn goes to cudaFree, memory of cudaMalloc to
-// free_fn.
+// Each callback has its own default: memory of alloc_fn goes to cudaFree, memory of cudaMalloc to free_fn.
 EP_TEST(one_callback_alone) {
     Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
     EP_CHECK(g_allocs > 0);
@@ -101,8 +96,7 @@ EP_TEST(tensors_outlive_group_and_communicator) {
 }
 
 EP_TEST(tensors_destroyed_twice) {
-    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY,
-              with_callbacks(env, remembering_alloc, remembering_free));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, remembering_free));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(destroy_tensors(&trip, trip.group));
     const int frees = g_frees;
@@ -134,8 +128,7 @@ static ncclNDTensor_t tensor_by_hand(void* data, unsigned size) {
 }
 
 EP_TEST(descriptors_made_by_hand) {
-    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY,
-              with_callbacks(env, remembering_alloc, remembering_free));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, remembering_free));
     // With a group, its free_fn gets the data.
     void* data = ep_device_alloc(32);
     ncclNDTensor_t owned = tensor_by_hand(data, 32);

@@ -91,8 +91,7 @@ EP_TEST(default_stream_of_another_device) {
 
 // Operations only; in the next case threads also create and destroy groups.
 EP_TEST(two_threads_with_a_group_each) {
-    const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
-                                            ep_algorithm_for_any_case(env)};
+    const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env)};
     Trip trips[2];
     Job jobs[2];
     for (int i = 0; i < 2; ++i) {
@@ -145,11 +144,10 @@ static void run_makers(void* argument, int rounds) {
     }
 }
 
-// Each of two threads has its own communicator, groups and stream; on the default stream CUDA would
-// make them wait for each other. While one thread takes part in an exchange of all ranks, the other
-// may free its memory; on another rank it is the other way round. So a wait for the whole device
-// would never end. Memory that is freed later serves the next group and does not pile up: a window
-// has 2 MiB or more.
+// Each of two threads has its own communicator, groups and stream; on the default stream CUDA would make them wait for
+// each other. While one thread takes part in an exchange of all ranks, the other may free its memory; on another rank
+// it is the other way round. So a wait for the whole device would never end. Memory that is freed later serves the next
+// group and does not pile up: a window has 2 MiB or more.
 EP_TEST(two_threads_make_and_destroy_groups) {
     enum { kWarmUp = 10, kRounds = 13, kMostBytes = 8 << 20 };
     if (ep_on_fake_nccl()) {

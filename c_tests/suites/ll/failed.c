@@ -1,13 +1,10 @@
-// One block of a kernel starts so late that another rank has given up waiting for it. What that
-// rank runs after its failure must not reach the late block: either the block's sums are right or
-// its group has failed.
+// One block of a kernel starts so late that another rank has given up waiting for it. What that rank runs after its
+// failure must not reach the late block: either the block's sums are right or its group has failed.
 #define _GNU_SOURCE  // setenv
-#include <stdlib.h>
 
 #include "reference/ll_run.h"
 
-// Not the block that announces its rank's start: without the announcement the late rank itself
-// would fail.
+// Not the block that announces its rank's start: without the announcement the late rank itself would fail.
 enum { kRuns = 3, kLateBlock = 1 };
 
 typedef struct {

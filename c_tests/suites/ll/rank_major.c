@@ -31,18 +31,12 @@ void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t see
 
 EP_TEST(rank_major_shapes) {
     static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},
-        {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
-        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, true},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
-        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
-        {1, 33, 4, ncclFloat32, 32, kRefDistinct, true},
-        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},
-        {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
-        {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},
-        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false}, {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},     {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
+        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, true},   {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
+        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},   {1, 33, 4, ncclFloat32, 32, kRefDistinct, true},
+        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},      {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
+        {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},     {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
         {8, 70, 8, ncclBfloat16, 16, kRefMessy, true},
     };
     for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {

@@ -29,14 +29,10 @@ static void in_every_order(LlRun* run) {
 
 EP_TEST(views_shapes) {
     static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},
-        {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
-        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
-        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},
-        {4, 9, 32, ncclFloat32, 24, kRefOneExpert, true},
-        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
-        {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},     {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},  {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
+        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},      {4, 9, 32, ncclFloat32, 24, kRefOneExpert, true},
+        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true}, {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
     };
     for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
         LlRun run;

@@ -32,8 +32,7 @@ EP_TEST(handle_destroyed_while_pending) {
     tear_down(&setup);
 }
 
-// One rank abandons what the others complete. They receive everything, as that rank had sent its
-// part.
+// One rank abandons what the others complete. They receive everything, as that rank had sent its part.
 EP_TEST(handle_destroyed_on_one_rank) {
     enum { kRounds = 12 };
     Setup setup = set_up(env);

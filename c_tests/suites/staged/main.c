@@ -45,8 +45,7 @@ STAGED_TEST(completed_before_the_send_began) {
             EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, sleep_a_while, NULL));
         }
         EP_CHECK_CUDA(cudaMemsetAsync(ref_buffer_data(out), kRefPoison, out->bytes, env->stream));
-        EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true)
-                              : ll_launch_dispatch(run, env->stream, true));
+        EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true) : ll_launch_dispatch(run, env->stream, true));
         combine ? complete_combine(run, setup->other) : complete_dispatch(run, setup->other);
     }
 }
@@ -138,8 +137,7 @@ EP_TEST(blocking_operations_meanwhile) {
         }
         complete_dispatch(&runs[1], env->stream);
         for (unsigned pair = 0; pair < kPairs; ++pair) ll_dispatch(&runs[1 + pair % 3]);
-        combine_pending ? complete_combine(&runs[0], env->stream)
-                        : complete_dispatch(&runs[0], env->stream);
+        combine_pending ? complete_combine(&runs[0], env->stream) : complete_dispatch(&runs[0], env->stream);
     }
     tear_down(&setup);
 }

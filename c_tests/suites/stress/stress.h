@@ -28,7 +28,6 @@ typedef struct {
     StressGroup groups[kGroups];
 } Stress;
 
-// Launches at least `num_ops` operations back to back, then compares. With `snapshots` the output
-// of every single operation is copied on the stream and compared, otherwise the last ones are.
-// Returns the number of operations.
+// Launches at least `num_ops` operations back to back, then compares. With `snapshots` the output of every single
+// operation is copied on the stream and compared, otherwise the last ones are. Returns the number of operations.
 unsigned stress_batch(Stress* stress, unsigned num_ops, bool snapshots);

@@ -14,8 +14,7 @@ typedef struct {
 } EpProbeMessage;
 
 // 0, or the number of NCCL's result. Ranks with the same `node` are on one.
-int epProbeRailOpen(EpProbeRail** rail, ncclComm_t comm, const char* node, unsigned timeout_ms,
-                    cudaStream_t stream);
+int epProbeRailOpen(EpProbeRail** rail, ncclComm_t comm, const char* node, unsigned timeout_ms, cudaStream_t stream);
 void epProbeRailClose(EpProbeRail* rail);
 // Writes at most `most` ranks; gives how many there are.
 size_t epProbeRailPeers(const EpProbeRail* rail, size_t* ranks, size_t most);

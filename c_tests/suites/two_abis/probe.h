@@ -1,5 +1,4 @@
-// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for
-// tests only.
+// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for tests only.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -42,9 +42,7 @@ __device__ inline Elements Widen(const uint4& from) {
 }
 
 // Leaves a NaN out. fmaxf would, too, but not on every CPU.
-__device__ inline float Larger(float known, float magnitude) {
-    return magnitude > known ? magnitude : known;
-}
+__device__ inline float Larger(float known, float magnitude) { return magnitude > known ? magnitude : known; }
 
 // The largest magnitude in the block of the lane's elements. All lanes of a warp call it.
 template <unsigned kBlock>
@@ -115,8 +113,7 @@ __global__ void __launch_bounds__(kThreads, 8) CastRows(CastWork work, unsigned 
         if (element < work.hidden && element % kBlock == 0) {
             const size_t at = size_t{token} * blocks + element / kBlock;
             if (kForm == ScaleForm::kExponent) {
-                static_cast<uint8_t*>(work.scales)[at] =
-                    static_cast<uint8_t>(__float_as_uint(scale.stored) >> 23);
+                static_cast<uint8_t*>(work.scales)[at] = static_cast<uint8_t>(__float_as_uint(scale.stored) >> 23);
             } else {
                 static_cast<float*>(work.scales)[at] = scale.stored;
             }

@@ -17,13 +17,11 @@ static atomic_bool g_refuses_threads;
 
 static bool is_called_by_library(const void* caller) {
     Dl_info info;
-    return dladdr(caller, &info) != 0 && info.dli_fname != NULL &&
-           strstr(info.dli_fname, "libnccl_ep.") != NULL;
+    return dladdr(caller, &info) != 0 && info.dli_fname != NULL && strstr(info.dli_fname, "libnccl_ep.") != NULL;
 }
 
 // As at the limit of a container, for the library alone.
-int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
-                   void* argument) {
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument) {
     static _Atomic(int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)) create;
     if (atomic_load(&g_refuses_threads) && is_called_by_library(__builtin_return_address(0))) {
         return EAGAIN;

@@ -11,13 +11,9 @@ ncclEpGroup_t open_group(const EpEnv* env) {
     return ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, 2u * (unsigned)env->size, 4, 2 * kHidden);
 }
 
-void close_group(const EpEnv* env, ncclEpGroup_t group) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-}
+void close_group(const EpEnv* env, ncclEpGroup_t group) { EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream)); }
 
-size_t bytes_of(const EpEnv* env, size_t number) {
-    return 1000 + 4096 * number + 16 * (size_t)env->rank;
-}
+size_t bytes_of(const EpEnv* env, size_t number) { return 1000 + 4096 * number + 16 * (size_t)env->rank; }
 
 uint8_t* new_memory(ncclEpGroup_t group, size_t bytes) {
     void* memory = NULL;

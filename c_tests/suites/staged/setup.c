@@ -10,7 +10,7 @@ LlRun open_run(const EpEnv* env, ncclEpGroup_t group) {
     const RefShape shape = small_shape(env);
     const unsigned n = opened++;
     LlRun run = ll_run_open_with(env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
-                     1000 + 1000 * (uint64_t)n);
+                                 1000 + 1000 * (uint64_t)n);
     run.variation = n;
     return run;
 }

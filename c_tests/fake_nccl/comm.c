@@ -131,9 +131,7 @@ FAKE_NCCL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
     ncclResult_t result = ncclGetUniqueId(&mine.id);
     if (result == ncclSuccess) result = finish(comm);
     if (result != ncclSuccess) return result;
-    if (!meeting_exchange(&comm->meeting, &mine, sizeof(mine), wishes, sizeof(mine))) {
-        return ncclRemoteError;
-    }
+    if (!meeting_exchange(&comm->meeting, &mine, sizeof(mine), wishes, sizeof(mine))) return ncclRemoteError;
     if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
     const int self = comm->meeting.rank;
     int first = self;

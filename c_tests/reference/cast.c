@@ -74,9 +74,7 @@ void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, vo
         float scale = 0;
         float factor = 0;
         scale_of(&elements[begin], count, bytes || format->round, &scale, &factor);
-        for (unsigned i = begin; i < begin + count; ++i) {
-            payload[i] = ref_e4m3(elements[i] * factor);
-        }
+        for (unsigned i = begin; i < begin + count; ++i) payload[i] = ref_e4m3(elements[i] * factor);
         if (bytes) {
             ((uint8_t*)scales)[block] = (uint8_t)(bits_of(scale) >> 23);
         } else {
@@ -151,9 +149,7 @@ void ref_cast_input(const RefFormat* format, uint64_t seed, uint64_t number, voi
             if (kind != kKinds - 1) continue;
             // Any bits at all.
             const size_t width = ep_datatype_size(format->from);
-            if (ep_random_below(&state, 8) == 0) {
-                memcpy((char*)row + (begin + i) * width, &random, width);
-            }
+            if (ep_random_below(&state, 8) == 0) memcpy((char*)row + (begin + i) * width, &random, width);
         }
     }
 }

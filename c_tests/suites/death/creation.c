@@ -94,9 +94,7 @@ DEATH_CASE(stops_in_creation, kVictimDies) {
     const bool is_near = ep_node_distance((unsigned)self->env.rank, (unsigned)self->victim) == 0;
     if (stops && is_near) EP_CHECK(names(ep_last_error(), self->victim));
     meet(self, kNoticed, survivors(self));
-    if (stops && self->env.rank == 0) {
-        EP_CHECK(kill(atomic_load(&self->shared->victim_process), SIGKILL) == 0);
-    }
+    if (stops && self->env.rank == 0) EP_CHECK(kill(atomic_load(&self->shared->victim_process), SIGKILL) == 0);
     abort_and_go_on(self);
     EP_REQUIRE(pthread_join(freed.thread, NULL) == 0);
 }

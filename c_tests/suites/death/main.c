@@ -181,9 +181,7 @@ static const char* obstacle(const DeathCase* test, bool has_nodes) {
     const bool needs_another_communicator = strcmp(test->name, "creation_is_lost_beside_a_group") == 0 ||
                                             strcmp(test->name, "creation_is_lost_after_a_failure") == 0 ||
                                             strcmp(test->name, "group_ends_behind_a_lost_creation") == 0;
-    if (ep_on_fake_nccl() && needs_another_communicator) {
-        return "communicators take turns here";
-    }
+    if (ep_on_fake_nccl() && needs_another_communicator) return "communicators take turns here";
     if (ep_on_host_backend() && strcmp(test->name, "dies_before_many_operations") == 0) {
         return "streams of the CPU backend are never full";
     }

@@ -149,9 +149,7 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
             if (!any_empty) tensor->data = nullptr;
             return name + "data NULL";
         case 8:
-            if (!any_empty && tensor->data != nullptr) {
-                tensor->data = Moved(tensor->data, dice.Pick(kShifts));
-            }
+            if (!any_empty && tensor->data != nullptr) tensor->data = Moved(tensor->data, dice.Pick(kShifts));
             return name + "data moved";
         default:
             return name + ChangeSize(dice, index);

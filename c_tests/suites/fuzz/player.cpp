@@ -39,9 +39,7 @@ cudaStream_t Player::AnyStream(Dice& dice) const {
 }
 
 void Player::Order(const void* group, cudaStream_t stream) {
-    if (last_group_ != nullptr && last_group_ != group) {
-        EP_REQUIRE_CUDA(cudaStreamWaitEvent(stream, last_, 0));
-    }
+    if (last_group_ != nullptr && last_group_ != group) EP_REQUIRE_CUDA(cudaStreamWaitEvent(stream, last_, 0));
     last_group_ = group;
 }
 
@@ -49,9 +47,7 @@ void Player::Ordered(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaEventRecord(last
 
 void Player::Rest() {
     bool good = true;
-    for (cudaStream_t stream : streams_) {
-        good = cudaStreamSynchronize(stream) == cudaSuccess && good;
-    }
+    for (cudaStream_t stream : streams_) good = cudaStreamSynchronize(stream) == cudaSuccess && good;
     if (options_.threads == 1) good = cudaStreamSynchronize(nullptr) == cudaSuccess && good;
     // A lost exchange leaves its error on the stream; on the stand-ins, so do messages of different sizes, also on
     // streams of the library, and a free would give that error.

@@ -127,9 +127,7 @@ typedef struct {
 
 static void play(void* context) {
     const Sequence* sequence = context;
-    for (const Step* step = sequence->steps; step->action != kEnd; ++step) {
-        play_step(sequence->fixture, step);
-    }
+    for (const Step* step = sequence->steps; step->action != kEnd; ++step) play_step(sequence->fixture, step);
 }
 
 static bool contains(const Step* steps, unsigned run, Action action) {

@@ -107,9 +107,7 @@ EP_TEST(ht_unordered_streams) {
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ht_prepare(&runs[r]);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        for (unsigned r = 0; r < kRuns; ++r) {
-            EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
-        }
+        for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ht_launch_combine(&runs[r], i % 4 < 2, streams[(r + i) % kRuns]));
         }
@@ -172,9 +170,7 @@ EP_TEST(ht_ranks_without_rows_run_ahead) {
         ht_prepare_dispatch(&run);
         const bool is_late = env->rank == 0;
         if (is_late) ep_gate_close(&gate, env->stream);
-        for (unsigned i = 0; i < kTimes; ++i) {
-            EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
-        }
+        for (unsigned i = 0; i < kTimes; ++i) EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
         if (is_late) ep_gate_open(&gate);
         ep_sync(env);
         ht_check_dispatch(&run);

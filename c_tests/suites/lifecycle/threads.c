@@ -23,9 +23,7 @@ static void* run_job(void* argument) {
 static void run_jobs(Job* jobs, size_t count) {
     pthread_t threads[2];
     EP_REQUIRE(count <= COUNT(threads));
-    for (size_t i = 0; i < count; ++i) {
-        EP_REQUIRE(pthread_create(&threads[i], NULL, run_job, &jobs[i]) == 0);
-    }
+    for (size_t i = 0; i < count; ++i) EP_REQUIRE(pthread_create(&threads[i], NULL, run_job, &jobs[i]) == 0);
     for (size_t i = 0; i < count; ++i) {
         EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
         EP_CHECK(jobs[i].good);

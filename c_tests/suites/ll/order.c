@@ -118,9 +118,7 @@ EP_TEST(ll_unordered_streams) {
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ll_prepare(&runs[r]);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        for (unsigned r = 0; r < kRuns; ++r) {
-            EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
-        }
+        for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[(r + i) % kRuns], false));
         }

@@ -85,9 +85,7 @@ Config Draw(uint64_t seed, unsigned index, unsigned num_ranks) {
     config.index = index;
     config.group = DrawGroup(seed, index, num_ranks);
     const unsigned num_handles = dice.OneIn(2) ? 1 : dice.Between(2, 3);
-    for (unsigned i = 0; i < num_handles; ++i) {
-        config.handles.push_back(DrawHandle(config.group, dice));
-    }
+    for (unsigned i = 0; i < num_handles; ++i) config.handles.push_back(DrawHandle(config.group, dice));
     config.steps = dice.Between(2, 6);
     config.delays = dice.OneIn(4);
     return config;

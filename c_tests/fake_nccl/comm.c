@@ -148,21 +148,13 @@ FAKE_NCCL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
 
 FAKE_NCCL_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
-        case ncclSuccess:
-            return "no error";
-        case ncclUnhandledCudaError:
-            return "a CUDA call failed";
-        case ncclSystemError:
-            return "a system call failed";
-        case ncclInternalError:
-            return "internal error";
-        case ncclInvalidArgument:
-            return "invalid argument";
-        case ncclInvalidUsage:
-            return "invalid usage";
-        case ncclRemoteError:
-            return "remote process failed or was lost";
-        default:
-            return "unknown result code";
+        case ncclSuccess: return "no error";
+        case ncclUnhandledCudaError: return "a CUDA call failed";
+        case ncclSystemError: return "a system call failed";
+        case ncclInternalError: return "internal error";
+        case ncclInvalidArgument: return "invalid argument";
+        case ncclInvalidUsage: return "invalid usage";
+        case ncclRemoteError: return "remote process failed or was lost";
+        default: return "unknown result code";
     }
 }

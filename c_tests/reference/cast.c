@@ -109,14 +109,11 @@ static float element(unsigned kind, uint64_t random, unsigned index, int exponen
             return index == 0 ? largest : tie(random, exponent);
         case 2:  // the next larger one
             return index == 0 ? largest * (1.0f + 1.0f / 128) : plain(random, exponent);
-        case 3:
-            return index % 29 == 3 ? NAN : plain(random, exponent);
-        case 4:
-            return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY) : plain(random, exponent);
+        case 3: return index % 29 == 3 ? NAN : plain(random, exponent);
+        case 4: return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY) : plain(random, exponent);
         case 5:  // below the least maximum
             return plain(random, -20);
-        default:
-            return plain(random, exponent);
+        default: return plain(random, exponent);
     }
 }
 

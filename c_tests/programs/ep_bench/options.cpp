@@ -242,12 +242,9 @@ std::string CheckMaxTokens(const Options& options) {
 
 const char* RoutingName(const Options& options) {
     switch (options.routing) {
-        case RoutingKind::kUniform:
-            return "scores";
-        case RoutingKind::kZipf:
-            return "zipf";
-        default:
-            return "consecutive";
+        case RoutingKind::kUniform: return "scores";
+        case RoutingKind::kZipf: return "zipf";
+        default: return "consecutive";
     }
 }
 

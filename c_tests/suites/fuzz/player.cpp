@@ -68,16 +68,11 @@ void* Player::BadNumber(Dice& dice, bool as_group) const {
     void* const other = as_group ? static_cast<void*>(handles_[index % kMostHandles].number)
                                  : static_cast<void*>(groups_[index % kGroups].number);
     switch (dice.Below(5)) {
-        case 0:
-            return nullptr;
-        case 1:
-            return other;
-        case 2:
-            return reinterpret_cast<void*>(uintptr_t{dice.Below(16)});
-        case 3:
-            return reinterpret_cast<void*>(uintptr_t{dice.Seed() | (1ULL << 52)});
-        default:
-            return dead.empty() ? WildPointer() : dead[index % dead.size()];
+        case 0: return nullptr;
+        case 1: return other;
+        case 2: return reinterpret_cast<void*>(uintptr_t{dice.Below(16)});
+        case 3: return reinterpret_cast<void*>(uintptr_t{dice.Seed() | (1ULL << 52)});
+        default: return dead.empty() ? WildPointer() : dead[index % dead.size()];
     }
 }
 

@@ -3,8 +3,7 @@
 #include "reference/ht_run.h"
 
 static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
-    const RefShape shape = {3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
-    return shape;
+    return (RefShape){3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
 }
 
 // No two runs of a program have the same data.

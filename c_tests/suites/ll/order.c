@@ -8,8 +8,7 @@
 enum { kHidden = 40 };
 
 static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
-    const RefShape shape = {2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
-    return shape;
+    return (RefShape){2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
 }
 
 // No two runs of a program have the same data.

@@ -70,8 +70,7 @@ GroupPlan DrawGroup(uint64_t seed, unsigned index, unsigned num_ranks) {
             group.max_tokens = dice.Between(1, 6);
             group.row_bytes = 16 * dice.Between(38, 75);
             break;
-        default:
-            break;
+        default: break;
     }
     group.num_experts = local_experts * num_ranks;
     if (!group.low_latency && dice.OneIn(5)) group.max_tokens = NCCL_EP_AUTO;

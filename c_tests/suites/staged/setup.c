@@ -1,8 +1,7 @@
 #include "suites/staged/staged.h"
 
 static RefShape small_shape(const EpEnv* env) {
-    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
-    return shape;
+    return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
 }
 
 LlRun open_run(const EpEnv* env, ncclEpGroup_t group) {

@@ -132,12 +132,9 @@ inline Kernel KernelFor(const CastWork& work) {
     if (work.block == 32 && work.form == ScaleForm::kExponent) return CastRows<32, ScaleForm::kExponent>;
     if (work.block != 128) return nullptr;
     switch (work.form) {
-        case ScaleForm::kFloat:
-            return CastRows<128, ScaleForm::kFloat>;
-        case ScaleForm::kPower:
-            return CastRows<128, ScaleForm::kPower>;
-        default:
-            return CastRows<128, ScaleForm::kExponent>;
+        case ScaleForm::kFloat: return CastRows<128, ScaleForm::kFloat>;
+        case ScaleForm::kPower: return CastRows<128, ScaleForm::kPower>;
+        default: return CastRows<128, ScaleForm::kExponent>;
     }
 }
 

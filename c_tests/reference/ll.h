@@ -30,13 +30,13 @@ void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout, 
 //
 // kRefExact: a = 0; a = fma(w, y, a) for the entries in the order of the first k that means each;
 // round(a).
-// kRefReduce, the default unless ref_ll_sum_unset says otherwise: an expert rank that the dispatch found once in a
-// token sends the expert's row as it is; one that it found more often sends round(p), p = 0; p = fma(w, y, p) for its
-// entries as dispatched. At home a = 0; for expert ranks ascending a = fma(w, y, a) for a row as it is, and a = a + y
-// for a sum; round(a). Over several nodes that is the sum of the home's own node; each other one, from the home's
-// backwards around the ring of nodes (harness/nodes.h), adds round(b) if it hosts an expert of the token, b being its
-// own such sum from 0. With ep_sums_are_invariant the home's node does so, too, and nodes come in ascending order. All
-// sums are in fp32.
+// kRefReduce, the default over several nodes, and on one unless ref_ll_sum_unset says otherwise: an expert rank that
+// the dispatch found once in a token sends the expert's row as it is; one that it found more often sends round(p), p =
+// 0; p = fma(w, y, p) for its entries as dispatched. At home a = 0; for expert ranks ascending a = fma(w, y, a) for a
+// row as it is, and a = a + y for a sum; round(a). Over several nodes that is the sum of the home's own node; each
+// other one, from the home's backwards around the ring of nodes (harness/nodes.h), adds round(b) if it hosts an expert
+// of the token, b being its own such sum from 0. With ep_sums_are_invariant the home's node does so, too, and nodes
+// come in ascending order. All sums are in fp32.
 typedef enum { kRefExact, kRefReduce } RefLlSum;
 extern RefLlSum ref_ll_sum_unset;  // without the variable
 RefLlSum ref_ll_sum(void);

@@ -3,6 +3,8 @@
 
 #include "reference/buffer.h"
 
+#include "harness/nodes.h"
+
 static bool names(const RefRouting* routing, unsigned source, size_t token, int64_t expert) {
     for (unsigned k = 0; k < routing->top_k; ++k) {
         if (routing->topk_idx[source][token * routing->top_k + k] == expert) return true;
@@ -120,8 +122,8 @@ void ref_zones_weights(const RefZones* zones, size_t slots, float* weights) {
     each_slot(zones, write_weight, &output);
 }
 
-// Adds what a rank returns for a token, if any of its experts is named.
-static void add_rank(const RefZones* zones, const RefRows* rows, unsigned home, size_t token, void* row, float* sum,
+// Adds what a rank returns for a token, if any of its experts is named, and says so.
+static bool add_rank(const RefZones* zones, const RefRows* rows, unsigned home, size_t token, void* row, float* sum,
                      float* total) {
     bool found = false;
     memset(sum, 0, rows->hidden * sizeof(*sum));
@@ -132,9 +134,10 @@ static void add_rank(const RefZones* zones, const RefRows* rows, unsigned home, 
         ref_row_fill(rows, ref_row_of(zones->rank, slot), row);
         for (unsigned i = 0; i < rows->hidden; ++i) sum[i] += ep_load(rows->datatype, row, i);
     }
-    if (!found) return;
+    if (!found) return false;
     ep_store_all(rows->datatype, row, rows->hidden, sum);
     for (unsigned i = 0; i < rows->hidden; ++i) total[i] += ep_load(rows->datatype, row, i);
+    return true;
 }
 
 void ref_zones_combine(const RefZones* all, unsigned rank, const RefRows* expert_rows, void* out) {
@@ -142,11 +145,25 @@ void ref_zones_combine(const RefZones* all, unsigned rank, const RefRows* expert
     const size_t hidden = expert_rows->hidden, row_bytes = ref_row_bytes(expert_rows);
     EP_SCOPED float* sum = ref_host_new(hidden * sizeof(float));
     EP_SCOPED float* total = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED float* of_node = ref_host_new(hidden * sizeof(float));
     EP_SCOPED void* row = ref_host_new(row_bytes);
     for (size_t token = 0; token < routing->num_tokens[rank]; ++token) {
         memset(total, 0, hidden * sizeof(float));
-        for (unsigned from = 0; from < routing->num_ranks; ++from) {
-            add_rank(&all[from], expert_rows, rank, token, row, sum, total);
+        for (unsigned place = 0; place < ep_num_nodes(); ++place) {
+            const unsigned distance = ep_distance_in_sum(rank, place);
+            bool found = false;
+            memset(of_node, 0, hidden * sizeof(float));
+            for (unsigned from = 0; from < routing->num_ranks; ++from) {
+                if (ep_node_distance(rank, from) != distance) continue;
+                found = add_rank(&all[from], expert_rows, rank, token, row, sum, of_node) || found;
+            }
+            if (!found) continue;
+            if (distance > 0 || ep_sums_are_invariant()) {
+                // As rows without zones.
+                ep_store_all(expert_rows->datatype, row, hidden, of_node);
+                ep_load_all(expert_rows->datatype, row, hidden, of_node);
+            }
+            for (size_t i = 0; i < hidden; ++i) total[i] += of_node[i];
         }
         ep_store_all(expert_rows->datatype, (unsigned char*)out + token * row_bytes, hidden, total);
     }

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 
+#include "driver_vmm.h"
 #include "environment.h"
 #include "result.h"
 
@@ -141,6 +142,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    if (simt::FindMapped(address, begin, bytes)) return CUDA_SUCCESS;
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(address);
     if (found != allocations.end()) {

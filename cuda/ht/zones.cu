@@ -1,4 +1,5 @@
-// Where the rows of a handle lie by expert: behind ht_route, which has counted them.
+// Where the rows of a handle lie by expert: behind ht_route, which has counted them. Over several nodes behind
+// ht_route_nodes, a launch for each rank that this one forwards for: the last has the blocks of experts.
 //
 // Grid: blocks that send, then one for each local expert. A sending thread takes a token and tells each rank that gets
 // its row which of that rank's experts it is for, in a packet for 32 of them. The block of an expert goes through all
@@ -11,6 +12,7 @@
 
 #include "../base/entry.cuh"
 #include "../peer/wait.cuh"
+#include "params/ht_nodes.h"
 #include "zones.cuh"
 
 namespace nccl_ep::ht_zones_impl {
@@ -36,7 +38,12 @@ struct Block {
     const HtZonesParams& params;
     SharedStorage& shared;
 
-    __device__ uint32_t ranks() const { return params.peers.ranks; }
+    __device__ uint32_t ranks() const { return params.sources; }
+    // The rows before those from `source`; all behind the last.
+    __device__ uint32_t begin_of(uint32_t source) const {
+        return source < ranks() ? params.handle.begins[source] : *params.rows;
+    }
+    __device__ bool is_over_nodes() const { return params.epochs == nullptr; }
     __device__ uint32_t local_experts() const { return params.zones.experts; }
     __device__ uint32_t words() const { return (local_experts() + kWordBits - 1) / kWordBits; }
     // The packets of row `index` from `source` in the window that begins at `window`.
@@ -62,7 +69,7 @@ __device__ void tell(const Block& block, uint32_t token) {
     while (k < top_k && entries[k].expert >= 0) {
         const uint32_t peer = entries[k].expert / local_experts;
         const Remote<uint64_t> to =
-            block.packets(window_of(params.peers, peer), params.peers.rank, entries[k].index);
+            block.packets(window_of(params.peers, peer), params.source, entries[k].index);
 #pragma unroll 1
         for (uint32_t word = 0; word < block.words(); ++word) {
             const uint32_t end = peer * local_experts + min((word + 1) * kWordBits, local_experts);
@@ -79,10 +86,11 @@ __device__ void tell(const Block& block, uint32_t token) {
 __device__ RowExperts hear(const Block& block, uint32_t source, uint32_t index, uint32_t expert) {
     const HtZonesParams& params = block.params;
     const uint64_t* at = block.packets<Own>(own_window(params.peers), source, index);
+    const uint32_t named = block.is_over_nodes() ? HT_RANK_OF_GROUP | source : source;
     RowExperts row = {false, false, 0};
 #pragma unroll 1
     for (uint32_t word = 0; word < block.words(); ++word) {
-        const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, source, block.shared.epoch});
+        const Arrival packet = wait_for_packet(params, at + word, {WAIT_COUNTS, named, block.shared.epoch});
         const uint32_t bit = 1u << expert % kWordBits;
         const uint32_t mask = packet.ok ? packet.data : 0;
         if (word < expert / kWordBits) {
@@ -134,8 +142,8 @@ __device__ void store(const Block& block, uint32_t row, const RowExperts& expert
 // The block of `expert` numbers its rows from `source`, the first of which gets slot `next`; returns the slot behind
 // the last.
 __device__ uint32_t number_rows(const Block& block, uint32_t source, uint32_t expert, uint32_t next) {
-    const uint32_t begin = block.params.handle.begins[source];
-    const uint32_t rows = block.params.handle.begins[source + 1] - begin;
+    const uint32_t begin = block.begin_of(source);
+    const uint32_t rows = block.begin_of(source + 1) - begin;
     for (uint32_t tile = 0; tile < rows; tile += HT_ZONES_THREADS) {
         const uint32_t index = tile + threadIdx.x;
         RowExperts row = {false, false, 0};
@@ -167,10 +175,10 @@ ENTRY(ht_zones) {
     const Block block = {params, shared};
     const HtHandleMemory& handle = params.handle;
     if (threadIdx.x == 0) {
-        shared.epoch = ld_relaxed_gpu(params.epochs);
+        shared.epoch = block.is_over_nodes() ? params.epoch : ld_relaxed_gpu(params.epochs);
     }
     __syncthreads();
-    if ((handle.begins[block.ranks()] & HT_DISAGREED) != 0) {
+    if ((*params.rows & HT_DISAGREED) != 0) {
         return;
     }
     if (blockIdx.x < params.send_blocks) {

@@ -81,7 +81,7 @@ const FILES: [File; 8] = [
         name: "ht_kept",
         base: Some("ht.h"),
         sizes: sizes![ht_kept: HtNumbers HtZones HtZonesParams HtCountersParams HtByKParams HtZonesDispatchParams
-            HtZonesScaledDispatchParams HtZonesCombineParams],
+            HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
     },
     File {
         name: "ht_mapped",

@@ -37,7 +37,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
               ("0011", "test_errors"), ("0101", "test_lifecycle group"),
               ("0001", "example_several_nodes"), ("0101", "example_staged"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"),
-              ("0011", "test_two_abis memory_over"), ("0010", "test_memory"))
+              ("0011", "test_two_abis memory_over"), ("0010", "test_memory"), ("0011", "test_second"))
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
@@ -70,7 +70,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
             " --validate --use-cuda-graph") for mode in ("ll", "ht")),
          ("01", "", "test_two_abis memory_over"),
          ("0112", "", "test_ll rank_major_shapes"),
-         ("0110", "", "test_memory"))
+         ("0110", "", "test_memory"), ("010", "300", "test_second"))
 
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),

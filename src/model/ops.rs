@@ -127,13 +127,15 @@ pub struct Launch {
     /// Blocks that send.
     pub send_blocks: u32,
     pub threads: u32,
+    /// Not while the kernel before it runs.
+    pub in_order: bool,
 }
 
 impl Launch {
-    /// Whether the library decides alone.
+    /// Whether the library decides alone about the grid.
     #[inline]
     pub fn is_own(self) -> bool {
-        self == Self::default()
+        Self { in_order: false, ..self } == Self::default()
     }
 }
 

@@ -54,6 +54,7 @@ impl From<Best> for Asked {
             blocks: number(it.blocks),
             send_blocks: number(it.send_blocks),
             threads: number(it.threads),
+            in_order: false,
         });
         Self { variant: best.variant.map_or(0, |it| it as u32), launch: launch.unwrap_or_default() }
     }
@@ -190,7 +191,8 @@ impl Choices {
             return chosen;
         }
         let learned = possible(&learned()).unwrap_or_default();
-        let launch = if chosen.launch == Launch::default() { learned.launch } else { chosen.launch };
+        let in_order = chosen.launch.in_order;
+        let launch = if chosen.launch.is_own() { Launch { in_order, ..learned.launch } } else { chosen.launch };
         Chosen { launch, ..learned }
     }
 
@@ -218,7 +220,7 @@ impl Choices {
                 self.variant(operation, about, Variant::from_number(number).ok_or(Impossible::UnknownVariant)?)?
             }
         };
-        let Launch { blocks, send_blocks, threads } = asked.launch;
+        let Launch { blocks, send_blocks, threads, .. } = asked.launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);
         let or = |asked: u32, other: u32| u64::from(if asked == 0 { other } else { asked });
         let whole =

@@ -17,7 +17,7 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
 }
 
 fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
-    Asked { variant, launch: Launch { blocks, send_blocks, threads } }
+    Asked { variant, launch: Launch { blocks, send_blocks, threads, ..Launch::default() } }
 }
 
 fn about(top_k: usize) -> About {

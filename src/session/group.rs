@@ -121,10 +121,6 @@ impl Group {
         })
     }
 
-    pub(super) fn spans_nodes(&self) -> bool {
-        self.nodes > 1
-    }
-
     /// What to tell about it, if somebody wants to be told.
     pub fn about(&self) -> Option<&About> {
         self.about.as_ref()

@@ -1,7 +1,7 @@
 //! The routing of a handle: turns its tensors into the backend's side.
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
-use crate::error::refusal::{OfSettings, OfTensor, Role, Subject};
+use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{HandleForm, Routing, Stream};
@@ -90,9 +90,6 @@ fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Resul
     let tensors = tensors?;
     (own.given).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;
-    if group.spans_nodes() && routing.form.zones.is_some() {
-        return Err(Error::usage(Subject::Layout, OfSettings::OneNode));
-    }
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }
 

@@ -119,7 +119,12 @@ unsafe fn read(choice: *const ncclEpChoice_t) -> Result<Asked> {
 fn asked(choice: &ncclEpChoice_t) -> Asked {
     Asked {
         variant: choice.variant,
-        launch: Launch { blocks: choice.blocks, send_blocks: choice.send_blocks, threads: choice.threads },
+        launch: Launch {
+            blocks: choice.blocks,
+            send_blocks: choice.send_blocks,
+            threads: choice.threads,
+            in_order: choice.in_order != 0,
+        },
     }
 }
 

@@ -8,6 +8,7 @@ use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::DevPtr;
 use std::ffi::{c_uint, c_void};
+use std::mem::offset_of;
 
 /// Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 /// Collective, in one order with the group's other memory calls on all ranks; either all ranks get
@@ -68,9 +69,11 @@ pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void
 /// `ncclEpMemDeregister` or the group's end; after a failure of the group until the other ranks'
 /// processes have ended or destroyed the group.
 ///
-/// It must be in one allocation of `cudaMalloc`, all of which the other ranks map. Memory of other
-/// kinds (`cudaMallocAsync`, `cudaMallocManaged`, `ncclMemAlloc` and others of `cuMemCreate`) is
-/// refused on all ranks. Nobody may write there during the call.
+/// It must be in one allocation of `cudaMalloc`, or in at most 100 neighbouring ones of `cuMemCreate`
+/// that have POSIX file descriptors, as those of `ncclMemAlloc` and of torch's symmetric memory; the
+/// other ranks map all of these. Between processes descriptors go over a socket of the system's, so
+/// these share a network namespace. Memory of other kinds (`cudaMallocAsync`, `cudaMallocManaged`)
+/// is refused on all ranks. Nobody may write there during the call.
 ///
 /// @param ep_group     the group
 /// @param ptr          first byte on this rank, a multiple of 16
@@ -117,6 +120,9 @@ pub unsafe extern "C" fn ncclEpMemDeregister(ep_group: ncclEpGroup_t, ptr: *mut 
     })
 }
 
+/// Of the structure's first version, which ended with `plain_tensors`.
+const LEAST_INFO_BYTES: usize = offset_of!(ncclEpMemInfo_t, fallbacks);
+
 /// Tells which object of the group the byte at `ptr` is in. Local, and enqueues nothing.
 ///
 /// @param ep_group  the group
@@ -140,10 +146,9 @@ pub unsafe extern "C" fn ncclEpMemInfo(
         check_out("info", info)?;
         // SAFETY: not NULL, so by contract there is a size.
         let size = unsafe { (&raw const (*info).size).read() };
-        if size < size_of::<ncclEpMemInfo_t>() {
+        if size < LEAST_INFO_BYTES {
             let rule = "must be the size of the structure";
-            let least = format_args!("{} or more", size_of::<ncclEpMemInfo_t>());
-            return Err(refuse::argument("info.size", rule).got(size, least));
+            return Err(refuse::argument("info.size", rule).got(size, format_args!("{LEAST_INFO_BYTES} or more")));
         }
         let found = group.session.memory_at(DevPtr(ptr as usize))?;
         let known = ncclEpMemInfo_t {
@@ -154,9 +159,11 @@ pub unsafe extern "C" fn ncclEpMemInfo(
             bytes: found.range.bytes as usize,
             tensors: found.tensors,
             plain_tensors: found.plain,
+            fallbacks: found.fallbacks,
             peer_data: found.bases.0 as *const *mut c_void,
         };
-        // SAFETY: the structure is at least so large.
-        unsafe { write_out("info", info, known) }
+        // SAFETY: the caller's structure has `size` bytes, ours its own; neither is read as anything but bytes.
+        unsafe { (&raw const known).cast::<u8>().copy_to(info.cast(), size.min(size_of_val(&known))) };
+        Ok(())
     })
 }

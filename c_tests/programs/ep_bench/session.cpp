@@ -39,7 +39,7 @@ void Session::CreateGroup() {
     if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
     config.num_channels = options_.channels;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, HeapAlloc, HeapFree));
-    const ncclEpChoice_t choice = {sizeof(choice), options_.variant, 0, 0, 0};
+    const ncclEpChoice_t choice = {sizeof(choice), options_.variant, 0, 0, 0, 0};
     if (options_.variant == NCCL_EP_VARIANT_AUTO) return;
     // Those without it pass it over.
     for (unsigned operation = NCCL_EP_OPERATION_LL_COMBINE; operation <= NCCL_EP_OPERATION_HT_COMBINE; ++operation) {

@@ -75,7 +75,7 @@ FIELD(ncclEpChoice_t, variant, 4, unsigned);
 FIELD(ncclEpChoice_t, blocks, 8, unsigned);
 FIELD(ncclEpChoice_t, send_blocks, 12, unsigned);
 FIELD(ncclEpChoice_t, threads, 16, unsigned);
-LAYOUT(ncclEpMemInfo_t, 56, 8);
+LAYOUT(ncclEpMemInfo_t, 64, 8);
 FIELD(ncclEpMemInfo_t, size, 0, size_t);
 FIELD(ncclEpMemInfo_t, object, 8, unsigned);
 FIELD(ncclEpMemInfo_t, peers, 12, unsigned);
@@ -84,6 +84,7 @@ FIELD(ncclEpMemInfo_t, bytes, 24, size_t);
 FIELD(ncclEpMemInfo_t, peer_data, 32, void* const*);
 FIELD(ncclEpMemInfo_t, tensors, 40, unsigned long);
 FIELD(ncclEpMemInfo_t, plain_tensors, 48, unsigned long);
+FIELD(ncclEpMemInfo_t, fallbacks, 56, unsigned long);
 
 // ---- Enums and macros --------------------------------------------------------------------------
 

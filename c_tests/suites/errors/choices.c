@@ -37,9 +37,9 @@ int pass_over_choices(void) {
     void* memory = NULL;
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, kAloneExperts, 2 * kAloneTokens, 2 * kAloneHidden);
-    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_AUTO, 0, 0, 48};
-    const ncclEpChoice_t choices[] = {{sizeof(*choices), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0},
-                                      {sizeof(*choices), NCCL_EP_VARIANT_HT_PULL, 0, 0, 0}};
+    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_AUTO, 0, 0, 48, 0};
+    const ncclEpChoice_t choices[] = {{sizeof(*choices), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0, 0},
+                                      {sizeof(*choices), NCCL_EP_VARIANT_HT_PULL, 0, 0, 0, 0}};
     const bool good = unsetenv("NCCL_EP_LL_COMBINE") == 0 && cudaSetDevice(0) == cudaSuccess &&
                       cudaMalloc(&memory, 16384) == cudaSuccess && cudaMemset(memory, 0, 16384) == cudaSuccess &&
                       ncclGetUniqueId(&id) == ncclSuccess && ncclCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
@@ -51,7 +51,7 @@ int pass_over_choices(void) {
 }
 
 LL_SESSION_TEST(choices_that_are_refused) {
-    ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0};
+    ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0, 0};
     static const unsigned kUnknown[] = {0, 5, ~0u};
     for (size_t i = 0; i < COUNT(kUnknown); ++i) {
         EP_REFUSED("set-choice-operation", ncclEpSetChoice(session->group, kUnknown[i], &choice), ncclInvalidArgument,
@@ -60,7 +60,7 @@ LL_SESSION_TEST(choices_that_are_refused) {
     choice.size = 16;
     EP_REFUSED("set-choice-size", ncclEpSetChoice(session->group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
                ncclInvalidArgument,
-               "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 20)");
+               "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 24)");
 }
 
 // One rank's combine is exact where those of the others are not.
@@ -69,7 +69,7 @@ EP_TEST(other_variant_on_one_rank) {
     Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     const unsigned variant = is_odd(env) ? NCCL_EP_VARIANT_LL_EXACT : NCCL_EP_VARIANT_LL_REDUCE;
-    const ncclEpChoice_t choice = {sizeof(choice), variant, 0, 0, 0};
+    const ncclEpChoice_t choice = {sizeof(choice), variant, 0, 0, 0, 0};
     EP_CHECK_NCCL(ncclEpSetChoice(session.group, NCCL_EP_OPERATION_LL_COMBINE, &choice));
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, kCombine, 0));

@@ -46,7 +46,7 @@ EP_TEST(memory_questions) {
                "ncclEpMemInfo: info: must not be NULL");
     EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session.group, session.ids, &info), ncclInvalidArgument,
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
-    info.size = sizeof(info) - 1;
+    info.size = 55;
     EP_REFUSED("mem-info-size", ncclEpMemInfo(session.group, memory, &info), ncclInvalidArgument,
                "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
                "or more)");
@@ -80,7 +80,8 @@ LL_SESSION_TEST(memory_of_callers) {
     static char on_host[64] __attribute__((aligned(16)));
     EP_REFUSED("mem-register-kind", ncclEpMemRegister(group, on_host, 64, NULL),
                ncclInvalidArgument,
-               REGISTER "ptr: must be memory of cudaMalloc, which other processes can map (got *, "
+               REGISTER "ptr: must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other "
+                        "processes can map (got *, "
                         "expected memory of cudaMalloc)");
     EP_CHECK_NCCL(ncclEpMemRegister(group, memory, 64, NULL));
     EP_REFUSED("mem-register-apart", ncclEpMemRegister(group, memory + 48, 32, NULL),

@@ -154,7 +154,7 @@ void Player::ChooseForGroup(Draw& draw) {
     const auto number = [&](unsigned usual) { return dice.OneIn(16) ? ~0u : dice.Below(usual); };
     const ncclEpGroup_t group = AnyGroup(dice);
     const unsigned operation = dice.Below(6);
-    ncclEpChoice_t choice = {sizeof(choice), kVariants[dice.Below(6)], number(4), number(4), 32 * number(8)};
+    ncclEpChoice_t choice = {sizeof(choice), kVariants[dice.Below(6)], number(4), number(4), 32 * number(8), 0};
     if (dice.OneIn(8)) choice.size = dice.Below(64);
     const bool clears = dice.OneIn(4);
     referee_.Judge("ncclEpSetChoice", "operation " + std::to_string(operation), kArgument,

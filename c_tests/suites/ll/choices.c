@@ -26,7 +26,7 @@ static int select_choice(void* user, const ncclEpQuery_t* query, ncclEpChoice_t*
 }
 
 static void set(ncclEpGroup_t group, unsigned variant, unsigned blocks) {
-    const ncclEpChoice_t choice = {sizeof(choice), variant, blocks, 0, 0};
+    const ncclEpChoice_t choice = {sizeof(choice), variant, blocks, 0, 0, 0};
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &choice));
 }
 
@@ -65,7 +65,7 @@ EP_TEST(ll_order_of_choices) {
     open_run(&run, env, &group);
     const RefLlSum own = ref_ll_sum();
     const RefLlSum exact = ep_num_nodes() == 1 ? kRefExact : own;
-    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0}};
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0, 0}};
     EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
     combine(&run, own, &selector, 1);  // it chooses nothing
     check_query(&selector, &run, NCCL_EP_OPERATION_LL_COMBINE);
@@ -78,7 +78,7 @@ EP_TEST(ll_order_of_choices) {
         set(group, kImpossible[i], 0);
         combine(&run, exact, &selector, 1);
     }
-    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48};
+    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48, 0};
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &odd_threads));
     combine(&run, exact, &selector, 1);
     selector.choice.variant = NCCL_EP_VARIANT_HT_PULL;
@@ -151,7 +151,7 @@ static int call_within(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* c
 
 EP_TEST(ll_selector_without_a_lock) {
     LlRun run;
-    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64}, .chooses = true};
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64, 0}, .chooses = true};
     open_run(&run, env, &selector.group);
     EP_CHECK_NCCL(ncclEpSetSelector(selector.group, call_within, &selector));
     combine(&run, ref_ll_sum(), &selector, 1);

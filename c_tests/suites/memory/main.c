@@ -42,7 +42,7 @@ void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed) {
     uint8_t* host = malloc(bytes);
     EP_REQUIRE(host != NULL);
     expected(host, bytes, seed, env->rank);
-    ep_upload(memory, host, bytes);
+    EP_REQUIRE_CUDA(cudaMemcpy(memory, host, bytes, cudaMemcpyDefault));
     free(host);
 }
 

@@ -33,6 +33,7 @@ int Chooser::Choose(const ncclEpQuery_t& query, ncclEpChoice_t* choice) {
     if (Below(4) != 0) choice->blocks = 1 + Below(most);
     if (Below(4) != 0) choice->send_blocks = 1 + Below(choice->blocks > 0 ? choice->blocks : most);
     if (Below(4) != 0) choice->threads = kWarp * (1 + Below(kMostWarps));
+    choice->in_order = Below(2);
     return combines || Below(8) != 0 ? 1 : 0;
 }
 

@@ -1,4 +1,5 @@
-// How routes count: updates in graphs, and a rank that is late. Each replay routes by the ids that are there then, beside updates outside of graphs.
+// How routes count: updates in graphs, and a rank that is late. Each replay routes by the ids that are there then,
+// beside updates outside of graphs.
 #define _GNU_SOURCE  // usleep
 #include <unistd.h>
 

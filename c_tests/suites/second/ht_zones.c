@@ -158,7 +158,8 @@ EP_TEST(more_slots_than_the_bound_fail_the_group) {
     EP_CHECK_NCCL(zones_launch_dispatch(&run, handle, NCCL_EP_FWD_PASS));
     ep_sync(env);
     if (is_full) {
-        CHECK_REFUSED(zones_launch_dispatch(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage, "outputs.tokens.sizes[0]");
+        CHECK_REFUSED(zones_launch_dispatch(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage,
+                      "outputs.tokens.sizes[0]");
         void* poison = ref_host_poison(run.tokens_out.bytes);
         REF_CHECK_BUFFER(&run.tokens_out, poison);
         free(poison);

@@ -30,6 +30,10 @@ typedef struct {
 void view_of(View* view, void* data, ncclDataType_t datatype, size_t size0, size_t size1, size_t size2);
 // Overwrites a view: nothing may be read after a call.
 void view_scrap(View* view);
+// From here on views have no address, but a window each, which only the stand-ins make without the other ranks: false
+// if there are none. Until the end, which deregisters them.
+bool views_into_windows(const EpEnv* env);
+void views_end_windows(const EpEnv* env);
 
 // An operation's mode, sizes and routing.
 typedef struct {

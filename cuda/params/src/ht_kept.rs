@@ -7,6 +7,8 @@ use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtSc
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
+/// Threads of a block of `ht_spread` and `ht_gather_bf16`.
+pub const HT_APART_THREADS: u32 = 256;
 /// Behind the last slot of a row.
 pub const HT_NO_SLOT: u32 = 0xffff_ffff;
 /// Instead of a slot that there is not.
@@ -52,11 +54,19 @@ pub struct HtZonesParams {
     pub handle: HtHandleMemory,
     /// What is to be filled.
     pub zones: HtZones,
+    /// The rows that this rank receives, or `HT_DISAGREED` and why.
+    pub rows: *const u32,
+    /// The ranks that rows come from.
+    pub sources: u32,
+    /// The one that this launch sends for.
+    pub source: u32,
     /// Offset in a window: u64 packets `[ranks][max_tokens][experts / 32, rounded up]`, by source.
     pub packets: u64,
     pub max_tokens: u32,
-    /// As of `ht_route`, which has counted.
+    /// As of `ht_route`, which has counted; NULL over several nodes.
     pub epochs: *const u32,
+    /// Over several nodes, that of `ht_route_nodes`.
+    pub epoch: u32,
     /// The first `send_blocks` of the grid send.
     pub send_blocks: u32,
 }
@@ -120,4 +130,74 @@ pub struct HtZonesCombineParams {
     /// As without zones, but gradients are `[in_rows]`.
     pub rows: HtCombineParams,
     pub zones: HtZones,
+}
+
+/// Numbers of each row: those of rows as they come, and those of slots.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPlane {
+    /// `[received][bytes]`.
+    pub rows: *const u8,
+    /// `[rows of the tensor][bytes]`, or NULL.
+    pub out: *mut u8,
+    /// A multiple of 16.
+    pub bytes: u32,
+    /// Rows of the tensor.
+    pub out_rows: u32,
+}
+
+/// Parameters of `ht_spread`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtSpreadParams {
+    /// Who hears of a failure.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// The zones.
+    pub zones: HtZones,
+    /// `[experts]`: received rows per expert.
+    pub counts: *const i32,
+    /// Payloads.
+    pub payloads: HtPlane,
+    /// Scales.
+    pub scales: HtPlane,
+    /// `[received][top_k]`: by ascending expert.
+    pub weights: *const f32,
+    /// `[weight_rows]`, or NULL.
+    pub out_weights: *mut f32,
+    /// Its length.
+    pub weight_rows: u32,
+    /// Rows.
+    pub received: u32,
+    /// Ids per token.
+    pub top_k: u32,
+}
+
+/// Parameters of `ht_gather_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtGatherParams {
+    /// Who hears of a failure.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// The zones.
+    pub zones: HtZones,
+    /// `[in_rows]`: the rows of slots.
+    pub rows: *const u8,
+    /// `[received]`: gets the sum of each row's slots.
+    pub out: *mut u8,
+    /// `[in_rows]`, or NULL.
+    pub gradients: *const f32,
+    /// `[received][columns]`.
+    pub out_gradients: *mut f32,
+    /// Slots of the tensors.
+    pub in_rows: u32,
+    /// Rows.
+    pub received: u32,
+    /// Of a row, a multiple of 16.
+    pub row_bytes: u32,
+    /// Gradients of a row.
+    pub columns: u32,
 }

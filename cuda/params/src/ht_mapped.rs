@@ -52,6 +52,8 @@ pub struct HtMapped {
     pub state: *mut HtOfferState,
     /// `[HT_MAX_OBJECTS][ranks]`: where this rank sees the memory of each rank's objects.
     pub objects: *const u64,
+    /// In host memory: operations that offered this rank's tensor, and whose rows used rings all the same.
+    pub fallbacks: *mut u64,
     /// Where this rank's tensor begins in its object.
     pub offset: u64,
     /// The object, and `HT_OFFER_MAPPED`; 0 if this rank offers nothing.

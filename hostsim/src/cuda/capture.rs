@@ -4,7 +4,6 @@
 //! functions that run once, so captures are `cudaErrorNotSupported` until [`ncclEpHostsimAllowGraphs`] is
 //! called; programs fall back to plain launches.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
@@ -31,9 +30,6 @@ pub extern "C" fn ncclEpHostsimAllowGraphs() {
 }
 
 /// Whether a stream is being captured.
-///
-/// # Safety
-/// `status` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract; the number is not asked for.
@@ -42,9 +38,6 @@ pub unsafe extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: *mu
 
 /// Whether a stream is being captured, and the capture's number if it is. What else CUDA's function
 /// tells, nobody asks for.
-///
-/// # Safety
-/// `status` is null or valid for a write, and so is `number`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHostsimCapture(
     stream: cudaStream_t,
@@ -97,9 +90,6 @@ pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> c
 }
 
 /// Ends the capture that began at a stream; the graph becomes NULL if it is invalid.
-///
-/// # Safety
-/// `graph` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut cudaGraph_t) -> cudaError_t {
     boundary(|| {
@@ -115,9 +105,6 @@ pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut 
 }
 
 /// Sets how the calling thread minds captures, and gives how it did before.
-///
-/// # Safety
-/// `mode` is null or valid for a read and a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -> cudaError_t {
     boundary(|| {
@@ -132,9 +119,6 @@ pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -
 }
 
 /// Makes a graph that can be launched.
-///
-/// # Safety
-/// `executable` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGraphInstantiate(
     executable: *mut cudaGraphExec_t,

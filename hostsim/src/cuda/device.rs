@@ -168,9 +168,6 @@ fn device_count(wanted: Option<&str>) -> usize {
 }
 
 /// Number of devices: `NCCLEP_HOSTSIM_DEVICES`, else 16.
-///
-/// # Safety
-/// `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -178,9 +175,6 @@ pub unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> cudaError_t {
 }
 
 /// The calling thread's current device.
-///
-/// # Safety
-/// `index` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGetDevice(index: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -193,9 +187,6 @@ pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
 }
 
 /// The CUDA version that the stand-ins present.
-///
-/// # Safety
-/// `version` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -204,9 +195,6 @@ pub unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> cudaError_
 
 /// A property of a device; the numbers are those of a plausible recent GPU, so that code which
 /// sizes launches by them takes its usual path.
-///
-/// # Safety
-/// `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, index: c_int) -> cudaError_t {
     boundary(|| {

@@ -1,6 +1,5 @@
 //! CUDA error numbers, their names and texts, and the last error of each thread.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};

@@ -1,6 +1,5 @@
 //! Events: marks in streams, with the time at which the stream passed them.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, OnceLock};
@@ -63,9 +62,6 @@ pub(crate) fn forget(index: usize) {
 }
 
 /// Creates an event that records time.
-///
-/// # Safety
-/// `event` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -73,9 +69,6 @@ pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t
 }
 
 /// Creates an event.
-///
-/// # Safety
-/// `event` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut cudaEvent_t, flags: c_uint) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -149,9 +142,6 @@ pub extern "C" fn cudaEventQuery(event: cudaEvent_t) -> cudaError_t {
 }
 
 /// Milliseconds between two passed records.
-///
-/// # Safety
-/// `milliseconds` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventElapsedTime(
     milliseconds: *mut f32,

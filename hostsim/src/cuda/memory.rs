@@ -14,9 +14,6 @@ use super::stream::{cudaStream_t, resolve};
 const KNOWN_FLAGS: c_uint = 0x7;
 
 /// Allocates device memory: poisoned, 256-byte aligned, guarded. Zero bytes give NULL.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMalloc(out: *mut *mut c_void, size: usize) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -59,9 +56,6 @@ fn release(owner: usize, address: usize) -> Result<(), CudaError> {
 
 /// Allocates pinned host memory, which is also valid as device memory. The flags change nothing here,
 /// because all memory is mapped and portable.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaHostAlloc(out: *mut *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
     boundary(|| {
@@ -119,9 +113,6 @@ pub extern "C" fn cudaHostUnregister(pointer: *mut c_void) -> cudaError_t {
 }
 
 /// The device's view of pinned host memory: the same address.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaHostGetDevicePointer(
     out: *mut *mut c_void,
@@ -151,9 +142,6 @@ pub struct SharedBlock {
 
 /// The allocation of device memory that has an address. If it is to be shared, the pages move into a memory file in place:
 /// nobody may write there meanwhile.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHostsimBlock(
     pointer: *const c_void,
@@ -173,9 +161,6 @@ pub unsafe extern "C" fn ncclEpHostsimBlock(
 }
 
 /// Memory that the current device has left, and in total: the machine's, less what this process has allocated there.
-///
-/// # Safety
-/// Both pointers are null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> cudaError_t {
     boundary(|| {

@@ -4,7 +4,7 @@
 //! `splitShare` are those of 2.18, the first version with splits. All but `blocking` concern
 //! transports that do not exist here; values that NCCL refuses are refused here too.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types, non_snake_case)]
+#![allow(non_snake_case)]
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::offset_of;

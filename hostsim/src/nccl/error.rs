@@ -1,5 +1,4 @@
 //! NCCL result codes, and the text of the last failure of each thread.
-#![allow(non_camel_case_types)]
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};

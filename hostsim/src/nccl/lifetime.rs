@@ -26,9 +26,6 @@ const NOTICED_AFTER: Duration = Duration::from_millis(50);
 static MADE_WITH_SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Joins a communicator with the thread's current device.
-///
-/// # Safety
-/// `comm` is null or valid for a write, until the end of the group if one is open.
 // SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(
@@ -185,9 +182,6 @@ fn free_memory(gone: &Comm) -> Outcome<()> {
 }
 
 /// Number of ranks.
-///
-/// # Safety
-/// `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on under this function's contract.
@@ -195,9 +189,6 @@ pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> n
 }
 
 /// This rank.
-///
-/// # Safety
-/// `rank` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on under this function's contract.
@@ -205,9 +196,6 @@ pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) ->
 }
 
 /// The device that was current when the communicator was made.
-///
-/// # Safety
-/// `index` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on under this function's contract.
@@ -215,9 +203,6 @@ pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -
 }
 
 /// The failure that an operation has met on any rank, or success.
-///
-/// # Safety
-/// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> ncclResult_t {
     boundary(|| {

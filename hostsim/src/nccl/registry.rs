@@ -1,5 +1,4 @@
 //! The communicators that C holds handles of.
-#![allow(non_camel_case_types)]
 
 use std::ffi::c_void;
 use std::sync::Arc;

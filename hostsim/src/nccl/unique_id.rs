@@ -4,7 +4,6 @@
 //! any file system, so nothing can be left behind, however a process ends, and the size limit of /dev/shm does not
 //! apply. As with NCCL, that process must live until the communicator is made.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};

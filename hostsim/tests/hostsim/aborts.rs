@@ -1,5 +1,4 @@
 //! `ncclCommAbort`: what it frees, what the other ranks see, and ranks that leave.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

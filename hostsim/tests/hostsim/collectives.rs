@@ -1,5 +1,4 @@
 //! Collectives, over processes and over threads, and what NCCL calls refuse.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

@@ -1,5 +1,4 @@
 //! Communicators made with a configuration, several of them at once, and their independence.
-#![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};

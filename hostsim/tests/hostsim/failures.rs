@@ -1,5 +1,4 @@
 //! Ranks that stay away, die or disagree: nobody hangs, and somebody says why.
-#![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::ptr::null_mut;

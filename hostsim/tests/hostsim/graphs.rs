@@ -1,6 +1,5 @@
 //! Captures and graphs: order, replays with new data, and the calls that a capture forbids. Each test is a
 //! process of its own, as a capture minds the calls of all threads.
-#![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

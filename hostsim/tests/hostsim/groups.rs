@@ -1,5 +1,4 @@
 //! Splits, sends and receives, and groups of calls.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

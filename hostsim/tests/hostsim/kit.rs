@@ -1,5 +1,4 @@
 //! Safe wrappers over the C functions, and child processes.
-#![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::process::{Child, Command, Output, Stdio};

@@ -5,6 +5,7 @@
 
 // Clippy's leave for tests reaches only the test functions themselves, not their helpers.
 #![allow(clippy::expect_used, clippy::panic)]
+#![allow(unsafe_code)] // C calls.
 
 mod aborts;
 mod codes;

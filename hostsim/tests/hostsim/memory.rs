@@ -1,5 +1,4 @@
 //! Poison, guards, use after free, and the rules of copies.
-#![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,4 @@
 //! Order within and between streams, the legacy default stream, events.
-#![allow(unsafe_code)]
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};

@@ -1,5 +1,4 @@
 //! Versions, devices, errors, and the answers to what is out of scope.
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
 use std::process::Command;

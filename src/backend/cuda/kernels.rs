@@ -131,6 +131,10 @@ kernels! {
     ht_counters(HtCountersParams, HT_COUNTERS_THREADS, 0);
     ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
     ht_zones(HtZonesParams, HT_ZONES_THREADS, 0);
+    ht_spread(HtSpreadParams, HT_APART_THREADS, 0);
+    ht_gather_bf16(HtGatherParams, HT_APART_THREADS, 0);
+    ht_gather_f16(HtGatherParams, HT_APART_THREADS, 0);
+    ht_gather_f32(HtGatherParams, HT_APART_THREADS, 0);
     ht_dispatch_zones(HtZonesDispatchParams, HT_DISPATCH_THREADS, 1);
     ht_dispatch_zones_scaled(HtZonesScaledDispatchParams, HT_DISPATCH_THREADS, 1);
     ht_combine_zones_bf16(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
@@ -190,6 +194,7 @@ by_type! {
     ll_combine_nodes(LlCombineNodesParams): ll_combine_nodes_bf16, ll_combine_nodes_f16, ll_combine_nodes_f32;
     ht_combine(HtCombineParams): ht_combine_bf16, ht_combine_f16, ht_combine_f32;
     ht_combine_zones(HtZonesCombineParams): ht_combine_zones_bf16, ht_combine_zones_f16, ht_combine_zones_f32;
+    ht_gather(HtGatherParams): ht_gather_bf16, ht_gather_f16, ht_gather_f32;
     ht_pack_cast(HtScaledPackParams): ht_pack_cast_bf16, ht_pack_cast_f16, ht_pack_cast_f32;
     ht_combine_pull(HtPullParams): ht_combine_pull_bf16, ht_combine_pull_f16, ht_combine_pull_f32;
     ht_combine_nodes(HtCombineNodesParams): ht_combine_nodes_bf16, ht_combine_nodes_f16, ht_combine_nodes_f32;

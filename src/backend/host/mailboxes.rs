@@ -165,7 +165,7 @@ impl Mailboxes {
             if let Some(found) = ready() {
                 return Ok(found);
             }
-            if let Some(failed) = self.failed_rank() {
+            if let Some(failed) = self.windows.iter().position(Window::has_failed) {
                 return Err(self.gave_up(format!("rank {failed} failed"), start, &wanted()));
             }
             let Some(left) = self.timeout.checked_sub(start.elapsed()) else {
@@ -173,10 +173,6 @@ impl Mailboxes {
             };
             window.wait_for_bell(rings, left.min(LOOK));
         }
-    }
-
-    fn failed_rank(&self) -> Option<usize> {
-        self.windows.iter().position(Window::has_failed)
     }
 
     fn gave_up(&self, why: String, start: Instant, wanted: &str) -> Error {

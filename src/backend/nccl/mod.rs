@@ -45,7 +45,8 @@ struct Config {
 }
 
 function_table! {
-    /// NCCL's entry points; all are in NCCL 2.18. Those that are optional are for groups over several nodes.
+    /// NCCL's entry points; all are in NCCL 2.18. Those that are optional are for groups over several
+    /// nodes, and for windows, since NCCL 2.29.
     struct Functions;
     required {
         fn ncclCommCount(*mut c_void, *mut c_int) -> c_int;
@@ -65,6 +66,7 @@ function_table! {
         fn ncclGroupEnd() -> c_int;
         fn ncclSend(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
         fn ncclRecv(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+        fn ncclWinGetUserPtr(*mut c_void, *mut c_void, *mut *mut c_void) -> c_int;
         fn ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
     }
 }
@@ -136,6 +138,20 @@ impl Communicator {
             _ => "?".to_owned(),
         };
         (version, file(self.functions))
+    }
+
+    /// Where this rank's memory of its window at address `window` begins.
+    pub fn window_data(&self, window: usize) -> Result<DevPtr> {
+        let Some(get) = self.functions.ncclWinGetUserPtr else {
+            let text = "memory in a window without data needs NCCL 2.29 or newer";
+            return Err(Error::new(Code::InvalidUsage, text));
+        };
+        let mut data = std::ptr::null_mut();
+        // SAFETY: the communicator is alive (this type's contract), and the caller vouches for its window; writes one
+        // address, which outlives the call.
+        let code = unsafe { get(self.raw, window as *mut c_void, &mut data) };
+        check(self.functions, "ncclWinGetUserPtr", code)?;
+        Ok(DevPtr(data as usize))
     }
 
     /// Enqueues an all-gather: `bytes` of each rank's `send` go to `receive`, in rank order. Both

@@ -153,6 +153,7 @@ fn complete() -> Functions {
         ncclGroupEnd: Some(group_end),
         ncclSend: Some(send),
         ncclRecv: Some(receive),
+        ncclWinGetUserPtr: None,
         ncclBroadcast: Some(broadcast),
     }
 }

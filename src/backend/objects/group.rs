@@ -33,12 +33,13 @@ struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    fn found(&self, (tensors, plain): (u64, u64)) -> Found {
+    fn found(&self, (tensors, plain): (u64, u64), fallbacks: u64) -> Found {
         Found {
             range: self.range,
             kind: self.kind,
             tensors,
             plain,
+            fallbacks,
             peers: self.bases.iter().filter(|it| **it != 0).count() - 1,
             bases: DevPtr(self.bases.as_ptr() as usize),
         }
@@ -178,7 +179,8 @@ impl<M: Mapper> Objects<M> {
     pub fn find(&self, data: DevPtr) -> Option<Found> {
         let range = self.recognised.ranges.read().find(data.0 as u64)?;
         let entries = self.entries.lock();
-        Some(entries.get(range.object as usize)?.as_ref()?.found(self.recognised.counts(range.object)))
+        let counts = self.recognised.counts(range.object);
+        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
     }
 
     /// Takes out all that is left when the group ends, as the ranks do together.

@@ -40,6 +40,9 @@ pub struct Found {
     pub tensors: u64,
     /// How many operations of the group have found in no object, since it has some.
     pub plain: u64,
+    /// How many operations of the group had a tensor in an object, and used buffers all the same, as those of others had
+    /// none.
+    pub fallbacks: u64,
     /// How many other ranks' memory this rank maps, which map its own.
     pub peers: usize,
     /// Where this rank sees the memory of each rank, an address for each; 0 where it does not. They stay until the object
@@ -132,6 +135,10 @@ pub trait Mapper: Send + Sync {
     fn rest(&self, left: Duration) -> Result<()>;
     /// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
     fn unmap(&self, mapped: &mut Self::Mapped) -> bool;
+    /// [`Found::fallbacks`], where operations go another way at all.
+    fn fallbacks(&self) -> u64 {
+        0
+    }
     /// Ends `mapped`, of which the peers have unmapped all or will not use the rest.
     fn give_back(mapped: Self::Mapped, all_unmapped: bool);
 }

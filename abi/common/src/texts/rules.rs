@@ -109,7 +109,9 @@ fn of_memory(rule: OfMemory) -> &'static str {
         OfMemory::NotEmpty => "must not be 0",
         OfMemory::Aligned => "must be aligned to 16 bytes",
         OfMemory::Apart => "must have nothing in common with memory that the group has",
-        OfMemory::Mappable => "must be memory of cudaMalloc, which other processes can map",
+        OfMemory::Mappable => {
+            "must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other processes can map"
+        }
         OfMemory::InOneAllocation => "must end within the allocation that ptr is in",
         OfMemory::OfGroup => "must be in memory of ncclEpMemAlloc or ncclEpMemRegister",
         OfMemory::OfOwn => "must be what ncclEpMemAlloc gave",

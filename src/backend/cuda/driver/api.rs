@@ -67,6 +67,15 @@ driver_table! {
     fn cuMemFree_v2(sys::CUdeviceptr);
     fn cuMemFreeAsync(sys::CUdeviceptr, sys::CUstream);
     fn cuMemGetAddressRange_v2(*mut sys::CUdeviceptr, *mut usize, sys::CUdeviceptr);
+    fn cuMemRetainAllocationHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void);
+    fn cuMemExportToShareableHandle(*mut c_void, sys::CUmemGenericAllocationHandle, sys::CUmemAllocationHandleType, c_ulonglong);
+    fn cuMemImportFromShareableHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void, sys::CUmemAllocationHandleType);
+    fn cuMemRelease(sys::CUmemGenericAllocationHandle);
+    fn cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
+    fn cuMemAddressFree(sys::CUdeviceptr, usize);
+    fn cuMemMap(sys::CUdeviceptr, usize, usize, sys::CUmemGenericAllocationHandle, c_ulonglong);
+    fn cuMemUnmap(sys::CUdeviceptr, usize);
+    fn cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
     fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     fn cuMemHostUnregister(*mut c_void);
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);

@@ -113,7 +113,7 @@ impl Context {
     }
 
     /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may serve for `key`.
-    pub fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
+    pub fn free_later(&self, key: Option<Key>, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
             if let Some(_entered) = held.enter_if_alive() {

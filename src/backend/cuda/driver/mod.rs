@@ -23,6 +23,7 @@ pub mod memory;
 pub mod module;
 mod pinned;
 pub mod stream;
+pub mod vmm;
 
 use crate::backend::cuda::driver::api::{NOT_READY, Status, check, functions, raw_stream};
 use crate::backend::cuda::driver::context_handle::current_device;

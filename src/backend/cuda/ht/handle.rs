@@ -82,7 +82,7 @@ impl CudaHt {
     }
 
     /// Where the number of rows is that come.
-    fn rows_of(&self, block: &HtHandleMemory) -> *const u32 {
+    pub fn rows_of(&self, block: &HtHandleMemory) -> *const u32 {
         block.begins.wrapping_add(self.group.context.peers().ranks as usize)
     }
 

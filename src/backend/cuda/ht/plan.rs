@@ -118,8 +118,11 @@ impl HtPlan {
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
         let packets = window.take(match (facts.zones, &nodes) {
-            (true, None) => ranks * max_tokens * mask_words(facts) * PACKET_BYTES,
-            _ => 0,
+            (false, _) => 0,
+            (true, nodes) => {
+                let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);
+                sources * max_tokens * mask_words(facts) * PACKET_BYTES
+            }
         });
         let mapped = match &nodes {
             None if ranks > 1 => beside_rings::regions(facts, max_tokens, &mut window),

@@ -35,7 +35,7 @@ impl Handle {
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
         let params = LlRankDispatchViewParams { dispatch, view, banks };
         let shape = launch_shape(op.launch, own);
-        self.launch_following(kernels::ll_rank_dispatch_view(), shape, &params, at)
+        self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at)
     }
 
     /// Enqueues `part` of a rank-major combine on one node.
@@ -47,7 +47,7 @@ impl Handle {
         let (view, own) = self.view(bank, &combine.common.shape)?;
         let params = LlRankCombineParams { combine, view };
         let shape = launch_shape(op.launch, own);
-        self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, shape, &params, at)
+        self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, op.launch, shape, &params, at)
     }
 
     fn views(&self) -> Result<&ViewBanks> {

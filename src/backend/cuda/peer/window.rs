@@ -9,11 +9,14 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};
 use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
+use crate::backend::cuda::driver::vmm::{self, Piece};
+use crate::backend::cuda::peer::descriptors::Received;
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
 use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// The allocation of a window of this process, as records contain it.
@@ -63,9 +66,14 @@ impl Window {
     /// The caller's allocation that has `data`.
     pub fn given(context: &Arc<Context>, data: DevPtr) -> Result<Self> {
         let (base, bytes) = driver::allocation_of(data)?;
+        Ok(Self::of_pieces(context, base, bytes))
+    }
+
+    /// The caller's `bytes` at `base`, which were put together of pieces.
+    pub fn of_pieces(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
         let mut window = Self::over(context, base, bytes);
         window.is_given = true;
-        Ok(window)
+        window
     }
 
     fn over(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
@@ -143,6 +151,15 @@ impl WindowRecord {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
     }
 
+    /// The same of one that the peers get in pieces.
+    pub fn of_pieces(window: &Window) -> Result<Self> {
+        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: [0; IPC_HANDLE_BYTES] })
+    }
+
+    pub fn process(&self) -> ProcessId {
+        self.process
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.process.to_bytes().to_vec();
         bytes.extend_from_slice(&self.allocation.context.to_bits().to_le_bytes());
@@ -199,7 +216,24 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
 pub struct PeerMapping {
     context: Arc<Context>,
     base: DevPtr,
-    imported: Option<[u8; IPC_HANDLE_BYTES]>,
+    imported: Option<Import>,
+}
+
+/// What there is to undo.
+enum Import {
+    Handle([u8; IPC_HANDLE_BYTES]),
+    /// Pieces of so many bytes.
+    Pieces(Vec<usize>),
+}
+
+impl Import {
+    /// Unmaps what is at `address` from the current context. A destroyed context has closed its mappings.
+    fn close(&self, address: usize) {
+        match self {
+            Self::Handle(_) => drop(ipc::close_import(DevPtr(address))),
+            Self::Pieces(sizes) => vmm::unmap(DevPtr(address), sizes),
+        }
+    }
 }
 
 impl PeerMapping {
@@ -219,7 +253,26 @@ impl PeerMapping {
                 None => ipc::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
-        Ok(Self { context: Arc::clone(context), base, imported: here.is_none().then_some(record.ipc) })
+        let imported = here.is_none().then_some(Import::Handle(record.ipc));
+        Ok(Self { context: Arc::clone(context), base, imported })
+    }
+
+    /// Maps the memory of `record`, in the pieces that `came` from its process; none from this one.
+    pub fn of_pieces(context: &Arc<Context>, record: &WindowRecord, came: Option<Received>) -> Result<Self> {
+        let _entered = context.enter()?;
+        let pieces = match (record.here(record.bytes())?, came) {
+            (Some(allocation), _) => Piece::all(DevPtr(allocation.base as usize), record.bytes())?.1,
+            (None, came) => came.map_or(Ok(Vec::new()), |came| {
+                let all = came.descriptors.iter().zip(&came.sizes);
+                all.map(|(descriptor, size)| Piece::import(descriptor.as_fd(), *size)).collect::<Result<_>>()
+            })?,
+        };
+        let sizes: Vec<usize> = pieces.iter().map(Piece::bytes).collect();
+        if sizes.iter().sum::<usize>() != record.bytes() {
+            return Err(Error::new(Code::RemoteError, "the memory has changed since its rank has registered it"));
+        }
+        let base = vmm::map(&pieces)?;
+        Ok(Self { context: Arc::clone(context), base, imported: Some(Import::Pieces(sizes)) })
     }
 
     pub fn base(&self) -> DevPtr {
@@ -232,8 +285,9 @@ impl PeerMapping {
         let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else { return true };
         context.if_quiescent(|| {
             for mapping in &mut imported {
-                mapping.imported = None;
-                close(mapping.base.0);
+                if let Some(import) = mapping.imported.take() {
+                    import.close(mapping.base.0);
+                }
             }
         })
     }
@@ -244,16 +298,14 @@ fn rank_is_gone(cause: Error) -> Error {
     Error::new(Code::RemoteError, cause.text())
 }
 
-/// Unmaps the import at `address` from the current context.
-fn close(address: usize) {
-    // A destroyed context has closed its mappings.
-    let _ = ipc::close_import(DevPtr(address));
-}
-
 impl Drop for PeerMapping {
     fn drop(&mut self) {
-        if let Some(ipc) = self.imported {
-            self.context.free_later(Some(Key::Import(ipc)), self.base.0, close);
+        if let Some(import) = self.imported.take() {
+            let key = match &import {
+                Import::Handle(ipc) => Some(Key::Import(*ipc)),
+                Import::Pieces(_) => None,
+            };
+            self.context.free_later(key, self.base.0, move |address| import.close(address));
         }
     }
 }

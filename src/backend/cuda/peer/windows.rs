@@ -1,6 +1,7 @@
 //! The windows that a group's ranks map, from mapping to teardown.
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
@@ -35,6 +36,10 @@ impl PeerWindows {
         self.window.publish();
     }
 
+    pub fn context(&self) -> &Arc<Context> {
+        self.window.context()
+    }
+
     pub fn base(&self) -> DevPtr {
         self.window.base()
     }
@@ -46,22 +51,29 @@ impl PeerWindows {
         let others = GroupRank::all(records.len()).zip(records);
         let others = others.filter(|&(peer, _)| peer != rank && view.locals.contains(&peer));
         for (peer, record) in others {
-            self.map(view, peer, record, Some(bytes))?;
+            let record = WindowRecord::from_bytes(record)?;
+            self.map(view, peer, &record, Some(bytes))?;
         }
         Ok(())
     }
 
     /// Maps the window of `peer`, which has `bytes` if they are known, and gives where it is.
-    pub fn map(&mut self, view: &NodeView, peer: GroupRank, record: &[u8], bytes: Option<usize>) -> Result<DevPtr> {
-        let mapping = WindowRecord::from_bytes(record)
-            .and_then(|record| {
-                let bytes = bytes.unwrap_or_else(|| record.bytes());
-                PeerMapping::new(self.window.context(), &record, bytes)
-            })
-            .map_err(|error| {
-                let rank = view.rank;
-                error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
-            })?;
+    pub fn map(
+        &mut self,
+        view: &NodeView,
+        peer: GroupRank,
+        record: &WindowRecord,
+        bytes: Option<usize>,
+    ) -> Result<DevPtr> {
+        let mapping = PeerMapping::new(self.window.context(), record, bytes.unwrap_or_else(|| record.bytes()));
+        self.keep(view, peer, mapping)
+    }
+
+    /// Keeps a new `mapping` of `peer`'s memory, and gives where it is.
+    pub fn keep(&mut self, view: &NodeView, peer: GroupRank, mapping: Result<PeerMapping>) -> Result<DevPtr> {
+        let rank = view.rank;
+        let named = |error: Error| error.within(format_args!("rank {rank} cannot map rank {peer}'s window"));
+        let mapping = mapping.map_err(named)?;
         let base = mapping.base();
         self.mappings.push(mapping);
         Ok(base)

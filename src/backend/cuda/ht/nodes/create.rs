@@ -12,13 +12,16 @@ use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdic
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
+use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::ht::zones::SlotsOf;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
+use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory};
+use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
@@ -26,8 +29,10 @@ use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
+use crate::model::ids::SourceIx;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -138,6 +143,8 @@ impl Creation<'_> {
         if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
             return Ok(Err(error));
         }
+        let slots = self.conclude(&part, &counts)?;
+        let apart = slots.map(|_| rails.apart_for(bytes_apart(self.group, rows as usize, part.routing.top_k)));
         let stages = rails.plan.stages(counts.most_tokens());
         Ok(Ok(NodesHt {
             size: part.size,
@@ -147,7 +154,9 @@ impl Creation<'_> {
             grids: self.group.grids(&part.routing),
             routing: part.routing,
             epoch: self.epoch,
-            received: rows as usize,
+            rows: rows as usize,
+            slots,
+            apart: apart.transpose()?,
             counts,
             banks: rails.banks_for(stages.room)?,
             stages,
@@ -178,7 +187,11 @@ impl Creation<'_> {
         let rails = self.rails;
         let (own, top_k) = (routing.tokens, routing.top_k);
         let keeps_ids = routing.form.keeps_ids;
-        let size = HandleSize { own, remote, top_k, keeps_ids };
+        let slots = match routing.form.zones {
+            Some(_) => rails.plan.ranks * self.group.plan.max_tokens() * top_k.min(rails.plan.local_experts),
+            None => 0,
+        };
+        let size = HandleSize { own, remote, top_k, keeps_ids, slots };
         let bytes = rails.plan.memory(0, size)?.bytes;
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
@@ -237,8 +250,7 @@ impl Creation<'_> {
         let exchanges = &rails.network.exchanges;
         let kept = part.ids.map_or(Ok(()), |copy| copy.enqueue(&self.group.context, self.at));
         let exchanged = kept.and_then(|()| exchanges.enqueue(label, sends, receives, self.at.stream));
-        let routed = exchanged.and_then(|()| self.launch_route(part)).and_then(|()| self.launch_place(part));
-        turn.end_after(routed.and_then(|()| self.tell(part)))
+        turn.end_after(exchanged.and_then(|()| self.launch_route(part)).and_then(|()| self.launch_place(part)))
     }
 
     fn launch_route(&self, part: &Part) -> Result<()> {
@@ -289,11 +301,53 @@ impl Creation<'_> {
         module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
-    /// What the routing tells its caller, behind it.
-    fn tell(&self, part: &Part) -> Result<()> {
-        let HtNodesMemory { total, counts, .. } = part.device(&self.rails.plan)?;
-        let told = Told { rows: total, counts, counters: &part.counters, zones: None, page: None };
-        kept::tell(self.group, &told, self.at)
+    /// What the routing tells its caller, and where rows lie by expert: then the slots of all zones.
+    fn conclude(&self, part: &Part, counted: &Counts) -> Result<Option<usize>> {
+        let plan = &self.rails.plan;
+        let HandleParts { memory, slots, zones, .. } = part.memory.parts(plan, part.size)?;
+        let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
+        let turn = self.group.order.begin(self.at)?;
+        let found = zones.map_or(Ok(()), |zones| self.find_slots(&memory, &zones, counted));
+        let index = plan.announced();
+        let page = Some((part.memory.announced.device().wrapping_add(index), self.epoch));
+        let told = Told { rows: memory.total, counts: memory.counts, counters: &part.counters, zones, page };
+        turn.end_after(found.and_then(|()| kept::tell(self.group, &told, self.at)))?;
+        let read = || Ok((part.memory.announced).complete(index, |it| it.epoch == self.epoch));
+        let slots = zones.map(|_| self.group.wait_for_routing(read)).transpose()?;
+        Ok(slots.map(|told| told.value as usize))
+    }
+
+    /// Enqueues the kernels that find the slots of rows: one for each rank that this one forwards for, itself last.
+    fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts) -> Result<()> {
+        let plan = &self.rails.plan;
+        let firsts = SourceIx::all(plan.forwarded).scan(0, |first, source| {
+            let before = *first;
+            *first += if source.index() == 0 { 0 } else { counted.tokens.get(source.index()).copied().unwrap_or(0) };
+            Some((source, before))
+        });
+        let all: Vec<_> = firsts.zip(self.rails.network.view.forwarded()).collect();
+        for ((source, first), rank) in all.into_iter().rev() {
+            let is_own = source.index() == 0;
+            let entries = if is_own { memory.own_entries } else { memory.raw_entries };
+            let tokens = if is_own { memory.tokens as usize } else { counted.coming(source, plan.chunks) };
+            let handle = HtHandleMemory {
+                entries: entries.wrapping_add(first * memory.top_k as usize),
+                begins: memory.source_begins,
+                departures: null_mut(),
+                counts: memory.counts,
+                tokens: to_u32(tokens)?,
+                top_k: memory.top_k,
+            };
+            let of = SlotsOf {
+                rows: memory.total,
+                sources: to_u32(plan.ranks)?,
+                source: rank.word(),
+                epoch: Some(self.epoch),
+                finds: is_own,
+            };
+            self.group.find_slots(&handle, zones, &of, self.at)?;
+        }
+        Ok(())
     }
 
     /// Waits for the number of rows, or why there is none, and for what travels of the `tokens` of forwarded ranks.

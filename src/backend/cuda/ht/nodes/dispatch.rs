@@ -4,6 +4,7 @@
 //! kernel that empties it has run.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
@@ -43,7 +44,13 @@ struct Dispatch<'a> {
     own: Inputs,
 }
 
-pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
+/// Enqueues the dispatch, and what `after` does.
+pub fn run(
+    handle: &NodesHt,
+    op: &HtDispatch,
+    stream: Stream,
+    after: impl FnOnce(&StreamScope) -> Result<()>,
+) -> Result<()> {
     let group = &handle.group;
     let kind = HtKind::from(op);
     let row = MovedRow::from(op);
@@ -60,6 +67,7 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
     let enqueued = enqueued.and_then(|()| kept::move_ids(group, op, to_u32(handle.routing.top_k)?, at));
+    let enqueued = enqueued.and_then(|()| after(at));
     enqueueing.end(group, order, enqueued)
 }
 

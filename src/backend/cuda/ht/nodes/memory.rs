@@ -16,7 +16,8 @@ use std::sync::Arc;
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// Tokens that travel, the most that a rank has, and the rows that this one receives.
+    /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
+    /// the slots.
     pub announced: HostPage<HtCount>,
     /// The forwarded ranks, for `ht_route_nodes` alone.
     pub forwarded: HostPage<HtForwarded>,
@@ -29,7 +30,7 @@ impl NodesMemory {
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             bytes,
-            announced: HostPage::new(context, plan.announced())?,
+            announced: HostPage::new(context, plan.announced() + 1)?,
             forwarded: HostPage::new(context, plan.forwarded)?,
         })
     }

@@ -97,6 +97,8 @@ pub struct HandleSize {
     pub top_k: usize,
     /// Whether a copy of the own ids is kept.
     pub keeps_ids: bool,
+    /// Where rows lie by expert: the most slots of all that may come.
+    pub slots: usize,
 }
 
 /// The parts of a handle's memory.
@@ -104,6 +106,9 @@ pub struct HandleParts {
     pub memory: HtNodesMemory,
     /// i64 `[own][top_k]`, if they are kept.
     pub ids: DevPtr,
+    /// Where rows lie by expert, `HtZones::slots` and `HtZones::begins`.
+    pub slots: DevPtr,
+    pub zones: DevPtr,
     pub bytes: usize,
 }
 
@@ -181,7 +186,7 @@ impl NodesPlan {
 
     /// A handle's memory that begins at `base`.
     pub fn memory(&self, base: usize, size: HandleSize) -> Result<HandleParts> {
-        let HandleSize { own, remote, top_k, keeps_ids } = size;
+        let HandleSize { own, remote, top_k, keeps_ids, slots } = size;
         let ends = self.chunks + 1;
         let pieces = self.chunks * self.width;
         let mut regions = Regions::new(REGION_ALIGN);
@@ -218,8 +223,11 @@ impl NodesPlan {
             top_k: to_u32(top_k)?,
         };
         let ids = if keeps_ids { own * top_k } else { 0 };
-        let ids = DevPtr(base + regions.take(ids * size_of::<i64>()));
-        Ok(HandleParts { memory, ids, bytes: regions.bytes() })
+        let begins = if slots > 0 { self.local_experts + 1 } else { 0 };
+        let mut part = |count: usize, size: usize| DevPtr(base + regions.take(count * size));
+        let ids = part(ids, size_of::<i64>());
+        let (slots, zones) = (part(slots, size_of::<u32>()), part(begins, size_of::<u32>()));
+        Ok(HandleParts { memory, ids, slots, zones, bytes: regions.bytes() })
     }
 }
 
@@ -310,8 +318,8 @@ mod tests {
     fn a_rank_without_remote_ranks_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.forwarded, plan.width, plan.locals), (1, 1, 3));
-        let size = HandleSize { own: 8, remote: 0, top_k: 2, keeps_ids: true };
-        let HandleParts { memory, ids, bytes } = plan.memory(1 << 20, size).unwrap();
+        let size = HandleSize { own: 8, remote: 0, top_k: 2, keeps_ids: true, slots: 0 };
+        let HandleParts { memory, ids, bytes, .. } = plan.memory(1 << 20, size).unwrap();
         assert_eq!(memory.tokens, 8);
         assert!(memory.counts as usize + 16 <= ids.0 && ids.0 + 8 * 2 * 8 <= (1 << 20) + bytes);
         assert_eq!(memory.raw_entries, memory.entries);

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE  // setenv, usleep
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

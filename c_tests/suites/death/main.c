@@ -9,9 +9,6 @@
 // It starts its own processes: do not start it with mpirun on more than one rank. The deadline is
 // NCCL_EP_TIMEOUT_MS, by default 1000.
 #define _GNU_SOURCE  // usleep
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"

@@ -1,7 +1,5 @@
 // A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
 // waits have the deadline.
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "reference/ht_run.h"
 #include "suites/death/work.h"

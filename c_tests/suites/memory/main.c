@@ -1,9 +1,6 @@
 // Memory that peers map: objects, what is in them, how they end.
 #include "suites/memory/memory.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 // Bytes that each rank has of any object.
 enum { kHidden = 64, kLeastBytes = 1000 };
 
@@ -39,11 +36,10 @@ static void expected(uint8_t* to, size_t bytes, uint64_t seed, int rank) {
 }
 
 void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed) {
-    uint8_t* host = malloc(bytes);
+    EP_SCOPED uint8_t* host = malloc(bytes);
     EP_REQUIRE(host != NULL);
     expected(host, bytes, seed, env->rank);
     EP_REQUIRE_CUDA(cudaMemcpy(memory, host, bytes, cudaMemcpyDefault));
-    free(host);
 }
 
 void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, uint64_t seed) {

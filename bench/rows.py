@@ -101,7 +101,8 @@ def _casts_outside(run: dict[str, Any]) -> bool:
 def _options(run: dict[str, Any], entry: dict[str, Any]) -> Iterator[str]:
     config = run["config"]
     if config.get("dispatch", "bf16") != "bf16":
-        yield ("cast before" if _casts_outside(run) else "forwarded" if config["forward"] else "cast inside")
+        yield ("cast before" if _casts_outside(run)
+               else "forwarded" if config["forward"] else "cast inside")
     if config.get("layout", "").startswith("rank"):
         yield "rank-major, view" if config["layout"].endswith("view") else "rank-major"
     if config.get("memory") == "symmetric":
@@ -150,7 +151,8 @@ def main() -> int:
                         help="which table shows the rows, as in the column of this name")
     parser.add_argument("--append", action="store_true", help="to results.csv; else print them")
     arguments = parser.parse_args()
-    rows = [row for file in arguments.files for row in rows_of(json.loads(file.read_text()), arguments.name)]
+    rows = [row for file in arguments.files
+            for row in rows_of(json.loads(file.read_text()), arguments.name)]
     with FILE.open("a", newline="") if arguments.append else sys.stdout as output:
         writer = csv.DictWriter(output, COLUMNS, lineterminator="\n")
         if not arguments.append:

@@ -3,14 +3,23 @@
 use core::ffi::c_void;
 
 use crate::common::{PeerTable, WaitParams};
-use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtScaledDispatchParams};
+use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledDispatchParams};
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
+/// Experts that a packet of `ht_zones` is about; behind their bits it has how many experts the row is for before them,
+/// and a bit for whether there are more.
+pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
 /// Behind the last slot of a row.
 pub const HT_NO_SLOT: u32 = 0xffff_ffff;
 /// Instead of a slot that there is not.
 pub const HT_DROPPED: u32 = 0xffff_fffe;
+/// What a warp of a combine of zones sums at a time.
+pub const HT_ZONE_PART_BYTES: u32 = 2048;
+/// Parts of rows under way to such a warp.
+pub const HT_ZONE_STAGES: u32 = 5;
+/// Shared memory of that warp: two sums on their way, the stages, and a barrier for each of these.
+pub const HT_ZONE_BUFFER_BYTES: u32 = (2 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES + 64;
 /// Threads of `ht_counters`, one block.
 pub const HT_COUNTERS_THREADS: u32 = 256;
 /// Threads of a block of `ht_by_k`.
@@ -45,6 +54,22 @@ pub struct HtZones {
     pub experts: u32,
 }
 
+/// What a routing tells its caller; of each, no address if he does not want it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtTold {
+    /// Gets the rows for each local expert, with zones the slots.
+    pub experts: HtNumbers,
+    /// Gets the rows, with zones all slots; none if ranks disagree.
+    pub total: HtNumbers,
+    /// With zones, gets the first slot of each expert.
+    pub offsets: HtNumbers,
+    /// With zones, gets their total for the host.
+    pub page: *mut HtCount,
+    /// The handle's number, which goes there.
+    pub epoch: u32,
+}
+
 /// Parameters of `ht_zones`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -57,7 +82,13 @@ pub struct HtZonesParams {
     pub handle: HtHandleMemory,
     /// What is to be filled.
     pub zones: HtZones,
-    /// Offset in a window: u64 packets `[ranks][max_tokens][experts / 32, rounded up]`, by source.
+    /// The group's offsets.
+    pub layout: HtLayout,
+    /// As of `ht_route`.
+    pub own_counts: *const u64,
+    /// What the caller gets.
+    pub told: HtTold,
+    /// Offset in a window: u64 packets `[ranks][experts / HT_ZONE_WORD_EXPERTS, rounded up][max_tokens]`, by source.
     pub packets: u64,
     /// Most tokens of a rank.
     pub max_tokens: u32,
@@ -75,18 +106,10 @@ pub struct HtCountersParams {
     pub rows: *const u32,
     /// `[local_experts]`: received rows per expert.
     pub counts: *const i32,
-    /// Gets these.
-    pub experts: HtNumbers,
-    /// Gets the rows, none if ranks disagree.
-    pub total: HtNumbers,
-    /// With zones, gets the first slot of each expert; `experts` and `total` then are about slots.
-    pub offsets: HtNumbers,
+    /// What the caller gets.
+    pub told: HtTold,
     /// With zones, of the handle; its addresses are NULL without.
     pub zones: HtZones,
-    /// With zones, gets their total for the host, or NULL.
-    pub page: *mut HtCount,
-    /// As of `ht_route`.
-    pub epoch: u32,
     /// Experts per rank.
     pub local_experts: u32,
 }

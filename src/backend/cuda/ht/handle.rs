@@ -5,7 +5,6 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::disagreement;
-use crate::backend::cuda::ht::kept::Told;
 use crate::backend::cuda::ht::memory::{HandleMemory, SLOTS_OF_PAGE, block_at};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{HtShared, Inputs, Outputs, combine_params, dispatch_params};
@@ -65,15 +64,10 @@ impl CudaHt {
     /// memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
-        self.find_slots(block, at)?;
-        let page = self.memory.as_ref().map(|memory| &memory.received);
-        let told = Told {
-            handle: block,
-            counters: &self.counters,
-            zones: self.zones()?,
-            page: page.map(|page| (page.device().wrapping_add(SLOTS_OF_PAGE), self.epoch)),
-        };
-        kept::tell(group, &told, at)?;
+        match self.zones()? {
+            Some(zones) => self.find_slots(block, zones, at)?,
+            None => kept::tell(group, block, None, &self.counters, at)?,
+        }
         let rows = block.begins.wrapping_add(group.context.peers().ranks as usize);
         match &self.header {
             Some(header) => header.write(&group.context, KernelOp::HtRoute, rows, at),
@@ -194,9 +188,8 @@ impl HtBackend for CudaHt {
         let params = dispatch_params(op, common, &self.inputs(op));
         let zones = self.zones()?;
         let after = || {
-            let told = Told { handle: &memory, counters: &op.counters, zones, page: None };
             kept::move_ids(group, op, self.top_k, at)?;
-            kept::tell(group, &told, at)
+            kept::tell(group, &memory, zones, &op.counters, at)
         };
         if let Some(zones) = zones {
             return self.dispatch_by_expert(op, (params, zones), &launch, at, after);

@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::ht::{HtCount, HtHandleMemory};
 use crate::backend::cuda::params::ht_kept::{
-    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtZones,
+    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtTold, HtZones,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
@@ -18,34 +18,34 @@ use std::ptr::null_mut;
 const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
 const MOST_BLOCKS: usize = 512;
 
-/// What is told, of a handle.
-pub struct Told<'a> {
-    pub handle: &'a HtHandleMemory,
-    pub counters: &'a RoutingCounters,
-    /// Where rows lie by expert.
-    pub zones: Option<HtZones>,
-    /// Gets the number of slots, with the epoch.
-    pub page: Option<(*mut HtCount, u32)>,
-}
-
-/// Enqueues what a routing tells its caller, and the host, behind it.
-pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
-    let Told { handle, counters, zones, page } = *told;
-    let page = page.filter(|_| zones.is_some());
-    if *counters == RoutingCounters::default() && page.is_none() {
-        return Ok(());
-    }
-    let peers = group.context.peers();
+/// What is told in these tensors, and to the host in a page with the handle's number.
+pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtTold {
     let (page, epoch) = page.unwrap_or((null_mut(), 0));
-    let params = HtCountersParams {
-        rows: handle.begins.wrapping_add(peers.ranks as usize),
-        counts: handle.counts,
+    HtTold {
         experts: numbers(counters.experts),
         total: numbers(counters.total),
         offsets: numbers(counters.offsets),
-        zones: zones.unwrap_or(NO_ZONES),
         page,
         epoch,
+    }
+}
+
+/// Enqueues what the routing of `handle` tells its caller, behind it.
+pub fn tell(
+    group: &HtShared,
+    handle: &HtHandleMemory,
+    zones: Option<HtZones>,
+    counters: &RoutingCounters,
+    at: &StreamScope,
+) -> Result<()> {
+    if *counters == RoutingCounters::default() {
+        return Ok(());
+    }
+    let params = HtCountersParams {
+        rows: handle.begins.wrapping_add(group.context.peers().ranks as usize),
+        counts: handle.counts,
+        told: told(counters, None),
+        zones: zones.unwrap_or(NO_ZONES),
         local_experts: group.layout.local_experts,
     };
     let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);

@@ -2,7 +2,10 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::handle::CudaHt;
+use crate::backend::cuda::ht::kept;
+use crate::backend::cuda::ht::memory::SLOTS_OF_PAGE;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::HtHandleMemory;
@@ -32,25 +35,26 @@ impl CudaHt {
         }))
     }
 
-    /// Enqueues the kernel that finds the slots, behind that which has counted rows into `handle`.
-    pub fn find_slots(&self, handle: &HtHandleMemory, at: &StreamScope) -> Result<()> {
-        let Some(zones) = self.zones()? else {
-            return Ok(());
-        };
+    /// Enqueues the kernel that finds the slots and tells the caller of them, behind that which has counted rows into
+    /// `handle`.
+    pub fn find_slots(&self, handle: &HtHandleMemory, zones: HtZones, at: &StreamScope) -> Result<()> {
         let group = &self.group;
-        let senders = handle.tokens as usize;
-        let senders = senders.div_ceil(HT_ZONES_THREADS as usize).clamp(1, MOST_SENDERS);
+        let senders = (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS);
+        let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
         let params = HtZonesParams {
             peers: group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
             zones,
+            layout: group.layout,
+            own_counts: (group.tally() + group.plan.tally().own_counts) as *const u64,
+            told: kept::told(&self.counters, page.map(|page| (page, self.epoch))),
             packets: group.plan.packets(&group.layout),
             max_tokens: to_u32(group.plan.max_tokens())?,
             epochs: group.epochs(),
             send_blocks: to_u32(senders)?,
         };
-        let blocks = params.send_blocks + zones.experts;
+        let blocks = params.send_blocks + zones.experts * params.peers.ranks;
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
         let module = &group.context.module;
         module.launch(kernels::ht_zones(), shape, &params, at)

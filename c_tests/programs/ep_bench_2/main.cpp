@@ -1,12 +1,9 @@
-// Times of the later interface, libnccl_ep.so.0: layouts by SM budgets, each the medians of the slowest rank. Values are
-// not checked here: test_second does that.
-//
-//   mpirun -np 2 ep_bench_2 [--layouts ht-flat,ht-expert,ll-expert,ll-rank] [--sms 16,24,all,auto] [--tokens 4096]
-//       [--hidden 7168] [--experts 256] [--top-k 8] [--alignment 1] [--iters 8] [--ops 10] [--memory 1] [--json FILE]
-//
-// `graph` are replays of --ops operations, back to back; `queued` the same calls without a graph. `update` is
-// ncclEpUpdateHandle with all counters, in a graph. Host times are inside the calls. With --memory 1 handles are in memory
-// of the program's. The file is one that bench/rows.py reads.
+// Times of the later interface, libnccl_ep.so.0, by layouts and budgets of SMs: medians of the slowest rank. Nothing is
+// checked here: test_second does that. Options with their defaults:
+//   --layouts ht-flat,ht-expert (ll-expert,ll-rank) --sms 16,24,all (auto) --tokens 4096 --hidden 7168 --experts 256
+//   --top-k 8 --alignment 1 --iters 8 --ops 10 --memory 0 (1: handles in memory of the program's) --json FILE
+// `graph` are replays of --ops operations, back to back; `update` is ncclEpUpdateHandle with all counters. Host times are
+// inside the calls. bench/rows.py reads the file.
 #include <dlfcn.h>
 #include <nccl_ep.h>
 
@@ -26,47 +23,35 @@ extern "C" bool ep_has_high_throughput(const EpEnv*) { return true; }
 
 namespace {
 
-using ep_bench::Figures;
 using ep_bench::Samples;
-using ep_bench::SlowestRank;
-using Names = std::vector<std::string>;
+using Sizes = std::vector<size_t>;
+using Times = std::map<std::string, ep_bench::Figures>;
+using Work = std::function<void()>;
 
 struct Options {
     unsigned tokens = 4096, hidden = 7168, experts = 256, top_k = 8, alignment = 1, iters = 8, ops = 10, memory = 0;
     const char *layouts = "ht-flat,ht-expert", *sms = "16,24,all", *json = nullptr;
 };
 
-Names Split(const char* list) {
-    Names names;
-    std::istringstream stream(list);
-    for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
-    return names;
-}
-
 // Device memory, and a tensor over it.
-class Tensor {
-   public:
-    Tensor(ncclDataType_t type, std::vector<size_t> sizes) : sizes_(std::move(sizes)) {
+struct Tensor {
+    Tensor(ncclDataType_t type, Sizes extents) : sizes(std::move(extents)) {
         size_t bytes = ep_datatype_size(type);
-        for (const size_t size : sizes_) bytes *= size;
-        view_ = NCCL_EP_TENSOR_INIT;
-        view_.ndim = static_cast<unsigned>(sizes_.size());
-        view_.datatype = type;
-        view_.data = ep_device_alloc(std::max<size_t>(bytes, 16));
-        view_.sizes = sizes_.data();
-        EP_REQUIRE_CUDA(cudaMemset(view_.data, 0, bytes));
+        for (const size_t size : sizes) bytes *= size;
+        view.ndim = static_cast<unsigned>(sizes.size());
+        view.datatype = type;
+        view.data = ep_device_alloc(bytes);
+        view.sizes = sizes.data();
+        EP_REQUIRE_CUDA(cudaMemset(view.data, 0, bytes));
     }
-    ~Tensor() { ep_device_free(view_.data); }
+    ~Tensor() { ep_device_free(view.data); }
     Tensor(const Tensor&) = delete;
     Tensor& operator=(const Tensor&) = delete;
-    ncclEpTensor_t* get() { return &view_; }
-
-   private:
-    std::vector<size_t> sizes_;
-    ncclEpTensor_t view_{};
+    Sizes sizes;
+    ncclEpTensor_t view = NCCL_EP_TENSOR_INIT;
 };
 
-// Each token of a rank names different experts, all equally likely; what a rank draws the others can draw, too.
+// Each token names different experts, all equally likely; what a rank draws the others can draw, too.
 std::vector<int64_t> DrawIds(const Options& options, int rank) {
     std::vector<int64_t> ids;
     uint64_t seed = ep_mix(1, 2, static_cast<uint64_t>(rank));
@@ -80,75 +65,75 @@ std::vector<int64_t> DrawIds(const Options& options, int rank) {
     return ids;
 }
 
-// Rows that travel, and slots of the rank that gets most.
+// Of the rank that gets most: slots of its tensors, and rows from others.
 struct Load {
     size_t slots = 0, rows = 0;
 };
 
-Load LoadOf(const EpEnv& env, const Options& options, bool by_expert) {
-    const size_t local = options.experts / static_cast<unsigned>(env.size);
-    std::vector<size_t> of_expert(options.experts), rows(static_cast<size_t>(env.size)), sent(rows);
-    for (int rank = 0; rank < env.size; ++rank) {
-        const std::vector<int64_t> ids = DrawIds(options, rank);
+Load LoadOf(int ranks, const Options& options, bool by_expert) {
+    const size_t local = options.experts / static_cast<unsigned>(ranks);
+    Sizes of_expert(options.experts), kept(static_cast<size_t>(ranks)), rows(kept);
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+        const std::vector<int64_t> ids = DrawIds(options, static_cast<int>(rank));
         for (size_t first = 0; first < ids.size(); first += options.top_k) {
             std::set<size_t> peers;
             for (size_t i = first; i < first + options.top_k; ++i) {
                 ++of_expert[static_cast<size_t>(ids[i])];
                 peers.insert(static_cast<size_t>(ids[i]) / local);
             }
-            for (const size_t peer : peers) {
-                ++rows[peer];
-                sent[static_cast<size_t>(rank)] += peer != static_cast<size_t>(rank);
-            }
+            for (const size_t peer : peers) ++(peer == rank ? kept : rows)[peer];
         }
     }
-    Load load = {*std::max_element(rows.begin(), rows.end()), *std::max_element(sent.begin(), sent.end())};
-    for (size_t first = 0; by_expert && first < of_expert.size(); first += local) {
-        size_t slots = 0;
-        for (size_t i = first; i < first + local; ++i) {
+    Load load;
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+        size_t slots = by_expert ? 0 : kept[rank] + rows[rank];
+        for (size_t i = rank * local; by_expert && i < (rank + 1) * local; ++i) {
             slots += (of_expert[i] + options.alignment - 1) / options.alignment * options.alignment;
         }
-        load.slots = std::max(load.slots, slots);
+        load = {std::max(load.slots, slots), std::max(load.rows, rows[rank])};
     }
     return load;
 }
 
-// A group, a handle, and the three operations.
+// A group, a handle, and the operations.
 class Session {
    public:
     Session(const EpEnv& env, const Options& options, const std::string& layout, unsigned sms)
-        : env_(env), ht_(layout[0] == 'h'), by_rank_(layout == "ll-rank"), by_expert_(layout == "ht-expert"),
-          load_(LoadOf(env, options, by_expert_)) {
-        const size_t ranks = static_cast<size_t>(env.size), local = options.experts / ranks, hidden = options.hidden,
-                     tokens = options.tokens, top_k = options.top_k, slots = std::max<size_t>(load_.slots, 1);
+        : env_(env), ht_(layout[0] == 'h'), by_rank_(layout == "ll-rank"), zones_(layout == "ht-expert"),
+          load(LoadOf(env.size, options, zones_)) {
+        const size_t ranks = static_cast<size_t>(env.size), local = options.experts / ranks, tokens = options.tokens;
+        const Sizes slots = ht_ ? Sizes{load.slots} : by_rank_ ? Sizes{ranks, tokens} : Sizes{local, ranks * tokens};
+        const auto wide = [&](Sizes sizes, size_t extent) { return sizes.push_back(extent), sizes; };
+        Make("ids", ncclInt64, {tokens, options.top_k});
+        Make("weights", ncclFloat32, {tokens, options.top_k});
+        Make("tokens", ncclBfloat16, {tokens, options.hidden});
+        Make("combined", ncclBfloat16, {tokens, options.hidden});
+        Make("received", ncclBfloat16, wide(slots, options.hidden));
+        Make("counters", ncclInt32, {by_rank_ ? ranks : local});
+        if (zones_) Make("offsets", ncclInt32, {local});
+        if (ht_) Make("total", ncclInt32, {1});
+        if (ht_ || by_rank_) Make("weights_out", ncclFloat32, zones_ ? slots : wide(slots, options.top_k));
+        if (by_rank_ || layout == "ht-flat") Make("ids_out", ht_ ? ncclInt64 : ncclInt32, wide(slots, options.top_k));
+        ep_upload(Get("ids")->data, DrawIds(options, env.rank).data(), tokens * options.top_k * sizeof(int64_t));
         auto group = NCCL_EP_GROUP_CONFIG_INIT;
         group.algorithm = ht_ ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
         group.num_experts = options.experts;
         group.max_dispatch_tokens_per_rank = options.tokens;
-        group.max_recv_tokens_per_rank = ht_ ? static_cast<unsigned>(slots) : 0;
+        group.max_recv_tokens_per_rank = ht_ ? static_cast<unsigned>(load.slots) : 0;
         group.max_token_bytes = 2 * options.hidden;
         group.max_num_sms = sms;
         group.num_topk = options.top_k;
         EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env.comm, &group));
-        const std::vector<size_t> received = ht_         ? std::vector<size_t>{slots, hidden}
-                                             : by_rank_ ? std::vector<size_t>{ranks, tokens, hidden}
-                                                         : std::vector<size_t>{local, ranks * tokens, hidden};
-        ids_ = Make(ncclInt64, {tokens, top_k});
-        weights_ = Make(ncclFloat32, {tokens, top_k});
-        tokens_ = Make(ncclBfloat16, {tokens, hidden});
-        received_ = Make(ncclBfloat16, received);
-        combined_ = Make(ncclBfloat16, {tokens, hidden});
-        counters_ = Make(ncclInt32, {by_rank_ ? ranks : local});
-        if (by_expert_) offsets_ = Make(ncclInt32, {local});
-        if (ht_) total_ = Make(ncclInt32, {1});
-        const std::vector<size_t> of_row = by_rank_ ? std::vector<size_t>{ranks, tokens, top_k}
-                                                    : std::vector<size_t>{slots, top_k};
-        if (by_rank_ || layout == "ht-flat") received_ids_ = Make(by_rank_ ? ncclInt32 : ncclInt64, of_row);
-        if (ht_ || by_rank_) {
-            received_weights_ = Make(ncclFloat32, by_expert_ ? std::vector<size_t>{slots} : of_row);
-        }
-        ep_upload(ids_->get()->data, DrawIds(options, env.rank).data(), tokens * top_k * sizeof(int64_t));
-        OpenHandle(options, layout);
+        const auto kind = layout == "ht-flat" ? NCCL_EP_LAYOUT_FLAT
+                          : by_rank_          ? NCCL_EP_LAYOUT_RANK_MAJOR
+                                              : NCCL_EP_LAYOUT_EXPERT_MAJOR;
+        auto config = NCCL_EP_HANDLE_CONFIG_INIT;
+        if (zones_) config.dispatch_output_per_expert_alignment = options.alignment;
+        const int top_k = static_cast<int>(options.top_k);
+        size_t bytes = 0;
+        EP_REQUIRE_NCCL(ncclEpHandleMemSize(group_, kind, &config, &bytes, top_k));
+        if (options.memory != 0) Make("memory", ncclUint8, {bytes});
+        EP_REQUIRE_NCCL(ncclEpInitHandle(&handle_, group_, kind, &config, top_k, Get("memory")));
         Update();
         Dispatch();
         Combine();
@@ -162,80 +147,57 @@ class Session {
     Session& operator=(const Session&) = delete;
 
     void Update() {
-        auto info = NCCL_EP_LAYOUT_INFO_INIT;
-        if (ht_) info = Counters();
-        EP_REQUIRE_NCCL(ncclEpUpdateHandle(handle_, ids_->get(), ht_ ? &info : nullptr, env_.stream));
+        const auto info = Counters();
+        EP_REQUIRE_NCCL(ncclEpUpdateHandle(handle_, Get("ids"), ht_ ? &info : nullptr, env_.stream));
     }
     void Dispatch() {
         auto inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
         auto outputs = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-        auto info = Counters();
-        inputs.tokens = tokens_->get();
-        if (ht_ || by_rank_) inputs.topk_weights = weights_->get();
-        outputs.tokens = received_->get();
-        outputs.topk_weights = Get(received_weights_);
-        outputs.topk_idx = Get(received_ids_);
+        const auto info = Counters();
+        inputs.tokens = Get("tokens");
+        inputs.topk_weights = ht_ || by_rank_ ? Get("weights") : nullptr;
+        outputs.tokens = Get("received");
+        outputs.topk_weights = Get("weights_out");
+        outputs.topk_idx = Get("ids_out");
         EP_REQUIRE_NCCL(ncclEpDispatch(handle_, &inputs, &outputs, ht_ ? nullptr : &info, nullptr, env_.stream));
     }
     void Combine() {
         auto inputs = NCCL_EP_COMBINE_INPUTS_INIT;
         auto outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
-        inputs.tokens = received_->get();
-        outputs.tokens = combined_->get();
-        if (!ht_ && !by_rank_) outputs.topk_weights = weights_->get();
+        inputs.tokens = Get("received");
+        outputs.tokens = Get("combined");
+        outputs.topk_weights = ht_ || by_rank_ ? nullptr : Get("weights");
         EP_REQUIRE_NCCL(ncclEpCombine(handle_, &inputs, &outputs, nullptr, env_.stream));
     }
-    const Load& load() const { return load_; }
-    bool ht() const { return ht_; }
 
    private:
-    using Owned = std::unique_ptr<Tensor>;
-    static Owned Make(ncclDataType_t type, std::vector<size_t> sizes) {
-        return std::make_unique<Tensor>(type, std::move(sizes));
+    void Make(const char* name, ncclDataType_t type, Sizes sizes) {
+        tensors_[name] = std::make_unique<Tensor>(type, std::move(sizes));
     }
-    static ncclEpTensor_t* Get(const Owned& tensor) { return tensor ? tensor->get() : nullptr; }
-    void OpenHandle(const Options& options, const std::string& name) {
-        const ncclEpLayout_t layout = by_rank_            ? NCCL_EP_LAYOUT_RANK_MAJOR
-                                      : name == "ht-flat" ? NCCL_EP_LAYOUT_FLAT
-                                                          : NCCL_EP_LAYOUT_EXPERT_MAJOR;
-        auto config = NCCL_EP_HANDLE_CONFIG_INIT;
-        config.dispatch_output_per_expert_alignment = by_expert_ ? options.alignment : 0;
-        const int top_k = static_cast<int>(options.top_k);
-        size_t bytes = 0;
-        EP_REQUIRE_NCCL(ncclEpHandleMemSize(group_, layout, &config, &bytes, top_k));
-        if (options.memory != 0) memory_ = Make(ncclUint8, {bytes});
-        EP_REQUIRE_NCCL(ncclEpInitHandle(&handle_, group_, layout, &config, top_k, Get(memory_)));
+    ncclEpTensor_t* Get(const char* name) {
+        const auto found = tensors_.find(name);
+        return found != tensors_.end() ? &found->second->view : nullptr;
     }
     ncclEpLayoutInfo_t Counters() {
         auto info = NCCL_EP_LAYOUT_INFO_INIT;
-        (by_rank_ ? info.src_rank_counters : info.expert_counters) = counters_->get();
-        info.expert_offsets = Get(offsets_);
-        info.recv_total_counter = Get(total_);
+        (by_rank_ ? info.src_rank_counters : info.expert_counters) = Get("counters");
+        info.expert_offsets = Get("offsets");
+        info.recv_total_counter = Get("total");
         return info;
     }
 
     const EpEnv& env_;
-    const bool ht_, by_rank_, by_expert_;
-    const Load load_;
-    Owned ids_, weights_, tokens_, received_, received_weights_, received_ids_, combined_, counters_, offsets_, total_,
-        memory_;
+    const bool ht_, by_rank_, zones_;
+    std::map<std::string, std::unique_ptr<Tensor>> tensors_;
     ncclEpGroup_t group_ = nullptr;
     ncclEpHandle_t handle_ = nullptr;
+
+   public:
+    const Load load;
 };
 
-// By the driver's own function: the program links without a driver.
-std::string GpuName(int device) {
-    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
-    void* found = driver != nullptr ? dlsym(driver, "cuDeviceGetName") : nullptr;
-    char name[128] = "";
-    if (found != nullptr) reinterpret_cast<int (*)(char*, int, int)>(found)(name, sizeof(name), device);
-    return name;
-}
-
-using Work = std::function<void()>;
-
-// Rounds of `play`, which is `ops` operations, between two events, behind one that the host runs ahead of.
-Figures Time(const EpEnv& env, const Options& options, const Work& play) {
+// Plays `play`, which is --ops operations, behind once more of it, which the host runs ahead of.
+ep_bench::Figures Time(const EpEnv& env, const Options& options, const Work& play) {
     cudaEvent_t start, end;
     EP_REQUIRE_CUDA(cudaEventCreate(&start));
     EP_REQUIRE_CUDA(cudaEventCreate(&end));
@@ -244,18 +206,19 @@ Figures Time(const EpEnv& env, const Options& options, const Work& play) {
         ep_barrier();
         play();
         EP_REQUIRE_CUDA(cudaEventRecord(start, env.stream));
-        for (int round = 0; round < 2; ++round) play();
+        play();
         EP_REQUIRE_CUDA(cudaEventRecord(end, env.stream));
         EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
         float milliseconds = 0;
         EP_REQUIRE_CUDA(cudaEventElapsedTime(&milliseconds, start, end));
-        samples.push_back(1e3 * static_cast<double>(milliseconds) / (2 * options.ops));
+        samples.push_back(1e3 * static_cast<double>(milliseconds) / options.ops);
     }
     ep_bench::DropFirst(&samples);
-    return SlowestRank(samples);
+    return ep_bench::SlowestRank(samples);
 }
 
-Figures TimeGraph(const EpEnv& env, const Options& options, const Work& play) {
+// The same in a graph, where something can be captured.
+ep_bench::Figures TimeGraph(const EpEnv& env, const Options& options, const Work& play) {
     if (ep_on_host_backend()) return Time(env, options, play);
     cudaGraph_t graph;
     cudaGraphExec_t executable;
@@ -263,26 +226,25 @@ Figures TimeGraph(const EpEnv& env, const Options& options, const Work& play) {
     play();
     EP_REQUIRE_CUDA(cudaStreamEndCapture(env.stream, &graph));
     EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    const Figures figures =
-        Time(env, options, [&] { EP_REQUIRE_CUDA(cudaGraphLaunch(executable, env.stream)); });
+    const auto figures = Time(env, options, [&] { EP_REQUIRE_CUDA(cudaGraphLaunch(executable, env.stream)); });
     EP_REQUIRE_CUDA(cudaGraphExecDestroy(executable));
     EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
     return figures;
 }
 
-Figures TimeHost(const EpEnv& env, const Options& options, const Work& call) {
+ep_bench::Figures TimeHost(const EpEnv& env, const Options& options, const Work& call) {
+    using Clock = std::chrono::steady_clock;
     Samples samples;
-    for (unsigned i = 0; i < 4 * options.iters; ++i) {
-        const auto start = std::chrono::steady_clock::now();
+    for (unsigned i = 1; i <= 8 * options.iters; ++i) {
+        const auto start = Clock::now();
         call();
-        samples.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
-        if (i % 8 == 7) EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
+        samples.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+        if (i % 8 == 0) EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
     }
-    EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
-    return SlowestRank(samples);
+    return ep_bench::SlowestRank(samples);
 }
 
-std::string Json(const std::map<std::string, Figures>& times) {
+std::string Json(const Times& times) {
     std::string json;
     for (const auto& [name, it] : times) {
         char text[128];
@@ -293,67 +255,67 @@ std::string Json(const std::map<std::string, Figures>& times) {
     return json + "}";
 }
 
+// By the driver's own function: the program links without a driver.
+std::string GpuName(int device) {
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    void* found = driver != nullptr ? dlsym(driver, "cuDeviceGetName") : nullptr;
+    char name[128] = "";
+    if (found != nullptr) reinterpret_cast<int (*)(char*, int, int)>(found)(name, sizeof(name), device);
+    return name;
+}
+
 // One run of the file: a layout with one budget of SMs.
 std::string Run(const EpEnv& env, const Options& options, const std::string& layout, const std::string& sms,
                 const std::string& command) {
-    int multiprocessors = 0;
-    EP_REQUIRE_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, env.device));
-    const auto all = static_cast<unsigned>(multiprocessors);
-    const unsigned budget = sms == "auto" ? 0 : sms == "all" ? all : static_cast<unsigned>(std::stoul(sms));
-    size_t before = 0, after = 0, total = 0;
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&before, &total));
-    Session session(env, options, layout, budget);
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&after, &total));
+    const bool ht = layout[0] == 'h';
+    int all = 0, nccl = 0;
+    EP_REQUIRE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, env.device));
+    EP_REQUIRE_NCCL(ncclGetVersion(&nccl));
+    const int budget = sms == "auto" ? 0 : sms == "all" ? all : std::stoi(sms);
+    Session session(env, options, layout, static_cast<unsigned>(budget));
     const std::map<std::string, Work> calls = {{"dispatch", [&] { session.Dispatch(); }},
                                                {"combine", [&] { session.Combine(); }},
-                                               {"update", [&] { session.Update(); }},
-                                               {"pair", [&] { session.Dispatch(), session.Combine(); }}};
-    std::map<std::string, Figures> queued, graph, host;
+                                               {"pair", [&] { session.Dispatch(), session.Combine(); }},
+                                               {"update", [&] { session.Update(); }}};
+    Times graph, host;
     for (const auto& [name, call] : calls) {
-        if (name == "update" && !session.ht()) continue;
+        if (name == "update" && !ht) continue;
         const auto play = [&, call = call] {
             for (unsigned i = 0; i < options.ops; ++i) call();
         };
-        queued[name] = Time(env, options, play);
         graph[name] = TimeGraph(env, options, play);
         host[name] = TimeHost(env, options, call);
     }
-    if (env.rank == 0) {
-        printf("%-9s sms %-4s slots %-6zu graph: dispatch %7.1f combine %7.1f pair %7.1f update %5.1f | host: dispatch "
-               "%5.2f combine %5.2f update %5.2f\n",
-               layout.c_str(), sms.c_str(), session.load().slots, graph["dispatch"].median_us,
-               graph["combine"].median_us, graph["pair"].median_us, graph["update"].median_us,
-               host["dispatch"].median_us, host["combine"].median_us, host["update"].median_us);
-        fflush(stdout);
-    }
-    int nccl = 0;
-    EP_REQUIRE_NCCL(ncclGetVersion(&nccl));
     char date[16];
     const time_t now = time(nullptr);
     strftime(date, sizeof(date), "%F", gmtime(&now));
     std::ostringstream json;
-    json << R"({"date": ")" << date << R"(", "command": ")" << command << R"(", "machine": {"gpu": ")" << GpuName(env.device)
-         << R"(", "nccl": )" << nccl << R"(, "multiprocessors": )" << all << R"(}, "config": {"interface": "later", )"
-         << R"("algorithm": ")" << layout.substr(0, 2) << R"(", "layout": ")" << layout.substr(3) << R"(", "backend": ")"
-         << (ep_on_hostsim() ? "host" : "cuda") << R"(", "ranks": )" << env.size << R"(, "nodes": 1, "hidden": )"
-         << options.hidden << R"(, "top_k": )" << options.top_k << R"(, "experts": )" << options.experts
-         << R"(, "masked": )" << (session.ht() ? 0 : 10) << R"(, "routing": "uniform", "alignment": )" << options.alignment
-         << R"(, "channels": )" << (budget == 0 ? "null" : std::to_string(budget / 2)) << R"(, "dtype": "bfloat16"},)"
-         << R"( "results": [{"tokens": )" << options.tokens << R"(, "wrong_rows": null, "wire_rows_in_max": )"
-         << session.load().rows << R"(, "wire_rows_out_max": )" << session.load().rows << R"(, "library_bytes": )"
-         << before - std::min(before, after) << R"(, "queued": )" << Json(queued) << R"(, "graph": )" << Json(graph)
-         << R"(, "host_call": )" << Json(host) << "}]}";
+    json << R"({"date": ")" << date << R"(", "command": ")" << command << R"(", "machine": {"gpu": ")"
+         << GpuName(env.device) << R"(", "nccl": )" << nccl << R"(, "multiprocessors": )" << all
+         << R"(}, "config": {"interface": "later", "algorithm": ")" << layout.substr(0, 2) << R"(", "layout": ")"
+         << layout.substr(3) << R"(", "backend": ")" << (ep_on_hostsim() ? "host" : "cuda") << R"(", "ranks": )"
+         << env.size << R"(, "hidden": )" << options.hidden << R"(, "top_k": )" << options.top_k << R"(, "experts": )"
+         << options.experts << R"(, "masked": )" << (ht ? 0 : 10) << R"(, "routing": "uniform", "alignment": )"
+         << options.alignment << R"(, "channels": )" << (budget == 0 ? "null" : std::to_string(budget / 2))
+         << R"(, "dtype": "bfloat16"}, "results": [{"tokens": )" << options.tokens << R"(, "wrong_rows": null, )"
+         << R"("wire_rows_in_max": )" << session.load.rows << R"(, "wire_rows_out_max": )" << session.load.rows
+         << R"(, "graph": )" << Json(graph) << R"(, "host_call": )" << Json(host) << "}]}";
+    const auto us = [&](Times& times, const char* name) { return times[name].median_us; };
+    if (env.rank == 0) {
+        printf("%-9s SMs %-4s slots %-6zu graph: dispatch %6.1f combine %6.1f pair %6.1f update %5.1f, host: %.2f %.2f "
+               "%.2f %.2f us\n", layout.c_str(), sms.c_str(), session.load.slots, us(graph, "dispatch"),
+               us(graph, "combine"), us(graph, "pair"), us(graph, "update"), us(host, "dispatch"), us(host, "combine"),
+               us(host, "pair"), us(host, "update"));
+        fflush(stdout);
+    }
     return json.str();
 }
 
-bool Read(int argc, char** argv, Options* options) {
-    const EpOption table[] = {{"--tokens", &options->tokens, nullptr},   {"--hidden", &options->hidden, nullptr},
-                              {"--experts", &options->experts, nullptr}, {"--top-k", &options->top_k, nullptr},
-                              {"--iters", &options->iters, nullptr},     {"--alignment", &options->alignment, nullptr},
-                              {"--ops", &options->ops, nullptr},         {"--memory", &options->memory, nullptr},
-                              {"--layouts", nullptr, &options->layouts}, {"--sms", nullptr, &options->sms},
-                              {"--json", nullptr, &options->json}};
-    return ep_read_options(argc, argv, table, std::size(table), nullptr) && options->iters > 0 && options->ops > 0;
+std::vector<std::string> Split(const char* list) {
+    std::vector<std::string> names;
+    std::istringstream stream(list);
+    for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+    return names;
 }
 
 }  // namespace
@@ -362,8 +324,14 @@ int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
     Options options;
-    if (!Read(argc, argv, &options) || options.experts % static_cast<unsigned>(env.size) != 0) {
-        if (env.rank == 0) fprintf(stderr, "usage: the head of programs/ep_bench_2/main.cpp\n");
+    const EpOption table[] = {{"--tokens", &options.tokens, nullptr},   {"--hidden", &options.hidden, nullptr},
+                              {"--experts", &options.experts, nullptr}, {"--top-k", &options.top_k, nullptr},
+                              {"--iters", &options.iters, nullptr},     {"--alignment", &options.alignment, nullptr},
+                              {"--ops", &options.ops, nullptr},         {"--memory", &options.memory, nullptr},
+                              {"--layouts", nullptr, &options.layouts}, {"--sms", nullptr, &options.sms},
+                              {"--json", nullptr, &options.json}};
+    if (!ep_read_options(argc, argv, table, std::size(table), nullptr) || options.iters == 0 || options.ops == 0) {
+        if (env.rank == 0) fprintf(stderr, "usage: the head of c_tests/programs/ep_bench_2/main.cpp\n");
         ep_release(&env);
         return 2;
     }

@@ -23,6 +23,10 @@ const MANY_BLOCKS: u32 = 96;
 const CAST_SENDERS: u32 = 17;
 /// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
+/// Of rows by expert: what it costs to send a row in a dispatch, and to send a sum in a combine, in slots that are stored
+/// or read.
+const ROW_SENT: f64 = 1.2;
+const SUM_SENT: f64 = 1.0;
 /// A sending block needs one warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;
 
@@ -130,6 +134,30 @@ impl Grid {
             _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
         };
         Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS) }
+    }
+
+    /// Grid of an operation on rows that lie by expert, for tokens with `top_k` experts each, whatever was measured:
+    /// measurements are of rows that lie flat. Where the caller leaves the choice to us all SMs take part, as a rank stores,
+    /// or sums, several times what crosses NVLink.
+    pub fn of_zones(facts: &GroupFacts, kind: HtKind, top_k: usize, device: DeviceLimits) -> Self {
+        let blocks = granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2);
+        let (ranks, slots) = (facts.ranks as f64, top_k as f64);
+        // Of a token: rows on all ranks, and those that are sent.
+        let rows = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
+        let sent = rows * (1.0 - 1.0 / ranks);
+        let (sends, receives) = match kind {
+            HtKind::Dispatch { .. } => (ROW_SENT * sent, slots),
+            HtKind::Combine { .. } => (slots - slots / ranks + SUM_SENT * sent, slots / ranks + sent + 1.0),
+        };
+        let senders = (f64::from(blocks) * sends / (sends + receives)).round() as u32;
+        Self {
+            blocks,
+            send_blocks: match facts.ranks {
+                1 => 0,
+                _ => senders.clamp(1, blocks - 1),
+            },
+            warps: kind.most_threads() / WARP,
+        }
     }
 
     /// This grid as a call of this kind wants it. What the call leaves open is as here.

@@ -263,7 +263,10 @@ impl HtPlan {
     /// What a handle for `tokens` with `top_k` ids each fixes of its launches.
     pub fn grids(&self, routing: &Routing, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
         let Routing { tokens, top_k, .. } = *routing;
-        let grid = |kind| Grid::new(&self.facts, tuning, kind, tokens, device);
+        let grid = |kind| match routing.form.zones {
+            None => Grid::new(&self.facts, tuning, kind, tokens, device),
+            Some(_) => Grid::of_zones(&self.facts, kind, top_k, device),
+        };
         HandleGrids {
             dispatch: grid(HtKind::Dispatch { forward: true }),
             combine: grid(HtKind::Combine { columns: 0 }),

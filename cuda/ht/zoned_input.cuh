@@ -1,8 +1,8 @@
 // The rows of a combine that lie by expert in its input: what a rank returns for a token is the sum of its slots, by
 // ascending expert in fp32, rounded. A slot that was dropped adds nothing.
 //
-// A warp sums a row part by part. The parts of all rows that it adds come through a few stages of shared memory, one
-// behind the other, so the same number of them is under way all the time, however many rows a sum has.
+// A warp sums a row part by part. That part of some rows at a time comes through a stage of shared memory, while the one
+// of the next rows, or of the row's next part, is under way to the other stage.
 #pragma once
 
 #include "combine_block.cuh"
@@ -13,71 +13,70 @@
 namespace nccl_ep::ht_combine_impl {
 
 static_assert(HT_ZONE_PART_BYTES == kVecs * kWarpSize * sizeof(Vec16), "a sum in registers");
+constexpr uint32_t kStageBytes = HT_ZONE_STAGE_ROWS * HT_ZONE_PART_BYTES;
 
-// The shared memory of a warp: two sums on their way to a peer, and stages of what is summed.
+// The shared memory of a warp: a sum on its way to a peer, and stages of what is summed.
 class ZonedBuffers : public Staging {
    public:
     __device__ ZonedBuffers(uint8_t* memory, uint32_t bytes, uint64_t* barrier)
         : Staging(memory, bytes, barrier),
-          stages(memory + 2 * HT_ZONE_PART_BYTES, HT_ZONE_PART_BYTES, HT_ZONE_STAGES,
-                 reinterpret_cast<uint64_t*>(memory + (2 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES)) {}
-
-    // Where the next sum goes; what went out from there before has been read.
-    __device__ __forceinline__ uint8_t* next_out() {
-        is_second_ = !is_second_;
-        return chunk() + (is_second_ ? HT_ZONE_PART_BYTES : 0);
-    }
+          stages(memory + HT_ZONE_PART_BYTES, kStageBytes, HT_ZONE_STAGES,
+                 reinterpret_cast<uint64_t*>(memory + HT_ZONE_PART_BYTES + HT_ZONE_STAGES * kStageBytes)) {}
 
     Pipeline stages;
-
-   private:
-    bool is_second_ = false;
 };
 
-// What a warp adds, rows in lanes: the slots of this rank's row; at home behind them the rows of other ranks.
+// What a warp adds, rows in lanes. First the slots of this rank's row; at home their sum is rounded then, and added to
+// the rows of the ranks before this one, which those behind it follow.
 struct Addends {
-    const uint8_t* slot;
-    LaneMask slots;
+    const uint8_t* slot = nullptr;
+    LaneMask slots = {};
     const uint8_t* part = nullptr;
-    LaneMask parts = {};
-    // How many of those come before this rank's sum.
-    uint32_t before = 0;
+    LaneMask before = {};
+    LaneMask behind = {};
+
+    __device__ LaneMask of_phase(uint32_t phase) const { return phase == 0 ? slots : phase == 1 ? before : behind; }
 };
+
+// Takes the rows for a stage from those that are left.
+__device__ __forceinline__ LaneMask take_rows(LaneMask& left) {
+    const LaneMask all = left;
+#pragma unroll
+    for (uint32_t i = 0; i < HT_ZONE_STAGE_ROWS; ++i) {
+        left.drop_first();
+    }
+    return all & ~left;
+}
 
 // Loads the parts of addends, in the order in which they are added.
 class AddendsAhead {
    public:
     __device__ AddendsAhead(const Addends& from, uint32_t row_bytes)
-        : from_(from), slots_(from.slots), parts_(from.parts), row_bytes_(row_bytes) {}
+        : from_(from), left_(from.slots), row_bytes_(row_bytes) {}
 
     __device__ __forceinline__ void load(Pipeline& stages) {
+#pragma unroll 1
+        while (!left_.any() && offset_ < row_bytes_) {
+            const bool is_last = phase_ == 2;
+            phase_ = is_last ? 0 : phase_ + 1;
+            offset_ += is_last ? HT_ZONE_PART_BYTES : 0;
+            left_ = from_.of_phase(phase_);
+        }
         if (offset_ >= row_bytes_) {
             return;
         }
-        const bool is_slot = slots_.any();
-        const uint32_t lane = is_slot ? slots_.first() : parts_.first();
-        const uint8_t* row = shuffle(is_slot ? from_.slot : from_.part, lane);
-        if (is_slot) {
-            slots_.drop_first();
-        } else {
-            parts_.drop_first();
-        }
+        const LaneMask rows = take_rows(left_);
         const uint32_t bytes = min(row_bytes_ - offset_, HT_ZONE_PART_BYTES);
-        uint8_t* to = stages.begin_filling(bytes);
-        stages.fill(to, Remote<uint8_t>(const_cast<uint8_t*>(row) + offset_), bytes);
+        uint8_t* to = stages.begin_filling(rows.count() * bytes);
+        const Remote<uint8_t> row(const_cast<uint8_t*>(phase_ == 0 ? from_.slot : from_.part));
+        stages.fill_each(to, rows, row, offset_, bytes, HT_ZONE_PART_BYTES);
         stages.end_filling();
-        if (!slots_.any() && !parts_.any()) {
-            slots_ = from_.slots;
-            parts_ = from_.parts;
-            offset_ += HT_ZONE_PART_BYTES;
-        }
     }
 
    private:
-    // The lanes' addresses are registers: what is chosen by a condition is a value, never an object.
     const Addends from_;
-    LaneMask slots_;
-    LaneMask parts_;
+    LaneMask left_;
+    uint32_t phase_ = 0;
     uint32_t row_bytes_;
     uint32_t offset_ = 0;
 };
@@ -95,14 +94,11 @@ struct PartSum {
             sum[v][j] += addend[j];
         }
     }
-    // Its accesses are the lanes', as far as the part has them.
-    __device__ __forceinline__ void add(const uint8_t* part, uint32_t bytes) {
+    // The lanes' accesses; what lies behind a shorter part is added, too, and not used.
+    __device__ __forceinline__ void add(const uint8_t* part) {
 #pragma unroll
         for (uint32_t v = 0; v < kVecs; ++v) {
-            const uint32_t at = v * kWarpSize + lane_idx();
-            if (at < bytes / sizeof(Vec16)) {
-                add(v, reinterpret_cast<const Vec16*>(part)[at]);
-            }
+            add(v, reinterpret_cast<const Vec16*>(part)[v * kWarpSize + lane_idx()]);
         }
     }
     // Rounds it, and adds it again to nothing or to what comes before.
@@ -115,40 +111,45 @@ struct PartSum {
     }
 };
 
-// Calls `store(offset, bytes, sum)` for all parts of a row. Where rows of other ranks are added, this rank's sum is
-// rounded, and added at its place among them.
+// Calls `store(offset, bytes, sum)` for all parts of a row.
 template <typename Type, bool kIsHome, typename Store>
 __device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, Pipeline& stages, Store store) {
-    const uint32_t slots = addends.slots.count();
-    const uint32_t count = slots + addends.parts.count();
-    AddendsAhead ahead(addends, count != 0 ? row_bytes : 0);
+    const bool is_empty = !addends.slots.any() && !addends.before.any() && !addends.behind.any();
+    AddendsAhead ahead(addends, is_empty ? 0 : row_bytes);
 #pragma unroll 1
     for (uint32_t i = 0; i < HT_ZONE_STAGES; ++i) {
         ahead.load(stages);
     }
 #pragma unroll 1
     for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZONE_PART_BYTES) {
-        const uint32_t bytes = min(row_bytes - offset, HT_ZONE_PART_BYTES);
         PartSum<Type> part;
         clear_sum<Type>(part.sum);
         Vec16 own[kVecs];
 #pragma unroll 1
-        for (uint32_t added = 1; added <= count; ++added) {
-            part.add(stages.wait_full(), bytes);
-            stages.settle();
-            stages.end_using();
-            ahead.load(stages);
-            if (kIsHome && added == slots) {
+        for (uint32_t phase = 0; phase < (kIsHome ? 3 : 1); ++phase) {
+#pragma unroll 1
+            for (LaneMask left = addends.of_phase(phase); left.any();) {
+                const uint32_t rows = take_rows(left).count();
+                const uint8_t* full = stages.wait_full();
+#pragma unroll 2
+                for (uint32_t i = 0; i < rows; ++i) {
+                    part.add(full + i * HT_ZONE_PART_BYTES);
+                }
+                stages.settle();
+                stages.end_using();
+                ahead.load(stages);
+            }
+            if (kIsHome && phase == 0) {
                 part.round(own);
             }
-            if (kIsHome && slots != 0 && added == slots + addends.before) {
+            if (kIsHome && phase == 1) {
 #pragma unroll
                 for (uint32_t v = 0; v < kVecs; ++v) {
                     part.add(v, own[v]);
                 }
             }
         }
-        store(offset, bytes, part.sum);
+        store(offset, min(row_bytes - offset, HT_ZONE_PART_BYTES), part.sum);
     }
 }
 
@@ -166,21 +167,21 @@ struct ZonedInput {
     template <typename Block, typename Depart>
     __device__ __forceinline__ void send_row(const Block& block, uint32_t row, Remote<uint8_t> to,
                                              ZonedBuffers& buffers, Depart depart) const {
-        Pipeline& stages = buffers.stages;
         const auto store = [&](uint32_t offset, uint32_t bytes, const float (&sum)[kVecs][Type::kPerVec]) {
-            uint8_t* out = buffers.next_out();
+            uint8_t* out = buffers.chunk();
+            buffers.wait_reusable();
 #pragma unroll
             for (uint32_t v = 0; v < kVecs; ++v) {
                 reinterpret_cast<Vec16*>(out)[v * kWarpSize + lane_idx()] = Type::pack(sum[v]);
             }
-            stages.settle();
-            stages.store(out, to + offset, bytes);
-            stages.commit_and_wait_read_but_last();
+            buffers.settle();
+            buffers.store(to + offset, bytes);
+            buffers.commit();
             if (offset == 0) {
                 depart();
             }
         };
-        sum_row<Type, false>(slots_of(block, row), block.common.shape.row_bytes, stages, store);
+        sum_row<Type, false>(slots_of(block, row), block.common.shape.row_bytes, buffers.stages, store);
     }
 
     // The gradient of weight `number` of the row.
@@ -197,13 +198,13 @@ struct ZonedInput {
     __device__ __forceinline__ Addends addends_of(const Block& block, LaneMask firsts, const Part& part) const {
         const LaneMask parts = ballot(part.is_remote);
         const LaneMask own = firsts & ~parts;
-        Addends all = {nullptr, {}};
+        Addends all;
         if (own.any()) {
             all = slots_of(block, shuffle(part.sequence, own.first()));
-            all.before = parts.count() - parts.behind(own.first()).count();
+            all.behind = parts.behind(own.first());
         }
+        all.before = parts & ~all.behind;
         all.part = part.row;
-        all.parts = parts;
         return all;
     }
 

@@ -14,12 +14,14 @@ pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
 pub const HT_NO_SLOT: u32 = 0xffff_ffff;
 /// Instead of a slot that there is not.
 pub const HT_DROPPED: u32 = 0xffff_fffe;
-/// What a warp of a combine of zones sums at a time.
+/// What a warp of a combine of zones sums at a time, of a row, and rows whose parts are in a stage of its shared memory.
 pub const HT_ZONE_PART_BYTES: u32 = 2048;
-/// Parts of rows under way to such a warp.
-pub const HT_ZONE_STAGES: u32 = 5;
-/// Shared memory of that warp: two sums on their way, the stages, and a barrier for each of these.
-pub const HT_ZONE_BUFFER_BYTES: u32 = (2 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES + 64;
+/// As said.
+pub const HT_ZONE_STAGE_ROWS: u32 = 4;
+/// Such stages.
+pub const HT_ZONE_STAGES: u32 = 2;
+/// Shared memory of that warp: a sum on its way, the stages, and a barrier for each of these.
+pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES * HT_ZONE_STAGE_ROWS) * HT_ZONE_PART_BYTES + 64;
 /// Threads of `ht_counters`, one block.
 pub const HT_COUNTERS_THREADS: u32 = 256;
 /// Threads of a block of `ht_by_k`.

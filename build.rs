@@ -3,10 +3,9 @@
 //! Several are compiled at a time, and one again only if its sources, the compiler or the options
 //! have changed, whatever made cargo run this: beside each fatbin lies all that it was made from.
 //!
-//! Without nvcc the build continues with the host backend alone and says so once;
-//! `NCCL_EP_CUDA=require` makes that an error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc
-//! is always an error: whoever has one expects kernels. The headers of their parameters are made by
-//! `cuda/params`.
+//! Without nvcc the build continues with the host backend alone and says so once; `NCCL_EP_CUDA=require` makes that an
+//! error, `NCCL_EP_CUDA=off` makes it silent. A failing nvcc is always an error: whoever has one expects kernels. The
+//! headers of their parameters are made by `cuda/params`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -216,9 +215,7 @@ impl Nvcc {
             Some(named) => vec![named],
             None => candidates(root),
         };
-        let Some(path) = places.into_iter().find(|path| path.is_file()) else {
-            return Ok(None);
-        };
+        let Some(path) = places.into_iter().find(|path| path.is_file()) else { return Ok(None) };
         println!("cargo::rerun-if-changed={}", path.display());
         let banner = run(Command::new(&path).arg("--version"))?;
         let version =
@@ -248,8 +245,7 @@ fn options(nvcc: &Path, version: (u32, u32)) -> Result<Vec<String>, String> {
     Ok(options)
 }
 
-/// The `-gencode` options. One entry yields machine code and, with `+ptx`, portable code from a
-/// single front-end pass.
+/// The `-gencode` options. One entry yields machine code and, with `+ptx`, portable code from a single front-end pass.
 fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
     let known = run(Command::new(nvcc).arg("--list-gpu-arch"))?;
     let is_known = |arch: &str| known.lines().any(|line| line == format!("compute_{arch}"));
@@ -265,10 +261,7 @@ fn gencode(nvcc: &Path) -> Result<Vec<String>, String> {
         let ptx = if ptx { format!(",compute_{arch}") } else { String::new() };
         options.push(format!("-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"));
     }
-    if options.is_empty() {
-        return Err(format!("NCCL_EP_ARCHS: names no architecture (got {archs})"));
-    }
-    Ok(options)
+    if options.is_empty() { Err(format!("NCCL_EP_ARCHS: names no architecture (got {archs})")) } else { Ok(options) }
 }
 
 /// Possible places of nvcc if `NVCC` names none, best first.

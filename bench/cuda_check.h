@@ -1,6 +1,5 @@
 // Ends a program of this folder at the first call of CUDA that fails.
-#ifndef BENCH_CUDA_CHECK_H_
-#define BENCH_CUDA_CHECK_H_
+#pragma once
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -24,5 +23,3 @@ inline void check(CUresult result, const char* what) {
 }
 
 #define CHECK(call) check((call), #call)
-
-#endif  // BENCH_CUDA_CHECK_H_

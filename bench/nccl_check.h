@@ -1,6 +1,5 @@
 // CHECK of cuda_check.h for calls of NCCL, too.
-#ifndef BENCH_NCCL_CHECK_H_
-#define BENCH_NCCL_CHECK_H_
+#pragma once
 
 #include <nccl.h>
 
@@ -12,5 +11,3 @@ inline void check(ncclResult_t result, const char* what) {
         std::exit(1);
     }
 }
-
-#endif  // BENCH_NCCL_CHECK_H_

@@ -7,26 +7,40 @@ from collections.abc import Sequence
 from markdown import number, numbers, table
 from results import ALL_SMS, Row, where
 
-_TOKENS = ("1", "8", "32", "64", "128")
+# GPUs and tokens of each rank.
+_BATCHES = (*(("2", tokens) for tokens in ("1", "8", "32", "64", "128")),
+            *(("4", tokens) for tokens in ("1", "8", "32", "128")))
 # How rows of low latency lie, as rows.py names it in `options`.
 _LAYOUTS = (("by expert", ""), ("by expert, launched early", "launched early"), ("by rank", "rank-major"),
             ("by rank, in a view", "rank-major, view"))
+
+
+def _with_gpus(columns: Sequence[tuple[str, str]]) -> list[str]:
+    """Headings of columns, of which each number of GPUs names its first."""
+    names = []
+    before = ""
+    for gpus, name in columns:
+        names.append(name if gpus == before else f"{gpus} GPUs: {name}")
+        before = gpus
+    return names
 
 
 def _mapped(all_rows: Sequence[Row]) -> str:
     """High throughput by SMs, plain and mapped tensors, then dispatches of forwarded FP8 rows."""
     chosen = where(all_rows, name="mapped", mode="ht")
     lines = []
-    for sms in dict.fromkeys(row["sms"] for row in chosen):
+    for sms in sorted({row["sms"] for row in chosen}, key=int):
         line = ["all" if sms == ALL_SMS else sms]
-        for options in ("", "mapped"):
-            found = where(chosen, sms=sms, options=options, rows="bfloat16")
-            line += numbers(found[0].times("graph")) if found else ["-"] * 3
-        for options in ("forwarded", "forwarded; mapped"):
-            found = where(chosen, sms=sms, options=options, rows="fp8")
-            line.append(number(found[0].time("graph", "dispatch") if found else None))
+        for gpus in ("2", "4"):
+            for options in ("", "mapped"):
+                found = where(chosen, gpus=gpus, sms=sms, options=options, rows="bfloat16")
+                line += numbers(found[0].times("graph")[:2]) if found else ["-"] * 2
+            for options in ("forwarded", "forwarded; mapped"):
+                found = where(chosen, gpus=gpus, sms=sms, options=options, rows="fp8")
+                line.append(number(found[0].time("graph", "dispatch") if found else None))
         lines.append(line)
-    return table(("SMs", "plain: D", "C", "D+C", "mapped: D", "C", "D+C", "FP8, plain: D", "mapped: D"), lines)
+    columns = ("plain: D", "C", "mapped: D", "C", "FP8, plain: D", "mapped: D")
+    return table(("SMs", *_with_gpus([(gpus, name) for gpus in ("2", "4") for name in columns])), lines)
 
 
 def _layouts(all_rows: Sequence[Row]) -> str:
@@ -35,11 +49,11 @@ def _layouts(all_rows: Sequence[Row]) -> str:
     lines = []
     for name, options in _LAYOUTS:
         of = [row for row in chosen if row["options"].removesuffix("0 masked").rstrip("; ") == options]
-        pairs = {row["tokens"]: row for row in of}
+        pairs = {(row["gpus"], row["tokens"]): row for row in of}
         for shown, way in (("", "graph"), (", cold", "cold")):
-            lines.append((name + shown, *(number(pairs[tokens].time(way, "pair") if tokens in pairs else None)
-                                          for tokens in _TOKENS)))
-    return table(("D+C", *_TOKENS), lines)
+            lines.append((name + shown, *(number(pairs[batch].time(way, "pair") if batch in pairs else None)
+                                          for batch in _BATCHES)))
+    return table(("D+C", *_with_gpus(_BATCHES)), lines)
 
 
 TABLES = {"mapped": _mapped, "layouts": _layouts}

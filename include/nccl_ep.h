@@ -223,6 +223,8 @@ typedef struct ncclEpChoice_t {
   unsigned int send_blocks;
   // Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
   unsigned int threads;
+  // Not 0: the kernel is not launched while the one before it on its stream runs, as those of LL on one node are.
+  unsigned int in_order;
 } ncclEpChoice_t;
 
 // What a selector is told of an operation.
@@ -274,6 +276,10 @@ typedef struct ncclEpMemInfo_t {
   // that could have gone another way count: rows that a dispatch delivers or a combine takes, in
   // HT.
   unsigned long plain_tensors;
+  // How many HT operations of the group had their tensor in memory that peers map, and passed
+  // their rows through the library's buffers all the same, as that of another rank was in none;
+  // on GPUs. A `size` of 56 bytes has no such field.
+  unsigned long fallbacks;
 } ncclEpMemInfo_t;
 
 #ifdef __cplusplus
@@ -698,9 +704,11 @@ ncclResult_t ncclEpMemFree(ncclEpGroup_t ep_group, void *ptr);
 // `ncclEpMemDeregister` or the group's end; after a failure of the group until the other ranks'
 // processes have ended or destroyed the group.
 //
-// It must be in one allocation of `cudaMalloc`, all of which the other ranks map. Memory of other
-// kinds (`cudaMallocAsync`, `cudaMallocManaged`, `ncclMemAlloc` and others of `cuMemCreate`) is
-// refused on all ranks. Nobody may write there during the call.
+// It must be in one allocation of `cudaMalloc`, or in at most 100 neighbouring ones of `cuMemCreate`
+// that have POSIX file descriptors, as those of `ncclMemAlloc` and of torch's symmetric memory; the
+// other ranks map all of these. Between processes descriptors go over a socket of the system's, so
+// these share a network namespace. Memory of other kinds (`cudaMallocAsync`, `cudaMallocManaged`)
+// is refused on all ranks. Nobody may write there during the call.
 //
 // @param ep_group     the group
 // @param ptr          first byte on this rank, a multiple of 16
@@ -709,7 +717,10 @@ ncclResult_t ncclEpMemFree(ncclEpGroup_t ep_group, void *ptr);
 //
 // Returns `ncclInvalidArgument` for memory that breaks a rule, or has bytes in common with memory
 // of another object of the group; and otherwise as `ncclEpMemAlloc`.
-ncclResult_t ncclEpMemRegister(ncclEpGroup_t ep_group, void *ptr, size_t bytes, void *nccl_window);
+ncclResult_t ncclEpMemRegister(ncclEpGroup_t ep_group,
+                               void *ptr,
+                               size_t bytes,
+                               void *nccl_window);
 
 // Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the
 // memory stays the caller's, and no rank maps it any more.

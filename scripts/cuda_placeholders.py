@@ -26,10 +26,8 @@ def main() -> None:
     wheels = pathlib.Path(sys.argv[1])
     # PyTorch's libraries search here, and the wheel of the CUDA runtime installs here.
     target = wheels / "nvidia" / "cu13" / "lib"
-    libraries = [path for path in sorted((wheels / "torch" / "lib").glob("*.so"))
-                 if path.name not in _OPTIONAL]
-    wanted = sorted({name for path in libraries for name in _needed(path)
-                     if _CUDA_LIBRARY.match(name)} - {_REAL})
+    libraries = [path for path in sorted((wheels / "torch" / "lib").glob("*.so")) if path.name not in _OPTIONAL]
+    wanted = sorted({name for path in libraries for name in _needed(path) if _CUDA_LIBRARY.match(name)} - {_REAL})
     versions = {version: soname for path in libraries for soname, version in _versions(path)}
     names: dict[str, set[str]] = {soname: set() for soname in wanted}
     for path in libraries:
@@ -65,8 +63,7 @@ def _versions(path: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def _undefined(path: pathlib.Path) -> list[tuple[str, str]]:
-    symbols = (line.split()[-1] for line in
-               _lines("nm", "-D", "--undefined-only", "--with-symbol-versions", str(path)))
+    symbols = (line.split()[-1] for line in _lines("nm", "-D", "--undefined-only", "--with-symbol-versions", str(path)))
     return [(name, version) for name, _, version in (each.partition("@") for each in symbols)]
 
 

@@ -6,8 +6,7 @@
 #   --long       all output of the programs; the benchmark's is always shown on GPUs
 #   --built DIR  builds nothing, and runs the programs in DIR
 #
-# With GPUs there is no way back to the CPU: what the CUDA backend cannot do ends this run with its
-# error.
+# With GPUs there is no way back to the CPU: what the CUDA backend cannot do ends this run with its error.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

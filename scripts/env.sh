@@ -1,6 +1,5 @@
-# Where the build finds CUDA, NCCL's headers, CMake and Open MPI's settings, and where it puts its
-# own files: the one place that decides it. bash sources this file (`. scripts/env.sh`), as
-# setup.sh, the Makefile and run_tests.py do.
+# Where the build finds CUDA, NCCL's headers, CMake and Open MPI's settings, and where it puts its own files: the one
+# place that decides it. bash sources this file (`. scripts/env.sh`), as setup.sh, the Makefile and run_tests.py do.
 #
 # It only chooses and exports, it installs nothing: a tool kit that the machine already has wins,
 # else the pinned copy under .deps/ is meant, which setup.sh puts there. GPUs, and the NCCL that
@@ -116,10 +115,9 @@ case ":$PATH:" in
     *) export PATH="$PATH:$NCCL_EP_PINNED_CMAKE" ;;
 esac
 
-# Containers and CI run as root, with fewer cores than ranks. Jobs may run side by side, so none
-# may pin its ranks to the first cores; and containers often forbid the system call behind
-# single-copy messages between processes. All ranks are on this machine, and a look for other ways between
-# them, or at its devices, takes half of a short program's time.
+# Containers and CI run as root, with fewer cores than ranks. Jobs may run side by side, so none may pin its ranks to
+# the first cores; and containers often forbid the system call behind single-copy messages between processes. All ranks
+# are on this machine, and a look for other ways between them, or at its devices, takes half of a short program's time.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none

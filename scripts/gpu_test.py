@@ -78,8 +78,7 @@ def _parse_arguments() -> argparse.Namespace:
                         help="take the programs from DIR, made by `make gpu-package`")
     parser.add_argument("--log", metavar="FILE", type=pathlib.Path,
                         help="where the JSON log goes (gpu-test.json in cargo's target folder)")
-    parser.add_argument("-v", "--verbose", action="store_true",
-                        help="show the output of every step")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of every step")
     return parser.parse_args()
 
 

@@ -111,8 +111,7 @@ install_later() {
 
 install_all() {
     local libraries=${NCCL_EP_LIBRARIES:-$NCCL_EP_RELEASE} file
-    # Root, who installs, often has no compiler, and would leave files in target/ that are not the
-    # user's.
+    # Root, who installs, often has no compiler, and would leave files in target/ that are not the user's.
     for file in libnccl_ep{,_2}.{so,a}; do
         [ -f "$libraries/$file" ] || die "$libraries/$file is missing: run \`make lib\` first"
     done

@@ -2,8 +2,7 @@
 # Runs a program whose ranks believe to be on several nodes, though one machine runs all of them:
 #   mpirun -np 4 scripts/on_nodes.sh 2 PROGRAM [OPTION...]        ranks 0 and 1, ranks 2 and 3
 #   mpirun -np 4 scripts/on_nodes.sh 0,0,0,1 PROGRAM [OPTION...]  the node of each rank
-# NCCL and this library take NCCL_HOSTID for the identity of a machine. Works below mpirun, srun
-# and torchrun.
+# NCCL and this library take NCCL_HOSTID for the identity of a machine. Works below mpirun, srun and torchrun.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then

@@ -46,10 +46,8 @@ def _parse_arguments() -> argparse.Namespace:
                              "build what they need; sanitize/... only if WORD begins like it; may "
                              "be repeated")
     parser.add_argument("--list", action="store_true", help="print the names of the steps")
-    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1,
-                        help="how many cores to fill (%(default)s)")
-    parser.add_argument("-v", "--verbose", action="store_true",
-                        help="show the output of every step")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 1, help="how many cores to fill (%(default)s)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of every step")
     return parser.parse_args()
 
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building and testing need beyond Rust, gcc, make and python3 with pip, and only
-# what is missing.
+# Installs what building and testing need beyond Rust, gcc, make and python3 with pip, and only what is missing.
 #
 # System packages (Open MPI, g++, pkg-config) come from apt. The CUDA compiler, NCCL's headers and
 # CMake come as wheels whose hashes are pinned in the *.lock files beside this script, into the
@@ -13,7 +12,7 @@
 #   --demo     as --gpu; without a GPU only what the demonstration needs there, which is no compiler
 #   --pytest   also pytest, for the tests of the Python package with the machine's own PyTorch
 #   --docs     also Sphinx, which makes the site of the documents
-#   --python   also all that tests in Python need: pytest, PyTorch, mypy, Sphinx
+#   --python   also all that tests in Python need: pytest, PyTorch, mypy, Sphinx, the nccl.ep package
 #   --wheel    also setuptools, which builds the wheel of the Python package
 #   --emulator also what builds and runs C programs for the machine of CARGO_BUILD_TARGET, if it is another one
 #   --plots    only matplotlib, which draws docs/plots/ (x86-64, Python 3.11 to 3.13)
@@ -175,6 +174,12 @@ unpack_torch() {
     rm -rf "$1/torch/include" "$1/torch/lib/libtorch_cuda_linalg.so"
 }
 
+# The package is to take this project's library, not the one that it brings.
+unpack_nccl_ep() {
+    run_pip install --no-compile --target "$1" -r "$2"
+    rm -rf "$1"/nccl/ep/lib "$1"/nccl/m2n
+}
+
 # Links what read-only sources have already beside what will be fetched; a part that is out of date is replaced.
 link_fetched_parts() {
     local part
@@ -252,4 +257,6 @@ if wants --python; then
     install_wheels torch unpack_torch
     install_wheels mypy unpack
     install_wheels wheel unpack
+    # A client of others, built for x86-64 and Python 3.11 to 3.14. Where it cannot be had, its step is skipped.
+    (trap 'rm -rf "$scratch"' EXIT && install_wheels nccl-ep unpack_nccl_ep) || true
 fi

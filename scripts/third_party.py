@@ -27,8 +27,7 @@ https://www.rust-lang.org). Written by scripts/third_party.py.
 
 def linked_crates() -> list[dict]:
     """cargo's records of the crates in the library, without those of this project."""
-    words = ("cargo", "metadata", "--format-version", "1", "--locked",
-             "--filter-platform", "x86_64-unknown-linux-gnu")
+    words = ("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu")
     facts = json.loads(subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     packages = {package["id"]: package for package in facts["packages"]}
     nodes = {node["id"]: node for node in facts["resolve"]["nodes"]}
@@ -42,8 +41,7 @@ def linked_crates() -> list[dict]:
         for edge in nodes[key]["deps"]:
             # Neither tests nor build scripts, nor macros, are in the library.
             normal = any(kind["kind"] is None for kind in edge["dep_kinds"])
-            macro = any("proc-macro" in target["kind"]
-                        for target in packages[edge["pkg"]]["targets"])
+            macro = any("proc-macro" in target["kind"] for target in packages[edge["pkg"]]["targets"])
             if normal and not macro:
                 todo.append(edge["pkg"])
     crates = [packages[key] for key in found if packages[key]["source"]]
@@ -57,8 +55,7 @@ def title(crate: dict) -> str:
 
 def licences(crate: dict) -> list[pathlib.Path]:
     folder = pathlib.Path(crate["manifest_path"]).parent
-    return [path for path in sorted(folder.iterdir())
-            if _LICENCES.match(path.name) and path.is_file()]
+    return [path for path in sorted(folder.iterdir()) if _LICENCES.match(path.name) and path.is_file()]
 
 
 def text(crates: list[dict]) -> str:
@@ -69,8 +66,7 @@ def text(crates: list[dict]) -> str:
             owners.setdefault(path.read_text(errors="replace").strip(), []).append(crate["name"])
     listed = "\n".join(f"  {title(crate)}" for crate in crates)
     parts = [f"{_HEAD}\n{listed}\n"]
-    parts += [f"{_RULE}\n{', '.join(dict.fromkeys(names))}\n{_RULE}\n\n{words}\n"
-              for words, names in owners.items()]
+    parts += [f"{_RULE}\n{', '.join(dict.fromkeys(names))}\n{_RULE}\n\n{words}\n" for words, names in owners.items()]
     return "\n".join(parts)
 
 

@@ -14,8 +14,7 @@ pub struct Env {
     pub timeout: Option<Duration>,
     /// `NCCL_EP_LL_COMBINE`: how LL combines sum, `exact` or `reduce`. By default as the ABI says.
     pub ll_combine: Option<LlCombineMode>,
-    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default
-    /// home.
+    /// `NCCL_EP_NODE_SUMS`: how combines add the sums of nodes, `home` or `invariant`. Default home.
     pub node_sums: NodeSums,
     /// `NCCL_EP_TUNING_FILE`: launch shapes measured on this machine.
     pub tuning_file: Option<String>,
@@ -35,13 +34,10 @@ pub struct Env {
     pub debug_file: Option<String>,
 }
 
-/// What the library prints; each includes those before it, except that only `Version` prints the
-/// version alone.
+/// What the library prints; each includes those before it, except that only `Version` prints the version alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
-    /// Nothing.
     Nothing,
-    /// The version.
     Version,
     /// Refusals.
     Warnings,
@@ -64,11 +60,8 @@ impl Verbosity {
 /// A variable that is set in vain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unused {
-    /// Its name.
     pub name: String,
-    /// Its value.
     pub value: String,
-    /// What is wrong with it.
     pub why: Why,
 }
 
@@ -148,7 +141,7 @@ impl Env {
             tuning_file: reader.text("NCCL_EP_TUNING_FILE"),
             ht_chunk_bytes: chunk_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             check: check.unwrap_or(false),
-            programmatic: programmatic.unwrap_or(false),
+            programmatic: programmatic.unwrap_or(true),
             host_id: reader.text("NCCL_HOSTID"),
             nvtx_injection: reader.text("NVTX_INJECTION64_PATH"),
             verbosity: reader.text("NCCL_DEBUG").map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
@@ -198,8 +191,7 @@ impl<'a> Reader<'a> {
         let parsed = parse(value.trim());
         if parsed.is_none() {
             let why = Why::Value(allowed);
-            let name = name.to_owned();
-            self.unused.push(Unused { name, value, why });
+            self.unused.push(Unused { name: name.to_owned(), value, why });
         }
         parsed
     }
@@ -276,7 +268,8 @@ mod tests {
             "NCCL_EP_LL_COMBINE" => Some("exact".to_owned()),
             "NCCL_EP_NODE_SUMS" => Some("invariant ".to_owned()),
             "NCCL_DEBUG" => Some("info".to_owned()),
-            "NCCL_EP_CHECK" | "NCCL_EP_PROGRAMMATIC" => Some("1".to_owned()),
+            "NCCL_EP_CHECK" => Some("1".to_owned()),
+            "NCCL_EP_PROGRAMMATIC" => Some("0".to_owned()),
             _ => None,
         };
         let (env, unused) = read(&set);
@@ -286,7 +279,7 @@ mod tests {
         assert_eq!(env.node_sums, NodeSums::Invariant);
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
-        assert!(env.check && env.programmatic);
+        assert!(env.check && !env.programmatic);
         assert_eq!(unused, []);
     }
 
@@ -298,7 +291,7 @@ mod tests {
             assert_eq!(env.ll_combine, None);
             assert_eq!(env.node_sums, NodeSums::HomeFirst);
             assert_eq!((env.ht_chunk_bytes, env.check), (None, false));
-            assert!(!env.programmatic);
+            assert!(env.programmatic);
             let told = |name: &str, allowed| Unused {
                 name: name.to_owned(),
                 value: value.to_owned(),
@@ -344,19 +337,16 @@ mod tests {
         let mut reader = Reader::new(&|_| None);
         let _ = Env::from_reader(&mut reader);
         for name in &reader.asked {
-            let row = format!("| `{name}` |");
-            assert!(docs.contains(&row), "docs/env.md lacks {name}");
+            assert!(docs.contains(&format!("| `{name}` |")), "docs/env.md lacks {name}");
         }
         let is_name = |word: &&str| word.starts_with(PREFIX) && *word != PREFIX;
         let names = docs.split('`').filter(is_name);
-        let set = include_str!("../scripts/env.sh").lines();
-        let exported = set.filter_map(|line| line.split_once("export "));
+        let exported = include_str!("../scripts/env.sh").lines().filter_map(|line| line.split_once("export "));
         let exported = exported.flat_map(|(_, names)| names.split([' ', '=']));
         let exported = exported.filter(|name| name.starts_with(PREFIX));
         for name in names.chain(exported).map(|it| it.split('=').next()) {
             let name = name.unwrap_or_default();
-            let known = OTHERS.contains(&name) || reader.asked.contains(&name);
-            assert!(known, "a group would warn of {name}");
+            assert!(OTHERS.contains(&name) || reader.asked.contains(&name), "a group would warn of {name}");
         }
     }
 }

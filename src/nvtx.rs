@@ -82,9 +82,7 @@ struct VersionTable {
 /// The pointers are NULL or writable.
 unsafe extern "C" fn functions_of(module: c_uint, table: *mut *const usize, size: *mut c_uint) -> c_int {
     let found = TABLES.get(module as usize).zip(PLACES.get(module as usize));
-    let Some((places, &count)) = found.filter(|(_, count)| **count > 0) else {
-        return 0;
-    };
+    let Some((places, &count)) = found.filter(|(_, count)| **count > 0) else { return 0 };
     if !table.is_null() {
         // SAFETY: not NULL, so by contract writable; the table lives as long as the process.
         unsafe { table.write(places.as_ptr()) };

@@ -1,8 +1,6 @@
-//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke
-//! each.
+//! `docs/errors.md` lists every refusal, the sources produce no other, and the C tests provoke each.
 //!
-//! Sources are read as text. A literal such as "must be {what}" is a pattern: braces match
-//! anything, in the sources as in the tables.
+//! A literal such as "must be {what}" is a pattern: braces match anything, in the sources as in the tables.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -25,7 +23,7 @@ const NOT_FAILING: &str = "src/session/about.rs";
 /// Texts in those sources that the document omits.
 const NOT_LISTED: [&str; 8] = [
     // Appears in the file; no function returns it.
-    "\\0NCCL EP version ",
+    "\0NCCL EP version ",
     "NCCL EP version ",
     // Replaces a system's missing text.
     "no text",
@@ -57,9 +55,7 @@ fn rows() -> Vec<Row> {
 /// A row of five cells whose first is an id.
 fn row(line: &str) -> Option<Row> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
-    let [id, argument, rule, result, _] = cells[..] else {
-        return None;
-    };
+    let [id, argument, rule, result, _] = cells[..] else { return None };
     let own = |text: &str| text.to_owned();
     let argument = argument.trim_matches('`');
     is_id(id).then(|| Row { id: own(id), argument: own(argument), rule: own(rule), result: own(result) })
@@ -75,10 +71,7 @@ fn literals_below(directories: &[&str]) -> Vec<String> {
     directories
         .iter()
         .flat_map(|directory| sources::files(directory, &[".rs"]))
-        .flat_map(|file| {
-            let source = sources::read(&file);
-            sources::string_literals(sources::without_unit_tests(&source))
-        })
+        .flat_map(|file| sources::string_literals(sources::parsed(&file), ""))
         .collect()
 }
 
@@ -108,9 +101,7 @@ fn is_text(literal: &str) -> bool {
 /// Whether `pattern` produces exactly `text`.
 fn gives(pattern: &str, text: &str) -> bool {
     let parts = fixed_parts(pattern);
-    let (Some(first), Some(last)) = (parts.first(), parts.last()) else {
-        return false;
-    };
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
     if parts.len() == 1 {
         return *first == text;
     }
@@ -168,33 +159,14 @@ fn every_text_of_the_core_stands_in_the_document() {
         .iter()
         .filter(|file| !file.ends_with("_tests.rs") && *file != NOT_FAILING)
         .flat_map(|file| {
-            let source = sources::read(file);
-            let source = without_defects(sources::without_unit_tests(&source));
-            let literals = sources::string_literals(&source);
+            // No test can provoke the texts of `Error::internal`.
+            let literals = sources::string_literals(sources::parsed(file), "internal");
             literals.into_iter().map(move |literal| (file, literal))
         })
         .filter(|(_, literal)| is_text(literal) && !NOT_LISTED.contains(&literal.as_str()))
         .filter(|(_, literal)| !document.lines().any(|line| occurs_in(literal, line)))
         .collect();
     assert!(missing.is_empty(), "{DOCUMENT} lacks {missing:#?}");
-}
-
-/// `source` without the arguments of `Error::internal`, whose texts no test can provoke.
-fn without_defects(source: &str) -> String {
-    let mut parts = source.split("Error::internal(");
-    let mut kept = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let mut open = 1_usize;
-        kept.extend(part.chars().skip_while(|&c| {
-            open = match c {
-                '(' => open + 1,
-                ')' => open - 1,
-                _ => open,
-            };
-            open > 0
-        }));
-    }
-    kept
 }
 
 /// Whether the result of `row` repeats an earlier failure of its group.
@@ -217,7 +189,7 @@ fn ids_are_unique_and_results_are_nccls() {
 fn the_c_tests_provoke_exactly_the_ids_of_the_tables() {
     let provoked: BTreeSet<String> = sources::files("c_tests/suites/errors", &[".c"])
         .into_iter()
-        .flat_map(|file| sources::string_literals(&sources::read(&file)))
+        .flat_map(|file| sources::read(&file).split('"').map(str::to_owned).collect::<Vec<_>>())
         .filter(|literal| is_id(literal))
         .collect();
     let listed: BTreeSet<String> = rows().into_iter().map(|row| row.id).collect();
@@ -225,15 +197,11 @@ fn the_c_tests_provoke_exactly_the_ids_of_the_tables() {
 }
 
 #[test]
-fn literals_are_found_and_comments_are_not() {
-    let source = "// \"no\"\nlet a = (\"one\", \"t\\\"wo\"); let q = '\"';\nlet b = \"thr\\\n     ee\";\n";
-    assert_eq!(sources::string_literals(source), ["one", "t\"wo", "three"]);
-}
-
-#[test]
-fn texts_of_defects_are_left_out() {
-    let source = "f(Error::internal(format!(\"no {}\", g(1))), \"yes\")";
-    assert_eq!(without_defects(source), "f(), \"yes\")");
+fn literals_are_found_and_those_of_defects_are_not() {
+    let source: syn::File = syn::parse_quote! {
+        const A: &str = f(("one", b"t\"wo"), Error::internal(format!("no {}", g(1))), "yes");
+    };
+    assert_eq!(sources::string_literals(source, "internal"), ["one", "t\"wo", "yes"]);
 }
 
 #[test]

@@ -64,8 +64,7 @@ fn generate(root: &Path, header: &Header) -> String {
     tidy(&String::from_utf8(text).unwrap())
 }
 
-/// Removes Rust's `# Safety` sections, which a C programmer takes for granted. Collapses runs of
-/// blank lines.
+/// Removes Rust's `# Safety` sections, which a C programmer takes for granted. Collapses runs of blank lines.
 fn tidy(header: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let mut skipping = false;

@@ -1,5 +1,4 @@
-//! The floors of `cuda/`: which headers a kernel file may include, and which files may access
-//! another rank's memory.
+//! The floors of `cuda/`: which headers a kernel file may include, and which files may access another rank's memory.
 
 #![allow(clippy::unwrap_used)] // A test.
 

@@ -53,8 +53,7 @@ __attribute__((constructor(101))) static void start_ranks(void) {
     if (chosen == NULL) return;
     g_ranks = (int)strtol(chosen, NULL, 10);
     require(g_ranks >= 1 && g_ranks <= kMaxRanks, "EP_TEST_RANKS must be 1 to 16");
-    g_shared =
-        mmap(NULL, sizeof(*g_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    g_shared = mmap(NULL, sizeof(*g_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     require(g_shared != MAP_FAILED, "mmap");
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
@@ -178,8 +177,7 @@ int MPI_Allgather(const void* send, int send_count, MPI_Datatype send_type, void
     require(bytes <= kSlotBytes, "MPI_Allgather of too much");
     memcpy(g_shared->slots[g_rank], send, bytes);
     MPI_Barrier(comm);
-    for (int i = 0; i < g_ranks; ++i)
-        memcpy((unsigned char*)receive + (size_t)i * bytes, g_shared->slots[i], bytes);
+    for (int i = 0; i < g_ranks; ++i) memcpy((unsigned char*)receive + (size_t)i * bytes, g_shared->slots[i], bytes);
     return MPI_Barrier(comm);
 }
 
@@ -196,16 +194,14 @@ static void reduce(void* into, const void* from, size_t at, MPI_Datatype type, M
 #undef REDUCE
 }
 
-int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op,
-                  MPI_Comm comm) {
+int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
     const size_t bytes = bytes_of(type, count);
     require(bytes <= kSlotBytes && type >= MPI_INT, "MPI_Allreduce of too much, or of bytes");
     memcpy(g_shared->slots[g_rank], send == MPI_IN_PLACE ? receive : send, bytes);
     MPI_Barrier(comm);
     memcpy(receive, g_shared->slots[0], bytes);
     for (int i = 1; i < g_ranks; ++i) {
-        for (size_t at = 0; at < (size_t)count; ++at)
-            reduce(receive, g_shared->slots[i], at, type, op);
+        for (size_t at = 0; at < (size_t)count; ++at) reduce(receive, g_shared->slots[i], at, type, op);
     }
     return MPI_Barrier(comm);
 }

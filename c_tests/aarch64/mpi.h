@@ -1,11 +1,10 @@
 // The part of MPI that programs here use, where the machine has no MPI for their architecture: all
 // ranks are forked before main, as many as EP_TEST_RANKS says, and talk through shared memory.
-#ifndef C_TESTS_AARCH64_MPI_H_
-#define C_TESTS_AARCH64_MPI_H_
+#pragma once
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include <sys/cdefs.h>
+
+__BEGIN_DECLS
 
 typedef enum { MPI_BYTE, MPI_CHAR, MPI_INT, MPI_UNSIGNED, MPI_UINT64_T } MPI_Datatype;
 typedef enum { MPI_SUM, MPI_MAX } MPI_Op;
@@ -39,11 +38,6 @@ int MPI_Wait(MPI_Request* request, MPI_Status* status);
 int MPI_Bcast(void* buffer, int count, MPI_Datatype type, int root, MPI_Comm comm);
 int MPI_Allgather(const void* send, int send_count, MPI_Datatype send_type, void* receive,
                   int receive_count, MPI_Datatype receive_type, MPI_Comm comm);
-int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op,
-                  MPI_Comm comm);
+int MPI_Allreduce(const void* send, void* receive, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_AARCH64_MPI_H_
+__END_DECLS

@@ -41,13 +41,11 @@ static cudaError_t launch_meeting(ncclComm_t comm, size_t bytes, cudaStream_t st
 // One round: `bytes` of each rank, at `offset` in a contribution of `stride` bytes.
 static cudaError_t gather_part(ncclComm_t comm, const unsigned char* send, unsigned char* receive,
                                size_t stride, size_t offset, size_t bytes, cudaStream_t stream) {
-    cudaError_t result =
-        cudaMemcpyAsync(comm->staged, send + offset, bytes, cudaMemcpyDeviceToHost, stream);
+    cudaError_t result = cudaMemcpyAsync(comm->staged, send + offset, bytes, cudaMemcpyDeviceToHost, stream);
     if (result == cudaSuccess) result = launch_meeting(comm, bytes, stream);
     for (int i = 0; result == cudaSuccess && i < comm->meeting.num_ranks; ++i) {
         const unsigned char* from = comm->staged + (size_t)(1 + i) * kMeetingSlotBytes;
-        result = cudaMemcpyAsync(receive + (size_t)i * stride + offset, from, bytes,
-                                 cudaMemcpyHostToDevice, stream);
+        result = cudaMemcpyAsync(receive + (size_t)i * stride + offset, from, bytes, cudaMemcpyHostToDevice, stream);
     }
     return result;
 }
@@ -74,8 +72,7 @@ static size_t size_of(ncclDataType_t datatype) {
 }
 
 FAKE_NCCL_EXPORT ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
-                                            ncclDataType_t datatype, ncclComm_t comm,
-                                            cudaStream_t stream) {
+                                            ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
     const size_t stride = sendcount * size_of(datatype);
     if (comm == NULL || size_of(datatype) == 0) return ncclInvalidArgument;
     if (stride == 0) return ncclSuccess;

@@ -44,8 +44,7 @@ static bool make_resources(ncclComm_t comm, int num_ranks) {
            cudaHostAlloc((void**)&comm->staged, bytes, cudaHostAllocDefault) == cudaSuccess;
 }
 
-FAKE_NCCL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id,
-                                               int rank) {
+FAKE_NCCL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
     if (comm == NULL || nranks < 1 || nranks > kMeetingMaxRanks || rank < 0 || rank >= nranks) {
         return ncclInvalidArgument;
     }

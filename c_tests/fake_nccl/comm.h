@@ -1,6 +1,5 @@
 // What the two halves of the test-only NCCL share: a communicator.
-#ifndef C_TESTS_FAKE_NCCL_COMM_H_
-#define C_TESTS_FAKE_NCCL_COMM_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -19,5 +18,3 @@ struct ncclComm {
     atomic_bool failed;     // an operation ended without its result
     atomic_int waiting;     // operations that the stream has not got through
 };
-
-#endif  // C_TESTS_FAKE_NCCL_COMM_H_

@@ -63,8 +63,7 @@ bool meeting_join(Meeting* meeting, const char* name, int num_ranks, int rank, u
     meeting->rank = rank;
     meeting->num_ranks = num_ranks;
     int nobody = 0;
-    const bool agree = atomic_compare_exchange_strong(&room->num_ranks, &nobody, num_ranks) ||
-                       nobody == num_ranks;
+    const bool agree = atomic_compare_exchange_strong(&room->num_ranks, &nobody, num_ranks) || nobody == num_ranks;
     const bool last = agree && atomic_fetch_add(&room->joined, 1) + 1 == num_ranks;
     const double deadline = seconds_now() + seconds;
     long pause = kFirstPauseNs;

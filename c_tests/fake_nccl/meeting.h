@@ -1,7 +1,6 @@
 // Shared memory in which the ranks of one communicator show each other a few bytes, round by round.
 // Independent of CUDA.
-#ifndef C_TESTS_FAKE_NCCL_MEETING_H_
-#define C_TESTS_FAKE_NCCL_MEETING_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -37,5 +36,3 @@ bool meeting_join(Meeting* meeting, const char* name, int num_ranks, int rank, u
 bool meeting_exchange(Meeting* meeting, const void* mine, size_t bytes, void* all, size_t stride);
 
 void meeting_close(Meeting* meeting);
-
-#endif  // C_TESTS_FAKE_NCCL_MEETING_H_

@@ -4,9 +4,6 @@
 #include "forked/ranks.h"
 
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -96,8 +93,7 @@ static void run_rank(const DeathCase* test, DeathRank* self) {
     _exit(0);  // the parent's exit handlers must not run here
 }
 
-static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathRank* model,
-                        int rank) {
+static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathRank* model, int rank) {
     const pid_t child = fork();
     EP_REQUIRE(child >= 0);
     if (child > 0) return child;
@@ -112,8 +108,7 @@ static pid_t start_rank(const DeathCase* test, SharedState* shared, const DeathR
 }
 
 static bool has_ended_well(const DeathCase* test, bool is_victim, int status) {
-    if (is_victim && test->end != kVictimLives)
-        return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (is_victim && test->end != kVictimLives) return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
@@ -124,8 +119,7 @@ static int index_of(const pid_t* children, int count, pid_t child) {
     return -1;
 }
 
-// Waits for all processes. If one ends badly, kills the others, which would wait for it until their
-// watchdogs fire.
+// Waits for all processes. If one ends badly, kills the others, which would wait for it until their watchdogs fire.
 static void wait_for_ranks(const DeathCase* test, pid_t* children, const DeathRank* model) {
     const int num_ranks = model->env.size;
     for (int left = num_ranks; left > 0; --left) {
@@ -144,8 +138,7 @@ static void wait_for_ranks(const DeathCase* test, pid_t* children, const DeathRa
 
 void run_death_case(const DeathCase* test, DeathSetting setting) {
     const int num_ranks = setting.num_ranks;
-    SharedState* shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
-                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    SharedState* shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EP_REQUIRE(shared != MAP_FAILED);
     DeathRank model;
     memset(&model, 0, sizeof(model));
@@ -171,8 +164,7 @@ void print_outcome(const char* name, uint64_t failed_before) {
 }
 
 int end_program(void) {
-    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(),
-           (unsigned long long)ep_failed());
+    printf("%llu passed, %llu failed\n", (unsigned long long)ep_passed(), (unsigned long long)ep_failed());
     return ep_failed() == 0 && ep_passed() > 0 ? 0 : 1;
 }
 

@@ -1,7 +1,6 @@
 // Ranks without mpirun, which ends all processes when one dies: forked processes that synchronise
 // through shared memory. The parent never touches CUDA and checks how each process ended.
-#ifndef C_TESTS_FORKED_RANKS_H_
-#define C_TESTS_FORKED_RANKS_H_
+#pragma once
 
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -107,5 +106,3 @@ void die(DeathRank* self);
 void wait_for_loss(const DeathRank* self);
 // All ranks meet. Then the victim dies, and the others go on once it has.
 void lose_victim(DeathRank* self);
-
-#endif  // C_TESTS_FORKED_RANKS_H_

@@ -1,8 +1,5 @@
 #include "forked/survivors.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "harness/nodes.h"
 
 RefShape shape_for(const EpEnv* env) {
@@ -13,7 +10,7 @@ RefShape shape_for(const EpEnv* env) {
 void open_work(Work* work, const EpEnv* env, uint64_t seed) {
     const RefShape shape = shape_for(env);
     work->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    ll_run_open_with(&work->run, env, work->group, &shape, kRefDistinct, true, seed);
+    work->run = ll_run_open_with(env, work->group, &shape, kRefDistinct, true, seed);
     ll_dispatch(&work->run);
     ll_combine(&work->run);
 }
@@ -48,8 +45,7 @@ bool locates(const DeathRank* self, const char* text) {
     char waiter[48];
     char rail_peer[48];
     char partner[48];
-    snprintf(waiter, sizeof(waiter), "rank %d of node %u", self->env.rank,
-             ep_node_of((unsigned)self->env.rank));
+    snprintf(waiter, sizeof(waiter), "rank %d of node %u", self->env.rank, ep_node_of((unsigned)self->env.rank));
     snprintf(rail_peer, sizeof(rail_peer), "rank %d (rail peer on node %u)", self->victim, there);
     snprintf(partner, sizeof(partner), "rank %d (node %u)", self->victim, there);
     const char* at = strstr(text, "network operation ");

@@ -1,6 +1,5 @@
 // What the survivors of a lost rank check, and how they continue without it.
-#ifndef C_TESTS_FORKED_SURVIVORS_H_
-#define C_TESTS_FORKED_SURVIVORS_H_
+#pragma once
 
 #include "forked/ranks.h"
 #include "reference/ll_run.h"
@@ -39,10 +38,7 @@ void note_text(const DeathRank* self, const char* text);
 
 void expect_context_usable(const DeathRank* self);
 
-// Opens a new communicator and group without the victim and checks that nothing of the failure is
-// left.
+// Opens a new communicator and group without the victim and checks that nothing of the failure is left.
 void go_on_without_victim(DeathRank* self);
 // Aborts the first communicator and continues without the victim.
 void abort_and_go_on(DeathRank* self);
-
-#endif  // C_TESTS_FORKED_SURVIVORS_H_

@@ -1,9 +1,9 @@
 // What every program in c_tests shares, whichever interface it calls: MPI, device and communicator set-up,
-// counted checks, a watchdog, deterministic data, 16-bit float conversions, device buffers.
+// counted checks, a watchdog, deterministic data, 16-bit float conversions, device buffers; and the headers of C that
+// nearly all of them need.
 //
 // Usable from C11 and C++17. It calls nothing but MPI, the CUDA runtime and NCCL.
-#ifndef C_TESTS_HARNESS_BASE_H_
-#define C_TESTS_HARNESS_BASE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <mpi.h>
@@ -11,12 +11,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/cdefs.h>
 
 #include "check.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // ---- Life of a program (harness.c)
 
@@ -40,8 +42,7 @@ void ep_init_device(EpEnv* env);
 // Returns the exit status, the same in every process: 0 if all checks passed and at least one ran.
 int ep_finish(EpEnv* env);
 
-// Releases what ep_init made, without the closing line, for programs
-// with an output format of their own.
+// Releases what ep_init made, without the closing line, for programs with an output format of their own.
 void ep_release(EpEnv* env);
 
 // A test case: EP_TEST(name) stands in place of the head of its function, which gets `env`. A
@@ -68,6 +69,16 @@ void ep_add_case(EpCase* added);
         ep_add_case(&self);                                                              \
     }                                                                                    \
     static void name(__attribute__((unused)) EpEnv* env)
+
+// A case with `it`, which `open` makes of env before it and `close` ends behind it. `test` is one of the above.
+#define EP_TEST_WITH(test, name, Type, it, open, close)     \
+    static void name##_with(EpEnv* env, Type* it);          \
+    test(name) {                                            \
+        Type it = open(env);                                \
+        name##_with(env, &it);                              \
+        close(&it);                                         \
+    }                                                       \
+    static void name##_with(__attribute__((unused)) EpEnv* env, Type* it)
 
 // A complete main(): runs all cases or, given an argument, those whose name contains it.
 int ep_main(int argc, char** argv);
@@ -106,6 +117,14 @@ void ep_skip_high_throughput(void);
 void ep_sync(const EpEnv* env);
 void ep_barrier(void);
 
+// Before the declaration of a pointer to memory of malloc or of ref_host_new: freed at the end of its block.
+#define EP_SCOPED __attribute__((cleanup(ep_free_scoped)))
+static inline void ep_free_scoped(void* pointer) {
+    void* memory;
+    memcpy(&memory, pointer, sizeof(memory));
+    free(memory);
+}
+
 // Streams without order to any other, the default stream included.
 void ep_open_streams(cudaStream_t* streams, unsigned count);
 void ep_close_streams(const cudaStream_t* streams, unsigned count);
@@ -119,8 +138,7 @@ typedef struct {
 
 // Reads "--name value" pairs; a single other word goes to *word, where that is not NULL. Returns
 // whether it has understood all.
-bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
-                     const char** word);
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count, const char** word);
 
 // ---- Leaks (leaks.c)
 
@@ -182,8 +200,4 @@ typedef struct {
 void ep_gate_close(EpGate* gate, cudaStream_t stream);
 void ep_gate_open(EpGate* gate);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_BASE_H_
+__END_DECLS

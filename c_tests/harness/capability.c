@@ -42,6 +42,4 @@ unsigned ep_num_algorithms(const EpEnv* env) {
     return 1;
 }
 
-ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env) {
-    return kEpAlgorithms[ep_num_algorithms(env) - 1];
-}
+ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env) { return kEpAlgorithms[ep_num_algorithms(env) - 1]; }

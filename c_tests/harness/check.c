@@ -1,6 +1,5 @@
-// Counted checks. A failure prints one line with rank, file and line, expression and values; beyond
-// a limit failures are only counted, so that a broken run stays readable. EP_REQUIRE ends all
-// processes.
+// Counted checks. A failure prints one line with rank, file and line, expression and values; beyond a limit failures
+// are only counted, so that a broken run stays readable. EP_REQUIRE ends all processes.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
 #include <dlfcn.h>
 #include <mpi.h>
@@ -110,8 +109,7 @@ bool ep_check_eq_u64(EpSite site, uint64_t actual, uint64_t expected) {
 }
 
 bool ep_check_eq_i64(EpSite site, int64_t actual, int64_t expected) {
-    return count(site, actual == expected, "got %lld, expected %lld", (long long)actual,
-                 (long long)expected);
+    return count(site, actual == expected, "got %lld, expected %lld", (long long)actual, (long long)expected);
 }
 
 // Written so that a NaN on either side fails, and equal infinities pass.
@@ -133,14 +131,12 @@ bool ep_check_str_contains(EpSite site, const char* text, const char* part) {
 }
 
 bool ep_check_result(EpSite site, ncclResult_t actual, ncclResult_t expected) {
-    return count(site, actual == expected, "got %d (%s), expected %d (%s); %s", (int)actual,
-                 ncclGetErrorString(actual), (int)expected, ncclGetErrorString(expected),
-                 ep_last_error());
+    return count(site, actual == expected, "got %d (%s), expected %d (%s); %s", (int)actual, ncclGetErrorString(actual),
+                 (int)expected, ncclGetErrorString(expected), ep_last_error());
 }
 
 bool ep_check_cuda(EpSite site, cudaError_t actual) {
-    return count(site, actual == cudaSuccess, "got %d (%s)", (int)actual,
-                 cudaGetErrorString(actual));
+    return count(site, actual == cudaSuccess, "got %d (%s)", (int)actual, cudaGetErrorString(actual));
 }
 
 static void fail_for_all(EpSite site, const char* values) {
@@ -155,8 +151,7 @@ void ep_require(EpSite site, bool passed) {
 void ep_require_nccl(EpSite site, ncclResult_t actual) {
     if (actual == ncclSuccess) return;
     char values[kTextBytes];
-    snprintf(values, sizeof(values), "%d (%s); %s", (int)actual, ncclGetErrorString(actual),
-             ep_last_error());
+    snprintf(values, sizeof(values), "%d (%s); %s", (int)actual, ncclGetErrorString(actual), ep_last_error());
     fail_for_all(site, values);
 }
 
@@ -170,8 +165,7 @@ void ep_require_cuda(EpSite site, cudaError_t actual) {
 const char* ep_last_error(void) {
     typedef const char* (*LastErrorFn)(void);
     LastErrorFn last_error = NULL;
-    // ISO C has no conversion from an object pointer to a function
-    // pointer; POSIX guarantees this one.
+    // ISO C has no conversion from an object pointer to a function pointer; POSIX guarantees this one.
     void* symbol = dlsym(RTLD_DEFAULT, "ncclEpGetLastError");
     memcpy(&last_error, &symbol, sizeof(last_error));
     const char* text = last_error != NULL ? last_error() : NULL;

@@ -3,8 +3,7 @@
 // Every EP_CHECK* counts one pass or one failure, prints site, expression and values on failure,
 // and yields true if it passed, so that `if (!EP_CHECK(...)) return;` works. Compare arrays with
 // one EP_CHECK_EQ_BYTES instead of one check for each element.
-#ifndef C_TESTS_HARNESS_CHECK_H_
-#define C_TESTS_HARNESS_CHECK_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -12,9 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 #define EP_CHECK(condition) (EP_REACHED, ep_check(EP_HERE(#condition), (condition)))
 #define EP_CHECK_EQ_U64(actual, expected) \
@@ -65,9 +62,8 @@ uint64_t ep_passed(void);
 uint64_t ep_failed(void);
 void ep_count(uint64_t passed, uint64_t failed);
 
-// Counts a test that this backend or device cannot run. The number and the last reason stand above
-// the closing line; a program that ran nothing else ends with status 77. Call it on every rank;
-// only rank 0 prints.
+// Counts a test that this backend or device cannot run. The number and the last reason stand above the closing line; a
+// program that ran nothing else ends with status 77. Call it on every rank; only rank 0 prints.
 enum { kEpSkippedStatus = 77 };
 void ep_skip(const char* reason);
 unsigned ep_skipped(void);
@@ -76,15 +72,10 @@ const char* ep_skip_reason(void);
 // The rank in messages of a process that does not use MPI.
 void ep_checks_are_of_rank(int rank);
 
-// The library's text for the last refusal in this thread; "" if there
-// is none or the library has none.
+// The library's text for the last refusal in this thread; "" if there is none or the library has none.
 const char* ep_last_error(void);
 
 // Where the watchdog says that the process hung (watchdog.c).
 void ep_watchdog_at_site(const char* file, int line);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_CHECK_H_
+__END_DECLS

@@ -1,8 +1,5 @@
-// Deterministic test data and the conversions between float32 and the
-// two 16-bit formats. All of it is plain arithmetic on bits, independent
-// of the library and of CUDA's headers, so that it can judge both.
-#include <string.h>
-
+// Deterministic test data and the conversions between float32 and the two 16-bit formats. All of it is plain arithmetic
+// on bits, independent of the library and of CUDA's headers, so that it can judge both.
 #include "base.h"
 
 static uint64_t finalise(uint64_t z) {
@@ -70,8 +67,7 @@ uint16_t ep_f16_from_f32(float value) {
         return (uint16_t)(sign | round_off(magnitude - (112u << 23), 13));
     }
     if (magnitude < 0x33000000u) return sign;  // below half of the smallest subnormal
-    const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-    return (uint16_t)(sign | round_off(mantissa, 126u - (magnitude >> 23)));
+    return (uint16_t)(sign | round_off((magnitude & 0x7fffffu) | 0x800000u, 126u - (magnitude >> 23)));
 }
 
 float ep_f32_from_f16(uint16_t bits) {
@@ -90,8 +86,7 @@ void ep_store(ncclDataType_t datatype, void* base, size_t index, float value) {
         return;
     }
     EP_REQUIRE(datatype == ncclBfloat16 || datatype == ncclFloat16);
-    ((uint16_t*)base)[index] =
-        datatype == ncclBfloat16 ? ep_bf16_from_f32(value) : ep_f16_from_f32(value);
+    ((uint16_t*)base)[index] = datatype == ncclBfloat16 ? ep_bf16_from_f32(value) : ep_f16_from_f32(value);
 }
 
 float ep_load(ncclDataType_t datatype, const void* base, size_t index) {

@@ -1,6 +1,5 @@
 // Random numbers for the C++ programs, drawn from a seed.
-#ifndef C_TESTS_HARNESS_DICE_HPP_
-#define C_TESTS_HARNESS_DICE_HPP_
+#pragma once
 
 #include "harness/harness.h"
 
@@ -9,9 +8,7 @@ namespace ep {
 class Dice {
    public:
     explicit Dice(uint64_t seed) : state_(seed) {}
-    unsigned Below(unsigned bound) {
-        return static_cast<unsigned>(ep_random_below(&state_, bound));
-    }
+    unsigned Below(unsigned bound) { return static_cast<unsigned>(ep_random_below(&state_, bound)); }
     unsigned Between(unsigned low, unsigned high) { return low + Below(high - low + 1); }
     bool OneIn(unsigned n) { return Below(n) == 0; }
     uint64_t Seed() { return ep_random(&state_); }
@@ -25,5 +22,3 @@ class Dice {
 };
 
 }  // namespace ep
-
-#endif  // C_TESTS_HARNESS_DICE_HPP_

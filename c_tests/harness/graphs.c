@@ -1,9 +1,7 @@
 // Capturing and replaying; see graphs.h.
 #include "harness/graphs.h"
 
-bool ep_begin_capture(cudaStream_t stream) {
-    return ep_begin_capture_in(stream, cudaStreamCaptureModeThreadLocal);
-}
+bool ep_begin_capture(cudaStream_t stream) { return ep_begin_capture_in(stream, cudaStreamCaptureModeThreadLocal); }
 
 bool ep_begin_capture_in(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
     const cudaError_t begun = cudaStreamBeginCapture(stream, mode);

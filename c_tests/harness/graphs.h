@@ -1,13 +1,10 @@
 // Work that is captured into a graph once and replayed. Where nothing can be captured, on the CPU
 // backend, a replay calls it directly.
-#ifndef C_TESTS_HARNESS_GRAPHS_H_
-#define C_TESTS_HARNESS_GRAPHS_H_
+#pragma once
 
 #include "harness/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // Begins a capture that other threads do not matter to. Where nothing can be captured: counts a skip and returns false.
 bool ep_begin_capture(cudaStream_t stream);
@@ -27,8 +24,4 @@ EpCaptured ep_capture(cudaStream_t stream, void (*play)(void* context), void* co
 void ep_replay(const EpCaptured* captured);
 void ep_release_captured(const EpCaptured* captured);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_GRAPHS_H_
+__END_DECLS

@@ -6,9 +6,6 @@
 #include "nodes.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { kDefaultDeadlineSeconds = 120 };
@@ -73,8 +70,7 @@ int ep_finish(EpEnv* env) {
     if (env->rank == 0) {
         if (ep_skipped() > 0) printf("%u skipped: %s\n", ep_skipped(), ep_skip_reason());
         if (nothing_ran && ep_skipped() == 0) fprintf(stderr, "no check ran\n");
-        printf("%llu passed, %llu failed\n", (unsigned long long)all[0],
-               (unsigned long long)all[1]);
+        printf("%llu passed, %llu failed\n", (unsigned long long)all[0], (unsigned long long)all[1]);
         fflush(stdout);
     }
     ep_release(env);
@@ -130,8 +126,10 @@ int ep_main(int argc, char** argv) {
     return ep_finish(&env);
 }
 
-bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count,
-                     const char** word) {
+// Of programs without their own.
+__attribute__((weak)) int main(int argc, char** argv) { return ep_main(argc, argv); }
+
+bool ep_read_options(int argc, char** argv, const EpOption* options, size_t count, const char** word) {
     for (int i = 1; i < argc; ++i) {
         const EpOption* found = NULL;
         for (size_t n = 0; n < count; ++n) {
@@ -149,13 +147,9 @@ bool ep_read_options(int argc, char** argv, const EpOption* options, size_t coun
     return true;
 }
 
-bool ep_on_hostsim(void) {
-    return ep_on_host_backend() || ep_on_cpu_build();
-}
+bool ep_on_hostsim(void) { return ep_on_host_backend() || ep_on_cpu_build(); }
 
-bool ep_on_fake_nccl(void) {
-    return dlsym(RTLD_DEFAULT, "ncclEpFakeNccl") != NULL;
-}
+bool ep_on_fake_nccl(void) { return dlsym(RTLD_DEFAULT, "ncclEpFakeNccl") != NULL; }
 
 bool ep_on_host_backend(void) { return dlsym(RTLD_DEFAULT, "ncclEpHostsimAbi") != NULL; }
 

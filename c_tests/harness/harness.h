@@ -1,19 +1,15 @@
 // What the programs that call the first release's interface share besides base.h: its modes, groups and tensor
 // descriptors.
 //
-// Usable from C11 and C++17. Of the interface it calls
-// the ten entry points of the first release alone, so a program built
-// on it also runs with another libnccl_ep.so of the same ABI.
-#ifndef C_TESTS_HARNESS_HARNESS_H_
-#define C_TESTS_HARNESS_HARNESS_H_
+// Usable from C11 and C++17. Of the interface it calls the ten entry points of the first release alone, so a program
+// built on it also runs with another libnccl_ep.so of the same ABI.
+#pragma once
 
 #include <nccl_ep.h>
 
 #include "base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // The modes that this backend has: the first ep_num_algorithms of this table. Where high throughput
 // is missing, each call of the function counts it as skipped.
@@ -36,8 +32,7 @@ ncclEpGroupConfig_t ep_group_config(ncclEpAlgorithm_t algorithm, unsigned num_ex
                                     unsigned max_tokens_per_rank, unsigned token_size_bytes);
 
 // Tensors of ncclEpTensorCreate; release them with ncclEpTensorDestroy.
-ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-                            unsigned size0);
+ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned size0);
 ncclNDTensor_t ep_tensor_2d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
                             unsigned size0, unsigned size1);
 ncclNDTensor_t ep_tensor_3d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
@@ -50,8 +45,7 @@ typedef struct {
     unsigned sizes[5];
     unsigned strides[5];
 } EpView;
-void ep_view_1d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-                unsigned size0);
+void ep_view_1d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned size0);
 void ep_view_2d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
                 unsigned size0, unsigned size1);
 void ep_view_3d(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
@@ -73,8 +67,4 @@ ncclResult_t ep_handle_destroy(ncclEpHandle_t* handle);
 // ncclEpGetAsyncError, which must succeed.
 ncclResult_t ep_group_state(ncclEpGroup_t group);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_HARNESS_H_
+__END_DECLS

@@ -1,6 +1,5 @@
-// The leak check of a sanitizer build. It runs before MPI_Finalize:
-// after it Open MPI's plug-ins are unloaded, and what they keep could
-// no longer be told from a leak of the library or of the test.
+// The leak check of a sanitizer build. It runs before MPI_Finalize: after it Open MPI's plug-ins are unloaded, and what
+// they keep could no longer be told from a leak of the library or of the test.
 #include "base.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -10,9 +9,7 @@
 // a run's time. The quick one knows of a library without frame pointers only who called malloc: enough for
 // the suppressions below, but for what a library of C allocates in its name, which MPI_Init alone loses.
 const char* __asan_default_options(void);
-const char* __asan_default_options(void) {
-    return "leak_check_at_exit=0:detect_stack_use_after_return=1";
-}
+const char* __asan_default_options(void) { return "leak_check_at_exit=0:detect_stack_use_after_return=1"; }
 
 const char* __lsan_default_options(void);
 const char* __lsan_default_options(void) { return "print_suppressions=0"; }
@@ -20,8 +17,7 @@ const char* __lsan_default_options(void) { return "print_suppressions=0"; }
 const char* __lsan_default_suppressions(void);
 const char* __lsan_default_suppressions(void) {
     return "leak:libmpi\nleak:libopen-rte\nleak:libopen-pal\nleak:mca_\nleak:libpmix\nleak:"
-           "libevent\n"
-           "leak:libhwloc\nleak:libltdl\n";
+           "libevent\nleak:libhwloc\nleak:libltdl\n";
 }
 
 void ep_init_unwatched(int* argc, char*** argv) {

@@ -1,13 +1,11 @@
 // Which ranks are on which node, as the library sees it: by NCCL_HOSTID, else by the kernel's boot
 // id. A test that gives processes different NCCL_HOSTIDs makes several nodes of one machine.
-#ifndef C_TESTS_HARNESS_NODES_H_
-#define C_TESTS_HARNESS_NODES_H_
+#pragma once
 
 #include <stdbool.h>
+#include <sys/cdefs.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 enum { kEpMaxRanks = 64 };
 
@@ -41,8 +39,4 @@ bool ep_sums_are_invariant(void);
 // The distance of the node that comes as number `place` in the sums of a token of `rank`.
 unsigned ep_distance_in_sum(unsigned rank, unsigned place);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_HARNESS_NODES_H_
+__END_DECLS

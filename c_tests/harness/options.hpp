@@ -1,6 +1,5 @@
 // Command lines of the C++ programs: a table with one row for each option.
-#ifndef C_TESTS_HARNESS_OPTIONS_HPP_
-#define C_TESTS_HARNESS_OPTIONS_HPP_
+#pragma once
 
 #include <getopt.h>
 
@@ -19,8 +18,7 @@
 
 namespace ep {
 
-inline std::optional<unsigned> ParseUnsigned(std::string_view text, unsigned lowest,
-                                             unsigned highest) {
+inline std::optional<unsigned> ParseUnsigned(std::string_view text, unsigned lowest, unsigned highest) {
     unsigned value = 0;
     const char* end = text.data() + text.size();
     const auto [rest, error] = std::from_chars(text.data(), end, value);
@@ -30,8 +28,7 @@ inline std::optional<unsigned> ParseUnsigned(std::string_view text, unsigned low
 
 // Stores the number in *value, or a text that names the option in *error. The whole text must be a
 // number of at least `lowest`.
-inline void ReadUnsigned(const char* option, const char* text, unsigned lowest, unsigned* value,
-                         std::string* error) {
+inline void ReadUnsigned(const char* option, const char* text, unsigned lowest, unsigned* value, std::string* error) {
     constexpr unsigned kHighest = 1u << 30;
     if (const auto parsed = ParseUnsigned(text, lowest, kHighest)) {
         *value = *parsed;
@@ -52,8 +49,7 @@ struct Option {
 inline Option Number(char letter, const char* name, unsigned lowest, unsigned* number) {
     return {letter, name, true, [=](const std::string& value) {
                 std::string error;
-                ReadUnsigned(("--" + std::string(name)).c_str(), value.c_str(), lowest, number,
-                             &error);
+                ReadUnsigned(("--" + std::string(name)).c_str(), value.c_str(), lowest, number, &error);
                 return error;
             }};
 }
@@ -100,8 +96,7 @@ inline size_t EditDistance(std::string_view from, std::string_view to) {
     return row.back();
 }
 
-// ", did you mean --tokens?" for an unknown long option that is almost one of the table or begins as one
-// does; else "".
+// ", did you mean --tokens?" for an unknown long option that is almost one of the table or begins as one does; else "".
 inline std::string Hint(std::string_view word, const std::vector<Option>& table) {
     if (word.substr(0, 2) != "--") return "";
     const std::string_view name = word.substr(2, word.find('=') - 2);
@@ -132,15 +127,13 @@ inline std::string RefuseWord(int found, char** argv, const std::vector<Option>&
     return "unknown option \"" + word + "\"" + Hint(word, table);
 }
 
-// Reads a command line; returns why it is refused, or "". Nothing is printed: one process of many
-// does that.
+// Reads a command line; returns why it is refused, or "". Nothing is printed: one process of many does that.
 inline std::string ParseOptions(int argc, char** argv, const std::vector<Option>& table) {
     std::string letters = ":";  // tells options without their value from unknown ones
     std::vector<option> names;
     for (const Option& entry : table) {
         const int has_value = entry.takes_value ? required_argument : no_argument;
-        names.push_back(
-            {entry.name, has_value, nullptr, kFirstNumber + static_cast<int>(names.size())});
+        names.push_back({entry.name, has_value, nullptr, kFirstNumber + static_cast<int>(names.size())});
         if (entry.letter == 0) continue;
         letters += entry.letter;
         if (entry.takes_value) letters += ':';
@@ -168,5 +161,3 @@ inline void PrintRefusal(const char* program, const std::string& refusal) {
 }
 
 }  // namespace ep
-
-#endif  // C_TESTS_HARNESS_OPTIONS_HPP_

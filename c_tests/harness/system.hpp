@@ -1,7 +1,4 @@
 // The headers of the system that most C++ units include, to be parsed once for all of them.
-#ifndef C_TESTS_HARNESS_SYSTEM_HPP_
-#define C_TESTS_HARNESS_SYSTEM_HPP_
-
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <functional>
@@ -10,5 +7,3 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#endif  // C_TESTS_HARNESS_SYSTEM_HPP_

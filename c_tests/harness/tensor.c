@@ -1,8 +1,6 @@
-// Groups and tensor descriptors. Two kinds of
-// descriptors are in use by programs: those of ncclEpTensorCreate, which
+// Groups and tensor descriptors. Two kinds of descriptors are in use by programs: those of ncclEpTensorCreate, which
 // own their memory, and those that a program fills field by field.
 #include <stdatomic.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -38,15 +36,13 @@ ncclEpGroupConfig_t ep_group_config(ncclEpAlgorithm_t algorithm, unsigned num_ex
 
 ncclEpGroup_t ep_group_create(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned num_experts,
                               unsigned max_tokens_per_rank, unsigned token_size_bytes) {
-    const ncclEpGroupConfig_t config =
-        ep_group_config(algorithm, num_experts, max_tokens_per_rank, token_size_bytes);
+    const ncclEpGroupConfig_t config = ep_group_config(algorithm, num_experts, max_tokens_per_rank, token_size_bytes);
     ncclEpGroup_t group = NULL;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
     return group;
 }
 
-ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-                            unsigned size0) {
+ncclNDTensor_t ep_tensor_1d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned size0) {
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
     EP_REQUIRE_NCCL(ncclEpTensorCreate(group, &tensor, 1, datatype, tag, size0, 1, 1, 1, 1));
@@ -65,13 +61,11 @@ ncclNDTensor_t ep_tensor_3d(ncclEpGroup_t group, ncclDataType_t datatype, ncclEp
                             unsigned size0, unsigned size1, unsigned size2) {
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
-    EP_REQUIRE_NCCL(
-        ncclEpTensorCreate(group, &tensor, 3, datatype, tag, size0, size1, size2, 1, 1));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(group, &tensor, 3, datatype, tag, size0, size1, size2, 1, 1));
     return tensor;
 }
 
-static void fill_view(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-                      unsigned ndim) {
+static void fill_view(EpView* view, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned ndim) {
     memset(&view->tensor, 0, sizeof(view->tensor));
     for (size_t i = 0; i < 5; ++i) {
         view->sizes[i] = 1;
@@ -87,8 +81,7 @@ static void fill_view(EpView* view, void* data, ncclDataType_t datatype, ncclEpT
     view->tensor.flags = NCCL_EP_TENSOR_FLAG_NONE;
 }
 
-void ep_view_1d(EpView* out, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-                unsigned size0) {
+void ep_view_1d(EpView* out, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned size0) {
     fill_view(out, data, datatype, tag, 1);
     out->sizes[0] = size0;
 }

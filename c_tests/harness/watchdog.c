@@ -1,12 +1,8 @@
-// A test that hangs must say where. SIGALRM ends the process after the
-// deadline and prints the case and the last check that it had reached.
-// The handler only calls functions that POSIX allows in a handler.
+// A test that hangs must say where. SIGALRM ends the process after the deadline and prints the case and the last check
+// that it had reached. The handler only calls functions that POSIX allows in a handler.
 #define _GNU_SOURCE  // sigaction, gethostname
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base.h"

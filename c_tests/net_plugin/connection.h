@@ -1,6 +1,5 @@
 // One direction of one TCP connection: messages in order, and the requests that wait for them.
-#ifndef C_TESTS_NET_PLUGIN_CONNECTION_H_
-#define C_TESTS_NET_PLUGIN_CONNECTION_H_
+#pragma once
 
 #include <nccl.h>
 #include <stdbool.h>
@@ -53,5 +52,3 @@ ncclResult_t connection_test(Request* request, bool* done, size_t* bytes);
 
 // Moves bytes without waiting until all are through or the socket would block. *moved counts on.
 ncclResult_t socket_move(int socket, bool sends, void* data, size_t bytes, size_t* moved);
-
-#endif  // C_TESTS_NET_PLUGIN_CONNECTION_H_

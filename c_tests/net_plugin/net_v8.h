@@ -1,7 +1,6 @@
 // Version 8 of NCCL's interface for network plugins, declared from its documented fields. The
 // layout is the contract: NCCL looks a plugin's table up by name and calls through it unchecked.
-#ifndef C_TESTS_NET_PLUGIN_NET_V8_H_
-#define C_TESTS_NET_PLUGIN_NET_V8_H_
+#pragma once
 
 #include <assert.h>
 #include <nccl.h>
@@ -49,20 +48,17 @@ typedef struct {
     // A handle goes to the peer, which connects with its copy. connect and accept do not block:
     // they succeed with a NULL comm until the connection is there, and are called again.
     ncclResult_t (*listen)(int device, void* handle, void** listen_comm);
-    ncclResult_t (*connect)(int device, void* handle, void** send_comm,
-                            NetDeviceHandle** device_handle);
+    ncclResult_t (*connect)(int device, void* handle, void** send_comm, NetDeviceHandle** device_handle);
     ncclResult_t (*accept)(void* listen_comm, void** recv_comm, NetDeviceHandle** device_handle);
     ncclResult_t (*regMr)(void* comm, void* data, size_t bytes, int type, void** registration);
     ncclResult_t (*regMrDmaBuf)(void* comm, void* data, size_t bytes, int type, uint64_t offset,
                                 int fd, void** registration);
     ncclResult_t (*deregMr)(void* comm, void* registration);
     // A NULL request: try again. A receive may get fewer bytes than it has room for.
-    ncclResult_t (*isend)(void* send_comm, void* data, int bytes, int tag, void* registration,
-                          void** request);
+    ncclResult_t (*isend)(void* send_comm, void* data, int bytes, int tag, void* registration, void** request);
     ncclResult_t (*irecv)(void* recv_comm, int count, void** data, int* bytes, int* tags,
                           void** registrations, void** request);
-    ncclResult_t (*iflush)(void* recv_comm, int count, void** data, int* bytes,
-                           void** registrations, void** request);
+    ncclResult_t (*iflush)(void* recv_comm, int count, void** data, int* bytes, void** registrations, void** request);
     // Once done is 1, the request does not exist any more. sizes may be NULL.
     ncclResult_t (*test)(void* request, int* done, int* sizes);
     ncclResult_t (*closeSend)(void* send_comm);
@@ -84,5 +80,3 @@ static_assert(offsetof(NetTableV8, regMr) == 7 * sizeof(void*), "layout");
 static_assert(offsetof(NetTableV8, isend) == 10 * sizeof(void*), "layout");
 static_assert(offsetof(NetTableV8, test) == 13 * sizeof(void*), "layout");
 static_assert(sizeof(NetTableV8) == 19 * sizeof(void*), "layout");
-
-#endif  // C_TESTS_NET_PLUGIN_NET_V8_H_

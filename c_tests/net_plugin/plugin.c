@@ -90,8 +90,7 @@ static ncclResult_t plugin_init(NetLogger logger) {
     const bool found = chosen != NULL;
     freeifaddrs(all);
     if (!found) {
-        LOG(kNetLogWarn, "NET/" NET_PLUGIN_NAME ": no IPv4 interface%s%s", wanted ? " " : "",
-            wanted ? wanted : "");
+        LOG(kNetLogWarn, "NET/" NET_PLUGIN_NAME ": no IPv4 interface%s%s", wanted ? " " : "", wanted ? wanted : "");
         return ncclSystemError;
     }
     char text[INET_ADDRSTRLEN] = "";
@@ -138,8 +137,7 @@ static ncclResult_t plugin_listen(int device, void* handle, void** listen_comm) 
     if (listening < 0) return system_error("socket");
     socklen_t length = sizeof(made.address);
     if (bind(listening, (struct sockaddr*)&made.address, sizeof(made.address)) != 0 ||
-        listen(listening, kBacklog) != 0 ||
-        getsockname(listening, (struct sockaddr*)&made.address, &length) != 0) {
+        listen(listening, kBacklog) != 0 || getsockname(listening, (struct sockaddr*)&made.address, &length) != 0) {
         return close_with(listening, system_error("listen"));
     }
     Listener* listener = calloc(1, sizeof(*listener));
@@ -163,8 +161,7 @@ static ncclResult_t connect_step(Handle* handle, bool* connected) {
         handle->socket = open_socket();
         if (handle->socket < 0) return system_error("socket");
         handle->stage = kConnecting;
-        if (connect(handle->socket, (struct sockaddr*)&handle->address,
-                    sizeof(handle->address)) != 0 &&
+        if (connect(handle->socket, (struct sockaddr*)&handle->address, sizeof(handle->address)) != 0 &&
             errno != EINPROGRESS) {
             return close_with(handle->socket, system_error("connect"));
         }
@@ -191,8 +188,7 @@ static ncclResult_t give(int socket, bool sends, void** comm) {
     return *comm != NULL ? ncclSuccess : close_with(socket, system_error("calloc"));
 }
 
-static ncclResult_t plugin_connect(int device, void* handle, void** send_comm,
-                                   NetDeviceHandle** device_handle) {
+static ncclResult_t plugin_connect(int device, void* handle, void** send_comm, NetDeviceHandle** device_handle) {
     *send_comm = NULL;
     if (device != kDevice) return ncclInvalidArgument;
     if (device_handle != NULL) *device_handle = NULL;
@@ -210,8 +206,7 @@ static void drop_guest(Listener* listener) {
     listener->greeted = 0;
 }
 
-static ncclResult_t plugin_accept(void* listen_comm, void** recv_comm,
-                                  NetDeviceHandle** device_handle) {
+static ncclResult_t plugin_accept(void* listen_comm, void** recv_comm, NetDeviceHandle** device_handle) {
     Listener* listener = listen_comm;
     *recv_comm = NULL;
     if (device_handle != NULL) *device_handle = NULL;
@@ -239,8 +234,7 @@ static ncclResult_t plugin_accept(void* listen_comm, void** recv_comm,
     return ncclSuccess;
 }
 
-static ncclResult_t plugin_reg_mr(void* comm, void* data, size_t bytes, int type,
-                                  void** registration) {
+static ncclResult_t plugin_reg_mr(void* comm, void* data, size_t bytes, int type, void** registration) {
     (void)data;
     (void)bytes;
     *registration = comm;  // host memory needs nothing; deregMr sees that its arguments are right
@@ -251,8 +245,7 @@ static ncclResult_t plugin_dereg_mr(void* comm, void* registration) {
     return registration == comm ? ncclSuccess : ncclInvalidArgument;
 }
 
-static ncclResult_t plugin_isend(void* send_comm, void* data, int bytes, int tag,
-                                 void* registration, void** request) {
+static ncclResult_t plugin_isend(void* send_comm, void* data, int bytes, int tag, void* registration, void** request) {
     (void)tag;  // for groups of receives
     (void)registration;
     *request = NULL;
@@ -303,8 +296,8 @@ static ncclResult_t plugin_close_send(void* send_comm) {
 static ncclResult_t plugin_close_recv(void* recv_comm) {
     Connection* connection = recv_comm;
     if (connection == NULL) return ncclSuccess;
-    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": received %llu bytes in %llu messages", (unsigned long long)connection->bytes,
-        (unsigned long long)connection->messages);
+    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": received %llu bytes in %llu messages",
+        (unsigned long long)connection->bytes, (unsigned long long)connection->messages);
     connection_free(connection);
     return ncclSuccess;
 }

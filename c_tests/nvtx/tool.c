@@ -29,8 +29,7 @@ static int pop(nvtxDomainHandle_t domain) {
     return pushed - ++popped;
 }
 
-__attribute__((visibility("default"))) int InitializeInjectionNvtx2(
-    NvtxGetExportTableFunc_t get_table) {
+__attribute__((visibility("default"))) int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get_table) {
     static const unsigned sizes[] = {0,
                                      NVTX_CBID_CORE_SIZE,
                                      NVTX_CBID_CUDA_SIZE,

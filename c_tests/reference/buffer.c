@@ -1,9 +1,6 @@
 // Guarded device memory; see buffer.h.
 #include "reference/buffer.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 const RefElsewhere* ref_elsewhere = NULL;
 
 void* ref_host_new(size_t bytes) {
@@ -18,9 +15,7 @@ void* ref_host_poison(size_t bytes) {
     return memory;
 }
 
-static size_t all_bytes_of(const RefBuffer* buffer) {
-    return buffer->before + buffer->bytes + buffer->behind;
-}
+static size_t all_bytes_of(const RefBuffer* buffer) { return buffer->before + buffer->bytes + buffer->behind; }
 
 static RefBuffer buffer_between(size_t before, size_t bytes, size_t behind) {
     RefBuffer buffer = {NULL, bytes, before, behind, false};
@@ -31,9 +26,7 @@ static RefBuffer buffer_between(size_t before, size_t bytes, size_t behind) {
     return buffer;
 }
 
-RefBuffer ref_buffer_new(size_t bytes) {
-    return buffer_between(kRefGuardBytes, bytes, kRefGuardBytes);
-}
+RefBuffer ref_buffer_new(size_t bytes) { return buffer_between(kRefGuardBytes, bytes, kRefGuardBytes); }
 
 RefBuffer ref_buffer_new_input(size_t bytes) {
     return buffer_between(2 * kRefGuardBytes - bytes % kRefGuardBytes, bytes, 0);
@@ -62,12 +55,9 @@ void ref_buffer_upload(const RefBuffer* buffer, const void* host) {
 
 bool ref_buffer_check(EpSite site, const RefBuffer* buffer, const void* expected) {
     const size_t all_bytes = all_bytes_of(buffer);
-    unsigned char* got = ref_host_new(all_bytes);
-    unsigned char* wanted = ref_host_poison(all_bytes);
+    EP_SCOPED unsigned char* got = ref_host_new(all_bytes);
+    EP_SCOPED unsigned char* wanted = ref_host_poison(all_bytes);
     ep_download(got, buffer->base, all_bytes);
     if (buffer->bytes > 0) memcpy(wanted + buffer->before, expected, buffer->bytes);
-    const bool passed = ep_check_eq_bytes(site, got, wanted, all_bytes);
-    free(got);
-    free(wanted);
-    return passed;
+    return ep_check_eq_bytes(site, got, wanted, all_bytes);
 }

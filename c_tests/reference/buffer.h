@@ -1,13 +1,9 @@
-// Device memory of the tests: poisoned, with guard zones on both sides, so that a stray write shows
-// anywhere.
-#ifndef C_TESTS_REFERENCE_BUFFER_H_
-#define C_TESTS_REFERENCE_BUFFER_H_
+// Device memory of the tests: poisoned, with guard zones on both sides, so that a stray write shows anywhere.
+#pragma once
 
 #include "harness/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 enum { kRefPoison = 0xa5, kRefGuardBytes = 256 };
 
@@ -45,8 +41,4 @@ bool ref_buffer_check(EpSite site, const RefBuffer* buffer, const void* expected
 void* ref_host_new(size_t bytes);     // all zero
 void* ref_host_poison(size_t bytes);  // all poison
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_BUFFER_H_
+__END_DECLS

@@ -2,8 +2,7 @@
 #include "reference/cast.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
+#include "reference/buffer.h"
 
 enum { kMostCode = 0x7e, kNanCode = 0x7f, kMaxBlock = 128, kKinds = 9 };
 
@@ -48,8 +47,7 @@ static uint32_t bits_of(float value) {
 }
 
 // `scale` is stored, elements are multiplied with `factor`.
-static void scale_of(const float* elements, unsigned count, bool power, float* scale,
-                     float* factor) {
+static void scale_of(const float* elements, unsigned count, bool power, float* scale, float* factor) {
     float most = from_bits(0x38d1b717);
     // Not fmaxf: a signalling NaN would win.
     for (unsigned i = 0; i < count; ++i) {
@@ -66,7 +64,7 @@ static void scale_of(const float* elements, unsigned count, bool power, float* s
 }
 
 void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, void* scales) {
-    float* elements = ref_host_new(format->hidden * sizeof(*elements));
+    EP_SCOPED float* elements = ref_host_new(format->hidden * sizeof(*elements));
     ep_load_all(format->from, row, format->hidden, elements);
     memset(scales, 0, ref_format_scale_bytes(format));
     const bool bytes = format->scale_type != ncclFloat32;
@@ -85,7 +83,6 @@ void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, vo
             memcpy((char*)scales + block * sizeof(scale), &scale, sizeof(scale));
         }
     }
-    free(elements);
 }
 
 // ---- Rows --------------------------------------------------------------------------------------
@@ -117,8 +114,7 @@ static float element(unsigned kind, uint64_t random, unsigned index, int exponen
         case 3:
             return index % 29 == 3 ? NAN : plain(random, exponent);
         case 4:
-            return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY)
-                               : plain(random, exponent);
+            return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY) : plain(random, exponent);
         case 5:  // below the least maximum
             return plain(random, -20);
         default:

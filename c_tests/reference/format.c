@@ -1,10 +1,6 @@
 // Formats of rows, and the rows themselves; see format.h.
 #include "reference/format.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/cast.h"
 
 enum { kE4m3 = 10, kPiece = 16, kMostSpare = 5 };
@@ -21,8 +17,7 @@ RefFormat ref_format_opaque(ncclDataType_t datatype, unsigned hidden) {
     return format;
 }
 
-RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataType_t scale_type,
-                             unsigned num_scales) {
+RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataType_t scale_type, unsigned num_scales) {
     RefFormat format = ref_format_opaque(datatype, hidden);
     format.meaning = kRefForward;
     format.scale_type = scale_type;
@@ -30,8 +25,7 @@ RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataT
     return format;
 }
 
-RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t scale_type,
-                          unsigned block) {
+RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t scale_type, unsigned block) {
     RefFormat format = ref_format_opaque(from, hidden);
     format.meaning = kRefCast;
     format.to = (ncclDataType_t)kE4m3;
@@ -42,13 +36,9 @@ RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t s
     return format;
 }
 
-size_t ref_format_in_bytes(const RefFormat* format) {
-    return format->hidden * ep_datatype_size(format->from);
-}
+size_t ref_format_in_bytes(const RefFormat* format) { return format->hidden * ep_datatype_size(format->from); }
 
-size_t ref_format_out_bytes(const RefFormat* format) {
-    return format->hidden * ep_datatype_size(format->to);
-}
+size_t ref_format_out_bytes(const RefFormat* format) { return format->hidden * ep_datatype_size(format->to); }
 
 size_t ref_format_scale_bytes(const RefFormat* format) {
     return format->num_scales * ep_datatype_size(format->scale_type);
@@ -92,8 +82,7 @@ static RefFormat draw_cast(uint64_t* state, unsigned most_bytes) {
     const unsigned least_small = scale_type == ncclUint8 ? 33 : 129;
     RefFormat format;
     do {
-        const unsigned block = small && hidden >= least_small ? 32 : 128;
-        format = ref_format_cast(from, hidden, scale_type, block);
+        format = ref_format_cast(from, hidden, scale_type, small && hidden >= least_small ? 32 : 128);
         hidden -= kPiece;
     } while (ref_format_slot_bytes(&format) > most_bytes);
     format.round = ep_random_below(state, 2) == 0;
@@ -121,19 +110,15 @@ RefFormat ref_format_draw(uint64_t seed, unsigned most_bytes) {
 void ref_format_name(const RefFormat* format, char* text, size_t bytes) {
     static const char* const kMeanings[] = {"opaque", "forward", "cast"};
     static const char* const kOrders[] = {"dense", "row pitch", "columns"};
-    snprintf(text, bytes,
-             "%s, %u x type %d to type %d, %u scales of type %d in blocks of %u%s, %s to %s, %u "
-             "spare",
-             kMeanings[format->meaning], format->hidden, (int)format->from, (int)format->to,
-             format->num_scales, (int)format->scale_type, format->block,
-             format->round ? " rounded" : "", kOrders[format->in_order], kOrders[format->out_order],
-             format->spare);
+    snprintf(text, bytes, "%s, %u x type %d to type %d, %u scales of type %d in blocks of %u%s, %s to %s, %u spare",
+             kMeanings[format->meaning], format->hidden, (int)format->from, (int)format->to, format->num_scales,
+             (int)format->scale_type, format->block, format->round ? " rounded" : "", kOrders[format->in_order],
+             kOrders[format->out_order], format->spare);
 }
 
 // ---- Tensors of scales -------------------------------------------------------------------------
 
-void ref_scale_strides(const RefFormat* format, RefOrder order, unsigned rows,
-                       unsigned strides[3]) {
+void ref_scale_strides(const RefFormat* format, RefOrder order, unsigned rows, unsigned strides[3]) {
     const unsigned spare = order == kRefDense ? 0 : format->spare;
     if (order == kRefColumns) {
         strides[2] = rows + spare;
@@ -157,8 +142,7 @@ void ref_list_add_scales(RefList* list, const RefBuffer* buffer, const RefFormat
                          RefOrder order, RefLayout layout) {
     unsigned sizes[3];
     const unsigned count = ref_layout_sizes(layout, format->num_scales, sizes);
-    ref_list_add(list, ref_buffer_data(buffer), format->scale_type, NCCL_EP_TENSOR_TAG_SCALES,
-                 count, sizes);
+    ref_list_add(list, ref_buffer_data(buffer), format->scale_type, NCCL_EP_TENSOR_TAG_SCALES, count, sizes);
     if (order == kRefDense) return;
     unsigned strides[3];
     ref_scale_strides(format, order, layout.rows, strides);
@@ -176,8 +160,7 @@ static void put_scales(const RefFormat* format, RefOrder order, RefLayout layout
                        const void* scales, void* memory) {
     unsigned strides[3];
     ref_scale_strides(format, order, layout.rows, strides);
-    const size_t first =
-        row / layout.rows * (size_t)strides[0] + row % layout.rows * (size_t)strides[1];
+    const size_t first = row / layout.rows * (size_t)strides[0] + row % layout.rows * (size_t)strides[1];
     const size_t width = ep_datatype_size(format->scale_type);
     for (size_t i = 0; i < format->num_scales; ++i) {
         const size_t element = first + i * strides[2];
@@ -204,9 +187,9 @@ static void source_scales(const RefFormat* format, uint64_t seed, uint64_t numbe
 
 void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsigned tokens,
                      const RefBuffer* rows, const RefBuffer* scales) {
-    unsigned char* host = ref_host_new(rows->bytes);
-    unsigned char* host_scales = ref_host_poison(scales->bytes);
-    void* row_scales = ref_host_new(ref_format_scale_bytes(format));
+    EP_SCOPED unsigned char* host = ref_host_new(rows->bytes);
+    EP_SCOPED unsigned char* host_scales = ref_host_poison(scales->bytes);
+    EP_SCOPED void* row_scales = ref_host_new(ref_format_scale_bytes(format));
     for (size_t token = 0; token < tokens; ++token) {
         const uint64_t number = ref_row_of(rank, token);
         source_row(format, seed, number, host + token * ref_format_in_bytes(format));
@@ -216,21 +199,17 @@ void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsi
     }
     ref_buffer_upload(rows, host);
     ref_buffer_upload(scales, host_scales);
-    free(host);
-    free(host_scales);
-    free(row_scales);
 }
 
 void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, RefLayout layout,
                       size_t row, void* out, void* out_scales) {
     const size_t bytes = ref_format_out_bytes(format);
-    void* scales = ref_host_new(ref_format_scale_bytes(format));
-    unsigned char* payload = ref_host_new(bytes);
+    EP_SCOPED void* scales = ref_host_new(ref_format_scale_bytes(format));
+    EP_SCOPED unsigned char* payload = ref_host_new(bytes);
     if (format->meaning == kRefCast) {
-        void* source = ref_host_new(ref_format_in_bytes(format));
+        EP_SCOPED void* source = ref_host_new(ref_format_in_bytes(format));
         source_row(format, seed, number, source);
         ref_cast_row(format, source, payload, scales);
-        free(source);
     } else {
         source_row(format, seed, number, payload);
         source_scales(format, seed, number, scales);
@@ -239,16 +218,12 @@ void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, R
     if (out_scales != NULL) {
         put_scales(format, format->out_order, layout, row, scales, out_scales);
     }
-    free(scales);
-    free(payload);
 }
 
-void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
-                      void* out_scales) {
+void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out, void* out_scales) {
     const size_t bytes = ref_format_out_bytes(format);
     if (out != NULL) memset((char*)out + row * bytes, 0, bytes);
     if (out_scales == NULL) return;
-    void* scales = ref_host_new(ref_format_scale_bytes(format));
+    EP_SCOPED void* scales = ref_host_new(ref_format_scale_bytes(format));
     put_scales(format, format->out_order, layout, row, scales, out_scales);
-    free(scales);
 }

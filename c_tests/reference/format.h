@@ -1,21 +1,16 @@
-// Formats of the rows of a dispatch: opaque, with scales that are forwarded, or cast to e4m3; how
-// scales lie in memory; and, for each row, what is read and what must arrive. Any rank computes the
-// rows of any other from a seed.
-#ifndef C_TESTS_REFERENCE_FORMAT_H_
-#define C_TESTS_REFERENCE_FORMAT_H_
+// Formats of the rows of a dispatch: opaque, with scales that are forwarded, or cast to e4m3; how scales lie in memory;
+// and, for each row, what is read and what must arrive. Any rank computes the rows of any other from a seed.
+#pragma once
 
 #include "reference/layout.h"
 #include "reference/lists.h"
 #include "reference/rows.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 typedef enum { kRefOpaque, kRefForward, kRefCast } RefMeaning;
 
-// Orders of scales. A pitch is larger than it must be by `spare` elements, and so is the distance
-// of experts.
+// Orders of scales. A pitch is larger than it must be by `spare` elements, and so is the distance of experts.
 typedef enum { kRefDense, kRefRowPitch, kRefColumns, kRefNumOrders } RefOrder;
 
 typedef struct {
@@ -34,11 +29,9 @@ typedef struct {
 
 RefFormat ref_format_opaque(ncclDataType_t datatype, unsigned hidden);
 // Scales are dense; the orders may be set afterwards.
-RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataType_t scale_type,
-                             unsigned num_scales);
+RefFormat ref_format_forward(ncclDataType_t datatype, unsigned hidden, ncclDataType_t scale_type, unsigned num_scales);
 // A cast with scales of blocks of 128 or 32 elements. float32 scales are for blocks of 128 only.
-RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t scale_type,
-                          unsigned block);
+RefFormat ref_format_cast(ncclDataType_t from, unsigned hidden, ncclDataType_t scale_type, unsigned block);
 // Any format whose rows, with their scales, have at most `most_bytes`, a multiple of 16.
 RefFormat ref_format_draw(uint64_t seed, unsigned most_bytes);
 void ref_format_name(const RefFormat* format, char* text, size_t bytes);
@@ -70,11 +63,6 @@ void ref_format_fill(const RefFormat* format, uint64_t seed, unsigned rank, unsi
 void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, RefLayout layout,
                       size_t row, void* out, void* out_scales);
 // Writes zeros there.
-void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out,
-                      void* out_scales);
+void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out, void* out_scales);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_FORMAT_H_
+__END_DECLS

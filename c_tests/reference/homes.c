@@ -2,10 +2,9 @@
 #include "reference/homes.h"
 
 #include <mpi.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "reference/rows.h"
+#include "reference/buffer.h"
 
 static const char kVariable[] = "NCCL_EP_NODE_SUMS";
 static bool g_was_set;
@@ -20,11 +19,9 @@ void ref_end_invariant_sums(void) {
 }
 
 RefRouting* ref_routing_everywhere(unsigned num_ranks, unsigned num_experts, unsigned num_tokens) {
-    unsigned* all = ref_host_new(num_ranks * sizeof(*all));
+    EP_SCOPED unsigned* all = ref_host_new(num_ranks * sizeof(*all));
     ref_tokens_full(all, num_ranks, num_tokens);
-    RefRouting* routing =
-        ref_routing_new(num_ranks, num_experts, num_ranks, all, kRefDistinct, 1);
-    free(all);
+    RefRouting* routing = ref_routing_new(num_ranks, num_experts, num_ranks, all, kRefDistinct, 1);
     const unsigned local_experts = ref_local_experts(routing);
     for (unsigned rank = 0; rank < num_ranks; ++rank) {
         for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
@@ -45,12 +42,10 @@ void ref_answer(unsigned rank, size_t token, unsigned hidden, void* row) {
 }
 
 void ref_check_same_everywhere(const RefBuffer* buffer) {
-    unsigned char* here = ref_host_new(buffer->bytes);
-    unsigned char* there = ref_host_new(buffer->bytes);
+    EP_SCOPED unsigned char* here = ref_host_new(buffer->bytes);
+    EP_SCOPED unsigned char* there = ref_host_new(buffer->bytes);
     ep_download(here, ref_buffer_data(buffer), buffer->bytes);
     memcpy(there, here, buffer->bytes);
     MPI_Bcast(there, (int)buffer->bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
     EP_CHECK_EQ_BYTES(here, there, buffer->bytes);
-    free(here);
-    free(there);
 }

@@ -1,13 +1,10 @@
 // Tokens that are the same on all ranks: whether their sums are, too, bit for bit.
-#ifndef C_TESTS_REFERENCE_HOMES_H_
-#define C_TESTS_REFERENCE_HOMES_H_
+#pragma once
 
 #include "reference/buffer.h"
 #include "reference/routing.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // From now on groups have invariant sums, or those of before.
 void ref_begin_invariant_sums(void);
@@ -23,8 +20,4 @@ void ref_answer(unsigned rank, size_t token, unsigned hidden, void* row);
 // Whether the buffer has the bytes that it has on rank 0. Collective.
 void ref_check_same_everywhere(const RefBuffer* buffer);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_HOMES_H_
+__END_DECLS

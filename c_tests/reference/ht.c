@@ -1,10 +1,8 @@
 // High-throughput operations in straight lines; see ht.h.
 #include "reference/ht.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/nodes.h"
+#include "reference/buffer.h"
 
 enum { kMaxTopK = 32 };
 
@@ -32,8 +30,7 @@ static void find_experts(const RefRouting* routing, Copy* copy) {
         unsigned at = copy->num_experts;
         while (at > 0 && copy->experts[at - 1] > local) --at;
         if (at > 0 && copy->experts[at - 1] == local) continue;
-        memmove(&copy->experts[at + 1], &copy->experts[at],
-                (copy->num_experts - at) * sizeof(copy->experts[0]));
+        memmove(&copy->experts[at + 1], &copy->experts[at], (copy->num_experts - at) * sizeof(copy->experts[0]));
         copy->experts[at] = local;
         ++copy->num_experts;
     }
@@ -41,8 +38,7 @@ static void find_experts(const RefRouting* routing, Copy* copy) {
 
 // Calls `each` for every token on every rank that it goes to: by source, token and destination.
 static void walk(const RefRouting* routing, CopyFn each, void* context) {
-    size_t* rows = calloc(routing->num_ranks, sizeof(*rows));
-    EP_REQUIRE(rows != NULL);
+    EP_SCOPED size_t* rows = ref_host_new(routing->num_ranks * sizeof(*rows));
     Copy copy;
     memset(&copy, 0, sizeof(copy));
     for (copy.source = 0; copy.source < routing->num_ranks; ++copy.source) {
@@ -55,7 +51,6 @@ static void walk(const RefRouting* routing, CopyFn each, void* context) {
             }
         }
     }
-    free(rows);
 }
 
 typedef struct {
@@ -97,8 +92,7 @@ static void note_token(const Copy* copy, void* context) {
 }
 
 uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
-    Rows rows = {rank, malloc((ref_ht_received(routing, rank) + 1) * sizeof(*rows.rows))};
-    EP_REQUIRE(rows.rows != NULL);
+    Rows rows = {rank, ref_host_new((ref_ht_received(routing, rank) + 1) * sizeof(*rows.rows))};
     walk(routing, note_token, &rows);
     return rows.rows;
 }
@@ -107,12 +101,11 @@ void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefR
                             unsigned num_rows, void* out) {
     const size_t row_bytes = ref_row_bytes(tokens);
     const unsigned received = ref_ht_received(routing, rank);
-    uint64_t* rows = ref_ht_rows(routing, rank);
+    EP_SCOPED uint64_t* rows = ref_ht_rows(routing, rank);
     memset(out, 0, num_rows * row_bytes);
     for (size_t i = 0; i < received; ++i) {
         ref_row_fill(tokens, rows[i], (unsigned char*)out + i * row_bytes);
     }
-    free(rows);
 }
 
 typedef struct {
@@ -131,8 +124,7 @@ static float given_weight(const RefRouting* given, const Copy* copy, int64_t exp
         const size_t entry = copy->token * given->top_k + k;
         if (given->topk_idx[copy->source][entry] != expert) continue;
         // The first one is not added to zero, so that a weight of -0 stays one.
-        weight = is_named ? weight + given->weights[copy->source][entry]
-                          : given->weights[copy->source][entry];
+        weight = is_named ? weight + given->weights[copy->source][entry] : given->weights[copy->source][entry];
         is_named = true;
     }
     return weight;
@@ -183,21 +175,18 @@ static void add_copy(const Copy* copy, void* context) {
     for (size_t i = 0; i < hidden; ++i) of_token[i] += sums->values[i];
 }
 
-void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows,
-                    void* out) {
+void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* expert_rows, void* out) {
     const size_t num_tokens = routing->num_tokens[rank];
     const size_t hidden = expert_rows->hidden;
     const size_t elements = num_tokens * hidden;
     const ncclDataType_t datatype = expert_rows->datatype;
-    float* total = calloc(elements + 1, sizeof(float));
+    EP_SCOPED float* total = ref_host_new((elements + 1) * sizeof(float));
     Sums sums = {.rank = rank,
                  .rows = expert_rows,
-                 .row = malloc(ref_row_bytes(expert_rows)),
-                 .values = malloc(hidden * sizeof(float)),
-                 .sums = calloc(elements + 1, sizeof(float)),
-                 .found = calloc(num_tokens + 1, sizeof(bool))};
-    EP_REQUIRE(total != NULL && sums.row != NULL && sums.values != NULL);
-    EP_REQUIRE(sums.sums != NULL && sums.found != NULL);
+                 .row = ref_host_new(ref_row_bytes(expert_rows)),
+                 .values = ref_host_new(hidden * sizeof(float)),
+                 .sums = ref_host_new((elements + 1) * sizeof(float)),
+                 .found = ref_host_new((num_tokens + 1) * sizeof(bool))};
     for (unsigned place = 0; place < ep_num_nodes(); ++place) {
         sums.distance = ep_distance_in_sum(rank, place);
         memset(sums.sums, 0, elements * sizeof(float));
@@ -215,7 +204,6 @@ void ref_ht_combine(const RefRouting* routing, unsigned rank, const RefRows* exp
         }
     }
     ep_store_all(datatype, out, elements, total);
-    free(total);
     free(sums.row);
     free(sums.values);
     free(sums.sums);
@@ -243,12 +231,10 @@ static void place_gradients(const Copy* copy, void* context) {
     }
 }
 
-void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed,
-                      float* out) {
+void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns, uint64_t seed, float* out) {
     const size_t tokens = routing->num_tokens[rank];
     for (size_t i = 0; i < tokens * columns; ++i) out[i] = 0.0f;
-    Gradients context = {routing, rank, columns, seed, calloc(tokens + 1, sizeof(unsigned)), out};
-    EP_REQUIRE(context.used != NULL);
+    Gradients context = {routing, rank, columns, seed, ref_host_new((tokens + 1) * sizeof(unsigned)), out};
     walk(routing, place_gradients, &context);
     free(context.used);
 }

@@ -1,9 +1,6 @@
 // Driving one high-throughput handle and comparing every byte of its outputs; see ht_run.h.
 #include "reference/ht_run.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static unsigned rank_of(const HtRun* run) { return (unsigned)run->env->rank; }
 static unsigned my_tokens(const HtRun* run) { return run->routing->num_tokens[rank_of(run)]; }
 
@@ -19,8 +16,7 @@ void ht_run_give(HtRun* run, RefRouting* given) {
 
 void ht_prepare_dispatch(HtRun* run) {
     run->tokens_seed = ++run->seed;
-    ref_format_fill(&run->format, run->tokens_seed, rank_of(run), my_tokens(run), &run->tokens_in,
-                    &run->scales_in);
+    ref_format_fill(&run->format, run->tokens_seed, rank_of(run), my_tokens(run), &run->tokens_in, &run->scales_in);
     upload_given(run);
     ref_buffer_poison(&run->tokens_out);
     ref_buffer_poison(&run->scales_out);
@@ -84,31 +80,27 @@ ncclResult_t ht_launch_dispatch(HtRun* run, HtPass pass, cudaStream_t stream) {
 
 // The rows and scales that must arrive; either output may be NULL.
 static void expect_rows(const HtRun* run, void* tokens, void* scales) {
-    uint64_t* numbers = ref_ht_rows(run->routing, rank_of(run));
+    EP_SCOPED uint64_t* numbers = ref_ht_rows(run->routing, rank_of(run));
     const RefLayout layout = ref_flat(run->num_rows);
     for (size_t row = 0; row < run->num_rows; ++row) {
         if (row < run->received) {
-            ref_format_place(&run->format, run->tokens_seed, numbers[row], layout, row, tokens,
-                             scales);
+            ref_format_place(&run->format, run->tokens_seed, numbers[row], layout, row, tokens, scales);
         } else {
             ref_format_clear(&run->format, layout, row, tokens, scales);
         }
     }
-    free(numbers);
 }
 
 bool ht_check_dispatch(HtRun* run) {
     const bool has_routing = run->pass.forward && !run->pass.no_routing;
-    void* tokens = ref_host_poison(run->tokens_out.bytes);
-    int64_t* ids = ref_host_poison(run->ids_out.bytes);
-    float* weights = ref_host_poison(run->weights_out.bytes);
-    int32_t* counts = ref_host_poison(run->counter.bytes);
-    void* scales = ref_host_poison(run->scales_out.bytes);
-    expect_rows(run, run->pass.no_tokens ? NULL : tokens,
-                run->format.meaning == kRefOpaque ? NULL : scales);
+    EP_SCOPED void* tokens = ref_host_poison(run->tokens_out.bytes);
+    EP_SCOPED int64_t* ids = ref_host_poison(run->ids_out.bytes);
+    EP_SCOPED float* weights = ref_host_poison(run->weights_out.bytes);
+    EP_SCOPED int32_t* counts = ref_host_poison(run->counter.bytes);
+    EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
+    expect_rows(run, run->pass.no_tokens ? NULL : tokens, run->format.meaning == kRefOpaque ? NULL : scales);
     if (has_routing) {
-        ref_ht_dispatch_routing(run->routing, run->given, rank_of(run), run->num_rows, ids,
-                                weights);
+        ref_ht_dispatch_routing(run->routing, run->given, rank_of(run), run->num_rows, ids, weights);
     }
     if (run->pass.counter) ref_ht_counts(run->routing, rank_of(run), counts);
     bool match = REF_CHECK_BUFFER(&run->tokens_out, tokens);
@@ -116,11 +108,6 @@ bool ht_check_dispatch(HtRun* run) {
     match = REF_CHECK_BUFFER(&run->ids_out, ids) && match;
     match = REF_CHECK_BUFFER(&run->weights_out, weights) && match;
     match = REF_CHECK_BUFFER(&run->counter, counts) && match;
-    free(tokens);
-    free(scales);
-    free(ids);
-    free(weights);
-    free(counts);
     return match;
 }
 
@@ -128,16 +115,14 @@ void ht_prepare_combine(HtRun* run) {
     const RefRows results = {run->shape.datatype, run->shape.hidden, ++run->seed, false};
     run->results = results;
     // What is in unused rows, and in columns without an expert, must not show in any sum.
-    void* host = ref_host_poison(run->results_in.bytes);
-    float* gradients = ref_host_poison(run->gradients_in.bytes);
+    EP_SCOPED void* host = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED float* gradients = ref_host_poison(run->gradients_in.bytes);
     ref_rows_fill(&run->results, rank_of(run), 0, run->received, host);
     for (size_t i = 0; i < (size_t)run->received * run->columns; ++i) {
         gradients[i] = ref_weight(run->seed, rank_of(run), i);
     }
     ref_buffer_upload(&run->results_in, host);
     ref_buffer_upload(&run->gradients_in, gradients);
-    free(host);
-    free(gradients);
     ref_buffer_poison(&run->combined);
     ref_buffer_poison(&run->gradients_out);
 }
@@ -160,16 +145,14 @@ ncclResult_t ht_launch_combine(HtRun* run, bool backward, cudaStream_t stream) {
 }
 
 bool ht_check_combine(HtRun* run) {
-    void* combined = ref_host_poison(run->combined.bytes);
-    float* gradients = ref_host_poison(run->gradients_out.bytes);
+    EP_SCOPED void* combined = ref_host_poison(run->combined.bytes);
+    EP_SCOPED float* gradients = ref_host_poison(run->gradients_out.bytes);
     ref_ht_combine(run->routing, rank_of(run), &run->results, combined);
     if (run->backward) {
         ref_ht_gradients(run->routing, rank_of(run), run->columns, run->results.seed, gradients);
     }
     bool match = REF_CHECK_BUFFER(&run->combined, combined);
     match = REF_CHECK_BUFFER(&run->gradients_out, gradients) && match;
-    free(combined);
-    free(gradients);
     return match;
 }
 

@@ -1,16 +1,13 @@
 // One high-throughput handle with its buffers, and its operations in three steps: prepare the
 // inputs and poison the outputs, launch, and, once the device is done, compare all outputs with the
 // reference. Steps of several handles can be interleaved at will.
-#ifndef C_TESTS_REFERENCE_HT_RUN_H_
-#define C_TESTS_REFERENCE_HT_RUN_H_
+#pragma once
 
 #include "reference/buffer.h"
 #include "reference/format.h"
 #include "reference/ht.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // Rows of the output tensors.
 typedef enum {
@@ -63,14 +60,12 @@ typedef struct {
 } HtOpening;
 
 // Takes over `routing`. The ids that the handle is made from are overwritten at once.
-void ht_run_open(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                 RefRouting* routing, HtOpening opening);
+HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, HtOpening opening);
 // A run with the given style and `most` tokens, on every rank or at most.
-void ht_run_open_with(HtRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, HtOpening opening);
 // The same in a group of its own.
-void ht_run_open_alone(HtRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
-                       bool uneven, HtOpening opening);
+HtRun ht_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, HtOpening opening);
 void ht_run_close(HtRun* run);
 
 // Dispatches have rows of `format` from now on; combines keep those of the shape.
@@ -97,8 +92,4 @@ void ht_forward(HtRun* run);
 void ht_cached(HtRun* run);
 void ht_combine(HtRun* run, bool backward);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_HT_RUN_H_
+__END_DECLS

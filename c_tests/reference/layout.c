@@ -21,9 +21,7 @@ size_t ref_layout_rows(RefLayout layout) {
     return layout.parts == 0 ? layout.rows : (size_t)layout.parts * layout.rows;
 }
 
-size_t ref_layout_row(RefLayout layout, unsigned part, size_t index) {
-    return (size_t)part * layout.rows + index;
-}
+size_t ref_layout_row(RefLayout layout, unsigned part, size_t index) { return (size_t)part * layout.rows + index; }
 
 unsigned ref_layout_sizes(RefLayout layout, unsigned columns, unsigned sizes[3]) {
     unsigned count = 0;

@@ -1,12 +1,9 @@
 // How the rows that come to a rank lie in a tensor: the one place of the reference that knows.
-#ifndef C_TESTS_REFERENCE_LAYOUT_H_
-#define C_TESTS_REFERENCE_LAYOUT_H_
+#pragma once
 
 #include "harness/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // Rows in parts of equal room, as [parts, rows, *], or without parts, as [rows, *].
 typedef struct {
@@ -28,8 +25,4 @@ size_t ref_layout_row(RefLayout layout, unsigned part, size_t index);
 // The sizes of a tensor whose rows have `columns` elements; returns how many there are.
 unsigned ref_layout_sizes(RefLayout layout, unsigned columns, unsigned sizes[3]);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_LAYOUT_H_
+__END_DECLS

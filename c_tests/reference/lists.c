@@ -1,15 +1,11 @@
 // Groups, and lists of tensors; see lists.h.
 #include "reference/lists.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/mapped.h"
 
 ncclEpGroup_t ref_group_new(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape* shape) {
     const size_t row_bytes = shape->hidden * ep_datatype_size(shape->datatype);
-    ncclEpGroup_t group = ep_group_create(env, algorithm, shape->num_experts, shape->max_tokens,
-                                          (unsigned)row_bytes);
+    ncclEpGroup_t group = ep_group_create(env, algorithm, shape->num_experts, shape->max_tokens, (unsigned)row_bytes);
     ref_mapped_close();
     if (algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT) ref_mapped_open(env, group, row_bytes);
     return group;
@@ -105,20 +101,17 @@ static void* rows_of(const RefList* outputs) {
 ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
                                 const ncclEpDispatchConfig_t* config, cudaStream_t stream) {
     const ncclResult_t result = ncclEpDispatch(
-        handle, ref_list_inputs(&lists->inputs), lists->inputs.count,
-        ref_list_outputs(&lists->outputs), lists->outputs.count, ref_list_outputs(&lists->locals),
-        lists->locals.count, send_only, config, stream);
+        handle, ref_list_inputs(&lists->inputs), lists->inputs.count, ref_list_outputs(&lists->outputs),
+        lists->outputs.count, ref_list_outputs(&lists->locals), lists->locals.count, send_only, config, stream);
     if (lists->view != NULL) *lists->view = rows_of(&lists->outputs);
     memset(lists, kRefPoison, sizeof(*lists));
     return result;
 }
 
-ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
-                               cudaStream_t stream) {
+ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only, cudaStream_t stream) {
     const ncclResult_t result = ncclEpCombine(
-        handle, ref_list_inputs(&lists->inputs), lists->inputs.count,
-        ref_list_outputs(&lists->outputs), lists->outputs.count, ref_list_outputs(&lists->locals),
-        lists->locals.count, send_only, NULL, stream);
+        handle, ref_list_inputs(&lists->inputs), lists->inputs.count, ref_list_outputs(&lists->outputs),
+        lists->outputs.count, ref_list_outputs(&lists->locals), lists->locals.count, send_only, NULL, stream);
     memset(lists, kRefPoison, sizeof(*lists));
     return result;
 }

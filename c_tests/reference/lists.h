@@ -1,15 +1,12 @@
 // Groups of the first release's interface, and lists of tensors for its calls, in every form that callers may choose,
 // overwritten as soon as the call has returned.
-#ifndef C_TESTS_REFERENCE_LISTS_H_
-#define C_TESTS_REFERENCE_LISTS_H_
+#pragma once
 
 #include "harness/harness.h"
 #include "reference/buffer.h"
 #include "reference/routing.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 enum { kRefMaxTensors = 8 };
 
@@ -41,8 +38,7 @@ const ncclNDTensor_t* const* ref_list_inputs(const RefList* list);
 // Overwrites the descriptors and the list itself: nothing may be read after the call.
 void ref_list_scrap(RefList* list);
 
-// The lists of an operation, which is empty if all bytes are zero; dressed alike, and scrapped by
-// the call.
+// The lists of an operation, which is empty if all bytes are zero; dressed alike, and scrapped by the call.
 typedef struct {
     RefList inputs, outputs, locals;
     void** view;  // gets the address of the rows of a dispatch that are among the outputs, unless NULL
@@ -50,11 +46,6 @@ typedef struct {
 void ref_lists_dress(RefLists* lists, unsigned variation);
 ncclResult_t ref_lists_dispatch(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
                                 const ncclEpDispatchConfig_t* config, cudaStream_t stream);
-ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only,
-                               cudaStream_t stream);
+ncclResult_t ref_lists_combine(RefLists* lists, ncclEpHandle_t handle, unsigned send_only, cudaStream_t stream);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_LISTS_H_
+__END_DECLS

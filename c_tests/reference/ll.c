@@ -2,10 +2,9 @@
 #include "reference/ll.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
+#include "reference/buffer.h"
 
 // What a walk over all entries sees of one that names an expert.
 typedef struct {
@@ -20,8 +19,7 @@ typedef void (*PlacedFn)(const Placed* placed, void* context);
 
 // Calls `each`, if there is one, for every entry that names an expert, in slot order. `used` gets the number
 // of slots of each of the E experts.
-static void walk(const RefRouting* routing, RefLayout layout, unsigned* used, PlacedFn each,
-                 void* context) {
+static void walk(const RefRouting* routing, RefLayout layout, unsigned* used, PlacedFn each, void* context) {
     const unsigned local_experts = ref_local_experts(routing);
     memset(used, 0, routing->num_experts * sizeof(*used));
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
@@ -54,12 +52,10 @@ static void note_token(const Placed* placed, void* context) {
         ref_row_of(placed->source, placed->token);
 }
 
-uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout,
-                       int32_t* counts) {
+uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layout, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
-    unsigned* used = malloc(routing->num_experts * sizeof(*used));
-    Slots slots = {rank, layout, malloc(local_experts * sizeof(*slots.begins)), NULL};
-    EP_REQUIRE(used != NULL && slots.begins != NULL);
+    EP_SCOPED unsigned* used = ref_host_new(routing->num_experts * sizeof(*used));
+    Slots slots = {rank, layout, ref_host_new(local_experts * sizeof(*slots.begins)), NULL};
     walk(routing, layout, used, NULL, NULL);
     size_t all = 0;
     for (unsigned local = 0; local < local_experts; ++local) {
@@ -67,10 +63,8 @@ uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layou
         counts[local] = (int32_t)used[rank * local_experts + local];
         all += used[rank * local_experts + local];
     }
-    slots.rows = malloc((all + 1) * sizeof(*slots.rows));
-    EP_REQUIRE(slots.rows != NULL);
+    slots.rows = ref_host_new((all + 1) * sizeof(*slots.rows));
     walk(routing, layout, used, note_token, &slots);
-    free(used);
     free(slots.begins);
     return slots.rows;
 }
@@ -79,38 +73,33 @@ void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout,
                      const RefRows* tokens, void* packed, int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
     const size_t row_bytes = ref_row_bytes(tokens);
-    int32_t* used = malloc(local_experts * sizeof(*used));
-    EP_REQUIRE(used != NULL);
-    uint64_t* rows = ref_ll_slots(routing, rank, layout, used);
+    EP_SCOPED int32_t* used = ref_host_new(local_experts * sizeof(*used));
+    EP_SCOPED uint64_t* rows = ref_ll_slots(routing, rank, layout, used);
     const uint64_t* row = rows;
     for (unsigned local = 0; local < local_experts; ++local) {
         unsigned char* to = (unsigned char*)packed + ref_layout_row(layout, local, 0) * row_bytes;
         for (int32_t i = 0; i < used[local]; ++i, to += row_bytes) ref_row_fill(tokens, *row++, to);
     }
     if (counts != NULL) memcpy(counts, used, local_experts * sizeof(*used));
-    free(used);
-    free(rows);
 }
 
-void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout,
-                    const RefRows* expert_rows, void* out) {
+void ref_ll_results(const RefRouting* routing, unsigned rank, RefLayout layout, const RefRows* expert_rows, void* out) {
     const unsigned local_experts = ref_local_experts(routing);
-    int32_t* used = malloc(local_experts * sizeof(*used));
-    EP_REQUIRE(used != NULL);
+    EP_SCOPED int32_t* used = ref_host_new(local_experts * sizeof(*used));
     free(ref_ll_slots(routing, rank, layout, used));
     for (unsigned local = 0; local < local_experts; ++local) {
         const size_t slot = ref_layout_row(layout, local, 0);
         ref_rows_fill(expert_rows, rank, slot, (size_t)used[local],
                       (unsigned char*)out + slot * ref_row_bytes(expert_rows));
     }
-    free(used);
 }
 
 RefLlSum ref_ll_sum_unset = kRefReduce;
 
 RefLlSum ref_ll_sum(void) {
     const char* name = getenv("NCCL_EP_LL_COMBINE");
-    if (name == NULL) return ref_ll_sum_unset;
+    // Over nodes nobody sums otherwise.
+    if (name == NULL) return ep_num_nodes() > 1 ? kRefReduce : ref_ll_sum_unset;
     return name != NULL && strcmp(name, "exact") == 0 ? kRefExact : kRefReduce;
 }
 
@@ -132,13 +121,11 @@ static void fetch_result(const Placed* placed, void* context) {
     if (placed->source != combine->rank) return;
     const unsigned hidden = combine->rows->hidden;
     ref_row_fill(combine->rows, ref_row_of(placed->owner, placed->slot_row), combine->row);
-    ep_load_all(combine->rows->datatype, combine->row, hidden,
-                &combine->results[placed->entry * hidden]);
+    ep_load_all(combine->rows->datatype, combine->row, hidden, &combine->results[placed->entry * hidden]);
 }
 
 // Which of the `top_k` dispatched ids entry k of the combine means, or kUnmatched.
-static unsigned match(const RefRouting* routing, const int64_t* sent, const int64_t* now,
-                      unsigned k) {
+static unsigned match(const RefRouting* routing, const int64_t* sent, const int64_t* now, unsigned k) {
     unsigned before = 0;
     unsigned found = kUnmatched;
     if (ref_expert_of(routing, now[k]) < 0) return kUnmatched;
@@ -172,8 +159,7 @@ static void match_all(Combine* combine, const RefRouting* now) {
 // sum + w * y for an entry of the dispatch, if the combine found it.
 static float add_entry(const Combine* combine, size_t entry, unsigned column, float sum) {
     if (combine->first[entry] == kUnmatched) return sum;
-    return fmaf(combine->weights[entry], combine->results[entry * combine->rows->hidden + column],
-                sum);
+    return fmaf(combine->weights[entry], combine->results[entry * combine->rows->hidden + column], sum);
 }
 
 static float exact_sum(const Combine* combine, size_t token, unsigned column) {
@@ -188,8 +174,7 @@ static float exact_sum(const Combine* combine, size_t token, unsigned column) {
 }
 
 // What `owner` adds to the sum of a token.
-static float add_owner(const Combine* combine, unsigned owner, size_t token, unsigned column,
-                       float sum) {
+static float add_owner(const Combine* combine, unsigned owner, size_t token, unsigned column, float sum) {
     const RefRouting* sent = combine->sent;
     unsigned found = 0;
     size_t last = 0;
@@ -212,16 +197,14 @@ static float add_owner(const Combine* combine, unsigned owner, size_t token, uns
 static bool goes_to(const Combine* combine, size_t token, unsigned owner) {
     const RefRouting* sent = combine->sent;
     for (unsigned k = 0; k < sent->top_k; ++k) {
-        const int64_t id = sent->topk_idx[combine->rank][token * sent->top_k + k];
-        const int64_t expert = ref_expert_of(sent, id);
+        const int64_t expert = ref_expert_of(sent, sent->topk_idx[combine->rank][token * sent->top_k + k]);
         if (expert >= 0 && (unsigned)expert / ref_local_experts(sent) == owner) return true;
     }
     return false;
 }
 
 // What the node at `distance` from home adds to the sum of a token.
-static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column,
-                      float sum) {
+static float add_node(const Combine* combine, unsigned distance, size_t token, unsigned column, float sum) {
     const bool is_plain = distance == 0 && !ep_sums_are_invariant();
     bool found = false;
     float partial = is_plain ? sum : 0.0f;
@@ -253,28 +236,24 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
 void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank,
                        RefLayout layout, const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
-    unsigned* used = malloc(sent->num_experts * sizeof(*used));
+    EP_SCOPED unsigned* used = ref_host_new(sent->num_experts * sizeof(*used));
     const size_t entries = ref_entries_of(sent, rank);
     Combine combine = {.sent = sent,
                        .rank = rank,
                        .rows = expert_rows,
-                       .row = malloc(ref_row_bytes(expert_rows)),
-                       .results = calloc(entries * hidden + 1, sizeof(float)),
-                       .weights = calloc(entries + 1, sizeof(float)),
-                       .first = calloc(entries + 1, sizeof(unsigned))};
-    EP_REQUIRE(used != NULL && combine.row != NULL && combine.results != NULL);
-    EP_REQUIRE(combine.weights != NULL && combine.first != NULL);
+                       .row = ref_host_new(ref_row_bytes(expert_rows)),
+                       .results = ref_host_new((entries * hidden + 1) * sizeof(float)),
+                       .weights = ref_host_new((entries + 1) * sizeof(float)),
+                       .first = ref_host_new((entries + 1) * sizeof(unsigned))};
     walk(sent, layout, used, fetch_result, &combine);
     match_all(&combine, now);
     const bool exact = order == kRefExact;
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {
         for (unsigned column = 0; column < hidden; ++column) {
-            const float sum = exact ? exact_sum(&combine, token, column)
-                                    : reduced_sum(&combine, token, column);
+            const float sum = exact ? exact_sum(&combine, token, column) : reduced_sum(&combine, token, column);
             ep_store(expert_rows->datatype, out, token * hidden + column, sum);
         }
     }
-    free(used);
     free(combine.row);
     free(combine.results);
     free(combine.weights);

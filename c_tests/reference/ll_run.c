@@ -1,9 +1,6 @@
 // Driving one low-latency handle and comparing every byte of its outputs; see ll_run.h.
 #include "reference/ll_run.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static unsigned my_tokens(const LlRun* run) { return run->now->num_tokens[run->env->rank]; }
 
 static RefLayout layout_of(const LlRun* run, bool by_rank) {
@@ -22,8 +19,7 @@ void ll_run_set_format(LlRun* run, const RefFormat* format) {
     run->format = *format;
     const unsigned tokens = my_tokens(run);
     run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
-    run->scales_in =
-        ref_buffer_new_input(ref_scale_memory(format, format->in_order, ref_flat(tokens)));
+    run->scales_in = ref_buffer_new_input(ref_scale_memory(format, format->in_order, ref_flat(tokens)));
     run->packed = ref_buffer_new(ref_layout_rows(run->layout) * ref_format_out_bytes(format));
     size_t scale_bytes[2];
     for (int by_rank = 0; by_rank < 2; ++by_rank) {
@@ -50,11 +46,9 @@ static void allocate_buffers(LlRun* run) {
     run->combined = ref_buffer_new(my_tokens(run) * row_bytes);
 }
 
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                 RefRouting* routing, uint64_t seed) {
-    memset(run, 0, sizeof(*run));
-    run->env = env;
-    run->shape = *shape;
+LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, uint64_t seed) {
+    LlRun made = {.env = env, .shape = *shape};
+    LlRun* run = &made;
     run->local_experts = shape->num_experts / (unsigned)env->size;
     run->layout = ref_expert_major(run->local_experts, (unsigned)env->size * shape->max_tokens);
     run->seed = seed;
@@ -68,34 +62,32 @@ void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefSha
     RefList list;
     ref_list_init(&list);
     const unsigned sizes[] = {my_tokens(run), shape->top_k};
-    ref_list_add(&list, ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 2,
-                 sizes);
+    ref_list_add(&list, ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 2, sizes);
     ref_list_dress(&list, (unsigned)seed & 3u);
     const bool use_fp8 = (seed & 4u) != 0;  // documented to have no effect
-    EP_CHECK_NCCL(ncclEpCreateHandle(&run->handle, group, list.items[0], NULL, 0, NULL, env->stream,
-                                     use_fp8));
+    EP_CHECK_NCCL(ncclEpCreateHandle(&run->handle, group, list.items[0], NULL, 0, NULL, env->stream, use_fp8));
     ref_list_scrap(&list);
+    return made;
 }
 
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed) {
     RefRouting* routing = ref_routing_drawn((unsigned)env->size, shape, style, uneven, seed);
-    ll_run_open(run, env, group, shape, routing, seed);
+    return ll_run_open(env, group, shape, routing, seed);
 }
 
-void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
-                       bool uneven, uint64_t seed) {
+LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
-    ll_run_open_with(run, env, group, shape, style, uneven, seed);
-    run->own_group = group;
+    LlRun run = ll_run_open_with(env, group, shape, style, uneven, seed);
+    run.own_group = group;
+    return run;
 }
 
 void ll_run_close(LlRun* run) {
     if (run->handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
-    RefBuffer* buffers[] = {&run->ids,    &run->weights,    &run->tokens_in,
-                            &run->packed, &run->scales_in,  &run->scales_out,
-                            &run->counter, &run->results_in, &run->combined,
-                            &run->ids_out, &run->weights_out};
+    RefBuffer* buffers[] = {&run->ids,       &run->weights,    &run->tokens_in,  &run->packed,
+                            &run->scales_in, &run->scales_out, &run->counter,    &run->results_in,
+                            &run->combined,  &run->ids_out,    &run->weights_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->now);
     ref_routing_free(run->sent);
@@ -132,16 +124,14 @@ void ll_prepare_dispatch(LlRun* run) {
 
 static void add_weights(RefList* list, const LlRun* run) {
     const unsigned sizes[] = {my_tokens(run), run->shape.top_k};
-    ref_list_add(list, ref_buffer_data(&run->weights), ncclFloat32,
-                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
+    ref_list_add(list, ref_buffer_data(&run->weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 2, sizes);
 }
 
 static void add_beside(LlRun* run, RefList* inputs, RefList* outputs) {
     unsigned sizes[3];
     const unsigned dims = ref_layout_sizes(layout_of(run, true), run->shape.top_k, sizes);
     add_weights(inputs, run);
-    ref_list_add(outputs, ref_buffer_data(&run->ids_out), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX,
-                 dims, sizes);
+    ref_list_add(outputs, ref_buffer_data(&run->ids_out), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, dims, sizes);
     ref_list_add(outputs, ref_buffer_data(&run->weights_out), ncclFloat32,
                  NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, dims, sizes);
 }
@@ -234,8 +224,8 @@ static void expect_by_rank(Expected* expected) {
 
 static void expect_by_expert(Expected* expected) {
     const LlRun* run = expected->run;
-    int32_t* used = ref_host_new(run->local_experts * sizeof(*used));
-    uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
+    EP_SCOPED int32_t* used = ref_host_new(run->local_experts * sizeof(*used));
+    EP_SCOPED uint64_t* numbers = ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, used);
     const uint64_t* number = numbers;
     for (unsigned expert = 0; expert < run->local_experts; ++expert) {
         for (int32_t slot = 0; slot < used[expert]; ++slot) {
@@ -244,10 +234,7 @@ static void expect_by_expert(Expected* expected) {
                              expected->packed, expected->scales);
         }
     }
-    const size_t bytes = run->local_experts * sizeof(*used);
-    if (!run->without_counter) memcpy(expected->counts, used, bytes);
-    free(used);
-    free(numbers);
+    if (!run->without_counter) memcpy(expected->counts, used, run->local_experts * sizeof(*used));
 }
 
 // What nothing is said of: the rows of a view that hold nothing have any content.
@@ -256,13 +243,12 @@ static void* unchanged_rows(LlRun* run) {
     if (!run->sent_as_view) return rows;
     ll_keep_view(run, run->env->stream);
     EP_CHECK_CUDA(cudaStreamSynchronize(run->env->stream));
-    EP_CHECK_CUDA(
-        cudaMemcpy(rows, ref_buffer_data(&run->packed), view_bytes(run), cudaMemcpyDeviceToHost));
+    EP_CHECK_CUDA(cudaMemcpy(rows, ref_buffer_data(&run->packed), view_bytes(run), cudaMemcpyDeviceToHost));
     return rows;
 }
 
 bool ll_check_dispatch(LlRun* run) {
-    void* scales = ref_host_poison(run->scales_out.bytes);
+    EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
     Expected expected = {run,
                          unchanged_rows(run),
                          run->format.meaning == kRefOpaque ? NULL : scales,
@@ -275,7 +261,6 @@ bool ll_check_dispatch(LlRun* run) {
     match = REF_CHECK_BUFFER(&run->counter, expected.counts) && match;
     match = REF_CHECK_BUFFER(&run->ids_out, expected.ids) && match;
     match = REF_CHECK_BUFFER(&run->weights_out, expected.weights) && match;
-    free(scales);
     free(expected.packed);
     free(expected.counts);
     free(expected.ids);
@@ -290,14 +275,13 @@ void ll_prepare_combine(LlRun* run) {
     upload_routing(run);
     const unsigned rank = (unsigned)run->env->rank;
     // Rows of unused slots stay poison: they must not show in any sum.
-    void* host = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED void* host = ref_host_poison(run->results_in.bytes);
     if (run->sent_by_rank) {
         ref_rank_results(run->sent, rank, layout_of(run, true), &run->results, host);
     } else {
         ref_ll_results(run->sent, rank, run->layout, &run->results, host);
     }
     ref_buffer_upload(&run->results_in, host);
-    free(host);
     ref_buffer_poison(&run->combined);
 }
 
@@ -305,52 +289,44 @@ void ll_prepare_combine(LlRun* run) {
 static void overwrite_view(const LlRun* run, cudaStream_t stream) {
     const RefLayout layout = layout_of(run, true);
     const size_t row_bytes = run->shape.hidden * ep_datatype_size(run->shape.datatype);
-    int32_t* counts = ref_host_new(layout.parts * sizeof(*counts));
+    EP_SCOPED int32_t* counts = ref_host_new(layout.parts * sizeof(*counts));
     ref_rank_counts(run->sent, (unsigned)run->env->rank, counts);
     for (unsigned source = 0; source < layout.parts; ++source) {
         const size_t begin = ref_layout_row(layout, source, 0) * row_bytes;
-        EP_CHECK_CUDA(cudaMemcpyAsync((char*)run->view + begin,
-                                      (char*)ref_buffer_data(&run->results_in) + begin,
-                                      (size_t)counts[source] * row_bytes, cudaMemcpyDeviceToDevice,
-                                      stream));
+        EP_CHECK_CUDA(cudaMemcpyAsync((char*)run->view + begin, (char*)ref_buffer_data(&run->results_in) + begin,
+                                      (size_t)counts[source] * row_bytes, cudaMemcpyDeviceToDevice, stream));
     }
-    free(counts);
 }
 
 ncclResult_t ll_launch_combine(LlRun* run, cudaStream_t stream, bool send_only) {
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
     const RefShape* shape = &run->shape;
-    const bool in_place = run->in_place && run->view != NULL;
-    if (in_place) {
+    if (run->in_place && run->view != NULL) {
         overwrite_view(run, stream);
         unsigned sizes[3];
         const unsigned dims = ref_layout_sizes(layout_of(run, true), shape->hidden, sizes);
-        ref_list_add(&lists.inputs, run->view, shape->datatype, NCCL_EP_TENSOR_TAG_TOKENS, dims,
-                     sizes);
+        ref_list_add(&lists.inputs, run->view, shape->datatype, NCCL_EP_TENSOR_TAG_TOKENS, dims, sizes);
         run->view = NULL;
     } else {
         ref_list_add_rows(&lists.inputs, &run->results_in, shape->datatype, shape->hidden,
                           layout_of(run, run->sent_by_rank));
     }
-    ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden,
-                      ref_flat(my_tokens(run)));
+    ref_list_add_rows(&lists.outputs, &run->combined, shape->datatype, shape->hidden, ref_flat(my_tokens(run)));
     if (!run->sent_by_rank) add_weights(&lists.locals, run);
     ref_lists_dress(&lists, run->variation++);
     return ref_lists_combine(&lists, run->handle, send_only, stream);
 }
 
 bool ll_check_combine(LlRun* run) {
-    void* combined = ref_host_poison(run->combined.bytes);
+    EP_SCOPED void* combined = ref_host_poison(run->combined.bytes);
     const unsigned rank = (unsigned)run->env->rank;
     if (run->sent_by_rank) {
         ref_rank_combine(run->sent, rank, layout_of(run, true), &run->results, combined);
     } else {
         ref_ll_combine_as(run->sums, run->sent, run->now, rank, run->layout, &run->results, combined);
     }
-    const bool match = REF_CHECK_BUFFER(&run->combined, combined);
-    free(combined);
-    return match;
+    return REF_CHECK_BUFFER(&run->combined, combined);
 }
 
 void ll_prepare(LlRun* run) {

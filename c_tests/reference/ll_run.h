@@ -1,17 +1,14 @@
 // One low-latency handle with its buffers, and its operations in three steps: prepare the inputs
 // and poison the outputs, launch, and, once the device is done, compare all outputs with the
 // reference. Steps of several handles can be interleaved at will.
-#ifndef C_TESTS_REFERENCE_LL_RUN_H_
-#define C_TESTS_REFERENCE_LL_RUN_H_
+#pragma once
 
 #include "reference/buffer.h"
 #include "reference/format.h"
 #include "reference/ll.h"
 #include "reference/rank_major.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 typedef struct {
     const EpEnv* env;
@@ -42,14 +39,12 @@ typedef struct {
 } LlRun;
 
 // Takes over `routing`, whose numbers must match the shape.
-void ll_run_open(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                 RefRouting* routing, uint64_t seed);
+LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, uint64_t seed);
 // A run with the given style and token counts full or uneven.
-void ll_run_open_with(LlRun* run, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
+LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
                       RefStyle style, bool uneven, uint64_t seed);
 // The same in a group of its own.
-void ll_run_open_alone(LlRun* run, const EpEnv* env, const RefShape* shape, RefStyle style,
-                       bool uneven, uint64_t seed);
+LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ll_run_close(LlRun* run);
 
@@ -85,8 +80,4 @@ void ll_combine(LlRun* run);
 // Overwrites all inputs, as a caller may once they have been sent.
 void ll_overwrite_inputs(LlRun* run);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_LL_RUN_H_
+__END_DECLS

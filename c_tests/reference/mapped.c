@@ -1,9 +1,6 @@
 // Objects that buffers are cut from; see mapped.h.
 #include "reference/mapped.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/buffer.h"
 
 // A library of the first release alone, which has no such function, links this file as well.

@@ -1,13 +1,10 @@
 // Buffers of the tests in memory that peers map: with EP_TEST_MEMORY=mixed some lie in objects of the group, on each
 // rank others, and at other offsets; with EP_TEST_MEMORY=mapped all do for which there is room. Otherwise none does.
-#ifndef C_TESTS_REFERENCE_MAPPED_H_
-#define C_TESTS_REFERENCE_MAPPED_H_
+#pragma once
 
 #include "harness/harness.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // Whether such buffers are wanted at all.
 bool ref_mapped_is_wanted(void);
@@ -18,8 +15,4 @@ void ref_mapped_open(const EpEnv* env, ncclEpGroup_t group, uint64_t seed);
 // No more buffers do. Those that do are dead when the group ends.
 void ref_mapped_close(void);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_MAPPED_H_
+__END_DECLS

@@ -1,6 +1,5 @@
 // A reference routing that C++ programs own.
-#ifndef C_TESTS_REFERENCE_OWNED_HPP_
-#define C_TESTS_REFERENCE_OWNED_HPP_
+#pragma once
 
 #include <cstdlib>
 #include <memory>
@@ -20,5 +19,3 @@ using Routing = std::unique_ptr<RefRouting, FreeRouting>;
 using RowNumbers = std::unique_ptr<uint64_t[], FreeHost>;
 
 }  // namespace ref
-
-#endif  // C_TESTS_REFERENCE_OWNED_HPP_

@@ -1,17 +1,14 @@
 // Rank-major low-latency operations in straight lines; see rank_major.h.
 #include "reference/rank_major.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/nodes.h"
+#include "reference/buffer.h"
 
 enum { kNobody = -1 };
 
 // The rank that hosts the expert of entry k of a token, or kNobody.
 static int owner_of(const RefRouting* routing, unsigned source, size_t token, unsigned k) {
-    const int64_t id = routing->topk_idx[source][token * routing->top_k + k];
-    const int64_t expert = ref_expert_of(routing, id);
+    const int64_t expert = ref_expert_of(routing, routing->topk_idx[source][token * routing->top_k + k]);
     return expert < 0 ? kNobody : (int)(expert / ref_local_experts(routing));
 }
 
@@ -31,8 +28,7 @@ static bool goes_to(const RefRouting* routing, unsigned source, size_t token, un
     return false;
 }
 
-void ref_rank_each(const RefRouting* routing, unsigned rank, RefLayout layout, RefRankRowFn each,
-                   void* context) {
+void ref_rank_each(const RefRouting* routing, unsigned rank, RefLayout layout, RefRankRowFn each, void* context) {
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
         size_t index = 0;
         for (size_t token = 0; token < routing->num_tokens[source]; ++token) {
@@ -67,14 +63,12 @@ static void write_beside(unsigned source, size_t token, size_t row, void* contex
         const size_t entry = token * top_k + k;
         beside->weights[row * top_k + k] = routing->weights[source][entry];
         if (owner_of(routing, source, token, k) == (int)beside->rank) {
-            beside->ids[row * top_k + k] =
-                routing->topk_idx[source][entry] % ref_local_experts(routing);
+            beside->ids[row * top_k + k] = routing->topk_idx[source][entry] % ref_local_experts(routing);
         }
     }
 }
 
-void ref_rank_beside(const RefRouting* routing, unsigned rank, RefLayout layout, int64_t* ids,
-                     float* weights) {
+void ref_rank_beside(const RefRouting* routing, unsigned rank, RefLayout layout, int64_t* ids, float* weights) {
     Beside beside = {routing, rank, ids, weights};
     const size_t entries = ref_layout_rows(layout) * routing->top_k;
     for (size_t i = 0; i < entries; ++i) ids[i] = -1;
@@ -90,8 +84,7 @@ typedef struct {
 static void write_result(unsigned source, size_t token, size_t row, void* context) {
     (void)source, (void)token;
     const Results* results = context;
-    ref_row_fill(results->rows, ref_row_of(results->rank, row),
-                 results->out + row * ref_row_bytes(results->rows));
+    ref_row_fill(results->rows, ref_row_of(results->rank, row), results->out + row * ref_row_bytes(results->rows));
 }
 
 void ref_rank_results(const RefRouting* routing, unsigned rank, RefLayout layout,
@@ -141,14 +134,11 @@ static void add_node(const Sum* sum, unsigned distance, size_t token) {
     }
 }
 
-void ref_rank_combine(const RefRouting* sent, unsigned rank, RefLayout layout,
-                      const RefRows* expert_rows, void* out) {
+void ref_rank_combine(const RefRouting* sent, unsigned rank, RefLayout layout, const RefRows* expert_rows, void* out) {
     const unsigned hidden = expert_rows->hidden;
-    Sum sum = {sent, rank, layout, expert_rows, calloc(sent->num_ranks, sizeof(size_t)),
-               calloc(hidden, sizeof(float)), calloc(hidden, sizeof(float)),
-               calloc(hidden, sizeof(float)), malloc(ref_row_bytes(expert_rows))};
-    EP_REQUIRE(sum.begins != NULL && sum.sum != NULL && sum.of_node != NULL);
-    EP_REQUIRE(sum.row != NULL && sum.packed != NULL);
+    Sum sum = {sent, rank, layout, expert_rows, ref_host_new(sent->num_ranks * sizeof(size_t)),
+               ref_host_new(hidden * sizeof(float)), ref_host_new(hidden * sizeof(float)),
+               ref_host_new(hidden * sizeof(float)), ref_host_new(ref_row_bytes(expert_rows))};
     for (size_t token = 0; token < sent->num_tokens[rank]; ++token) {
         memset(sum.sum, 0, hidden * sizeof(float));
         for (unsigned place = 0; place < ep_num_nodes(); ++place) {

@@ -1,9 +1,6 @@
 // Drawing the ids and weights of all ranks; see routing.h.
 #include "reference/routing.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/rows.h"
 
 static void* allocate(size_t count, size_t size) {
@@ -12,9 +9,7 @@ static void* allocate(size_t count, size_t size) {
     return memory;
 }
 
-unsigned ref_local_experts(const RefRouting* routing) {
-    return routing->num_experts / routing->num_ranks;
-}
+unsigned ref_local_experts(const RefRouting* routing) { return routing->num_experts / routing->num_ranks; }
 
 size_t ref_entries_of(const RefRouting* routing, unsigned rank) {
     return (size_t)routing->num_tokens[rank] * routing->top_k;
@@ -24,8 +19,7 @@ int64_t ref_expert_of(const RefRouting* routing, int64_t id) {
     return id >= 0 && id < (int64_t)routing->num_experts ? id : -1;
 }
 
-static RefRouting* new_empty(unsigned num_ranks, unsigned num_experts, unsigned top_k,
-                             const unsigned* num_tokens) {
+static RefRouting* new_empty(unsigned num_ranks, unsigned num_experts, unsigned top_k, const unsigned* num_tokens) {
     RefRouting* routing = allocate(1, sizeof(*routing));
     routing->num_ranks = num_ranks;
     routing->num_experts = num_experts;
@@ -65,9 +59,8 @@ static int64_t draw_id(const RefRouting* routing, RefStyle style, uint64_t* stat
         case kRefMessy:
             return messy_id(routing->num_experts, state);
         case kRefSkewed:
-            return (int64_t)(ep_random_below(state, ep_random_below(state, 4) > 0
-                                                        ? (routing->num_experts + 3) / 4
-                                                        : routing->num_experts));
+            return (int64_t)(ep_random_below(
+                state, ep_random_below(state, 4) > 0 ? (routing->num_experts + 3) / 4 : routing->num_experts));
         case kRefOneRank:
             return (int64_t)(routing->num_experts - 1 - ep_random_below(state, local_experts));
         case kRefOneExpert:
@@ -121,25 +114,21 @@ void ref_routing_new_weights(RefRouting* routing, uint64_t seed) {
     }
 }
 
-RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style,
-                              bool uneven, uint64_t seed) {
+RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed) {
     enum { kTokensIfAuto = 9 };
     const unsigned most = shape->max_tokens == 0 ? kTokensIfAuto : shape->max_tokens;
-    unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
+    EP_SCOPED unsigned* num_tokens = allocate(num_ranks, sizeof(*num_tokens));
     if (uneven) {
         ref_tokens_uneven(num_tokens, num_ranks, most, seed);
     } else {
         ref_tokens_full(num_tokens, num_ranks, most);
     }
-    RefRouting* routing =
-        ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens, style, seed);
-    free(num_tokens);
+    RefRouting* routing = ref_routing_new(num_ranks, shape->num_experts, shape->top_k, num_tokens, style, seed);
     return routing;
 }
 
 RefRouting* ref_routing_copy(const RefRouting* from) {
-    RefRouting* routing =
-        new_empty(from->num_ranks, from->num_experts, from->top_k, from->num_tokens);
+    RefRouting* routing = new_empty(from->num_ranks, from->num_experts, from->top_k, from->num_tokens);
     for (unsigned rank = 0; rank < from->num_ranks; ++rank) {
         const size_t entries = ref_entries_of(from, rank);
         memcpy(routing->topk_idx[rank], from->topk_idx[rank], entries * sizeof(int64_t));
@@ -169,24 +158,21 @@ void ref_routing_mask(RefRouting* routing, unsigned every, uint64_t seed) {
 }
 
 void ref_routing_fit(RefRouting* routing, unsigned capacity) {
-    unsigned* used = allocate(routing->num_experts, sizeof(*used));
+    EP_SCOPED unsigned* used = allocate(routing->num_experts, sizeof(*used));
     for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
         for (size_t i = 0; i < ref_entries_of(routing, rank); ++i) {
             const int64_t expert = ref_expert_of(routing, routing->topk_idx[rank][i]);
             if (expert >= 0 && used[expert]++ >= capacity) routing->topk_idx[rank][i] = -1;
         }
     }
-    free(used);
 }
 
-static void change_token(const RefRouting* routing, RefChange change, int64_t* ids,
-                         uint64_t* state) {
+static void change_token(const RefRouting* routing, RefChange change, int64_t* ids, uint64_t* state) {
     const unsigned top_k = routing->top_k;
     for (unsigned left = top_k; left > 1; --left) {
         const unsigned last = left - 1;
         // Reversed: the last one changes places with the first until they meet.
-        const unsigned other =
-            change == kRefReverse ? top_k - left : (unsigned)ep_random_below(state, left);
+        const unsigned other = change == kRefReverse ? top_k - left : (unsigned)ep_random_below(state, left);
         if (change == kRefReverse && other >= last) break;
         const int64_t id = ids[last];
         ids[last] = ids[other];

@@ -1,13 +1,10 @@
 // The routing of all ranks: the experts of each token and their weights. Every process computes all
 // of it from a seed, without a message or a call of the library.
-#ifndef C_TESTS_REFERENCE_ROUTING_H_
-#define C_TESTS_REFERENCE_ROUTING_H_
+#pragma once
 
 #include "harness/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // How the ids of a token are drawn. E experts, L on each rank.
 typedef enum {
@@ -45,10 +42,8 @@ RefRouting* ref_routing_new(unsigned num_ranks, unsigned num_experts, unsigned t
 // A routing with given ids: those of all ranks, one rank after the other.
 RefRouting* ref_routing_of_ids(unsigned num_ranks, unsigned num_experts, unsigned top_k,
                                const unsigned* num_tokens, const int64_t* ids, uint64_t seed);
-// A routing of `shape` with token counts full or uneven; up to 9 tokens if the shape leaves their
-// number open.
-RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style,
-                              bool uneven, uint64_t seed);
+// A routing of `shape` with token counts full or uneven; up to 9 tokens if the shape leaves their number open.
+RefRouting* ref_routing_drawn(unsigned num_ranks, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed);
 RefRouting* ref_routing_copy(const RefRouting* routing);
 void ref_routing_free(RefRouting* routing);
 
@@ -78,8 +73,4 @@ int64_t ref_expert_of(const RefRouting* routing, int64_t id);
 void ref_tokens_full(unsigned* num_tokens, unsigned num_ranks, unsigned most);
 void ref_tokens_uneven(unsigned* num_tokens, unsigned num_ranks, unsigned most, uint64_t seed);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_ROUTING_H_
+__END_DECLS

@@ -1,14 +1,11 @@
 // Rows and weights as functions of a seed; see rows.h for what the values are made to show.
 #include "reference/rows.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "reference/buffer.h"
 
 enum { kExponentBiasF32 = 127, kExponentBiasF16 = 15 };
 
-size_t ref_row_bytes(const RefRows* rows) {
-    return (size_t)rows->hidden * ep_datatype_size(rows->datatype);
-}
+size_t ref_row_bytes(const RefRows* rows) { return (size_t)rows->hidden * ep_datatype_size(rows->datatype); }
 
 uint64_t ref_row_of(unsigned rank, size_t row) { return ((uint64_t)rank << 40) | row; }
 
@@ -80,18 +77,15 @@ void ref_rows_fill(const RefRows* rows, unsigned rank, size_t first, size_t coun
     }
 }
 
-size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count,
-                      const void* actual) {
+size_t ref_rows_wrong(const RefRows* rows, const uint64_t* numbers, size_t count, const void* actual) {
     const size_t bytes = ref_row_bytes(rows);
     const unsigned char* row = actual;
-    unsigned char* expected = malloc(bytes);
-    EP_REQUIRE(expected != NULL);
+    EP_SCOPED unsigned char* expected = ref_host_new(bytes);
     size_t wrong = 0;
     for (size_t i = 0; i < count; ++i, row += bytes) {
         ref_row_fill(rows, numbers[i], expected);
         wrong += memcmp(row, expected, bytes) != 0;
     }
-    free(expected);
     return wrong;
 }
 

@@ -1,8 +1,9 @@
 // High throughput by expert in straight lines; see zones.h.
 #include "reference/zones.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "reference/buffer.h"
+
+#include "harness/nodes.h"
 
 static bool names(const RefRouting* routing, unsigned source, size_t token, int64_t expert) {
     for (unsigned k = 0; k < routing->top_k; ++k) {
@@ -19,14 +20,12 @@ static bool is_there(const RefZones* zones, size_t slot) { return slot != kRefNo
 
 static RefZones zones_of(const RefRouting* routing, unsigned rank, unsigned alignment, unsigned most) {
     const unsigned experts = ref_local_experts(routing);
-    RefZones zones = {routing, rank, most, calloc(experts + 1, sizeof(size_t)), NULL,
-                      calloc(routing->num_ranks + 1, sizeof(size_t))};
-    EP_REQUIRE(zones.begins != NULL && zones.first_of != NULL);
+    RefZones zones = {routing, rank, most, ref_host_new((experts + 1) * sizeof(size_t)), NULL,
+                      ref_host_new((routing->num_ranks + 1) * sizeof(size_t))};
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
         zones.first_of[source + 1] = zones.first_of[source] + routing->num_tokens[source];
     }
-    zones.slots = malloc((zones.first_of[routing->num_ranks] * experts + 1) * sizeof(size_t));
-    EP_REQUIRE(zones.slots != NULL);
+    zones.slots = ref_host_new((zones.first_of[routing->num_ranks] * experts + 1) * sizeof(size_t));
     size_t next = 0;
     for (unsigned expert = 0; expert < experts; ++expert) {
         zones.begins[expert] = next;
@@ -43,8 +42,7 @@ static RefZones zones_of(const RefRouting* routing, unsigned rank, unsigned alig
 }
 
 RefZones* ref_zones_new(const RefRouting* routing, unsigned alignment, unsigned most) {
-    RefZones* zones = malloc(routing->num_ranks * sizeof(*zones));
-    EP_REQUIRE(zones != NULL);
+    RefZones* zones = ref_host_new(routing->num_ranks * sizeof(*zones));
     for (unsigned rank = 0; rank < routing->num_ranks; ++rank) {
         zones[rank] = zones_of(routing, rank, alignment, most);
     }
@@ -124,8 +122,8 @@ void ref_zones_weights(const RefZones* zones, size_t slots, float* weights) {
     each_slot(zones, write_weight, &output);
 }
 
-// Adds what a rank returns for a token, if any of its experts is named.
-static void add_rank(const RefZones* zones, const RefRows* rows, unsigned home, size_t token, void* row, float* sum,
+// Adds what a rank returns for a token, if any of its experts is named, and says so.
+static bool add_rank(const RefZones* zones, const RefRows* rows, unsigned home, size_t token, void* row, float* sum,
                      float* total) {
     bool found = false;
     memset(sum, 0, rows->hidden * sizeof(*sum));
@@ -136,28 +134,39 @@ static void add_rank(const RefZones* zones, const RefRows* rows, unsigned home, 
         ref_row_fill(rows, ref_row_of(zones->rank, slot), row);
         for (unsigned i = 0; i < rows->hidden; ++i) sum[i] += ep_load(rows->datatype, row, i);
     }
-    if (!found) return;
+    if (!found) return false;
     ep_store_all(rows->datatype, row, rows->hidden, sum);
     for (unsigned i = 0; i < rows->hidden; ++i) total[i] += ep_load(rows->datatype, row, i);
+    return true;
 }
 
 void ref_zones_combine(const RefZones* all, unsigned rank, const RefRows* expert_rows, void* out) {
     const RefRouting* routing = all[0].routing;
     const size_t hidden = expert_rows->hidden, row_bytes = ref_row_bytes(expert_rows);
-    float* sum = malloc(hidden * sizeof(float));
-    float* total = malloc(hidden * sizeof(float));
-    void* row = malloc(row_bytes);
-    EP_REQUIRE(sum != NULL && total != NULL && row != NULL);
+    EP_SCOPED float* sum = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED float* total = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED float* of_node = ref_host_new(hidden * sizeof(float));
+    EP_SCOPED void* row = ref_host_new(row_bytes);
     for (size_t token = 0; token < routing->num_tokens[rank]; ++token) {
         memset(total, 0, hidden * sizeof(float));
-        for (unsigned from = 0; from < routing->num_ranks; ++from) {
-            add_rank(&all[from], expert_rows, rank, token, row, sum, total);
+        for (unsigned place = 0; place < ep_num_nodes(); ++place) {
+            const unsigned distance = ep_distance_in_sum(rank, place);
+            bool found = false;
+            memset(of_node, 0, hidden * sizeof(float));
+            for (unsigned from = 0; from < routing->num_ranks; ++from) {
+                if (ep_node_distance(rank, from) != distance) continue;
+                found = add_rank(&all[from], expert_rows, rank, token, row, sum, of_node) || found;
+            }
+            if (!found) continue;
+            if (distance > 0 || ep_sums_are_invariant()) {
+                // As rows without zones.
+                ep_store_all(expert_rows->datatype, row, hidden, of_node);
+                ep_load_all(expert_rows->datatype, row, hidden, of_node);
+            }
+            for (size_t i = 0; i < hidden; ++i) total[i] += of_node[i];
         }
         ep_store_all(expert_rows->datatype, (unsigned char*)out + token * row_bytes, hidden, total);
     }
-    free(sum);
-    free(total);
-    free(row);
 }
 
 void ref_zones_gradients(const RefZones* all, unsigned rank, uint64_t seed, float* out) {

@@ -1,14 +1,11 @@
 // The expected results of high-throughput operations whose rows lie by expert, by walks in the documented order: local
 // expert, source rank, token. An expert's rows begin at a multiple of an alignment, and zeros fill its zone.
-#ifndef C_TESTS_REFERENCE_ZONES_H_
-#define C_TESTS_REFERENCE_ZONES_H_
+#pragma once
 
 #include "reference/routing.h"
 #include "reference/rows.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+__BEGIN_DECLS
 
 // The zones of one rank.
 typedef struct {
@@ -41,8 +38,4 @@ void ref_zones_weights(const RefZones* zones, size_t slots, float* weights);
 void ref_zones_combine(const RefZones* all, unsigned rank, const RefRows* expert_rows, void* out);
 void ref_zones_gradients(const RefZones* all, unsigned rank, uint64_t seed, float* out);
 
-#ifdef __cplusplus
-}
-#endif
-
-#endif  // C_TESTS_REFERENCE_ZONES_H_
+__END_DECLS

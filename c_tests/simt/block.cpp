@@ -119,10 +119,8 @@ void Block::EndRoundIfAllLiveWait(const Warp& warp, uint32_t mask, Meeting& meet
 }
 
 void Block::Arrive(Meeting& meeting, const char* operation) {
-    if (meeting.arrived != 0 && meeting.operation != operation &&
-        std::strcmp(meeting.operation, operation) != 0) {
-        Fail(std::string("threads that must meet are in ") + meeting.operation + " and " +
-             operation);
+    if (meeting.arrived != 0 && meeting.operation != operation && std::strcmp(meeting.operation, operation) != 0) {
+        Fail(std::string("threads that must meet are in ") + meeting.operation + " and " + operation);
     }
     meeting.operation = operation;
 }
@@ -180,8 +178,7 @@ uint32_t Block::MeetBlock(const char* operation, bool vote) {
 }
 
 void Block::MeetNamed(uint32_t id, uint32_t threads) {
-    if (id == 0 || id >= kNamedBarriers || threads == 0 || threads % kLanes != 0 ||
-        threads > grid_.threads) {
+    if (id == 0 || id >= kNamedBarriers || threads == 0 || threads % kLanes != 0 || threads > grid_.threads) {
         Fail("barrier " + std::to_string(id) + " for " + std::to_string(threads) + " threads");
     }
     Meeting& meeting = named_[id];
@@ -236,8 +233,7 @@ std::string Block::WhereThreadsAre() const {
         const Thread& thread = threads_[i];
         const std::string place = thread.has_ended             ? "have ended"
                                   : thread.waits_at == nullptr ? "poll or run"
-                                                               : std::string("wait at ") +
-                                                                     thread.waits_at->operation;
+                                                               : std::string("wait at ") + thread.waits_at->operation;
         auto& [first, count] = first_and_count[place];
         first = i;
         ++count;

@@ -1,11 +1,9 @@
-// One block of a grid, on one OS thread: its threads are fibers that run in random order and take
-// turns only where threads of a GPU may notice each other: at barriers, warp operations, atomic
-// operations and in polling loops.
+// One block of a grid, on one OS thread: its threads are fibers that run in random order and take turns only where
+// threads of a GPU may notice each other: at barriers, warp operations, atomic operations and in polling loops.
 //
 // What a kernel must not do is refused (failure.h): a barrier or warp operation that not everyone
 // joins, lanes that meet in different operations, a wait that nobody can end.
-#ifndef C_TESTS_SIMT_BLOCK_H_
-#define C_TESTS_SIMT_BLOCK_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -153,5 +151,3 @@ class Block {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_BLOCK_H_

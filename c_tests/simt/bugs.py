@@ -158,7 +158,7 @@ BUGS = (
         "            check_fingerprint(block.op, rank);\n", "", "3 test_ll no_tokens_anywhere", slow=True),
     Bug("launched early without waiting for the kernel before", "ll/dispatch.cu",
         "ENTRY(ll_dispatch) {\n    follow_grid();\n", "ENTRY(ll_dispatch) {\n",
-        "2 NCCL_EP_PROGRAMMATIC=1 test_ll widths", slow=True),
+        "2 test_ll widths", slow=True),
     # ---- Rank-major -----------------------------------------------------------------------------
     Bug("ids of unused rows stay", "ll/rank_dispatch.cu", "            store_id(beside, ids + i, kNowhere);\n", "",
         RANK_MAJOR),
@@ -198,8 +198,8 @@ BUGS = (
     Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",
         "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] == view.handle;",
         "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] != 0;", "2 test_ll views_that_are_overtaken"),
-    Bug("rows of views in the bank of before", "ll/view.cuh", "    return view.rows + row * shape.row_bytes;",
-        "    return view.rows + row * shape.row_bytes - (view.bank != 0 ? shape.row_bytes : 0);", VIEWS, slow=True),
+    Bug("rows of views a row further on, the last in the other bank", "ll/view.cuh", "return row * shape.row_bytes;",
+        "return (row + 1) * shape.row_bytes;", VIEWS, slow=True),
     Bug("no flag for a view's data with the sentinel", "ll/view.cuh", "    if (with_sentinel) {", "    if (false) {", VIEWS,
         slow=True),
     # ---- Several nodes ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from planting import Bug
 
 HT = "3 test_ht uneven_tokens"
 ZONES = "3 test_second high_throughput_delivers"
+ZONES_NODES = "3 NODES=001 test_second high_throughput_delivers"
 
 BUGS_OF_ROUTES = (
     Bug("experts of rows before they are told", "ht/zones.cu",
@@ -33,6 +34,12 @@ BUGS_OF_ROUTES = (
         "2 test_second updates_by_expert", slow=True),
     Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
         "3 test_second slots_beyond", slow=True),
+    Bug("experts told in the name of the forwarder", "ht/zones.cu", "params.source, word) + index",
+        "params.peers.rank, word) + index", ZONES_NODES, slow=True),
+    Bug("scales that stay where they came", "ht/zones_apart.cu", "        if (params.scales.out != nullptr) {\n",
+        "        if (false) {\n", ZONES_NODES, slow=True),
+    Bug("gradients of slots that are dropped", "ht/zones_apart.cu", "is_slot(slot, params.in_rows);",
+        "slot != HT_NO_SLOT;", "3 NODES=001 test_second slots_beyond", slow=True),
     Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
         slow=True),
     Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "        clear_sum<Type>(sum);\n    }\n", "    }\n",

@@ -53,8 +53,7 @@ bool Bulk::HasEnded(const uint64_t* barrier, uint32_t parity) {
 void Bulk::Load(void* shared_to, const void* from, uint32_t bytes, const uint64_t* barrier) {
     CheckCopy(shared_to, from, bytes);
     Barrier& found = Find(barrier);
-    found.loads.push_back(
-        {static_cast<uint8_t*>(shared_to), static_cast<const uint8_t*>(from), bytes});
+    found.loads.push_back({static_cast<uint8_t*>(shared_to), static_cast<const uint8_t*>(from), bytes});
     if (random_.OneIn(3)) {
         LandLoad(found, found.loads.size() - 1);
     }
@@ -90,8 +89,7 @@ void Bulk::WaitUntilWritten(uint32_t thread, uint32_t groups) {
         for (Copy& copy : committed.front()) {
             Read(copy);
             for (uint32_t at = 0; at < copy.bytes; at += kUnit) {
-                stores_.Put(thread, copy.to + at, &copy.data[at], kUnit, sizeof(uint32_t),
-                            Landing::kSomeTime);
+                stores_.Put(thread, copy.to + at, &copy.data[at], kUnit, sizeof(uint32_t), Landing::kSomeTime);
             }
         }
         committed.pop_front();

@@ -1,12 +1,10 @@
 // Bulk copies between shared and global memory, and the barriers in shared memory (mbarrier) that
 // count arrivals and their bytes.
 //
-// A copy reads and writes at a random time between its start and the moment when somebody has
-// waited for it, so that a missing wait shows as stale or overwritten data, whichever side of the
-// copy it is missing on. What a copy has written to global memory is then like a store of the
-// thread that waited: others see it for sure only after a release.
-#ifndef C_TESTS_SIMT_BULK_H_
-#define C_TESTS_SIMT_BULK_H_
+// A copy reads and writes at a random time between its start and the moment when somebody has waited for it, so that a
+// missing wait shows as stale or overwritten data, whichever side of the copy it is missing on. What a copy has written
+// to global memory is then like a store of the thread that waited: others see it for sure only after a release.
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -33,8 +31,7 @@ class Bulk {
     void Store(uint32_t thread, void* to, const void* shared_from, uint32_t bytes);
     // Makes one group of the thread's stores since the last commit.
     void CommitStores(uint32_t thread);
-    // Until at most `groups` of the thread's groups are under way: have not read their source, or
-    // have not written.
+    // Until at most `groups` of the thread's groups are under way: have not read their source, or have not written.
     void WaitUntilRead(uint32_t thread, uint32_t groups);
     void WaitUntilWritten(uint32_t thread, uint32_t groups);
 
@@ -74,5 +71,3 @@ class Bulk {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_BULK_H_

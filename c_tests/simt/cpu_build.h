@@ -1,7 +1,6 @@
 // What a program's own kernel needs in the CPU build: included before the kernel and behind the headers of CUDA
 // that it uses.
-#ifndef C_TESTS_SIMT_CPU_BUILD_H_
-#define C_TESTS_SIMT_CPU_BUILD_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -37,5 +36,3 @@ void RunGrid(unsigned blocks, unsigned threads, Kernel kernel) {
 
 #undef blockIdx
 #define blockIdx cpu_build::block
-
-#endif  // C_TESTS_SIMT_CPU_BUILD_H_

@@ -1,7 +1,6 @@
 // The part of CUDA C++ that kernels use, for g++: qualifiers, built-in variables, warp and block
 // operations, atomics. What is missing here does not compile; add it when a kernel needs it.
-#ifndef C_TESTS_SIMT_CUDA_CPU_H_
-#define C_TESTS_SIMT_CUDA_CPU_H_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -82,9 +81,7 @@ T Shuffle(const char* operation, uint32_t mask, T value, uint32_t from) {
 
 }  // namespace simt
 
-inline void __syncwarp(uint32_t mask = 0xffffffffu) {
-    simt::Block::Current().MeetWarp("__syncwarp", mask, 0);
-}
+inline void __syncwarp(uint32_t mask = 0xffffffffu) { simt::Block::Current().MeetWarp("__syncwarp", mask, 0); }
 
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int lane) {
@@ -94,8 +91,7 @@ T __shfl_sync(uint32_t mask, T value, int lane) {
 template <typename T>
 T __shfl_xor_sync(uint32_t mask, T value, int lanes) {
     const uint32_t own = threadIdx.x % simt::kLanes;
-    return simt::Shuffle("__shfl_xor_sync", mask, value,
-                         (own ^ static_cast<uint32_t>(lanes)) % simt::kLanes);
+    return simt::Shuffle("__shfl_xor_sync", mask, value, (own ^ static_cast<uint32_t>(lanes)) % simt::kLanes);
 }
 
 template <typename T>
@@ -107,8 +103,7 @@ T __shfl_up_sync(uint32_t mask, T value, unsigned lanes) {
 template <typename T>
 T __shfl_down_sync(uint32_t mask, T value, unsigned lanes) {
     const uint32_t own = threadIdx.x % simt::kLanes;
-    return simt::Shuffle("__shfl_down_sync", mask, value,
-                         own + lanes < simt::kLanes ? own + lanes : own);
+    return simt::Shuffle("__shfl_down_sync", mask, value, own + lanes < simt::kLanes ? own + lanes : own);
 }
 
 inline uint32_t __ballot_sync(uint32_t mask, bool vote) {
@@ -165,8 +160,7 @@ T Atomic(T* at, Change change) {
     block.stores().LandAt(at);
     T before = __atomic_load_n(at, __ATOMIC_RELAXED);
     T after = change(before);
-    while (!__atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED)) {
+    while (!__atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
         after = change(before);
     }
     block.MayYield();
@@ -211,13 +205,9 @@ inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); 
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<uint32_t>(bits)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __uint_as_float(uint32_t bits) { return simt::FromBits<float>(bits); }
-inline uint32_t __float_as_uint(float value) {
-    return static_cast<uint32_t>(simt::ToBits(value));
-}
+inline uint32_t __float_as_uint(float value) { return static_cast<uint32_t>(simt::ToBits(value)); }
 
 template <typename T>
 T __ldg(const T* from) {
     return *from;
 }
-
-#endif  // C_TESTS_SIMT_CUDA_CPU_H_

@@ -26,12 +26,10 @@
 
 // Of the stand-ins: see hostsim/src/cuda/capture.rs.
 extern "C" void ncclEpHostsimAllowGraphs();
-extern "C" cudaError_t ncclEpHostsimCapture(cudaStream_t stream, int* status,
-                                            unsigned long long* number);
+extern "C" cudaError_t ncclEpHostsimCapture(cudaStream_t stream, int* status, unsigned long long* number);
 extern "C" cudaError_t ncclEpHostsimRefuseCapture(cudaStream_t stream);
 extern "C" uint64_t ncclEpHostsimResets();
-extern "C" cudaError_t ncclEpHostsimGiveToCapture(unsigned long long number, cudaHostFn_t release,
-                                                  void* data);
+extern "C" cudaError_t ncclEpHostsimGiveToCapture(unsigned long long number, cudaHostFn_t release, void* data);
 
 namespace {
 
@@ -55,13 +53,9 @@ void* Pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 // The context of a device is its number, plus something that makes it no small integer.
 constexpr uintptr_t kFirstContext = 0x5300'0000'0000;
 
-CUcontext ContextOf(int device) {
-    return reinterpret_cast<CUcontext>(kFirstContext + static_cast<uintptr_t>(device));
-}
+CUcontext ContextOf(int device) { return reinterpret_cast<CUcontext>(kFirstContext + static_cast<uintptr_t>(device)); }
 
-int DeviceOf(CUcontext context) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(context) - kFirstContext);
-}
+int DeviceOf(CUcontext context) { return static_cast<int>(reinterpret_cast<uintptr_t>(context) - kFirstContext); }
 
 // What a block may have of dynamic shared memory without asking, and those who have asked for more.
 constexpr uint32_t kSharedBytes = 48 << 10;
@@ -158,8 +152,7 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
     if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) {
-        *value =
-            static_cast<int>(simt::Setting("NCCLEP_SIMT_MULTIPROCESSORS", kMultiprocessors));
+        *value = static_cast<int>(simt::Setting("NCCLEP_SIMT_MULTIPROCESSORS", kMultiprocessors));
         return CUDA_SUCCESS;
     }
     return Result(cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
@@ -212,9 +205,7 @@ CUresult cuCtxSynchronize() { return Result(cudaDeviceSynchronize()); }
 CUresult cuCtxEnablePeerAccess(CUcontext, unsigned) { return CUDA_SUCCESS; }
 
 // ---- Streams and events -----------------------------------------------------------------------
-CUresult cuStreamSynchronize(CUstream stream) {
-    return Result(cudaStreamSynchronize(Runtime(stream)));
-}
+CUresult cuStreamSynchronize(CUstream stream) { return Result(cudaStreamSynchronize(Runtime(stream))); }
 
 CUresult cuStreamQuery(CUstream stream) { return Result(cudaStreamQuery(Runtime(stream))); }
 
@@ -224,9 +215,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
 
 // Under the name of CUDA 11.4, which newer headers no longer declare. A graph under construction is
 // known by its capture's number.
-extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
-                                              cuuint64_t* number, CUgraph* graph,
-                                              const CUgraphNode**, size_t*) {
+extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* number,
+                                              CUgraph* graph, const CUgraphNode**, size_t*) {
     int answer = 0;
     unsigned long long known = 0;
     const CUresult result = Result(ncclEpHostsimCapture(Runtime(stream), &answer, &known));
@@ -236,8 +226,7 @@ extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureSt
     return result;
 }
 
-CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn release, unsigned references,
-                            unsigned flags) {
+CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn release, unsigned references, unsigned flags) {
     const bool is_known = references == 1 && flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
     if (!is_known) return CUDA_ERROR_INVALID_VALUE;
     *object = reinterpret_cast<CUuserObject>(new UserObject{data, release});
@@ -245,8 +234,7 @@ CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn release, 
 }
 
 // Of graphs under construction, which take the only reference over.
-CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned references,
-                                 unsigned flags) {
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned references, unsigned flags) {
     if (references != 1 || flags != CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_INVALID_VALUE;
     const std::unique_ptr<UserObject> given(reinterpret_cast<UserObject*>(object));
     const auto number = reinterpret_cast<uintptr_t>(graph);
@@ -254,8 +242,7 @@ CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned re
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-    return Result(
-        cudaThreadExchangeStreamCaptureMode(reinterpret_cast<cudaStreamCaptureMode*>(mode)));
+    return Result(cudaThreadExchangeStreamCaptureMode(reinterpret_cast<cudaStreamCaptureMode*>(mode)));
 }
 
 // The stand-ins never give a handle twice.
@@ -315,8 +302,7 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
         if (!loaded.insert({context, image}).second) simt::Fail("a context loads its kernels again");
     }
     const char* path = std::getenv("NCCLEP_SIMT_KERNELS");
-    void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so",
-                           RTLD_NOW | RTLD_LOCAL);
+    void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) simt::Fail(dlerror());
     *module = static_cast<CUmodule>(library);
     return CUDA_SUCCESS;
@@ -352,8 +338,7 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params,
-                          void**) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void**) {
     if (simt::Setting("NCCLEP_SIMT_STOP_AT_LAUNCH", 0) != 0) (void)raise(SIGSTOP);
     if (config->sharedMemBytes > kSharedBytes) {
         const std::lock_guard<std::mutex> lock(mutex);

@@ -1,9 +1,8 @@
 // The driver's allocations, and how processes share them.
 //
-// Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What
-// is exported is put into a memory file in place; importers open that through /proc. A page more at
-// the end of the file counts who maps it: CUDA leaves undefined what becomes of a mapping whose
-// memory is freed.
+// Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What is exported is put
+// into a memory file in place; importers open that through /proc. A page more at the end of the file counts who maps
+// it: CUDA leaves undefined what becomes of a mapping whose memory is freed.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
@@ -16,6 +15,7 @@
 #include <mutex>
 #include <string>
 
+#include "driver_vmm.h"
 #include "environment.h"
 #include "result.h"
 
@@ -81,20 +81,17 @@ static_assert(sizeof(Handle) <= sizeof(CUipcMemHandle::reserved), "fits");
 
 // Maps the last page of a file, behind so many bytes; NULL if the system refuses.
 Count* MapCount(int file, size_t bytes) {
-    void* page =
-        mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(bytes));
+    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(bytes));
     return page == MAP_FAILED ? nullptr : static_cast<Count*>(page);
 }
 
-// Moves the pages of an allocation into a memory file that takes their place; false if the system
-// refuses.
+// Moves the pages of an allocation into a memory file that takes their place; false if the system refuses.
 bool Export(Allocation* allocation, const Pages& pages) {
     const int file = memfd_create("ncclep_simt", MFD_CLOEXEC);
     if (file < 0) return false;
     if (write(file, pages.begin, pages.bytes) == static_cast<ssize_t>(pages.bytes) &&
         ftruncate(file, static_cast<off_t>(pages.bytes + kPage)) == 0 &&
-        mmap(pages.begin, pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) !=
-            MAP_FAILED) {
+        mmap(pages.begin, pages.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) {
         *allocation = {allocation->bytes, file, MapCount(file, pages.bytes)};
     }
     if (allocation->importers == nullptr) close(file);
@@ -145,6 +142,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+    if (simt::FindMapped(address, begin, bytes)) return CUDA_SUCCESS;
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(address);
     if (found != allocations.end()) {
@@ -165,9 +163,7 @@ CUresult cuMemHostRegister(void* memory, size_t bytes, unsigned flags) {
     return Result(cudaHostRegister(memory, bytes, flags));
 }
 
-CUresult cuMemHostUnregister(void* memory) {
-    return Result(cudaHostUnregister(memory));
-}
+CUresult cuMemHostUnregister(void* memory) { return Result(cudaHostUnregister(memory)); }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr* address, void* host, unsigned flags) {
     void* device = nullptr;
@@ -191,8 +187,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
         if (allocation.importers == nullptr && !Export(&allocation, pages)) {
             return CUDA_ERROR_OPERATING_SYSTEM;
         }
-        said = {getpid(), allocation.file, address - reinterpret_cast<uintptr_t>(pages.begin),
-                pages.bytes};
+        said = {getpid(), allocation.file, address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
     }
     std::memset(handle, 0, sizeof(*handle));
     std::memcpy(handle, &said, sizeof(said));
@@ -203,8 +198,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigne
     if (simt::Setting("NCCLEP_SIMT_NO_IMPORT", 0) != 0) return CUDA_ERROR_MAP_FAILED;
     Handle said;
     std::memcpy(&said, &handle, sizeof(said));
-    const std::string path =
-        "/proc/" + std::to_string(said.process) + "/fd/" + std::to_string(said.file);
+    const std::string path = "/proc/" + std::to_string(said.process) + "/fd/" + std::to_string(said.file);
     const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (file < 0) return CUDA_ERROR_MAP_FAILED;
     const size_t whole = said.bytes + 2 * kPage;

@@ -1,6 +1,5 @@
 // The shim's settings are environment variables; README.md lists them.
-#ifndef C_TESTS_SIMT_ENVIRONMENT_H_
-#define C_TESTS_SIMT_ENVIRONMENT_H_
+#pragma once
 
 #include <cstdint>
 #include <cstdlib>
@@ -25,5 +24,3 @@ inline uint64_t Setting(const char* name, uint64_t otherwise) {
 }
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_ENVIRONMENT_H_

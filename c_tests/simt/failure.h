@@ -1,7 +1,6 @@
 // What the shim does about a kernel that breaks a rule of CUDA: one line that says which, and the
 // process ends. Nothing after that would mean anything.
-#ifndef C_TESTS_SIMT_FAILURE_H_
-#define C_TESTS_SIMT_FAILURE_H_
+#pragma once
 
 #include <string>
 
@@ -14,5 +13,3 @@ namespace simt {
 void NameRunningThreadBy(std::string (*name)());
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_FAILURE_H_

@@ -50,8 +50,7 @@ constexpr std::size_t kFirstStack = kPage - kCanaryWords * sizeof(uint64_t);
 
 uint8_t* MapStacks() {
     const std::size_t bytes = kPage + kStacksPerMapping * kStackBytes;
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         Fail("no memory for the stacks of threads");
     }
@@ -77,8 +76,7 @@ void Fiber::Prepare(void (*body)()) {
 }
 
 void Fiber::FailForStack() {
-    Fail("the thread has used more than the " + std::to_string(kStackBytes) +
-         " bytes of its stack");
+    Fail("the thread has used more than the " + std::to_string(kStackBytes) + " bytes of its stack");
 }
 
 void Fiber::CheckCanary() const {

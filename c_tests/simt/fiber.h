@@ -1,7 +1,6 @@
 // Fibers for x86-64: each thread of a block is one. The switch saves what the calling convention
 // asks a callee to save, and nothing else; it makes no system call.
-#ifndef C_TESTS_SIMT_FIBER_H_
-#define C_TESTS_SIMT_FIBER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -54,5 +53,3 @@ class Fibers {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_FIBER_H_

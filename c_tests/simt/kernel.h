@@ -1,6 +1,5 @@
 // A kernel by name: what the library of kernels (kernel_list.cpp) offers for each.
-#ifndef C_TESTS_SIMT_KERNEL_H_
-#define C_TESTS_SIMT_KERNEL_H_
+#pragma once
 
 #include <cstddef>
 
@@ -24,11 +23,7 @@ struct Entry;
 
 template <typename Params, void (*kKernel)(Params)>
 struct Entry<kKernel> {
-    static constexpr Kernel Named(const char* name) {
-        return {name, sizeof(Params), &RunKernel<Params, kKernel>};
-    }
+    static constexpr Kernel Named(const char* name) { return {name, sizeof(Params), &RunKernel<Params, kKernel>}; }
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_KERNEL_H_

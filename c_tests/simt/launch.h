@@ -1,6 +1,5 @@
 // Runs a kernel: all blocks at once, as its blocks may wait for each other's peers.
-#ifndef C_TESTS_SIMT_LAUNCH_H_
-#define C_TESTS_SIMT_LAUNCH_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -22,5 +21,3 @@ struct LaunchShape {
 void Launch(const LaunchShape& shape, uint64_t seed, const std::function<void()>& kernel);
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_LAUNCH_H_

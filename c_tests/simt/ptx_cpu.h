@@ -1,7 +1,6 @@
 // CPU bodies for the functions of cuda/base/ptx.cuh, under the same names: the header that cuda/base/primitive.cuh
 // includes in its place.
-#ifndef C_TESTS_SIMT_PTX_CPU_H_
-#define C_TESTS_SIMT_PTX_CPU_H_
+#pragma once
 
 #include <chrono>
 
@@ -45,8 +44,7 @@ template <typename T>
 void StoreWord(T* to, T value) {
     Block& block = Block::Current();
     block.MustHaveFollowed();
-    block.stores().Put(block.thread(), to, &value, sizeof(value), sizeof(value),
-                       Landing::kSomeTime);
+    block.stores().Put(block.thread(), to, &value, sizeof(value), sizeof(value), Landing::kSomeTime);
 }
 
 template <typename T>
@@ -67,8 +65,7 @@ inline void StoreVec(nccl_ep::Vec16* to, const nccl_ep::Vec16& v, Landing landin
 // Two words, each visible as a whole.
 inline void StoreWords(uint64_t* to, const uint64_t (&words)[2]) {
     Block& block = Block::Current();
-    block.stores().Put(block.thread(), to, words, sizeof(words), sizeof(words[0]),
-                       Landing::kSomeTime);
+    block.stores().Put(block.thread(), to, words, sizeof(words), sizeof(words[0]), Landing::kSomeTime);
     block.MayLinger();
 }
 
@@ -117,9 +114,7 @@ inline Vec16 ld_relaxed_sys(const Vec16* from) {
     return v;
 }
 
-inline void st_relaxed_sys(Vec16* to, const Vec16& v) {
-    simt::StoreVec(to, v, simt::Landing::kSomeTime);
-}
+inline void st_relaxed_sys(Vec16* to, const Vec16& v) { simt::StoreVec(to, v, simt::Landing::kSomeTime); }
 
 inline Vec16 ld_const(const Vec16* from) {
     simt::CheckAligned(from);
@@ -197,17 +192,11 @@ inline void fence_shared_before_bulk() {}
 inline void fence_global_before_bulk() {}
 #endif
 
-inline void named_barrier(uint32_t id, uint32_t threads) {
-    simt::Block::Current().MeetNamed(id, threads);
-}
+inline void named_barrier(uint32_t id, uint32_t threads) { simt::Block::Current().MeetNamed(id, threads); }
 
-inline float f32_from_f16(uint16_t bits) {
-    return static_cast<float>(simt::FromBits<_Float16>(bits));
-}
+inline float f32_from_f16(uint16_t bits) { return static_cast<float>(simt::FromBits<_Float16>(bits)); }
 
-inline uint16_t f16_from_f32(float value) {
-    return static_cast<uint16_t>(simt::ToBits(static_cast<_Float16>(value)));
-}
+inline uint16_t f16_from_f32(float value) { return static_cast<uint16_t>(simt::ToBits(static_cast<_Float16>(value))); }
 
 // Rounds to nearest, ties to even.
 inline uint32_t bf16_from_f32(float value) {
@@ -216,9 +205,7 @@ inline uint32_t bf16_from_f32(float value) {
     return std::isnan(value) ? kNan : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
 }
 
-inline uint32_t bf16x2_from_f32(float low, float high) {
-    return bf16_from_f32(low) | bf16_from_f32(high) << 16;
-}
+inline uint32_t bf16x2_from_f32(float low, float high) { return bf16_from_f32(low) | bf16_from_f32(high) << 16; }
 
 // Of a NaN and a number, the number.
 template <typename Half>
@@ -244,5 +231,3 @@ inline void spin_gently() {}
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
 }  // namespace nccl_ep
-
-#endif  // C_TESTS_SIMT_PTX_CPU_H_

@@ -1,6 +1,5 @@
 // A small random generator: each block has its own, so that a seed names a schedule.
-#ifndef C_TESTS_SIMT_RANDOM_H_
-#define C_TESTS_SIMT_RANDOM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ class Random {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_RANDOM_H_

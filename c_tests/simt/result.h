@@ -1,6 +1,5 @@
 // Results of the driver, which are those of the CPU stand-ins that do its work.
-#ifndef C_TESTS_SIMT_RESULT_H_
-#define C_TESTS_SIMT_RESULT_H_
+#pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -19,5 +18,3 @@ inline CUresult Result(cudaError_t error) {
 }
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_RESULT_H_

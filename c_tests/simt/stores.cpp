@@ -18,9 +18,7 @@ constexpr uint64_t kMoreAtOnce = 8;
 // so that everything waits until the block has nothing to do. A block has one of these ways.
 constexpr uint64_t kOneInSteps[] = {1, 64, 0};
 
-uint32_t BytesMask(std::size_t offset, std::size_t size) {
-    return ((1u << size) - 1) << offset;
-}
+uint32_t BytesMask(std::size_t offset, std::size_t size) { return ((1u << size) - 1) << offset; }
 
 }  // namespace
 
@@ -28,8 +26,7 @@ Stores::Stores(uint32_t threads, Random& random)
     : random_(random), one_in_steps_(kOneInSteps[random.Below(std::size(kOneInSteps))]),
       of_thread_(threads), of_warp_((threads + kLanes - 1) / kLanes) {}
 
-void Stores::Put(uint32_t thread, void* to, const void* bytes, std::size_t size, std::size_t piece,
-                 Landing landing) {
+void Stores::Put(uint32_t thread, void* to, const void* bytes, std::size_t size, std::size_t piece, Landing landing) {
     const auto address = reinterpret_cast<uintptr_t>(to);
     const std::size_t offset = address % kUnit;
     if (address % size != 0) {

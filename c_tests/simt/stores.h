@@ -1,11 +1,9 @@
 // Stores of a block that nobody outside of it sees yet.
 //
-// A GPU may show a relaxed store to others late, and in any order with other stores, until whoever
-// made it, or whom a barrier has joined to that thread since, makes a release. Here they are held
-// back just so; a missing barrier or release then shows as stale data. The block itself sees its
-// stores at once.
-#ifndef C_TESTS_SIMT_STORES_H_
-#define C_TESTS_SIMT_STORES_H_
+// A GPU may show a relaxed store to others late, and in any order with other stores, until whoever made it, or whom a
+// barrier has joined to that thread since, makes a release. Here they are held back just so; a missing barrier or
+// release then shows as stale data. The block itself sees its stores at once.
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +26,7 @@ class Stores {
 
     // Holds back a store of `size` bytes that do not cross a multiple of 16. What is visible as a
     // whole or not at all are pieces of `piece` bytes: 4 or 8.
-    void Put(uint32_t thread, void* to, const void* bytes, std::size_t size, std::size_t piece,
-             Landing landing);
+    void Put(uint32_t thread, void* to, const void* bytes, std::size_t size, std::size_t piece, Landing landing);
     // Puts what is held back for these addresses over `bytes`, which were read from memory.
     void Overlay(const void* from, void* bytes, std::size_t size) const;
     // Makes what is held back for this address visible, before an atomic operation there.
@@ -82,5 +79,3 @@ class Stores {
 };
 
 }  // namespace simt
-
-#endif  // C_TESTS_SIMT_STORES_H_

@@ -185,6 +185,14 @@ __device__ __forceinline__ void for_each_peer(const HtCommon& common, Use use) {
     }
 }
 
+// One thread of the grid notes that rows use rings though this rank's tensor lies in an object; no other kernel does
+// meanwhile.
+__device__ __noinline__ static void note_fallback(const HtMapped& mapped) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && mapped.way != 0) {
+        st_relaxed_sys(mapped.fallbacks, ld_relaxed_sys(mapped.fallbacks) + 1);
+    }
+}
+
 // Makes this rank's offers, and hears the others' if this rank's does not settle the matter. All threads of the grid
 // call it. `has_room(total)` says whether the operation can run here. Where it cannot, or must not, there is no offer,
 // and the way through rings finds out why.
@@ -210,11 +218,15 @@ __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped
         for_each_peer(common, [&](uint32_t peer) { make_offer(common, mapped, peer, agreed); });
     }
     if (agreed.is_mapped == 0) {
+        note_fallback(mapped);
         return {Way::kRings, epoch, false};
     }
     for_each_peer(common, [&](uint32_t peer) { hear_offer(common, mapped, peer, agreed); });
     __syncthreads();
     const Way way = agreed.are_mapped != 0 ? Way::kStraight : Way::kRings;
+    if (way == Way::kRings) {
+        note_fallback(mapped);
+    }
     return {agreed.is_missing != 0 ? Way::kFailed : way, epoch, true};
 }
 

@@ -1,9 +1,11 @@
-// Where the rows of a handle lie by expert: behind ht_route, which has counted them.
+// Where the rows of a handle lie by expert: behind ht_route, which has counted them. Over several nodes behind
+// ht_route_nodes, a launch for each rank that this one forwards for: the last has the blocks of experts.
 //
 // Grid: blocks that send, then one for each local expert and source rank. A sending thread takes a token and tells each
 // rank that gets its row which of that rank's experts it is for. The block of an expert and a source goes through all rows
 // from there in their order, numbers those that are for it, and stores the slot of each. The slots before it are known:
-// ht_route has heard how many rows each rank sends for each expert.
+// ht_route has heard how many rows each rank sends for each expert. Over several nodes that is not known, so the block of
+// an expert goes through the rows of all sources.
 //
 // Packets have the epoch of ht_route. They lie in one bank: a rank writes those of handle n + 1 behind its ht_route of
 // that handle, which has heard all ranks' ht_route of it; and each of these began when this kernel of handle n was over
@@ -11,6 +13,7 @@
 // later still. Where ranks do not agree nobody sends or waits, and after a failure nobody sends.
 
 #include "../base/entry.cuh"
+#include "params/ht_nodes.h"
 #include "zones.cuh"
 
 namespace nccl_ep::ht_zones_impl {
@@ -34,7 +37,12 @@ struct Block {
     SharedStorage& shared;
     uint32_t epoch;
 
-    __device__ uint32_t ranks() const { return params.peers.ranks; }
+    __device__ uint32_t ranks() const { return params.sources; }
+    // The rows before those from `source`; all behind the last.
+    __device__ uint32_t begin_of(uint32_t source) const {
+        return source < ranks() ? params.handle.begins[source] : *params.rows;
+    }
+    __device__ bool is_over_nodes() const { return params.epochs == nullptr; }
     __device__ uint32_t local_experts() const { return params.zones.experts; }
     __device__ uint32_t words() const {
         return (local_experts() + HT_ZONE_WORD_EXPERTS - 1) / HT_ZONE_WORD_EXPERTS;
@@ -71,7 +79,7 @@ __device__ void tell_experts(const Block& block, uint32_t token) {
     const auto is_before = [&](uint32_t k, uint32_t end) {
         return k < top_k && static_cast<uint32_t>(entries[k].expert) < end;
     };
-    const uint32_t experts = block.ranks() * local_experts;
+    const uint32_t experts = params.peers.ranks * local_experts;
     uint32_t k = 0;
 #pragma unroll 1
     while (is_before(k, experts)) {
@@ -88,7 +96,7 @@ __device__ void tell_experts(const Block& block, uint32_t token) {
                 data |= 1u << (entries[k].expert - expert);
             }
             data |= is_before(k, end_of_peer) ? 1u << kMoreShift : 0;
-            put_value(block.packets(window_of(params.peers, peer), params.peers.rank, word) + index,
+            put_value(block.packets(window_of(params.peers, peer), params.source, word) + index,
                       make_packet(block.epoch, data));
         }
     }
@@ -158,10 +166,12 @@ __device__ __forceinline__ uint32_t look(const Block& block, const uint64_t* pac
     return late;
 }
 
-// A block numbers the rows from `source` for `expert`, the first of which gets slot `next`.
-__device__ void number_rows(const Block& block, uint32_t source, uint32_t expert, uint32_t next) {
-    const uint32_t begin = block.params.handle.begins[source];
-    const uint32_t rows = block.params.handle.begins[source + 1] - begin;
+// A block numbers the rows from `source` for `expert`, the first of which gets slot `next`; returns the slot behind the
+// last.
+__device__ uint32_t number_rows(const Block& block, uint32_t source, uint32_t expert, uint32_t next) {
+    const uint32_t begin = block.begin_of(source);
+    const uint32_t rows = block.begin_of(source + 1) - begin;
+    const uint32_t named = block.is_over_nodes() ? HT_RANK_OF_GROUP | source : source;
     const uint32_t bit = expert % HT_ZONE_WORD_EXPERTS;
     const uint64_t* packets =
         block.packets<Own>(own_window(block.params.peers), source, expert / HT_ZONE_WORD_EXPERTS);
@@ -175,7 +185,7 @@ __device__ void number_rows(const Block& block, uint32_t source, uint32_t expert
             uint32_t& data = block.shared.data[i][threadIdx.x];
             if (late % 2 != 0) {
                 const Arrival arrival = wait_for_packet(block.params, packets + first + i * kWarpSize,
-                                                        {WAIT_COUNTS, source, block.epoch});
+                                                        {WAIT_COUNTS, named, block.epoch});
                 data = arrival.ok ? arrival.data : 0;
             }
             sync_warp();
@@ -203,13 +213,15 @@ __device__ void number_rows(const Block& block, uint32_t source, uint32_t expert
         }
         __syncthreads();
     }
+    return next;
 }
 
 ENTRY(ht_zones) {
     __shared__ SharedStorage shared;
     const HtHandleMemory& handle = params.handle;
-    const Block block = {params, shared, ld_relaxed_gpu(params.epochs)};
-    const bool is_valid = (handle.begins[block.ranks()] & HT_DISAGREED) == 0;
+    const uint32_t epoch = params.epochs == nullptr ? params.epoch : ld_relaxed_gpu(params.epochs);
+    const Block block = {params, shared, epoch};
+    const bool is_valid = (*params.rows & HT_DISAGREED) == 0;
     if (blockIdx.x < params.send_blocks) {
         // Warps take tokens in turn, so that those of a few are in many blocks.
         const uint32_t first = (warp_idx() * params.send_blocks + blockIdx.x) * kWarpSize + lane_idx();
@@ -222,15 +234,16 @@ ENTRY(ht_zones) {
     }
     const uint32_t expert = (blockIdx.x - params.send_blocks) % block.local_experts();
     const uint32_t source = (blockIdx.x - params.send_blocks) / block.local_experts();
-    const uint32_t begin = is_valid ? find_begin(block, source, expert) : 0;
+    uint32_t next = is_valid ? find_begin(block, source, expert) : 0;
     if (threadIdx.x == 0 && source == 0 && is_valid) {
-        store_zone(block, expert, begin);
+        store_zone(block, expert, next);
     } else if (threadIdx.x == 0 && source == 0) {
         tell_zone(params.told, params.zones, expert, 0, 0);
         tell_slots(params.told, 0);
     }
-    if (is_valid) {
-        number_rows(block, source, expert, begin);
+    const uint32_t end = !is_valid ? source : block.is_over_nodes() ? block.ranks() : source + 1;
+    for (uint32_t from = source; from < end; ++from) {
+        next = number_rows(block, from, expert, next);
     }
 }
 

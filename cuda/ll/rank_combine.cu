@@ -41,9 +41,7 @@ struct Block {
     __device__ bool cleans() const {
         return view.bank != LL_VIEW_BANKS && shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] == view.handle;
     }
-    __device__ uint8_t* view_at(uint32_t row) const {
-        return own_window(op.common.peers) + view_row(shape, view, row);
-    }
+    __device__ uint8_t* view_at(uint32_t row) const { return view.rows + view_row(shape, row); }
     // The caller's row for a token of `home`, or none. The handle's memory holds anything if its dispatch has not
     // run; no such row is taken at its word.
     __device__ __forceinline__ const uint8_t* row_of(uint32_t home, uint32_t token, uint32_t& row) const {
@@ -190,6 +188,7 @@ __device__ __forceinline__ void receive_rows(const Block& block) {
 
 template <typename Type>
 __device__ __forceinline__ void run(const LlRankCombineParams& params) {
+    follow_grid();
     __shared__ SharedStorage shared;
     const LlCommon& common = params.combine.common;
     Op op(common, OneNode{common.peers});

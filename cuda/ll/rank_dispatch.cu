@@ -154,10 +154,14 @@ __device__ __forceinline__ void run(const LlRankDispatchParams& params, const No
 
 template <typename Rows>
 __device__ __forceinline__ void run_scaled(const LlRankScaledDispatchParams& params) {
+    follow_grid();
     run(params.dispatch, OneNode{params.dispatch.dispatch.common.peers}, Rows{params.rows});
 }
 
-ENTRY(ll_rank_dispatch) { run(params, OneNode{params.dispatch.common.peers}, PlainRows{}); }
+ENTRY(ll_rank_dispatch) {
+    follow_grid();
+    run(params, OneNode{params.dispatch.common.peers}, PlainRows{});
+}
 ENTRY(ll_rank_dispatch_scaled) { run_scaled<ForwardedRows>(params); }
 ENTRY(ll_rank_dispatch_cast_bf16) { run_scaled<CastRows<Bf16>>(params); }
 ENTRY(ll_rank_dispatch_cast_f16) { run_scaled<CastRows<F16>>(params); }

@@ -76,7 +76,7 @@ __device__ __forceinline__ void send_chunk(const Block& block, const ViewUnit& u
             continue;
         }
         const uint32_t row = op.rank() * block.shape.max_tokens + block.shared.before[peer];
-        const Remote<uint8_t> to = window_of(op.common.peers, peer) + view_row(block.shape, block.view, row);
+        const Remote<uint8_t> to = window_of(block.params.banks, peer) + view_row(block.shape, row);
         // Nobody polls own rows.
         send_chunk_to(op, peer, to, row, chunk, outgoing.vec, with_sentinel && peer != op.rank());
     }
@@ -222,7 +222,7 @@ __device__ __forceinline__ void await_rows(const Block& block, uint32_t source) 
     for (uint32_t number = blockIdx.x; number < units; number += gridDim.x) {
         const ViewUnit unit(block.view, number);
         const uint32_t row = source * block.shape.max_tokens + unit.token;
-        const uint8_t* from = own_window(op.common.peers) + view_row(block.shape, block.view, row);
+        const uint8_t* from = block.view.rows + view_row(block.shape, row);
         await_chunk(op, from, row, unit.chunk(block.shape, block.view), source, block.view.gently != 0);
     }
 }
@@ -291,6 +291,7 @@ __device__ __forceinline__ void receive_all(const Block& block) {
 }
 
 __device__ __forceinline__ void run(const LlRankDispatchViewParams& params) {
+    follow_grid();
     __shared__ SharedStorage shared;
     const LlCommon& common = params.dispatch.dispatch.common;
     Op op(common, OneNode{common.peers});

@@ -1,8 +1,9 @@
 // Views: rows of a rank-major dispatch that stay where they arrive, in a bank of views, which is the caller's tensor.
 //
-// A window has LL_VIEW_BANKS banks of rows [ranks][max_tokens], rows of a source packed. Their words hold kSentinel
-// until data arrives, as in other banks (chunk.cuh); all else that a dispatch tells is in the bank of its epoch. The
-// host chooses a dispatch's bank, by turns, so that the address is the same in each replay of a graph.
+// A rank has LL_VIEW_BANKS banks of rows [ranks][max_tokens], rows of a source packed, in memory that its peers map
+// beside its window. Their words hold kSentinel until data arrives, as in other banks (chunk.cuh); all else that a
+// dispatch tells is in the bank of its epoch. The host chooses a dispatch's bank, by turns, so that the address is the
+// same in each replay of a graph.
 //
 // Why a row is never written while somebody still reads it, or before its words hold kSentinel again
 //
@@ -70,10 +71,8 @@ struct ViewUnit {
 
 __device__ __forceinline__ bool is_last_warp() { return warp_idx() == num_warps() - 1; }
 
-// Where row number `row` of the bank begins in a window.
-__device__ __forceinline__ uint64_t view_row(const LlShape& shape, const LlView& view, uint64_t row) {
-    return view.rows + row * shape.row_bytes;
-}
+// Where row number `row` of a bank begins in it.
+__device__ __forceinline__ uint64_t view_row(const LlShape& shape, uint64_t row) { return row * shape.row_bytes; }
 
 // Instead of the owner of the operation's bank: rows of another length were there last.
 constexpr uint32_t kOtherRows = ~uint32_t{0};

@@ -128,12 +128,11 @@ __device__ __noinline__ static void clean_bank(const LlCommon& common, const LlV
     op.resume(epoch);
     const uint32_t row_bytes = ld_relaxed_gpu(&view.state->row_bytes[view.bank]);
     const uint32_t vecs = row_bytes / sizeof(Vec16);
-    uint8_t* rows = own_window(common.peers) + view.rows;
 #pragma unroll 1
     for (uint32_t source = 0; source < op.ranks(); ++source) {
         const bool stays = source == op.rank() && row_bytes == common.shape.row_bytes;
         const uint64_t used = stays ? 0 : uint64_t{view.state->rows[view.bank][source]} * vecs;
-        Vec16* at = as<Vec16>(rows + uint64_t{source} * common.shape.max_tokens * row_bytes);
+        Vec16* at = as<Vec16>(view.rows + uint64_t{source} * common.shape.max_tokens * row_bytes);
 #pragma unroll 1
         for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < used; i += gridDim.x * blockDim.x) {
             st_row(at + i, all_sentinels());

@@ -81,7 +81,7 @@ const FILES: [File; 8] = [
         name: "ht_kept",
         base: Some("ht.h"),
         sizes: sizes![ht_kept: HtNumbers HtZones HtTold HtZonesParams HtCountersParams HtByKParams
-            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams],
+            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
     },
     File {
         name: "ht_mapped",
@@ -182,8 +182,5 @@ fn list_of_kernels() -> Result<String, Box<dyn Error>> {
 
 /// Writes a file unless it says so already: others are made from it.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    if fs::read_to_string(path).is_ok_and(|old| old == text) {
-        return Ok(());
-    }
-    fs::write(path, text)
+    if fs::read_to_string(path).is_ok_and(|old| old == text) { Ok(()) } else { fs::write(path, text) }
 }

@@ -1,7 +1,6 @@
 // What the examples share: ranks and GPUs by MPI, a check of every call, tensors, 16-bit numbers.
 // A program of yours has its own ways to do this; what is about NCCL EP is in the .c files.
-#ifndef EXAMPLES_C_EXAMPLE_H_
-#define EXAMPLES_C_EXAMPLE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <mpi.h>
@@ -122,5 +121,3 @@ static inline float from_bf16(uint16_t upper) {
     memcpy(&value, &bits, sizeof(value));
     return value;
 }
-
-#endif  // EXAMPLES_C_EXAMPLE_H_

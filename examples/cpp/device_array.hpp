@@ -1,6 +1,5 @@
 // Device memory that frees itself. A program of yours has its own, or a framework's.
-#ifndef EXAMPLES_CPP_DEVICE_ARRAY_HPP_
-#define EXAMPLES_CPP_DEVICE_ARRAY_HPP_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -36,5 +35,3 @@ class DeviceArray {
     std::size_t count_;
     std::unique_ptr<T, Free> memory_;
 };
-
-#endif  // EXAMPLES_CPP_DEVICE_ARRAY_HPP_

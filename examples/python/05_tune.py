@@ -13,6 +13,7 @@ import os
 import tempfile
 
 import nccl_ep
+from nccl_ep.tuning import show
 from start import finish, start
 
 EXPERTS_PER_RANK = 8
@@ -42,11 +43,7 @@ def main() -> None:
         if rank == 0:
             with open(path) as file:
                 assert json.load(file) == found
-            for entry in found["entries"]:
-                shape = ("the library's own choice" if "default" in entry else
-                         "{blocks} blocks of {threads}, {send_blocks} send".format(**entry))
-                print("{operation:12} {tokens:5} tokens: {microseconds:8.1f} us instead of "
-                      "{default_microseconds:8.1f}: ".format(**entry) + shape)
+            print(show(found))
     assert all(entry["microseconds"] > 0 for entry in found["entries"])
     finish(rank, f"{len(found['entries'])} entries measured on {size} ranks")
 

@@ -20,7 +20,6 @@ extern "C" fn note_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process is such a child.
 pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }

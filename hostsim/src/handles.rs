@@ -28,7 +28,6 @@ impl<T> Handles<T> {
         Self { live: Mutex::new(Table { next: base, objects: BTreeMap::new() }) }
     }
 
-    /// Registers an object and returns its handle.
     pub(crate) fn insert(&self, object: Arc<T>) -> usize {
         let mut table = self.live.lock();
         table.next += STRIDE;
@@ -37,7 +36,6 @@ impl<T> Handles<T> {
         handle
     }
 
-    /// The object behind a handle, if the handle is alive.
     pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
         self.live.lock().objects.get(&handle).cloned()
     }
@@ -50,8 +48,7 @@ impl<T> Handles<T> {
     /// Ends the life of every handle whose object meets the condition.
     pub(crate) fn remove_if(&self, condition: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = self.live.lock();
-        let gone = table.objects.extract_if(.., |_, object| condition(object));
-        gone.map(|(_, object)| object).collect()
+        table.objects.extract_if(.., |_, object| condition(object)).map(|(_, object)| object).collect()
     }
 }
 

@@ -15,6 +15,12 @@
 //!
 //! The library has its own file name and SONAME, so it cannot shadow the real ones, and it refuses
 //! to work where an NVIDIA driver is present unless `NCCLEP_HOSTSIM_WITH_GPU=1` is set.
+//!
+//! # Safety
+//! Where a function says nothing else: pointers to results are null or valid for a write, in an open group until its
+//! end, and buffers stay allocated until the stream has passed the operation.
+// What has C's names is described by C's documents.
+#![allow(missing_docs, clippy::missing_safety_doc, non_camel_case_types)]
 
 pub mod cuda;
 mod fork;

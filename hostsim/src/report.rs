@@ -8,8 +8,7 @@ use std::sync::OnceLock;
 
 /// Prints one line about a failure that the return code alone cannot explain.
 pub(crate) fn failure(text: &str) {
-    // One write call per line keeps lines of several processes whole; a closed stderr is no
-    // reason to fail the caller.
+    // One write call per line keeps lines of several processes whole; a closed stderr is no reason to fail the caller.
     let line = format!("hostsim: {text}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -150,7 +150,7 @@ typedef struct ncclEpTensor {
   ncclDataType_t datatype;
   // Address in device memory, or of mapped host memory; NULL only if an extent is 0.
   void *data;
-  // Window that has the data, if `data` is NULL. Not served yet.
+  // Window of the group's communicator that has the data, if `data` is NULL; with NCCL 2.29 or newer.
   ncclWindow_t win_hdl;
   // Where in the window.
   uint64_t win_offset;
@@ -301,8 +301,8 @@ typedef struct ncclEpCompleteConfig_t {
 extern "C" {
 #endif // __cplusplus
 
-// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
-// `config`, and either all ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
+// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`, and either all
+// ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
 //
 // A process has groups of this library or of the first release's `libnccl_ep.so`, not of both at a time.
 //
@@ -310,13 +310,11 @@ extern "C" {
 // @param comm      communicator whose ranks form the group; must outlive the group
 // @param config    see `ncclEpGroupConfig_t`
 //
-// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-// between ranks; `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of
-// another libnccl_ep, or if the
-// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
-// another rank refused or did not arrive in time; `ncclSystemError` if the
-// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
-// that failed.
+// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
+// `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of another
+// libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
+// another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
+// `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that failed.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
                                ncclComm_t comm,
                                const struct ncclEpGroupConfig_t *config);
@@ -366,7 +364,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 
 // Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
 //
-// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and, on one node,
+// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and
 // `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 //
 // @param handle      gets the handle; written on success only
@@ -374,14 +372,15 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 // @param layout      how rows lie
 // @param config      may be NULL
 // @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
-// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
-//                    routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may be made on
-//                    a handle whose memory holds what an update of an equal handle has left, or a copy of it. NULL: memory of the library's. HT: on all ranks or on none,
-//                    and of one update on all. A staged operation that is given up (`ncclEpHandleDestroy`) may use it
-//                    until the group's end: do not free it before
+// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
+//                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
+//                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
+//                    it. NULL: memory of the library's. HT: on all ranks or on none, and of one update on all. A
+//                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
+//                    not free it before
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL; `ncclInvalidUsage`
-// for K in HT, and what the library does not serve yet.
+// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL;
+// `ncclInvalidUsage` for K in HT, and what the library does not serve yet.
 ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
                               ncclEpGroup_t ep_group,
                               ncclEpLayout_t layout,
@@ -395,19 +394,19 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // operations.
 //
 // HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, the host waits
-// until all ranks have exchanged their routing, and forward dispatches read the ids again.
+// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, and the
+// host waits until all ranks have exchanged their routing.
 //
 // @param handle       the handle
-// @param topk_idx     int64 [T, K], on one node also int32: global expert ids of this rank's T tokens; negative ones and
+// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ones and
 //                     those from E on count as none
-// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64, in
-//                     memory that the device reaches; over several nodes the former int32. LL: must be NULL
+// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64,
+//                     in memory that the device reaches. LL: must be NULL
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another rank refused; or the
-// code of the failure if the group has failed.
+// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another
+// rank refused; or the code of the failure if the group has failed.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
                                 const ncclEpTensor_t *topk_idx,
                                 const struct ncclEpLayoutInfo_t *layout_info,
@@ -435,9 +434,9 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 // Returns `ncclInvalidArgument` for a handle that was destroyed already.
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
-// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
-// same order of operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows,
-// and in the first operation of an LL handle over several nodes.
+// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same order of
+// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and in the
+// first operation of an LL handle over several nodes.
 //
 // With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
 // size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
@@ -448,26 +447,27 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //
 // LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
 // and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
-// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where the
-// expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
+// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where
+// the expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
 //
-// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K], topk_weights
-// float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows are used. A rank
-// receives a token once; rows are ordered by source rank and token. The ids of a
-// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
-// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
-// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
-// there are tokens only.
+// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K],
+// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
+// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
+// ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than once is
+// there once, with the sum of its weights, in fp32 by ascending k. Unused rows up to B are 0, -1 and 0. More rows than
+// B are a failure of the group. In a backward pass there are tokens only.
 //
-// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32 `[n]`,
-// where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each row is in a
-// slot for every local expert that its token names. Slots lie by expert, then source rank, then token; those of an expert
-// begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep their content, and
-// weights are 0 up to B. More slots than B are a failure of the group, or with `NCCL_EP_OVERFLOW_DROP` are dropped.
+// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
+// `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each
+// row is in a slot for every local expert that its token names. Slots lie by expert, then source rank, then token;
+// those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep
+// their content, and weights are 0 up to B. More slots than B are a failure of the group, or with
+// `NCCL_EP_OVERFLOW_DROP` are dropped.
 //
-// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that lie as
-// the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
-// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [.., H/128].
+// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
+// lie as the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
+// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [..,
+// H/128].
 //
 // Delivered ids are local, or global where layout_info says so.
 //
@@ -478,9 +478,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // @param config       may be NULL
 // @param stream       stream to run on
 //
-// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
-// a rule; `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of
-// the handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
+// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a rule;
+// `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of the
+// handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
 // the code of the failure if the group has failed.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
                             const struct ncclEpDispatchInputs_t *inputs,
@@ -493,14 +493,14 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
 // `stream`; rows are bfloat16, float16 or float32.
 //
-// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens; outputs
-// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts, on one
-// node by ascending k, with one rounding at the end. With NCCL_EP_LL_COMBINE=reduce, and over several nodes, a rank that
-// hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home rank sums by
-// ascending rank.
+// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens;
+// outputs topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its
+// experts, on one node by ascending k, with one rounding at the end. With NCCL_EP_LL_COMBINE=reduce, and over several
+// nodes, a rank that hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that;
+// the home rank sums by ascending rank.
 //
-// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts give;
-// outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
+// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts
+// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
 //
 // HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
 // and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
@@ -508,8 +508,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle,
 // and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
 //
 // HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
-// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward pass
-// gradients are `[n]`.
+// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward
+// pass gradients are `[n]`.
 //
 // A token to which no expert contributes gets zeros.
 //

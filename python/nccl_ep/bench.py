@@ -98,7 +98,7 @@ def _comes_back(load: Any, ranks: int, num_experts: int) -> bool:
         copies = (ids.unsqueeze(1) // own == torch.arange(ranks, device=ids.device).view(1, -1, 1)).any(2).sum(1, True)
     load.tokens.copy_(torch.arange(load.tokens.numel()).view(load.tokens.shape) % 15 + 1)  # exact in sums of any type
     load.dispatch()
-    load.results.copy_(load.outputs["out"])
+    load.results.copy_(load.options["out"])
     load.combine()
     return bool((load.home == load.tokens * copies).all())
 
@@ -131,8 +131,11 @@ def show(files: list[str], picture: str | None) -> int:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise SystemExit(f"bench: {file}: not a file of `python -m nccl_ep bench --json`")
         found[pathlib.Path(file).stem] = content
-    if picture:
-        draw(found, picture)
+    try:
+        if picture:
+            draw(found, picture)
+    except ImportError as error:
+        raise SystemExit(f"bench: {error}") from None
     print(table(found))
     return 0
 
@@ -154,6 +157,11 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     for (mode, tokens), by_run in _cells(found).items():
         lines.append([mode, str(tokens), *(f"{by_run[name][operation]:.1f}" if name in by_run else ""
                                            for name in found for operation in _OPERATIONS)])
+    return markdown(lines)
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table whose first line is its head; all but the first column are numbers."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rule = "|" + "|".join("-" * (width + 1) + ("-" if not i else ":") for i, width in enumerate(widths)) + "|"
     text = ["| " + " | ".join(word.rjust(width) if i else word.ljust(width)
@@ -162,23 +170,32 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(found: dict[str, dict[str, Any]], picture: str) -> None:
-    """Microseconds over tokens, a panel for each mode; the file's ending names the format."""
+    """Microseconds over tokens, a panel for each mode."""
+    panels: Panels = {}
+    for (mode, tokens), by_run in _cells(found).items():
+        for name, row in by_run.items():
+            for operation in _OPERATIONS:
+                lines = panels.setdefault(MODES[cast(Algorithm, mode)], {})
+                lines.setdefault(f"{name} {operation}".strip(), []).append((tokens, row[operation]))
+    draw_panels(panels, picture)
+
+
+# By title and label: microseconds over tokens. The lines of a panel are pairs, of one colour each.
+Panels = dict[str, dict[str, list[tuple[int, float]]]]
+
+
+def draw_panels(panels: Panels, picture: str) -> None:
+    """A picture of them by matplotlib; the file's ending names the format."""
     try:
         importlib.import_module("matplotlib").use("agg")
     except ImportError:
-        raise SystemExit("bench: --plot needs matplotlib: pip install matplotlib") from None
+        raise ImportError("a picture needs matplotlib: pip install matplotlib") from None
     pyplot = importlib.import_module("matplotlib.pyplot")
-    cells = _cells(found)
-    modes = list(dict.fromkeys(mode for mode, _ in cells))
-    figure, panels = pyplot.subplots(1, len(modes), figsize=(5.5 * len(modes), 4), squeeze=False)
-    for mode, panel in zip(modes, panels[0]):
-        for color, name in enumerate(found):
-            for operation, line in zip(_OPERATIONS, ("-", "--")):
-                points = [(tokens, by_run[name][operation]) for (of, tokens), by_run in cells.items()
-                          if of == mode and name in by_run]
-                panel.plot(*zip(*points), line, marker="o", color=f"C{color}", label=f"{name} {operation}".strip())
-        panel.set(title=MODES[cast(Algorithm, mode)], xlabel="tokens of a rank", ylabel="microseconds",
-                  xscale="log", yscale="log")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(5.5 * len(panels), 4), squeeze=False)
+    for (title, lines), panel in zip(panels.items(), axes[0]):
+        for number, (label, points) in enumerate(lines.items()):
+            panel.plot(*zip(*points), ("-", "--")[number % 2], marker="o", color=f"C{number // 2}", label=label)
+        panel.set(title=title, xlabel="tokens of a rank", ylabel="microseconds", xscale="log", yscale="log")
         panel.legend()
     figure.tight_layout()
     figure.savefig(picture)

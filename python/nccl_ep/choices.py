@@ -30,13 +30,15 @@ _OF_OPERATION: dict[OperationName, tuple[VariantName, ...]] = {
 class Choice:
     """A variant and a launch shape; what is None or 0 is left to the library.
 
-    `blocks`, an SM each, of which `send_blocks` send; `threads` of a block.
+    `blocks`, an SM each, of which `send_blocks` send; `threads` of a block. `in_order`: the kernel is not launched while
+    the one before it on its stream runs, as those of LL on one node are.
     """
 
     variant: VariantName | None = None
     blocks: int = 0
     send_blocks: int = 0
     threads: int = 0
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         if self.variant is not None and self.variant not in _VARIANTS:
@@ -49,7 +51,7 @@ class Choice:
         """The same for C."""
         number = 0 if self.variant is None else 1 + _VARIANTS.index(self.variant)
         return ncclEpChoice_t(ctypes.sizeof(ncclEpChoice_t), number, self.blocks, self.send_blocks,
-                              self.threads)
+                              self.threads, self.in_order)
 
 
 @dataclasses.dataclass(frozen=True)

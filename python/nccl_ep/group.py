@@ -174,8 +174,8 @@ class EpGroup(Generic[Mode]):
     def register(self, tensor: torch.Tensor) -> None:
         """Lets the ranks of a node map this tensor's memory, as that of `empty`; collective.
 
-        It must be memory of cudaMalloc, as torch's default allocator has. The group keeps the tensor until
-        `deregister`, or its end.
+        It must be memory of cudaMalloc, as torch's default allocator has, or of cuMemCreate with file descriptors, as
+        torch's symmetric memory. The group keeps the tensor until `deregister`, or its end.
         """
         self._memory.register(tensor)
 
@@ -189,9 +189,11 @@ class EpGroup(Generic[Mode]):
 
     def statistics(self) -> dict[str, int]:
         """How many tensors of operations, HT's outputs of a dispatch and inputs of a combine, were in memory that peers
-        map, and how many in other memory since the group has had some."""
-        return {"mapped_tensors": sum(piece.tensors for piece in self.memory()),
-                "plain_tensors": self._memory.plain_tensors()}
+        map, and how many in other memory since the group has had some; and how many operations, on GPUs, passed rows
+        through buffers though this rank's tensor was in such memory, as another rank's was not."""
+        plain, fallbacks = self._memory.elsewhere()
+        return {"mapped_tensors": sum(piece.tensors for piece in self.memory()), "plain_tensors": plain,
+                "fallbacks": fallbacks}
 
     def create_handle(self, topk_idx: torch.Tensor, *, counts: torch.Tensor | None = None,
                       stream: Any = None) -> EpHandle[Mode]:

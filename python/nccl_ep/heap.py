@@ -236,12 +236,13 @@ class PeerMemory:
         info = self._group.library.ncclEpMemInfo(self._group.handle, address)
         return MappedMemory(info.object, info.bytes, info.peers, kind, free, largest, info.tensors)
 
-    def plain_tensors(self) -> int:
-        """Tensors of operations that were in none."""
+    def elsewhere(self) -> tuple[int, int]:
+        """Tensors of operations that were in none, and operations that could not use one where it was."""
         addresses = [] if self._heap is None else [self._heap.address]
         for address in (*addresses, *self._tensors):
-            return int(self._group.library.ncclEpMemInfo(self._group.handle, address).plain_tensors)
-        return 0
+            info = self._group.library.ncclEpMemInfo(self._group.handle, address)
+            return int(info.plain_tensors), int(info.fallbacks)
+        return 0, 0
 
     def end(self) -> bool:
         """The group ends, and with it the memory; whether a tensor still has some of it."""

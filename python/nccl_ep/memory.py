@@ -122,6 +122,11 @@ def tensors(shape: Shape) -> list[Item]:
             _tensor("received weights", (slots, shape.top_k), 4)]
 
 
+def views(shape: Shape) -> int:
+    """Bytes that the library takes with the first view of rank-major rows."""
+    return _up(_VIEWS * _up(shape.ranks * shape.tokens * shape.row_bytes, _REGION), PAGE)
+
+
 def expected_rows(shape: Shape) -> float:
     """Rows that a rank receives in HT if experts are equally popular: how many tensors need with
     max_tokens_per_rank = NCCL_EP_AUTO."""
@@ -152,12 +157,8 @@ def _ll_window(shape: Shape, place: _Place) -> int:
     bank = sum(_up(size, _REGION) for size in (
         rows * _up(shape.row_bytes, _LINE), rows * chunks * _PACKET,
         shape.ranks * (shape.local_experts + _LL_COUNTS) * _PACKET, 2 * entries * _PACKET))
-    views = 0
-    if not place.others:
-        state = _WORD * (_VIEWS + 1 + _VIEWS * _MOST_PEERS)
-        rows_of_view = shape.ranks * shape.tokens * shape.row_bytes
-        views = _up(state, _REGION) + _VIEWS * _up(rows_of_view, _REGION)
-    return _BANKS * bank + _REGION + views
+    state = 0 if place.others else _up(_WORD * (2 * _VIEWS + 1 + _VIEWS * _MOST_PEERS), _REGION)
+    return _BANKS * bank + _REGION + state
 
 
 def _ht(shape: Shape, place: _Place) -> list[Item]:
@@ -296,7 +297,9 @@ def main(words: list[str] | None = None) -> None:
     _print("The library, on each GPU, in whole pages:",
            ((item, item.pages) for item in library(shape)))
     _print("Tensors of the caller:", ((item, item.bytes) for item in tensors(shape)))
-    if shape.algorithm == "ht":
+    if shape.algorithm == "ll":
+        print(f"Views of rank-major rows, from the first one on: {views(shape) / MIB:.1f} MiB more of the library's.")
+    else:
         print(f"With even experts a rank receives about {expected_rows(shape):.0f} rows, not "
               f"{shape.ranks * tokens}: NCCL_EP_AUTO allows tensors of the real number.")
 

@@ -185,6 +185,7 @@ class ncclEpMemInfo_t(ctypes.Structure):
         ("peer_data", ctypes.POINTER(ctypes.c_void_p)),
         ("tensors", ctypes.c_ulong),
         ("plain_tensors", ctypes.c_ulong),
+        ("fallbacks", ctypes.c_ulong),
     ]
 
 
@@ -205,7 +206,7 @@ class ncclEpChoice_t(ctypes.Structure):
     """How to run an operation; 0 leaves a field to the library."""
 
     _fields_ = [(name, ctypes.c_uint) for name in (
-        "size", "variant", "blocks", "send_blocks", "threads")]
+        "size", "variant", "blocks", "send_blocks", "threads", "in_order")]
 
 
 ncclEpSelect_t = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ncclEpQuery_t),

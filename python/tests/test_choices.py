@@ -36,7 +36,7 @@ def test_results_do_not_depend_on_launches(group, world, device):
     with ep.create_handle(problem.topk_idx) as handle:
         own = handle.dispatch(problem.tokens)
         home = handle.combine(own.tokens, problem.weights)
-        for choice in (Choice(blocks=2), Choice(send_blocks=1, threads=64), Choice(None, 2, 2, 1024),
+        for choice in (Choice(blocks=2), Choice(send_blocks=1, threads=64), Choice(None, 2, 2, 1024, in_order=True),
                        Choice(blocks=1 << 30), Choice("ht.pull")):
             found = handle.dispatch(problem.tokens, choice=choice)
             assert torch.equal(found.counts, own.counts)

@@ -30,7 +30,7 @@ def test_a_group_of_the_guide():
     shape = Shape("ll", 8, 128)
     received = next(item for item in tensors(shape) if item.name == "received rows")
     assert (received.bytes, received.shape) == (469762048, "[32, 1024, 7168]")
-    assert total(shape) == 92
+    assert total(shape) == 64
 
 
 def test_two_nodes_have_buffers_beside_the_window():
@@ -38,7 +38,7 @@ def test_two_nodes_have_buffers_beside_the_window():
     assert {item.name for item in library(two)} - {item.name for item in library(one)} == {
         "buffers for the network"}
     # The target: at most 96 MiB beside NCCL's own.
-    assert total(one) == 26 and total(two) == 32
+    assert total(one) == 20 and total(two) == 32
     assert total(Shape("ll", 8, 128, nodes=(4, 4))) <= 96
     more = Shape("ll", 4, 128, nodes=(2, 2))
     assert {item.name for item in library(more)} - {item.name for item in library(two)} == {

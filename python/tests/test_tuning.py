@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import sys
 
 import pytest
 import torch
@@ -14,11 +15,15 @@ import torch.distributed as dist
 
 import nccl_ep
 from nccl_ep import Choice, tuning
-from nccl_ep.tuning import in_place, search
-from nccl_ep.tuning.candidates import VARIABLE, Candidate, candidates, document, in_force, write
+from nccl_ep.tuning import Rows, in_place, search
+from nccl_ep.tuning.__main__ import main
+from nccl_ep.tuning.candidates import candidates, tried
+from nccl_ep.tuning.files import VARIABLE, document, in_force, write
 from nccl_ep.tuning.progress import Progress
 from nccl_ep.tuning.ranks import Ranks
 from nccl_ep.tuning.search import best
+
+FEW = [Choice(None, 4, 4, 256), Choice(None, 8, 2, 256)]
 
 
 def test_candidates_fit_the_gpu():
@@ -32,12 +37,45 @@ def test_candidates_fit_the_gpu():
         assert max(each.blocks for each in candidates(algorithm, 132, 20)) == 20
 
 
+def _alike(*choices):
+    """Candidates that are the same for both operations."""
+    return [(choice, choice) for choice in (None, *choices)]
+
+
+def test_variants_of_rows():
+    shapes = [Choice(blocks=8), Choice(blocks=16)]
+
+    def names(algorithm, rows, exact=False):
+        pairs = tried(algorithm, shapes, rows, exact)
+        assert pairs[0] == (None, None) and len(set(pairs)) == len(pairs)
+        return [(each.variant if each else None, other.variant) for each, other in pairs[1:]]
+
+    own, direct, ring = [(None, None)] * 2, [("ht.direct", "ht.pull")] * 3, [("ht.ring", "ht.ring")] * 3
+    assert names("ll", Rows()) == names("ll", Rows(layout="rank"), exact=True) == names("ht", Rows(), exact=True) == own
+    assert names("ll", Rows(), exact=True) == own + [(None, "ll.exact")] * 3
+    assert names("ht", Rows(memory="symmetric")) == ring + direct
+    assert not Rows(layout="view").exist_in("ht") and not Rows(memory="symmetric").exist_in("ll")
+    with pytest.raises(ValueError, match="layout: must be one of expert, rank, view, not 'row'"):
+        Rows(layout="row")
+
+
+@pytest.mark.parametrize(("of_exact", "variant"), [(7.0, "ll.exact"), (9.9, None)])
+def test_low_latency_sums_alike_for_all_numbers_of_tokens(of_exact, variant):
+    """Though one of them would be faster otherwise."""
+    pairs = [(None, None), (Choice(blocks=8), Choice(blocks=8)), (None, Choice("ll.exact"))]
+    times = torch.tensor([[[5.0, 10.0]] * 2, [[5.0, 10.0], [5.0, 9.0]], [[5.0, of_exact], [5.0, of_exact + 2.5]]])
+    entries = best("ll", [1, 2], pairs, times)[2:]
+    assert {entry.get("variant") for entry in entries} == {variant}
+    assert [entry["default_microseconds"] for entry in entries] == [10.0, 10.0]
+    assert document("G", 2, entries).get("choices", []) == (entries if variant else [])
+
+
 def test_the_librarys_own_choice_stays_unless_another_is_clearly_faster():
-    tried = [None, Candidate(8, 256, 8), Candidate(16, 512, 4)]
+    pairs = _alike(Choice(None, 8, 8, 256), Choice(None, 16, 4, 512))
     # [candidate, number of tokens, operation]
     times = torch.tensor([[[10.0, 10.0], [10.0, 10.0]], [[9.0, 9.9], [11.0, 20.0]],
                           [[8.0, 12.0], [12.0, 5.0]]])
-    entries = best("ll", [1, 2], tried, times)
+    entries = best("ll", [1, 2], pairs, times)
     names = [(entry["operation"], entry["tokens"], entry.get("blocks", "own")) for entry in entries]
     assert names == [("ll_dispatch", 1, 16), ("ll_dispatch", 2, "own"),
                      ("ll_combine", 1, "own"), ("ll_combine", 2, 16)]
@@ -51,24 +89,24 @@ def test_the_slowest_rank_counts(world, comm):
     assert Ranks(comm).slowest(times).tolist() == [size - 1, 1.0]
 
 
-def test_a_candidate_is_in_force_for_a_while(tmp_path, monkeypatch):
+def test_a_file_is_in_force_for_a_while(monkeypatch):
     monkeypatch.setenv(VARIABLE, "before.json")
-    with in_force(document("G", 2, [{"tokens": 1}])) as path:
-        assert os.environ[VARIABLE] == str(path)
+    with in_force(document("G", 2, [{"tokens": 1}])):
+        path = pathlib.Path(os.environ[VARIABLE])
         assert json.loads(path.read_text())["entries"] == [{"tokens": 1}]
     assert not path.exists() and os.environ[VARIABLE] == "before.json"
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(ZeroDivisionError), in_force({}):
+    with pytest.raises(ZeroDivisionError), in_force(None):
+        assert VARIABLE not in os.environ
         1 / 0
     assert VARIABLE not in os.environ
 
 
 def test_the_librarys_sample_is_what_is_written(tmp_path):
     """A unit test of the library reads the same file."""
-    tried = [None, Candidate(32, 512, 8)]
     times = torch.tensor([[[15.25, 16.0]], [[14.5, 17.0]]])
     path = tmp_path / "times.json"
-    write(path, document("NVIDIA H200", 4, best("ll", [8], tried, times), num_experts=256,
+    write(path, document("NVIDIA H200", 4, best("ll", [8], _alike(Choice(None, 32, 8, 512)), times), num_experts=256,
                          hidden=7168, top_k=8, dtype="bfloat16", nccl="2.28.9"))
     sample = pathlib.Path(__file__).parent / "data" / "tuning.json"
     assert path.read_text() == sample.read_text()
@@ -113,7 +151,7 @@ def test_a_file_that_cannot_be_written(world, tmp_path, monkeypatch, place):
     """Every rank reports it with the caller's path before anything is measured."""
     rank, size = world
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search, "Bench", None)
+    monkeypatch.setattr(search, "search", None)
     shape = nccl_ep.MoeShape(num_experts=size, hidden=64, top_k=1, max_tokens_per_rank=1)
     with pytest.raises(OSError, match=f"^{place}: cannot be written: "):
         nccl_ep.tune(place, shape)
@@ -136,11 +174,11 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
     rank, size = world
     monkeypatch.delenv(VARIABLE, raising=False)
     if device.type == "cpu":
-        few = [Candidate(4, 256, 4), Candidate(8, 256, 2)]
-        monkeypatch.setattr(search, "candidates", lambda *_: few)
+        monkeypatch.setattr(search, "candidates", lambda *_: FEW)
     path = tmp_path / "times.json"
     shape = nccl_ep.MoeShape(num_experts=2 * size, hidden=64, top_k=2, max_tokens_per_rank=6)
-    found = nccl_ep.tune(path, shape, algorithms=algorithm, repetitions=8, progress=False)
+    found = nccl_ep.tune(path, shape, algorithms=algorithm, repetitions=8, progress=False,
+                         rows=(Rows(), Rows(layout="rank"), Rows(memory="symmetric")))
     assert path.exists() == (rank == 0)
     if rank == 0:
         assert json.loads(path.read_text()) == found
@@ -148,7 +186,10 @@ def test_tuning_end_to_end(world, device, monkeypatch, tmp_path, algorithm):
     of_rank_0 = mine.clone()
     dist.broadcast(of_rank_0, src=0)
     assert torch.equal(mine, of_rank_0) and bool((mine > 0).all())
-    assert [entry["tokens"] for entry in found["entries"]] == [1, 2, 4, 8] * 2
+    for entries in (found["entries"], found["choices"]):
+        assert [entry["tokens"] for entry in entries] == [1, 2, 4, 8] * 2
+    condition = ("layout", "rank") if algorithm == "ll" else ("memory", "symmetric")
+    assert {(entry["row_bytes"], entry[condition[0]]) for entry in found["choices"]} == {(128, condition[1])}
     assert {entry["operation"] for entry in found["entries"]} == {
         f"{algorithm}_dispatch", f"{algorithm}_combine"}
     assert (found["format"], found["version"], found["ranks"]) == ("nccl_ep tuning", 1, size)
@@ -185,24 +226,29 @@ def test_files_are_merged(tmp_path):
 
 
 @pytest.mark.parametrize(("algorithm", "options"), [
-    ("ll", {}), ("ll", {"cast": "fp8"}), ("ll", {"layout": "rank"}),
-    pytest.param("ht", {"cast": "fp8"}, marks=pytest.mark.high_throughput)])
+    ("ll", {"cast": "fp8"}), ("ll", {"layout": "rank"}), ("ll", {"layout": "view"}), ("ll", {"exact": True}),
+    pytest.param("ht", {"cast": "fp8"}, marks=pytest.mark.high_throughput),
+    pytest.param("ht", {"memory": "symmetric"}, marks=pytest.mark.high_throughput)])
 def test_a_group_is_tuned_again(world, device, group, monkeypatch, algorithm, options):
     """On the group that exists, which keeps the caller's choices and selector."""
     rank, size = world
-    few = [Candidate(4, 256, 4), Candidate(8, 256, 2)]
-    monkeypatch.setattr(in_place, "candidates", lambda *_: few)
+    monkeypatch.setattr(in_place, "candidates", lambda *_: FEW)
     ep = group(num_experts=2 * size, hidden=128, dtype=torch.bfloat16, algorithm=algorithm,
                max_tokens_per_rank=4)
+    if "memory" in options:
+        ep.heap(1 << 20)
     mine = Choice(blocks=1)
     ep.set_choice(f"{algorithm}_combine", mine)
     asked = []
     ep.set_selector(lambda query: asked.append(query))
     found = ep.retune(2, repetitions=2, **options)
     assert asked == [] and ep.choices[f"{algorithm}_combine"] == mine
-    assert [entry["tokens"] for entry in found["entries"]] == [1, 2, 4] * 2
-    assert found["entries"][0]["row_bytes"] == (128 if "cast" in options else 256)
-    assert found["entries"][-1]["row_bytes"] == 256
+    entries = found["choices"]
+    assert [entry["tokens"] for entry in entries] == [1, 2, 4] * 2 and found["entries"] == []
+    assert entries[0]["row_bytes"] == (128 if "cast" in options else 256)
+    assert entries[-1]["row_bytes"] == 256
+    condition = ("layout", "expert") if algorithm == "ll" else ("memory", "plain")
+    assert all(entry[condition[0]] == options.get(*condition) for entry in entries)
     ids = torch.zeros((3, 2), dtype=torch.int64, device=device)
     ids[:, 1] = 1
     tokens = torch.ones((3, 128), dtype=torch.bfloat16, device=device)
@@ -213,17 +259,65 @@ def test_a_group_is_tuned_again(world, device, group, monkeypatch, algorithm, op
 
 
 def test_what_a_tuned_group_chooses():
-    """The next power of two of tokens, for rows of the size that was measured."""
+    """The next power of two of tokens, for rows of the size and memory that was measured."""
     chooses = in_place.Tuned(lambda query: Choice(blocks=1) if query.tokens == 7 else None)
     shape = {"blocks": 4, "send_blocks": 2, "threads": 64}
-    chooses.learn([{"operation": "ht_combine", "tokens": 4, "row_bytes": 64, **shape},
-                   {"operation": "ht_combine", "tokens": 2, "row_bytes": 64, "default": True},
-                   {"operation": "ht_combine", "tokens": 16, "row_bytes": 64, "variant": "ht.pull",
-                    **shape}])
+    rows = {"operation": "ht_combine", "row_bytes": 64, "memory": "plain"}
+    exact = {"operation": "ll_combine", "row_bytes": 64, "layout": "expert", "variant": "ll.exact"}
+    chooses.learn([{**rows, "tokens": 4, **shape}, {**rows, "tokens": 2, "default": True},
+                   {**rows, "tokens": 16, "memory": "symmetric", "variant": "ht.pull"},
+                   {**exact, "tokens": 4, **shape}])
 
-    def chosen(tokens, row_bytes=64):
-        return chooses(nccl_ep.Query("ht_combine", tokens, 2, row_bytes, 2, 8, False))
+    def chosen(tokens, row_bytes=64, symmetric=False, operation="ht_combine"):
+        return chooses(nccl_ep.Query(operation, tokens, 2, row_bytes, 2, 8, symmetric))
 
-    assert [chosen(tokens) for tokens in (0, 2, 17)] == [None] * 3 and chosen(4, 32) is None
+    assert [chosen(tokens) for tokens in (0, 2, 5)] == [None] * 3 and chosen(4, 32) is None
     assert chosen(3) == chosen(4) == Choice(None, 4, 2, 64)
-    assert chosen(5) == Choice("ht.pull", 4, 2, 64) and chosen(7) == Choice(blocks=1)
+    assert chosen(5, symmetric=True) == Choice("ht.pull") and chosen(7) == Choice(blocks=1)
+    assert chosen(4, operation="ll_combine") == Choice("ll.exact", 4, 2, 64)
+    assert chosen(5, operation="ll_combine") == Choice("ll.exact")
+
+
+def test_a_file_names_a_variant(world, group, device, nodes):
+    """The group takes it where no other is chosen."""
+    rank, size = world
+    if size < 2 or len(set(nodes)) > 1:
+        return
+    facts = {"num_experts": 2 * size, "hidden": 64, "dtype": torch.float32, "max_tokens_per_rank": 20}
+    with in_force(None):
+        own = group(**facts)
+    gpu, _ = search.device_facts(own.runtime)
+    with in_force(document(gpu, size, [
+            {"operation": "ll_combine", "tokens": 1, "row_bytes": 256, "layout": "expert", "variant": "ll.exact"}])):
+        tuned = group(**facts)
+    ids = torch.tensor([[2, 0]] * 20, device=device)  # of ranks 1 and 0
+    weights = torch.rand((20, 2), generator=torch.Generator().manual_seed(3)).to(device)
+    tokens = torch.randn((20, 64), generator=torch.Generator().manual_seed(4)).to(device)
+
+    def combined(ep, choice=None):
+        with ep.create_handle(ids) as handle:
+            return handle.combine(handle.dispatch(tokens).tokens, weights, choice=choice)
+
+    exact, reduced = (combined(own, Choice(name)) for name in ("ll.exact", "ll.reduce"))
+    assert not torch.equal(exact, reduced)
+    # For any number of tokens, and also where a launch shape is chosen.
+    assert torch.equal(combined(tuned), exact) and torch.equal(combined(tuned, Choice(blocks=1)), exact)
+    assert torch.equal(combined(tuned, Choice("ll.reduce")), reduced)
+
+
+def test_what_was_measured_is_drawn(tmp_path, monkeypatch, capsys):
+    entries = [{"operation": "ht_dispatch", "tokens": tokens, "row_bytes": 64, "memory": "symmetric",
+                "variant": "ht.direct", "microseconds": 2.0 * tokens, "default_microseconds": 3.0} for tokens in (1, 2)]
+    plain = {"operation": "ll_combine", "tokens": 1, "blocks": 4, "send_blocks": 2, "threads": 64,
+             "microseconds": 1.0, "default_microseconds": 1.5}
+    write(tmp_path / "times.json", document("G", 2, [plain, *entries]))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    main(["show", str(tmp_path / "times.json"), "--plot", str(tmp_path / "x.png")])
+    said = capsys.readouterr().out
+    assert said.startswith("G, 2 ranks\n\n| operation ") and "pip install matplotlib" in said
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [["ll_combine", "all", "1", "1.5", "1.0", "4 blocks of 64, 2 send"],
+                        ["ht_dispatch", "64 bytes, symmetric", "1", "3.0", "2.0", "ht.direct"],
+                        ["ht_dispatch", "64 bytes, symmetric", "2", "3.0", "4.0", "ht.direct"]]
+    main(["merge", str(tmp_path / "all"), str(tmp_path / "times.json")])
+    assert capsys.readouterr().out == "G, 2 ranks: 3 entries\n"

@@ -25,8 +25,7 @@ _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc
 
 # Of the second interface over the same core, for tests alone (abi/probe).
 _PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Tune", "Bytes", "RouteIn",
-          *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health",
-                                       "Faults", "Abort")))
+          *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health", "Faults", "Abort")))
 
 # Of the later interface (abi/second).
 _SECOND = ("GetVersion", "TensorAlloc", "TensorDestroy", "CreateGroup", "GroupDestroy", "HandleMemSize", "InitHandle",
@@ -93,8 +92,7 @@ def steps(places: Places) -> list[Step]:
         checked("native-static-libs", lambda: _native_static_libs(places)),
     ]
     for standard in _STANDARDS:
-        result.append(Step(f"abi/header-{standard}",
-                           lambda standard=standard: _header(places, standard)))
+        result.append(Step(f"abi/header-{standard}", lambda standard=standard: _header(places, standard)))
         result.append(Step(f"abi/header-second-{standard}",
                            lambda standard=standard: _header(places, standard, "nccl_ep_2", _SECOND_HEADER_USER)))
     return result
@@ -164,6 +162,5 @@ def _header(places: Places, standard: str, folder: str = "", user: str = _HEADER
              "-Werror", "-fsyntax-only", f"-I{ROOT / 'include' / folder}",
              "-isystem", f"{places.environment['CUDA_HOME']}/include",
              "-isystem", places.environment["NCCL_INCLUDE"], "-"]
-    done = subprocess.run(words, input=user, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(words, input=user, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return counts.exit_status(command.Finished(done.returncode, done.stdout)), done.stdout

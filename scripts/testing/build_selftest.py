@@ -34,16 +34,14 @@ class BuildScript(unittest.TestCase):
         subprocess.run(("rustc", "--edition", "2024", str(ROOT / "build.rs"), "-o",
                         str(cls.program)), check=True, cwd=ROOT)
 
-    def build(self, nvcc: str, machine: Machine | None = None,
-              **settings: str) -> subprocess.CompletedProcess[str]:
+    def build(self, nvcc: str, machine: Machine | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
         """Runs build.rs of a tree with one kernel; the shell script `nvcc` stands in for nvcc."""
         if machine is None:
             machine = Machine(self)
             machine.write("cuda/kernel.cu")
         if nvcc:
             machine.command("nvcc", nvcc)
-        machine.environment.update(CARGO_MANIFEST_DIR=str(machine.root), OUT_DIR=str(machine.root),
-                                   **settings)
+        machine.environment.update(CARGO_MANIFEST_DIR=str(machine.root), OUT_DIR=str(machine.root), **settings)
         return machine.run(str(self.program))
 
     def test_no_compiler(self):
@@ -85,8 +83,7 @@ class BuildScript(unittest.TestCase):
             done = self.build(_COMPILER, **settings)
             self.assertEqual(done.returncode, 0, done.stdout)
             mark = "cargo::rerun-if-env-changed="
-            return {line.removeprefix(mark) for line in done.stdout.splitlines()
-                    if line.startswith(mark)}
+            return {line.removeprefix(mark) for line in done.stdout.splitlines() if line.startswith(mark)}
 
         machine = Machine(self)
         machine.tool_kit()

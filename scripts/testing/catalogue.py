@@ -50,8 +50,7 @@ def all_steps(places: Places) -> list[Step]:
 
 
 def _make_programs(places: Places, goal: str, *settings: str) -> tuple[str, ...]:
-    return ("make", "-j2", "--no-print-directory", "-C", "c_tests", goal,
-            f"EP_LIBDIR={places.libraries}", *settings)
+    return ("make", "-j2", "--no-print-directory", "-C", "c_tests", goal, f"EP_LIBDIR={places.libraries}", *settings)
 
 
 def only_needed(steps: list[Step], places: Places) -> list[Step]:
@@ -137,8 +136,7 @@ def _packages(places: Places) -> list[Step]:
         return (str(ROOT / "c_tests" / "package" / name / "run.sh"), str(places.libraries))
 
     return [
-        Step("package/third-party", (str(ROOT / "scripts" / "third_party.py"), "--check"),
-             counts.exit_status),
+        Step("package/third-party", (str(ROOT / "scripts" / "third_party.py"), "--check"), counts.exit_status),
         Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
              counts.closing_line, ("build/lib",)),
         Step("package/readme", script("readme"), counts.closing_line, ("build/lib",)),

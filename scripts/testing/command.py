@@ -25,8 +25,7 @@ _lock = threading.Lock()
 
 def build_environment() -> dict[str, str]:
     """The environment after env.sh, which chooses CUDA, NCCL and MPI."""
-    done = subprocess.run(["bash", "-c", ". scripts/env.sh && env -0"], cwd=ROOT, check=False,
-                          stdout=subprocess.PIPE)
+    done = subprocess.run(["bash", "-c", ". scripts/env.sh && env -0"], cwd=ROOT, check=False, stdout=subprocess.PIPE)
     if done.returncode != 0:
         sys.exit(done.returncode)  # env.sh printed why
     return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if "=" in entry)
@@ -44,8 +43,7 @@ def idle_seconds() -> float:
     return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
-def run(command: tuple[str, ...], environment: Mapping[str, str],
-        timeout: float | None) -> Finished:
+def run(command: tuple[str, ...], environment: Mapping[str, str], timeout: float | None) -> Finished:
     """Runs a command in the repository's root; output and errors are merged."""
     # A file, not a pipe, which a grandchild that outlives the command would keep open.
     with tempfile.TemporaryFile() as log, mpi_sessions() as sessions:

@@ -15,8 +15,7 @@ from testing.step import Counts, Finished
 _CLOSING_LINE = re.compile(r"^(\d+) passed, (\d+) failed\s*$", re.MULTILINE)
 _SKIPPED_LINE = re.compile(r"^(\d+ skipped: .*\S)\s*$", re.MULTILINE)
 _SKIPPED_STATUS = 77  # exit status of a program that skipped everything (harness.h)
-_CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored",
-                           re.MULTILINE)
+_CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 # ep_bench with --validate, once for each sweep.
 BENCH_PASSED = r"Global validation: Dispatch=PASSED, Combine=PASSED"
 # With --cast outside.

@@ -49,8 +49,7 @@ def find(environment: Mapping[str, str], programs: pathlib.Path, builds: bool) -
     names = tuple(gpus.names())
     nccl = gpus.find_nccl(environment)
     path = {"LD_LIBRARY_PATH": gpus.library_path(environment, nccl, str(programs / "lib"))}
-    return Machine({**environment, **path}, programs, gpus.visible(len(names), environment), names,
-                   nccl, builds)
+    return Machine({**environment, **path}, programs, gpus.visible(len(names), environment), names, nccl, builds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,7 @@ _SHARING_RELAYS = (("0011", "test_ll"), ("0011", "test_ht"), ("0110", "test_stag
                    ("0011", "test_random --configs 25 --seed 44 --graphs"),
                    ("0001", "test_ll ids"))
 _QUICK_PROGRAMS = ("test_ll", "test_staged", "test_errors over_nodes")
-_FORKED = ("test_death --nodes {}",
-           "test_faults --nodes {} --trials 15 --seed 43")
+_FORKED = ("test_death --nodes {}", "test_faults --nodes {} --trials 15 --seed 43")
 
 _LIMIT_SECONDS = 240
 # A creation has three quarters of it to connect by NCCL, which once took more than 730 ms where two nodes shared a GPU.
@@ -65,8 +64,7 @@ def steps(machine: Machine, quick: bool) -> Iterator[Step]:
         for pattern in _FORKED:
             program, *options = pattern.format(split).split()
             words = (str(machine.programs / "gpu" / program), *options)
-            yield _as_step(machine, f"{program}/{split}", words,
-                           (("NCCL_EP_TIMEOUT_MS", _DEATH_TIMEOUT_MS),))
+            yield _as_step(machine, f"{program}/{split}", words, (("NCCL_EP_TIMEOUT_MS", _DEATH_TIMEOUT_MS),))
     for split, command in _SHARING_RELAYS if shares and not quick else ():
         yield _step(machine, split, command)
     more = [split for least, all_of in _MORE_SPLITS.items() if least <= gpus for split in all_of]
@@ -93,16 +91,14 @@ def _as_step(machine: Machine, label: str, words: Sequence[str],
     network = tuple((name, os.environ.get(name, value)) for name, value in _NETWORK)
     return Step(f"gpu/nodes/{label}", tuple(words), read, ("setup/nccl",),
                 cores=len(machine.devices), timeout=_LIMIT_SECONDS,
-                environment=(*network, ("EP_TEST_DEADLINE", str(_LIMIT_SECONDS - 30)),
-                             *environment))
+                environment=(*network, ("EP_TEST_DEADLINE", str(_LIMIT_SECONDS - 30)), *environment))
 
 
 def _plugin_step(machine: Machine) -> Step:
     plugin = machine.programs / "lib" / "libnccl-net-ep-test.so"
     environment = (("NCCL_NET_PLUGIN", str(plugin)), ("NCCL_NET", "EP-test"),
                    ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET"))
-    return _as_step(machine, "net_plugin/01", _launched(machine, "01", _PLUGIN_BENCH), environment,
-                    _rows_over_plugin)
+    return _as_step(machine, "net_plugin/01", _launched(machine, "01", _PLUGIN_BENCH), environment, _rows_over_plugin)
 
 
 def _rows_over_plugin(finished: Finished) -> Counts:

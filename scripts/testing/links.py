@@ -31,8 +31,7 @@ def documents() -> Iterator[pathlib.Path]:
 def anchors(document: pathlib.Path) -> frozenset[str]:
     """What GitHub makes of the headings."""
     headings = _HEADING.findall(_CODE.sub("", document.read_text()))
-    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
-                     for heading in headings)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings)
 
 
 def is_right(document: pathlib.Path, link: str) -> bool:

@@ -40,8 +40,7 @@ class Machine:
         self.tools = pathlib.Path(folder.name) / "bin"
         self.tools.mkdir()
         shutil.copytree(ROOT / "scripts", self.root / "scripts")
-        self.environment = {"PATH": f"{self.tools}:{_usual_commands()}",
-                            "HOME": os.environ.get("HOME", "/")}
+        self.environment = {"PATH": f"{self.tools}:{_usual_commands()}", "HOME": os.environ.get("HOME", "/")}
 
     def write(self, path: str | pathlib.Path, text: str = "") -> pathlib.Path:
         """Writes a file of the tree."""

@@ -11,13 +11,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from testing import counts
-from testing.grids import ODD_GRIDS
-from testing.step import Places, Step
+from testing.step import ODD_GRIDS, Places, Step
 
 # On the CPU backend every program runs in each of these splits.
 _HOST_SPLITS = ("01", "0101", "0001")
-_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_formats",
-                  "test_random --configs 200", "moe_layer")
+_HOST_PROGRAMS = ("test_ll", "test_staged", "test_ht", "test_formats", "test_random --configs 200", "moe_layer")
 # And these in some.
 _TOOLS = tuple(itertools.chain.from_iterable(
     (f"ep_test -a {mode} -s both -c -r -t 16 -d 512",
@@ -39,7 +37,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
               ("0011", "test_errors"), ("0101", "test_lifecycle group"),
               ("0001", "example_several_nodes"), ("0101", "example_staged"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"),
-              ("0011", "test_two_abis memory_over"), ("0010", "test_memory"))
+              ("0011", "test_two_abis memory_over"), ("0010", "test_memory"), ("0011", "test_second"))
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
 # bytes an HT operation sends at a time, if that is not the default. Few bytes make many passes.
@@ -72,7 +70,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
             " --validate --use-cuda-graph") for mode in ("ll", "ht")),
          ("01", "", "test_two_abis memory_over"),
          ("0112", "", "test_ll rank_major_shapes"),
-         ("0110", "", "test_memory"))
+         ("0110", "", "test_memory"), ("010", "300", "test_second"))
 
 # On either backend, with sums that do not depend on a token's home.
 _INVARIANT = (("host", "0012", "test_random --configs 100 --seed 45"), ("host", "0101", "test_ll routing"),
@@ -115,16 +113,14 @@ def host_ids(split: str) -> Iterator[Sequence[str]]:
 
 def host_ids_on_one_gpu(split: str) -> Iterator[Sequence[str]]:
     """The same where all share a GPU, which NCCL lets ranks of different hosts do: it takes each for a host."""
-    return ((f"NCCL_HOSTID=host{rank}", f"EP_TEST_NODE=node{node}")
-            for rank, node in enumerate(split))
+    return ((f"NCCL_HOSTID=host{rank}", f"EP_TEST_NODE=node{node}") for rank, node in enumerate(split))
 
 
 def host_steps(places: Places) -> Iterator[Step]:
     """On the CPU backend."""
     yield from _forked(places, "host", "build/programs")
     for split, command in (*itertools.product(_HOST_SPLITS, _HOST_PROGRAMS), *_HOST_MORE):
-        yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command),
-                    "build/programs")
+        yield _step(f"nodes/{label(command)}/{split}", _words(places, "host", split, command), "build/programs")
     yield from _late(places, "host", "build/programs")
     yield from _invariant(places, "host", "build/programs")
     # `make run ARGS="--nodes 2"`.
@@ -185,12 +181,10 @@ def _forked(places: Places, backend: str, need: str) -> Iterator[Step]:
                    environment=_ENVIRONMENT, short_deadlines=True)
 
 
-def _step(name: str, words: Sequence[str], need: str,
-          environment: tuple[tuple[str, str], ...] = ()) -> Step:
+def _step(name: str, words: Sequence[str], need: str, environment: tuple[tuple[str, str], ...] = ()) -> Step:
     is_bench = any(word.endswith("/ep_bench") for word in words)
     read = counts.says(counts.BENCH_PASSED, 1) if is_bench else counts.closing_line
-    return Step(name, tuple(words), read, (need,), timeout=240,
-                environment=_ENVIRONMENT + environment)
+    return Step(name, tuple(words), read, (need,), timeout=240, environment=_ENVIRONMENT + environment)
 
 
 def _programs(places: Places, backend: str):
@@ -199,8 +193,7 @@ def _programs(places: Places, backend: str):
 
 def _words(places: Places, backend: str, split: str, command: str) -> list[str]:
     program, *options = command.split()
-    return ["mpirun", *contexts(host_ids(split),
-                                (str(_programs(places, backend) / program), *options))]
+    return ["mpirun", *contexts(host_ids(split), (str(_programs(places, backend) / program), *options))]
 
 
 def label(command: str) -> str:

@@ -71,16 +71,14 @@ def run_steps(steps: Sequence[Step], environment: Mapping[str, str], cores: int,
                 while step := _hopeless(waiting, passed):
                     waiting.remove(step)
                     finish(_not_run(step, outcomes))
-                for step in _startable(waiting, passed, list(running.values()), cores,
-                                       fill and room.found()):
+                for step in _startable(waiting, passed, list(running.values()), cores, fill and room.found()):
                     waiting.remove(step)
                     running[executor.submit(_run, step, environment)] = step
                 if not running:
                     if not waiting:
                         break
                     raise ValueError(f"{waiting[0].name} needs a step that is not in the list")
-                ended, _ = concurrent.futures.wait(
-                    running, _SAMPLE_SECONDS, concurrent.futures.FIRST_COMPLETED)
+                ended, _ = concurrent.futures.wait(running, _SAMPLE_SECONDS, concurrent.futures.FIRST_COMPLETED)
                 for future in ended:
                     del running[future]
                     finish(future.result())
@@ -143,15 +141,13 @@ def _startable(waiting: Sequence[Step], passed: Mapping[str, bool], running: Seq
 
 
 def _not_run(step: Step, outcomes: Sequence[Outcome]) -> Outcome:
-    failed = next(outcome for outcome in outcomes
-                  if outcome.step.name in step.needs and not outcome.counts.ok)
+    failed = next(outcome for outcome in outcomes if outcome.step.name in step.needs and not outcome.counts.ok)
     return Outcome(step, Counts(0, 0, not_run=failed.counts.not_run or failed.step.name), 0.0, "")
 
 
 def _is_late(outcome: Outcome) -> bool:
     said = f"{outcome.counts.problem}\n{outcome.output}"
-    return outcome.counts.failed > 0 and (outcome.timed_out or outcome.step.short_deadlines
-                                          or bool(_LATE.search(said)))
+    return outcome.counts.failed > 0 and (outcome.timed_out or outcome.step.short_deadlines or bool(_LATE.search(said)))
 
 
 def _run(step: Step, environment: Mapping[str, str]) -> Outcome:

@@ -42,8 +42,7 @@ _FUZZ = (("agree", ("agree", "--calls", "12000", "--seed", "3")),
          ("differ", ("differ", "--calls", "2000", "--seed", "4")))
 _SANITIZED_FUZZ = (("agree", ("agree", "--calls", "6000", "--seed", "6")),
                    ("differ", ("differ", "--calls", "1000", "--seed", "7")))
-# Threads have no common order of operations, so on GPUs two groups could wait for each
-# other's multiprocessors.
+# Threads have no common order of operations, so on GPUs two groups could wait for each other's multiprocessors.
 _FUZZ_THREADS = ("--threads", "2", "--calls", "3000", "--seed", "5")
 # test_faults: a trial takes about a second.
 _FAULTS = (("operations", ("--trials", "6", "--seed", "2", "--kinds", "ll,staged,ht")),
@@ -67,8 +66,7 @@ FEW_EP_TESTS = ("ll-default", "ll-both-c-r", "ht-default", "ht-both-c-r-m")
 
 # --experts follows: this times the number of ranks.
 _BENCH_EXPERTS_PER_RANK = 32
-_BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters", "3",
-                "--validate")
+_BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters", "3", "--validate")
 # Most tokens have the same few experts, and every SM may be used.
 _BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
 # Most tokens on the first rank; on the others; a group that allows more than any has.
@@ -123,8 +121,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
             yield Run("test_memory", "test_memory", (), count)
     yield Run("test_fuzz/threads", "test_fuzz", _FUZZ_THREADS, few, cpu_only=True)
     for label, options in _FAULTS if few >= 2 else ():
-        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few,
-                  forks=True)
+        yield Run(f"test_faults/{label}", "test_faults", ("--ranks", str(few), *options), few, forks=True)
     if few >= 2:
         yield Run("test_transport/connecting", "test_transport",
                   ("--ranks", str(few), "--times", "5", "creation"), few, forks=True,
@@ -143,8 +140,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
             for label, options in _ep_test_matrix():
                 if not whole and label not in FEW_EP_TESTS:
                     continue
-                yield Run(f"ep_test/{label}", "ep_test", options, count,
-                          needs_ht=label.startswith("ht"))
+                yield Run(f"ep_test/{label}", "ep_test", options, count, needs_ht=label.startswith("ht"))
         if count == 2:
             yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), count, needs_ht=True)
             for algorithm in ("ll", "ht"):
@@ -186,8 +182,7 @@ def host_steps(places: Places) -> list[Step]:
 
     everything = Step("programs/complete", lambda: _complete(places), needs=needs)
     runs = (run for run in all_runs(RANKS) if not _runs_sanitized(run))
-    return [everything, *map(step, runs), *nodes.host_steps(places),
-            *_fake_nccl_steps(places, needs, environment)]
+    return [everything, *map(step, runs), *nodes.host_steps(places), *_fake_nccl_steps(places, needs, environment)]
 
 
 def _runs_sanitized(run: Run) -> bool:
@@ -201,8 +196,7 @@ def _fake_nccl_steps(places: Places, needs: tuple[str, ...],
     library = places.target / "c" / "fake_nccl" / "host" / "libncclep_fake_nccl.so"
     for name, ranks in itertools.product(("capabilities", "example_high_throughput", "test_ll"), (1, 4)):
         words = _mpirun(ranks, places.programs / name, (), "-x", f"LD_PRELOAD={library}")
-        yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs,
-                   environment=environment)
+        yield Step(f"fake_nccl/{name}/{ranks}", words, counts.closing_line, needs, environment=environment)
 
 
 def sanitizer_steps(places: Places) -> list[Step]:
@@ -223,8 +217,7 @@ def sanitizer_steps(places: Places) -> list[Step]:
         options = ("-a", algorithm, "-s", "both", "-c", "-r", *_EP_TEST_SMALL)
         steps.append(run("ep_test", f"ep_test-{algorithm}", options, 4, counts.closing_line))
         options = _bench_options(algorithm, _SANITIZED_RANKS)
-        steps.append(run("ep_bench", f"ep_bench-{algorithm}", options, _SANITIZED_RANKS,
-                         counts.says(BENCH_PASSED, 1)))
+        steps.append(run("ep_bench", f"ep_bench-{algorithm}", options, _SANITIZED_RANKS, counts.says(BENCH_PASSED, 1)))
     return steps
 
 
@@ -239,8 +232,7 @@ def _ep_test_matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _bench_options(algorithm: str, ranks: int) -> tuple[str, ...]:
-    return ("--algorithm", algorithm, "--experts", str(_BENCH_EXPERTS_PER_RANK * ranks),
-            *_BENCH_SMALL)
+    return ("--algorithm", algorithm, "--experts", str(_BENCH_EXPERTS_PER_RANK * ranks), *_BENCH_SMALL)
 
 
 def _subsets(options: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -258,5 +250,4 @@ def _complete(places: Places):
     built = {path.name for path in places.programs.iterdir()}
     if built == listed:
         return counts.Counts(1, 0), ""
-    return (counts.Counts(0, 1, "differs"),
-            f"not run: {sorted(built - listed)}\nnot built: {sorted(listed - built)}")
+    return (counts.Counts(0, 1, "differs"), f"not run: {sorted(built - listed)}\nnot built: {sorted(listed - built)}")

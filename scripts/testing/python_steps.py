@@ -43,6 +43,7 @@ print([each for each in importlib.metadata.metadata("nccl_ep").get_all("Platform
 _BENCH_WORDS = ("bench", "--stand-ins", "--ranks", "2", "--tokens", "1,4", "--experts", "4", "--hidden", "64",
                 "--top-k", "2", "--repetitions", "4")
 _FIRST_RELEASE = "python/tests/scripts/first_release.py"
+_LATER_INTERFACE = "python/tests/scripts/later_interface.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
 _NEEDS = ("build/lib", FETCHED)
@@ -105,6 +106,7 @@ def host_steps(places: Places) -> list[Step]:
     steps.append(forked(f"bench-layer/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, (str(_BENCH), "--", "--alternatives"),
                         example_counts()))
     steps += list(_unchanged_script(places))
+    steps.append(Step("python/later-interface", lambda: _others_package(places), needs=_NEEDS))
     steps.append(Step("python/types", lambda: python_types.check(places), needs=(FETCHED,)))
     steps.append(Step("python/wheel", lambda: _wheel(places), needs=_NEEDS))
     return steps
@@ -146,8 +148,7 @@ def gpu_steps(machine: Machine, quick: bool, has_ht: bool) -> list[Step]:
             words = _on_nodes(ranks_or_split, words)
         else:
             words = (str(ranks_or_split), *words)
-        launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np",
-                  *words)
+        launch = ("mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "-np", *words)
         steps.append(Step(f"gpu/python/{name}", launch, read, ("setup/nccl",), cores=gpus,
                           timeout=240 if isinstance(ranks_or_split, int) else 480,
                           environment=tuple(environment.items())))
@@ -161,8 +162,7 @@ def _no_torch(machine: Machine) -> str:
     """Why the package's tests cannot run on this machine's GPUs; empty if they can."""
     code = "import torch; assert torch.cuda.is_available()"
     path = {"PYTHONPATH": str(fetched(machine.environment) / "pytest")}
-    found = command.run(("python3", "-c", f"{code}; import pytest"),
-                        {**machine.environment, **path}, 120)
+    found = command.run(("python3", "-c", f"{code}; import pytest"), {**machine.environment, **path}, 120)
     return "" if found.status == 0 else "no PyTorch for GPUs, or no pytest (setup.sh --pytest)"
 
 
@@ -204,6 +204,18 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
 
     yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=("build/lib",))
     yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=("build/lib",))
+
+
+def _others_package(places: Places) -> tuple[Counts, str]:
+    """A script for NVIDIA's package of the later interface, which finds functions that are loaded already."""
+    with tempfile.TemporaryDirectory() as home:
+        stand_ins = places.libraries / "libncclep_hostsim.so"
+        (pathlib.Path(home) / "libnccl.so.2").symlink_to(stand_ins)
+        environment = {**places.environment, "NCCLEP_HOSTSIM_WITH_GPU": "1", "NCCL_EP_TIMEOUT_MS": "30000",
+                       "LD_LIBRARY_PATH": home, "LD_PRELOAD": f"{places.libraries / 'libnccl_ep_2.so'}:{stand_ins}",
+                       "PYTHONPATH": str(places.deps / "nccl-ep")}
+        finished = command.run(("python3", _LATER_INTERFACE), environment, 60)
+    return counts.closing_line(finished), finished.output
 
 
 def _wheel(places: Places) -> tuple[Counts, str]:

@@ -98,8 +98,7 @@ class Sayings:
 
     def _says(self, pieces: Template, text: str) -> bool:
         first, last = pieces[0], pieces[-1]
-        if len(text) < len(first) + len(last) or not (text.startswith(first)
-                                                      and text.endswith(last)):
+        if len(text) < len(first) + len(last) or not (text.startswith(first) and text.endswith(last)):
             return False
         return self._fills(pieces[1:], text[len(first):])
 

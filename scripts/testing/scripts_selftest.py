@@ -162,8 +162,7 @@ class Setup(unittest.TestCase):
         home = machine.root / "cuda"
         machine.environment["CUDA_HOME"] = str(home)
         for nvcc, said in (("", f"{home}/bin/nvcc is no program"),
-                           (NVCC.replace("13.0", "11.8"),
-                            f"{home} has CUDA 11.8, and 12.8 is the oldest that suits")):
+                           (NVCC.replace("13.0", "11.8"), f"{home} has CUDA 11.8, and 12.8 is the oldest that suits")):
             if nvcc:
                 machine.tool_kit()
                 machine.command(home / "bin" / "nvcc", nvcc)
@@ -304,8 +303,7 @@ class Runs(unittest.TestCase):
         machine.command("mpirun", 'echo "$*"')
         machine.environment.update(NCCL_HOME=str(machine.root / "home"))
         machine.write("home/lib/libnccl.so.2")
-        for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"),
-                                       (5, 4, "gpu")):
+        for gpus_here, ranks, kind in ((0, 8, "host"), (1, 8, "host"), (2, 2, "gpu"), (5, 4, "gpu")):
             machine.gpus(gpus_here)
             done = machine.run("scripts/demo.sh", "--nodes", "2", "--long")
             self.assertEqual(done.returncode, 0, done.stdout)
@@ -350,8 +348,7 @@ class Runs(unittest.TestCase):
         def nodes(split: str, size: int) -> list[str]:
             found = []
             for rank in range(size):
-                machine.environment.update(OMPI_COMM_WORLD_RANK=str(rank),
-                                           OMPI_COMM_WORLD_SIZE=str(size))
+                machine.environment.update(OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE=str(size))
                 found.append(machine.run("scripts/on_nodes.sh", split, *show).stdout.strip())
             return found
 
@@ -368,8 +365,7 @@ class Runs(unittest.TestCase):
     def test_an_installation_builds_nothing(self):
         machine = Machine(self)
         machine.write("Cargo.toml", 'version = "1.2.3"\n')
-        done = machine.run("scripts/install.sh", "install",
-                           f"prefix={machine.root / 'prefix'}")
+        done = machine.run("scripts/install.sh", "install", f"prefix={machine.root / 'prefix'}")
         self.assertEqual(done.returncode, 1)
         self.assertIn("run `make lib` first", done.stdout)
         self.assertFalse((machine.root / "prefix").exists())

@@ -58,8 +58,7 @@ class Readers(unittest.TestCase):
         child = "test child_process ... ignored, entry point of child processes\n"
         self.assertEqual(read(Finished(0, child + one_ignored)), Counts(7, 0))
         gpu = "test on_a_gpu ... ignored, needs a GPU\n"
-        self.assertEqual(read(Finished(0, gpu + one_ignored)),
-                         Counts(7, 0, skipped="1 skipped: no GPU"))
+        self.assertEqual(read(Finished(0, gpu + one_ignored)), Counts(7, 0, skipped="1 skipped: no GPU"))
         self.assertEqual(read(Finished(0, gpu + text.format("ok. 4", 0, 2))).failed, 1)
         only_ignored = gpu + "test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured\n"
         self.assertEqual(read(Finished(0, only_ignored)).failed, 1)
@@ -153,8 +152,7 @@ class Pool(unittest.TestCase):
     def test_limits_follow_the_load(self):
         limits = []
         finished = Finished(0, "")
-        note = lambda words, environment, limit: limits.append(
-            (limit, environment["EP_TEST_DEADLINE"])) or finished
+        note = lambda words, environment, limit: limits.append((limit, environment["EP_TEST_DEADLINE"])) or finished
         with (mock.patch.object(command, "run", note),
               mock.patch.object(command.os, "getloadavg", lambda: (3.5 * os.cpu_count(), 0, 0))):
             self._run(Step("a", ("x",), counts.exit_status, timeout=100))
@@ -174,8 +172,7 @@ class Pool(unittest.TestCase):
             return Counts(1, 0), ""
 
         names = [(str(i), 1) for i in range(4)] + [("heavy", 2)]
-        done = self._run(*(Step(name, lambda name=name: step(name), cores=cores)
-                           for name, cores in names))
+        done = self._run(*(Step(name, lambda name=name: step(name), cores=cores) for name, cores in names))
         self.assertTrue(all(outcome.counts.ok for outcome in done.values()))
         self.assertEqual(max(most), 2)
         self.assertEqual(most[-1], 1)
@@ -194,8 +191,7 @@ class Pool(unittest.TestCase):
                 return Counts(1, 0), ""
 
             start = time.monotonic()
-            with mock.patch.object(command, "idle_seconds",
-                                   lambda: idle_cores * (time.monotonic() - start)):
+            with mock.patch.object(command, "idle_seconds", lambda: idle_cores * (time.monotonic() - start)):
                 self._run(*(Step(str(i), lambda i=i: step(i), cores=cores)
                             for i, cores in enumerate(weights)), fill=fill)
             return max(most)
@@ -242,15 +238,13 @@ class Report(unittest.TestCase):
     def _shown(self, *steps):
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
-            outcomes = pool.run_steps(steps, dict(os.environ), 1,
-                                      lambda outcome: report.print_outcome(outcome, False))
+            outcomes = pool.run_steps(steps, dict(os.environ), 1, lambda outcome: report.print_outcome(outcome, False))
             report.print_summary(outcomes, 1)
         return shown.getvalue().splitlines()
 
     def test_what_was_not_run_is_no_failure_and_its_cause_comes_last(self):
         build = Step("build/lib", ("bash", "-c", "seq 99; echo no compiler; false"), counts.build)
-        others = [Step(f"test/{i}", ("true",), counts.exit_status, needs=("build/lib",))
-                  for i in range(5)]
+        others = [Step(f"test/{i}", ("true",), counts.exit_status, needs=("build/lib",)) for i in range(5)]
         lines = self._shown(build, *others, Step("sound", ("true",), counts.exit_status))
         self.assertEqual(lines[-1], "1 passed, 1 failed")
         cause = lines.index("not run: 5 steps, because build/lib failed:")
@@ -264,8 +258,7 @@ class Report(unittest.TestCase):
         lines = self._shown(Step("late", step), Step("sound", ("true",), counts.exit_status))
         self.assertRegex(lines[0], r"^\[1/2\] ok .* sound ")
         self.assertRegex(lines[1], r"^\[2/2\] ok .* late .*1 passed, flaky: passed alone$")
-        self.assertEqual(lines[-2:], ["flaky: failed by a deadline, then passed alone: late",
-                                      "2 passed, 0 failed"])
+        self.assertEqual(lines[-2:], ["flaky: failed by a deadline, then passed alone: late", "2 passed, 0 failed"])
 
     def _only(self, *words):
         steps = report.select(catalogue.all_steps(self.PLACES), words)
@@ -285,8 +278,7 @@ class Report(unittest.TestCase):
                          ["/t/c/simt/lib/libncclep_simt_kernels.so", "/t/c/simt/test_ll"])
         self.assertEqual(self._made(self._only("simt/test_ll")["build/programs"]), ["/t/c/flags"])
         self.assertEqual(self._made(self._only("programs/complete")["build/programs"]), ["host"])
-        self.assertEqual(self._made(self._only("sanitize/test_ll")["build/sanitizer"]),
-                         ["/t/c-sanitize/host/test_ll"])
+        self.assertEqual(self._made(self._only("sanitize/test_ll")["build/sanitizer"]), ["/t/c-sanitize/host/test_ll"])
 
     def test_builds_have_no_limit(self):
         steps = [*catalogue.all_steps(self.PLACES), *catalogue.gpu_builds(self.PLACES)]

@@ -12,9 +12,8 @@ import platform
 from collections.abc import Callable, Iterator
 
 from testing import counts, nodes
-from testing.grids import ODD_GRIDS
 from testing.programs import BENCH_PASSED
-from testing.step import Counts, Finished, Places, Step
+from testing.step import ODD_GRIDS, Counts, Finished, Places, Step
 
 _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
@@ -121,7 +120,7 @@ _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),
 # These programs start their own ranks.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
             "test_death --ranks 3 creation", "test_death --ranks 3 replay", "test_death --ranks 3 many_operations", "test_death --ranks 2 stalls",
-            "test_death --ranks 3 before_memory", "test_death --ranks 2 with_memory",
+            "test_death --ranks 3 before_memory", "test_death --ranks 2 with_memory", "test_death --ranks 3 mapped",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
             "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups",
             "test_transport --ranks 3 transports_are_apart",
@@ -140,16 +139,14 @@ def steps(places: Places) -> list[Step]:
     return [
         # After the other links, which share objects. One core, since it mostly waits for one compiler.
         Step("build/simt", build, counts.build, ("build/programs",), timeout=None),
-        Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line,
-             ("build/simt",)),
+        Step("simt/self-test", (str(programs / "lib" / "selftest"),), counts.closing_line, ("build/simt",)),
         Step("simt/host-path", (str(programs / "host_path"),), counts.closing_line,
              ("build/simt",), environment=_ENVIRONMENT),
         Step("simt/memory", ("python3", "c_tests/simt/memory_check.py", str(places.target)),
              counts.closing_line, ("build/simt",)),
         *_program_steps(programs),
         *nodes.simt_steps(places),
-        Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2,
-             timeout=600),
+        Step("simt/planted-bugs", bugs, counts.closing_line, ("build/simt",), cores=2, timeout=600),
     ]
 
 

@@ -1,13 +1,11 @@
 //! Small exchanges over the caller's communicator, while groups and handles are created.
 //!
-//! They use ncclAllGather only, so any NCCL serves. All waits of a call share the group's deadline:
-//! if a rank never arrives, the others return an error. NCCL may notice a lost rank itself and then
-//! end the collective as if it were complete, or with an error of the stream. So each rank seals
-//! its contribution with a checksum.
+//! They use ncclAllGather only, so any NCCL serves. All waits of a call share the group's deadline: if a rank never
+//! arrives, the others return an error. NCCL may notice a lost rank itself and then end the collective as if it were
+//! complete, or with an error of the stream. So each rank seals its contribution with a checksum.
 //!
-//! NCCL connects the ranks in the call that enqueues the first collective, and tries for about a
-//! minute to reach a rank that has died. So a thread of its own makes that call: after the deadline
-//! nobody waits for it.
+//! NCCL connects the ranks in the call that enqueues the first collective, and tries for about a minute to reach a rank
+//! that has died. So a thread of its own makes that call: after the deadline nobody waits for it.
 
 mod record;
 
@@ -50,8 +48,7 @@ struct Buffer {
 }
 
 impl Bootstrap {
-    /// Exchanges over `comm`, with buffers on `device`; `formatter` phrases refusals for the other
-    /// ranks.
+    /// Exchanges over `comm`, with buffers on `device`; `formatter` phrases refusals for the other ranks.
     pub fn new(comm: Communicator, device: Arc<dyn Device>, timeout: Duration, formatter: Formatter) -> Self {
         Self {
             comm,
@@ -71,22 +68,18 @@ impl Bootstrap {
         self.lost.get().cloned()
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.comm.ranks
     }
 
-    /// This rank.
     pub fn rank(&self) -> GroupRank {
         self.comm.rank
     }
 
-    /// Phrases a refusal for the other ranks.
     pub fn formatter(&self) -> Formatter {
         self.formatter
     }
 
-    /// The device that the group runs on.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
@@ -130,8 +123,7 @@ impl Bootstrap {
         let payloads: Vec<_> = records.map(|record| unsealed(exchange, record)).collect();
         let cause = waited.err().and_then(Waited::cause);
         if cause.is_some() || payloads.contains(&None) {
-            let missing = self.missing(&payloads);
-            let error = self.gave_up(&missing, start, cause);
+            let error = self.gave_up(&self.missing(&payloads), start, cause);
             return Err(self.lost.get_or_init(|| error).clone());
         }
         *kept = Some(buffer);
@@ -204,8 +196,7 @@ impl Bootstrap {
         let mut records = match (mine, self.all_gather(&record, stream)) {
             (Ok(_), gathered) => gathered?,
             (Err(mine), Ok(_)) => return Err(mine),
-            // The caller needs both errors: what to repair, and that the communicator is no longer
-            // usable.
+            // The caller needs both errors: what to repair, and that the communicator is no longer usable.
             (Err(mine), Err(lost)) => return Err(mine.and(lost)),
         };
         for (rank, record) in records.iter().enumerate() {
@@ -280,7 +271,6 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// It has run.
     fn end(mut self) {
         self.is_over = true;
     }

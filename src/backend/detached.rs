@@ -126,8 +126,7 @@ pub fn start(work: impl FnOnce() + Send + 'static) -> Result<()> {
     };
     spawn("nccl-ep-network", run).or_else(|error| {
         let work = work.lock().take();
-        let given = work.and_then(|work| SPARES.give(Box::new(work)));
-        given.ok_or(error)
+        work.and_then(|work| SPARES.give(Box::new(work))).ok_or(error)
     })
 }
 
@@ -211,7 +210,6 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error() {
-        let outcome = within(Duration::from_secs(60), || panic!("on purpose"));
-        assert!(outcome.is_err());
+        assert!(within(Duration::from_secs(60), || panic!("on purpose")).is_err());
     }
 }

@@ -7,7 +7,6 @@ use crate::model::tensor::DevPtr;
 use std::any::Any;
 use std::sync::Weak;
 
-/// Memory of a device.
 pub trait Memory: Send + Sync {
     /// Allocates `bytes`; zero bytes may give NULL.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
@@ -25,7 +24,6 @@ pub trait Memory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
 }
 
-/// Makes marks for a device's streams.
 pub trait Marks: Send + Sync {
     /// A mark that is nowhere yet.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;
@@ -52,7 +50,6 @@ pub trait Device: Memory + Marks {
     fn enter(&self) -> Result<EnteredDevice>;
     /// A stream that is not ordered with any other, not even with the legacy default one.
     fn create_stream(&self) -> Result<Stream>;
-    /// Destroys the result of [`Device::create_stream`].
     fn destroy_stream(&self, stream: Stream);
     /// Whether everything enqueued on `stream` has run.
     fn is_idle(&self, stream: Stream) -> Result<bool>;
@@ -69,6 +66,10 @@ pub trait Device: Memory + Marks {
     /// other.
     fn lost(&self) -> Option<Error> {
         None
+    }
+    /// What tuning files call it.
+    fn name(&self) -> Result<String> {
+        Ok("CPU".to_owned())
     }
     /// Its SMs; `None` where no kernel runs.
     fn multiprocessors(&self) -> Option<u32> {

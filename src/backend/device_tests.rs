@@ -17,7 +17,6 @@ pub const CAPTURED: usize = 7;
 pub struct TestDevice {
     passed: Arc<AtomicUsize>,
     recorded: Arc<AtomicUsize>,
-    /// How many marks were made.
     pub made: Arc<AtomicUsize>,
     /// Locked while the stream takes no more than so many marks, and no copy.
     full: Arc<Mutex<()>>,
@@ -137,8 +136,7 @@ impl ReplayMarks for TestDevice {
 impl Marks for TestDevice {
     fn new_mark(&self) -> Result<Box<dyn StreamMark>> {
         self.made.fetch_add(1, Ordering::Relaxed);
-        let device = self.clone();
-        Ok(Box::new(Mark { device, place: 0 }))
+        Ok(Box::new(Mark { device: self.clone(), place: 0 }))
     }
 }
 

@@ -33,15 +33,13 @@ impl Library {
             .ok_or_else(last_error)
     }
 
-    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It is used even if the process has
-    /// made another one global: the Python package makes communicators with it. The error is the
-    /// loader's text.
+    /// The NCCL that `NCCL_EP_NCCL_LIBRARY` names, if it is set. It is used even if the process has made another one
+    /// global: the Python package makes communicators with it. The error is the loader's text.
     pub(super) fn chosen_nccl() -> Option<Result<Self, String>> {
         let path = CString::new(env::nccl_library()?).ok()?;
         Some(Self::open(&path, libc::RTLD_NOW | libc::RTLD_LOCAL).ok_or_else(last_error))
     }
 
-    /// Whether the library exports `name`.
     pub(super) fn has(&self, name: &CStr) -> bool {
         self.symbol(name).is_some()
     }
@@ -54,14 +52,11 @@ impl Library {
 
     /// The object that defines `marker`, a symbol that some part of the process has made global.
     ///
-    /// Unlike [`Library::in_process`] it prefers that object for all other names, even where an
-    /// object loaded earlier also defines them: a Python process may hold PyTorch's CUDA runtime
-    /// beside the CPU stand-ins.
+    /// Unlike [`Library::in_process`] it prefers that object for all other names, even where an object loaded earlier
+    /// also defines them: a Python process may hold PyTorch's CUDA runtime beside the CPU stand-ins.
     pub(super) fn defining(marker: &CStr) -> Option<Self> {
         let process = Self::in_process(marker)?;
-        let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else {
-            return Some(process);
-        };
+        let Some(path) = object_of(process.symbol(marker)?.as_ptr()) else { return Some(process) };
         // dlopen knows no name for the main program; no object precedes that one either.
         Some(Self::open(path, libc::RTLD_NOW | libc::RTLD_NOLOAD).unwrap_or(process))
     }
@@ -104,8 +99,7 @@ fn object_of(address: *const c_void) -> Option<&'static CStr> {
 /// The path of the file that `address` was loaded from, without symbolic links where it is known.
 pub(super) fn file_of(address: *const c_void) -> Option<String> {
     let name = object_of(address)?.to_str().ok()?;
-    let real = std::fs::canonicalize(name).ok();
-    Some(real.map_or(name.to_owned(), |path| path.display().to_string()))
+    Some(std::fs::canonicalize(name).ok().map_or(name.to_owned(), |path| path.display().to_string()))
 }
 
 /// The files in this process, other than `but`, that define `symbol` themselves.
@@ -119,8 +113,7 @@ pub(super) fn other_files_with(symbol: &CStr, but: &str) -> BTreeSet<String> {
         // dlsym searches what a library needs, too.
         (std::fs::canonicalize(name.to_str().ok()?).ok()?.to_str()? == file).then_some(file)
     };
-    let files = names.into_iter().filter_map(defined_in);
-    files.filter(|file| file != but).collect()
+    names.into_iter().filter_map(defined_in).filter(|file| file != but).collect()
 }
 
 /// Adds the name of an object of the process to a `Vec<CString>`.
@@ -150,8 +143,7 @@ fn last_error() -> String {
 
 /// A struct of C functions of one library, each looked up by its own name.
 ///
-/// `load(&Library)` fails with the name of the first missing function; those listed under
-/// `optional` may be missing.
+/// `load(&Library)` fails with the name of the first missing function; those listed under `optional` may be missing.
 macro_rules! function_table {
     (
         $(#[$doc:meta])*
@@ -207,8 +199,7 @@ mod tests {
     fn a_symbol_is_found_in_the_file_that_defines_it() {
         let all = other_files_with(c"dlsym", "");
         assert_eq!(all.len(), 1, "{all:?}");
-        let file = all.first().unwrap();
-        assert!(other_files_with(c"dlsym", file).is_empty());
+        assert!(other_files_with(c"dlsym", all.first().unwrap()).is_empty());
         assert!(other_files_with(c"no_such_symbol_at_all", "").is_empty());
     }
 

@@ -1,8 +1,7 @@
 //! The interface of a backend. The siblings `host` and `cuda` never see each other.
 //!
-//! Opening a group or an HT handle is collective. Everything else is local to a rank, and
-//! operations are only enqueued. A method that makes sense for one sibling only belongs inside that
-//! sibling.
+//! Opening a group or an HT handle is collective. Everything else is local to a rank, and operations are only enqueued.
+//! A method that makes sense for one sibling only belongs inside that sibling.
 
 pub mod bootstrap;
 pub mod cuda;
@@ -32,7 +31,6 @@ use std::sync::Arc;
 
 /// One rank's side of an open group.
 pub struct OpenGroup {
-    /// What groups have in both modes.
     pub common: Arc<dyn GroupBackend>,
     /// What makes their handles.
     pub mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>>,
@@ -40,14 +38,12 @@ pub struct OpenGroup {
 
 /// The failures of operations while they run. Every call looks here first.
 pub trait Faults: Send + Sync {
-    /// The first failure.
     fn first(&self) -> Option<Error>;
 }
 
 /// A group's backend in a few words.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Its name.
     pub backend: &'static str,
     /// Bytes of the device that peers map; `None` if they follow what operations need.
     pub window_bytes: Option<usize>,
@@ -61,9 +57,7 @@ pub struct Profile {
 
 /// What groups have in both modes.
 pub trait GroupBackend: Send + Sync {
-    /// The group's device.
     fn device(&self) -> Arc<dyn Device>;
-    /// The failures of the group's operations.
     fn faults(&self) -> Arc<dyn Faults>;
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
@@ -73,6 +67,11 @@ pub trait GroupBackend: Send + Sync {
     /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
     /// one, or every rank an error.
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
+    /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as
+    /// [`GroupBackend::make_object`].
+    fn make_views(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
     /// Ends the object whose memory, of `kind`, begins at `data` on this rank. Collective.
     fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
     /// The object that the byte at `data` is in.
@@ -83,18 +82,15 @@ pub trait GroupBackend: Send + Sync {
     fn close(&self, stream: Stream) -> Result<()>;
 }
 
-/// A group for LL operations.
 pub trait LlGroupBackend: Send + Sync {
     /// Creates a handle whose block is in `home`, a caller's memory on one node only; local, and enqueues no work. There
     /// the block of an equal handle serves combines before this one dispatches.
     fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>>;
 }
 
-/// A group for HT operations.
 pub trait HtGroupBackend: Send + Sync {
-    /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that
-    /// refused its arguments, and that rank gets it back. The others learn of it from this call, or
-    /// from the handle's first use.
+    /// Creates a handle: exchanges the routing over all ranks. `routing` is an error on a rank that refused its
+    /// arguments, and that rank gets it back. The others learn of it from this call, or from the handle's first use.
     fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
 
     /// In a group on one node, a handle over `block`, for a routing of so many tokens that an equal one has stored there, or its bytes; the
@@ -102,10 +98,8 @@ pub trait HtGroupBackend: Send + Sync {
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>>;
 }
 
-/// The inputs for an HT handle.
 #[derive(Clone, Copy, Debug)]
 pub struct HtRouting {
-    /// This rank's ids.
     pub routing: Routing,
     /// int32 `[L]`, device address: receives the number of tokens per local expert.
     pub counter: Option<DevPtr>,
@@ -125,23 +119,21 @@ pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
 
 /// The refusal of a question that only the handle can answer that was routed.
 pub fn opened_again() -> Error {
-    let text = "the number of rows is known where the handle was routed";
-    Error::new(Code::InvalidUsage, text)
+    Error::new(Code::InvalidUsage, "the number of rows is known where the handle was routed")
 }
 
 /// LL operations of one handle.
 pub trait LlBackend: Send + Sync {
     /// The address of `bank`, where a rank-major dispatch leaves the rows of its `op`; the same for each such call.
-    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr>;
+    /// `None` before [`GroupBackend::make_views`].
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<Option<DevPtr>>;
     /// Enqueues a whole operation.
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()>;
     /// Enqueues only the send phase, in `slot`, which is free and the same on all ranks.
     fn send(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
-    /// Enqueues the receive phase of `op`, which was sent in `slot`. It runs after the send phase,
-    /// on any stream.
+    /// Enqueues the receive phase of `op`, which was sent in `slot`. It runs after the send phase, on any stream.
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()>;
-    /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait
-    /// for it.
+    /// Gives up the receive phase of `op`, which was sent in `slot`, so that peers need not wait for it.
     fn abandon(&self, op: &LlOp, slot: StagedSlot);
     /// Enqueues that `counts`, int32 `[L]`, are added to `totals`, int64 `[L]`, behind the dispatch that delivers them.
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()>;
@@ -149,9 +141,7 @@ pub trait LlBackend: Send + Sync {
 
 /// HT operations of one handle.
 pub trait HtBackend: Send + Sync {
-    /// Enqueues a dispatch.
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()>;
-    /// Enqueues a combine.
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
     /// Enqueues that the rows of each local expert are added to `totals`, int64 `[L]`, behind a dispatch.
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()>;

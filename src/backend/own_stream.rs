@@ -19,7 +19,6 @@ impl OwnStream {
         Ok(Self { device, stream })
     }
 
-    /// The stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
@@ -27,8 +26,7 @@ impl OwnStream {
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        // An exchange that a lost rank never joined may block it for ever; then the stream is
-        // leaked.
+        // An exchange that a lost rank never joined may block it for ever; then the stream is leaked.
         if self.device.is_idle(self.stream) == Ok(true) {
             self.device.destroy_stream(self.stream);
         }

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 /// A device that groups can be opened on.
 pub trait Platform {
-    /// The device that the communicator uses.
     fn device(&self) -> Arc<dyn Device>;
     /// Marks with so many places for operations of NCCL's two-sided network in graphs; `None` on a device without graphs.
     fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {

@@ -1,11 +1,10 @@
 //! Quiescent moments of a device, and the calls that are made only then.
 //!
-//! A device is quiescent while nothing of this library on it waits for other ranks, and no such work
-//! can be enqueued. Freeing device memory, unmapping a peer's memory, loading kernels and destroying
-//! communicators happen at quiescent moments only. Each of these calls waits for everything that runs on
-//! the device, and on GPUs holds up every launch meanwhile. If another thread's exchange or operation
-//! is on the device then, the call waits for that operation's peers. Those peers may be blocked in
-//! the same call, waiting for this one: a deadlock.
+//! A device is quiescent while nothing of this library on it waits for other ranks, and no such work can be enqueued.
+//! Freeing device memory, unmapping a peer's memory, loading kernels and destroying communicators happen at quiescent
+//! moments only. Each of these calls waits for everything that runs on the device, and on GPUs holds up every launch
+//! meanwhile. If another thread's exchange or operation is on the device then, the call waits for that operation's
+//! peers. Those peers may be blocked in the same call, waiting for this one: a deadlock.
 //!
 //! Nobody waits long for a quiescent moment, as that might need the peers. Memory to be freed is left here.
 //! It is freed at the next quiescent moment, or serves the next group that wants the same, so little
@@ -39,7 +38,6 @@ pub trait Works: Send + Sync {
 /// Whether graph launches, which the library does not see, count as running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Graphs {
-    /// They count.
     Count,
     /// They do not count: for what waits for nothing. The caller knows of its launches.
     DoNotCount,
@@ -48,7 +46,6 @@ pub enum Graphs {
 /// What came of work for a quiescent moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// It is done.
     Done,
     /// The device is not quiescent.
     Busy,
@@ -61,9 +58,7 @@ pub type Free = Box<dyn FnMut(usize) + Send>;
 
 /// Memory of the caller's, to be freed.
 pub struct Allocation {
-    /// Where it is.
     pub address: usize,
-    /// Its size.
     pub bytes: usize,
     /// Frees it after everything that runs on the device.
     pub free: Free,
@@ -94,7 +89,6 @@ struct State<K> {
 /// Memory, or a mapping, left by another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Its address.
     pub address: usize,
     /// It must stay allocated as long as the process lives: a peer may still map it.
     pub must_stay: bool,
@@ -227,8 +221,7 @@ impl<K> Quiescence<K> {
     }
 
     fn while_quiescent(&self, graphs: Graphs, then: impl FnOnce(&mut State<K>)) -> bool {
-        // Both are dropped after the lock is released: dropping them may bring something here to be
-        // freed.
+        // Both are dropped after the lock is released: dropping them may bring something here to be freed.
         let works: Vec<Arc<dyn Works>>;
         let over;
         let mut then = Some(then);
@@ -304,7 +297,6 @@ pub struct UnderWay(Arc<dyn OfExchanges>);
 
 /// Where exchanges are counted.
 trait OfExchanges: Send + Sync {
-    /// One is over.
     fn end_one(&self);
 }
 

@@ -77,8 +77,7 @@ fn operations_on_the_device_make_it_wait() {
     let works: Weak<dyn Works> = Arc::downgrade(&busy) as Weak<dyn Works>;
     quiescence.watch(works);
     quiescence.later(None, 7, free(&freed));
-    let attempt = quiescence.attempt(|| panic!("the device is not quiescent"));
-    assert_eq!(attempt, Attempt::Busy);
+    assert_eq!(quiescence.attempt(|| panic!("the device is not quiescent")), Attempt::Busy);
     busy.0.store(true, Ordering::Relaxed);
     drop(quiescence.begin());
     assert_eq!(freed.load(Ordering::Relaxed), 7);
@@ -156,8 +155,7 @@ fn what_a_peer_may_map_stays_and_serves_again() {
     let (quiescence, _) = device();
     quiescence.later(Some(1), 7, None);
     drop(quiescence.begin());
-    let taken = Taken { address: 7, must_stay: true };
-    assert_eq!(quiescence.take(&1), Some(taken));
+    assert_eq!(quiescence.take(&1), Some(Taken { address: 7, must_stay: true }));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use crate::backend::nccl::Communicator;
 use crate::backend::platform::Platform;
 use crate::error::Result;
 
-/// The platform that `comm` runs on.
 pub fn platform(comm: &Communicator) -> Result<Box<dyn Platform>> {
     match HostPlatform::detect(comm.device)? {
         Some(host) => Ok(Box::new(host)),

@@ -19,8 +19,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// The code for a number from another process or library; unknown numbers become internal
-    /// errors.
+    /// The code for a number from another process or library; unknown numbers become internal errors.
     pub fn from_raw(raw: i32) -> Self {
         match raw {
             1 => Code::UnhandledCudaError,

@@ -1,8 +1,7 @@
 //! The one error type of the core.
 //!
-//! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A
-//! refusal of an argument is data (`refusal`); an ABI puts it into words with the names that its
-//! callers know.
+//! What every ABI says in the same words is a text: errors of the driver, deadlines, lost ranks. A refusal of an
+//! argument is data (`refusal`); an ABI puts it into words with the names that its callers know.
 
 pub mod code;
 pub mod refusal;
@@ -25,7 +24,6 @@ pub struct Error {
 pub struct Report {
     /// The contexts, innermost first.
     pub contexts: Vec<Context>,
-    /// What happened.
     pub cause: Cause,
     /// The found and the expected value.
     pub got: Option<(Value, Value)>,
@@ -33,15 +31,12 @@ pub struct Report {
     pub also: Option<Error>,
 }
 
-/// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The names say it all.
 pub enum Cause {
     Refused(Subject, Rule),
     Text(String),
 }
 
-/// The context of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Context {
     /// A text in the same words for every ABI.
@@ -54,7 +49,6 @@ pub enum Context {
 
 /// A found or an expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The names say it all.
 pub enum Value {
     Text(String),
     Operation(Operation),
@@ -64,7 +58,6 @@ pub enum Value {
 /// Puts an error into the words of an ABI, for other ranks to show.
 pub type Formatter = fn(&Error) -> String;
 
-/// Result with the core's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -138,12 +131,10 @@ impl Error {
         self
     }
 
-    /// The class of the failure.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// Everything known about it besides its code.
     pub fn report(&self) -> &Report {
         &self.report
     }

@@ -1,8 +1,7 @@
 //! The lines that `NCCL_DEBUG` asks for, refusals and one for each new group, and those of `NCCL_EP_CHECK`. They go to stderr, or
 //! to the file that `NCCL_DEBUG_FILE` names.
 //!
-//! No logging crate: in a C library nobody could install its subscriber, or it would interfere with
-//! somebody else's.
+//! No logging crate: in a C library nobody could install its subscriber, or it would interfere with somebody else's.
 
 mod sink;
 
@@ -47,9 +46,7 @@ pub fn in_vain(variable: &Unused) {
     let hint = match variable.why {
         Why::Value(allowed) => format!("allowed: {allowed}"),
         Why::Name(None) => "no variable has this name".to_owned(),
-        Why::Name(Some(meant)) => {
-            format!("no variable has this name, but {meant} may be meant")
-        }
+        Why::Name(Some(meant)) => format!("no variable has this name, but {meant} may be meant"),
     };
     let (name, value) = (shown(&variable.name), shown(&variable.value));
     warn(&format!("{name}={value} is ignored; {hint}"));
@@ -86,12 +83,10 @@ pub fn version(text: &str) {
     }
 }
 
-/// External `text` for use in a line: cut, and without control characters that a terminal might
-/// obey.
+/// External `text` for use in a line: cut, and without control characters that a terminal might obey.
 pub fn shown(text: &str) -> String {
     let is_plain = |c: &char| c.is_ascii_graphic() || *c == ' ' || c.is_alphanumeric();
-    let plain = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?'));
-    let mut line: String = plain.take(SHOWN).collect();
+    let mut line: String = text.chars().map(|c| Some(c).filter(is_plain).unwrap_or('?')).take(SHOWN).collect();
     if text.chars().nth(SHOWN).is_some() {
         line.push_str("...");
     }

@@ -61,8 +61,7 @@ fn expand(pattern: &str, host: &str, process: u32) -> String {
 /// offset of its own, and would overwrite those of a file that was opened another time.
 fn opened_by_process(path: &str) -> Option<File> {
     let wanted = std::fs::metadata(path).ok()?;
-    let opened = std::fs::read_dir("/proc/self/fd").ok()?;
-    opened.flatten().find_map(|entry| {
+    std::fs::read_dir("/proc/self/fd").ok()?.flatten().find_map(|entry| {
         let number: i32 = entry.file_name().to_str()?.parse().ok()?;
         let file = std::fs::metadata(entry.path()).ok()?;
         if (file.dev(), file.ino()) != (wanted.dev(), wanted.ino()) {

@@ -22,7 +22,6 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Both modes.
     pub const ALL: [Self; 2] = [Self::LowLatency, Self::HighThroughput];
 
     /// The name that texts use.
@@ -45,7 +44,6 @@ pub enum LlCombineMode {
 }
 
 impl LlCombineMode {
-    /// Both modes.
     pub const ALL: [Self; 2] = [Self::Exact, Self::Reduce];
 
     /// Its value in the environment variable.
@@ -85,7 +83,6 @@ pub enum NodeSums {
 }
 
 impl NodeSums {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::HomeFirst, Self::Invariant];
 
     /// Its value in the environment variable.
@@ -97,8 +94,7 @@ impl NodeSums {
     }
 }
 
-/// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31
-/// bits.
+/// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31 bits.
 pub fn most_tokens(ranks: usize) -> usize {
     i32::MAX as usize / ranks
 }
@@ -106,16 +102,13 @@ pub fn most_tokens(ranks: usize) -> usize {
 /// What depends on a group's mode.
 #[derive(Clone, Copy, Debug)]
 pub enum ByMode<L, H> {
-    /// Of [`Algorithm::LowLatency`].
     Ll(L),
-    /// Of [`Algorithm::HighThroughput`].
     Ht(H),
 }
 
 /// A caller's settings of a group, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSettings {
-    /// LL or HT.
     pub algorithm: Algorithm,
     /// Experts over all ranks.
     pub experts: usize,
@@ -141,7 +134,6 @@ pub struct GroupSettings {
 /// What the environment decides about a group; must be the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupChoices {
-    /// How LL combines sum.
     pub ll_combine: LlCombineMode,
     /// HT over several nodes: bytes that a rank sends in one pass; `None`: the library chooses.
     pub ht_chunk_bytes: Option<usize>,
@@ -163,11 +155,9 @@ pub struct RankChoices {
 /// The checked configuration of a group: the same on every rank, except for `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {
-    /// LL or HT.
     pub algorithm: Algorithm,
     /// Ranks of the communicator.
     pub ranks: usize,
-    /// This rank.
     pub rank: GroupRank,
     /// Experts over all ranks; divisible by `ranks`.
     pub experts: usize,
@@ -177,7 +167,6 @@ pub struct GroupFacts {
     pub max_recv_rows: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
-    /// How LL combines sum.
     pub ll_combine: LlCombineMode,
     /// HT over several nodes: bytes that a rank sends in one pass; `None`: the library chooses.
     pub ht_chunk_bytes: Option<usize>,
@@ -188,7 +177,6 @@ pub struct GroupFacts {
 }
 
 impl GroupFacts {
-    /// Experts that each rank hosts.
     pub fn local_experts(&self) -> usize {
         self.experts / self.ranks
     }
@@ -214,16 +202,32 @@ impl GroupFacts {
         rank * local..(rank + 1) * local
     }
 
-    /// The expert that the routing entry `id` names; `None` for negative and too large ids, which
-    /// take no part.
+    /// The expert that the routing entry `id` names; `None` for negative and too large ids, which take no part.
     pub fn expert(&self, id: i64) -> Option<usize> {
         usize::try_from(id).ok().filter(|&expert| expert < self.experts)
     }
 
-    /// The rank that hosts `expert`.
     pub fn owner(&self, expert: usize) -> usize {
         expert / self.local_experts()
     }
+}
+
+#[cfg(test)]
+impl GroupFacts {
+    /// What unit tests take where they say nothing else.
+    pub const SAMPLE: Self = Self {
+        algorithm: Algorithm::LowLatency,
+        ranks: 2,
+        rank: GroupRank::new(0),
+        experts: 8,
+        max_tokens: Some(4),
+        max_recv_rows: Some(8),
+        row_bytes: 16,
+        ll_combine: LlCombineMode::Exact,
+        ht_chunk_bytes: None,
+        channels: None,
+        zones: false,
+    };
 }
 
 #[cfg(test)]
@@ -233,17 +237,13 @@ mod tests {
     #[test]
     fn experts_are_dealt_in_blocks() {
         let facts = GroupFacts {
-            algorithm: Algorithm::LowLatency,
             ranks: 3,
             rank: GroupRank::new(1),
             experts: 12,
             max_tokens: Some(5),
             max_recv_rows: Some(15),
             row_bytes: 32,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         };
         assert_eq!(facts.experts_of(facts.rank), 4..8);
         assert_eq!(facts.owner(7), 1);

@@ -37,7 +37,6 @@ pub enum HandleHome {
 }
 
 impl HandleHome {
-    /// The block in a caller's memory.
     pub fn given(self) -> Option<GivenBlock> {
         match self {
             Self::Own => None,
@@ -55,13 +54,10 @@ pub struct GivenBlock(pub DevPtr);
 pub struct StateShape {
     /// Ranks that rows are counted by.
     pub ranks: usize,
-    /// Experts of each.
     pub local_experts: usize,
     /// Tokens of a rank that there is room for.
     pub most_tokens: usize,
-    /// Ids per token.
     pub top_k: usize,
-    /// What the handle is like.
     pub form: HandleForm,
 }
 
@@ -107,12 +103,10 @@ pub struct HtSections {
     pub slots: usize,
     /// With zones, u32 `[local_experts + 1]`: the first slot of each, then the number of all.
     pub zones: usize,
-    /// Of the block.
     pub bytes: usize,
 }
 
 impl HtSections {
-    /// Those of handles of this shape.
     pub fn new(shape: StateShape) -> Self {
         let mut block = regions();
         let zoned = |bytes| {
@@ -144,7 +138,6 @@ pub struct LlSections {
     pub tokens_of: usize,
     /// i64 `[most_tokens][top_k]`: room for ids of 32 bits as the kernels read them, if they may be such.
     pub ids: usize,
-    /// Of the block.
     pub bytes: usize,
 }
 
@@ -185,7 +178,6 @@ const MAGIC: u32 = 0x6e45_7048;
 /// Changes with the sections, or with what they mean.
 const VERSION: u32 = 1;
 
-/// Words of a header.
 pub const HEADER_WORDS: usize = 20;
 /// The first of them, which tell whether a block is what an operation takes it for. The others tell of its routing.
 pub const COMPARED_WORDS: usize = 16;

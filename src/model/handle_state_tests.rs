@@ -1,5 +1,4 @@
 use super::*;
-use crate::model::group::LlCombineMode;
 use crate::model::ids::GroupRank;
 
 fn form(keeps_ids: bool) -> HandleForm {
@@ -14,11 +13,7 @@ fn facts(algorithm: Algorithm, max_tokens: Option<usize>) -> GroupFacts {
         experts: 256,
         max_tokens,
         max_recv_rows: None,
-        row_bytes: 16,
-        ll_combine: LlCombineMode::Exact,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     }
 }
 
@@ -29,10 +24,8 @@ fn sections_follow_the_header_without_overlap() {
     let ht = HtSections::new(shape);
     let begins = [ht.begins, ht.departures, ht.counts, ht.entries, ht.bytes];
     assert_eq!(begins, [256, 512, 768, 1024, 1024 + 8192 * 8 * 8]);
-    let small = StateShape { most_tokens: 3, ..shape };
-    let ll = LlSections::new(small, 2);
-    let begins = [ll.expert_of, ll.row_of, ll.tokens_of, ll.bytes];
-    assert_eq!(begins, [256, 256 + 256, 512 + 768, 1280 + 256]);
+    let ll = LlSections::new(StateShape { most_tokens: 3, ..shape }, 2);
+    assert_eq!([ll.expert_of, ll.row_of, ll.tokens_of, ll.bytes], [256, 256 + 256, 512 + 768, 1280 + 256]);
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Layouts: how the rows that come to a rank lie in the tensor of a dispatch, and in that of the combine.
 
-/// How rows lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `[experts, slots, *]`: a row for each (token, k), those of a local expert together, by source rank, token, k.
@@ -106,8 +105,7 @@ mod tests {
 
     #[test]
     fn flat_rows_have_no_expert() {
-        let row = RowOf { zone: 7, ordinal: 3 };
-        assert_eq!(Layout::Flat.number(row), 3);
+        assert_eq!(Layout::Flat.number(RowOf { zone: 7, ordinal: 3 }), 3);
         assert_eq!((Layout::Flat.rows(), Layout::Flat.dims()), (None, 1));
     }
 }

@@ -10,9 +10,7 @@ use crate::model::topology::Topology;
 /// The nodes as one rank sees them.
 #[derive(Clone, Debug)]
 pub struct NodeView {
-    /// Who is where.
     pub topology: Topology,
-    /// This rank.
     pub rank: GroupRank,
     /// Its number among those of its node.
     pub own: LocalRank,
@@ -40,7 +38,6 @@ pub struct SeenRank {
 }
 
 impl NodeView {
-    /// The nodes of `topology` as `rank` sees them.
     pub fn new(topology: Topology, rank: GroupRank) -> Self {
         let locals = topology.ranks_of(topology.node_of(rank)).to_vec();
         let forwarded: Vec<_> = locals.iter().map(|&it| topology.forwarded_by(it)).collect();
@@ -71,11 +68,9 @@ impl NodeView {
 
     /// The rank of this node with the number `local`; that number itself if there is none.
     pub fn rank_of(&self, local: LocalRank) -> GroupRank {
-        let known = self.locals.get(local.index()).copied();
-        known.unwrap_or(GroupRank::from(local.word()))
+        self.locals.get(local.index()).copied().unwrap_or(GroupRank::from(local.word()))
     }
 
-    /// The number of other nodes.
     pub fn others(&self) -> usize {
         self.rail_peers.len()
     }
@@ -92,8 +87,7 @@ impl NodeView {
 
     /// Most remote ranks that a rank of this node forwards for.
     pub fn width(&self) -> usize {
-        let counts = self.forwarded.iter().map(Vec::len);
-        counts.max().unwrap_or(1) - 1
+        self.forwarded.iter().map(Vec::len).max().unwrap_or(1) - 1
     }
 
     /// Whom each rank of this node forwards for.
@@ -122,8 +116,7 @@ pub(crate) mod tests {
                 assert_eq!(view.others(), topology.nodes() - 1);
                 assert_eq!(view.rank_of(view.own), rank, "{names}");
                 for (other, seen) in GroupRank::all(topology.ranks()).zip(&view.of_rank) {
-                    let forwarder = view.rank_of(seen.forwarder);
-                    assert_eq!(forwarder, topology.forwarder(other, topology.node_of(rank)));
+                    assert_eq!(view.rank_of(seen.forwarder), topology.forwarder(other, topology.node_of(rank)));
                     let forwarded = &view.forwarded_by_all()[seen.forwarder.index()];
                     assert_eq!(forwarded[seen.source.index()], other, "{names}");
                     assert!(forwarded.len() <= 1 + view.width());

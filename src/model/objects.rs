@@ -8,7 +8,6 @@ pub const OBJECT_ALIGN: u64 = 16;
 /// Where a tensor lies. The number of an object is the same on all ranks; the offset need not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The object.
     pub object: u32,
     /// Of the first byte, from that of this rank's memory of the object; a multiple of [`OBJECT_ALIGN`].
     pub offset: u64,
@@ -17,11 +16,9 @@ pub struct Place {
 /// A rank's memory of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its first byte.
     pub begin: u64,
     /// Its length; the end is an address, too.
     pub bytes: u64,
-    /// The object.
     pub object: u32,
 }
 
@@ -38,16 +35,13 @@ pub struct Ranges(Vec<Range>);
 impl Ranges {
     /// Adds one, which overlaps none.
     pub fn insert(&mut self, range: Range) {
-        let index = self.0.partition_point(|it| it.begin < range.begin);
-        self.0.insert(index, range);
+        self.0.insert(self.0.partition_point(|it| it.begin < range.begin), range);
     }
 
-    /// Removes that of `object`.
     pub fn remove(&mut self, object: u32) {
         self.0.retain(|it| it.object != object);
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -61,8 +55,7 @@ impl Ranges {
 
     /// The one that the byte at `address` is in.
     pub fn find(&self, address: u64) -> Option<Range> {
-        let behind = self.0.partition_point(|it| it.begin <= address);
-        let found = self.0.get(behind.checked_sub(1)?)?;
+        let found = self.0.get(self.0.partition_point(|it| it.begin <= address).checked_sub(1)?)?;
         (address < found.end()).then_some(*found)
     }
 
@@ -84,8 +77,7 @@ mod tests {
     fn ranges(all: &[(u64, u64, u32)]) -> Ranges {
         let mut ranges = Ranges::default();
         for &(begin, bytes, object) in all {
-            let range = Range { begin, bytes, object };
-            ranges.insert(range);
+            ranges.insert(Range { begin, bytes, object });
         }
         ranges
     }
@@ -93,10 +85,7 @@ mod tests {
     #[test]
     fn a_tensor_is_in_one_object_or_in_none() {
         let ranges = ranges(&[(4096, 64, 1), (0x8000, 0x1000, 0), (0x9000, 32, 5)]);
-        let at = |address, bytes| {
-            let place = ranges.place_of(address, bytes);
-            place.map(|it| (it.object, it.offset))
-        };
+        let at = |address, bytes| ranges.place_of(address, bytes).map(|it| (it.object, it.offset));
         assert_eq!(at(4096, 64), Some((1, 0)));
         assert_eq!(at(4112, 48), Some((1, 16)));
         assert_eq!(at(4096, 0), Some((1, 0)));
@@ -115,8 +104,7 @@ mod tests {
     fn ranges_do_not_overlap_and_go() {
         let mut ranges = ranges(&[(4096, 64, 1), (8192, 64, 0)]);
         for (begin, bytes) in [(4096, 64), (4000, 97), (4159, 1), (0, u64::MAX), (4100, 8)] {
-            let found = ranges.overlaps(begin, bytes).map(|it| it.object);
-            assert_eq!(found, Some(1), "{begin} {bytes}");
+            assert_eq!(ranges.overlaps(begin, bytes).map(|it| it.object), Some(1), "{begin} {bytes}");
         }
         for (begin, bytes) in [(4160, 16), (4000, 96), (8256, 1)] {
             assert_eq!(ranges.overlaps(begin, bytes), None);

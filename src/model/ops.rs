@@ -15,7 +15,6 @@ use std::borrow::Cow;
 pub struct Stream(pub usize);
 
 impl Stream {
-    /// The default stream.
     pub const DEFAULT: Self = Self(0);
     /// The default stream of the calling thread, `cudaStreamPerThread`.
     pub const PER_THREAD: Self = Self(2);
@@ -24,9 +23,7 @@ impl Stream {
 /// How wide an id is, or another whole number of a caller's; signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntWidth {
-    /// 32 bits.
     Bits32,
-    /// 64 bits.
     Bits64,
 }
 
@@ -40,7 +37,6 @@ impl IntWidth {
         }
     }
 
-    /// The type of such numbers.
     pub const fn dtype(self) -> DType {
         match self {
             Self::Bits32 => DType::Int32,
@@ -48,7 +44,6 @@ impl IntWidth {
         }
     }
 
-    /// Bytes of a number.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Bits32 => size_of::<i32>(),
@@ -61,8 +56,7 @@ impl IntWidth {
         match self {
             Self::Bits64 => Cow::Borrowed(numbers),
             Self::Bits32 => {
-                let narrow = numbers.as_chunks().0.iter();
-                let wide = narrow.map(|it| i64::from(i32::from_ne_bytes(*it)));
+                let wide = numbers.as_chunks().0.iter().map(|it| i64::from(i32::from_ne_bytes(*it)));
                 Cow::Owned(wide.flat_map(i64::to_ne_bytes).collect())
             }
         }
@@ -100,9 +94,7 @@ impl Zones {
 /// Numbers of a caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
-    /// The first.
     pub data: DevPtr,
-    /// How wide each is.
     pub width: IntWidth,
 }
 
@@ -120,34 +112,30 @@ pub struct RoutingCounters {
 /// A handle's top-k ids `[tokens, top_k]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Routing {
-    /// The ids.
     pub ids: DevPtr,
-    /// Their width.
     pub width: IntWidth,
     /// This rank's tokens.
     pub tokens: usize,
-    /// Ids per token.
     pub top_k: usize,
-    /// What the handle is like.
     pub form: HandleForm,
 }
 
 /// The launch shape that a caller wants of one operation; zeros are the library's own. It fits the group's bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks of the grid.
     pub blocks: u32,
     /// Blocks that send.
     pub send_blocks: u32,
-    /// Threads of a block.
     pub threads: u32,
+    /// Not while the kernel before it runs.
+    pub in_order: bool,
 }
 
 impl Launch {
-    /// Whether the library decides alone.
+    /// Whether the library decides alone about the grid.
     #[inline]
     pub fn is_own(self) -> bool {
-        self == Self::default()
+        Self { in_order: false, ..self } == Self::default()
     }
 }
 
@@ -167,29 +155,22 @@ pub struct LlBeside {
 /// LL dispatch: `tokens [T, H]` to `out [L, R*M, H]` or, rank-major, `[R, M, H]`, maybe with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlDispatch {
-    /// Element type and width of rows as they travel and arrive; those of the input rows, too,
-    /// unless it is a cast.
+    /// Element type and width of rows as they travel and arrive; those of the input rows, too, unless it is a cast.
     pub row: RowType,
-    /// The rows' scales.
     pub scaled: Option<Scaled>,
-    /// Input rows.
     pub tokens: DevPtr,
-    /// Output rows.
     pub out: DevPtr,
     /// Rank-major: they are a view, in this bank of the library's.
     pub view: Option<ViewBank>,
-    /// How they lie.
     pub layout: Layout,
     /// Rank-major: ids and weights.
     pub beside: Option<LlBeside>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
     pub counter: Option<DevPtr>,
-    /// How to launch it.
     pub launch: Launch,
 }
 
 impl LlDispatch {
-    /// The rows as they travel.
     pub fn wire(&self) -> WireRow {
         wire(self.row, self.scaled)
     }
@@ -208,15 +189,12 @@ pub struct LlCombine {
     pub expert_rows: DevPtr,
     /// The bank of the view that the last dispatch of the handle has filled; it ends with this operation.
     pub view: Option<ViewBank>,
-    /// How they lie.
     pub layout: Layout,
     /// f32 `[T, K]`; none rank-major, where the caller has applied them and summed the rows of a rank.
     pub weights: Option<DevPtr>,
-    /// Output rows.
     pub out: DevPtr,
     /// How rows of experts are summed; without effect where the caller has.
     pub sums: LlCombineMode,
-    /// How to launch it.
     pub launch: Launch,
 }
 
@@ -229,14 +207,12 @@ impl LlCombine {
 
 /// One LL operation; both kinds may be staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum LlOp {
     Dispatch(LlDispatch),
     Combine(LlCombine),
 }
 
 impl LlOp {
-    /// How the rows of the experts lie.
     pub fn layout(&self) -> Layout {
         match self {
             Self::Dispatch(op) => op.layout,
@@ -261,7 +237,6 @@ impl LlOp {
 /// A 2-D tensor whose only free dimension is its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// First row.
     pub data: DevPtr,
     /// Rows that the caller provided.
     pub rows: usize,
@@ -274,20 +249,15 @@ pub struct IdsAndWeights {
     pub ids: DevPtr,
     /// f32 `[rows, K]`; with zones outputs are `[rows]`.
     pub weights: DevPtr,
-    /// Rows of both.
     pub rows: usize,
 }
 
-/// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights,
-/// else tokens only.
+/// HT dispatch: `tokens [T, H]` to `out [n, H]`, maybe with scales; forward with ids and weights, else tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HtDispatch {
-    /// Element type and width of rows as they travel and arrive; those of the input rows, too,
-    /// unless it is a cast.
+    /// Element type and width of rows as they travel and arrive; those of the input rows, too, unless it is a cast.
     pub row: RowType,
-    /// The rows' scales.
     pub scaled: Option<Scaled>,
-    /// Input rows.
     pub tokens: DevPtr,
     /// Output rows; optional in a forward dispatch.
     pub out: Option<Rows>,
@@ -299,16 +269,13 @@ pub struct HtDispatch {
     pub counter: Option<DevPtr>,
     /// The number of this rank's first expert among the ids that are delivered.
     pub first_id: usize,
-    /// How to launch it.
     pub launch: Launch,
-    /// How its rows go.
     pub way: HtWay,
     /// With zones, what the dispatch tells its caller as the routing has.
     pub counters: RoutingCounters,
 }
 
 impl HtDispatch {
-    /// The rows as they travel.
     pub fn wire(&self) -> WireRow {
         wire(self.row, self.scaled)
     }
@@ -346,13 +313,10 @@ pub struct HtCombine {
     pub row: RowType,
     /// Input rows, in dispatch's order.
     pub expert_rows: Rows,
-    /// Output rows.
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
-    /// How to launch it.
     pub launch: Launch,
-    /// How its rows go.
     pub way: HtWay,
 }
 
@@ -362,7 +326,6 @@ pub struct HtCombine {
 pub struct ViewBank(usize);
 
 impl ViewBank {
-    /// How many there are.
     pub const COUNT: usize = 2;
 
     /// Its number, below [`ViewBank::COUNT`].
@@ -384,7 +347,6 @@ pub const STAGED_SLOTS: usize = 2;
 pub struct StagedSlot(usize);
 
 impl StagedSlot {
-    /// All slots.
     pub const ALL: [Self; STAGED_SLOTS] = [Self(0), Self(1)];
 
     /// Its number, below [`STAGED_SLOTS`].

@@ -19,7 +19,6 @@ impl Regions {
         start
     }
 
-    /// Total size of the regions.
     pub fn bytes(&self) -> usize {
         self.end
     }

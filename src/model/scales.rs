@@ -1,11 +1,9 @@
-//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and where scales
-//! lie in memory.
+//! Rows with scales: what a dispatch does with its rows, how a cast makes scales, and where scales lie in memory.
 //!
-//! A row travels as a *payload* and, if it has them, *scales*: a few numbers that belong to blocks
-//! of its elements. A dispatch moves rows as they are (opaque), moves rows and scales as they are
-//! (forward), or rounds rows to e4m3 while it sends them and makes the scales (cast). The tensors of
-//! the call decide which; no setting does. A cast and a forward of the same bytes are the same to
-//! the receiver.
+//! A row travels as a *payload* and, if it has them, *scales*: a few numbers that belong to blocks of its elements. A
+//! dispatch moves rows as they are (opaque), moves rows and scales as they are (forward), or rounds rows to e4m3 while
+//! it sends them and makes the scales (cast). The tensors of the call decide which; no setting does. A cast and a
+//! forward of the same bytes are the same to the receiver.
 
 use crate::model::group::ROW_ALIGN;
 use crate::model::tensor::{DType, DevPtr, RowType};
@@ -67,7 +65,6 @@ pub const BLOCKS: [usize; 2] = [128, 32];
 /// How a cast stores the scale of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleForm {
-    /// As float32.
     Float,
     /// As float32, rounded up to a power of two.
     PowerOfTwo,
@@ -83,7 +80,6 @@ pub struct Cast {
     pub from: DType,
     /// Elements that share a scale.
     pub block: usize,
-    /// How their scale is stored.
     pub form: ScaleForm,
 }
 
@@ -107,8 +103,7 @@ impl Cast {
     }
 }
 
-/// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and
-/// of 32.
+/// The scales per row of `hidden` elements that a cast may store as `dtype`: for blocks of 128, and of 32.
 pub fn cast_counts(dtype: DType, hidden: usize) -> Option<(usize, Option<usize>)> {
     let [large, small] = BLOCKS;
     match dtype {
@@ -132,7 +127,6 @@ pub struct ScaleType {
 }
 
 impl ScaleType {
-    /// Bytes of a row's scales.
     pub fn bytes(self) -> usize {
         self.count * self.dtype.size()
     }
@@ -141,14 +135,11 @@ impl ScaleType {
 /// A row as it travels: the same on all ranks of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireRow {
-    /// The elements.
     pub payload: RowType,
-    /// Their scales, if they have any.
     pub scales: Option<ScaleType>,
 }
 
 impl WireRow {
-    /// Bytes of the scales.
     pub fn scale_bytes(self) -> usize {
         self.scales.map_or(0, ScaleType::bytes)
     }
@@ -162,7 +153,6 @@ impl WireRow {
 /// Bytes of a row that travels: of its payload, and of its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowBytes {
-    /// The elements.
     pub payload: usize,
     /// Their scales; 0 without.
     pub scales: usize,
@@ -209,9 +199,7 @@ impl ScaleLayout {
     /// strides are row-major or column-major with a pitch, so that no two scales share memory.
     pub fn new([experts, rows, columns]: [usize; 3], strides: Option<[usize; 3]>) -> Option<Self> {
         let dense = Self { expert: rows.saturating_mul(columns), row: columns, column: 1 };
-        let Some([expert, row, column]) = strides else {
-            return Some(dense);
-        };
+        let Some([expert, row, column]) = strides else { return Some(dense) };
         if experts == 0 || rows == 0 || columns == 0 {
             return Some(dense);
         }
@@ -232,7 +220,6 @@ impl ScaleLayout {
         (experts == 1 || expert >= of_expert).then_some(Self { expert, row, column })
     }
 
-    /// The number of an element.
     pub fn element(&self, expert: usize, row: usize, column: usize) -> usize {
         expert * self.expert + row * self.row + column * self.column
     }
@@ -241,17 +228,14 @@ impl ScaleLayout {
 /// A tensor of scales `[experts, rows, scales]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleTensor {
-    /// First element.
     pub data: DevPtr,
     /// Rows, of each expert in LL.
     pub rows: usize,
-    /// Where elements lie.
     pub layout: ScaleLayout,
 }
 
 /// Where the scales of the rows that are sent come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As `Meaning` says.
 pub enum ScaleSource {
     Forward(ScaleTensor),
     Cast(Cast),
@@ -262,14 +246,11 @@ pub enum ScaleSource {
 pub struct Scaled {
     /// Scales per row, as they travel and arrive.
     pub scales: ScaleType,
-    /// Where they come from.
     pub source: ScaleSource,
-    /// Where they go to.
     pub out: ScaleTensor,
 }
 
 impl Scaled {
-    /// The cast, if there is one.
     pub fn cast(&self) -> Option<&Cast> {
         match &self.source {
             ScaleSource::Cast(cast) => Some(cast),

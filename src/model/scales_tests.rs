@@ -10,10 +10,8 @@ fn given(tokens: DType, scales: bool, out_tokens: Option<DType>, out_scales: boo
 fn rows_of_any_type_are_forwarded_with_their_scales() {
     for dtype in DType::ALL {
         for out in [Some(dtype), None] {
-            let received = given(dtype, true, out, true);
-            assert_eq!(meaning(&received), Ok(Meaning::Forward));
-            let dropped = given(dtype, true, out, false);
-            assert_eq!(meaning(&dropped), Err(Unclear::ScalesNotReceived));
+            assert_eq!(meaning(&given(dtype, true, out, true)), Ok(Meaning::Forward));
+            assert_eq!(meaning(&given(dtype, true, out, false)), Err(Unclear::ScalesNotReceived));
         }
     }
 }
@@ -23,8 +21,7 @@ fn only_scales_that_nobody_sends_make_a_cast() {
     let casts = [DType::Bfloat16, DType::Float16, DType::Float32];
     for dtype in DType::ALL {
         let cast = meaning(&given(dtype, false, Some(DType::Float8E4M3), true));
-        let is_castable = casts.contains(&dtype).then_some(Meaning::Cast);
-        assert_eq!(cast, is_castable.ok_or(Unclear::NotCastable));
+        assert_eq!(cast, casts.contains(&dtype).then_some(Meaning::Cast).ok_or(Unclear::NotCastable));
     }
     let to = |out| meaning(&given(DType::Bfloat16, false, Some(out), true));
     for out in DType::ALL {
@@ -35,19 +32,16 @@ fn only_scales_that_nobody_sends_make_a_cast() {
         };
         assert_eq!(to(out), expected, "{out}");
     }
-    let nowhere = given(DType::Bfloat16, false, None, true);
-    assert_eq!(meaning(&nowhere), Err(Unclear::CastWithoutRows));
+    assert_eq!(meaning(&given(DType::Bfloat16, false, None, true)), Err(Unclear::CastWithoutRows));
 }
 
 #[test]
 fn rows_that_are_not_cast_keep_their_type() {
-    let other = given(DType::Bfloat16, true, Some(DType::Float16), true);
-    assert_eq!(meaning(&other), Err(Unclear::OtherType));
+    assert_eq!(meaning(&given(DType::Bfloat16, true, Some(DType::Float16), true)), Err(Unclear::OtherType));
 }
 
 fn cast(dtype: DType, count: usize, hidden: usize, round: bool) -> Option<(usize, ScaleForm)> {
-    let scales = ScaleType { dtype, count };
-    let cast = Cast::new(DType::Bfloat16, hidden, scales, round);
+    let cast = Cast::new(DType::Bfloat16, hidden, ScaleType { dtype, count }, round);
     cast.map(|cast| (cast.block, cast.form))
 }
 
@@ -88,9 +82,7 @@ fn a_short_last_block_has_its_scale() {
 #[test]
 fn a_slot_is_payload_and_padded_scales() {
     let payload = RowType { dtype: DType::Float8E4M3, hidden: 2880 };
-    let dtype = DType::Float32;
-    let scales = Some(ScaleType { dtype, count: 23 });
-    let row = WireRow { payload, scales };
+    let row = WireRow { payload, scales: Some(ScaleType { dtype: DType::Float32, count: 23 }) };
     assert_eq!((row.scale_bytes(), row.slot_bytes()), (92, 2976));
     assert_eq!(WireRow::from(payload).slot_bytes(), 2880);
 }
@@ -103,8 +95,7 @@ fn layout(sizes: [usize; 3], strides: [usize; 3]) -> Option<[usize; 3]> {
 #[test]
 fn scales_are_row_major_or_column_major() {
     let sizes = [2, 24, 56];
-    let dense = ScaleLayout::new(sizes, None).unwrap();
-    assert_eq!(dense.element(1, 2, 3), 24 * 56 + 2 * 56 + 3);
+    assert_eq!(ScaleLayout::new(sizes, None).unwrap().element(1, 2, 3), 24 * 56 + 2 * 56 + 3);
     for strides in [[24 * 56, 56, 1], [24 * 64, 64, 1], [5000, 64, 1], [24 * 56, 1, 24], [28 * 56, 1, 28]] {
         assert_eq!(layout(sizes, strides), Some(strides));
     }
@@ -144,9 +135,7 @@ fn accepted_layouts_do_not_overlap() {
     for sizes in [[2, 3, 2], [2, 1, 3], [2, 3, 1], [1, 2, 2], [3, 1, 1]] {
         for code in 0..8 * 5 * 5 {
             let strides = [code / 25 * 2, code / 5 % 5, code % 5];
-            let Some(layout) = ScaleLayout::new(sizes, Some(strides)) else {
-                continue;
-            };
+            let Some(layout) = ScaleLayout::new(sizes, Some(strides)) else { continue };
             let mut seen = Vec::new();
             for index in 0..sizes.iter().product() {
                 let [_, rows, columns] = sizes;

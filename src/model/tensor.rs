@@ -5,7 +5,6 @@ use std::fmt;
 /// An NCCL element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-#[allow(missing_docs)] // The names say it all.
 pub enum DType {
     Int8 = 0,
     Uint8 = 1,
@@ -46,7 +45,6 @@ impl DType {
         Self::ALL.get(raw as usize).copied()
     }
 
-    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             DType::Int8 | DType::Uint8 | DType::Float8E4M3 | DType::Float8E5M2 => 1,
@@ -84,38 +82,32 @@ impl fmt::Display for DType {
 /// One token row: `hidden` elements of `dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowType {
-    /// Element type.
     pub dtype: DType,
     /// Elements per row.
     pub hidden: usize,
 }
 
 impl RowType {
-    /// Bytes per row.
     pub fn bytes(self) -> usize {
         self.hidden * self.dtype.size()
     }
 }
 
-/// An address in device memory, or its device alias for mapped host memory. Never dereferenced
-/// outside a backend.
+/// An address in device memory, or its device alias for mapped host memory. Never dereferenced outside a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DevPtr(pub usize);
 
 impl DevPtr {
-    /// Whether the caller passed NULL.
     pub fn is_null(self) -> bool {
         self.0 == 0
     }
 }
 
-/// Most dimensions of a tensor.
 pub const MAX_DIMS: usize = 5;
 
 /// A dense row-major tensor: a copy of the caller's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// First element.
     pub data: DevPtr,
     /// Element type; `None` if its number is not NCCL's.
     pub dtype: Option<DType>,
@@ -146,8 +138,7 @@ impl Tensor {
     }
 }
 
-/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call
-/// copies tensors.
+/// Strides of a tensor that is not dense. Apart from it, as only scales may have them and every call copies tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides([u32; MAX_DIMS]);
 

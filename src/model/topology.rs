@@ -15,8 +15,7 @@ pub const NODE_ID_BYTES: usize = 64;
 pub struct NodeId(pub [u8; NODE_ID_BYTES]);
 
 impl NodeId {
-    /// The identity for `text`: the text itself if it fits, else its two ends and a hash of the
-    /// whole.
+    /// The identity for `text`: the text itself if it fits, else its two ends and a hash of the whole.
     pub fn from_text(text: &str) -> Self {
         let mut id = [0; NODE_ID_BYTES];
         let bytes = text.trim().as_bytes();
@@ -43,7 +42,6 @@ pub struct Topology {
     nodes: Vec<Vec<GroupRank>>,
 }
 
-/// Where a rank is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Place {
     node: Node,
@@ -83,12 +81,10 @@ impl Topology {
         (self.sums == NodeSums::Invariant && self.nodes() > 1).then(|| self.node_of(rank))
     }
 
-    /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.places.len()
     }
@@ -97,7 +93,6 @@ impl Topology {
         self.places.get(rank.index()).copied().unwrap_or_default()
     }
 
-    /// The node of `rank`.
     pub fn node_of(&self, rank: GroupRank) -> Node {
         self.place(rank).node
     }
@@ -130,8 +125,7 @@ impl Topology {
     /// modulo the number of ranks there.
     pub fn forwarder(&self, rank: GroupRank, node: Node) -> GroupRank {
         let ranks = self.ranks_of(node);
-        let index = self.local_index(rank).index() % ranks.len().max(1);
-        ranks.get(index).copied().unwrap_or(rank)
+        ranks.get(self.local_index(rank).index() % ranks.len().max(1)).copied().unwrap_or(rank)
     }
 
     /// The rail peers of `rank`, that of the node before its own first: the order in which sums add the nodes.
@@ -144,8 +138,7 @@ impl Topology {
     /// The ranks that `rank` forwards for on its node: itself first, then others in the order of nodes, then ranks.
     pub fn forwarded_by(&self, rank: GroupRank) -> Vec<GroupRank> {
         let own = self.node_of(rank);
-        let of_others = self.nodes.iter().flatten().copied();
-        let others = of_others.filter(|&it| self.node_of(it) != own);
+        let others = self.nodes.iter().flatten().copied().filter(|&it| self.node_of(it) != own);
         std::iter::once(rank).chain(others.filter(|&it| self.forwarder(it, own) == rank)).collect()
     }
 }
@@ -194,19 +187,16 @@ pub(crate) mod tests {
             let topology = on_nodes(names);
             let nodes: Vec<char> = names.chars().collect();
             let on_node_of = |rank: GroupRank| -> Vec<GroupRank> {
-                let all = GroupRank::all(nodes.len());
-                all.filter(|it| nodes[it.index()] == nodes[rank.index()]).collect()
+                GroupRank::all(nodes.len()).filter(|it| nodes[it.index()] == nodes[rank.index()]).collect()
             };
             let index = |rank| on_node_of(rank).iter().position(|&it| it == rank).unwrap();
             for rank in GroupRank::all(nodes.len()) {
                 assert_eq!(topology.local_index(rank).index(), index(rank), "{names}");
-                let own = topology.node_of(rank);
-                assert_eq!(topology.ranks_of(own), on_node_of(rank), "{names}");
+                assert_eq!(topology.ranks_of(topology.node_of(rank)), on_node_of(rank), "{names}");
                 for other in GroupRank::all(nodes.len()) {
                     let there = on_node_of(other);
                     let forwarder = there[index(rank) % there.len()];
-                    let node = topology.node_of(other);
-                    assert_eq!(topology.forwarder(rank, node), forwarder, "{names}");
+                    assert_eq!(topology.forwarder(rank, topology.node_of(other)), forwarder, "{names}");
                 }
             }
         }
@@ -244,11 +234,9 @@ pub(crate) mod tests {
             let (mut sent, mut received) = (Vec::new(), Vec::new());
             for rank in GroupRank::all(topology.ranks()) {
                 let peers = topology.rail_peers(rank);
-                let distances = peers.iter().map(|&it| topology.distance(rank, it));
-                assert!(distances.eq(1..topology.nodes()), "{names}");
+                assert!(peers.iter().map(|&it| topology.distance(rank, it)).eq(1..topology.nodes()), "{names}");
                 sent.extend(peers.into_iter().map(|to| (rank, to)));
-                let others = topology.forwarded_by(rank).into_iter().skip(1);
-                received.extend(others.map(|from| (from, rank)));
+                received.extend(topology.forwarded_by(rank).into_iter().skip(1).map(|from| (from, rank)));
             }
             sent.sort_unstable();
             received.sort_unstable();

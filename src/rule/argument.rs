@@ -7,7 +7,6 @@ use crate::model::ops::RowType;
 use crate::model::tensor::{DType, DevPtr, Tensor};
 use std::fmt;
 
-/// A tensor with its role.
 #[derive(Clone, Copy, Debug)]
 pub struct Argument<'a> {
     role: Role,
@@ -15,7 +14,6 @@ pub struct Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// The tensor in `role`.
     pub fn new(role: Role, tensor: &'a Tensor) -> Self {
         Self { role, tensor }
     }
@@ -92,13 +90,9 @@ impl<'a> Argument<'a> {
         Error::argument(Subject::Size(self.role, index), rule).got(self.size(index), expected)
     }
 
-    /// Checks that elements are `dtype`.
     #[inline]
     pub fn dtype_is(self, dtype: DType) -> Result<Self> {
-        if self.tensor.dtype != Some(dtype) {
-            return Err(self.wrong_dtype(dtype));
-        }
-        Ok(self)
+        if self.tensor.dtype == Some(dtype) { Ok(self) } else { Err(self.wrong_dtype(dtype)) }
     }
 
     #[cold]
@@ -110,8 +104,7 @@ impl<'a> Argument<'a> {
         }
     }
 
-    /// The address; refuses NULL unless the tensor is empty, and addresses that `align` does not
-    /// divide.
+    /// The address; refuses NULL unless the tensor is empty, and addresses that `align` does not divide.
     pub fn data(&self, align: usize) -> Result<DevPtr> {
         let data = self.tensor.data;
         let subject = Subject::Data(self.role);
@@ -148,7 +141,6 @@ impl<'a> Argument<'a> {
         Error::argument(Subject::ElementType(self.role), rule).got(got, expected)
     }
 
-    /// Its number of dimensions.
     pub fn num_dims(&self) -> usize {
         self.tensor.sizes().len()
     }
@@ -157,10 +149,7 @@ impl<'a> Argument<'a> {
     #[inline]
     pub fn summable_row(&self, index: usize, facts: &GroupFacts) -> Result<RowType> {
         let dtype = self.known_dtype()?;
-        if !dtype.is_summable() {
-            return Err(self.not_summable(dtype));
-        }
-        self.row(index, dtype, facts)
+        if dtype.is_summable() { self.row(index, dtype, facts) } else { Err(self.not_summable(dtype)) }
     }
 
     #[cold]
@@ -175,8 +164,7 @@ impl<'a> Argument<'a> {
         let row = RowType { dtype, hidden: self.size(index) };
         let bytes = row.bytes();
         if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
-            let expected = "a multiple of 16 bytes";
-            return Err(self.wrong_row(index, OfTensor::RowMultipleOf16, bytes, &expected));
+            return Err(self.wrong_row(index, OfTensor::RowMultipleOf16, bytes, &"a multiple of 16 bytes"));
         }
         self.row_fits(index, bytes, OfTensor::RowBound, facts)?;
         Ok(row)
@@ -188,14 +176,12 @@ impl<'a> Argument<'a> {
         if bytes <= facts.row_bytes {
             return Ok(());
         }
-        let expected = format_args!("at most {} bytes", facts.row_bytes);
-        Err(self.wrong_row(index, rule, bytes, &expected))
+        Err(self.wrong_row(index, rule, bytes, &format_args!("at most {} bytes", facts.row_bytes)))
     }
 
     #[cold]
     fn wrong_row(&self, index: usize, rule: OfTensor, bytes: usize, expected: &dyn fmt::Display) -> Error {
-        let subject = Subject::Size(self.role, index);
-        Error::argument(subject, rule).got(format_args!("{bytes} bytes"), expected)
+        Error::argument(Subject::Size(self.role, index), rule).got(format_args!("{bytes} bytes"), expected)
     }
 
     /// Checks that this token tensor has rows of type `row`; `index` is its last dimension.
@@ -221,9 +207,6 @@ pub fn counter<'a>(
     counter: Option<&'a Tensor>,
     sized: impl FnOnce(Argument<'a>) -> Result<Argument<'a>>,
 ) -> Result<Option<DevPtr>> {
-    let Some(counter) = Argument::optional(role, counter) else {
-        return Ok(None);
-    };
-    let counter = sized(counter.dims(1)?.dtype_is(DType::Int32)?)?;
-    counter.data(align_of::<i32>()).map(Some)
+    let Some(counter) = Argument::optional(role, counter) else { return Ok(None) };
+    sized(counter.dims(1)?.dtype_is(DType::Int32)?)?.data(align_of::<i32>()).map(Some)
 }

@@ -59,8 +59,7 @@ fn max_tokens(settings: &GroupSettings, ranks: usize) -> Result<Option<usize>> {
     Ok(Some(tokens))
 }
 
-/// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run
-/// time yet.
+/// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run time yet.
 fn recv_rows(settings: &GroupSettings, max_tokens: Option<usize>, ranks: usize) -> Result<Option<usize>> {
     let all = max_tokens.map(|tokens| tokens * ranks);
     match (settings.max_recv_rows, all) {
@@ -124,8 +123,7 @@ mod tests {
     fn a_group_without_a_bound_is_for_high_throughput() {
         let unbounded = GroupSettings { max_tokens: None, ..VALID };
         assert!(checked(&unbounded, 0).is_err());
-        let algorithm = Algorithm::HighThroughput;
-        let ht = checked(&GroupSettings { algorithm, ..unbounded }, 0);
+        let ht = checked(&GroupSettings { algorithm: Algorithm::HighThroughput, ..unbounded }, 0);
         let ht = ht.unwrap();
         assert_eq!((ht.max_tokens, ht.ht_chunk_bytes), (None, Some(4096)));
     }
@@ -147,8 +145,7 @@ mod tests {
         ];
         for (settings, setting) in cases {
             let error = checked(&settings, 0).unwrap_err();
-            let subject = error.refused().map(|(subject, _)| subject);
-            assert_eq!(subject, Some(Subject::Setting(setting)), "{error}");
+            assert_eq!(error.refused().map(|(subject, _)| subject), Some(Subject::Setting(setting)), "{error}");
         }
     }
 }

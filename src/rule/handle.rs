@@ -8,10 +8,8 @@ use crate::model::ops::{HandleForm, IntWidth, Routing, RoutingCounters};
 use crate::model::tensor::{DevPtr, Tensor};
 use crate::rule::argument::{Argument, expert_counter};
 
-/// The tensors of a new handle.
 #[derive(Clone, Copy, Debug)]
 pub struct HandleTensors {
-    /// The ids.
     pub ids: Tensor,
     /// HT: gets the received tokens per local expert, in device memory.
     pub counter: Option<Tensor>,
@@ -24,7 +22,6 @@ pub struct HandleTensors {
 /// Where an HT handle's counter lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Device memory.
     Device(DevPtr),
     /// Mapped pinned host memory, by its host address.
     Host(DevPtr),
@@ -59,15 +56,13 @@ pub fn routed_before(
     (top_k, form): (usize, HandleForm),
 ) -> Result<Routing> {
     let most = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
-    let rows = Argument::required(role, rows)?.dims(2)?;
-    let rows = rows.size_at_most(0, most, Extent::MaxTokens)?;
+    let rows = Argument::required(role, rows)?.dims(2)?.size_at_most(0, most, Extent::MaxTokens)?;
     Ok(Routing { ids: DevPtr::default(), width: IntWidth::Bits64, tokens: rows.size(0), top_k, form })
 }
 
 /// Checks that the ids are so many per token as the handle's memory was made for.
 pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
-    let ids = Argument::new(Role::Ids, &tensors.ids);
-    ids.size_is(1, top_k, Extent::HandleTopK).map(drop)
+    Argument::new(Role::Ids, &tensors.ids).size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
 /// Checks memory of a caller's for the block of a handle, which takes `needed` of its `bytes`.
@@ -97,32 +92,17 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
     if let Some(data) = expert_counter(Role::HostCounter, host, facts, sized)? {
         return Ok(Some(Counter::Host(data)));
     }
-    let data = expert_counter(Role::Counter, device, facts, sized)?;
-    Ok(data.map(Counter::Device))
+    Ok(expert_counter(Role::Counter, device, facts, sized)?.map(Counter::Device))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::refusal::Subject;
-    use crate::model::group::LlCombineMode;
-    use crate::model::ids::GroupRank;
     use crate::model::tensor::DType;
 
     fn facts(algorithm: Algorithm) -> GroupFacts {
-        GroupFacts {
-            algorithm,
-            ranks: 2,
-            rank: GroupRank::new(0),
-            experts: 8,
-            max_tokens: Some(4),
-            max_recv_rows: Some(8),
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
-        }
+        GroupFacts { algorithm, ..GroupFacts::SAMPLE }
     }
 
     fn tensor(dtype: DType, sizes: &[u32]) -> Tensor {
@@ -137,13 +117,9 @@ mod tests {
         assert_eq!((routed.tokens, routed.top_k), (4, 2));
         assert_eq!(routed.width.bytes(), 8);
         let keeping = HandleForm { keeps_ids: true, ..form };
-        let routed = routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap();
-        assert_eq!(routed.width.bytes(), 4);
+        assert_eq!(routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap().width.bytes(), 4);
         assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());
-        let refused = |dtype, sizes| {
-            let error = routing(&facts, &tensor(dtype, sizes), form).unwrap_err();
-            error.refused().unwrap()
-        };
+        let refused = |dtype, sizes| routing(&facts, &tensor(dtype, sizes), form).unwrap_err().refused().unwrap();
         let narrow = (Subject::ElementType(Role::Ids), OfTensor::ElementType.into());
         assert_eq!(refused(DType::Int32, &[4, 2]), narrow);
         let many = OfTensor::AtMost(Extent::MaxTokens).into();

@@ -32,8 +32,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
             None
         }
     };
-    let sized = Argument::size_at_least;
-    let counter = expert_counter(Role::Counter, tensors.counter, facts, sized)?;
+    let counter = expert_counter(Role::Counter, tensors.counter, facts, Argument::size_at_least)?;
     Ok(HtDispatch {
         row,
         scaled,
@@ -67,11 +66,8 @@ fn forward_inputs(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Op
 
 /// Weights `[T, K]` for the ids of the handle.
 fn kept_ids(routing: &Routing, tensors: &DispatchTensors<'_>) -> Result<Option<IdsAndWeights>> {
-    let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else {
-        return Ok(None);
-    };
-    let weights = weights_of(weights, routing.top_k)?;
-    let weights = weights.size_is(0, routing.tokens, Extent::HandleTokens)?;
+    let Some(weights) = Argument::optional(Role::WeightsIn, tensors.weights) else { return Ok(None) };
+    let weights = weights_of(weights, routing.top_k)?.size_is(0, routing.tokens, Extent::HandleTokens)?;
     Ok(Some(IdsAndWeights { ids: routing.ids, weights: weights.data(4)?, rows: routing.tokens }))
 }
 
@@ -98,15 +94,13 @@ fn ids_and_weights<'a>(ids: Argument<'a>, weights: Argument<'a>, top_k: usize) -
 }
 
 fn weights_of(weights: Argument<'_>, top_k: usize) -> Result<Argument<'_>> {
-    let weights = weights.dims(2)?.dtype_is(DType::Float32)?;
-    weights.size_is(1, top_k, Extent::HandleTopK)
+    weights.dims(2)?.dtype_is(DType::Float32)?.size_is(1, top_k, Extent::HandleTopK)
 }
 
 /// Checks a combine: tokens `[n, H]` to `[T, H]`; backward also weights `[n, K]` to `[T, K]`.
 pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'_>) -> Result<HtCombine> {
     rows::no_scales(tensors)?;
-    let tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
-    let tokens = rows::received(tokens, facts.layout())?;
+    let tokens = rows::received(Argument::required(Role::TokensIn, tensors.tokens)?, facts.layout())?;
     let row = tokens.summable_row(facts.layout().dims(), facts)?;
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?
@@ -126,10 +120,8 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
 /// Refuses outputs of a dispatch that cannot hold the rows that come here, if the caller was told
 /// how many. Otherwise the kernels find out, and the group fails.
 pub fn dispatch_holds(op: &HtDispatch, told: Option<usize>) -> Result<()> {
-    let rows = op.out.map_or(usize::MAX, |out| out.rows);
-    holds(Role::TokensOut, rows, told)?;
-    let rows = op.routing_out.map_or(usize::MAX, |out| out.rows);
-    holds(Role::IdsOut, rows, told)
+    holds(Role::TokensOut, op.out.map_or(usize::MAX, |out| out.rows), told)?;
+    holds(Role::IdsOut, op.routing_out.map_or(usize::MAX, |out| out.rows), told)
 }
 
 /// Refuses a combine of fewer rows than came here, likewise.

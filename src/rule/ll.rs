@@ -22,10 +22,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
     let received = Received { out: Some(rows::received(out, layout)?), layout };
     let DispatchRows { row, scaled, tokens, out } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
     let (beside, counter) = match tensors.out_ids {
-        None => {
-            let size_is = Argument::size_is;
-            (None, expert_counter(Role::Counter, tensors.counter, facts, size_is)?)
-        }
+        None => (None, expert_counter(Role::Counter, tensors.counter, facts, Argument::size_is)?),
         Some(ids) => (
             Some(beside(layout, routing, (ids, tensors), tensors.first_id(facts))?),
             counter(Role::Counter, tensors.counter, |counter| counter.size_is(0, facts.ranks, Extent::Ranks))?,
@@ -66,11 +63,8 @@ fn beside(
         _ => IntWidth::Bits64,
     };
     let ids = delivered(Role::IdsOut, ids, width.dtype())?;
-    let weights = Argument::required(Role::WeightsIn, tensors.weights)?;
-    let weights = of_tokens(weights, routing)?;
-    let Some(out_weights) = tensors.out_weights else {
-        return Err(Argument::missing(Role::WeightsOut));
-    };
+    let weights = of_tokens(Argument::required(Role::WeightsIn, tensors.weights)?, routing)?;
+    let Some(out_weights) = tensors.out_weights else { return Err(Argument::missing(Role::WeightsOut)) };
     let out_weights = delivered(Role::WeightsOut, out_weights, DType::Float32)?;
     Ok(LlBeside {
         weights: weights.data(4)?,
@@ -98,13 +92,9 @@ pub fn combine(
     layout: Layout,
 ) -> Result<LlCombine> {
     rows::no_scales(tensors)?;
-    let expert_tokens = Argument::required(Role::TokensIn, tensors.tokens)?;
-    let expert_tokens = rows::received(expert_tokens, layout)?;
+    let expert_tokens = rows::received(Argument::required(Role::TokensIn, tensors.tokens)?, layout)?;
     let row = expert_tokens.summable_row(layout.dims(), facts)?;
-    let weights = match layout.is_rank_major() {
-        true => no_weights(tensors)?,
-        false => Some(weights(routing, tensors)?),
-    };
+    let weights = if layout.is_rank_major() { no_weights(tensors)? } else { Some(weights(routing, tensors)?) };
     let out = Argument::required(Role::TokensOut, tensors.out_tokens)?
         .dims(2)?
         .size_is(0, routing.tokens, Extent::HandleTokens)?

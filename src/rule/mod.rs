@@ -50,10 +50,7 @@ pub struct DispatchTensors<'a> {
 impl DispatchTensors<'_> {
     /// The number of this rank's first expert among the ids that are delivered.
     fn first_id(&self, facts: &GroupFacts) -> usize {
-        match self.global_ids {
-            true => facts.experts_of(facts.rank).start,
-            false => 0,
-        }
+        if self.global_ids { facts.experts_of(facts.rank).start } else { 0 }
     }
 }
 

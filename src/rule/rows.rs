@@ -17,7 +17,6 @@ use crate::rule::{CombineTensors, DispatchTensors};
 pub struct Received<'a> {
     /// The tensor; HT may have none.
     pub out: Option<Argument<'a>>,
-    /// How its rows lie.
     pub layout: Layout,
 }
 
@@ -25,10 +24,7 @@ impl Received<'_> {
     /// The address of `out`; none, rank-major, asks for a view.
     #[inline]
     fn data_of(&self, out: Argument<'_>) -> Result<DevPtr> {
-        match self.layout.is_rank_major() {
-            true => out.data_or_none(ROW_ALIGN),
-            false => out.data(ROW_ALIGN),
-        }
+        if self.layout.is_rank_major() { out.data_or_none(ROW_ALIGN) } else { out.data(ROW_ALIGN) }
     }
 }
 
@@ -51,7 +47,6 @@ pub fn received(tensor: Argument<'_>, layout: Layout) -> Result<Argument<'_>> {
 pub struct DispatchRows {
     /// As they travel and arrive.
     pub row: RowType,
-    /// Their scales.
     pub scaled: Option<Scaled>,
     /// Rows that are read.
     pub tokens: DevPtr,
@@ -125,8 +120,7 @@ fn sized<'a>(
     let last = received.layout.dims();
     let tokens = tokens.size_is(0, routing.tokens, Extent::HandleTokens)?;
     let out = received.out;
-    let out = out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden));
-    Ok((tokens, out.transpose()?))
+    Ok((tokens, out.map(|out| out.size_is(last, row.hidden, Extent::InputHidden)).transpose()?))
 }
 
 /// What the tensors say that is to be done.
@@ -160,28 +154,22 @@ fn forward(routing: &Routing, received: &Received<'_>, tensors: &DispatchTensors
     let source = Argument::required(Role::ScalesIn, tensors.scales)?.dims(2)?;
     let dtype = source.known_dtype()?;
     if dtype.size() > 4 {
-        let rule = OfTensor::ScaleWidth;
-        return Err(source.refuse_dtype(rule, dtype, "a type of 1, 2 or 4 bytes"));
+        return Err(source.refuse_dtype(OfTensor::ScaleWidth, dtype, "a type of 1, 2 or 4 bytes"));
     }
     let source = source.size_is(0, routing.tokens, Extent::HandleTokens)?;
     let count = source.size(1);
     let out = out_scales(received, tensors)?;
     let out_dtype = out.known_dtype()?;
     if out_dtype != dtype {
-        let rule = OfTensor::TypeOf(Role::ScalesIn);
-        return Err(out.refuse_dtype(rule, out_dtype, dtype));
+        return Err(out.refuse_dtype(OfTensor::TypeOf(Role::ScalesIn), out_dtype, dtype));
     }
-    let last = received.layout.dims();
-    let out = out.size_is(last, count, Extent::ColumnsOf(Role::ScalesIn))?;
+    let out = out.size_is(received.layout.dims(), count, Extent::ColumnsOf(Role::ScalesIn))?;
     if tensors.round_scales != 0 {
-        let subject = Subject::RoundScales;
-        return Err(Error::argument(subject, OfTensor::ForwardedAsIs).got(tensors.round_scales, 0));
+        return Err(Error::argument(Subject::RoundScales, OfTensor::ForwardedAsIs).got(tensors.round_scales, 0));
     }
     let width = dtype.size();
-    let strides = tensors.out_scale_strides;
-    let out = place(Role::ScalesOut, (out, strides), received.layout, width)?;
-    let strides = tensors.scale_strides;
-    let source = place(Role::ScalesIn, (source, strides), Layout::Flat, width)?;
+    let out = place(Role::ScalesOut, (out, tensors.out_scale_strides), received.layout, width)?;
+    let source = place(Role::ScalesIn, (source, tensors.scale_strides), Layout::Flat, width)?;
     Ok((count > 0).then_some(Scaled { scales: ScaleType { dtype, count }, source: ScaleSource::Forward(source), out }))
 }
 
@@ -190,8 +178,7 @@ fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &Dispa
     let out = out_scales(received, tensors)?;
     let stored = out.known_dtype()?;
     let Some((large, small)) = scales::cast_counts(stored, hidden) else {
-        let rule = OfTensor::CastScaleType;
-        return Err(out.refuse_dtype(rule, stored, "float32, uint8, int32 or uint32"));
+        return Err(out.refuse_dtype(OfTensor::CastScaleType, stored, "float32, uint8, int32 or uint32"));
     };
     let last = received.layout.dims();
     let scales = ScaleType {
@@ -219,8 +206,7 @@ fn cast((from, hidden): (DType, usize), received: &Received<'_>, tensors: &Dispa
 
 /// The tensor of received scales, of which the last dimension is not checked yet.
 fn out_scales<'a>(received: &Received<'_>, tensors: &DispatchTensors<'a>) -> Result<Argument<'a>> {
-    let out = Argument::required(Role::ScalesOut, tensors.out_scales)?;
-    let out = out.dims(received.layout.dims() + 1)?;
+    let out = Argument::required(Role::ScalesOut, tensors.out_scales)?.dims(received.layout.dims() + 1)?;
     match (received.layout, received.out) {
         (Layout::ExpertMajor { experts, slots }, _) => out
             .size_is(0, experts, Extent::ExpertsOf(Role::TokensOut))?

@@ -1,8 +1,7 @@
 //! Unit tests: the refusals of rows with scales, and what accepted ones become.
 
 use super::*;
-use crate::model::group::{Algorithm, LlCombineMode};
-use crate::model::ids::GroupRank;
+use crate::model::group::LlCombineMode;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::ScaleForm;
 use crate::model::tensor::Tensor;
@@ -14,17 +13,12 @@ const SLOTS: usize = 12;
 
 fn facts() -> GroupFacts {
     GroupFacts {
-        algorithm: Algorithm::LowLatency,
-        ranks: 2,
-        rank: GroupRank::new(0),
         experts: 4,
         max_tokens: Some(6),
         max_recv_rows: Some(SLOTS),
         row_bytes: 2 * HIDDEN,
         ll_combine: LlCombineMode::Reduce,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     }
 }
 
@@ -126,8 +120,7 @@ fn scales_that_nobody_sends_are_made() {
     let cast = scaled.cast().unwrap();
     assert_eq!((cast.block, cast.form), (32, ScaleForm::Exponent));
     let rounded = Call { round_scales: 1, ..Call::cast(DType::Float8E4M3, DType::Float32, 2) };
-    let scaled = rounded.check().unwrap().scaled.unwrap();
-    assert_eq!(scaled.cast().unwrap().form, ScaleForm::PowerOfTwo);
+    assert_eq!(rounded.check().unwrap().scaled.unwrap().cast().unwrap().form, ScaleForm::PowerOfTwo);
 }
 
 #[test]
@@ -135,8 +128,7 @@ fn each_broken_rule_is_named() {
     let unsent = Call { out_scales: None, ..Call::forward(DType::Float32, 2) };
     assert_eq!(unsent.refusal(), "Tensor(ScalesOut): OfTensor(ScalesReceived)");
     let uncast = Call { scales: None, ..Call::forward(DType::Float32, 2) };
-    let uncast = uncast.refusal();
-    assert!(uncast.starts_with("Tensor(ScalesIn): OfTensor(ScalesSent) (got uint8,"));
+    assert!(uncast.refusal().starts_with("Tensor(ScalesIn): OfTensor(ScalesSent) (got uint8,"));
     let cases = [
         (
             Call::new(DType::Bfloat16, DType::Float16),
@@ -205,8 +197,7 @@ fn strides_are_a_pitch() {
         call.out_strides = Some(Strides::new(&strides));
         call.check()
     };
-    let columns = with([32, 1, 16]).unwrap().scaled.unwrap().out.layout;
-    assert_eq!(columns.element(1, 2, 1), 32 + 2 + 16);
+    assert_eq!(with([32, 1, 16]).unwrap().scaled.unwrap().out.layout.element(1, 2, 1), 32 + 2 + 16);
     let error = with([48, 2, 24]).err().unwrap();
     assert_eq!(
         error.text(),

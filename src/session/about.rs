@@ -61,8 +61,8 @@ impl Display for About {
         if self.choices.check {
             write!(to, ", checks")?;
         }
-        if self.choices.programmatic {
-            write!(to, ", programmatic launches")?;
+        if !self.choices.programmatic {
+            write!(to, ", no programmatic launches")?;
         }
         if let Some(bytes) = self.backend.chunk_bytes {
             write!(to, ", passes of {bytes} bytes")?;
@@ -85,7 +85,6 @@ mod tests {
     #[test]
     fn a_group_is_one_line() {
         let facts = GroupFacts {
-            algorithm: Algorithm::LowLatency,
             ranks: 16,
             rank: GroupRank::new(3),
             experts: 256,
@@ -93,9 +92,7 @@ mod tests {
             max_recv_rows: None,
             row_bytes: 14336,
             ll_combine: LlCombineMode::Reduce,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         };
         let backend = Profile {
             backend: "cuda",
@@ -115,18 +112,18 @@ mod tests {
                 timeout: Duration::from_millis(2500),
                 tuning_file: Some("times.json".to_owned()),
                 check: true,
-                programmatic: true,
+                programmatic: false,
             },
         };
         let line = "cuda backend, rank 3 of 16 on 2 nodes, NCCL 2.28.9 from /lib/libnccl.so.2, \
                     low latency, 256 experts, rows of 14336 bytes, at most 128 tokens of a rank, \
-                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, checks, programmatic launches, tuning file times.json";
+                    windows of 8 MiB, waits of at most 2500 ms, combines reduce, sums of nodes invariant, checks, no programmatic launches, tuning file times.json";
         assert_eq!(about.to_string(), line);
         about.backend.tuned = false;
         assert_eq!(about.to_string(), format!("{line} not in use"));
         about.facts.algorithm = Algorithm::HighThroughput;
         about.backend.chunk_bytes = Some(4096);
         let told = about.to_string();
-        assert!(told.contains(", checks, programmatic launches, passes of 4096 bytes, tuning file"), "{told}");
+        assert!(told.contains(", checks, no programmatic launches, passes of 4096 bytes, tuning file"), "{told}");
     }
 }

@@ -25,7 +25,6 @@ const POISON_BYTES: usize = 1 << 20;
 const LL_DISPATCH: &str = "low-latency dispatch";
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The checks of one group.
 pub(super) struct Checks {
     device: Arc<dyn Device>,
     facts: GroupFacts,
@@ -160,9 +159,7 @@ impl Checks {
         if let Some(beside) = &op.beside {
             self.fill(beside.out_weights, rows * top_k * size_of::<f32>())?;
         }
-        let Some(scaled) = &op.scaled else {
-            return Ok(());
-        };
+        let Some(scaled) = &op.scaled else { return Ok(()) };
         let (out, width) = (&scaled.out, scaled.scales.dtype.size());
         let zones = rows / out.rows.max(1);
         for run in runs(out, zones, scaled.scales.count) {

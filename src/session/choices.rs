@@ -1,12 +1,13 @@
 //! What callers choose for single operations: a variant and a launch shape, set for an operation or given by a function
 //! that is asked in each call.
 //!
-//! An impossible choice is passed over: the next in the order set choice, selector, tuning file, own rule counts.
+//! An impossible choice is passed over: the next in the order set choice, selector, tuning file, own rule counts. The file
+//! names the variant where a choice has none, as ranks must agree on some.
 
 use crate::log;
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::ops::{HtWay, Launch};
-use crate::tuning::{Choice, Operation, Shape, Unfit, Variant};
+use crate::tuning::{Best, Choice, Learned, Lie, Operation, Rows, Shape, Unfit, Variant};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::fmt::{self, Display, Formatter};
@@ -18,22 +19,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub struct About {
     /// This rank's tokens.
     pub tokens: usize,
-    /// Ids per token.
     pub top_k: usize,
     /// Bytes of a row as it travels, without its scales; 0 if no tensor says.
     pub row_bytes: usize,
     /// Whether peers map the rows that a dispatch delivers, or a combine takes.
     pub mapped: bool,
+    /// In LL, how the rows lie.
+    pub lie: Option<Lie>,
 }
 
 /// What a selector is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Which operation it is.
     pub operation: Operation,
-    /// The call.
     pub about: About,
-    /// Ranks of the group.
     pub ranks: usize,
     /// The most blocks that it may have; `None` if nothing is launched.
     pub most_blocks: Option<u32>,
@@ -44,8 +43,21 @@ pub struct Query {
 pub struct Asked {
     /// The number of a variant; 0: the library's own.
     pub variant: u32,
-    /// How to launch it.
     pub launch: Launch,
+}
+
+impl From<Best> for Asked {
+    fn from(best: Best) -> Self {
+        // A number that is too large is for no GPU either.
+        let number = |value| u32::try_from(value).unwrap_or(u32::MAX);
+        let launch = best.shape.map(|it| Launch {
+            blocks: number(it.blocks),
+            send_blocks: number(it.send_blocks),
+            threads: number(it.threads),
+            in_order: false,
+        });
+        Self { variant: best.variant.map_or(0, |it| it as u32), launch: launch.unwrap_or_default() }
+    }
 }
 
 /// Is asked for each operation; `None` is the library's own choice.
@@ -69,6 +81,10 @@ impl Chosen {
             _ => own,
         }
     }
+
+    fn names_a_variant(&self) -> bool {
+        self.sums.is_some() || self.way != HtWay::Own
+    }
 }
 
 /// Why a choice is passed over.
@@ -84,11 +100,12 @@ enum Impossible {
     Shape(Unfit),
 }
 
-/// The choices of one group.
 pub(super) struct Choices {
     facts: GroupFacts,
     nodes: usize,
     most_blocks: Option<u32>,
+    /// What the tuning file says.
+    learned: Learned,
     /// Whether anybody chooses, for the calls of all others.
     any: AtomicBool,
     made: RwLock<Made>,
@@ -109,13 +126,14 @@ thread_local! {
 
 impl Choices {
     /// Those of a group over so many nodes, whose kernels may have so many blocks.
-    pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>) -> Self {
+    pub(super) fn new(facts: &GroupFacts, nodes: usize, most_blocks: Option<u32>, learned: Learned) -> Self {
         let granted = facts.channels.map(|channels| u32::try_from(2 * channels).unwrap_or(u32::MAX));
         Self {
             facts: *facts,
             nodes,
             most_blocks: most_blocks.into_iter().chain(granted).min(),
-            any: AtomicBool::new(false),
+            any: AtomicBool::new(!learned.is_empty()),
+            learned,
             made: RwLock::default(),
             told: AtomicU32::new(0),
         }
@@ -138,7 +156,7 @@ impl Choices {
     fn change(&self, change: impl FnOnce(&mut Made)) {
         let mut made = self.made.write();
         change(&mut made);
-        let any = made.selector.is_some() || made.set.iter().any(Option::is_some);
+        let any = !self.learned.is_empty() || made.selector.is_some() || made.set.iter().any(Option::is_some);
         self.any.store(any, Ordering::Release);
     }
 
@@ -163,8 +181,19 @@ impl Choices {
             let query = Query { operation, about, ranks: self.facts.ranks, most_blocks: self.most_blocks };
             select(selector.as_ref()?, &query)
         };
+        let learned = || {
+            let About { tokens, row_bytes, mapped, lie, .. } = about;
+            Asked::from(self.learned.choice(operation, tokens, Rows { row_bytes, lie, mapped }))
+        };
         let chosen = set.and_then(|asked| possible(&asked));
-        chosen.or_else(|| possible(&selected()?)).unwrap_or_default()
+        let chosen = chosen.or_else(|| possible(&selected()?)).unwrap_or_default();
+        if chosen.names_a_variant() {
+            return chosen;
+        }
+        let learned = possible(&learned()).unwrap_or_default();
+        let in_order = chosen.launch.in_order;
+        let launch = if chosen.launch.is_own() { Launch { in_order, ..learned.launch } } else { chosen.launch };
+        Chosen { launch, ..learned }
     }
 
     /// What `operation` gets of a choice; `None`, and a warning the first time, if it cannot be followed.
@@ -188,11 +217,10 @@ impl Choices {
         let chosen = match asked.variant {
             0 => Chosen::default(),
             number => {
-                let variant = Variant::from_number(number).ok_or(Impossible::UnknownVariant)?;
-                self.variant(operation, about, variant)?
+                self.variant(operation, about, Variant::from_number(number).ok_or(Impossible::UnknownVariant)?)?
             }
         };
-        let Launch { blocks, send_blocks, threads } = asked.launch;
+        let Launch { blocks, send_blocks, threads, .. } = asked.launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);
         let or = |asked: u32, other: u32| u64::from(if asked == 0 { other } else { asked });
         let whole =
@@ -259,18 +287,12 @@ impl Display for Impossible {
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownVariant => to.write_str("no variant has this number"),
-            Self::OtherOperation(variant) => {
-                write!(to, "{} is of another operation", variant.name())
-            }
+            Self::OtherOperation(variant) => write!(to, "{} is of another operation", variant.name()),
             Self::TooManyEntries => {
                 to.write_str("ll.exact needs as many ranks as ids of a token, or a group whose combines are exact")
             }
-            Self::SeveralNodes(variant) => {
-                write!(to, "{} needs a group on one node", variant.name())
-            }
-            Self::NotMapped(variant) => {
-                write!(to, "{} needs rows in memory that peers map", variant.name())
-            }
+            Self::SeveralNodes(variant) => write!(to, "{} needs a group on one node", variant.name()),
+            Self::NotMapped(variant) => write!(to, "{} needs rows in memory that peers map", variant.name()),
             Self::Shape(unfit) => unfit.fmt(to),
         }
     }

@@ -2,33 +2,26 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::model::group::Algorithm;
-use crate::model::ids::GroupRank;
 
 fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
     let facts = GroupFacts {
-        algorithm: Algorithm::LowLatency,
         ranks,
-        rank: GroupRank::new(0),
         experts: 8 * ranks,
         max_tokens: Some(16),
         max_recv_rows: None,
         row_bytes: 512,
         ll_combine,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     };
-    Choices::new(&facts, nodes, Some(132))
+    Choices::new(&facts, nodes, Some(132), Learned::default())
 }
 
 fn asked(variant: u32, [blocks, send_blocks, threads]: [u32; 3]) -> Asked {
-    let launch = Launch { blocks, send_blocks, threads };
-    Asked { variant, launch }
+    Asked { variant, launch: Launch { blocks, send_blocks, threads, ..Launch::default() } }
 }
 
 fn about(top_k: usize) -> About {
-    About { tokens: 4, top_k, row_bytes: 512, mapped: false }
+    About { tokens: 4, top_k, row_bytes: 512, mapped: false, lie: None }
 }
 
 /// What combines of 4 tokens with `top_k` ids each get.
@@ -56,13 +49,39 @@ fn a_set_choice_is_before_the_selector() {
     assert_eq!(combine(&choices, 3), Chosen::default());
     choices.set(Operation::LlCombine, Some(asked(0, [8, 4, 64])));
     assert_eq!(combine(&choices, 2).launch.blocks, 8);
-    let dispatch = choices.of(Operation::LlDispatch, || Some(about(3)));
-    assert_eq!(dispatch, Chosen::default());
+    assert_eq!(choices.of(Operation::LlDispatch, || Some(about(3))), Chosen::default());
     choices.set(Operation::LlCombine, None);
     assert_eq!(combine(&choices, 2), selected);
     choices.select(None);
     assert_eq!(combine(&choices, 2), Chosen::default());
     assert_eq!(told(&choices), 0);
+}
+
+#[test]
+fn the_tuning_file_comes_behind_both() {
+    let learned = Learned::parse(
+        &serde_json::from_str::<Vec<_>>(
+            r#"[
+            {"operation": "ll_combine", "tokens": 8, "variant": "ll.exact", "blocks": 24, "threads": 512, "send_blocks": 8},
+            {"operation": "ll_dispatch", "tokens": 8, "blocks": 200, "threads": 512, "send_blocks": 8}]"#,
+        )
+        .unwrap(),
+    )
+    .unwrap();
+    let choices = Choices { learned, any: AtomicBool::new(true), ..choices(8, LlCombineMode::Reduce, 1) };
+    let exact = |found: &Chosen| found.sums(2, LlCombineMode::Reduce) == LlCombineMode::Exact;
+    let found = combine(&choices, 2);
+    assert!(found.launch.blocks == 24 && exact(&found));
+    choices.set(Operation::LlCombine, Some(asked(0, [16, 0, 0])));
+    let found = combine(&choices, 2);
+    assert!(found.launch == asked(0, [16, 0, 0]).launch && exact(&found));
+    choices.set(Operation::LlCombine, Some(asked(1, [0; 3])));
+    let found = combine(&choices, 2);
+    assert!(found.launch.blocks == 0 && !exact(&found));
+    choices.set(Operation::LlCombine, None);
+    assert_eq!(told(&choices), 0);
+    assert_eq!(choices.of(Operation::LlDispatch, || Some(about(2))), Chosen::default());
+    assert_eq!(told(&choices), 1);
 }
 
 #[test]
@@ -94,17 +113,15 @@ fn exact_sums_need_room_in_the_windows() {
     let reducing = choices(4, LlCombineMode::Reduce, 1);
     assert_eq!(sums(&reducing, 4), LlCombineMode::Exact);
     assert_eq!(sums(&reducing, 5), LlCombineMode::Reduce);
-    let own = choices(4, LlCombineMode::Exact, 1);
-    assert_eq!(sums(&own, 32), LlCombineMode::Exact);
-    let nodes = choices(4, LlCombineMode::Reduce, 2);
-    assert_eq!(sums(&nodes, 2), LlCombineMode::Reduce);
+    assert_eq!(sums(&choices(4, LlCombineMode::Exact, 1), 32), LlCombineMode::Exact);
+    assert_eq!(sums(&choices(4, LlCombineMode::Reduce, 2), 2), LlCombineMode::Reduce);
 }
 
 #[test]
 fn the_callers_channels_bound_blocks() {
     let mut choices = choices(4, LlCombineMode::Reduce, 1);
     choices.facts.channels = Some(4);
-    let choices = Choices::new(&choices.facts, 1, None);
+    let choices = Choices::new(&choices.facts, 1, None, Learned::default());
     assert_eq!(choices.most_blocks, Some(8));
     choices.set(Operation::LlCombine, Some(asked(0, [9, 0, 0])));
     assert_eq!(combine(&choices, 2), Chosen::default());

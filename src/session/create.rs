@@ -3,6 +3,7 @@
 //! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
 //! and return an error instead of waiting.
 
+use crate::backend::Profile;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
 use crate::backend::nccl::Communicator;
@@ -23,15 +24,15 @@ use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
+use crate::tuning::Learned;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a wait for another rank may last if nobody says so.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not
-/// be read; `formatter` puts errors into words for other ranks. Without a stream, the exchanges run on
-/// one that the group owns.
+/// Opens a group over the communicator at address `comm`. `settings` is an error if they could not be read; `formatter`
+/// puts errors into words for other ranks. Without a stream, the exchanges run on one that the group owns.
 pub fn group(
     comm: usize,
     settings: Result<GroupSettings>,
@@ -71,15 +72,22 @@ pub fn group(
         programmatic: env.programmatic,
     };
     let timeout = of_rank.timeout;
+    let learned = |path: &String| -> Result<Learned> {
+        Ok(Learned::read(path, &device.name()?, ranks, device.multiprocessors()))
+    };
+    let learned = env.tuning_file.as_ref().map(learned).transpose();
     let bootstrap = Bootstrap::new(comm.clone(), device, timeout, formatter);
     let (facts, topology) = agree_on_facts(&bootstrap, facts, &env, stream)?;
     let nodes = topology.nodes();
     let backend = platform.open(facts, topology, bootstrap, &of_rank, stream)?;
+    // A device without a name has opened no group.
+    let learned = learned?.unwrap_or_default();
     let profile = backend.common.profile();
+    let profile = Profile { tuned: profile.tuned || !learned.is_empty(), ..profile };
     let about = || About::new(&comm, facts, nodes, env.node_sums, profile, of_rank);
     let about = log::tells_of_groups().then(about);
     let checks = Checks::wanted(&env, &facts, timeout, backend.common.device());
-    Ok(Group::new(facts, nodes, backend, own_stream?, about, checks))
+    Ok(Group::new(facts, nodes, backend, own_stream?, about, checks, learned))
 }
 
 fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
@@ -118,8 +126,7 @@ fn agree_on_facts(
         record.extend_from_slice(&node_id(env)?.0);
         Ok(record)
     });
-    let bytes = COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES;
-    let records = bootstrap.agree(mine, bytes, stream)?;
+    let records = bootstrap.agree(mine, COMPARED.len() * NUMBER_BYTES + NODE_ID_BYTES, stream)?;
     let facts = facts?;
     let mut nodes = Vec::new();
     for (rank, record) in GroupRank::all(records.len()).zip(&records) {
@@ -191,8 +198,7 @@ fn node_id(env: &Env) -> Result<NodeId> {
     }
 }
 
-/// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they
-/// could not be read.
+/// Creates a handle on `group` with a routing; collective in HT. `tensors` is an error if they could not be read.
 pub fn handle(group: Arc<Group>, form: HandleForm, tensors: Result<HandleTensors>, stream: Stream) -> Result<Handle> {
     let handle = Handle::new(group, form);
     let _entered = handle.group().enter()?;

@@ -24,7 +24,6 @@ impl Kind {
     }
 }
 
-/// What was found.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Findings {
     experts: usize,
@@ -72,15 +71,13 @@ impl Findings {
         usize::try_from(id).is_ok_and(|id| id < self.experts)
     }
 
-    /// Whether there is nothing to tell.
     pub(super) fn is_empty(&self) -> bool {
         self.foreign.count + self.repeated.count + self.nan.count == 0
     }
 }
 
 fn int64s(bytes: &[u8]) -> Vec<i64> {
-    let words = bytes.as_chunks().0.iter();
-    words.map(|bytes| i64::from_ne_bytes(*bytes)).collect()
+    bytes.as_chunks().0.iter().map(|bytes| i64::from_ne_bytes(*bytes)).collect()
 }
 
 impl Display for Findings {
@@ -92,9 +89,7 @@ impl Display for Findings {
             (&self.repeated, "ids repeated within a token".to_owned()),
             (&self.nan, "NaN weights".to_owned()),
         ] {
-            let Some(Entry { token, k, id }) = kind.first else {
-                continue;
-            };
+            let Some(Entry { token, k, id }) = kind.first else { continue };
             let count = kind.count;
             to.write_str(gap)?;
             write!(to, "{what}: {count} (first: token {token}, k {k}, id {id})")?;

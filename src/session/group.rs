@@ -12,14 +12,13 @@ use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
-use crate::tuning::{Operation, Tuning};
+use crate::tuning::{Learned, Operation, Tuning};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// An open group.
 pub struct Group {
     facts: GroupFacts,
     nodes: usize,
@@ -40,9 +39,8 @@ pub struct Group {
     _with: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns,
-/// past a slot that is not free: so it does not matter in which order ranks complete two, unless a third
-/// is sent in between.
+/// The staged operations of a group, each in a slot that must be the same on all ranks. They take turns, past a slot
+/// that is not free: so it does not matter in which order ranks complete two, unless a third is sent in between.
 #[derive(Default)]
 struct Staged {
     next: usize,
@@ -58,12 +56,13 @@ impl Group {
         own_stream: Option<OwnStream>,
         about: Option<About>,
         checks: Option<Checks>,
+        learned: Learned,
     ) -> Self {
         Self {
             facts,
             nodes,
             faults: backend.common.faults(),
-            choices: Choices::new(&facts, nodes, backend.common.profile().most_blocks),
+            choices: Choices::new(&facts, nodes, backend.common.profile().most_blocks, learned),
             backend,
             own_stream: own_stream.map_or_else(OnceCell::new, OnceCell::with_value),
             about,
@@ -104,7 +103,6 @@ impl Group {
         self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
-    /// What all ranks know about the group.
     pub fn facts(&self) -> &GroupFacts {
         &self.facts
     }
@@ -119,14 +117,8 @@ impl Group {
             return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
         }
         block_bytes(&self.facts, top_k, form).ok_or_else(|| {
-            let text = "handles in a caller's memory need a bound of tokens per rank";
-            Error::new(Code::InvalidUsage, text)
+            Error::new(Code::InvalidUsage, "handles in a caller's memory need a bound of tokens per rank")
         })
-    }
-
-    /// Whether its ranks are on several nodes.
-    pub(super) fn spans_nodes(&self) -> bool {
-        self.nodes > 1
     }
 
     /// What to tell about it, if somebody wants to be told.
@@ -158,7 +150,6 @@ impl Group {
         self.choices.select(selector);
     }
 
-    /// What was chosen.
     pub(super) fn choices(&self) -> &Choices {
         &self.choices
     }
@@ -167,8 +158,7 @@ impl Group {
     /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
     pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
-        let address = totals.map_or(0, |DevPtr(address)| address);
-        self.totals.store(address, Ordering::Release);
+        self.totals.store(totals.map_or(0, |DevPtr(address)| address), Ordering::Release);
         Ok(())
     }
 
@@ -178,20 +168,17 @@ impl Group {
         (address != 0).then_some(DevPtr(address))
     }
 
-    /// The group's device.
     pub fn device(&self) -> Arc<dyn Device> {
         self.backend.common.device()
     }
 
-    /// The backend that the group runs on.
     pub(super) fn backend(&self) -> &OpenGroup {
         &self.backend
     }
 
     /// The failure that has made the group unusable, if any.
     pub fn failure(&self) -> Option<Error> {
-        let failed = self.failed.get().cloned();
-        failed.or_else(|| self.faults.first())
+        self.failed.get().cloned().or_else(|| self.faults.first())
     }
 
     /// Marks the group unusable; later calls fail at once instead of leaving the peers waiting.
@@ -202,8 +189,7 @@ impl Group {
 
     /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
     pub(super) fn own_stream(&self) -> Result<Stream> {
-        let own = self.own_stream.get_or_try_init(|| OwnStream::new(self.device()));
-        own.map(OwnStream::stream)
+        self.own_stream.get_or_try_init(|| OwnStream::new(self.device())).map(OwnStream::stream)
     }
 
     /// Refuses work on a closed or failed group.

@@ -12,7 +12,7 @@ use crate::rule::{self, CombineTensors, DispatchTensors, ht, ll};
 use crate::session::choices::{About, Chosen};
 use crate::session::group::Group;
 use crate::session::route::{self, Given, Own, Routed};
-use crate::tuning::Operation;
+use crate::tuning::{Lie, Operation};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
@@ -60,8 +60,7 @@ impl Handle {
             ByMode::Ll(group) => ByMode::Ll((Arc::clone(group), Mutex::default())),
             ByMode::Ht(group) => ByMode::Ht((Arc::clone(group), RwLock::default())),
         };
-        let given = None;
-        Self { mode, given, form, group }
+        Self { mode, given: None, form, group }
     }
 
     /// The same with what operations need of the routing in a caller's `memory`, of `bytes`, [`Group::handle_bytes`] at
@@ -96,8 +95,7 @@ impl Handle {
                 if handle.staged.is_some() {
                     return Err(Error::usage(Subject::Handle, InSequence::CompleteFirst));
                 }
-                let routed = route::ll(&self.group, backend, tensors, own)?;
-                handle.routed = Some(routed);
+                handle.routed = Some(route::ll(&self.group, backend, tensors, own)?);
                 handle.dispatched = None;
                 handle.view = None;
                 Ok(())
@@ -124,7 +122,6 @@ impl Handle {
         }
     }
 
-    /// The group that the handle belongs to.
     pub fn group(&self) -> &Group {
         &self.group
     }
@@ -136,7 +133,9 @@ impl Handle {
         let facts = self.group.facts();
         let operations = [Operation::LlDispatch, Operation::HtDispatch];
         let rows = tensors.out_tokens.or(tensors.tokens);
-        let chosen = self.chosen(operations, rows, tensors.out_tokens);
+        let chosen = self.chosen(operations, rows, tensors.out_tokens, |_| {
+            Lie::of(tensors.out_ids.is_some(), tensors.out_tokens.is_some_and(|out| out.data.is_null()))
+        });
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -154,7 +153,8 @@ impl Handle {
                     return start(&mut handle, op).map(|()| None);
                 }
                 let view = self.group.fill_view(|bank| {
-                    let out = routed(&handle.routed)?.backend.view(&op, staged, bank)?;
+                    let view = || routed(&handle.routed)?.backend.view(&op, staged, bank);
+                    let out = self.group.view_at(view, stream)?;
                     let view = Some(bank);
                     start(&mut handle, LlDispatch { out, view, ..op })?;
                     Ok(out)
@@ -177,13 +177,14 @@ impl Handle {
         }
     }
 
-    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT
-    /// ignores it.
+    /// Enqueues a combine. In LL, `staged` leaves the receive phase to [`Handle::complete`]; HT ignores it.
     pub fn combine(&self, tensors: &CombineTensors<'_>, staged: bool, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
         let facts = self.group.facts();
         let operations = [Operation::LlCombine, Operation::HtCombine];
-        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens);
+        let chosen = self.chosen(operations, tensors.tokens, tensors.tokens, |handle| {
+            Lie::of(handle.dispatched.is_some_and(Layout::is_rank_major), handle.view.is_some())
+        });
         match &self.mode {
             ByMode::Ll((_, handle)) => {
                 let mut handle = handle.lock();
@@ -220,8 +221,15 @@ impl Handle {
     /// What somebody has chosen for the operation of this handle's mode, on rows like those of `rows`, where peers may map
     /// `mapped`. No lock is held meanwhile, so the routing may change before the operation is checked.
     #[inline]
-    fn chosen(&self, [of_ll, of_ht]: [Operation; 2], rows: Option<&Tensor>, mapped: Option<&Tensor>) -> Chosen {
-        let about = |routing: &Routing| About {
+    fn chosen(
+        &self,
+        [of_ll, of_ht]: [Operation; 2],
+        rows: Option<&Tensor>,
+        mapped: Option<&Tensor>,
+        lie: impl FnOnce(&LlHandle) -> Lie,
+    ) -> Chosen {
+        let about = |routing: &Routing, lie| About {
+            lie,
             tokens: routing.tokens,
             top_k: routing.top_k,
             row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
@@ -231,11 +239,12 @@ impl Handle {
         match &self.mode {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {
                 let handle = handle.lock();
-                handle.routed.as_ref().map(|it| about(&it.routing))
+                let lie = Some(lie(&handle));
+                handle.routed.as_ref().map(|it| about(&it.routing, lie))
             }),
             ByMode::Ht((_, handle)) => choices.of(of_ht, || {
                 let handle = handle.read();
-                handle.as_ref().map(|it| about(&it.routing))
+                handle.as_ref().map(|it| about(&it.routing, None))
             }),
         }
     }
@@ -249,9 +258,7 @@ impl Handle {
         rows: (Role, Option<&Tensor>),
         run: impl FnOnce(&Routed<dyn HtBackend>) -> Result<T>,
     ) -> Result<T> {
-        let Some(given) = &self.given else {
-            return run(routed(&handle.read())?);
-        };
+        let Some(given) = &self.given else { return run(routed(&handle.read())?) };
         let of = (given.top_k, self.form);
         let routing = rule::handle::routed_before(self.group.facts(), rows, of)?;
         let cached = handle.read();
@@ -281,8 +288,7 @@ impl Handle {
             return self.count(&**backend, op, stream);
         }
         let send = |slot| backend.send(op, slot, stream);
-        let slot = self.group.send_staged(send)?;
-        handle.staged = Some(Sent { op: *op, slot });
+        handle.staged = Some(Sent { op: *op, slot: self.group.send_staged(send)? });
         Ok(())
     }
 
@@ -298,13 +304,9 @@ impl Handle {
     /// Enqueues the receive phase of the staged operation; succeeds if there is none.
     pub fn complete(&self, stream: Stream) -> Result<()> {
         self.group.check_usable()?;
-        let ByMode::Ll((_, handle)) = &self.mode else {
-            return Ok(());
-        };
+        let ByMode::Ll((_, handle)) = &self.mode else { return Ok(()) };
         let mut handle = handle.lock();
-        let Some(sent) = &handle.staged else {
-            return Ok(());
-        };
+        let Some(sent) = &handle.staged else { return Ok(()) };
         // If this is refused, the operation stays pending: the caller may try again.
         let Routed { routing, backend, .. } = routed(&handle.routed)?;
         if let Some(checks) = self.group.checks() {
@@ -317,8 +319,7 @@ impl Handle {
         counted
     }
 
-    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the
-    /// exact number.
+    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
         match (&self.mode, self.group.facts().max_recv_rows) {
             (ByMode::Ht(_), Some(rows)) => Ok(rows),
@@ -352,7 +353,6 @@ impl Handle {
             return Err(refused.got(got.name(), expected.name()));
         };
         let handle = handle.read();
-        let routed = routed(&handle)?;
-        routed.backend.num_recv_tokens()
+        routed(&handle)?.backend.num_recv_tokens()
     }
 }

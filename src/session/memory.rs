@@ -1,7 +1,7 @@
 //! Memory that the ranks of a node map of each other: a group's objects, as callers make and end them.
 
 use crate::backend::objects::{Found, Kind, Wanted};
-use crate::error::refusal::{OfMemory, Subject};
+use crate::error::refusal::{InSequence, OfMemory, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -23,13 +23,26 @@ impl Group {
     /// Makes an object of the caller's memory, `bytes` at `data`, until [`Group::forget_memory`]. Collective.
     pub fn register_memory(&self, given: Result<(DevPtr, usize)>) -> Result<()> {
         let wanted = given.map(|(data, bytes)| Wanted::Given(data, bytes));
-        let made = self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Given, stream));
-        made.map(drop)
+        self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Given, stream)).map(drop)
     }
 
     /// Ends the object of [`Group::register_memory`] at `data`, which stays the caller's. Collective.
     pub fn forget_memory(&self, data: DevPtr) -> Result<()> {
         self.exchange(|stream| self.backend().common.end_object(data, Kind::Given, stream))
+    }
+
+    /// The address of a view by `view`, for a dispatch on `stream`. The first one whose rows stay where they arrive meets
+    /// the other ranks, as NCCL's first collective does: most groups have no views, and their memory is twice the
+    /// received rows. A dispatch into a view is one of all ranks; where some ask for none, all reach their deadlines.
+    pub(super) fn view_at(&self, view: impl Fn() -> Result<Option<DevPtr>>, stream: Stream) -> Result<DevPtr> {
+        if let Some(at) = view()? {
+            return Ok(at);
+        }
+        if self.device().is_captured(stream)? {
+            return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfViews));
+        }
+        self.exchange(|own| self.backend().common.make_views(own))?;
+        view()?.ok_or_else(|| Error::internal("views without memory"))
     }
 
     /// Whether peers map the byte at `data`.
@@ -47,8 +60,7 @@ impl Group {
     fn exchange<T>(&self, call: impl FnOnce(Stream) -> Result<T>) -> Result<T> {
         self.check_usable()?;
         let _entered = self.enter()?;
-        let stream = self.own_stream()?;
-        call(stream).inspect_err(|_| {
+        call(self.own_stream()?).inspect_err(|_| {
             if let Some(lost) = self.backend().common.lost() {
                 self.mark_failed(lost);
             }

@@ -1,10 +1,10 @@
 //! The routing of a handle: turns its tensors into the backend's side.
 
 use crate::backend::{HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend};
-use crate::error::refusal::{OfSettings, OfTensor, Role, Subject};
+use crate::error::refusal::{OfTensor, Role, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
+use crate::model::ops::{HandleForm, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use crate::rule;
 use crate::rule::handle::{Counter, HandleTensors};
@@ -32,9 +32,7 @@ impl Own<'_> {
 
 /// A routing, and its backend.
 pub(super) struct Routed<B: ?Sized> {
-    /// The ids.
     pub(super) routing: Routing,
-    /// The backend's side.
     pub(super) backend: Box<B>,
     /// The rows that a dispatch delivers here, once the caller has asked for them.
     pub(super) told: OnceLock<usize>,
@@ -42,8 +40,7 @@ pub(super) struct Routed<B: ?Sized> {
 
 impl<B: ?Sized> Routed<B> {
     fn new(routing: Routing, backend: Box<B>) -> Self {
-        let told = OnceLock::new();
-        Self { routing, backend, told }
+        Self { routing, backend, told: OnceLock::new() }
     }
 }
 
@@ -55,12 +52,10 @@ pub(super) fn ll(
     own: Own<'_>,
 ) -> Result<Routed<dyn LlBackend>> {
     let (routing, _) = checked(group, tensors, own)?;
-    let backend = Arc::clone(backend).open_handle(routing, own.home())?;
-    Ok(Routed::new(routing, backend))
+    Ok(Routed::new(routing, Arc::clone(backend).open_handle(routing, own.home())?))
 }
 
-/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part,
-/// too.
+/// Routes by `tensors` in high throughput; collective. A rank that refuses its tensors takes part, too.
 pub(super) fn ht(
     group: &Group,
     backend: &Arc<dyn HtGroupBackend>,
@@ -76,27 +71,10 @@ pub(super) fn ht(
     }
     let wanted = checked.and_then(|(routing, counter)| {
         let counter = counter.map(|it| device_counter(group, it)).transpose()?;
-        let counters = served_counters(group, counters)?;
         Ok(HtRouting { routing, counter, counters, home: own.home() })
     });
     let backend = Arc::clone(backend).open_handle(wanted, stream)?;
-    if let (true, Some(total)) = (group.spans_nodes(), counters.total) {
-        // The host has waited for it anyway.
-        let rows = (backend.num_recv_tokens()? as u64).to_le_bytes();
-        let bytes = rows.get(..total.width.bytes()).unwrap_or(&rows);
-        group.device().upload(total.data, bytes)?;
-    }
     Ok(Routed::new(routing?, backend))
-}
-
-/// The counters that the backend fills. Over several nodes that of experts has 32 bits.
-fn served_counters(group: &Group, counters: RoutingCounters) -> Result<RoutingCounters> {
-    let is_wide = |it: Numbers| it.width == IntWidth::Bits64;
-    if group.spans_nodes() && counters.experts.is_some_and(is_wide) {
-        let subject = Subject::ElementType(Role::Counter);
-        return Err(Error::usage(subject, OfSettings::OneNode));
-    }
-    Ok(counters)
 }
 
 /// The `routing` that an equal handle has stored in `given` memory, in high throughput; local.
@@ -105,21 +83,13 @@ pub(super) fn ht_before(
     routing: Routing,
     given: &Given,
 ) -> Result<Routed<dyn HtBackend>> {
-    let backend = Arc::clone(backend).reopen_handle(routing, given.block)?;
-    Ok(Routed::new(routing, backend))
+    Ok(Routed::new(routing, Arc::clone(backend).reopen_handle(routing, given.block)?))
 }
 
 fn checked(group: &Group, tensors: Result<HandleTensors>, own: Own<'_>) -> Result<(Routing, Option<Counter>)> {
     let tensors = tensors?;
     (own.given).map_or(Ok(()), |it| rule::handle::has_top_k(&tensors, it.top_k))?;
     let routing = rule::handle::routing(group.facts(), &tensors.ids, own.form)?;
-    if group.spans_nodes() && routing.form.zones.is_some() {
-        return Err(Error::usage(Subject::Layout, OfSettings::OneNode));
-    }
-    if group.spans_nodes() && routing.width == IntWidth::Bits32 {
-        let subject = Subject::ElementType(Role::Ids);
-        return Err(Error::usage(subject, OfSettings::OneNode));
-    }
     Ok((routing, rule::handle::counter(group.facts(), &tensors)?))
 }
 

@@ -10,17 +10,17 @@ const VERSION: u64 = 1;
 pub struct File {
     /// The GPU's name, as the driver reports it.
     pub gpu: String,
-    /// Ranks of the group.
     pub ranks: u64,
     /// Whether a group reads the file again for each handle, as `nccl_ep.tune` wants while it measures.
     pub live: bool,
-    /// The measurements.
+    /// The measurements of launch shapes.
     pub entries: Vec<Entry>,
+    /// What was chosen under conditions, as it is there.
+    pub choices: Vec<Value>,
 }
 
 /// The best launch shape of one operation for one number of tokens, not checked yet.
 #[derive(Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As in the file.
 pub struct Entry {
     /// Its position in the file, for messages.
     pub number: usize,
@@ -33,11 +33,8 @@ pub struct Entry {
 /// A launch shape, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks of the grid.
     pub blocks: u64,
-    /// Threads of a block.
     pub threads: u64,
-    /// Blocks that send.
     pub send_blocks: u64,
 }
 
@@ -71,6 +68,7 @@ impl File {
                 .enumerate()
                 .map(|(index, entry)| Entry::parse(index, entry))
                 .collect::<Result<_, _>>()?,
+            choices: root.get("choices").and_then(Value::as_array).cloned().unwrap_or_default(),
         })
     }
 }
@@ -78,29 +76,34 @@ impl File {
 impl Entry {
     fn parse(number_in_file: usize, entry: &Value) -> Result<Self, String> {
         let in_entry = |reason: String| format!("entry {number_in_file}: {reason}");
-        let read = |name| number(entry, name).map_err(in_entry);
         Ok(Self {
             number: number_in_file,
             operation: string(entry, "operation").map_err(in_entry)?,
-            tokens: read("tokens")?,
+            tokens: number(entry, "tokens").map_err(in_entry)?,
             shape: match entry.get("default").and_then(Value::as_bool) {
                 Some(true) => None,
-                _ => Some(Shape {
-                    blocks: read("blocks")?,
-                    threads: read("threads")?,
-                    send_blocks: read("send_blocks")?,
-                }),
+                _ => Some(Shape::of(entry).map_err(in_entry)?),
             },
         })
     }
 }
 
-fn string(value: &Value, name: &str) -> Result<String, String> {
+impl Shape {
+    /// That of an entry.
+    pub fn of(entry: &Value) -> Result<Self, String> {
+        let read = |name| number(entry, name);
+        Ok(Self { blocks: read("blocks")?, threads: read("threads")?, send_blocks: read("send_blocks")? })
+    }
+}
+
+/// The text `name` of an object.
+pub fn string(value: &Value, name: &str) -> Result<String, String> {
     let found = value.get(name).and_then(Value::as_str);
     found.map(str::to_owned).ok_or_else(|| format!("{name:?} is missing or no text"))
 }
 
-fn number(value: &Value, name: &str) -> Result<u64, String> {
+/// The number `name` of an object.
+pub fn number(value: &Value, name: &str) -> Result<u64, String> {
     let found = value.get(name).and_then(Value::as_u64);
     found.ok_or_else(|| format!("{name:?} is missing or no natural number"))
 }

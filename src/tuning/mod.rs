@@ -1,17 +1,20 @@
 //! Launch shapes of a group that differ from the library's own choices: those that `nccl_ep.tune` measured on this
-//! machine, from the file `NCCL_EP_TUNING_FILE`, or others that are set while the group is open.
+//! machine, from the file `NCCL_EP_TUNING_FILE`, or others that are set while the group is open; and from that file
+//! variants and shapes under conditions.
 //!
 //! They are a matter of each rank: what one rank launches need not be what another does. A file that cannot be read, has
 //! another version, or was measured on another GPU or with another number of ranks is ignored with a warning: the
 //! library's own choices work everywhere.
 
 mod file;
+mod learned;
 mod source;
 mod variant;
 
 use crate::log::{self, shown};
 use file::File;
 pub use file::Shape;
+pub use learned::{Best, Learned, Lie, Rows};
 use std::fmt::{self, Display, Formatter};
 pub use variant::{Operation, Variant};
 
@@ -21,17 +24,13 @@ const SIZES: usize = 24;
 /// A launch shape: `send_blocks` of `blocks` send; with both equal every block does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Blocks of the grid.
     pub blocks: u32,
-    /// Threads of a block.
     pub threads: u32,
-    /// Blocks that send.
     pub send_blocks: u32,
 }
 
 /// What is wrong with a launch shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The texts say it.
 pub enum Unfit {
     Blocks { most: u32 },
     SendBlocks,
@@ -79,8 +78,7 @@ impl Choice {
 
 /// The share of `blocks` that `part` is of `whole`, rounded down.
 pub fn share(blocks: u32, part: u32, whole: u32) -> u32 {
-    let share = u64::from(blocks) * u64::from(part) / u64::from(whole.max(1));
-    u32::try_from(share).unwrap_or(blocks)
+    u32::try_from(u64::from(blocks) * u64::from(part) / u64::from(whole.max(1))).unwrap_or(blocks)
 }
 
 /// What was measured for one operation and one number of tokens.
@@ -106,41 +104,55 @@ pub struct Tuning {
 /// The file of a group's launch shapes.
 #[derive(Clone, Debug)]
 pub struct TuningFile {
-    /// Where it is.
     pub path: String,
-    /// The GPU's name.
     pub gpu: String,
-    /// Ranks of the group.
     pub ranks: usize,
-    /// Multiprocessors of the GPU.
     pub multiprocessors: u32,
 }
 
 impl TuningFile {
-    /// What it says now; nothing if it is not for this GPU and group.
+    /// The launch shapes that it says now; none if it is not for this GPU and group.
     pub fn read(&self) -> Option<Tuning> {
         source::read(&self.path)
             .and_then(|text| Tuning::parse(&text, &self.gpu, self.ranks, self.multiprocessors))
-            .inspect_err(|reason| {
-                let path = shown(&self.path);
-                log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
-            })
+            .inspect_err(|reason| warn_of(&self.path, reason))
             .ok()
     }
+}
+
+impl Learned {
+    /// What the file at `path` says for this device and group. Where kernels are launched, the reader of their shapes has
+    /// warned of a file that cannot be used.
+    pub fn read(path: &str, gpu: &str, ranks: usize, multiprocessors: Option<u32>) -> Self {
+        let found = source::read(path).and_then(|text| {
+            Tuning::parse(&text, gpu, ranks, multiprocessors.unwrap_or(u32::MAX))?;
+            Self::parse(&fitting(File::parse(&text)?, gpu, ranks)?.choices)
+        });
+        let is_first = multiprocessors.is_none();
+        found
+            .inspect_err(|reason| {
+                if is_first {
+                    warn_of(path, reason)
+                }
+            })
+            .unwrap_or_default()
+    }
+}
+
+fn warn_of(path: &str, reason: &str) {
+    let path = shown(path);
+    log::warn(&format!("NCCL_EP_TUNING_FILE {path} is ignored: {reason}"));
 }
 
 impl Tuning {
     /// Parses `text`, the contents of a file; an error is the reason to ignore it.
     pub fn parse(text: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Result<Self, String> {
         let file = fitting(File::parse(text)?, gpu, ranks)?;
+        Learned::parse(&file.choices)?;
         let mut tuning = Self { live: file.live, ..Self::default() };
         for entry in &file.entries {
             let wrong = |what: String| format!("entry {}: {what}", entry.number);
-            let named = |it: &Operation| it.name() == entry.operation;
-            let operation = Operation::ALL.into_iter().find(named).ok_or_else(|| {
-                let operation = shown(&entry.operation);
-                wrong(format!("unknown operation {operation:?}"))
-            })?;
+            let operation = Operation::of_file(&entry.operation).map_err(wrong)?;
             let shape = entry.shape.as_ref();
             tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
         }
@@ -173,13 +185,11 @@ impl Tuning {
         self.measured == Self::default().measured
     }
 
-    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger
-    /// one that was measured. `None` is the library's own choice; it also applies beyond the
-    /// largest entry.
+    /// The shape of an operation on `tokens`: the entry for that number, else for the next larger one that was
+    /// measured. `None` is the library's own choice; it also applies beyond the largest entry.
     pub fn choice(&self, operation: Operation, tokens: usize) -> Option<Choice> {
         let first = tokens.max(1).next_power_of_two().trailing_zeros() as usize;
-        let sizes = self.measured[operation as usize].get(first..)?;
-        match sizes.iter().find(|&&size| size != Measured::Nothing)? {
+        match self.measured[operation as usize].get(first..)?.iter().find(|&&size| size != Measured::Nothing)? {
             Measured::Other(choice) => Some(*choice),
             _ => None,
         }

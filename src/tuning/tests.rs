@@ -58,8 +58,7 @@ fn the_writers_sample_is_read() {
 fn another_machine_or_version_is_refused() {
     let good = text("");
     assert_eq!(parse(&good), Ok(Tuning::default()));
-    let live = good.replace(r#""gpu""#, r#""live": true, "gpu""#);
-    assert!(parse(&live).unwrap().live);
+    assert!(parse(&good.replace(r#""gpu""#, r#""live": true, "gpu""#)).unwrap().live);
     for (from, to, reason) in [
         ("NVIDIA H200", "NVIDIA B200", "it is for NVIDIA B200, and this is NVIDIA H200"),
         (r#""ranks": 4"#, r#""ranks": 8"#, "it is for 8 ranks, and these are 4"),
@@ -77,17 +76,14 @@ fn another_machine_or_version_is_refused() {
 #[test]
 fn of_several_files_in_one_that_for_the_machine_counts() {
     let of = |ranks: u32, blocks| {
-        let part = text(&entry("ll_dispatch", 8, blocks));
-        part.replacen(r#""ranks": 4"#, &format!(r#""ranks": {ranks}"#), 1)
+        text(&entry("ll_dispatch", 8, blocks)).replacen(r#""ranks": 4"#, &format!(r#""ranks": {ranks}"#), 1)
     };
     let head = r#""format": "nccl_ep tuning", "version": 1"#;
     let several = |parts: &[String]| format!(r#"{{{head}, "files": [{}]}}"#, parts.join(","));
-    let both = parse(&several(&[of(2, 8), of(4, 16)])).unwrap();
-    let found = both.choice(Operation::LlDispatch, 8).unwrap();
+    let found = parse(&several(&[of(2, 8), of(4, 16)])).unwrap().choice(Operation::LlDispatch, 8).unwrap();
     assert_eq!(found.blocks, 16);
     let refused = parse(&several(&[of(2, 8), of(8, 16)])).unwrap_err();
-    let reason = "none of its 2 parts is for 4 ranks on NVIDIA H200";
-    assert_eq!(refused, reason);
+    assert_eq!(refused, "none of its 2 parts is for 4 ranks on NVIDIA H200");
     assert!(parse(&several(&[])).is_err());
 }
 
@@ -118,5 +114,63 @@ fn shapes_that_cannot_run_are_refused() {
         let refused = parse(&text(&good.replacen(from, to, 1))).unwrap_err();
         assert!(refused.starts_with("entry 0: "), "{refused}");
         assert!(refused.contains(reason), "{refused}");
+    }
+}
+
+fn learned(choices: &str) -> Result<Learned, String> {
+    let text = text("").replacen(r#""entries""#, &format!(r#""choices": [{choices}], "entries""#), 1);
+    parse(&text)?;
+    Learned::parse(&fitting(File::parse(&text)?, GPU, 4)?.choices)
+}
+
+#[test]
+fn choices_are_for_rows_as_they_were_measured() {
+    let shape = r#""blocks": 16, "threads": 512, "send_blocks": 8"#;
+    let of = |operation, tokens, rest: &str| format!(r#"{{"operation": "{operation}", "tokens": {tokens}, {rest}}}"#);
+    let found = learned(
+        &[
+            of("ht_dispatch", 8, r#""variant": "ht.ring", "memory": "symmetric", "row_bytes": 64"#),
+            of("ht_dispatch", 64, &format!(r#""variant": "ht.direct", "memory": "symmetric", {shape}"#)),
+            of("ll_dispatch", 8, &format!(r#""layout": "view", {shape}"#)),
+            of("ll_combine", 8, &format!(r#""variant": "ll.reduce", "memory": "plain", {shape}"#)),
+            of("ll_combine", 16, r#""variant": "ll.exact""#),
+            of("ll_combine", 16, r#""default": true, "layout": "rank""#),
+        ]
+        .join(","),
+    )
+    .unwrap();
+    let rows = Rows { row_bytes: 64, lie: None, mapped: true };
+    let chosen = |operation, tokens, rows| {
+        let Best { variant, shape } = found.choice(operation, tokens, rows);
+        (variant.map(Variant::name), shape.map_or(0, |shape| shape.blocks))
+    };
+    assert_eq!(chosen(Operation::HtDispatch, 3, rows), (Some("ht.ring"), 0));
+    assert_eq!(chosen(Operation::HtDispatch, 3, Rows { row_bytes: 32, ..rows }), (Some("ht.direct"), 16));
+    assert_eq!(chosen(Operation::HtDispatch, 9, rows), (Some("ht.direct"), 16));
+    assert_eq!(chosen(Operation::HtDispatch, 65, rows), (None, 0));
+    assert_eq!(chosen(Operation::HtDispatch, 3, Rows { mapped: false, ..rows }), (None, 0));
+    let view = Rows { lie: Some(Lie::of(true, true)), ..rows };
+    assert_eq!(chosen(Operation::LlDispatch, 8, view), (None, 16));
+    assert_eq!(chosen(Operation::LlDispatch, 8, Rows { lie: Some(Lie::of(true, false)), ..rows }), (None, 0));
+    // How sums are made does not depend on what a rank has alone.
+    let by_expert = Rows { lie: Some(Lie::of(false, false)), ..rows };
+    for (tokens, mapped, blocks) in [(3, false, 16), (3, true, 0), (16, true, 0), (17, false, 0), (99, true, 0)] {
+        let found = chosen(Operation::LlCombine, tokens, Rows { mapped, ..by_expert });
+        assert_eq!(found, (Some("ll.exact"), blocks), "{tokens} {mapped}");
+    }
+}
+
+#[test]
+fn choices_that_make_no_sense_are_refused() {
+    for (wrong, reason) in [
+        (r#"{"operation": "ll", "tokens": 1}"#, "choice 0: unknown operation \"ll\""),
+        (r#"{"operation": "ll_combine"}"#, "choice 0: \"tokens\" is missing or no natural number"),
+        (r#"{"operation": "ll_combine", "tokens": 1, "variant": "ht.pull"}"#, "choice 0: unknown variant \"ht.pull\""),
+        (r#"{"operation": "ll_combine", "tokens": 1, "layout": "flat"}"#, "choice 0: unknown layout \"flat\""),
+        (r#"{"operation": "ll_combine", "tokens": 1, "memory": 3}"#, "choice 0: \"memory\" is missing or no text"),
+        (r#"{"operation": "ll_combine", "tokens": 1, "blocks": 3}"#, "choice 0: \"threads\" is missing"),
+    ] {
+        let found = learned(wrong).unwrap_err();
+        assert!(found.starts_with(reason), "{found}");
     }
 }

@@ -1,8 +1,9 @@
 //! Operations, and the ways to run them that have names.
 
+use crate::log::shown;
+
 /// An operation with a launch shape of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // As they are called.
 pub enum Operation {
     LlDispatch,
     LlCombine,
@@ -22,6 +23,12 @@ impl Operation {
             Self::HtDispatch => "ht_dispatch",
             Self::HtCombine => "ht_combine",
         }
+    }
+
+    /// The operation that a file calls `name`.
+    pub(super) fn of_file(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|it| it.name() == name);
+        found.ok_or_else(|| format!("unknown operation {:?}", shown(name)))
     }
 }
 
@@ -44,17 +51,14 @@ pub enum Variant {
 impl Variant {
     const ALL: [Self; 5] = [Self::LlReduce, Self::LlExact, Self::HtRing, Self::HtDirect, Self::HtPull];
 
-    /// The variant with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| *it as u32 == number)
     }
 
-    /// The variant with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.name() == name)
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::LlReduce => "ll.reduce",
@@ -65,7 +69,6 @@ impl Variant {
         }
     }
 
-    /// Whether `operation` has it.
     pub fn is_of(self, operation: Operation) -> bool {
         match self {
             Self::LlReduce | Self::LlExact => operation == Operation::LlCombine,
@@ -85,8 +88,7 @@ mod tests {
         for variant in Variant::ALL {
             assert_eq!(Variant::from_number(variant as u32), Some(variant));
             assert_eq!(Variant::named(variant.name()), Some(variant));
-            let operations = Operation::ALL.into_iter();
-            assert_ne!(operations.filter(|it| variant.is_of(*it)).count(), 0);
+            assert_ne!(Operation::ALL.into_iter().filter(|it| variant.is_of(*it)).count(), 0);
         }
         assert_eq!(Variant::from_number(0), None);
         assert_eq!(Variant::from_number(6), None);

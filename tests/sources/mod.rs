@@ -5,6 +5,8 @@
 
 pub mod modules;
 
+use proc_macro2::TokenTree;
+use quote::ToTokens;
 use std::path::{Path, PathBuf};
 
 /// The repository's root.
@@ -39,49 +41,33 @@ fn visit(directory: &Path, endings: &[&str], found: &mut Vec<String>) {
     }
 }
 
-/// Rust source without the unit tests at its end.
-pub fn without_unit_tests(source: &str) -> &str {
-    let shared = source.split("#[cfg(test)]\npub(crate) mod ").next();
-    let source = shared.unwrap_or(source);
-    source.split("#[cfg(test)]\nmod ").next().unwrap_or(source)
+/// The Rust source `file` without its comments and modules of unit tests.
+pub fn parsed(file: &str) -> syn::File {
+    let source = read(file);
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let code: Vec<&str> = source.lines().filter(is_code).collect();
+    let mut file = syn::parse_file(&code.join("\n")).unwrap();
+    let is_test = |it: &syn::Attribute| it.parse_args::<syn::Ident>().is_ok_and(|condition| condition == "test");
+    file.items.retain(|item| !matches!(item, syn::Item::Mod(it) if it.attrs.iter().any(is_test)));
+    file
 }
 
-/// The string literals of Rust or C source, comments left out, escapes of line ends and quotes undone.
-pub fn string_literals(source: &str) -> Vec<String> {
+/// The texts in Rust code, except in the arguments of functions named `skipped`.
+pub fn string_literals(code: impl ToTokens, skipped: &str) -> Vec<String> {
     let mut literals = Vec::new();
-    for line in code_lines(source) {
-        let mut rest = line.as_str();
-        while let Some((_, after)) = rest.split_once('"') {
-            let end = closing_quote(after);
-            literals.push(after[..end].replace("\\\"", "\""));
-            rest = after.get(end + 1..).unwrap_or_default();
+    let mut skips = false;
+    for token in code.into_token_stream() {
+        match &token {
+            TokenTree::Group(group) if !skips => literals.extend(string_literals(group.stream(), skipped)),
+            TokenTree::Literal(it) => match syn::Lit::new(it.clone()) {
+                syn::Lit::Str(it) => literals.push(it.value()),
+                syn::Lit::ByteStr(it) => literals.extend(String::from_utf8(it.value())),
+                syn::Lit::CStr(it) => literals.extend(it.value().into_string()),
+                _ => {}
+            },
+            _ => {}
         }
+        skips = matches!(token, TokenTree::Ident(it) if it == skipped);
     }
     literals
-}
-
-/// Lines without comments; a literal that continues on the next line is joined.
-fn code_lines(source: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for line in source.replace("'\"'", "' '").lines() {
-        if let Some(open) = lines.last_mut().filter(|last| last.ends_with('\\')) {
-            open.pop();
-            open.push_str(line.trim_start());
-        } else if !line.trim_start().starts_with("//") {
-            lines.push(line.to_owned());
-        }
-    }
-    lines
-}
-
-fn closing_quote(text: &str) -> usize {
-    let mut escaped = false;
-    for (index, character) in text.char_indices() {
-        match character {
-            '"' if !escaped => return index,
-            '\\' => escaped = !escaped,
-            _ => escaped = false,
-        }
-    }
-    text.len()
 }

@@ -1,6 +1,7 @@
 //! The modules of a crate and their uses of each other, read from its sources.
 
-use super::{files, read, without_unit_tests};
+use super::{files, parsed};
+use quote::ToTokens;
 use std::collections::BTreeSet;
 
 /// One module that uses another.
@@ -31,11 +32,9 @@ pub fn is_below(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Every path in the code of `module` after `crate::` or `super::`, as from the root; groups are expanded.
-pub fn used_paths(module: &str, source: &str) -> Vec<String> {
-    let is_code = |line: &&str| !line.trim_start().starts_with("//");
-    let lines = without_unit_tests(source).lines().filter(is_code);
-    let code = lines.collect::<Vec<_>>().join("\n");
+/// Every path in `code` of `module` after `crate::` or `super::`, as from the root; groups are expanded.
+pub fn used_paths(module: &str, code: &syn::File) -> Vec<String> {
+    let code = code.to_token_stream().to_string().replace(" :: ", "::");
     let mut paths = Vec::new();
     for (start, found) in code.match_indices("crate::") {
         expand(&code[start + found.len()..], "", &mut paths);
@@ -82,7 +81,7 @@ pub fn all_uses(folder: &str) -> Vec<Use> {
     let modules: BTreeSet<String> = modules.filter(|module| !module.is_empty()).collect();
     for file in files {
         let module = module_of(folder, &file);
-        for path in used_paths(&module, &read(&file)) {
+        for path in used_paths(&module, &parsed(&file)) {
             let target = target(&path, &modules);
             uses.push(Use { module: module.clone(), path, target });
         }
@@ -96,14 +95,12 @@ pub fn uses_of_children(folder: &str) -> Vec<(String, String)> {
     let modules: BTreeSet<String> = files.iter().map(|file| module_of(folder, file)).collect();
     let of_file = |file: &String| {
         let module = module_of(folder, file);
-        let source = read(file);
-        let lines = without_unit_tests(&source).lines();
-        let names = lines.filter_map(|line| {
-            let path = line.strip_prefix("pub ").unwrap_or(line);
-            path.strip_prefix("use ")?.split("::").next()
-        });
-        let children = names.map(|name| (module.clone(), format!("{module}::{name}")));
-        children.collect::<Vec<_>>()
+        let child = |item| match item {
+            syn::Item::Use(syn::ItemUse { tree: syn::UseTree::Path(it), .. }) => Some(it.ident),
+            _ => None,
+        };
+        let names = parsed(file).items.into_iter().filter_map(child);
+        names.map(|name| (module.clone(), format!("{module}::{name}"))).collect::<Vec<_>>()
     };
     let found = files.iter().flat_map(of_file);
     found.filter(|(_, child)| modules.contains(child)).collect()

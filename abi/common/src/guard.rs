@@ -1,5 +1,4 @@
-//! The guard around every exported function: nothing unwinds into C, and every refusal leaves a
-//! text.
+//! The guard around every exported function: nothing unwinds into C, and every refusal leaves a text.
 #![allow(unsafe_code)]
 
 use crate::refuse;
@@ -50,10 +49,7 @@ impl Guard {
     /// As [`Guard::run`], for a function that destroys something: in a forked process it succeeds and does nothing, since
     /// all is its parent's.
     pub fn destroy(&self, name: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
-        if fork::is_child() {
-            return 0;
-        }
-        self.run(name, Subject::Nothing, body)
+        if fork::is_child() { 0 } else { self.run(name, Subject::Nothing, body) }
     }
 
     /// The same without a range, for a function that only looks at something.
@@ -114,8 +110,5 @@ pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
 
 /// Refuses a NULL result pointer.
 pub fn check_out<T>(name: &str, out: *mut T) -> Result<()> {
-    if out.is_null() {
-        return Err(refuse::argument(name, "must not be NULL"));
-    }
-    Ok(())
+    if out.is_null() { Err(refuse::argument(name, "must not be NULL")) } else { Ok(()) }
 }

@@ -102,8 +102,7 @@ mod tests {
 
     #[test]
     fn dead_and_foreign_numbers_are_told_apart() {
-        let names = Names { argument: "it", object: "word" };
-        let registry = Registry::new(3, names);
+        let registry = Registry::new(3, Names { argument: "it", object: "word" });
         let number = registry.insert(Arc::new("first"));
         assert_eq!(registry.find(number).as_deref(), Ok(&"first"));
         assert!(registry.remove(number).is_ok());

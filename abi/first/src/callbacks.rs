@@ -18,9 +18,7 @@ pub struct Callbacks {
 
 impl TensorAllocator for Callbacks {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
-        let Some(alloc) = self.alloc else {
-            return self.device.alloc(bytes);
-        };
+        let Some(alloc) = self.alloc else { return self.device.alloc(bytes) };
         let mut data = std::ptr::null_mut::<c_void>();
         let mut code = 0;
         // It may allocate as this library does itself, which spoils no capture.
@@ -36,9 +34,7 @@ impl TensorAllocator for Callbacks {
     }
 
     fn free(&self, data: DevPtr) -> Result<()> {
-        let Some(free) = self.free else {
-            return self.device.free(data);
-        };
+        let Some(free) = self.free else { return self.device.free(data) };
         let mut code = 0;
         self.device.apart_from_captures(&mut || {
             // SAFETY: the caller's function has the documented signature; it gets memory of the

@@ -45,8 +45,7 @@ pub unsafe extern "C" fn ncclEpSetChoice(
         let operation = operation_of(operation)?;
         // SAFETY: this function's contract.
         let choice = (!choice.is_null()).then(|| unsafe { read(choice) });
-        let choice = choice.transpose()?;
-        group.session.set_choice(operation, choice);
+        group.session.set_choice(operation, choice.transpose()?);
         Ok(())
     })
 }
@@ -120,7 +119,12 @@ unsafe fn read(choice: *const ncclEpChoice_t) -> Result<Asked> {
 fn asked(choice: &ncclEpChoice_t) -> Asked {
     Asked {
         variant: choice.variant,
-        launch: Launch { blocks: choice.blocks, send_blocks: choice.send_blocks, threads: choice.threads },
+        launch: Launch {
+            blocks: choice.blocks,
+            send_blocks: choice.send_blocks,
+            threads: choice.threads,
+            in_order: choice.in_order != 0,
+        },
     }
 }
 

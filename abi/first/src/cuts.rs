@@ -32,9 +32,7 @@ impl Cuts {
 
     /// Takes back the piece that begins at `begin`; any other place has none.
     pub fn give(&mut self, begin: usize) {
-        let Some(mut bytes) = self.taken.remove(&begin) else {
-            return;
-        };
+        let Some(mut bytes) = self.taken.remove(&begin) else { return };
         let mut first = begin;
         if let Some(behind) = self.free.remove(&(begin + bytes)) {
             bytes += behind;

@@ -97,8 +97,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cud
             return Ok(());
         }
         let stream = Stream(stream as usize);
-        let group = Group::resolve(ep_group as usize)?;
-        group.session.check_not_captured(stream)?;
+        Group::resolve(ep_group as usize)?.session.check_not_captured(stream)?;
         Group::take(ep_group as usize)?.session.close(Some(stream))
     })
 }

@@ -72,8 +72,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
         let arguments = check_out("handle", handle).and(no_config(config)).and(arguments);
         let group = Arc::clone(&group.session);
-        let form = HandleForm::default();
-        let made = create::handle(group, form, arguments, Stream(stream as usize))?;
+        let made = create::handle(group, HandleForm::default(), arguments, Stream(stream as usize))?;
         let number = objects::register_handle(made);
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
@@ -108,10 +107,7 @@ unsafe fn read_arguments(
 }
 
 fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
-    if config.is_null() {
-        return Ok(());
-    }
-    Err(refuse::argument("config", "must be NULL"))
+    if config.is_null() { Ok(()) } else { Err(refuse::argument("config", "must be NULL")) }
 }
 
 /// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch

@@ -8,6 +8,7 @@ use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::DevPtr;
 use std::ffi::{c_uint, c_void};
+use std::mem::offset_of;
 
 /// Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 /// Collective, in one order with the group's other memory calls on all ranks; either all ranks get
@@ -37,9 +38,7 @@ use std::ffi::{c_uint, c_void};
 pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     let number = ep_group as usize;
     GUARD.run("ncclEpMemAlloc", Subject::Group(number), || {
-        let group = Group::resolve(number)?;
-        let bytes = check_out("ptr", ptr).map(|()| bytes);
-        let data = group.session.allocate_memory(bytes)?;
+        let data = Group::resolve(number)?.session.allocate_memory(check_out("ptr", ptr).map(|()| bytes))?;
         // SAFETY: this function's contract.
         unsafe { write_out("ptr", ptr, data.0 as *mut c_void) }
     })
@@ -62,10 +61,7 @@ pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut 
 /// None: a foreign address is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
-    GUARD.destroy("ncclEpMemFree", || {
-        let group = Group::resolve(ep_group as usize)?;
-        group.session.free_memory(DevPtr(ptr as usize))
-    })
+    GUARD.destroy("ncclEpMemFree", || Group::resolve(ep_group as usize)?.session.free_memory(DevPtr(ptr as usize)))
 }
 
 /// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective;
@@ -73,9 +69,11 @@ pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void
 /// `ncclEpMemDeregister` or the group's end; after a failure of the group until the other ranks'
 /// processes have ended or destroyed the group.
 ///
-/// It must be in one allocation of `cudaMalloc`, all of which the other ranks map. Memory of other
-/// kinds (`cudaMallocAsync`, `cudaMallocManaged`, `ncclMemAlloc` and others of `cuMemCreate`) is
-/// refused on all ranks. Nobody may write there during the call.
+/// It must be in one allocation of `cudaMalloc`, or in at most 100 neighbouring ones of `cuMemCreate`
+/// that have POSIX file descriptors, as those of `ncclMemAlloc` and of torch's symmetric memory; the
+/// other ranks map all of these. Between processes descriptors go over a socket of the system's, so
+/// these share a network namespace. Memory of other kinds (`cudaMallocAsync`, `cudaMallocManaged`)
+/// is refused on all ranks. Nobody may write there during the call.
 ///
 /// @param ep_group     the group
 /// @param ptr          first byte on this rank, a multiple of 16
@@ -97,16 +95,12 @@ pub unsafe extern "C" fn ncclEpMemRegister(
     let number = ep_group as usize;
     GUARD.run("ncclEpMemRegister", Subject::Group(number), || {
         let group = Group::resolve(number)?;
-        let given = no_window(nccl_window).map(|()| (DevPtr(ptr as usize), bytes));
-        group.session.register_memory(given)
+        group.session.register_memory(no_window(nccl_window).map(|()| (DevPtr(ptr as usize), bytes)))
     })
 }
 
 fn no_window(window: *mut c_void) -> Result<()> {
-    if window.is_null() {
-        return Ok(());
-    }
-    Err(refuse::argument("nccl_window", "must be NULL"))
+    if window.is_null() { Ok(()) } else { Err(refuse::argument("nccl_window", "must be NULL")) }
 }
 
 /// Ends the object of one `ncclEpMemRegister`. Collective, and otherwise as `ncclEpMemFree`; the
@@ -122,10 +116,12 @@ fn no_window(window: *mut c_void) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemDeregister(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
     GUARD.destroy("ncclEpMemDeregister", || {
-        let group = Group::resolve(ep_group as usize)?;
-        group.session.forget_memory(DevPtr(ptr as usize))
+        Group::resolve(ep_group as usize)?.session.forget_memory(DevPtr(ptr as usize))
     })
 }
+
+/// Of the structure's first version, which ended with `plain_tensors`.
+const LEAST_INFO_BYTES: usize = offset_of!(ncclEpMemInfo_t, fallbacks);
 
 /// Tells which object of the group the byte at `ptr` is in. Local, and enqueues nothing.
 ///
@@ -150,10 +146,9 @@ pub unsafe extern "C" fn ncclEpMemInfo(
         check_out("info", info)?;
         // SAFETY: not NULL, so by contract there is a size.
         let size = unsafe { (&raw const (*info).size).read() };
-        if size < size_of::<ncclEpMemInfo_t>() {
+        if size < LEAST_INFO_BYTES {
             let rule = "must be the size of the structure";
-            let least = format_args!("{} or more", size_of::<ncclEpMemInfo_t>());
-            return Err(refuse::argument("info.size", rule).got(size, least));
+            return Err(refuse::argument("info.size", rule).got(size, format_args!("{LEAST_INFO_BYTES} or more")));
         }
         let found = group.session.memory_at(DevPtr(ptr as usize))?;
         let known = ncclEpMemInfo_t {
@@ -164,9 +159,11 @@ pub unsafe extern "C" fn ncclEpMemInfo(
             bytes: found.range.bytes as usize,
             tensors: found.tensors,
             plain_tensors: found.plain,
+            fallbacks: found.fallbacks,
             peer_data: found.bases.0 as *const *mut c_void,
         };
-        // SAFETY: the structure is at least so large.
-        unsafe { write_out("info", info, known) }
+        // SAFETY: the caller's structure has `size` bytes, ours its own; neither is read as anything but bytes.
+        unsafe { (&raw const known).cast::<u8>().copy_to(info.cast(), size.min(size_of_val(&known))) };
+        Ok(())
     })
 }

@@ -17,15 +17,12 @@ static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
 
 /// A group of this ABI.
 pub struct Group {
-    /// The core's group.
     pub session: Arc<session::group::Group>,
-    /// Allocates tensors of this group.
     pub allocator: Arc<dyn TensorAllocator>,
     reported: AtomicBool,
 }
 
 impl Group {
-    /// Registers a group and returns its number.
     pub fn register(session: session::group::Group, allocator: Arc<dyn TensorAllocator>) -> usize {
         let group =
             Self { session: Arc::new(session), allocator: Arc::clone(&allocator), reported: AtomicBool::new(false) };
@@ -35,7 +32,6 @@ impl Group {
         number
     }
 
-    /// The group numbered `number`.
     pub fn resolve(number: usize) -> Result<Arc<Self>> {
         GROUPS.resolve(number)
     }
@@ -60,12 +56,10 @@ impl Group {
     }
 }
 
-/// Registers a handle and returns its number.
 pub fn register_handle(handle: Handle) -> usize {
     HANDLES.insert(Arc::new(handle))
 }
 
-/// The handle numbered `number`.
 pub fn handle(number: usize) -> Result<Arc<Handle>> {
     HANDLES.resolve(number)
 }

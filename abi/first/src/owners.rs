@@ -12,9 +12,7 @@ use std::sync::Arc;
 
 /// Allocates and frees tensor data: the caller's functions, or the device's.
 pub trait TensorAllocator: Send + Sync {
-    /// Allocates `bytes`.
     fn alloc(&self, bytes: usize) -> Result<DevPtr>;
-    /// Frees `data`.
     fn free(&self, data: DevPtr) -> Result<()>;
     /// The address of the caller's free function; `None` if the device frees.
     fn free_fn(&self) -> Option<usize>;

@@ -65,7 +65,6 @@ pub struct TensorSet {
 }
 
 impl TensorSet {
-    /// The tensor tagged `tag`.
     pub fn get(&self, tag: Tag) -> Option<&Tensor> {
         self.by_tag.get(tag as usize - 1).and_then(Option::as_ref)
     }
@@ -82,7 +81,6 @@ impl TensorSet {
         self.scale_strides.as_ref()
     }
 
-    /// Sets these.
     pub fn set_scale_strides(&mut self, strides: Strides) {
         self.scale_strides = Some(strides);
     }
@@ -282,8 +280,7 @@ mod tests {
     #[test]
     fn tensors_are_found_by_tag() {
         let mut set = TensorSet::default();
-        let tensor = Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]);
-        set.add(Tag::Tokens, tensor);
+        set.add(Tag::Tokens, Tensor::new(DevPtr(16), Some(DType::Bfloat16), &[2, 8]));
         assert_eq!(set.get(Tag::Tokens).map(|t| t.data), Some(DevPtr(16)));
         assert!(set.get(Tag::TopkIdx).is_none());
     }

@@ -32,7 +32,6 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
             let expected = format_args!("a multiple of {}", align_of::<i64>());
             return Err(refused.got(format_args!("{rows_of_expert:p}"), expected));
         }
-        let totals = (!rows_of_expert.is_null()).then_some(DevPtr(rows_of_expert as usize));
-        group.session.count_rows(totals)
+        group.session.count_rows((!rows_of_expert.is_null()).then_some(DevPtr(rows_of_expert as usize)))
     })
 }

@@ -95,9 +95,7 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
 pub unsafe extern "C" fn ncclEpTensorDestroy(ep_group: ncclEpGroup_t, tensor: *mut ncclNDTensor_t) -> ncclResult_t {
     GUARD.destroy("ncclEpTensorDestroy", || {
         // SAFETY: this function's contract.
-        let Some(tensor) = (unsafe { tensor.as_mut() }) else {
-            return Ok(());
-        };
+        let Some(tensor) = (unsafe { tensor.as_mut() }) else { return Ok(()) };
         let data = DevPtr(std::mem::replace(&mut tensor.data, std::ptr::null_mut()) as usize);
         for array in [&mut tensor.sizes, &mut tensor.strides] {
             let array = std::mem::replace(array, std::ptr::null_mut());

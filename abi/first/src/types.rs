@@ -252,6 +252,8 @@ pub struct ncclEpChoice_t {
     pub send_blocks: c_uint,
     /// Threads of a block, a multiple of 32 up to 1024; a kernel that has fewer at most takes those.
     pub threads: c_uint,
+    /// Not 0: the kernel is not launched while the one before it on its stream runs, as those of LL on one node are.
+    pub in_order: c_uint,
 }
 
 /// Chooses how to run an operation: writes to `choice`, whose fields are 0 but for its size, and
@@ -283,6 +285,10 @@ pub struct ncclEpMemInfo_t {
     /// that could have gone another way count: rows that a dispatch delivers or a combine takes, in
     /// HT.
     pub plain_tensors: c_ulong,
+    /// How many HT operations of the group had their tensor in memory that peers map, and passed
+    /// their rows through the library's buffers all the same, as that of another rank was in none;
+    /// on GPUs. A `size` of 56 bytes has no such field.
+    pub fallbacks: c_ulong,
 }
 
 /// Allocates `bytes` of device memory, as `cudaMalloc` does. `cudaSuccess` (0) means success.

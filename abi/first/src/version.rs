@@ -33,8 +33,7 @@ mod tests {
             + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
             + part(env!("CARGO_PKG_VERSION_PATCH"));
         assert_eq!(super::number(), expected);
-        let header = [types::NCCL_EP_MAJOR, types::NCCL_EP_MINOR, types::NCCL_EP_PATCH];
-        let [major, minor, patch] = header;
+        let [major, minor, patch] = [types::NCCL_EP_MAJOR, types::NCCL_EP_MINOR, types::NCCL_EP_PATCH];
         assert_eq!(major * 10_000 + minor * 100 + patch, expected, "types.rs");
     }
 }

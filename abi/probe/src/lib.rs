@@ -3,7 +3,12 @@
 //! It differs from the first ABI in everything that the core must not depend on: other symbols and
 //! SONAME, objects behind addresses instead of numbers, tensors as addresses with 64-bit extents,
 //! no stream when a group is opened, and its own texts.
-#![allow(unsafe_code)]
+//!
+//! # Safety
+//! The headers `probe.h` of those tests say what functions and fields mean. Callers vouch for pointers: they are NULL
+//! where a text refuses that, or valid; objects are alive, and none is used once it has ended; memory outlives the
+//! operations that use it.
+#![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 mod rail;
 mod words;
@@ -26,55 +31,36 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Settings of a new group.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EpProbeSettings {
-    /// Experts over all ranks.
     pub experts: usize,
-    /// Most tokens of a rank.
     pub tokens: usize,
-    /// Elements of the largest row, bfloat16.
     pub hidden: usize,
-    /// Not zero for high throughput.
     pub high_throughput: usize,
 }
 
-/// Addresses in device memory and the width of rows, bfloat16.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EpProbeRows {
-    /// `[tokens, hidden]` of this rank: read by a dispatch, written by a combine.
     pub home: *mut c_void,
-    /// `[local experts, ranks * most tokens, hidden]`, in high throughput `[ranks * most tokens, hidden]`: written by a
-    /// dispatch, read by a combine.
     pub away: *mut c_void,
-    /// float32 `[tokens, top-k]`, read by a combine in low latency.
     pub weights: *mut c_void,
-    /// Elements of a row.
     pub hidden: usize,
 }
 
-/// How a group launches an operation: `send_blocks` of `blocks` send.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EpProbeShape {
-    /// 0 for dispatches, 1 for combines.
     pub operation: usize,
-    /// Tokens up to which the shape holds, from the next smaller shape on: a power of two.
     pub tokens: u64,
-    /// Blocks of the grid.
     pub blocks: u64,
-    /// Threads of a block.
     pub threads: u64,
-    /// Blocks that send.
     pub send_blocks: u64,
 }
 
-/// An open group.
 pub struct EpProbeGroup(Arc<Group>);
 
-/// A routing.
 pub struct EpProbeRoute {
     core: Handle,
     tokens: usize,
@@ -91,8 +77,7 @@ fn answer(outcome: Result<()>) -> c_int {
 /// A dense tensor; extents beyond 32 bits are refused.
 fn tensor(data: *const c_void, dtype: DType, sizes: &[usize]) -> Result<Tensor> {
     let beyond = |_| Error::new(Code::InvalidArgument, "an extent is beyond 32 bits");
-    let sizes = sizes.iter().map(|&size| u32::try_from(size).map_err(beyond));
-    let kept: Vec<u32> = sizes.collect::<Result<_>>()?;
+    let kept: Vec<u32> = sizes.iter().map(|&size| u32::try_from(size).map_err(beyond)).collect::<Result<_>>()?;
     Ok(Tensor::new(DevPtr(data as usize), Some(dtype), &kept))
 }
 
@@ -100,11 +85,6 @@ fn null(what: &str) -> Error {
     Error::new(Code::InvalidArgument, format!("no {what}"))
 }
 
-/// Opens a group over all ranks of the communicator `comm`, on the library's own
-/// stream.
-///
-/// # Safety
-/// `comm` is a live communicator; `settings` and `group` are NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeOpen(
     group: *mut *mut EpProbeGroup,
@@ -134,10 +114,6 @@ pub unsafe extern "C" fn epProbeOpen(
     }))
 }
 
-/// Closes a group, collectively.
-///
-/// # Safety
-/// `group` came from [`epProbeOpen`] and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
     // SAFETY: the caller's promise.
@@ -145,32 +121,21 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
     answer(group.0.close(None))
 }
 
-/// Sets the launch shapes of this rank, in place of the library's own and of those before: of routes that are updated
-/// from now on. Other ranks may have others.
-///
-/// # Safety
-/// `group` is open; `shapes` points to `count` of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeTune(group: *const EpProbeGroup, shapes: *const EpProbeShape, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     let (group, shapes) = unsafe { (&*group, std::slice::from_raw_parts(shapes, count)) };
     let mut tuning = Tuning::default();
     let mut set = |shape: &EpProbeShape| {
-        let operations = [Operation::LlDispatch, Operation::LlCombine];
-        let operation = operations.get(shape.operation).copied();
+        let operation = [Operation::LlDispatch, Operation::LlCombine].get(shape.operation).copied();
         let EpProbeShape { tokens, blocks, threads, send_blocks, .. } = *shape;
         let shape = Shape { blocks, threads, send_blocks };
-        let operation = operation.ok_or_else(|| "an unknown operation".to_owned())?;
-        tuning.set(operation, tokens, Some(&shape), u32::MAX)
+        tuning.set(operation.ok_or_else(|| "an unknown operation".to_owned())?, tokens, Some(&shape), u32::MAX)
     };
     let outcome = shapes.iter().try_for_each(&mut set);
     answer(outcome.map_err(|text| Error::new(Code::InvalidArgument, text)).map(|()| group.0.tune(tuning)))
 }
 
-/// Creates a route without a routing.
-///
-/// # Safety
-/// `group` is open, `route` is NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRoute(route: *mut *mut EpProbeRoute, group: *const EpProbeGroup) -> c_int {
     // SAFETY: the caller's promise.
@@ -184,24 +149,15 @@ pub unsafe extern "C" fn epProbeRoute(route: *mut *mut EpProbeRoute, group: *con
     }))
 }
 
-/// Memory of the caller's for a route.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EpProbeMemory {
-    /// Where it begins.
     pub data: *mut c_void,
-    /// How large it is.
     pub bytes: usize,
-    /// Tokens of the routing that it holds already, if it does.
     pub tokens: usize,
-    /// Ids per token.
     pub top_k: usize,
 }
 
-/// Bytes that a route needs of a caller's memory.
-///
-/// # Safety
-/// `group` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeBytes(group: *const EpProbeGroup, top_k: usize) -> usize {
     // SAFETY: the caller's promise.
@@ -210,10 +166,6 @@ pub unsafe extern "C" fn epProbeBytes(group: *const EpProbeGroup, top_k: usize) 
     bytes.unwrap_or_default()
 }
 
-/// Creates a route in a caller's memory, perhaps with the routing that is there.
-///
-/// # Safety
-/// `group` is open; the memory outlives the route's operations.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRouteIn(
     route: *mut *mut EpProbeRoute,
@@ -231,10 +183,6 @@ pub unsafe extern "C" fn epProbeRouteIn(
     }))
 }
 
-/// Routes `tokens` tokens by `ids`, int64 `[tokens, top_k]`, from now on.
-///
-/// # Safety
-/// `route` is alive, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeUpdate(
     route: *mut EpProbeRoute,
@@ -256,10 +204,6 @@ pub unsafe extern "C" fn epProbeUpdate(
     }))
 }
 
-/// Destroys a route.
-///
-/// # Safety
-/// `route` came from [`epProbeRoute`] and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeForget(route: *mut EpProbeRoute) {
     // SAFETY: the caller's promise.
@@ -281,10 +225,6 @@ fn shapes(route: &EpProbeRoute, rows: &EpProbeRows) -> Result<[Tensor; 3]> {
     ])
 }
 
-/// Enqueues a dispatch: `home` to `away`.
-///
-/// # Safety
-/// `route` is alive, `rows` are valid until `stream` has run the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeAway(
     route: *const EpProbeRoute,
@@ -299,10 +239,6 @@ pub unsafe extern "C" fn epProbeAway(
     }))
 }
 
-/// Enqueues a combine: `away` times `weights` to `home`.
-///
-/// # Safety
-/// As of [`epProbeAway`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeHome(
     route: *const EpProbeRoute,
@@ -323,7 +259,6 @@ pub unsafe extern "C" fn epProbeHome(
     }))
 }
 
-/// The text of this thread's last refusal; valid until the next.
 #[unsafe(no_mangle)]
 pub extern "C" fn epProbeText() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())

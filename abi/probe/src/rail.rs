@@ -22,15 +22,11 @@ use std::time::Duration;
 /// Blocks of NCCL's kernels.
 const BLOCKS: usize = 4;
 
-/// One direction between this rank and another.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EpProbeMessage {
-    /// The other rank.
     pub peer: usize,
-    /// In device memory.
     pub data: *mut c_void,
-    /// The same number on both sides.
     pub bytes: usize,
 }
 
@@ -50,11 +46,9 @@ impl OnFault for Count {
     }
 }
 
-/// An open transport.
 pub struct EpProbeRail {
     transport: Box<dyn Transport>,
     view: Arc<NodeView>,
-    /// How often it told of a failure.
     faults: Arc<AtomicI32>,
 }
 
@@ -79,14 +73,9 @@ fn open(comm: *mut c_void, node: Option<&CStr>, timeout: Duration, stream: Strea
         on_fault: Arc::new(Count(count)),
         new_replay_marks: &|places| platform.new_replay_marks(places),
     };
-    let transport = over_nccl(&bootstrap, wanted, stream)?;
-    Ok(EpProbeRail { transport, view, faults })
+    Ok(EpProbeRail { transport: over_nccl(&bootstrap, wanted, stream)?, view, faults })
 }
 
-/// Opens a transport among the ranks of `comm`, of which those that say the same `node` are on one. Collective.
-///
-/// # Safety
-/// `comm` is a live communicator; `rail` is NULL or valid, `node` is NULL or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailOpen(
     rail: *mut *mut EpProbeRail,
@@ -98,18 +87,13 @@ pub unsafe extern "C" fn epProbeRailOpen(
     let is_string = !node.is_null();
     // SAFETY: the caller's promise.
     let (rail, node) = unsafe { (rail.as_mut(), is_string.then(|| CStr::from_ptr(node))) };
-    let timeout = Duration::from_millis(timeout_ms.into());
-    let opened = open(comm, node, timeout, Stream(stream as usize));
+    let opened = open(comm, node, Duration::from_millis(timeout_ms.into()), Stream(stream as usize));
     answer(opened.and_then(|opened| {
         *rail.ok_or_else(|| null("place for a rail"))? = Box::into_raw(Box::new(opened));
         Ok(())
     }))
 }
 
-/// Ends a transport.
-///
-/// # Safety
-/// `rail` came from [`epProbeRailOpen`] and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailClose(rail: *mut EpProbeRail) {
     // SAFETY: the caller's promise.
@@ -128,10 +112,6 @@ unsafe fn write(ranks: &[GroupRank], to: *mut usize, most: usize) -> usize {
     ranks.len()
 }
 
-/// The ranks that this one may send to: writes at most `most`, gives how many there are.
-///
-/// # Safety
-/// `rail` is open, `ranks` valid for so many numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailPeers(rail: *const EpProbeRail, ranks: *mut usize, most: usize) -> usize {
     // SAFETY: the caller's promise.
@@ -141,10 +121,6 @@ pub unsafe extern "C" fn epProbeRailPeers(rail: *const EpProbeRail, ranks: *mut 
     }
 }
 
-/// The ranks that this one forwards for, itself first: those that may send to it.
-///
-/// # Safety
-/// As of [`epProbeRailPeers`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailForwarded(rail: *const EpProbeRail, ranks: *mut usize, most: usize) -> usize {
     // SAFETY: the caller's promise.
@@ -165,10 +141,6 @@ unsafe fn read(messages: *const EpProbeMessage, count: usize) -> Vec<Message> {
     (0..count).map(read).collect()
 }
 
-/// Enqueues messages as one operation.
-///
-/// # Safety
-/// `rail` is open; the messages are valid, and their memory until `stream` has run the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailExchange(
     rail: *const EpProbeRail,
@@ -180,14 +152,9 @@ pub unsafe extern "C" fn epProbeRailExchange(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (rail, sends, receives) = unsafe { (&*rail, read(sends, num_sends), read(receives, num_receives)) };
-    let stream = Stream(stream as usize);
-    answer(rail.transport.exchange(LABEL, &sends, &receives, stream))
+    answer(rail.transport.exchange(LABEL, &sends, &receives, Stream(stream as usize)))
 }
 
-/// 0, or the number of the failure that has ended the transport.
-///
-/// # Safety
-/// `rail` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailHealth(rail: *const EpProbeRail) -> c_int {
     // SAFETY: the caller's promise.
@@ -195,20 +162,12 @@ pub unsafe extern "C" fn epProbeRailHealth(rail: *const EpProbeRail) -> c_int {
     answer(health.map_or(Ok(()), Err))
 }
 
-/// How often the transport told of a failure.
-///
-/// # Safety
-/// `rail` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailFaults(rail: *const EpProbeRail) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { (*rail).faults.load(Ordering::SeqCst) }
 }
 
-/// Gives a transport up.
-///
-/// # Safety
-/// `rail` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epProbeRailAbort(rail: *const EpProbeRail) {
     // SAFETY: the caller's promise.

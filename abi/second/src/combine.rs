@@ -8,8 +8,8 @@ use crate::read::{self, number};
 use crate::tensor::{self, absent, first, rows};
 use crate::texts::not_served;
 use crate::types::{
-    cudaStream_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t, ncclEpCompleteConfig_t,
-    ncclEpHandle_t, ncclResult_t,
+    cudaStream_t, ncclEpCombQuant_t, ncclEpCombineConfig_t, ncclEpCombineInputs_t, ncclEpCombineOutputs_t,
+    ncclEpCompleteConfig_t, ncclEpHandle_t, ncclResult_t,
 };
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -22,14 +22,14 @@ use nccl_ep_core::rule::CombineTensors;
 /// always the same. Every rank of the group calls it, in the same order of operations. Enqueued on
 /// `stream`; rows are bfloat16, float16 or float32.
 ///
-/// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens; outputs
-/// topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its experts, on one
-/// node by ascending k, with one rounding at the end. With NCCL_EP_LL_COMBINE=reduce, and over several nodes, a rank that
-/// hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that; the home rank sums by
-/// ascending rank.
+/// LL expert-major: inputs tokens [L, R*M, H] or longer in the first extent, rows where dispatch put their tokens;
+/// outputs topk_weights float32 [T, K], which is read, and tokens [T, H]: for each token the weighted sum over its
+/// experts, on one node by ascending k, with one rounding at the end. With NCCL_EP_LL_COMBINE=reduce, and over several
+/// nodes, a rank that hosts several experts of a token sums their rows by ascending k, rounds the sum and sends that;
+/// the home rank sums by ascending rank.
 ///
-/// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts give;
-/// outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
+/// LL rank-major: inputs tokens [R, M, H], where dispatch put their tokens, each the sum of what the rank's experts
+/// give; outputs tokens [T, H]: the sum of one row from each rank, in the order of the first k that names it.
 ///
 /// HT flat: inputs tokens [n, H], in dispatch's order, where the caller has applied the weights
 /// and summed the local experts of each token; outputs tokens [T, H]: the sum over ranks, on one
@@ -37,8 +37,8 @@ use nccl_ep_core::rule::CombineTensors;
 /// and outputs topk_weights [T, K]: those of each id, zero for one that names no expert.
 ///
 /// HT expert-major: inputs tokens [n, H], in dispatch's slots, where the caller has applied the weights; outputs tokens
-/// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward pass
-/// gradients are `[n]`.
+/// [T, H]: the sum over ranks, ascending, of each one's sum of its slots, by ascending expert, rounded. In a backward
+/// pass gradients are `[n]`.
 ///
 /// A token to which no expert contributes gets zeros.
 ///
@@ -66,21 +66,29 @@ pub unsafe extern "C" fn ncclEpCombine(
         // SAFETY: this function's contract.
         unsafe {
             let config = read::optional("config", config)?;
-            combine_recipe(config.as_ref())?;
+            let recipe = config.as_ref().map_or(0, |config| number(config.quant_recipe));
+            if recipe == NVFP4 {
+                return Err(not_served(RECIPE, "NCCL_EP_COMB_QUANT_NVFP4"));
+            }
             let inputs = read::required("inputs", inputs)?;
             let outputs = read::required("outputs", outputs)?;
+            check_recipe(recipe, handle.layout)?;
             combine(&handle, (&inputs, &outputs), config.as_ref(), Stream(stream as usize))
         }
     })
 }
 
-fn combine_recipe(config: Option<&ncclEpCombineConfig_t>) -> Result<()> {
-    let name = "config.quant_recipe";
-    match config.map_or(0, |config| number(config.quant_recipe)) {
-        0 => Ok(()),
-        1 => Err(not_served(name, "NCCL_EP_COMB_QUANT_NVFP4")),
-        2 => Err(not_served(name, "NCCL_EP_COMB_QUANT_MXFP8")),
-        other => known(name, other, 2),
+const RECIPE: &str = "config.quant_recipe";
+const NVFP4: u32 = ncclEpCombQuant_t::NCCL_EP_COMB_QUANT_NVFP4 as u32;
+const MXFP8: u32 = ncclEpCombQuant_t::NCCL_EP_COMB_QUANT_MXFP8 as u32;
+
+fn check_recipe(recipe: u32, layout: Layout) -> Result<()> {
+    match (recipe, layout) {
+        (0, _) => Ok(()),
+        (MXFP8, Layout::Zones(_)) => Err(not_served(RECIPE, "NCCL_EP_COMB_QUANT_MXFP8")),
+        (MXFP8, _) => Err(refuse::argument(RECIPE, "must be a recipe of the layout")
+            .got("NCCL_EP_COMB_QUANT_MXFP8", "NCCL_EP_COMB_QUANT_NONE")),
+        (other, _) => known(RECIPE, other, MXFP8),
     }
 }
 
@@ -97,12 +105,12 @@ unsafe fn combine(
     let is_backward = is_backward(facts.algorithm, direction)?;
     absent("inputs.scales", inputs.scales, NO_SCALES)?;
     // SAFETY: this function's contract.
-    let tokens = unsafe { weights_and_tokens(handle.layout, is_backward, inputs) }?;
+    let tokens = unsafe { weights_and_tokens(handle, is_backward, inputs) }?;
     let (weights, tokens) = tokens;
     // SAFETY: as above.
     let (out, out_weights) = unsafe {
-        let out = tensor::required("outputs.tokens", outputs.tokens)?;
-        (out, result_weights(handle.layout, is_backward, outputs)?)
+        let out = tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?;
+        (out, result_weights(handle, is_backward, outputs)?)
     };
     let tokens = match handle.layout {
         Layout::ExpertMajor => first(&tokens, facts.local_experts()),
@@ -132,14 +140,14 @@ unsafe fn combine(
 /// # Safety
 /// As of [`ncclEpCombine`].
 unsafe fn weights_and_tokens(
-    layout: Layout,
+    handle: &Handle,
     is_backward: bool,
     inputs: &ncclEpCombineInputs_t,
 ) -> Result<(Option<Tensor>, Tensor)> {
     let name = "inputs.topk_weights";
-    let weights = match (layout, is_backward) {
+    let weights = match (handle.layout, is_backward) {
         // SAFETY: this function's contract.
-        (_, true) => unsafe { tensor::required(name, inputs.topk_weights) }.map(Some)?,
+        (_, true) => unsafe { tensor::required(&handle.group, name, inputs.topk_weights) }.map(Some)?,
         (Layout::Flat | Layout::Zones(_), false) => {
             absent(name, inputs.topk_weights, "must be NULL in a forward pass")?;
             None
@@ -148,7 +156,7 @@ unsafe fn weights_and_tokens(
         _ => None,
     };
     // SAFETY: as above.
-    let tokens = unsafe { tensor::required("inputs.tokens", inputs.tokens) }?;
+    let tokens = unsafe { tensor::required(&handle.group, "inputs.tokens", inputs.tokens) }?;
     if let Some(dtype) = tokens.dtype.filter(|dtype| !dtype.is_summable()) {
         let rule = "a combine sums bfloat16, float16 or float32";
         return Err(refuse::argument("inputs.tokens.datatype", rule).got(dtype, "one of them"));
@@ -161,19 +169,19 @@ unsafe fn weights_and_tokens(
 /// # Safety
 /// As of [`ncclEpCombine`].
 unsafe fn result_weights(
-    layout: Layout,
+    handle: &Handle,
     is_backward: bool,
     outputs: &ncclEpCombineOutputs_t,
 ) -> Result<Option<Tensor>> {
     let (name, weights) = ("outputs.topk_weights", outputs.topk_weights);
-    match layout {
+    match handle.layout {
         Layout::RankMajor => {
             let rule = "must be NULL, rank-major, as the caller has applied the weights";
             absent(name, weights, rule).map(|()| None)
         }
         Layout::Flat | Layout::Zones(_) if !is_backward => Ok(None),
         // SAFETY: this function's contract.
-        _ => unsafe { tensor::required(name, weights) }.map(Some),
+        _ => unsafe { tensor::required(&handle.group, name, weights) }.map(Some),
     }
 }
 

@@ -30,9 +30,9 @@ struct Dispatch {
     config: Option<ncclEpDispatchConfig_t>,
 }
 
-/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
-/// same order of operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows,
-/// and in the first operation of an LL handle over several nodes.
+/// Sends each token to the ranks that host its experts. Every rank of the group calls it, in the same order of
+/// operations. Enqueued on `stream`; the host does not wait, except in HT without a bound of received rows, and in the
+/// first operation of an LL handle over several nodes.
 ///
 /// With R ranks, L local experts, M max_dispatch_tokens_per_rank, T this rank's tokens, K top-k, H hidden
 /// size; rows are of any type, a multiple of 16 bytes and at most max_token_bytes:
@@ -43,26 +43,27 @@ struct Dispatch {
 ///
 /// LL rank-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [R, M, H], topk_idx int32 or int64
 /// and topk_weights float32 [R, M, K]; layout_info src_rank_counters int32 `[R]`, may be NULL. A rank receives a token
-/// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where the
-/// expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
+/// once; the rows of each source rank are packed from slot 0, by token. The ids of a row keep their k, and are -1 where
+/// the expert is elsewhere; so are those of all other slots, whose rows and weights keep their content.
 ///
-/// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K], topk_weights
-/// float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows are used. A rank
-/// receives a token once; rows are ordered by source rank and token. The ids of a
-/// row are local expert ids, ascending, then -1; its weights are in the same order, then 0. An
-/// expert that a token names more than once is there once, with the sum of its weights, in fp32 by
-/// ascending k. Unused rows up to B are 0, -1 and 0. More rows than B are a failure of the group. In a backward pass
-/// there are tokens only.
+/// HT flat: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H], topk_idx int64 [n, K],
+/// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
+/// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
+/// ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than once is
+/// there once, with the sum of its weights, in fp32 by ascending k. Unused rows up to B are 0, -1 and 0. More rows than
+/// B are a failure of the group. In a backward pass there are tokens only.
 ///
-/// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32 `[n]`,
-/// where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each row is in a
-/// slot for every local expert that its token names. Slots lie by expert, then source rank, then token; those of an expert
-/// begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep their content, and
-/// weights are 0 up to B. More slots than B are a failure of the group, or with `NCCL_EP_OVERFLOW_DROP` are dropped.
+/// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
+/// `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each
+/// row is in a slot for every local expert that its token names. Slots lie by expert, then source rank, then token;
+/// those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them tokens keep
+/// their content, and weights are 0 up to B. More slots than B are a failure of the group, or with
+/// `NCCL_EP_OVERFLOW_DROP` are dropped.
 ///
-/// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that lie as
-/// the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
-/// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [.., H/128].
+/// Recipes: with `NCCL_EP_DISP_QUANT_FWD` inputs scales [T, S] travel with their rows, to outputs scales [.., S] that
+/// lie as the rows do; rows and scales are multiples of 16 bytes and together at most max_token_bytes. With
+/// `NCCL_EP_DISP_QUANT_DS_FP8E3M4`, in LL, bfloat16 rows are cast to float8e4m3, with outputs scales float32 [..,
+/// H/128].
 ///
 /// Delivered ids are local, or global where layout_info says so.
 ///
@@ -73,9 +74,9 @@ struct Dispatch {
 /// @param config       may be NULL
 /// @param stream       stream to run on
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks
-/// a rule; `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of
-/// the handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that is missing or breaks a rule;
+/// `ncclInvalidUsage` for a handle without a routing or whose group was destroyed, while a staged operation of the
+/// handle waits for completion, for a third staged operation of the group, and for what the library does not serve yet;
 /// the code of the failure if the group has failed.
 ///
 /// # Safety
@@ -125,7 +126,7 @@ impl Dispatch {
         let round = self.config.as_ref().map_or(0, |config| config.round_scales);
         // SAFETY: this function's contract.
         unsafe {
-            let scales = &recipe.scales(&self.inputs, &self.outputs, round)?;
+            let scales = &recipe.scales(&handle.group, (&self.inputs, &self.outputs), round)?;
             match handle.layout {
                 Layout::ExpertMajor => self.by_expert(handle, scales, stream),
                 Layout::RankMajor => self.by_rank(handle, scales, stream),
@@ -160,10 +161,10 @@ impl Dispatch {
         absent("layout_info.src_rank_counters", info.src_rank_counters, rule)?;
         // SAFETY: this function's contract.
         let (tokens, out, counter) = unsafe {
-            let tokens = tensor::required("inputs.tokens", inputs.tokens)?;
-            let out = tensor::required("outputs.tokens", outputs.tokens)?;
+            let tokens = tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?;
+            let out = tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?;
             let counter = info.expert_counters;
-            (tokens, out, tensor::required("layout_info.expert_counters", counter)?)
+            (tokens, out, tensor::required(&handle.group, "layout_info.expert_counters", counter)?)
         };
         let experts = handle.group.session.facts().local_experts();
         let out = first(&out, experts);
@@ -190,13 +191,13 @@ impl Dispatch {
         // SAFETY: this function's contract.
         let (tokens, weights, counter) = unsafe {
             (
-                tensor::required("inputs.tokens", inputs.tokens)?,
-                tensor::required("inputs.topk_weights", inputs.topk_weights)?,
-                tensor::optional("layout_info.src_rank_counters", counter)?,
+                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
+                tensor::required(&handle.group, "inputs.topk_weights", inputs.topk_weights)?,
+                tensor::optional(&handle.group, "layout_info.src_rank_counters", counter)?,
             )
         };
         // SAFETY: as above.
-        let out = unsafe { Received::read(outputs) }?;
+        let out = unsafe { Received::read(&handle.group, outputs) }?;
         let ranks = handle.group.session.facts().ranks;
         let counter = counter.map(|counter| first(&counter, ranks));
         let out_rows = first(&out.tokens, ranks);
@@ -219,9 +220,9 @@ impl Dispatch {
         // SAFETY: this function's contract.
         let (tokens, weights, mut out) = unsafe {
             (
-                tensor::required("inputs.tokens", inputs.tokens)?,
-                tensor::required("inputs.topk_weights", inputs.topk_weights)?,
-                Received::read(&self.outputs)?,
+                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
+                tensor::required(&handle.group, "inputs.topk_weights", inputs.topk_weights)?,
+                Received::read(&handle.group, &self.outputs)?,
             )
         };
         out.check_rows(handle, stream)?;
@@ -242,19 +243,18 @@ impl Dispatch {
         let Self { inputs, outputs, info, .. } = self;
         let rule = "must be NULL, as each slot is of one expert";
         absent("outputs.topk_idx", outputs.topk_idx, rule)?;
-        let experts = handle.group.session.facts().local_experts();
         // SAFETY: this function's contract.
         let (tokens, weights, mut out, mut out_weights) = unsafe {
             (
-                tensor::required("inputs.tokens", inputs.tokens)?,
-                tensor::required("inputs.topk_weights", inputs.topk_weights)?,
-                tensor::required("outputs.tokens", outputs.tokens)?,
-                tensor::required("outputs.topk_weights", outputs.topk_weights)?,
+                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
+                tensor::required(&handle.group, "inputs.topk_weights", inputs.topk_weights)?,
+                tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?,
+                tensor::required(&handle.group, "outputs.topk_weights", outputs.topk_weights)?,
             )
         };
         let counters = match info {
             // SAFETY: as above.
-            Some(info) => unsafe { routing::counters(info, Some(handle.layout), experts) }?,
+            Some(info) => unsafe { routing::counters(&handle.group, info, Some(handle.layout)) }?,
             None => RoutingCounters::default(),
         };
         let all = &mut [("outputs.tokens", &mut out), ("outputs.topk_weights", &mut out_weights)];
@@ -280,7 +280,10 @@ impl Dispatch {
         absent("outputs.topk_idx", outputs.topk_idx, rule)?;
         // SAFETY: this function's contract.
         let (tokens, mut out) = unsafe {
-            (tensor::required("inputs.tokens", inputs.tokens)?, tensor::required("outputs.tokens", outputs.tokens)?)
+            (
+                tensor::required(&handle.group, "inputs.tokens", inputs.tokens)?,
+                tensor::required(&handle.group, "outputs.tokens", outputs.tokens)?,
+            )
         };
         check_rows(handle, stream, &mut [("outputs.tokens", &mut out)])?;
         let out_scales = scales_with_room(handle, scales, stream)?;

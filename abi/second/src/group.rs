@@ -6,12 +6,13 @@ use crate::objects::Group;
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
 use crate::{read, settings, texts, version};
 use nccl_ep_abi::process;
+use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::error::Error;
 use nccl_ep_core::{log, session};
 use std::sync::Arc;
 
-/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same
-/// `config`, and either all ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
+/// Creates a group over all ranks of `comm`. Collective: every rank calls it with the same `config`, and either all
+/// ranks get a group or all get an error. Blocks the host; runs on a stream of the library's own.
 ///
 /// A process has groups of this library or of the first release's `libnccl_ep.so`, not of both at a time.
 ///
@@ -19,13 +20,11 @@ use std::sync::Arc;
 /// @param comm      communicator whose ranks form the group; must outlive the group
 /// @param config    see `ncclEpGroupConfig_t`
 ///
-/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs
-/// between ranks; `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of
-/// another libnccl_ep, or if the
-/// ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
-/// another rank refused or did not arrive in time; `ncclSystemError` if the
-/// process has no NCCL; `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call
-/// that failed.
+/// Returns `ncclInvalidArgument` for a NULL pointer, or a `config` that breaks a rule or differs between ranks;
+/// `ncclInvalidUsage` for half an allocator, what the library does not serve yet, a process that has groups of another
+/// libnccl_ep, or if the ranks span several nodes and this process's NCCL cannot connect them; `ncclRemoteError` if
+/// another rank refused or did not arrive in time; `ncclSystemError` if the process has no NCCL;
+/// `ncclUnhandledCudaError` without a usable GPU; or the code of an NCCL call that failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -50,7 +49,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));
         }
         let session = Arc::new(session.keeping(claim?));
-        let number = Group { session, kept }.register();
+        let number = Group { session, kept, comm: Communicator::open(comm as usize)? }.register();
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
     })

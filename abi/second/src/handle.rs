@@ -56,7 +56,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 
 /// Creates a handle without a routing, which `ncclEpUpdateHandle` gives it. Local.
 ///
-/// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and, on one node,
+/// LL serves `NCCL_EP_LAYOUT_EXPERT_MAJOR` and `NCCL_EP_LAYOUT_RANK_MAJOR`, HT `NCCL_EP_LAYOUT_FLAT` and
 /// `NCCL_EP_LAYOUT_EXPERT_MAJOR`.
 ///
 /// @param handle      gets the handle; written on success only
@@ -64,14 +64,15 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 /// @param layout      how rows lie
 /// @param config      may be NULL
 /// @param num_topk    K, 1 to 32 and at most E; HT: at most the group's `num_topk`
-/// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of the
-///                    routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may be made on
-///                    a handle whose memory holds what an update of an equal handle has left, or a copy of it. NULL: memory of the library's. HT: on all ranks or on none,
-///                    and of one update on all. A staged operation that is given up (`ncclEpHandleDestroy`) may use it
-///                    until the group's end: do not free it before
+/// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
+///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
+///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
+///                    it. NULL: memory of the library's. HT: on all ranks or on none, and of one update on all. A
+///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
+///                    not free it before
 ///
-/// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL; `ncclInvalidUsage`
-/// for K in HT, and what the library does not serve yet.
+/// Returns `ncclInvalidArgument` for a NULL or dead argument, a layout that the mode has not, or K in LL;
+/// `ncclInvalidUsage` for K in HT, and what the library does not serve yet.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn ncclEpInitHandle(
         // SAFETY: this function's contract.
         let (config, memory) = unsafe {
             let config = read::optional("config", config)?;
-            (config, tensor::optional("handle_mem", handle_mem)?)
+            (config, tensor::optional(&group, "handle_mem", handle_mem)?)
         };
         let layout = check_shape(&group, number(layout), config.as_ref())?;
         let top_k = top_k(&group, "num_topk", i64::from(num_topk))?;
@@ -125,19 +126,19 @@ fn in_memory(
 /// operations.
 ///
 /// HT: collective. The ids and what is counted are read and written when `stream` reaches this call; the ids are not
-/// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, the host waits
-/// until all ranks have exchanged their routing, and forward dispatches read the ids again.
+/// read later. In a captured `stream` each replay does so. Over several nodes a captured `stream` is refused, and the
+/// host waits until all ranks have exchanged their routing.
 ///
 /// @param handle       the handle
-/// @param topk_idx     int64 [T, K], on one node also int32: global expert ids of this rank's T tokens; negative ones and
+/// @param topk_idx     int32 or int64 [T, K]: global expert ids of this rank's T tokens; negative ones and
 ///                     those from E on count as none
-/// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64, in
-///                     memory that the device reaches; over several nodes the former int32. LL: must be NULL
+/// @param layout_info  HT: may be NULL; `expert_counters` `[L]` or longer, `recv_total_counter` `[1]`, int32 or int64,
+///                     in memory that the device reaches. LL: must be NULL
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-/// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another rank refused; or the
-/// code of the failure if the group has failed.
+/// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another
+/// rank refused; or the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.

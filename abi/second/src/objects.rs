@@ -2,6 +2,7 @@
 
 use crate::settings::Kept;
 use nccl_ep_abi::registry::{Names, Registry};
+use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::error::Result;
 use nccl_ep_core::model::ops::{HandleForm, Zones};
 use nccl_ep_core::session;
@@ -16,6 +17,8 @@ pub struct Group {
     pub session: Arc<session::group::Group>,
     /// What this ABI keeps of the settings.
     pub kept: Kept,
+    /// Whose windows tensors may be in.
+    pub comm: Communicator,
 }
 
 impl Group {

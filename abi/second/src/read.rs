@@ -1,7 +1,7 @@
 //! A caller's structs -> structs of this generation, owned.
 //!
-//! The only place that dereferences pointers to structs. Each begins with its size and a magic number: a shorter one is of
-//! an earlier generation, and what it lacks counts as zero; of a longer one the rest is not read.
+//! The only place that dereferences pointers to structs. Each begins with its size and a magic number: a shorter one is
+//! of an earlier generation, and what it lacks counts as zero; of a longer one the rest is not read.
 #![allow(unsafe_code)]
 
 use crate::types::{

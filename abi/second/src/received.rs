@@ -1,7 +1,7 @@
 //! The tensors of the rows that a dispatch delivers, and which it must have room for in HT.
 #![allow(unsafe_code)]
 
-use crate::objects::Handle;
+use crate::objects::{Group, Handle};
 use crate::recipe::Scales;
 use crate::tensor::{self, first, rows};
 use crate::types::ncclEpDispatchOutputs_t;
@@ -25,13 +25,13 @@ impl Received {
     ///
     /// # Safety
     /// As of `ncclEpDispatch`.
-    pub unsafe fn read(outputs: &ncclEpDispatchOutputs_t) -> Result<Self> {
+    pub unsafe fn read(group: &Group, outputs: &ncclEpDispatchOutputs_t) -> Result<Self> {
         // SAFETY: this function's contract.
         unsafe {
             Ok(Self {
-                tokens: tensor::required("outputs.tokens", outputs.tokens)?,
-                weights: tensor::required("outputs.topk_weights", outputs.topk_weights)?,
-                ids: tensor::required("outputs.topk_idx", outputs.topk_idx)?,
+                tokens: tensor::required(group, "outputs.tokens", outputs.tokens)?,
+                weights: tensor::required(group, "outputs.topk_weights", outputs.topk_weights)?,
+                ids: tensor::required(group, "outputs.topk_idx", outputs.topk_idx)?,
             })
         }
     }

@@ -1,6 +1,7 @@
 //! How the rows of a dispatch travel: as they are, with scales, or as what a cast makes of them.
 #![allow(unsafe_code)]
 
+use crate::objects::Group;
 use crate::options::{NO_SCALES, known};
 use crate::read;
 use crate::tensor::{self, absent};
@@ -85,8 +86,8 @@ impl Recipe {
     /// As of `ncclEpDispatch`.
     pub unsafe fn scales(
         self,
-        inputs: &ncclEpDispatchInputs_t,
-        outputs: &ncclEpDispatchOutputs_t,
+        group: &Group,
+        (inputs, outputs): (&ncclEpDispatchInputs_t, &ncclEpDispatchOutputs_t),
         round: c_uint,
     ) -> Result<Scales> {
         // SAFETY: this function's contract.
@@ -97,8 +98,8 @@ impl Recipe {
                     absent("outputs.scales", outputs.scales, NO_SCALES)?;
                     Ok(Scales::default())
                 }
-                Self::Forward => forward(inputs, outputs, round),
-                Self::Cast => cast(inputs, outputs, round),
+                Self::Forward => forward(group, inputs, outputs, round),
+                Self::Cast => cast(group, inputs, outputs, round),
             }
         }
     }
@@ -106,27 +107,53 @@ impl Recipe {
 
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn forward(inputs: &ncclEpDispatchInputs_t, outputs: &ncclEpDispatchOutputs_t, round: c_uint) -> Result<Scales> {
+unsafe fn forward(
+    group: &Group,
+    inputs: &ncclEpDispatchInputs_t,
+    outputs: &ncclEpDispatchOutputs_t,
+    round: c_uint,
+) -> Result<Scales> {
     if round != 0 {
         let error = refuse::argument("config.round_scales", "must be 0, as scales are forwarded");
         return Err(error.got(round, 0));
     }
     // SAFETY: this function's contract.
     let (given, out) = unsafe {
-        forwarded("inputs.tokens", inputs.tokens, false)?;
-        forwarded("outputs.tokens", outputs.tokens, false)?;
-        (forwarded("inputs.scales", inputs.scales, true)?, forwarded("outputs.scales", outputs.scales, true)?)
+        forwarded(group, "inputs.tokens", inputs.tokens, false)?;
+        forwarded(group, "outputs.tokens", outputs.tokens, false)?;
+        let given = forwarded(group, "inputs.scales", inputs.scales, true)?;
+        let out = forwarded(group, "outputs.scales", outputs.scales, true)?;
+        if group.session.facts().algorithm == Algorithm::HighThroughput {
+            same_memory(outputs)?;
+        }
+        (given, out)
     };
     Ok(Scales { given: Some(given), out: Some(out), round })
+}
+
+/// Refuses rows in a window without their scales, or the other way round.
+///
+/// # Safety
+/// As of [`Recipe::scales`].
+unsafe fn same_memory(outputs: &ncclEpDispatchOutputs_t) -> Result<()> {
+    // SAFETY: this function's contract.
+    let (rows, scales) = unsafe {
+        (read::required("outputs.tokens", outputs.tokens)?, read::required("outputs.scales", outputs.scales)?)
+    };
+    let is_windowed = |it: &ncclEpTensor_t| !it.win_hdl.is_null();
+    if is_windowed(&rows) == is_windowed(&scales) {
+        return Ok(());
+    }
+    Err(refuse::argument("outputs.scales.win_hdl", "must be a window with outputs.tokens, or not with it"))
 }
 
 /// Rows, or scales, that travel as they are: `[.., columns]` of numbers.
 ///
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn forwarded(name: &'static str, raw: *const ncclEpTensor_t, is_scales: bool) -> Result<Tensor> {
+unsafe fn forwarded(group: &Group, name: &'static str, raw: *const ncclEpTensor_t, is_scales: bool) -> Result<Tensor> {
     // SAFETY: this function's contract.
-    let (tensor, raw) = unsafe { (tensor::required(name, raw)?, read::required(name, raw)?) };
+    let (tensor, raw) = unsafe { (tensor::required(group, name, raw)?, read::required(name, raw)?) };
     let is_fp4 = raw.datatype == FLOAT4X2;
     let fits = match tensor.dtype {
         Some(DType::Uint8) => is_scales != is_fp4,
@@ -153,14 +180,19 @@ unsafe fn forwarded(name: &'static str, raw: *const ncclEpTensor_t, is_scales: b
 
 /// # Safety
 /// As of [`Recipe::scales`].
-unsafe fn cast(inputs: &ncclEpDispatchInputs_t, outputs: &ncclEpDispatchOutputs_t, round: c_uint) -> Result<Scales> {
+unsafe fn cast(
+    group: &Group,
+    inputs: &ncclEpDispatchInputs_t,
+    outputs: &ncclEpDispatchOutputs_t,
+    round: c_uint,
+) -> Result<Scales> {
     absent("inputs.scales", inputs.scales, "must be NULL, as the recipe makes them")?;
     // SAFETY: this function's contract.
     let (tokens, out_tokens, out) = unsafe {
         (
-            tensor::required("inputs.tokens", inputs.tokens)?,
-            tensor::required("outputs.tokens", outputs.tokens)?,
-            tensor::required("outputs.scales", outputs.scales)?,
+            tensor::required(group, "inputs.tokens", inputs.tokens)?,
+            tensor::required(group, "outputs.tokens", outputs.tokens)?,
+            tensor::required(group, "outputs.scales", outputs.scales)?,
         )
     };
     let types = [

@@ -30,7 +30,7 @@ pub unsafe fn read(
     // SAFETY: this function's contract.
     let (info, ids) = unsafe {
         let info = crate::read::optional("layout_info", layout_info)?;
-        (info, tensor::required("topk_idx", topk_idx)?)
+        (info, tensor::required(group, "topk_idx", topk_idx)?)
     };
     let facts = group.session.facts();
     let counters = match info {
@@ -40,7 +40,7 @@ pub unsafe fn read(
             return Err(refuse::argument("layout_info", rule));
         }
         // SAFETY: as above.
-        Some(info) => unsafe { counters(&info, layout, facts.local_experts()) }?,
+        Some(info) => unsafe { counters(group, &info, layout) }?,
     };
     Ok(HandleTensors { ids, counter: None, host_counter: None, counters })
 }
@@ -49,7 +49,8 @@ pub unsafe fn read(
 ///
 /// # Safety
 /// As of [`read`].
-pub unsafe fn counters(info: &ncclEpLayoutInfo_t, layout: Option<Layout>, experts: usize) -> Result<RoutingCounters> {
+pub unsafe fn counters(group: &Group, info: &ncclEpLayoutInfo_t, layout: Option<Layout>) -> Result<RoutingCounters> {
+    let experts = group.session.facts().local_experts();
     let has_zones = matches!(layout, Some(Layout::Zones(_)));
     let offsets = match has_zones {
         true => info.expert_offsets,
@@ -58,9 +59,9 @@ pub unsafe fn counters(info: &ncclEpLayoutInfo_t, layout: Option<Layout>, expert
     // SAFETY: this function's contract.
     let (of_experts, offsets, total) = unsafe {
         (
-            tensor::optional(EXPERTS, info.expert_counters)?,
-            tensor::optional(OFFSETS, offsets)?,
-            tensor::optional(TOTAL, info.recv_total_counter)?,
+            tensor::optional(group, EXPERTS, info.expert_counters)?,
+            tensor::optional(group, OFFSETS, offsets)?,
+            tensor::optional(group, TOTAL, info.recv_total_counter)?,
         )
     };
     let all = RoutingCounters {

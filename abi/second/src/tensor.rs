@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::guard::{GUARD, Subject, check_out, write_out};
+use crate::objects::Group;
 use crate::read::{self, OWN_TENSOR_MAGIC};
-use crate::texts;
 use crate::types::{ncclDataType_t, ncclEpTensor, ncclEpTensor_t, ncclEpTensorAllocConfig_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -97,11 +97,11 @@ pub unsafe extern "C" fn ncclEpTensorDestroy(tensor: *mut ncclEpTensor_t) -> ncc
     })
 }
 
-/// Copies the tensor `name`; `None` if the caller passed NULL.
+/// Copies the tensor `name`; `None` if the caller passed NULL. A window without data is one of the group's communicator.
 ///
 /// # Safety
 /// `raw` is NULL or points to a descriptor whose `sizes` are NULL or `ndim` numbers.
-pub unsafe fn optional(name: &'static str, raw: *const ncclEpTensor_t) -> Result<Option<Tensor>> {
+pub unsafe fn optional(group: &Group, name: &'static str, raw: *const ncclEpTensor_t) -> Result<Option<Tensor>> {
     // SAFETY: this function's contract.
     let Some(raw) = unsafe { read::optional(name, raw) }? else {
         return Ok(None);
@@ -116,10 +116,13 @@ pub unsafe fn optional(name: &'static str, raw: *const ncclEpTensor_t) -> Result
         })?;
     }
     let sizes = sizes.get(..given.len()).unwrap_or_default();
-    if raw.data.is_null() && !sizes.contains(&0) {
-        if !raw.win_hdl.is_null() {
-            return Err(texts::not_served(format_args!("{name}.win_hdl"), "memory in a window without data"));
-        }
+    let mut data = raw.data as usize;
+    if data == 0 && !sizes.contains(&0) && !raw.win_hdl.is_null() {
+        let begin = group.comm.window_data(raw.win_hdl as usize);
+        let begin = begin.map_err(|error| error.within(format_args!("{name}.win_hdl")))?;
+        data = begin.0.wrapping_add(raw.win_offset as usize);
+    }
+    if data == 0 && !sizes.contains(&0) {
         let rule = "must not be NULL unless the tensor is empty";
         return Err(refuse::argument(format_args!("{name}.data"), rule));
     }
@@ -128,16 +131,16 @@ pub unsafe fn optional(name: &'static str, raw: *const ncclEpTensor_t) -> Result
         LAST_DATATYPE => Some(DType::Uint8),
         other => DType::from_raw(other),
     };
-    Ok(Some(Tensor::new(DevPtr(raw.data as usize), dtype, sizes)))
+    Ok(Some(Tensor::new(DevPtr(data), dtype, sizes)))
 }
 
 /// The same for a tensor that the call requires.
 ///
 /// # Safety
 /// As of [`optional`].
-pub unsafe fn required(name: &'static str, raw: *const ncclEpTensor_t) -> Result<Tensor> {
+pub unsafe fn required(group: &Group, name: &'static str, raw: *const ncclEpTensor_t) -> Result<Tensor> {
     // SAFETY: this function's contract.
-    let read = unsafe { optional(name, raw) }?;
+    let read = unsafe { optional(group, name, raw) }?;
     read.ok_or_else(|| refuse::argument(name, "is required"))
 }
 

@@ -74,7 +74,7 @@ pub struct ncclEpTensor {
     pub datatype: ncclDataType_t,
     /// Address in device memory, or of mapped host memory; NULL only if an extent is 0.
     pub data: *mut c_void,
-    /// Window that has the data, if `data` is NULL. Not served yet.
+    /// Window of the group's communicator that has the data, if `data` is NULL; with NCCL 2.29 or newer.
     pub win_hdl: ncclWindow_t,
     /// Where in the window.
     pub win_offset: u64,

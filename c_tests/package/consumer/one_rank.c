@@ -29,8 +29,7 @@ int main(void) {
     ncclEpGroup_t group;
     ncclNDTensor_t tensor;
     TRY(ncclEpCreateGroup(&group, comm, &config, stream, NULL, NULL));
-    TRY(ncclEpTensorCreate(group, &tensor, 2, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 8, 128, 1, 1,
-                           1));
+    TRY(ncclEpTensorCreate(group, &tensor, 2, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 8, 128, 1, 1, 1));
     TRY(ncclEpTensorDestroy(group, &tensor));
     TRY(ncclEpGroupDestroy(group, stream));
 

@@ -12,6 +12,5 @@ int main(void) {
 
     const ncclResult_t result = ncclEpCreateGroup(NULL, NULL, NULL, NULL, NULL, NULL);
     printf("refused with %d: %s\n", (int)result, ncclEpGetLastError());
-    return result == ncclInvalidArgument && strstr(ncclEpGetLastError(), "ncclEpCreateGroup") ? 0
-                                                                                              : 1;
+    return result == ncclInvalidArgument && strstr(ncclEpGetLastError(), "ncclEpCreateGroup") ? 0 : 1;
 }

@@ -1,14 +1,12 @@
-// One low-latency dispatch and combine on two ranks, with nothing but entry points of the first
-// release: the program that the drop-in test links with a dummy library and then runs with the real
-// one.
+// One low-latency dispatch and combine on two ranks, with nothing but entry points of the first release: the program
+// that the drop-in test links with a dummy library and then runs with the real one.
 #include "reference/ll_run.h"
 
 EP_TEST(low_latency_round_trip) {
     EP_REQUIRE(env->size == 2);
     const RefShape shape = {4, 4, 2, ncclBfloat16, 64};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 1);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 1);
     ll_dispatch(&run);
     ll_combine(&run);
     ll_run_close(&run);
@@ -17,5 +15,3 @@ EP_TEST(low_latency_round_trip) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -11,8 +11,7 @@ int main(int argc, char** argv) {
     int nccl = 0;
     EP_CHECK_CUDA(cudaGetDeviceCount(&devices));
     EP_CHECK_NCCL(ncclGetVersion(&nccl));
-    ncclEpGroup_t group =
-        ep_group_create(&env, NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env.size, 1, 64);
+    ncclEpGroup_t group = ep_group_create(&env, NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env.size, 1, 64);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env.stream));
     const bool high_throughput = ep_has_high_throughput(&env);
     if (env.rank == 0) {

@@ -1,6 +1,5 @@
 // What is timed: a dispatch and a combine, by the library or by NCCL alone.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_CALLS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_CALLS_H_
+#pragma once
 
 #include <functional>
 
@@ -29,5 +28,3 @@ struct Calls {
 };
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_CALLS_H_

@@ -1,6 +1,5 @@
 // Timing events with a lifetime, for the loops that measure.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_EVENTS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_EVENTS_H_
+#pragma once
 
 #include "harness/harness.h"
 
@@ -27,5 +26,3 @@ class Event {
 };
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_EVENTS_H_

@@ -34,8 +34,7 @@ constexpr std::array<Format, 6> kFormats = {{
 
 // Any bytes: a library that forwards them looks at none.
 void FillBytes(void* to, size_t bytes, uint64_t* state) {
-    std::generate_n(static_cast<uint8_t*>(to), bytes,
-                    [state] { return static_cast<uint8_t>(ep_random(state)); });
+    std::generate_n(static_cast<uint8_t*>(to), bytes, [state] { return static_cast<uint8_t>(ep_random(state)); });
 }
 
 const Format* Find(const std::string& name) {
@@ -61,14 +60,12 @@ std::string DispatchRows::where() const {
 
 const char* DispatchRows::how() const {
     if (forward) return "forwarded";
-    return casts_outside() ? "cast by a kernel of this program, then forwarded"
-                           : "cast by the library";
+    return casts_outside() ? "cast by a kernel of this program, then forwarded" : "cast by the library";
 }
 
 std::string ReadFormat(const std::string& name, DispatchRows* rows) {
     if (name != "bf16" && Find(name) == nullptr) {
-        return "--dispatch: expected bf16, fp8, fp8-pow2, ue8m0, mxfp8, mxfp4 or nvfp4, got \"" +
-               name + "\"";
+        return "--dispatch: expected bf16, fp8, fp8-pow2, ue8m0, mxfp8, mxfp4 or nvfp4, got \"" + name + "\"";
     }
     rows->name = name;
     return "";
@@ -94,8 +91,7 @@ std::string SizeRows(unsigned hidden, DispatchRows* rows) {
     }
     if (rows->forward) {
         const unsigned scales = (hidden + format->block - 1) / format->block;
-        rows->scaled = ref_format_forward(format->payload, hidden / format->elements,
-                                          format->scales, scales);
+        rows->scaled = ref_format_forward(format->payload, hidden / format->elements, format->scales, scales);
     } else {
         rows->scaled = ref_format_cast(ncclBfloat16, hidden, format->scales, format->block);
         rows->scaled->round = format->round;

@@ -1,7 +1,6 @@
 // The rows of a dispatch, as --dispatch, --cast and --forward choose them (docs/formats.md). Combines return
 // bfloat16 rows whatever was dispatched.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_
+#pragma once
 
 #include <optional>
 #include <string>
@@ -38,5 +37,3 @@ void FillRow(const DispatchRows& rows, uint64_t number, void* row, void* scales)
 void ExpectRow(const DispatchRows& rows, uint64_t number, void* row, void* scales);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_FORMAT_H_

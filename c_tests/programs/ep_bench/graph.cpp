@@ -20,8 +20,7 @@ constexpr Pace kLongOperations = {1, 4};
 
 }  // namespace
 
-Graph::Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation)
-    : times_(times) {
+Graph::Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation) : times_(times) {
     EP_REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
     for (unsigned i = 0; i < times; ++i) operation();
     EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph_));

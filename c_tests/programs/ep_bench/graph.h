@@ -1,7 +1,6 @@
 // CUDA graphs of the operations: capture, replay, and the time of a replay. A model server replays
 // a graph for each step of a model, so this is the speed its users see.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_
+#pragma once
 
 #include <functional>
 #include <optional>
@@ -24,8 +23,7 @@ class Graph {
 
     void Launch(cudaStream_t stream);
 
-    // Collective. Each sample is the time of one operation: the mean of several replays back to
-    // back.
+    // Collective. Each sample is the time of one operation: the mean of several replays back to back.
     Figures TimeReplays(const EpEnv& env, const Options& options);
 
     unsigned Blocks() const;  // of its largest kernel; 0 if the driver does not say
@@ -57,5 +55,3 @@ struct Graphs {
 std::string WhyNoCapture(cudaStream_t stream);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_GRAPH_H_

@@ -1,7 +1,6 @@
 // Where the rows of experts lie: each tensor in an allocation of its own, or with --memory symmetric all in one object
 // of the group, which the peers map.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_HEAP_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_HEAP_H_
+#pragma once
 
 #include "harness/harness.h"
 
@@ -18,5 +17,3 @@ void OpenHeap(ncclEpGroup_t group, size_t bytes);
 void CloseHeap();
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_HEAP_H_

@@ -123,13 +123,11 @@ std::string BandwidthJson(const Options& options, const Result& result) {
     const auto rate = [](const Figures& figures) {
         return [time = figures.median_us](double bytes) { return GigabytesPerSecond(bytes, time); };
     };
-    return Object(
-        {{"dispatch", ByConvention(result, DispatchRowBytes(options), rate(idle.dispatch))},
-         {"combine", ByConvention(result, CombineRowBytes(options), rate(idle.combine))}});
+    return Object({{"dispatch", ByConvention(result, DispatchRowBytes(options), rate(idle.dispatch))},
+                   {"combine", ByConvention(result, CombineRowBytes(options), rate(idle.combine))}});
 }
 
-std::string NetworkJson(const Result& result, double row_bytes, double RankFigures::* sent,
-                        const Figures& idle) {
+std::string NetworkJson(const Result& result, double row_bytes, double RankFigures::* sent, const Figures& idle) {
     const double mean = result.Mean(sent);
     return Object({{"once", Number(result.Mean(&RankFigures::network_rows) * row_bytes)},
                    {"sent", Number(mean)},
@@ -149,10 +147,9 @@ std::string NetworkJson(const Options& options, const Result& result) {
     const Timing& timing = result.timing;
     if (result.nodes == 1) return "null";
     return Object(
-        {{"dispatch", NetworkJson(result, DispatchRowBytes(options), &RankFigures::network_dispatch,
-                                  timing.idle.dispatch)},
-         {"combine", NetworkJson(result, CombineRowBytes(options), &RankFigures::network_combine,
-                                 timing.idle.combine)},
+        {{"dispatch",
+          NetworkJson(result, DispatchRowBytes(options), &RankFigures::network_dispatch, timing.idle.dispatch)},
+         {"combine", NetworkJson(result, CombineRowBytes(options), &RankFigures::network_combine, timing.idle.combine)},
          {"nccl_alone", timing.nccl_alone ? NcclAloneJson(*timing.nccl_alone) : "null"}});
 }
 
@@ -167,8 +164,7 @@ std::string WrongJson(const Options& options, const Result& result) {
 
 std::string BlocksJson(const Result& result) {
     if (!result.blocks || result.blocks->dispatch == 0) return "null";
-    return Object({{"dispatch", Number(result.blocks->dispatch)},
-                   {"combine", Number(result.blocks->combine)}});
+    return Object({{"dispatch", Number(result.blocks->dispatch)}, {"combine", Number(result.blocks->combine)}});
 }
 
 std::string TokensJson(const Tokens& tokens) {
@@ -232,11 +228,8 @@ std::string ConfigJson(const Options& options, int ranks) {
                    {"memory", Text(options.symmetric ? "symmetric" : "plain")},
                    {"variant", Text(VariantName(options))},
                    {"routing", Text(RoutingName(options))},
-                   {"zipf_exponent", options.routing == RoutingKind::kZipf
-                                         ? Number(options.zipf_exponent)
-                                         : "null"},
-                   {"channels",
-                    options.channels == NCCL_EP_AUTO ? "null" : Number(options.channels)},
+                   {"zipf_exponent", options.routing == RoutingKind::kZipf ? Number(options.zipf_exponent) : "null"},
+                   {"channels", options.channels == NCCL_EP_AUTO ? "null" : Number(options.channels)},
                    {"dtype", Text("bfloat16")},
                    {"dispatch", Text(options.rows.name)},
                    {"forward", Bool(options.rows.forward)},
@@ -251,14 +244,12 @@ std::string ConfigJson(const Options& options, int ranks) {
 
 }  // namespace
 
-bool WriteJson(const Options& options, const Machine& machine, int ranks,
-               const Measurements& measured) {
+bool WriteJson(const Options& options, const Machine& machine, int ranks, const Measurements& measured) {
     FILE* file = fopen(options.json_file.c_str(), "w");
     if (file == nullptr) return false;
     std::string json = "{\n  \"program\": \"ep_bench\",\n  \"machine\": " + MachineJson(machine) +
                        ",\n  \"config\": " + ConfigJson(options, ranks) +
-                       ",\n  \"first_use_bytes\": " + Number(measured.first_use_bytes) +
-                       ",\n  \"results\": [\n";
+                       ",\n  \"first_use_bytes\": " + Number(measured.first_use_bytes) + ",\n  \"results\": [\n";
     const std::vector<Result>& results = measured.results;
     for (size_t i = 0; i < results.size(); ++i) {
         json += "    " + ResultJson(options, results[i]) + (i + 1 < results.size() ? ",\n" : "\n");

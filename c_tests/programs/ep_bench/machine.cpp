@@ -11,8 +11,7 @@
 namespace ep_bench {
 namespace {
 
-// A function of a library that the process has or can load; nullptr if neither works. The library
-// stays loaded.
+// A function of a library that the process has or can load; nullptr if neither works. The library stays loaded.
 template <typename Function>
 Function* Find(const char* library, const char* name) {
     void* handle = library == nullptr ? RTLD_DEFAULT : dlopen(library, RTLD_LAZY);
@@ -59,8 +58,7 @@ unsigned LargestGrid(cudaGraph_t graph) {
     constexpr char kDriver[] = "libcuda.so.1";
     auto* get_nodes = Find<int(CUgraph, CUgraphNode*, size_t*)>(kDriver, "cuGraphGetNodes");
     auto* get_type = Find<int(CUgraphNode, CUgraphNodeType*)>(kDriver, "cuGraphNodeGetType");
-    auto* get_kernel = Find<int(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>(
-        kDriver, "cuGraphKernelNodeGetParams_v2");
+    auto* get_kernel = Find<int(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>(kDriver, "cuGraphKernelNodeGetParams_v2");
     size_t count = 0;
     if (get_nodes == nullptr || get_type == nullptr || get_kernel == nullptr ||
         get_nodes(graph, nullptr, &count) != 0) {
@@ -72,8 +70,7 @@ unsigned LargestGrid(cudaGraph_t graph) {
     for (const CUgraphNode node : nodes) {
         CUgraphNodeType type{};
         CUDA_KERNEL_NODE_PARAMS kernel{};
-        if (get_type(node, &type) == 0 && type == CU_GRAPH_NODE_TYPE_KERNEL &&
-            get_kernel(node, &kernel) == 0) {
+        if (get_type(node, &type) == 0 && type == CU_GRAPH_NODE_TYPE_KERNEL && get_kernel(node, &kernel) == 0) {
             largest = std::max(largest, kernel.gridDimX * kernel.gridDimY * kernel.gridDimZ);
         }
     }

@@ -1,6 +1,5 @@
 // The machine of a measurement, for the file of --json: without it a time means little later.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_
+#pragma once
 
 #include <string>
 
@@ -23,10 +22,7 @@ Machine DescribeMachine(const EpEnv& env);
 
 int CountMultiprocessors(const EpEnv& env);
 
-// Blocks of the largest kernel in a graph: what the library launched, not its limit. 0 if the
-// driver does not say.
+// Blocks of the largest kernel in a graph: what the library launched, not its limit. 0 if the driver does not say.
 unsigned LargestGrid(cudaGraph_t graph);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_MACHINE_H_

@@ -24,16 +24,14 @@
 namespace ep_bench {
 namespace {
 
-Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routing,
-                  Session* session, Graphs* graphs) {
+Wrong ValidateAll(const EpEnv& env, const Options& options, const Routing& routing, Session* session, Graphs* graphs) {
     Wrong wrong = Validate(env, options, routing, session,
                            {[&] { session->CastAndDispatch(); }, [&] { session->Combine(); }});
     if (graphs == nullptr) return wrong;
     Graph& dispatch = graphs->cast ? graphs->cast->dispatch : graphs->dispatch;
-    const Wrong replayed = Validate(env, options, routing, session,
-                                    {[&] { dispatch.Launch(env.stream); },
-                                     [&] { graphs->combine.Launch(env.stream); },
-                                     true});
+    const Wrong replayed =
+        Validate(env, options, routing, session,
+                 {[&] { dispatch.Launch(env.stream); }, [&] { graphs->combine.Launch(env.stream); }, true});
     wrong.dispatch_rows += replayed.dispatch_rows;
     wrong.combine_rows += replayed.combine_rows;
     wrong.cast_rows += replayed.cast_rows;
@@ -66,12 +64,10 @@ double MeasureFirstUse(EpEnv* env, const Options& options) {
 }
 
 // NCCL with the messages of the session's operations, on several nodes.
-std::optional<OperationTimes> MeasureNcclAlone(const EpEnv& env, const Options& options,
-                                               const Network& network) {
+std::optional<OperationTimes> MeasureNcclAlone(const EpEnv& env, const Options& options, const Network& network) {
     if (ep_num_nodes() == 1 || !HasMessages()) return std::nullopt;
     NcclAlone alone(env, network);
-    return MeasureOperations(
-        env, options, {[&] { alone.Dispatch(); }, [&] { alone.Combine(); }, [] {}});
+    return MeasureOperations(env, options, {[&] { alone.Dispatch(); }, [&] { alone.Combine(); }, [] {}});
 }
 
 Result RunOne(EpEnv* env, const Options& options, const Tokens& tokens) {

@@ -44,8 +44,7 @@ Leg LegOf(const Options& options, unsigned all_tokens, uint64_t tokens_of_node) 
     const size_t weights = options.top_k * sizeof(float);
     if (options.low_latency()) {
         constexpr size_t kHead = 32;  // which operation it is
-        return {kHead + all_tokens * (sent + ids), kHead + all_tokens * weights,
-                kHead + all_tokens * row};
+        return {kHead + all_tokens * (sent + ids), kHead + all_tokens * weights, kHead + all_tokens * row};
     }
     return {tokens_of_node * (sent + ids + weights), 0, tokens_of_node * row};
 }
@@ -122,16 +121,14 @@ void NcclAlone::Run(const Exchange& exchange) {
     }
     char* to = received_;
     for (const Message& message : exchange.receives) {
-        EP_REQUIRE_NCCL(ncclRecv(to, message.bytes, ncclInt8, static_cast<int>(message.peer),
-                                 env_.comm, env_.stream));
+        EP_REQUIRE_NCCL(ncclRecv(to, message.bytes, ncclInt8, static_cast<int>(message.peer), env_.comm, env_.stream));
         to += message.bytes;
     }
     EP_REQUIRE_NCCL(ncclGroupEnd());
 }
 
 bool HasMessages() {
-    return ncclGroupStart != nullptr && ncclGroupEnd != nullptr && ncclSend != nullptr &&
-           ncclRecv != nullptr;
+    return ncclGroupStart != nullptr && ncclGroupEnd != nullptr && ncclSend != nullptr && ncclRecv != nullptr;
 }
 
 }  // namespace ep_bench

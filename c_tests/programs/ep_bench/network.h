@@ -1,7 +1,6 @@
 // What crosses the network between nodes: computed from the routing, as the library sends it, and
 // sent by NCCL alone for comparison.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_NETWORK_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_NETWORK_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -64,5 +63,3 @@ class NcclAlone {
 bool HasMessages();
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_NETWORK_H_

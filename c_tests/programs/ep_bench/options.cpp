@@ -217,16 +217,14 @@ std::vector<ep::Option> OtherOptions(ParsedOptions* parsed, Open* open) {
 
 void FillOpen(const Open& open, bool on_hostsim, Options* options) {
     if (open.routing) {
-        options->routing =
-            options->low_latency() ? RoutingKind::kUniform : RoutingKind::kConsecutive;
+        options->routing = options->low_latency() ? RoutingKind::kUniform : RoutingKind::kConsecutive;
     }
     if (open.tokens) options->tokens = {{options->low_latency() ? 128u : 4096u}};
     if (!on_hostsim) return;
     const auto reduce = [options](bool is_open, const char* name, unsigned value, unsigned* field) {
         if (!is_open) return;
         *field = value;
-        options->reduced += (options->reduced.empty() ? "" : ", ") + std::string(name) + " " +
-                            std::to_string(value);
+        options->reduced += (options->reduced.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(value);
     };
     reduce(open.tokens, "tokens", options->low_latency() ? 32 : 128, &options->tokens[0][0]);
     reduce(open.hidden, "hidden", 1024, &options->hidden);

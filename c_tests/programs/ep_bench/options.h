@@ -2,8 +2,7 @@
 // this name; --layout, --view, --memory, --variant, --sweep, --dispatch, --cast, --forward, --max-tokens, --masked,
 // --routing, --channels, --use-cuda-graph, --graph-ops, --between, --json and --version are ours; so is a number for
 // each rank in --tokens.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -77,5 +76,3 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim);
 std::string ApplyRanks(unsigned ranks, Options* options);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_OPTIONS_H_

@@ -13,9 +13,7 @@ namespace {
 constexpr double kMegabyte = 1e6;
 constexpr double kMebibyte = 1024 * 1024;
 
-const char* AlgorithmName(const Options& options) {
-    return options.low_latency() ? "low latency" : "high throughput";
-}
+const char* AlgorithmName(const Options& options) { return options.low_latency() ? "low latency" : "high throughput"; }
 
 void PrintRanks(const Options& options, const Result& result) {
     const auto usual = UsualConvention(options);
@@ -24,8 +22,7 @@ void PrintRanks(const Options& options, const Result& result) {
         const double sent = figures.*usual * DispatchRowBytes(options);
         const double returned = figures.*usual * CombineRowBytes(options);
         printf(
-            "[Rank %zu] Dispatch: avg=%.2f us, %.2f GB/s | Combine: avg=%.2f us, %.2f GB/s | "
-            "Total: avg=%.2f us\n",
+            "[Rank %zu] Dispatch: avg=%.2f us, %.2f GB/s | Combine: avg=%.2f us, %.2f GB/s | Total: avg=%.2f us\n",
             rank, figures.dispatch_us, GigabytesPerSecond(sent, figures.dispatch_us),
             figures.combine_us, GigabytesPerSecond(returned, figures.combine_us), figures.total_us);
     }
@@ -52,8 +49,7 @@ void PrintSummary(const Options& options, const Result& result) {
            UsualConventionName(options));
 }
 
-void PrintConvention(const Options& options, const Result& result, const char* name,
-                     double RankFigures::* figure) {
+void PrintConvention(const Options& options, const Result& result, const char* name, double RankFigures::* figure) {
     const double sent = result.Mean(figure) * DispatchRowBytes(options);
     const double returned = result.Mean(figure) * CombineRowBytes(options);
     const PacedTimes& idle = result.timing.idle;
@@ -79,8 +75,7 @@ void PrintPaced(const char* how, const PacedTimes& times) {
 }
 
 void PrintTimes(const Timing& timing) {
-    printf("%-44s %10s %10s %10s %10s\n", "Times of the slowest rank (us):", "median", "min", "p90",
-           "p99");
+    printf("%-44s %10s %10s %10s %10s\n", "Times of the slowest rank (us):", "median", "min", "p90", "p99");
     PrintFigures("combine with the host's wait (reference)", timing.reference.slowest[kCombine]);
     PrintPaced("from an idle stream", timing.idle);
     PrintPaced("queued", timing.queued);
@@ -102,8 +97,7 @@ void PrintConventions(const Options& options, const Result& result) {
     PrintConvention(options, result, "dedup: distinct (token, rank)", &RankFigures::dedup);
     PrintConvention(options, result, "wire: dedup without the own rank", &RankFigures::wire);
     if (!options.low_latency()) {
-        PrintConvention(options, result, "node: distinct (token, node of 8 ranks)",
-                        &RankFigures::node);
+        PrintConvention(options, result, "node: distinct (token, node of 8 ranks)", &RankFigures::node);
     }
     printf("  received: %.1f rows, %.3f MB; at most %.0f rows, %.3f times the mean\n",
            result.Mean(&RankFigures::received),
@@ -123,8 +117,7 @@ void PrintCast(const Options& options, const Result& result) {
 
 void PrintValidation(const Options& options, const Wrong& wrong) {
     const auto verdict = [](uint64_t rows) { return rows == 0 ? "PASSED" : "FAILED"; };
-    printf("Global validation: Dispatch=%s, Combine=%s", verdict(wrong.dispatch_rows),
-           verdict(wrong.combine_rows));
+    printf("Global validation: Dispatch=%s, Combine=%s", verdict(wrong.dispatch_rows), verdict(wrong.combine_rows));
     if (options.rows.casts_outside()) printf(", Cast=%s", verdict(wrong.cast_rows));
     printf("\n");
 }
@@ -197,8 +190,7 @@ void PrintResult(const Options& options, const Result& result) {
     if (options.rows.casts_outside()) PrintCast(options, result);
     if (result.nodes > 1) PrintNetwork(options, result);
     printf("  memory taken by group and handle: %.1f MiB, by this program's tensors: %.1f MiB\n",
-           result.Max(&RankFigures::library_bytes) / kMebibyte,
-           result.Max(&RankFigures::tensor_bytes) / kMebibyte);
+           result.Max(&RankFigures::library_bytes) / kMebibyte, result.Max(&RankFigures::tensor_bytes) / kMebibyte);
     if (result.blocks) {
         printf("  blocks of the largest kernel: dispatch %u, combine %u\n", result.blocks->dispatch,
                result.blocks->combine);
@@ -208,8 +200,7 @@ void PrintResult(const Options& options, const Result& result) {
 }
 
 void PrintFirstUse(double bytes) {
-    printf("# memory that the first group of the process left behind: %.1f MiB\n",
-           bytes / kMebibyte);
+    printf("# memory that the first group of the process left behind: %.1f MiB\n", bytes / kMebibyte);
     fflush(stdout);
 }
 
@@ -225,10 +216,8 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
     for (const Result& result : results) {
         width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
     }
-    printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "op", width, "tokens", "bytes", "time", "algbw",
-           "busbw", "#wrong");
-    printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "", width, "(rank)", "(B)", "(us)", "(GB/s)",
-           "(GB/s)", "(rows)");
+    printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "op", width, "tokens", "bytes", "time", "algbw", "busbw", "#wrong");
+    printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "", width, "(rank)", "(B)", "(us)", "(GB/s)", "(GB/s)", "(rows)");
     for (const Result& result : results) {
         PrintRow(options, result, width, true);
         PrintRow(options, result, width, false);

@@ -1,6 +1,5 @@
 // The text that ep_bench prints and the file that --json writes; process 0 only.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_REPORT_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_REPORT_H_
+#pragma once
 
 #include <vector>
 
@@ -27,9 +26,6 @@ struct Measurements {
 };
 
 // False if the file could not be written.
-bool WriteJson(const Options& options, const Machine& machine, int ranks,
-               const Measurements& measured);
+bool WriteJson(const Options& options, const Machine& machine, int ranks, const Measurements& measured);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_REPORT_H_

@@ -22,18 +22,14 @@ void PrintBytes(const char* name, const Bytes& bytes, const PacedTimes& idle) {
 }
 
 void PrintPair(const Figures& alone, const Figures& library) {
-    printf(" %10.2f %10.2f %10.2f", alone.median_us, library.median_us,
-           library.median_us - alone.median_us);
+    printf(" %10.2f %10.2f %10.2f", alone.median_us, library.median_us, library.median_us - alone.median_us);
 }
 
 void PrintOperation(const Result& result, int width, bool dispatch) {
     const Timing& times = result.timing;
     const OperationTimes& alone = *times.nccl_alone;
-    const auto of = [dispatch](const auto& both) { 
-        return dispatch ? both.dispatch : both.combine;
-    };
-    const double bytes = result.Mean(dispatch ? &RankFigures::network_dispatch
-                                              : &RankFigures::network_combine);
+    const auto of = [dispatch](const auto& both) { return dispatch ? both.dispatch : both.combine; };
+    const double bytes = result.Mean(dispatch ? &RankFigures::network_dispatch : &RankFigures::network_combine);
     const auto print = [&](const char* way, const PacedTimes& library, const PacedTimes& nccl) {
         const Figures ours = of(library);
         const Figures theirs = of(nccl);
@@ -62,13 +58,9 @@ void PrintNetwork(const Options& options, const Result& result) {
     PrintBytes("once: distinct (token, other node)",
                {rows * DispatchRowBytes(options), rows * CombineRowBytes(options)}, idle);
     PrintBytes("sent: by this library, mean of all ranks",
-               {result.Mean(&RankFigures::network_dispatch),
-                result.Mean(&RankFigures::network_combine)},
-               idle);
+               {result.Mean(&RankFigures::network_dispatch), result.Mean(&RankFigures::network_combine)}, idle);
     PrintBytes("sent: by the rank that sends most",
-               {result.Max(&RankFigures::network_dispatch),
-                result.Max(&RankFigures::network_combine)},
-               idle);
+               {result.Max(&RankFigures::network_dispatch), result.Max(&RankFigures::network_combine)}, idle);
 }
 
 void PrintNetworkTable(const std::vector<Result>& results) {

@@ -26,8 +26,7 @@ double Result::Imbalance() const {
     return mean > 0 ? Max(&RankFigures::received) / mean : 1;
 }
 
-Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const Session& session,
-               const Shape& shape) {
+Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const Session& session, const Shape& shape) {
     const Traffic& traffic = sent.traffic;
     constexpr int kFigures = sizeof(RankFigures) / sizeof(double);
     const RankFigures mine = {timing.reference.rank[kDispatch].average_us,
@@ -50,8 +49,7 @@ Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const S
     result.max_tokens = shape.max_tokens;
     result.timing = timing;
     if (env.rank == 0) result.ranks.resize(static_cast<size_t>(env.size));
-    MPI_Gather(&mine, kFigures, MPI_DOUBLE, result.ranks.data(), kFigures, MPI_DOUBLE, 0,
-               MPI_COMM_WORLD);
+    MPI_Gather(&mine, kFigures, MPI_DOUBLE, result.ranks.data(), kFigures, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     return result;
 }
 

@@ -1,7 +1,5 @@
-// The result of one measurement, collected on process 0: times, rows by each convention, memory and
-// validation.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_
+// The result of one measurement, collected on process 0: times, rows by each convention, memory and validation.
+#pragma once
 
 #include <optional>
 #include <vector>
@@ -14,8 +12,7 @@
 
 namespace ep_bench {
 
-// One rank's averages in microseconds, its rows and its memory. Plain doubles, so one gather
-// collects them.
+// One rank's averages in microseconds, its rows and its memory. Plain doubles, so one gather collects them.
 struct RankFigures {
     double dispatch_us;
     double combine_us;
@@ -33,8 +30,7 @@ struct RankFigures {
     double tensor_bytes;
 };
 
-// Blocks of the largest kernel of each operation; one block occupies an SM. 0 if the driver does
-// not say.
+// Blocks of the largest kernel of each operation; one block occupies an SM. 0 if the driver does not say.
 struct Blocks {
     unsigned dispatch = 0;
     unsigned combine = 0;
@@ -64,8 +60,7 @@ struct Sent {
 };
 
 // Collective.
-Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const Session& session,
-               const Shape& shape);
+Result Collect(const EpEnv& env, const Timing& timing, const Sent& sent, const Session& session, const Shape& shape);
 
 // Bytes of one row sent and returned. The flag changes only the formula of dispatch: one byte per
 // element, a scale per 128 elements and a header.
@@ -84,5 +79,3 @@ inline double GigabytesPerSecond(double bytes, double microseconds) {
 }
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_RESULT_H_

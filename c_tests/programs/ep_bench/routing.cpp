@@ -123,8 +123,7 @@ Routing::Routing(const Shape& shape, unsigned rank) : shape_(shape), rank_(rank)
 
 unsigned Routing::Entries(unsigned source, unsigned token) const {
     const int64_t* begin = ids(source, token);
-    return static_cast<unsigned>(
-        std::count_if(begin, begin + shape_.top_k, [](int64_t id) { return id >= 0; }));
+    return static_cast<unsigned>(std::count_if(begin, begin + shape_.top_k, [](int64_t id) { return id >= 0; }));
 }
 
 std::vector<unsigned> Routing::Destinations(unsigned source, unsigned token) const {
@@ -146,11 +145,9 @@ Traffic CountTraffic(const Routing& routing, bool low_latency) {
         std::vector<unsigned> ranks = routing.Destinations(self, token);
         traffic.pair += routing.Entries(self, token);
         traffic.dedup += ranks.size();
-        traffic.wire +=
-            ranks.size() - static_cast<size_t>(std::count(ranks.begin(), ranks.end(), self));
+        traffic.wire += ranks.size() - static_cast<size_t>(std::count(ranks.begin(), ranks.end(), self));
         for (unsigned& rank : ranks) rank /= kRanksOfNode;
-        traffic.node +=
-            static_cast<size_t>(std::unique(ranks.begin(), ranks.end()) - ranks.begin());
+        traffic.node += static_cast<size_t>(std::unique(ranks.begin(), ranks.end()) - ranks.begin());
     }
     for (unsigned source = 0; source < shape.ranks; ++source) {
         for (unsigned token = 0; token < shape.tokens[source]; ++token) {

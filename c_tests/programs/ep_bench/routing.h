@@ -1,7 +1,6 @@
 // Which token goes to which expert in ep_bench, and how much data that is by each convention in
 // use. Everything is computed on the host from the ids of all ranks, independent of the library.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -69,5 +68,3 @@ struct Traffic {
 Traffic CountTraffic(const Routing& routing, bool low_latency);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_ROUTING_H_

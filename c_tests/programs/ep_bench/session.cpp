@@ -34,14 +34,12 @@ Session::Session(EpEnv* env, const Options& options, const Routing& routing)
 void Session::CreateGroup() {
     const Shape& shape = routing_.shape();
     ncclEpGroupConfig_t config =
-        ep_group_config(options_.algorithm, shape.experts,
-                        options_.dynamic_tokens ? NCCL_EP_AUTO : shape.max_tokens,
+        ep_group_config(options_.algorithm, shape.experts, options_.dynamic_tokens ? NCCL_EP_AUTO : shape.max_tokens,
                         options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
     if (options_.low_latency()) config.num_qp_per_rank = shape.local_experts();
     config.num_channels = options_.channels;
-    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, HeapAlloc,
-                                      HeapFree));
-    const ncclEpChoice_t choice = {sizeof(choice), options_.variant, 0, 0, 0};
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, HeapAlloc, HeapFree));
+    const ncclEpChoice_t choice = {sizeof(choice), options_.variant, 0, 0, 0, 0};
     if (options_.variant == NCCL_EP_VARIANT_AUTO) return;
     // Those without it pass it over.
     for (unsigned operation = NCCL_EP_OPERATION_LL_COMBINE; operation <= NCCL_EP_OPERATION_HT_COMBINE; ++operation) {
@@ -53,8 +51,7 @@ void Session::CreateHandle() {
     const Shape& shape = routing_.shape();
     topk_data_ = ep_device_upload(routing_.ids(routing_.rank(), 0),
                                   size_t{routing_.tokens()} * shape.top_k * sizeof(int64_t));
-    ep_view_2d(&topk_idx_, topk_data_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, routing_.tokens(),
-               shape.top_k);
+    ep_view_2d(&topk_idx_, topk_data_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, routing_.tokens(), shape.top_k);
     handle_ = CallCreateHandle();
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
 }
@@ -69,8 +66,7 @@ ncclEpHandle_t Session::CallCreateHandle() {
 void Session::CreateInputs() {
     const unsigned num_tokens = routing_.tokens();
     const DispatchRows& rows = options_.rows;
-    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, num_tokens,
-                            routing_.shape().top_k);
+    weights_ = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, num_tokens, routing_.shape().top_k);
     ep_tensor_upload(&weights_, routing_.all().weights[routing_.rank()]);
     const unsigned hidden = rows.scaled ? rows.scaled->hidden : options_.hidden;
     const ncclDataType_t from = rows.scaled ? rows.scaled->from : ncclBfloat16;
@@ -87,10 +83,8 @@ void Session::CreateInputs() {
 
 void Session::CreateUncast() {
     const RefFormat& format = *options_.rows.scaled;
-    uncast_ = ep_tensor_2d(group_, format.from, NCCL_EP_TENSOR_TAG_TOKENS, routing_.tokens(),
-                           format.hidden);
-    const ScaleForm powers =
-        format.scale_type == ncclFloat32 ? ScaleForm::kPower : ScaleForm::kExponent;
+    uncast_ = ep_tensor_2d(group_, format.from, NCCL_EP_TENSOR_TAG_TOKENS, routing_.tokens(), format.hidden);
+    const ScaleForm powers = format.scale_type == ncclFloat32 ? ScaleForm::kPower : ScaleForm::kExponent;
     cast_ = {uncast_.data,  tokens.data,  scales.data, routing_.tokens(),
              format.hidden, format.block, format.round ? powers : ScaleForm::kFloat};
 }
@@ -134,10 +128,9 @@ void Session::CreateReceived() {
     if (!rows.scaled) return;
     const unsigned num_scales = rows.scaled->num_scales;
     const ncclDataType_t scale_type = rows.scaled->scale_type;
-    received_scales =
-        options_.low_latency()
-            ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, parts, slots, num_scales)
-            : ep_tensor_2d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, received_rows, num_scales);
+    received_scales = options_.low_latency()
+                          ? ep_tensor_3d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, parts, slots, num_scales)
+                          : ep_tensor_2d(group_, scale_type, NCCL_EP_TENSOR_TAG_SCALES, received_rows, num_scales);
 }
 
 void Session::CreateOutputs() {
@@ -150,18 +143,14 @@ void Session::CreateOutputs() {
     received_memory_ = received.data;
     if (options_.low_latency()) {
         const unsigned* sizes = received.sizes;
-        expert_outputs =
-            ep_tensor_3d(group_, ncclBfloat16, tokens_tag, sizes[0], sizes[1], hidden);
-        counter = ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
-                               sizes[0]);
+        expert_outputs = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, sizes[0], sizes[1], hidden);
+        counter = ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, sizes[0]);
         if (options_.by_rank) CreateReceivedBeside();
     } else {
         const unsigned rows = received.sizes[0];
         expert_outputs = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
-        received_weights =
-            ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, shape.top_k);
-        received_idx =
-            ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, shape.top_k);
+        received_weights = ep_tensor_2d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, shape.top_k);
+        received_idx = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, shape.top_k);
     }
     CloseHeap();
     ep_tensor_fill(&expert_outputs, 0);
@@ -181,28 +170,23 @@ size_t Session::BytesOfHeap() const {
 void Session::CreateReceivedBeside() {
     const unsigned* sizes = received.sizes;
     const unsigned top_k = routing_.shape().top_k;
-    received_weights = ep_tensor_3d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, sizes[0],
-                                    sizes[1], top_k);
-    received_idx = ep_tensor_3d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, sizes[0], sizes[1],
-                                top_k);
+    received_weights = ep_tensor_3d(group_, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, sizes[0], sizes[1], top_k);
+    received_idx = ep_tensor_3d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, sizes[0], sizes[1], top_k);
 }
 
 Session::~Session() {
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
     if (options_.view) received.data = received_memory_;
     ep_device_free(topk_data_);
-    for (ncclNDTensor_t* tensor : {&tokens, &scales, &weights_, &uncast_, &received,
-                                   &received_scales, &received_weights, &received_idx, &counter,
-                                   &expert_outputs, &combined}) {
+    for (ncclNDTensor_t* tensor : {&tokens, &scales, &weights_, &uncast_, &received, &received_scales,
+                                   &received_weights, &received_idx, &counter, &expert_outputs, &combined}) {
         EP_REQUIRE_NCCL(ncclEpTensorDestroy(group_, tensor));
     }
     EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle_));
     EP_REQUIRE_NCCL(ncclEpGroupDestroy(group_, env_->stream));
 }
 
-void Session::NoteMemoryOfUse() {
-    library_bytes_ = free_before_ - FreeBytes() - tensor_bytes_;
-}
+void Session::NoteMemoryOfUse() { library_bytes_ = free_before_ - FreeBytes() - tensor_bytes_; }
 
 void Session::CallCast() { EP_REQUIRE_CUDA(EnqueueCast(&cast_, env_->stream)); }
 
@@ -234,13 +218,11 @@ void Session::CallCombine() {
     ncclNDTensor_t* outputs[] = {&combined};
     ncclNDTensor_t* locals[] = {&weights_};
     const bool weighs = options_.low_latency() && !options_.by_rank;
-    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals, weighs ? 1 : 0, 0, nullptr,
-                                  env_->stream));
+    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals, weighs ? 1 : 0, 0, nullptr, env_->stream));
 }
 
 Calls Session::MakeCalls() {
-    Calls calls = {[this] { CallDispatch(); }, [this] { CallCombine(); },
-                   [this] { CallComplete(); }};
+    Calls calls = {[this] { CallDispatch(); }, [this] { CallCombine(); }, [this] { CallComplete(); }};
     if (options_.rows.casts_outside()) calls.call_cast = [this] { CallCast(); };
     return calls;
 }

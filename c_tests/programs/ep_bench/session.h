@@ -1,6 +1,5 @@
 // One group, one handle and the tensors of one measurement, and its two operations.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_
+#pragma once
 
 #include "harness/harness.h"
 #include "programs/ep_bench/calls.h"
@@ -86,5 +85,3 @@ class Session {
 };
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_SESSION_H_

@@ -46,8 +46,7 @@ Figures SlowestRank(const Samples& mine) {
 }
 
 Stats OverRanks(const Stats& mine, int ranks) {
-    return {Reduce(mine.average_us, MPI_SUM) / ranks, Reduce(mine.min_us, MPI_MIN),
-            Reduce(mine.max_us, MPI_MAX)};
+    return {Reduce(mine.average_us, MPI_SUM) / ranks, Reduce(mine.min_us, MPI_MIN), Reduce(mine.max_us, MPI_MAX)};
 }
 
 void DropFirst(Samples* samples) {

@@ -1,7 +1,6 @@
 // Statistics of repeated measurements: over the samples of a rank, then over the ranks. There the
 // slowest counts, because an operation ends when it has ended everywhere.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_STATS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_STATS_H_
+#pragma once
 
 #include <vector>
 
@@ -27,8 +26,7 @@ struct Stats {
     double max_us = 0;
 };
 
-// Needs at least one sample. A percentile is the smallest sample with that share of samples at or
-// below it.
+// Needs at least one sample. A percentile is the smallest sample with that share of samples at or below it.
 Figures FiguresOf(Samples samples);
 Stats StatsOf(const Samples& samples);
 
@@ -42,5 +40,3 @@ Stats OverRanks(const Stats& mine, int ranks);
 void DropFirst(Samples* samples);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_STATS_H_

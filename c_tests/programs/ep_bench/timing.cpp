@@ -50,8 +50,7 @@ struct ReferenceEvents {
 
 using ReferenceSample = std::array<double, kSpans>;
 
-ReferenceSample IterateReference(const EpEnv& env, bool profile, ReferenceEvents* events,
-                                 Session* session) {
+ReferenceSample IterateReference(const EpEnv& env, bool profile, ReferenceEvents* events, Session* session) {
     events->start.Record(env.stream);
     {
         const Range range(profile, "dispatch");
@@ -65,8 +64,7 @@ ReferenceSample IterateReference(const EpEnv& env, bool profile, ReferenceEvents
     }
     events->end.Record(env.stream);
     Settle(env);
-    return {events->mid.MicrosecondsSince(events->start),
-            events->end.MicrosecondsSince(events->mid),
+    return {events->mid.MicrosecondsSince(events->start), events->end.MicrosecondsSince(events->mid),
             events->end.MicrosecondsSince(events->start)};
 }
 
@@ -99,8 +97,7 @@ template <typename Call>
 void TimeCall(const Call& call, Samples* samples) {
     const HostClock::time_point before = HostClock::now();
     call();
-    samples->push_back(
-        std::chrono::duration<double, std::micro>(HostClock::now() - before).count());
+    samples->push_back(std::chrono::duration<double, std::micro>(HostClock::now() - before).count());
 }
 
 struct EventPair {
@@ -136,8 +133,7 @@ CastTimes MeasureIdleCast(const EpEnv& env, const Options& options, const Calls&
     return {SlowestRank(alone), SlowestRank(with_dispatch), SlowestRank(with_pair)};
 }
 
-void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
-                 OperationTimes* times) {
+void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times) {
     CallSamples host;
     const auto dispatch = [&] {
         TimeCall(calls.call_dispatch, &host.dispatch);
@@ -160,13 +156,11 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls,
     for (unsigned i = 0; i < options.iterations; ++i) {
         TimeFromIdle(env, &events, both, &pair);
     }
-    for (Samples* samples :
-         {&dispatched, &combined, &pair, &host.dispatch, &host.combine, &host.complete}) {
+    for (Samples* samples : {&dispatched, &combined, &pair, &host.dispatch, &host.combine, &host.complete}) {
         DropFirst(samples);
     }
     times->idle = {SlowestRank(dispatched), SlowestRank(combined), SlowestRank(pair)};
-    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine),
-                   SlowestRank(host.complete)};
+    times->host = {SlowestRank(host.dispatch), SlowestRank(host.combine), SlowestRank(host.complete)};
     if (calls.call_cast) times->idle.cast = MeasureIdleCast(env, options, calls);
 }
 
@@ -190,14 +184,11 @@ HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* se
 
 // ---- Operations that are in the stream before their turn comes ---------------------------------
 
-// Blocks a stream until it is opened, so that the host finishes its part first. After a while it
-// opens by itself: a call on the host may wait for the stream, or for the driver's thread, which
-// waits here.
+// Blocks a stream until it is opened, so that the host finishes its part first. After a while it opens by itself: a
+// call on the host may wait for the stream, or for the driver's thread, which waits here.
 class Gate {
    public:
-    explicit Gate(cudaStream_t stream) {
-        EP_REQUIRE_CUDA(cudaLaunchHostFunc(stream, &Gate::Wait, this));
-    }
+    explicit Gate(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaLaunchHostFunc(stream, &Gate::Wait, this)); }
     Gate(const Gate&) = delete;
     Gate& operator=(const Gate&) = delete;
 
@@ -217,9 +208,8 @@ class Gate {
     std::atomic<bool> was_opened_ = false;
 };
 
-// Few enough for a batch to fit into the driver's launch queue: a call that waited for room there
-// would wait for the gate. On several nodes an operation has many entries there, and NCCL has room
-// for some hundred messages.
+// Few enough for a batch to fit into the driver's launch queue: a call that waited for room there would wait for the
+// gate. On several nodes an operation has many entries there, and NCCL has room for some hundred messages.
 unsigned MaxPairsOfBatch(const Options& options) {
     if (ep_num_nodes() == 1) return 16;
     return options.low_latency() ? 4 : 2;
@@ -231,8 +221,7 @@ struct PairEvents {
 
 using Enqueue = std::function<void()>;
 
-void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second,
-              std::vector<PairEvents>* events) {
+void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second, std::vector<PairEvents>* events) {
     Gate gate(env.stream);
     for (PairEvents& pair : *events) {
         pair.start.Record(env.stream);
@@ -251,10 +240,8 @@ struct PairTimes {
     Figures first, second, both;
 };
 
-PairTimes MeasureBatches(const EpEnv& env, const Options& options, const Enqueue& first,
-                         const Enqueue& second) {
-    // The first pair of a batch does not count: the gates of the ranks do not open at the same
-    // moment.
+PairTimes MeasureBatches(const EpEnv& env, const Options& options, const Enqueue& first, const Enqueue& second) {
+    // The first pair of a batch does not count: the gates of the ranks do not open at the same moment.
     std::vector<PairEvents> events(std::min(MaxPairsOfBatch(options), options.iterations + 1));
     Samples firsts, seconds, both;
     while (both.size() < options.iterations) {
@@ -274,8 +261,7 @@ PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& 
     const PairTimes plain = MeasureBatches(env, options, [&] { calls.Dispatch(); }, combine);
     PacedTimes times = {plain.first, plain.second, plain.both};
     if (!calls.call_cast) return times;
-    const PairTimes with_cast =
-        MeasureBatches(env, options, [&] { calls.CastAndDispatch(); }, combine);
+    const PairTimes with_cast = MeasureBatches(env, options, [&] { calls.CastAndDispatch(); }, combine);
     // Behind a combine, as in a layer.
     const auto pair = [&] {
         calls.Dispatch();
@@ -332,12 +318,10 @@ OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const
 }
 
 PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs) {
-    PacedTimes times = {graphs->dispatch.TimeReplays(env, options),
-                        graphs->combine.TimeReplays(env, options),
+    PacedTimes times = {graphs->dispatch.TimeReplays(env, options), graphs->combine.TimeReplays(env, options),
                         graphs->pair.TimeReplays(env, options)};
     if (!graphs->cast) return times;
-    times.cast = {graphs->cast->alone.TimeReplays(env, options),
-                  graphs->cast->dispatch.TimeReplays(env, options),
+    times.cast = {graphs->cast->alone.TimeReplays(env, options), graphs->cast->dispatch.TimeReplays(env, options),
                   graphs->cast->pair.TimeReplays(env, options)};
     return times;
 }

@@ -1,7 +1,6 @@
 // The ways in which ep_bench times an operation. They answer different questions, so all are
 // reported under their names; docs/performance.md says which to compare with what.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_
+#pragma once
 
 #include <array>
 #include <optional>
@@ -90,5 +89,3 @@ PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs);
 void TimeCold(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_TIMING_H_

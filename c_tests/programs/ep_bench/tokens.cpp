@@ -18,8 +18,7 @@ std::vector<std::string> Split(const std::string& list, char separator) {
 }
 
 // One count per rank. Some may be 0, but not all.
-Tokens ReadNumbers(const char* option, const std::string& list, char separator,
-                   std::string* error) {
+Tokens ReadNumbers(const char* option, const std::string& list, char separator, std::string* error) {
     Tokens tokens;
     for (const std::string& item : Split(list, separator)) {
         ep::ReadUnsigned(option, item.c_str(), 0, &tokens.emplace_back(), error);
@@ -31,8 +30,7 @@ Tokens ReadNumbers(const char* option, const std::string& list, char separator,
 }
 
 // A..B: A and its doublings up to B.
-void ReadDoubles(const std::string& range, size_t dots, std::vector<Tokens>* sweep,
-                 std::string* error) {
+void ReadDoubles(const std::string& range, size_t dots, std::vector<Tokens>* sweep, std::string* error) {
     unsigned first = 0;
     unsigned last = 0;
     ep::ReadUnsigned("--sweep", range.substr(0, dots).c_str(), 1, &first, error);
@@ -43,9 +41,7 @@ void ReadDoubles(const std::string& range, size_t dots, std::vector<Tokens>* swe
 
 }  // namespace
 
-Tokens ReadTokens(const std::string& list, std::string* error) {
-    return ReadNumbers("--tokens", list, ',', error);
-}
+Tokens ReadTokens(const std::string& list, std::string* error) { return ReadNumbers("--tokens", list, ',', error); }
 
 std::vector<Tokens> ReadSweep(const std::string& list, std::string* error) {
     std::vector<Tokens> sweep;

@@ -1,7 +1,6 @@
 // How many tokens each rank has: one number for all ranks, or one each. A serving model has one
 // token per request in a rank's batch, so ranks differ.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -15,9 +14,8 @@ using Tokens = std::vector<unsigned>;
 Tokens ReadTokens(const std::string& list, std::string* error);
 std::vector<Tokens> ReadSweep(const std::string& list, std::string* error);
 
-// Returns a text if there are fewer or more numbers than the option allows, else an empty one. A
-// single number holds for every rank. With `repeats_last`, as in a sweep, the last number holds for
-// the remaining ranks.
+// Returns a text if there are fewer or more numbers than the option allows, else an empty one. A single number holds
+// for every rank. With `repeats_last`, as in a sweep, the last number holds for the remaining ranks.
 std::string FitToRanks(unsigned ranks, bool repeats_last, Tokens* tokens);
 
 unsigned Largest(const Tokens& tokens);
@@ -26,5 +24,3 @@ unsigned Largest(const Tokens& tokens);
 std::string NameOf(const Tokens& tokens);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_TOKENS_H_

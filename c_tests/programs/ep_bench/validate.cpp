@@ -33,8 +33,7 @@ RefLayout LayoutLl(const Session& session) {
 
 std::vector<Part> PartsLl(const Routing& routing, RefLayout layout) {
     std::vector<int32_t> counts(layout.parts);
-    const ref::RowNumbers numbers(
-        ref_ll_slots(&routing.all(), routing.rank(), layout, counts.data()));
+    const ref::RowNumbers numbers(ref_ll_slots(&routing.all(), routing.rank(), layout, counts.data()));
     const uint64_t* next = numbers.get();
     std::vector<Part> parts;
     for (unsigned expert = 0; expert < layout.parts; ++expert) {
@@ -53,8 +52,7 @@ std::vector<Part> PartsByRank(const Routing& routing, const Session& session) {
         parts[source].first_row = ref_layout_row(layout, source, 0);
     }
     const auto note = [](unsigned source, size_t token, size_t, void* context) {
-        (*static_cast<std::vector<Part>*>(context))[source].tokens.push_back(
-            ref_row_of(source, token));
+        (*static_cast<std::vector<Part>*>(context))[source].tokens.push_back(ref_row_of(source, token));
     };
     ref_rank_each(&routing.all(), routing.rank(), layout, note, &parts);
     return parts;
@@ -71,17 +69,14 @@ template <typename T>
 std::vector<T> Download(const ncclNDTensor_t& tensor, size_t first, size_t rows) {
     const size_t columns = tensor.sizes[tensor.ndim - 1];
     std::vector<T> host(rows * columns);
-    ep_download(host.data(), static_cast<const T*>(tensor.data) + first * columns,
-                host.size() * sizeof(T));
+    ep_download(host.data(), static_cast<const T*>(tensor.data) + first * columns, host.size() * sizeof(T));
     return host;
 }
 
 // Rows of any format.
-std::vector<uint8_t> DownloadBytes(const ncclNDTensor_t& tensor, size_t first, size_t rows,
-                                   size_t row_bytes) {
+std::vector<uint8_t> DownloadBytes(const ncclNDTensor_t& tensor, size_t first, size_t rows, size_t row_bytes) {
     std::vector<uint8_t> host(rows * row_bytes);
-    ep_download(host.data(), static_cast<const uint8_t*>(tensor.data) + first * row_bytes,
-                host.size());
+    ep_download(host.data(), static_cast<const uint8_t*>(tensor.data) + first * row_bytes, host.size());
     return host;
 }
 
@@ -108,11 +103,8 @@ class Validation {
     uint64_t WrongCounts() const;
     uint64_t WrongRouting() const;
     uint64_t WrongBeside() const;
-    RefLayout LayoutByRank() const {
-        return ref_rank_major(session_.received.sizes[0], session_.received.sizes[1]);
-    }
-    uint64_t WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales,
-                         const Part& part) const;
+    RefLayout LayoutByRank() const { return ref_rank_major(session_.received.sizes[0], session_.received.sizes[1]); }
+    uint64_t WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales, const Part& part) const;
 
     const Options& options_;
     const Routing& routing_;
@@ -125,9 +117,8 @@ class Validation {
 
 void Validation::Prepare() const {
     std::vector<const ncclNDTensor_t*> written = {
-        &session_.received,     &session_.received_scales, &session_.received_weights,
-        &session_.received_idx, &session_.counter,         &session_.expert_outputs,
-        &session_.combined};
+        &session_.received, &session_.received_scales, &session_.received_weights, &session_.received_idx,
+        &session_.counter,  &session_.expert_outputs,  &session_.combined};
     if (options_.rows.casts_outside()) {
         written.insert(written.end(), {&session_.tokens, &session_.scales});
     }
@@ -139,9 +130,8 @@ void Validation::Prepare() const {
     for (const Part& part : parts_) {
         std::vector<uint16_t> rows(part.tokens.size() * results_.hidden);
         ref_rows_fill(&results_, routing_.rank(), part.first_row, part.tokens.size(), rows.data());
-        ep_upload(static_cast<uint16_t*>(session_.expert_outputs.data) +
-                      part.first_row * results_.hidden,
-                  rows.data(), rows.size() * sizeof(uint16_t));
+        ep_upload(static_cast<uint16_t*>(session_.expert_outputs.data) + part.first_row * results_.hidden, rows.data(),
+                  rows.size() * sizeof(uint16_t));
     }
     EP_REQUIRE_CUDA(cudaDeviceSynchronize());
 }
@@ -164,8 +154,7 @@ uint64_t Validation::WrongRouting() const {
     const size_t top_k = routing_.shape().top_k;
     std::vector<int64_t> ids(rows * top_k);
     std::vector<float> weights(rows * top_k);
-    ref_ht_dispatch_routing(&routing_.all(), &routing_.all(), routing_.rank(), rows, ids.data(),
-                            weights.data());
+    ref_ht_dispatch_routing(&routing_.all(), &routing_.all(), routing_.rank(), rows, ids.data(), weights.data());
     const auto got_ids = Download<int64_t>(session_.received_idx, 0, rows);
     const auto got_weights = Download<float>(session_.received_weights, 0, rows);
     uint64_t wrong = 0;
@@ -194,8 +183,7 @@ uint64_t Validation::WrongBeside() const {
 }
 
 // Rows that differ in payload or scales.
-uint64_t Validation::WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales,
-                                 const Part& part) const {
+uint64_t Validation::WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales, const Part& part) const {
     const RefFormat& format = *options_.rows.scaled;
     const size_t row_bytes = ref_format_out_bytes(&format);
     const size_t scale_bytes = ref_format_scale_bytes(&format);

@@ -1,6 +1,5 @@
 // One more dispatch and combine; every bit of their results is compared with the reference.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -33,5 +32,3 @@ Wrong Validate(const EpEnv& env, const Options& options, const Routing& routing,
                const Operations& operations);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_VALIDATE_H_

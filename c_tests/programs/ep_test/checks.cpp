@@ -73,24 +73,20 @@ std::vector<float> Exchange::Gradients(unsigned rows) const {
 
 void Exchange::CheckDispatchLl(const ncclNDTensor_t& tokens, const ncclNDTensor_t& counter) const {
     std::vector<int32_t> counts(ep_tensor_elements(&counter));
-    Check<uint16_t>(tokens, [&](uint16_t* out) {
-        ref_ll_dispatch(routing_.get(), rank_, layout(), &tokens_, out, counts.data());
-    });
-    Check<int32_t>(counter,
-                   [&](int32_t* out) { std::copy(counts.begin(), counts.end(), out); });
+    Check<uint16_t>(
+        tokens, [&](uint16_t* out) { ref_ll_dispatch(routing_.get(), rank_, layout(), &tokens_, out, counts.data()); });
+    Check<int32_t>(counter, [&](int32_t* out) { std::copy(counts.begin(), counts.end(), out); });
 }
 
 void Exchange::CheckTokensHt(const ncclNDTensor_t& tokens) const {
-    Check<uint16_t>(tokens, [&](uint16_t* out) {
-        ref_ht_dispatch_tokens(routing_.get(), rank_, &tokens_, tokens.sizes[0], out);
-    });
+    Check<uint16_t>(
+        tokens, [&](uint16_t* out) { ref_ht_dispatch_tokens(routing_.get(), rank_, &tokens_, tokens.sizes[0], out); });
 }
 
 void Exchange::CheckRoutingHt(const ncclNDTensor_t& ids, const ncclNDTensor_t& weights) const {
     std::vector<float> expected(ep_tensor_elements(&weights));
     Check<int64_t>(ids, [&](int64_t* out) {
-        ref_ht_dispatch_routing(routing_.get(), routing_.get(), rank_, ids.sizes[0], out,
-                                expected.data());
+        ref_ht_dispatch_routing(routing_.get(), routing_.get(), rank_, ids.sizes[0], out, expected.data());
     });
     Check<float>(weights, [&](float* out) { std::copy(expected.begin(), expected.end(), out); });
 }
@@ -102,15 +98,12 @@ void Exchange::CheckCombineLl(const ncclNDTensor_t& combined) const {
 }
 
 void Exchange::CheckCombineHt(const ncclNDTensor_t& combined) const {
-    Check<uint16_t>(combined, [&](uint16_t* out) {
-        ref_ht_combine(routing_.get(), rank_, &results_, out);
-    });
+    Check<uint16_t>(combined, [&](uint16_t* out) { ref_ht_combine(routing_.get(), rank_, &results_, out); });
 }
 
 void Exchange::CheckGradients(const ncclNDTensor_t& gradients) const {
-    Check<float>(gradients, [&](float* out) {
-        ref_ht_gradients(routing_.get(), rank_, routing_->top_k, kSeedOfGradients, out);
-    });
+    Check<float>(gradients,
+                 [&](float* out) { ref_ht_gradients(routing_.get(), rank_, routing_->top_k, kSeedOfGradients, out); });
 }
 
 }  // namespace ep_test

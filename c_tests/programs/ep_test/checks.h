@@ -1,8 +1,6 @@
-// The data that ep_test sends, and the comparison of everything that arrives with the reference. It
-// covers every byte of every output; the reference's program checks the first ten elements of a
-// row.
-#ifndef C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
-#define C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_
+// The data that ep_test sends, and the comparison of everything that arrives with the reference. It covers every byte
+// of every output; the reference's program checks the first ten elements of a row.
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +48,3 @@ class Exchange {
 void Poison(const ncclNDTensor_t& output);
 
 }  // namespace ep_test
-
-#endif  // C_TESTS_PROGRAMS_EP_TEST_CHECKS_H_

@@ -1,7 +1,6 @@
-// ep_test: is the library correct on this machine? One dispatch and one combine, checked on every
-// rank; with -c both again on the same handle. The options, the order of the calls and the line
-// that scripts look for are those of the reference's program of this name. Works with any number of
-// ranks.
+// ep_test: is the library correct on this machine? One dispatch and one combine, checked on every rank; with -c both
+// again on the same handle. The options, the order of the calls and the line that scripts look for are those of the
+// reference's program of this name. Works with any number of ranks.
 #include <cstdio>
 
 #include "harness/harness.h"
@@ -62,27 +61,21 @@ class Run {
 
 void Run::CreateGroupAndHandle() {
     const unsigned max_tokens = options_.dynamic_tokens ? NCCL_EP_AUTO : options_.tokens;
-    const ncclEpGroupConfig_t config =
-        ep_group_config(options_.algorithm, routing().num_experts, max_tokens,
-                        options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
-    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc,
-                                      ep_counted_free));
-    topk_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, options_.tokens,
-                             routing().top_k);
+    const ncclEpGroupConfig_t config = ep_group_config(options_.algorithm, routing().num_experts, max_tokens,
+                                                       options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc, ep_counted_free));
+    topk_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, options_.tokens, routing().top_k);
     ep_tensor_upload(&topk_idx_, routing().topk_idx[env_->rank]);
-    EP_REQUIRE_NCCL(
-        ncclEpCreateHandle(&handle_, group_, &topk_idx_, nullptr, 0, nullptr, env_->stream));
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle_, group_, &topk_idx_, nullptr, 0, nullptr, env_->stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
 }
 
-// Rows of the high-throughput outputs: the library's bound or, with dynamic tokens, the exact
-// number.
+// Rows of the high-throughput outputs: the library's bound or, with dynamic tokens, the exact number.
 unsigned Run::ReceivedRows() {
     unsigned rows = 0;
     EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
-    const unsigned expected =
-        options_.dynamic_tokens ? ref_ht_received(&routing(), static_cast<unsigned>(env_->rank))
-                                : routing().num_ranks * options_.tokens;
+    const unsigned expected = options_.dynamic_tokens ? ref_ht_received(&routing(), static_cast<unsigned>(env_->rank))
+                                                      : routing().num_ranks * options_.tokens;
     EP_CHECK_EQ_U64(rows, expected);
     return rows;
 }
@@ -104,8 +97,7 @@ void Run::CreateTensors() {
         const unsigned slots = exchange_.layout().rows;
         received_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
         expert_outputs_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
-        counter_ =
-            ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
+        counter_ = ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
         ep_tensor_upload(&expert_outputs_, exchange_.ResultsLl().data());
         return;
     }
@@ -147,12 +139,10 @@ void Run::Combine() {
     ncclNDTensor_t* outputs[] = {&combined_};
     ncclNDTensor_t* locals[] = {&weights_};
     Poison(combined_);
-    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals,
-                                  options_.low_latency() ? 1 : 0, options_.stage_combine, nullptr,
-                                  env_->stream));
+    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals, options_.low_latency() ? 1 : 0,
+                                  options_.stage_combine, nullptr, env_->stream));
     CompleteAndSync();
-    options_.low_latency() ? exchange_.CheckCombineLl(combined_)
-                           : exchange_.CheckCombineHt(combined_);
+    options_.low_latency() ? exchange_.CheckCombineLl(combined_) : exchange_.CheckCombineHt(combined_);
 }
 
 // The cached dispatch moves only tokens, into another buffer; the backward combine also returns
@@ -164,10 +154,8 @@ void Run::Repeat() {
                                            options_.tokens, options_.hidden);
     const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
     const unsigned top_k = routing().top_k;
-    ncclNDTensor_t given =
-        ep_tensor_2d(group_, ncclFloat32, weights_tag, received_.sizes[0], top_k);
-    ncclNDTensor_t gradients =
-        ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
+    ncclNDTensor_t given = ep_tensor_2d(group_, ncclFloat32, weights_tag, received_.sizes[0], top_k);
+    ncclNDTensor_t gradients = ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
     ep_tensor_upload(&given, exchange_.Gradients(received_.sizes[0]).data());
     for (const ncclNDTensor_t* output : {&received, &combined, &gradients}) Poison(*output);
     const ncclEpDispatchConfig_t config{};
@@ -190,8 +178,7 @@ void Run::Repeat() {
     }
 }
 
-// Destroys some tensors after the group and the communicator with which they were made, as existing
-// programs do.
+// Destroys some tensors after the group and the communicator with which they were made, as existing programs do.
 void Run::Destroy() {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &topk_idx_));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &tokens_));
@@ -233,8 +220,7 @@ int main(int argc, char** argv) {
     if (ep_failed() == 0) {
         printf("[MPI Rank %d] Success\n", env.rank);
     } else {
-        printf("[MPI Rank %d] %llu checks failed\n", env.rank,
-               static_cast<unsigned long long>(ep_failed()));
+        printf("[MPI Rank %d] %llu checks failed\n", env.rank, static_cast<unsigned long long>(ep_failed()));
     }
     fflush(stdout);
     const int status = ep_finish(&env);

@@ -18,8 +18,7 @@ const char kUsage[] =
     "                           high throughput ignores staging\n"
     "  -c, --cached             repeat dispatch and combine on the same handle (ht)\n"
     "  -r, --random             random first expert of each token instead of the next rank's\n"
-    "  -m, --dynamic-tokens     max_tokens_per_rank = NCCL_EP_AUTO (ht only)\n"
-    "  -h, --help               this text\n";
+    "  -m, --dynamic-tokens     max_tokens_per_rank = NCCL_EP_AUTO (ht only)\n  -h, --help               this text\n";
 
 namespace {
 

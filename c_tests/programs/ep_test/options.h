@@ -1,7 +1,5 @@
-// The command line of ep_test. Letters and defaults are those of the
-// reference's program of this name.
-#ifndef C_TESTS_PROGRAMS_EP_TEST_OPTIONS_H_
-#define C_TESTS_PROGRAMS_EP_TEST_OPTIONS_H_
+// The command line of ep_test. Letters and defaults are those of the reference's program of this name.
+#pragma once
 
 #include <string>
 
@@ -36,5 +34,3 @@ ParsedOptions ParseOptions(int argc, char** argv);
 std::string Describe(const Options& options);
 
 }  // namespace ep_test
-
-#endif  // C_TESTS_PROGRAMS_EP_TEST_OPTIONS_H_

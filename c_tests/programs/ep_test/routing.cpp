@@ -26,14 +26,12 @@ ref::Routing MakeRouting(unsigned ranks, unsigned tokens, bool random) {
     for (unsigned rank = 0; rank < ranks; ++rank) {
         srand(rank + 42);
         for (unsigned token = 0; token < tokens; ++token) {
-            const unsigned first =
-                random ? static_cast<unsigned>(rand()) % experts : (rank + 1) * top_k;
+            const unsigned first = random ? static_cast<unsigned>(rand()) % experts : (rank + 1) * top_k;
             for (unsigned k = 0; k < top_k; ++k) ids.push_back((first + k) % experts);
         }
     }
     const std::vector<unsigned> num_tokens(ranks, tokens);
-    return ref::Routing(ref_routing_of_ids(ranks, experts, top_k, num_tokens.data(), ids.data(),
-                                           kSeedOfWeights));
+    return ref::Routing(ref_routing_of_ids(ranks, experts, top_k, num_tokens.data(), ids.data(), kSeedOfWeights));
 }
 
 }  // namespace ep_test

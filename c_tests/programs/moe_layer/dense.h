@@ -14,8 +14,7 @@
 // Each is relative to a sum of weight * |expert output|, which is what the row's size means here:
 // the largest element of that sum. The error is then at most (1 + u)^4 - 1 of it, with --fp8
 // (1 + 2^-4) (1 + u)^4 - 1.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_DENSE_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_DENSE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +30,7 @@ struct DenseResult {
 };
 
 // One layer of the model in fp32: router, and for each token its top-k experts.
-DenseResult DenseForward(const ModelConfig& config, size_t layer,
-                         const std::vector<uint16_t>& rows);
+DenseResult DenseForward(const ModelConfig& config, size_t layer, const std::vector<uint16_t>& rows);
 
 // The largest |actual - dense| of any element, relative to the size of its row. A NaN, a row of the
 // dense result without size, or a wrong number of rows gives infinity.
@@ -46,5 +44,3 @@ double MaxRelativeErrorBound(bool fp8);
 void SwapFirstAndLastRow(const ModelConfig& config, std::vector<uint16_t>* rows);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_DENSE_H_

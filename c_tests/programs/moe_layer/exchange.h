@@ -10,8 +10,7 @@
 // The library moves rows in device memory. The experts of this program compute on the host, so that
 // it needs no device code; a real layer would launch its kernels on the same stream instead of
 // downloading and uploading.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_EXCHANGE_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_EXCHANGE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -44,11 +43,8 @@ struct LayerOutput {
 };
 
 // rows: the tokens of this rank, [tokens, hidden]; routing: their experts. Collective.
-LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<uint16_t>& rows,
-                               const Routing& routing);
+LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<uint16_t>& rows, const Routing& routing);
 LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vector<uint16_t>& rows,
                                    const Routing& routing);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_EXCHANGE_H_

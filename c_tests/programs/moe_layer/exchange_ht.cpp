@@ -71,19 +71,16 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
     sent.weights.Upload(routing.weights);
     sent.topk_idx.Upload(routing.expert_ids);
 
-    // STEP 2: the handle. The ranks exchange the routing here, so each learns for how many rows it
-    // needs room.
+    // STEP 2: the handle. The ranks exchange the routing here, so each learns for how many rows it needs room.
     ncclEpHandle_t handle = nullptr;
-    EP_REQUIRE_NCCL(
-        ncclEpCreateHandle(&handle, group, sent.topk_idx.get(), nullptr, 0, nullptr, stream));
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle, group, sent.topk_idx.get(), nullptr, 0, nullptr, stream));
     unsigned num_rows = 0;
     EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle, &num_rows));
 
     // STEP 3: dispatch tokens together with weights and expert ids.
     ReceivedRows received_rows(group, {num_rows}, model.hidden, context.fp8);
     RowRouting received(group, num_rows, model);
-    const ncclNDTensor_t* const dispatch_inputs[] = {tokens.get(), sent.weights.get(),
-                                                     sent.topk_idx.get()};
+    const ncclNDTensor_t* const dispatch_inputs[] = {tokens.get(), sent.weights.get(), sent.topk_idx.get()};
     std::vector<ncclNDTensor_t*> dispatch_outputs = received_rows.outputs();
     dispatch_outputs.push_back(received.weights.get());
     dispatch_outputs.push_back(received.topk_idx.get());
@@ -109,8 +106,7 @@ LayerOutput RunHighThroughputLayer(const LayerContext& context, const std::vecto
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
 
     // STEP 6: the handle goes first, then, at the end of this scope, the tensors.
-    LayerOutput output = {combined.Download<uint16_t>(),
-                          CountReceivedRows(received_routing, model.top_k)};
+    LayerOutput output = {combined.Download<uint16_t>(), CountReceivedRows(received_routing, model.top_k)};
     EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle));
     return output;
 }

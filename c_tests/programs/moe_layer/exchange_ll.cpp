@@ -31,8 +31,7 @@ std::vector<uint16_t> RunExperts(const LayerContext& context, const std::vector<
 
 }  // namespace
 
-LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<uint16_t>& rows,
-                               const Routing& routing) {
+LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<uint16_t>& rows, const Routing& routing) {
     const ncclEpGroup_t group = context.group;
     const cudaStream_t stream = context.env.stream;
     const size_t hidden = context.model.hidden;
@@ -51,8 +50,7 @@ LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<ui
 
     // STEP 2: the handle ties dispatch and combine together. topk_idx has to outlive it.
     ncclEpHandle_t handle = nullptr;
-    EP_REQUIRE_NCCL(
-        ncclEpCreateHandle(&handle, group, topk_idx.get(), nullptr, 0, nullptr, stream));
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle, group, topk_idx.get(), nullptr, 0, nullptr, stream));
 
     // STEP 3: dispatch. The counter says how many rows each local expert has received.
     ReceivedRows received(group, {num_local, num_slots}, hidden, context.fp8);
@@ -69,8 +67,7 @@ LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<ui
     // STEP 4: the experts of this rank.
     const std::vector<int32_t> counts = counter.Download<int32_t>();
     received.Download();
-    Tensor expert_outputs(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                          {num_local, num_slots, hidden});
+    Tensor expert_outputs(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, {num_local, num_slots, hidden});
     expert_outputs.Upload(RunExperts(context, counts, received));
 
     // STEP 5: combine. Each token gets the sum of weight * expert output, in its own place.
@@ -83,8 +80,7 @@ LayerOutput RunLowLatencyLayer(const LayerContext& context, const std::vector<ui
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
 
     // STEP 6: the handle goes first, then, at the end of this scope, the tensors.
-    LayerOutput output = {combined.Download<uint16_t>(),
-                          std::accumulate(counts.begin(), counts.end(), size_t{0})};
+    LayerOutput output = {combined.Download<uint16_t>(), std::accumulate(counts.begin(), counts.end(), size_t{0})};
     EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle));
     return output;
 }

@@ -80,8 +80,7 @@ std::vector<uint16_t> GatherRows(const EpEnv& env, const std::vector<uint16_t>& 
 
 // The rows that this rank sends to each rank. Low latency sends one for each (token, expert); high
 // throughput one for each (token, rank).
-std::vector<uint64_t> RowsSent(const LayerContext& context, ncclEpAlgorithm_t algorithm,
-                               const Routing& routing) {
+std::vector<uint64_t> RowsSent(const LayerContext& context, ncclEpAlgorithm_t algorithm, const Routing& routing) {
     const size_t top_k = context.model.top_k;
     std::vector<uint64_t> sent(context.num_ranks());
     for (size_t begin = 0; begin < routing.expert_ids.size(); begin += top_k) {
@@ -118,9 +117,8 @@ uint64_t SumOverRanks(uint64_t value) {
 }
 
 // Compares the layer with the dense computation and shows that the comparison can fail.
-void CheckLayer(const LayerContext& context, const Options& options,
-                const std::vector<uint16_t>& input, const LayerOutput& output,
-                LayerReport* report) {
+void CheckLayer(const LayerContext& context, const Options& options, const std::vector<uint16_t>& input,
+                const LayerOutput& output, LayerReport* report) {
     report->received = GatherNumbers(context.env, {output.rows_received});
     const std::vector<uint16_t> all_input = GatherRows(context.env, input);
     std::vector<uint16_t> all_output = GatherRows(context.env, output.rows);
@@ -141,8 +139,7 @@ void CheckLayer(const LayerContext& context, const Options& options,
 }
 
 // One group serves all layers; each layer has a handle of its own, as each has its own routing.
-void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe,
-              ncclEpAlgorithm_t algorithm) {
+void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe, ncclEpAlgorithm_t algorithm) {
     const ModelConfig& model = options.model;
     ncclEpGroupConfig_t config = {};
     config.version = 1;
@@ -158,8 +155,7 @@ void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe,
 
     std::vector<uint16_t> rows = Embed(model, stripe.tokens, stripe.first_position);
     for (size_t layer = 0; layer < model.num_layers; ++layer) {
-        const LayerContext context = {env, group, model, options.max_tokens_per_rank, layer,
-                                      options.fp8};
+        const LayerContext context = {env, group, model, options.max_tokens_per_rank, layer, options.fp8};
         const Routing routing = Router(model, layer).Route(rows);
         const LayerOutput output = algorithm == NCCL_EP_ALGO_LOW_LATENCY
                                        ? RunLowLatencyLayer(context, rows, routing)
@@ -199,8 +195,7 @@ int main(int argc, char** argv) {
     EpEnv env;
     ep_init_mpi(&env, &argc, &argv);
     moe::Options options;
-    const std::string refusal =
-        moe::ParseOptions(argc, argv, static_cast<size_t>(env.size), &options);
+    const std::string refusal = moe::ParseOptions(argc, argv, static_cast<size_t>(env.size), &options);
     if (!refusal.empty() || options.help) {
         if (env.rank == 0 && options.help) std::printf("%s", moe::Usage());
         if (env.rank == 0 && !options.help) ep::PrintRefusal("moe_layer", refusal);

@@ -15,12 +15,9 @@ namespace {
 // Keeps the random numbers of the parts of the model apart.
 enum Part : uint64_t { kWord = 1, kPosition, kRouter, kExpertW1, kExpertW2 };
 
-uint64_t KeyOf(const ModelConfig& config, Part part, size_t layer) {
-    return ep_mix(config.seed, part, layer);
-}
+uint64_t KeyOf(const ModelConfig& config, Part part, size_t layer) { return ep_mix(config.seed, part, layer); }
 
-// Uniform with variance gain^2 / columns, so that its product with a column of mean square one has
-// mean square gain^2.
+// Uniform with variance gain^2 / columns, so that its product with a column of mean square one has mean square gain^2.
 std::vector<float> RandomMatrix(RandomStream stream, size_t rows, size_t columns, float gain) {
     const float limit = gain * std::sqrt(3.0f / static_cast<float>(columns));
     std::vector<float> matrix(rows * columns);
@@ -65,8 +62,7 @@ std::vector<float> ToFloat(const uint16_t* row, size_t count) {
     return values;
 }
 
-std::vector<uint16_t> Embed(const ModelConfig& config, const std::vector<uint64_t>& tokens,
-                            size_t first_position) {
+std::vector<uint16_t> Embed(const ModelConfig& config, const std::vector<uint64_t>& tokens, size_t first_position) {
     std::vector<uint16_t> rows;
     for (size_t t = 0; t < tokens.size(); ++t) {
         RandomStream word(config.seed, kWord, tokens[t]);
@@ -118,10 +114,8 @@ Routing Router::Route(const std::vector<uint16_t>& rows) const {
 
 Expert::Expert(const ModelConfig& config, size_t layer, size_t expert_id)
     : config_(config),
-      w1_(RandomMatrix(RandomStream(KeyOf(config, kExpertW1, layer), expert_id, 0), config.ffn,
-                       config.hidden, 1.0f)),
-      w2_(RandomMatrix(RandomStream(KeyOf(config, kExpertW2, layer), expert_id, 0), config.hidden,
-                       config.ffn, 2.0f)) {}
+      w1_(RandomMatrix(RandomStream(KeyOf(config, kExpertW1, layer), expert_id, 0), config.ffn, config.hidden, 1.0f)),
+      w2_(RandomMatrix(RandomStream(KeyOf(config, kExpertW2, layer), expert_id, 0), config.hidden, config.ffn, 2.0f)) {}
 
 std::vector<float> Expert::Forward(const std::vector<float>& x, Precision precision) const {
     std::vector<float> activation(config_.ffn);

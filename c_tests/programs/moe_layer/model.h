@@ -1,10 +1,8 @@
 // The model of moe_layer: embedding, router and experts.
 //
-// Plain arithmetic on host memory; knows nothing of ranks and nothing of the library under test.
-// Rows of tokens travel as bf16 bit patterns (uint16_t), row-major [tokens, hidden]; all sums are
-// in fp32.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_MODEL_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_MODEL_H_
+// Plain arithmetic on host memory; knows nothing of ranks and nothing of the library under test. Rows of tokens travel
+// as bf16 bit patterns (uint16_t), row-major [tokens, hidden]; all sums are in fp32.
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +35,7 @@ enum class Precision {
 std::vector<float> ToFloat(const uint16_t* row, size_t count);
 
 // Rows for tokens that stand at first_position, first_position + 1, ... of the text.
-std::vector<uint16_t> Embed(const ModelConfig& config, const std::vector<uint64_t>& tokens,
-                            size_t first_position);
+std::vector<uint16_t> Embed(const ModelConfig& config, const std::vector<uint64_t>& tokens, size_t first_position);
 
 // A linear layer hidden -> experts, softmax, top-k, weights renormalised over the selected k.
 class Router {
@@ -73,5 +70,3 @@ std::vector<uint16_t> NextLayerInput(const ModelConfig& config, const std::vecto
                                      const std::vector<uint16_t>& output);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_MODEL_H_

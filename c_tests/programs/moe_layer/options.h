@@ -1,6 +1,5 @@
 // The command line of moe_layer.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_OPTIONS_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_OPTIONS_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -29,5 +28,3 @@ std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* optio
 const char* Usage();
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_OPTIONS_H_

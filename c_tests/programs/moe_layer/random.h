@@ -2,8 +2,7 @@
 //
 // Every weight and every embedding is a function of a key (seed, kind, index), never of the order
 // in which ranks ask for it. So one rank can rebuild any part of the model and check the others.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -18,9 +17,7 @@ class RandomStream {
     RandomStream(uint64_t a, uint64_t b, uint64_t c) : state_(ep_mix(a, b, c)) {}
 
     // Uniform in [-limit, limit).
-    float Uniform(float limit) {
-        return limit * static_cast<float>(2.0 * ep_random_unit(&state_) - 1.0);
-    }
+    float Uniform(float limit) { return limit * static_cast<float>(2.0 * ep_random_unit(&state_) - 1.0); }
 
     // Standard normal, by the Box-Muller transform; 1 - u is never 0.
     float Normal() {
@@ -35,5 +32,3 @@ class RandomStream {
 };
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_RANDOM_H_

@@ -24,22 +24,18 @@ float FromE4m3(uint8_t bits) {
     const int exponent = bits >> 3 & 0xf;
     const int mantissa = bits & 7;
     if ((bits & 0x7f) == 0x7f) return NAN;
-    const float magnitude = exponent == 0
-                                ? std::ldexp(static_cast<float>(mantissa), -9)
-                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
     return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
 }  // namespace
 
-ReceivedRows::ReceivedRows(ncclEpGroup_t group, const std::vector<size_t>& rows, size_t hidden,
-                           bool fp8)
+ReceivedRows::ReceivedRows(ncclEpGroup_t group, const std::vector<size_t>& rows, size_t hidden, bool fp8)
     : hidden_(hidden),
-      tokens_(group, fp8 ? kE4m3 : ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-              WithColumns(rows, hidden)) {
+      tokens_(group, fp8 ? kE4m3 : ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, WithColumns(rows, hidden)) {
     if (fp8) {
-        scales_.emplace(group, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES,
-                        WithColumns(rows, NumScales(hidden)));
+        scales_.emplace(group, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, WithColumns(rows, NumScales(hidden)));
     }
 }
 

@@ -1,7 +1,6 @@
 // The rows that a dispatch delivers, as bfloat16 or as e4m3 with a float32 scale for every 128 elements: the presence
 // of the scales alone asks the library to cast.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_RECEIVED_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_RECEIVED_H_
+#pragma once
 
 #include <optional>
 #include <vector>
@@ -32,5 +31,3 @@ class ReceivedRows {
 };
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_RECEIVED_H_

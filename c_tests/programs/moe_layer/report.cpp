@@ -24,16 +24,14 @@ void PrintRows(const LayerReport& report) {
 
 }  // namespace
 
-void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path,
-                uint64_t num_tokens) {
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path, uint64_t num_tokens) {
     const ModelConfig& model = options.model;
     std::printf(
         "moe_layer (%s): ranks %d, layers %zu, hidden %zu, ffn %zu, experts %zu, top-k %zu, "
         "seed %llu%s\n%llu tokens from %s\n",
-        ep_on_hostsim() ? "host" : "gpu", env.size, model.num_layers, model.hidden, model.ffn,
-        model.num_experts, model.top_k, static_cast<unsigned long long>(model.seed),
-        options.fp8 ? ", dispatch in e4m3" : "", static_cast<unsigned long long>(num_tokens),
-        text_path.c_str());
+        ep_on_hostsim() ? "host" : "gpu", env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
+        model.top_k, static_cast<unsigned long long>(model.seed), options.fp8 ? ", dispatch in e4m3" : "",
+        static_cast<unsigned long long>(num_tokens), text_path.c_str());
     std::fflush(stdout);
 }
 
@@ -42,8 +40,7 @@ void PrintLayer(const Options& options, const LayerReport& report) {
     const auto rows = static_cast<unsigned long long>(
         std::accumulate(report.received.begin(), report.received.end(), uint64_t{0}));
     std::printf(
-        "%-16s layer %zu: %llu rows to experts; max relative error %.5f, bound %.5f; "
-        "with two results swapped %.2f\n",
+        "%-16s layer %zu: %llu rows to experts; max relative error %.5f, bound %.5f; with two results swapped %.2f\n",
         low_latency ? "low latency," : "high throughput,", report.layer, rows, report.error,
         report.bound, report.error_if_swapped);
     if (options.picture && report.layer == 0) PrintRows(report);

@@ -1,6 +1,5 @@
 // What moe_layer prints, on rank 0.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -23,10 +22,7 @@ struct LayerReport {
 };
 
 // num_tokens: of all ranks together.
-void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path,
-                uint64_t num_tokens);
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path, uint64_t num_tokens);
 void PrintLayer(const Options& options, const LayerReport& report);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_REPORT_H_

@@ -1,6 +1,5 @@
 // A tensor of the library with its memory; a C++ scope is its lifetime.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_
+#pragma once
 
 #include <vector>
 
@@ -10,8 +9,7 @@ namespace moe {
 
 class Tensor {
    public:
-    Tensor(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag,
-           const std::vector<size_t>& sizes)
+    Tensor(ncclEpGroup_t group, ncclDataType_t datatype, ncclEpTensorTag_t tag, const std::vector<size_t>& sizes)
         : group_(group), tensor_() {
         unsigned size[3] = {1, 1, 1};
         EP_REQUIRE(!sizes.empty() && sizes.size() <= 3);
@@ -44,5 +42,3 @@ class Tensor {
 };
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_TENSOR_H_

@@ -1,8 +1,7 @@
 // The text that moe_layer takes its tokens from.
 //
 // Knows files and words, but neither the model nor NCCL EP.
-#ifndef C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_
-#define C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -22,5 +21,3 @@ std::string ReadTextFile(const std::string& path);
 std::vector<uint64_t> Tokenise(const std::string& text);
 
 }  // namespace moe
-
-#endif  // C_TESTS_PROGRAMS_MOE_LAYER_TEXT_H_

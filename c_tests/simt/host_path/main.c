@@ -1,6 +1,5 @@
-// What a call does and costs in the library itself, beside a driver that does nothing: no memory is
-// allocated or freed, so many calls of the driver, and so much time. Run alone:
-// `NCCLEP_HOSTSIM_WITH_GPU=1 target/c/simt/host_path`.
+// What a call does and costs in the library itself, beside a driver that does nothing: no memory is allocated or freed,
+// so many calls of the driver, and so much time. Run alone: `NCCLEP_HOSTSIM_WITH_GPU=1 target/c/simt/host_path`.
 #define _POSIX_C_SOURCE 199309L  // clock_gettime
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,26 +37,20 @@ static void open_subject(Subject* subject, const EpEnv* env, ncclEpAlgorithm_t a
     subject->env = env;
     subject->group = ep_group_create(env, algorithm, kExperts, kTokens, kHidden * sizeof(uint16_t));
     const ncclEpGroup_t group = subject->group;
-    subject->tokens =
-        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
-    subject->combined =
-        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    subject->tokens = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    subject->combined = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
     subject->topk_idx = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    subject->weights =
-        ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
-    subject->counter =
-        ep_tensor_1d(group, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kExperts);
+    subject->weights = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    subject->counter = ep_tensor_1d(group, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kExperts);
     int64_t ids[kTokens * kTopK];
     for (unsigned n = 0; n < kTokens * kTopK; ++n) ids[n] = n % kExperts;
     ep_tensor_upload(&subject->topk_idx, ids);
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&subject->handle, group, &subject->topk_idx, NULL, 0, NULL,
-                                       env->stream, false));
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&subject->handle, group, &subject->topk_idx, NULL, 0, NULL, env->stream, false));
 }
 
 static void close_subject(Subject* subject) {
-    ncclNDTensor_t* tensors[] = {&subject->tokens,  &subject->topk_idx,   &subject->weights,
-                                 &subject->counter, &subject->combined,   &subject->rows,
-                                 &subject->row_idx, &subject->row_weights};
+    ncclNDTensor_t* tensors[] = {&subject->tokens,   &subject->topk_idx, &subject->weights, &subject->counter,
+                                 &subject->combined, &subject->rows,     &subject->row_idx, &subject->row_weights};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); ++i) {
         if (tensors[i]->data == NULL) continue;  // not of this mode
         EP_CHECK_NCCL(ncclEpTensorDestroy(subject->group, tensors[i]));
@@ -68,11 +61,9 @@ static void close_subject(Subject* subject) {
 
 static void open_ll(Subject* subject, const EpEnv* env) {
     open_subject(subject, env, NCCL_EP_ALGO_LOW_LATENCY);
-    subject->rows = ep_tensor_3d(subject->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kExperts,
-                                 kTokens, kHidden);
+    subject->rows = ep_tensor_3d(subject->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kExperts, kTokens, kHidden);
     subject->dispatch = (Lists){{&subject->tokens}, {&subject->rows}, {&subject->counter}, 1, 1, 1};
-    subject->combine =
-        (Lists){{&subject->rows}, {&subject->combined}, {&subject->weights}, 1, 1, 1};
+    subject->combine = (Lists){{&subject->rows}, {&subject->combined}, {&subject->weights}, 1, 1, 1};
 }
 
 static void open_ht(Subject* subject, const EpEnv* env) {
@@ -80,8 +71,7 @@ static void open_ht(Subject* subject, const EpEnv* env) {
     const ncclEpGroup_t group = subject->group;
     subject->rows = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
     subject->row_idx = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    subject->row_weights =
-        ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    subject->row_weights = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
     subject->dispatch = (Lists){{&subject->tokens, &subject->topk_idx, &subject->weights},
                                 {&subject->rows, &subject->row_idx, &subject->row_weights},
                                 {NULL},
@@ -94,15 +84,13 @@ static void open_ht(Subject* subject, const EpEnv* env) {
 // ---- Calls --------------------------------------------------------------------------------------
 
 static ncclResult_t complete(const Subject* subject) {
-    return subject->send_only ? ncclEpComplete(subject->handle, NULL, subject->completed_on)
-                              : ncclSuccess;
+    return subject->send_only ? ncclEpComplete(subject->handle, NULL, subject->completed_on) : ncclSuccess;
 }
 
 static ncclResult_t start_dispatch(const Subject* subject) {
     const Lists* lists = &subject->dispatch;
-    return ncclEpDispatch(subject->handle, lists->inputs, lists->num_inputs, lists->outputs,
-                          lists->num_outputs, lists->locals, lists->num_locals, subject->send_only,
-                          NULL, subject->env->stream);
+    return ncclEpDispatch(subject->handle, lists->inputs, lists->num_inputs, lists->outputs, lists->num_outputs,
+                          lists->locals, lists->num_locals, subject->send_only, NULL, subject->env->stream);
 }
 
 static ncclResult_t dispatch(const Subject* subject) {
@@ -136,8 +124,7 @@ static const Expected kStaged = {2, 3, 0};
 // track and that which used the handle's memory.
 static const Expected kStagedAcross = {2, 3, 3};
 
-static void measure(const Subject* subject, const char* name, Expected expected,
-                    ncclResult_t (*call)(const Subject*)) {
+static void measure(const Subject* subject, const char* name, Expected expected, ncclResult_t (*call)(const Subject*)) {
     for (int i = 0; i < 2; ++i) EP_CHECK_NCCL(call(subject));  // both tracks have been in use
     ep_sync(subject->env);
     ncclResult_t result = ncclSuccess;
@@ -157,8 +144,7 @@ static void measure(const Subject* subject, const char* name, Expected expected,
 }
 
 // What the driver is asked for by a dispatch on `stream`.
-static DriverCalls asked_by_dispatch(const Subject* subject, cudaStream_t stream,
-                                     uint64_t capture) {
+static DriverCalls asked_by_dispatch(const Subject* subject, cudaStream_t stream, uint64_t capture) {
     EpEnv own = *subject->env;
     own.stream = stream;
     Subject there = *subject;
@@ -205,22 +191,19 @@ static void check_turns(const Subject* subject) {
     const void* marks[kCaptures];
     for (int turn = 0; turn < 3; ++turn) {
         for (int i = 0; i < kCaptures; ++i) {
-            const DriverCalls asked =
-                asked_by_dispatch(subject, subject->env->stream, (uint64_t)(kFirst + i));
+            const DriverCalls asked = asked_by_dispatch(subject, subject->env->stream, (uint64_t)(kFirst + i));
             EP_CHECK_EQ_U64(asked.waits, turn == 0 ? 0 : 1);
             EP_CHECK(turn == 0 || asked.waited == marks[i]);
             marks[i] = asked.recorded;
         }
     }
     asked_by_dispatch(subject, subject->env->stream, kFirst);
-    EP_CHECK_EQ_U64(
-        asked_by_dispatch(subject, subject->env->stream, kFirst + kCaptures).waits, 0);
+    EP_CHECK_EQ_U64(asked_by_dispatch(subject, subject->env->stream, kFirst + kCaptures).waits, 0);
     driver_rest(kFirst + 1);
     const ncclResult_t lost = dispatch(subject);
     const DriverCalls asked = driver_wake();
     EP_CHECK_EQ_U64(lost, ncclInvalidUsage);
-    EP_CHECK_STR_CONTAINS(ncclEpGetLastError(),
-                          "stream: must be in one of at most 4 captures that take turns");
+    EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "stream: must be in one of at most 4 captures that take turns");
     EP_CHECK_EQ_U64(asked.waits + asked.launches + asked.records, 0);
     EP_CHECK_EQ_U64(asked_by_dispatch(subject, subject->env->stream, kFirst).waits, 1);
 }
@@ -302,5 +285,3 @@ EP_TEST(memory_is_counted) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(another));
     close_subject(&subject);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -35,8 +35,7 @@ static bool is_asked_in_vain(uint64_t* calls) {
 // What would be called if this program did not define `name`.
 #define NEXT(function, name) memcpy(&(function), &(void*){dlsym(RTLD_NEXT, name)}, sizeof(void*))
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void** params,
-                          void** extra) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void** params, void** extra) {
     static CUresult (*next)(const CUlaunchConfig*, CUfunction, void**, void**);
     if (is_asked_in_vain(&asked.launches)) return CUDA_SUCCESS;
     if (next == NULL) NEXT(next, "cuLaunchKernelEx");
@@ -61,8 +60,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
                                    CUgraph* graph, const CUgraphNode** nodes, size_t* count) {
-    static CUresult (*next)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
-                            const CUgraphNode**, size_t*);
+    static CUresult (*next)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
     if (rests) {
         *status = captures == 0 ? CU_STREAM_CAPTURE_STATUS_NONE : CU_STREAM_CAPTURE_STATUS_ACTIVE;
         *id = captures;

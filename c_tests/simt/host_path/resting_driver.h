@@ -1,6 +1,5 @@
 // A driver that does nothing for a while, and what the calling thread does with memory meanwhile.
-#ifndef C_TESTS_SIMT_HOST_PATH_RESTING_DRIVER_H_
-#define C_TESTS_SIMT_HOST_PATH_RESTING_DRIVER_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ DriverCalls driver_wake(void);
 
 // How often this thread has allocated or freed memory.
 uint64_t memory_calls(void);
-
-#endif  // C_TESTS_SIMT_HOST_PATH_RESTING_DRIVER_H_

@@ -57,14 +57,12 @@ void RunPipeline(Pipeline& pipeline) {
     for (uint32_t piece = 0; piece < kPieces; ++piece) {
         const uint32_t stage = piece % kStages;
         const uint32_t parity = piece / kStages % 2 ^ (mistake == Mistake::kWrongParity ? 1 : 0);
-        while (mistake != Mistake::kNoWaitForLoad &&
-               !nccl_ep::mbarrier_test_wait(&barriers[stage], parity)) {
+        while (mistake != Mistake::kNoWaitForLoad && !nccl_ep::mbarrier_test_wait(&barriers[stage], parity)) {
             nccl_ep::shared_spin_hint();
         }
         if (mistake != Mistake::kNoWaitForRead) Copies().WaitUntilRead(0, kStages - 1);
         std::memcpy(outgoing + stage * kPieceBytes, shared + stage * kPieceBytes, kPieceBytes);
-        Copies().Store(0, &pipeline.to[piece * kPieceWords], outgoing + stage * kPieceBytes,
-                       kPieceBytes);
+        Copies().Store(0, &pipeline.to[piece * kPieceWords], outgoing + stage * kPieceBytes, kPieceBytes);
         Copies().CommitStores(0);
         if (piece + kStages < kPieces) StartLoad(pipeline, piece + kStages, shared, barriers);
     }
@@ -92,15 +90,11 @@ bool Try(uint64_t seed) {
 std::vector<Case> BulkCases() {
     return {
         {"bulk_pipeline", Wanted::kRight, Try<Mistake::kNone>},
-        {"bulk_wrong_parity", Wanted::kRefused, Try<Mistake::kWrongParity>,
-         "the kernel does not end"},
+        {"bulk_wrong_parity", Wanted::kRefused, Try<Mistake::kWrongParity>, "the kernel does not end"},
         {"bulk_no_wait_for_read", Wanted::kWrong, Try<Mistake::kNoWaitForRead>},
-        {"bulk_no_wait_for_load", Wanted::kRefused, Try<Mistake::kNoWaitForLoad>,
-         "more arrivals at an mbarrier"},
-        {"bulk_too_few_bytes", Wanted::kRefused, Try<Mistake::kTooFewBytes>,
-         "the kernel does not end"},
-        {"bulk_too_many_arrivals", Wanted::kRefused, Try<Mistake::kTooManyArrivals>,
-         "more arrivals at an mbarrier"},
+        {"bulk_no_wait_for_load", Wanted::kRefused, Try<Mistake::kNoWaitForLoad>, "more arrivals at an mbarrier"},
+        {"bulk_too_few_bytes", Wanted::kRefused, Try<Mistake::kTooFewBytes>, "the kernel does not end"},
+        {"bulk_too_many_arrivals", Wanted::kRefused, Try<Mistake::kTooManyArrivals>, "more arrivals at an mbarrier"},
         {"bulk_barrier_not_initialised", Wanted::kRefused, Try<Mistake::kNoInit>,
          "an mbarrier is used that was not initialised"},
         {"bulk_misaligned", Wanted::kRefused, Try<Mistake::kMisaligned>, "multiples of 16"},

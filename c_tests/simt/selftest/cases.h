@@ -1,6 +1,5 @@
 // A case of the shim's own test: small kernels that obey a rule, or break it.
-#ifndef C_TESTS_SIMT_SELFTEST_CASES_H_
-#define C_TESTS_SIMT_SELFTEST_CASES_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -29,5 +28,3 @@ std::vector<Case> BulkCases();
 std::vector<Case> KernelCases();
 
 }  // namespace simt_selftest
-
-#endif  // C_TESTS_SIMT_SELFTEST_CASES_H_

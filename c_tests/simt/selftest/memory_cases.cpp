@@ -134,9 +134,7 @@ bool PastDynamicShared(uint64_t seed) {
 
 bool Misaligned(uint64_t seed) {
     alignas(16) uint8_t bytes[32] = {};
-    simt::Launch({1, 32, 0}, seed, [&bytes] {
-        nccl_ep::ld_const(reinterpret_cast<const Vec16*>(bytes + 8));
-    });
+    simt::Launch({1, 32, 0}, seed, [&bytes] { nccl_ep::ld_const(reinterpret_cast<const Vec16*>(bytes + 8)); });
     return true;
 }
 

@@ -2,7 +2,6 @@
 #include "suites/abi/layout.h"
 
 #include <pthread.h>
-#include <string.h>
 
 EP_TEST(the_version_is_one_number) {
     int version = -1;
@@ -25,8 +24,7 @@ EP_TEST(configuration_objects_can_be_declared) {
     const ncclEpCompleteConfig_t complete = {0};
     const ncclEpCombineConfig_t combine = {0};
     EP_CHECK_RESULT(ncclEpComplete(NULL, &complete, env->stream), ncclInvalidArgument);
-    EP_CHECK_RESULT(ncclEpCombine(NULL, NULL, 0, NULL, 0, NULL, 0, 0, &combine, env->stream),
-                    ncclInvalidArgument);
+    EP_CHECK_RESULT(ncclEpCombine(NULL, NULL, 0, NULL, 0, NULL, 0, 0, &combine, env->stream), ncclInvalidArgument);
 }
 
 static void* last_error_of_new_thread(void* length) {
@@ -44,5 +42,3 @@ EP_TEST(the_last_error_belongs_to_its_thread) {
     EP_CHECK_EQ_U64(length, 0);
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "ncclEpGetVersion");
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

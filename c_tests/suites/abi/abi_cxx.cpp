@@ -44,5 +44,3 @@ EP_TEST(a_configuration_object_can_be_declared) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

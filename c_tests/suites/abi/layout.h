@@ -1,12 +1,10 @@
 // What the compiler can check of the ABI, in C and in C++: the layout of every struct, the value of every
 // constant and the type of every function. Programs built against the first release rely on all of
 // them; docs/abi.md lists the numbers. scripts/testing/abi_checks.py checks what the linker sees.
-#ifndef C_TESTS_SUITES_ABI_LAYOUT_H_
-#define C_TESTS_SUITES_ABI_LAYOUT_H_
+#pragma once
 
 #include <assert.h>
 #include <stdalign.h>
-#include <stddef.h>
 
 #include "harness/harness.h"
 
@@ -77,7 +75,7 @@ FIELD(ncclEpChoice_t, variant, 4, unsigned);
 FIELD(ncclEpChoice_t, blocks, 8, unsigned);
 FIELD(ncclEpChoice_t, send_blocks, 12, unsigned);
 FIELD(ncclEpChoice_t, threads, 16, unsigned);
-LAYOUT(ncclEpMemInfo_t, 56, 8);
+LAYOUT(ncclEpMemInfo_t, 64, 8);
 FIELD(ncclEpMemInfo_t, size, 0, size_t);
 FIELD(ncclEpMemInfo_t, object, 8, unsigned);
 FIELD(ncclEpMemInfo_t, peers, 12, unsigned);
@@ -86,6 +84,7 @@ FIELD(ncclEpMemInfo_t, bytes, 24, size_t);
 FIELD(ncclEpMemInfo_t, peer_data, 32, void* const*);
 FIELD(ncclEpMemInfo_t, tensors, 40, unsigned long);
 FIELD(ncclEpMemInfo_t, plain_tensors, 48, unsigned long);
+FIELD(ncclEpMemInfo_t, fallbacks, 56, unsigned long);
 
 // ---- Enums and macros --------------------------------------------------------------------------
 
@@ -153,12 +152,10 @@ FUNCTION(ncclEpTensorDestroy, ncclResult_t, ncclEpGroup_t, ncclNDTensor_t*);
 FUNCTION(ncclEpCreateHandle, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, const ncclNDTensor_t*,
          ncclNDTensor_t* const*, unsigned, const ncclEpHandleConfig_t*, cudaStream_t, bool);
 FUNCTION(ncclEpHandleDestroy, ncclResult_t, ncclEpHandle_t);
-FUNCTION(ncclEpDispatch, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned,
-         ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*, unsigned, unsigned,
-         const ncclEpDispatchConfig_t*, cudaStream_t);
-FUNCTION(ncclEpCombine, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned,
-         ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*, unsigned, unsigned,
-         const ncclEpCombineConfig_t*, cudaStream_t);
+FUNCTION(ncclEpDispatch, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*,
+         unsigned, ncclNDTensor_t* const*, unsigned, unsigned, const ncclEpDispatchConfig_t*, cudaStream_t);
+FUNCTION(ncclEpCombine, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t* const*, unsigned, ncclNDTensor_t* const*,
+         unsigned, ncclNDTensor_t* const*, unsigned, unsigned, const ncclEpCombineConfig_t*, cudaStream_t);
 FUNCTION(ncclEpComplete, ncclResult_t, ncclEpHandle_t, const ncclEpCompleteConfig_t*, cudaStream_t);
 FUNCTION(ncclEpHandleGetNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned*);
 FUNCTION(ncclEpGetVersion, ncclResult_t, int*);
@@ -175,5 +172,3 @@ FUNCTION(ncclEpMemInfo, ncclResult_t, ncclEpGroup_t, const void*, ncclEpMemInfo_
 FUNCTION(ncclEpPoolUse, ncclResult_t, ncclEpGroup_t, void*, size_t);
 FUNCTION(ncclEpPoolAlloc, void*, size_t, int, cudaStream_t);
 FUNCTION(ncclEpPoolFree, void, void*, size_t, int, cudaStream_t);
-
-#endif  // C_TESTS_SUITES_ABI_LAYOUT_H_

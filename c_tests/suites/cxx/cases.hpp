@@ -1,7 +1,6 @@
 // The cases that each test of nccl_ep.hpp has, whatever its standard, with exceptions and without:
 // operations against the reference, refusals, and who destroys what.
-#ifndef C_TESTS_SUITES_CXX_CASES_HPP_
-#define C_TESTS_SUITES_CXX_CASES_HPP_
+#pragma once
 
 #include <cstring>
 #include <nccl_ep.hpp>
@@ -37,20 +36,16 @@ template <typename T>
 bool Refused(const Result<T>& result, ncclResult_t code, const char* call, const char* text) {
     if (result) return false;
     return result.code() == code && std::strcmp(result.error().call(), call) == 0 &&
-           std::strstr(result.error().what(), call) != nullptr &&
-           std::strstr(result.error().what(), text) != nullptr;
+           std::strstr(result.error().what(), call) != nullptr && std::strstr(result.error().what(), text) != nullptr;
 }
 
-RefShape SmallShape(const EpEnv* env) {
-    return {2 * static_cast<unsigned>(env->size), 6, 2, ncclBfloat16, 64};
-}
+RefShape SmallShape(const EpEnv* env) { return {2 * static_cast<unsigned>(env->size), 6, 2, ncclBfloat16, 64}; }
 
 ncclEpGroupConfig_t Config(ncclEpAlgorithm_t algorithm, const RefShape& shape) {
     ncclEpGroupConfig_t config = nccl_ep::group_config(algorithm);
     config.num_experts = shape.num_experts;
     config.max_tokens_per_rank = shape.max_tokens;
-    config.token_size_bytes =
-        shape.hidden * static_cast<unsigned>(ep_datatype_size(shape.datatype));
+    config.token_size_bytes = shape.hidden * static_cast<unsigned>(ep_datatype_size(shape.datatype));
     return config;
 }
 
@@ -66,11 +61,10 @@ Group Open(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape& shape)
 class LowLatency {
    public:
     LowLatency(const EpEnv* env, const Group& group, const RefShape& shape, uint64_t seed) {
-        ll_run_open_with(&run_, env, group.get(), &shape, kRefMessy, /*uneven=*/true, seed);
+        run_ = ll_run_open_with(env, group.get(), &shape, kRefMessy, /*uneven=*/true, seed);
         tokens_ = run_.now->num_tokens[env->rank];
         auto made =
-            Handle::create(group, Tensor::topk_idx(Data<int64_t>(run_.ids), {tokens_, shape.top_k}),
-                           {}, env->stream);
+            Handle::create(group, Tensor::topk_idx(Data<int64_t>(run_.ids), {tokens_, shape.top_k}), {}, env->stream);
         EP_REQUIRE(made.has_value());
         handle_ = std::move(*made);
     }
@@ -83,32 +77,24 @@ class LowLatency {
 
     void Dispatch(Phase phase) {
         ll_prepare_dispatch(&run_);
-        const Tensor counts =
-            Tensor::expert_counts(Data<int32_t>(run_.counter), run_.local_experts);
+        const Tensor counts = Tensor::expert_counts(Data<int32_t>(run_.counter), run_.local_experts);
         EP_CHECK(
-            handle_
-                .dispatch(Home(run_.tokens_in), Away(run_.packed), counts, run_.env->stream, phase)
-                .has_value());
+            handle_.dispatch(Home(run_.tokens_in), Away(run_.packed), counts, run_.env->stream, phase).has_value());
         ref_routing_free(run_.sent);
         run_.sent = ref_routing_copy(run_.now);
     }
     void Combine(Phase phase) {
         ll_prepare_combine(&run_);
-        const Tensor weights =
-            Tensor::topk_weights(Data<float>(run_.weights), {tokens_, run_.shape.top_k});
-        EP_CHECK(handle_
-                     .combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream,
-                              phase)
-                     .has_value());
+        const Tensor weights = Tensor::topk_weights(Data<float>(run_.weights), {tokens_, run_.shape.top_k});
+        EP_CHECK(
+            handle_.combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream, phase).has_value());
     }
     void Complete() { EP_CHECK(handle_.complete(run_.env->stream).has_value()); }
     // Until it is completed, a staged operation is in the way of others.
     void CheckPending() {
-        const Tensor weights =
-            Tensor::topk_weights(Data<float>(run_.weights), {tokens_, run_.shape.top_k});
-        EP_CHECK(Refused(
-            handle_.combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream),
-            ncclInvalidUsage, "ncclEpCombine", "staged"));
+        const Tensor weights = Tensor::topk_weights(Data<float>(run_.weights), {tokens_, run_.shape.top_k});
+        EP_CHECK(Refused(handle_.combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream),
+                         ncclInvalidUsage, "ncclEpCombine", "staged"));
     }
     void CheckDispatch() { ll_check_dispatch(&run_); }
     void CheckCombine() { ll_check_combine(&run_); }
@@ -171,8 +157,7 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     RefShape shape = SmallShape(env);
     shape.hidden = 256;
     const Group group = Open(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group.get(), &shape, kRefDistinct, /*uneven=*/true, 31);
+    LlRun run = ll_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, 31);
     RefFormat format = ref_format_cast(shape.datatype, shape.hidden, ncclFloat32, 128);
     format.out_order = kRefColumns;
     format.round = true;
@@ -185,15 +170,13 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     const Tensor scales = Tensor::scales(Data(run.scales_out), format.scale_type,
                                          {run.local_experts, run.layout.rows, format.num_scales})
                               .with_strides(strides);
-    const Tensor rows = Tensor::tokens(Data(run.packed), format.to,
-                                       {run.local_experts, run.layout.rows, shape.hidden});
+    const Tensor rows = Tensor::tokens(Data(run.packed), format.to, {run.local_experts, run.layout.rows, shape.hidden});
     const Tensor tokens = Tensor::tokens(Data(run.tokens_in), format.from,
                                          {run.now->num_tokens[env->rank], shape.hidden});
     run.without_counter = true;
-    EP_CHECK(handle
-                 .dispatch(tokens, {rows, scales}, {}, env->stream, Phase::whole,
-                           nccl_ep::ScaleRounding::power_of_two)
-                 .has_value());
+    EP_CHECK(
+        handle.dispatch(tokens, {rows, scales}, {}, env->stream, Phase::whole, nccl_ep::ScaleRounding::power_of_two)
+            .has_value());
     ref_routing_free(run.sent);
     run.sent = ref_routing_copy(run.now);
     ep_sync(env);
@@ -208,8 +191,7 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     RefShape shape = SmallShape(env);
     shape.max_tokens = NCCL_EP_AUTO;
     const Group group = Open(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
-    HtRun run;
-    ht_run_open_with(&run, env, group.get(), &shape, kRefDistinct, /*uneven=*/true,
+    HtRun run = ht_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true,
                      {kHtRowsExact, kHtNoCounter, 41});
     Handle handle(std::exchange(run.handle, nullptr));
     EP_CHECK_EQ_U64(*handle.num_recv_tokens(), run.received);
@@ -226,15 +208,11 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     };
     ht_prepare_dispatch(&run);
     run.pass = {/*forward=*/true, false, false, /*counter=*/true, false};
-    const std::vector<Tensor> arriving = {tokens_of(run.tokens_out, rows),
-                                          ids_of(run.ids_out, rows),
+    const std::vector<Tensor> arriving = {tokens_of(run.tokens_out, rows), ids_of(run.ids_out, rows),
                                           weights_of(run.weights_out, rows)};
     EP_CHECK(handle
-                 .dispatch({tokens_of(run.tokens_in, tokens), ids_of(run.ids, tokens),
-                            weights_of(run.weights, tokens)},
-                           arriving,
-                           Tensor::expert_counts(Data<int32_t>(run.counter), run.local_experts),
-                           env->stream)
+                 .dispatch({tokens_of(run.tokens_in, tokens), ids_of(run.ids, tokens), weights_of(run.weights, tokens)},
+                           arriving, Tensor::expert_counts(Data<int32_t>(run.counter), run.local_experts), env->stream)
                  .has_value());
     ep_sync(env);
     ht_check_dispatch(&run);
@@ -243,8 +221,7 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     run.backward = true;
     EP_CHECK(handle
                  .combine({tokens_of(run.results_in, rows), weights_of(run.gradients_in, rows)},
-                          {tokens_of(run.combined, tokens), weights_of(run.gradients_out, tokens)},
-                          {}, env->stream)
+                          {tokens_of(run.combined, tokens), weights_of(run.gradients_out, tokens)}, {}, env->stream)
                  .has_value());
     ep_sync(env);
     ht_check_combine(&run);
@@ -281,8 +258,7 @@ EP_TEST(refusals_have_code_call_and_text) {
                      ncclInvalidArgument, "ncclEpDispatch", "num_inputs"));
     EP_CHECK(Refused(handle->combine(rows, rows, {}, env->stream), ncclInvalidUsage,
                      "ncclEpCombine", "needs a dispatch before its first combine"));
-    EP_CHECK(Refused(handle->num_recv_tokens(), ncclInvalidUsage, "ncclEpHandleGetNumRecvTokens",
-                     "handle"));
+    EP_CHECK(Refused(handle->num_recv_tokens(), ncclInvalidUsage, "ncclEpHandleGetNumRecvTokens", "handle"));
     EP_CHECK(handle->destroy().has_value());
     EP_CHECK(group.destroy(env->stream).has_value());
     ep_device_free(memory);
@@ -310,8 +286,7 @@ EP_TEST(shapes_take_integers_and_lists_of_them) {
 
 // A handle of two tokens for this group.
 Handle MadeFor(const EpEnv* env, const Group& group, void* ids) {
-    auto made = Handle::create(group, Tensor::topk_idx(static_cast<int64_t*>(ids), {2, 2}), {},
-                               env->stream);
+    auto made = Handle::create(group, Tensor::topk_idx(static_cast<int64_t*>(ids), {2, 2}), {}, env->stream);
     EP_REQUIRE(made.has_value());
     return std::move(*made);
 }
@@ -380,5 +355,3 @@ EP_TEST(scopes_destroy_in_any_order) {
 }
 
 }  // namespace
-
-#endif  // C_TESTS_SUITES_CXX_CASES_HPP_

@@ -26,13 +26,11 @@ EP_TEST(spans_are_lists_and_shapes) {
     ep_upload(memory, none, sizeof(none));
     const std::array<int64_t, 2> sizes = {1, 2};
     Handle handle =
-        Handle::create(
-            group, Tensor::topk_idx(static_cast<int64_t*>(memory), std::span<const int64_t>(sizes)),
-            {}, env->stream)
+        Handle::create(group, Tensor::topk_idx(static_cast<int64_t*>(memory), std::span<const int64_t>(sizes)), {},
+                       env->stream)
             .value();
     const Tensor home = Tensor::tokens(memory, ncclBfloat16, {1, 64});
-    std::array<Tensor, 2> lists = {Tensor::tokens(memory, ncclBfloat16, {2, 4 * env->size, 64}),
-                                   home};
+    std::array<Tensor, 2> lists = {Tensor::tokens(memory, ncclBfloat16, {2, 4 * env->size, 64}), home};
     handle.dispatch(home, std::span<const Tensor>(lists).first(1), {}, env->stream).value();
     EP_CHECK(Refused(handle.dispatch(std::span(lists), home, {}, env->stream), ncclInvalidArgument,
                      "ncclEpDispatch", "inputs[1]"));
@@ -42,5 +40,3 @@ EP_TEST(spans_are_lists_and_shapes) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -23,13 +23,10 @@ EP_TEST(codes_are_handed_on) {
     const Group group = Open(env, NCCL_EP_ALGO_LOW_LATENCY, SmallShape(env));
     void* ids = ep_device_alloc(64);
     Handle handle = MadeFor(env, group, ids);
-    EP_CHECK_RESULT(Step(handle, Tensor::tokens(ids, ncclBfloat16, {1, 8}), env->stream),
-                    ncclInvalidArgument);
+    EP_CHECK_RESULT(Step(handle, Tensor::tokens(ids, ncclBfloat16, {1, 8}), env->stream), ncclInvalidArgument);
     EP_CHECK_RESULT(handle.complete(env->stream).code(), ncclSuccess);
     EP_CHECK(handle.destroy().has_value());
     ep_device_free(ids);
 }
 
 }  // namespace
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -35,5 +35,3 @@ EP_TEST(value_throws_what_was_refused) {
 }
 
 }  // namespace
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -1,9 +1,11 @@
-// A rank dies while the others make or end memory that peers map.
+// A rank dies while the others make or end memory that peers map, their own or that of views.
 #include "suites/death/work.h"
 
 enum { kBytes = 5000 };
 
-static void lose_in_a_memory_call(DeathRank* self, bool frees) {
+typedef enum { kAllocates, kFrees, kViews } MemoryCall;
+
+static void lose_in_a_memory_call(DeathRank* self, MemoryCall call) {
     const EpEnv* env = &self->env;
     Work work;
     open_work(&work, env, 3);
@@ -12,11 +14,18 @@ static void lose_in_a_memory_call(DeathRank* self, bool frees) {
     EP_REQUIRE_NCCL(ncclEpMemAlloc(work.group, &memory, kBytes));
     lose_victim(self);
     const double start = seconds_now();
-    const ncclResult_t result =
-        frees ? ncclEpMemFree(work.group, memory) : ncclEpMemAlloc(work.group, &none, kBytes);
-    EP_CHECK_RESULT(result, ncclRemoteError);
-    EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
-    check_in_time(self, start);
+    work.run.by_rank = work.run.as_view = call == kViews;
+    const ncclResult_t result = call == kViews   ? ll_launch_dispatch(&work.run, env->stream, false)
+                                : call == kFrees ? ncclEpMemFree(work.group, memory)
+                                                 : ncclEpMemAlloc(work.group, &none, kBytes);
+    if (result == ncclSuccess && call == kViews) {
+        // Views are memory of each rank alone where they are copied to.
+        expect_fault(self, work.group, start);
+    } else {
+        EP_CHECK_RESULT(result, ncclRemoteError);
+        EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
+        check_in_time(self, start);
+    }
     EP_CHECK(none == NULL);
     // It is still there.
     const char byte = 1;
@@ -39,9 +48,11 @@ static void lose_in_a_memory_call(DeathRank* self, bool frees) {
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
 }
 
-DEATH_CASE(dies_before_memory_is_made, kVictimDies) { lose_in_a_memory_call(self, false); }
+DEATH_CASE(dies_before_memory_is_made, kVictimDies) { lose_in_a_memory_call(self, kAllocates); }
 
-DEATH_CASE(dies_before_memory_is_freed, kVictimDies) { lose_in_a_memory_call(self, true); }
+DEATH_CASE(dies_before_memory_is_freed, kVictimDies) { lose_in_a_memory_call(self, kFrees); }
+
+DEATH_CASE(dies_before_memory_of_views, kVictimDies) { lose_in_a_memory_call(self, kViews); }
 
 // The group has failed in an operation by then: its memory stays.
 DEATH_CASE(dies_in_a_group_with_memory, kVictimDies) {

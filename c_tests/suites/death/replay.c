@@ -91,8 +91,7 @@ DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 1};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
     const EpCaptured captured = ep_capture(env->stream, play_ht, &run);
     for (unsigned i = 0; i < kReplays; ++i) {
         ht_prepare(&run);

@@ -1,6 +1,5 @@
 // What the cases of test_death share, in addition to forked/survivors.h.
-#ifndef C_TESTS_SUITES_DEATH_WORK_H_
-#define C_TESTS_SUITES_DEATH_WORK_H_
+#pragma once
 
 #include "forked/survivors.h"
 
@@ -23,5 +22,3 @@ void end_without_victim(DeathRank* self, Work* work);
 void finish_survivor(DeathRank* self, Work* work);
 // The same on all ranks, where the victim has come back and has learned of the failure.
 void finish_behind_a_stall(DeathRank* self, Work* work);
-
-#endif  // C_TESTS_SUITES_DEATH_WORK_H_

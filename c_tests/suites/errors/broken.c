@@ -1,7 +1,5 @@
 // Calls with one thing wrong. Each starts from valid tensors and changes one; it must be refused
 // with the given text and leave the outputs untouched.
-#include <string.h>
-
 #include "suites/errors/errors.h"
 
 enum { kUntouched = 0xa5 };
@@ -134,18 +132,12 @@ static void check_outputs_untouched(const Session* session) {
     }
 }
 
-void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
-                        size_t num_calls) {
-    static const char* const functions[] = {[kDispatch] = "ncclEpDispatch",
-                                            [kTokensOnly] = "ncclEpDispatch",
-                                            [kForward] = "ncclEpDispatch",
-                                            [kCast] = "ncclEpDispatch",
-                                            [kRankMajor] = "ncclEpDispatch",
-                                            [kRankMajorForward] = "ncclEpDispatch",
-                                            [kCombine] = "ncclEpCombine",
-                                            [kSummed] = "ncclEpCombine",
-                                            [kBackward] = "ncclEpCombine",
-                                            [kCreateHandle] = "ncclEpCreateHandle"};
+void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls, size_t num_calls) {
+    static const char* const functions[] = {[kDispatch] = "ncclEpDispatch",  [kTokensOnly] = "ncclEpDispatch",
+                                            [kForward] = "ncclEpDispatch",   [kCast] = "ncclEpDispatch",
+                                            [kRankMajor] = "ncclEpDispatch", [kRankMajorForward] = "ncclEpDispatch",
+                                            [kCombine] = "ncclEpCombine",    [kSummed] = "ncclEpCombine",
+                                            [kBackward] = "ncclEpCombine",   [kCreateHandle] = "ncclEpCreateHandle"};
     mark_outputs(session);
     for (size_t i = 0; i < num_calls; ++i) {
         CallTensors tensors;

@@ -1,7 +1,6 @@
 // Rows of tables of broken calls: one tensor with one thing wrong, and the text of the refusal,
 // built from the same arguments.
-#ifndef C_TESTS_SUITES_ERRORS_CALLS_H_
-#define C_TESTS_SUITES_ERRORS_CALLS_H_
+#pragma once
 
 #include "suites/errors/errors.h"
 
@@ -77,5 +76,3 @@ enum {
 #define NO_SUMMED_SCALES(id, list)        \
     BROKEN(id, list, SCALES, kAdd, 0,     \
            TENSOR(list, SCALES) ": a combine sums rows, which have no scales")
-
-#endif  // C_TESTS_SUITES_ERRORS_CALLS_H_

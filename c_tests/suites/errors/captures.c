@@ -6,20 +6,24 @@
 #define RULE \
     "stream: must not be captured into a graph, or wait for a stream that is: groups begin and end once"
 
-EP_TEST(groups_in_a_capture) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(groups_in_a_capture) {
     if (ep_begin_capture(env->stream)) {
-        const ncclEpGroupConfig_t config = session_config(&session);
+        const ncclEpGroupConfig_t config = session_config(session);
         ncclEpGroup_t group = NULL;
-        EP_REFUSED("group-captured",
-                   ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
+        EP_REFUSED("group-captured", ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
                    ncclInvalidUsage, "ncclEpCreateGroup: " RULE);
         EP_CHECK(group == NULL);
-        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session.group, env->stream),
+        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream),
                    ncclInvalidUsage, "ncclEpGroupDestroy: " RULE);
         EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
     }
-    check_works(&session);
-    close_session(&session);
+    if (ep_begin_capture(env->stream)) {
+        CallTensors tensors;
+        valid_tensors(session, kRankMajor, &tensors);
+        tensors.lists[kOutputs].items[0]->data = NULL;
+        EP_REFUSED("dispatch-view-captured", make_call(session, kRankMajor, &tensors, 0), ncclInvalidUsage,
+                   "ncclEpDispatch: stream: must not be captured into a graph by the group's first dispatch into a "
+                   "view, which makes their memory");
+        EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
+    }
 }

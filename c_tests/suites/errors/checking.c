@@ -2,9 +2,6 @@
 // rows of an output that nothing was delivered to. Nothing is refused.
 #define _GNU_SOURCE  // dup, fileno, setenv
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/graphs.h"
@@ -42,8 +39,7 @@ static void expect_printed(const char* pattern) {
 
 static void expect_line(const EpEnv* env, const char* call, const char* finding) {
     char pattern[512];
-    snprintf(pattern, sizeof(pattern), "*:*:* NCCL_EP WARN NCCL_EP_CHECK: rank %d, %s: %s\n",
-             env->rank, call, finding);
+    snprintf(pattern, sizeof(pattern), "*:*:* NCCL_EP WARN NCCL_EP_CHECK: rank %d, %s: %s\n", env->rank, call, finding);
     expect_printed(pattern);
 }
 
@@ -84,7 +80,7 @@ static bool unread_are(const Session* session, const void* output, size_t row, i
     int32_t counts[kLocalExperts];
     ep_download(counts, session->counter, sizeof(counts));
     const size_t rows = max_recv_rows(session);
-    uint8_t* bytes = malloc(kLocalExperts * rows * row);
+    EP_SCOPED uint8_t* bytes = malloc(kLocalExperts * rows * row);
     EP_REQUIRE(bytes != NULL);
     ep_download(bytes, output, kLocalExperts * rows * row);
     bool good = true;
@@ -92,7 +88,6 @@ static bool unread_are(const Session* session, const void* output, size_t row, i
         const bool is_unread = i % rows >= (size_t)counts[i / rows];
         good = good && is_all(bytes + i * row, row, byte) == is_unread;
     }
-    free(bytes);
     return good;
 }
 
@@ -114,11 +109,10 @@ static void check_poison(const Session* session) {
     EP_CHECK_NCCL(make_valid_call(session, kDispatch, 1));
     ep_sync(session->env);
     const size_t bytes = kLocalExperts * (size_t)max_recv_rows(session) * kBytesOfRow;
-    uint8_t* received = malloc(bytes);
+    EP_SCOPED uint8_t* received = malloc(bytes);
     EP_REQUIRE(received != NULL);
     ep_download(received, session->received, bytes);
     EP_CHECK(is_all(received, bytes, kStale));
-    free(received);
     EP_CHECK_NCCL(ncclEpComplete(session->handle, NULL, session->env->stream));
     ep_sync(session->env);
     EP_CHECK(unread_are(session, session->received, kBytesOfRow, kPoison));
@@ -126,10 +120,11 @@ static void check_poison(const Session* session) {
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-static void open_checked(Session* session, EpEnv* env, ncclEpAlgorithm_t algorithm) {
+static Session open_checked(EpEnv* env, ncclEpAlgorithm_t algorithm) {
     EP_REQUIRE(setenv("NCCL_EP_CHECK", "1", 1) == 0);
-    open_session(session, env, algorithm);
+    const Session session = open_session(env, algorithm);
     EP_REQUIRE(unsetenv("NCCL_EP_CHECK") == 0);
+    return session;
 }
 
 static void check_captures(Session* session) {
@@ -141,13 +136,11 @@ static void check_captures(Session* session) {
     EP_CHECK_NCCL(make_valid_call(session, kDispatch, 0));
     EP_CHECK_NCCL(make_valid_call(session, kCombine, 0));
     EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(session->env->stream)));
-    expect_line(session->env, "low-latency dispatch",
-                "not checked: it is captured into a graph; that is said once");
+    expect_line(session->env, "low-latency dispatch", "not checked: it is captured into a graph; that is said once");
 }
 
 EP_TEST(ll_unusual_numbers_are_told) {
-    Session session;
-    open_checked(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_checked(env, NCCL_EP_ALGO_LOW_LATENCY);
     listen();
     check_works(&session);
     check_poison(&session);
@@ -167,8 +160,7 @@ EP_TEST(ll_unusual_numbers_are_told) {
 }
 
 EP_TEST_HT(ht_unusual_numbers_are_told) {
-    Session session;
-    open_checked(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_checked(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     listen();
     check_works(&session);
     expect_printed("");
@@ -191,8 +183,7 @@ EP_TEST_HT(ht_unusual_numbers_are_told) {
 
 // Without the variable nothing is looked at, and slots keep what they held.
 EP_TEST(nothing_is_checked_unasked) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     set_unusual_ids(&session);
     make_stale(&session);
     listen();

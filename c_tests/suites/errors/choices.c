@@ -1,7 +1,5 @@
 // Choices that are refused, that ranks do not agree on, and that are passed over with a warning.
 #define _GNU_SOURCE  // unsetenv
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -22,8 +20,7 @@ static bool make_pairs(ncclEpGroup_t group, void* memory, const ncclEpChoice_t* 
     const ncclNDTensor_t *in = &tokens.tensor, *results = &packed.tensor;
     ncclNDTensor_t *outs = &packed.tensor, *homes = &home.tensor, *locals = &weights.tensor;
     ncclEpHandle_t handle = NULL;
-    bool good = ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, NULL, false) ==
-                ncclSuccess;
+    bool good = ncclEpCreateHandle(&handle, group, &ids.tensor, NULL, 0, NULL, NULL, false) == ncclSuccess;
     for (int i = 0; good && i < 2 * count; ++i) {
         good = ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &choices[i / 2]) == ncclSuccess &&
                ncclEpDispatch(handle, &in, 1, &outs, 1, NULL, 0, 0, NULL, NULL) == ncclSuccess &&
@@ -40,52 +37,42 @@ int pass_over_choices(void) {
     void* memory = NULL;
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, kAloneExperts, 2 * kAloneTokens, 2 * kAloneHidden);
-    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_AUTO, 0, 0, 48};
-    const ncclEpChoice_t choices[] = {{sizeof(*choices), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0},
-                                      {sizeof(*choices), NCCL_EP_VARIANT_HT_PULL, 0, 0, 0}};
-    const bool good =
-        unsetenv("NCCL_EP_LL_COMBINE") == 0 && cudaSetDevice(0) == cudaSuccess &&
-        cudaMalloc(&memory, 16384) == cudaSuccess && cudaMemset(memory, 0, 16384) == cudaSuccess &&
-        ncclGetUniqueId(&id) == ncclSuccess && ncclCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
-        ncclEpCreateGroup(&group, comm, &config, NULL, NULL, NULL) == ncclSuccess &&
-        ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_DISPATCH, &odd_threads) == ncclSuccess &&
-        make_pairs(group, memory, choices, COUNT(choices)) &&
-        ncclEpGroupDestroy(group, NULL) == ncclSuccess && cudaFree(memory) == cudaSuccess;
+    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_AUTO, 0, 0, 48, 0};
+    const ncclEpChoice_t choices[] = {{sizeof(*choices), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0, 0},
+                                      {sizeof(*choices), NCCL_EP_VARIANT_HT_PULL, 0, 0, 0, 0}};
+    const bool good = unsetenv("NCCL_EP_LL_COMBINE") == 0 && cudaSetDevice(0) == cudaSuccess &&
+                      cudaMalloc(&memory, 16384) == cudaSuccess && cudaMemset(memory, 0, 16384) == cudaSuccess &&
+                      ncclGetUniqueId(&id) == ncclSuccess && ncclCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
+                      ncclEpCreateGroup(&group, comm, &config, NULL, NULL, NULL) == ncclSuccess &&
+                      ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_DISPATCH, &odd_threads) == ncclSuccess &&
+                      make_pairs(group, memory, choices, COUNT(choices)) &&
+                      ncclEpGroupDestroy(group, NULL) == ncclSuccess && cudaFree(memory) == cudaSuccess;
     return good && ncclCommDestroy(comm) == ncclSuccess ? 0 : 1;
 }
 
-EP_TEST(choices_that_are_refused) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0};
+LL_SESSION_TEST(choices_that_are_refused) {
+    ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0, 0};
     static const unsigned kUnknown[] = {0, 5, ~0u};
     for (size_t i = 0; i < COUNT(kUnknown); ++i) {
-        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session.group, kUnknown[i], &choice),
-                   ncclInvalidArgument,
-                   "ncclEpSetChoice: operation: must be a known operation (got %u, expected 1 to 4)",
-                   kUnknown[i]);
+        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session->group, kUnknown[i], &choice), ncclInvalidArgument,
+                   "ncclEpSetChoice: operation: must be a known operation (got %u, expected 1 to 4)", kUnknown[i]);
     }
     choice.size = 16;
-    EP_REFUSED("set-choice-size",
-               ncclEpSetChoice(session.group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
+    EP_REFUSED("set-choice-size", ncclEpSetChoice(session->group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
                ncclInvalidArgument,
-               "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 20)");
-    check_works(&session);
-    close_session(&session);
+               "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 24)");
 }
 
 // One rank's combine is exact where those of the others are not.
 EP_TEST(other_variant_on_one_rank) {
     if (!enough_ranks(env, 2, "running-ll-variant") || ep_num_nodes() > 1) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     const unsigned variant = is_odd(env) ? NCCL_EP_VARIANT_LL_EXACT : NCCL_EP_VARIANT_LL_REDUCE;
-    const ncclEpChoice_t choice = {sizeof(choice), variant, 0, 0, 0};
+    const ncclEpChoice_t choice = {sizeof(choice), variant, 0, 0, 0, 0};
     EP_CHECK_NCCL(ncclEpSetChoice(session.group, NCCL_EP_OPERATION_LL_COMBINE, &choice));
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, kCombine, 0));
     check_all_notice(&session, kCombine, "running-ll-variant", "variant: must be the same",
-                     is_odd(env) ? " (got ll.exact, expected ll.reduce)"
-                                 : " (got ll.reduce, expected ll.exact)");
+                     is_odd(env) ? " (got ll.exact, expected ll.reduce)" : " (got ll.reduce, expected ll.exact)");
 }

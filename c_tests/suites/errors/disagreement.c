@@ -1,11 +1,7 @@
-// Ranks that disagree on a high-throughput handle: one refuses, one has another number of ids per
-// token, one never calls. The CPU backend notices in ncclEpCreateHandle, where the host waits. On
-// GPUs the host does not wait: the call returns a handle, calls on it are refused once the exchange
-// has run, and an operation enqueued before that fails together with its group. On GPUs of several
-// nodes the host waits, too.
-#include <stdio.h>
-#include <string.h>
-
+// Ranks that disagree on a high-throughput handle: one refuses, one has another number of ids per token, one never
+// calls. The CPU backend notices in ncclEpCreateHandle, where the host waits. On GPUs the host does not wait: the call
+// returns a handle, calls on it are refused once the exchange has run, and an operation enqueued before that fails
+// together with its group. On GPUs of several nodes the host waits, too.
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
@@ -30,11 +26,9 @@ static ncclResult_t create(const Session* session, unsigned top_k, ncclEpHandle_
     EpView ids;
     ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, top_k);
     EpView counter;
-    ep_view_1d(&counter, session->counter, ncclInt32,
-               NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kLocalExperts);
+    ep_view_1d(&counter, session->counter, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kLocalExperts);
     ncclNDTensor_t* locals[] = {&counter.tensor};
-    return ncclEpCreateHandle(handle, session->group, &ids.tensor, locals, 1, NULL,
-                              session->env->stream, false);
+    return ncclEpCreateHandle(handle, session->group, &ids.tensor, locals, 1, NULL, session->env->stream, false);
 }
 
 ncclResult_t replace_handle(Session* session, unsigned top_k) {
@@ -89,29 +83,24 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
 
 EP_TEST_HT(ht_handle_with_another_top_k) {
     if (!enough_ranks(env, 2, "*-ht-topk-differs, *-ht-handle-differs")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const unsigned top_k = (unsigned)my_top_k(env);
     if (creation_waits()) {
         ncclEpHandle_t handle = NULL;
-        EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT,
-                   "ncclEpCreateHandle: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
-                   differs(env));
+        EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT, "ncclEpCreateHandle: " DIFFERS,
+                   differs(env), my_top_k(env), their_top_k(env), differs(env));
         EP_CHECK(handle == NULL);
     } else {
         EP_CHECK_NCCL(replace_handle(&session, top_k));
         ep_sync(env);
         EP_REFUSED("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0), ARGUMENT,
-                   "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
-                   differs(env));
+                   "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
         EP_REFUSED("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0), ARGUMENT,
-                   "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env),
-                   differs(env));
+                   "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
         check_nothing_counted(&session);
     }
     EP_REQUIRE_NCCL(replace_handle(&session, kTopK));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 // ---- NCCL_EP_AUTO: the caller asks for the number of received tokens ---------------------------
@@ -123,8 +112,7 @@ static void no_count_after_a_refusal(Session* session) {
         refuse(session);
     } else {
         EP_CHECK_NCCL(create(session, kTopK, &session->handle));
-        EP_REFUSED("num-recv-ht-handle-refused",
-                   ncclEpHandleGetNumRecvTokens(session->handle, &rows), REMOTE,
+        EP_REFUSED("num-recv-ht-handle-refused", ncclEpHandleGetNumRecvTokens(session->handle, &rows), REMOTE,
                    "ncclEpHandleGetNumRecvTokens: " REFUSED, odd_rank(env));
         EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
         EP_CHECK_EQ_I64(rows, 77);
@@ -135,23 +123,19 @@ static void no_count_of_different_handles(Session* session) {
     const EpEnv* env = session->env;
     unsigned rows = 77;
     EP_CHECK_NCCL(create(session, (unsigned)my_top_k(env), &session->handle));
-    EP_REFUSED("num-recv-ht-handle-differs",
-               ncclEpHandleGetNumRecvTokens(session->handle, &rows), ARGUMENT,
-               "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env),
-               their_top_k(env), differs(env));
+    EP_REFUSED("num-recv-ht-handle-differs", ncclEpHandleGetNumRecvTokens(session->handle, &rows), ARGUMENT,
+               "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
     EP_CHECK_EQ_I64(rows, 77);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
 }
 
 // One row less than the caller was told of, in the tensor with `tag` and those that go with it.
-static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListName list,
-                                    unsigned tag) {
+static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListName list, unsigned tag) {
     CallTensors tensors;
     valid_tensors(session, kind, &tensors);
     for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
         EpView* view = &tensors.lists[list].views[i];
-        const bool pair = tag == NCCL_EP_TENSOR_TAG_TOPK_IDX &&
-                          view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+        const bool pair = tag == NCCL_EP_TENSOR_TAG_TOPK_IDX && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
         if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
     }
     return make_call(session, kind, &tensors, 0);
@@ -160,21 +144,17 @@ static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListN
 #define FEWER "must hold all tokens that this rank receives (got 3, expected 4 or more)"
 
 static void refuse_fewer_than_told(const Session* session) {
-    EP_REFUSED("dispatch-ht-out-told",
-               call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
+    EP_REFUSED("dispatch-ht-out-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
                ncclInvalidUsage, "ncclEpDispatch: outputs[TOKENS].sizes[0]: " FEWER);
-    EP_REFUSED("dispatch-ht-out-ids-told",
-               call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
+    EP_REFUSED("dispatch-ht-out-ids-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
                ncclInvalidUsage, "ncclEpDispatch: outputs[TOPK_IDX].sizes[0]: " FEWER);
-    EP_REFUSED("combine-ht-in-told",
-               call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
+    EP_REFUSED("combine-ht-in-told", call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
                ncclInvalidUsage, "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
 }
 
 EP_TEST_HT(ht_handle_without_a_count) {
     if (!enough_ranks(env, 2, "num-recv-ht-handle-*")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
     EP_REQUIRE_NCCL(open_auto_group(&session));
@@ -187,8 +167,7 @@ EP_TEST_HT(ht_handle_without_a_count) {
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session.handle, &rows));
     EP_CHECK_EQ_I64(rows, kTokens);
     refuse_fewer_than_told(&session);
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 // ---- Operations enqueued before the host can know ----------------------------------------------
@@ -202,8 +181,7 @@ static void use_at_once(Session* session, bool refused, CallKind kind) {
     if (refused && is_odd(env)) {
         refuse(session);
     } else {
-        const unsigned top_k = refused ? kTopK : (unsigned)my_top_k(env);
-        EP_REQUIRE_NCCL(create(session, top_k, &session->handle));
+        EP_REQUIRE_NCCL(create(session, refused ? kTopK : (unsigned)my_top_k(env), &session->handle));
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
         EP_CHECK_NCCL(make_valid_call(session, kind, 0));
     }
@@ -243,8 +221,7 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
 EP_TEST_HT(ht_handle_used_before_it_is_known) {
     if (!enough_ranks(env, 2, "running-ht-handle-refused, running-ht-handle-differs")) return;
     if (creation_waits()) return;  // the host knows at once
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const CallKind kinds[] = {kTokensOnly, kCombine};
     for (size_t i = 0; i < 2 * COUNT(kinds); ++i) {
         const bool refused = i < COUNT(kinds);
@@ -262,28 +239,21 @@ EP_TEST_HT(ht_handle_used_before_it_is_known) {
 
 // This is the group's second operation, after the session's own handle.
 static void missing_on_the_host(EpEnv* env) {
-    Session session;
-    set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    set_timeout_ms(0);
+    Session session = open_timed_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kShortTimeoutMs);
     bool found_out = false;
     ep_barrier();
     if (!is_odd(env)) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
         EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
-                   "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*",
-                   env->rank, odd_rank(env));
-        found_out =
-            check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
+                   "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*", env->rank, odd_rank(env));
+        found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
     }
     EP_CHECK(on_some_rank(found_out));
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 static void missing_on_the_device(EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
     set_timeout_ms(kShortTimeoutMs);
@@ -297,8 +267,7 @@ static void missing_on_the_device(EpEnv* env) {
         unsigned rows = 77;
         EP_CHECK_NCCL(create(&session, kTopK, &session.handle));
         EP_CHECK_NCCL(make_valid_call(&session, kTokensOnly, 0));
-        found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle",
-                                          "the row counts of operation 1", "0");
+        found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "the row counts of operation 1", "0");
         EP_CHECK_RESULT(ncclEpHandleGetNumRecvTokens(session.handle, &rows), REMOTE);
         EP_CHECK_EQ_I64(rows, 77);
         EP_REFUSED("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0), REMOTE,
@@ -306,16 +275,12 @@ static void missing_on_the_device(EpEnv* env) {
                    found_out ? "deadline passed" : "rank * failed");
     }
     EP_CHECK(on_some_rank(found_out));
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 // A rank hears of it from the network, or from a rank of its node.
 static void missing_over_nodes(EpEnv* env) {
-    Session session;
-    set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    set_timeout_ms(0);
+    Session session = open_timed_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kShortTimeoutMs);
     ep_barrier();
     if (!is_odd(env)) {
         const double start = seconds();
@@ -326,8 +291,7 @@ static void missing_over_nodes(EpEnv* env) {
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), REMOTE);
     }
     ep_barrier();
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 EP_TEST_HT(ht_handle_with_a_missing_rank) {
@@ -347,8 +311,7 @@ EP_TEST_HT(ht_handle_with_a_missing_rank) {
 // must leave nothing on the communicator, which the next group uses.
 EP_TEST_HT(ht_handle_after_one_rank_failed) {
     if (!enough_ranks(env, 2, "a handle after one rank failed")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     CallTensors tensors;
     valid_tensors(&session, kTokensOnly, &tensors);
     if (is_odd(env)) tensors.lists[kOutputs].views[0].sizes[0] = kTokens - 1;
@@ -368,6 +331,5 @@ EP_TEST_HT(ht_handle_after_one_rank_failed) {
     // The deadline is 100 s.
     EP_CHECK(seconds() - start < 10.0);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }

@@ -1,8 +1,6 @@
-// The check of one refusal, and a session: an open group with a handle, buffers and valid tensors
-// for every call. A test breaks one of them at a time. Every string that names a refusal is the id
-// of a row of docs/errors.md.
-#ifndef C_TESTS_SUITES_ERRORS_ERRORS_H_
-#define C_TESTS_SUITES_ERRORS_ERRORS_H_
+// The check of one refusal, and a session: an open group with a handle, buffers and valid tensors for every call. A
+// test breaks one of them at a time. Every string that names a refusal is the id of a row of docs/errors.md.
+#pragma once
 
 #include "harness/harness.h"
 
@@ -15,9 +13,8 @@
 #define EP_REFUSED(id, call, code, ...) \
     (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
 
-__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual,
-                                                         ncclResult_t expected, const char* format,
-                                                         ...);
+__attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected,
+                                                         const char* format, ...);
 // Replaces the last text, so that a check never sees that of an earlier refusal.
 void forget_last_error(void);
 // Whether `text` as a whole matches `pattern`.
@@ -61,8 +58,17 @@ bool is_odd(const EpEnv* env);
 
 double seconds(void);  // monotonic clock
 
-void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm);
+Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm);
+Session open_ll_session(const EpEnv* env);
+Session open_ht_session(const EpEnv* env);
+// The same with this NCCL_EP_TIMEOUT_MS for its first group alone.
+Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms);
 void close_session(Session* session);
+// The same for a session that must work to its end.
+void finish_session(Session* session);
+// Cases with a `session`.
+#define LL_SESSION_TEST(name) EP_TEST_WITH(EP_TEST, name, Session, session, open_ll_session, finish_session)
+#define HT_SESSION_TEST(name) EP_TEST_WITH(EP_TEST_HT, name, Session, session, open_ht_session, finish_session)
 // Replaces the group or the handle.
 ncclResult_t open_group(Session* session);
 ncclResult_t open_handle(Session* session);
@@ -80,14 +86,14 @@ ncclResult_t wait_for_failure(const Session* session, double limit);
 bool was_told(void);
 // Collective: whether `here` is true anywhere.
 bool on_some_rank(bool here);
-// Waits until the group has failed in `operation`, waiting for what `awaited` names (both are
-// patterns). It fails by this rank's own deadline, whose text also names the `last` operation, or
-// because a rank whose deadline passed earlier reported it. Returns whether it was the own
-// deadline.
+// Waits until the group has failed in `operation`, waiting for what `awaited` names (both are patterns). It fails by
+// this rank's own deadline, whose text also names the `last` operation, or because a rank whose deadline passed earlier
+// reported it. Returns whether it was the own deadline.
 bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
                            const char* awaited, const char* last);
 // Replaces the failed group and its handle and checks that the new ones work.
 void recover(Session* session);
+void recover_and_close(Session* session);
 
 // Replaces the handle by one with `top_k` ids per token.
 ncclResult_t replace_handle(Session* session, unsigned top_k);
@@ -127,8 +133,7 @@ typedef struct {
 
 // Valid tensors for a call. They point into the struct: do not copy it.
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors);
-ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
-                       unsigned send_only);
+ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors, unsigned send_only);
 ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only);
 
 // ---- Calls with one thing wrong ----------------------------------------------------------------
@@ -162,17 +167,13 @@ typedef struct {
 } BrokenCall;
 
 // Makes each broken call; checks that it is refused and changes nothing.
-void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls,
-                        size_t num_calls);
+void check_broken_calls(const Session* session, CallKind kind, const BrokenCall* calls, size_t num_calls);
 
 // ---- Parts of other files ----------------------------------------------------------------------
 
 // running.c
-void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
-                      const char* values);
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values);
 // stderr.c: what this program does when it is started again.
 int refuse_once(void);
 int make_groups(void);
 int pass_over_choices(void);
-
-#endif  // C_TESTS_SUITES_ERRORS_ERRORS_H_

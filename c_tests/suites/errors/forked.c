@@ -1,8 +1,6 @@
 // A process that is forked from one that has a group: every call on the parent's objects, and a new
 // group, is refused at once; what destroys something succeeds and does nothing; the parent goes on.
 #define _GNU_SOURCE  // alarm, fork
-#include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,8 +39,7 @@ static void check_child(Session* session) {
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
     expect_refused("ncclEpTensorCreate",
-                   ncclEpTensorCreate(group, &tensor, 1, ncclFloat32, NCCL_EP_TENSOR_TAG_TOKENS,
-                                      16, 0, 0, 0, 0));
+                   ncclEpTensorCreate(group, &tensor, 1, ncclFloat32, NCCL_EP_TENSOR_TAG_TOKENS, 16, 0, 0, 0, 0));
     expect_refused("ncclEpCreateGroup", open_group(session));
     void* memory = NULL;
     expect_refused("ncclEpMemAlloc", ncclEpMemAlloc(group, &memory, 64));
@@ -74,16 +71,14 @@ static pid_t fork_child(Session* session) {
 }
 
 static void check_with(EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     check_works(&session);
     int status = -1;
     const pid_t child = fork_child(&session);
     EP_REQUIRE(waitpid(child, &status, 0) == child);
     // All its checks passed, and no call waited.
     EP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 EP_TEST(forked_process) {

@@ -2,9 +2,6 @@
 // refuses for all, a rank that never calls, several nodes. Creation is collective: in each case all
 // ranks get an error, none hangs, and the next creation succeeds.
 #define _GNU_SOURCE  // setenv
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness/nodes.h"
 #include "suites/errors/errors.h"
@@ -20,17 +17,14 @@ static ncclEpGroup_t untouched(void) { return (ncclEpGroup_t)(uintptr_t)0x5a5a; 
 // Creates a group; the creation must fail.
 static ncclResult_t create(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     ncclEpGroup_t group = untouched();
-    const ncclResult_t result =
-        ncclEpCreateGroup(&group, env->comm, config, env->stream, NULL, NULL);
+    const ncclResult_t result = ncclEpCreateGroup(&group, env->comm, config, env->stream, NULL, NULL);
     EP_CHECK(group == untouched());
     return result;
 }
 
 static void check_creation_works(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_works(&session);
-    close_session(&session);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
+    finish_session(&session);
 }
 
 static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
@@ -38,10 +32,8 @@ static void bad_pointers(const EpEnv* env, const ncclEpGroupConfig_t* config) {
     EP_REFUSED("group-comm-null", ncclEpCreateGroup(&group, NULL, config, env->stream, NULL, NULL),
                ncclInvalidArgument, FUNCTION "comm: must not be NULL");
     EP_CHECK(group == untouched());
-    EP_REFUSED("group-config-null", create(env, NULL), ncclInvalidArgument,
-               FUNCTION "config: must not be NULL");
-    EP_REFUSED("group-out-null",
-               ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
+    EP_REFUSED("group-config-null", create(env, NULL), ncclInvalidArgument, FUNCTION "config: must not be NULL");
+    EP_REFUSED("group-out-null", ncclEpCreateGroup(NULL, env->comm, config, env->stream, NULL, NULL),
                ncclInvalidArgument, FUNCTION "ep_group: must not be NULL");
 }
 
@@ -145,9 +137,7 @@ static void check_differs(const EpEnv* env, const char* id, const char* name, co
                           const char* other, const ncclEpGroupConfig_t* config) {
     const int differs = is_odd(env) ? 0 : odd_rank(env);
     EP_REFUSED(id, create(env, config), ncclInvalidArgument,
-               FUNCTION
-               "%s: must be the same on every rank, but rank %d differs "
-               "(got %s, expected %s as on rank %d)",
+               FUNCTION "%s: must be the same on every rank, but rank %d differs (got %s, expected %s as on rank %d)",
                name, differs, is_odd(env) ? other : usual, is_odd(env) ? usual : other, differs);
 }
 
@@ -167,22 +157,19 @@ static void one_differs(const EpEnv* env, const char* id, const char* name, unsi
 static void modes_differ(const EpEnv* env) {
     const ncclEpGroupConfig_t config =
         config_of(env, is_odd(env) ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY);
-    check_differs(env, "group-differs-algorithm", "config.algorithm", "low latency",
-                  "high throughput", &config);
+    check_differs(env, "group-differs-algorithm", "config.algorithm", "low latency", "high throughput", &config);
 }
 
 // `usual` is what the library says for a variable that is not set.
-static void variable_differs(const EpEnv* env, const char* id, const char* variable,
-                             const char* usual, const char* other,
-                             const ncclEpGroupConfig_t* config) {
+static void variable_differs(const EpEnv* env, const char* id, const char* variable, const char* usual,
+                             const char* other, const ncclEpGroupConfig_t* config) {
     const char* set = getenv(variable);
-    char* before = set != NULL ? strdup(set) : NULL;
+    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(unsetenv(variable) == 0);
     if (is_odd(env)) EP_REQUIRE(setenv(variable, other, 1) == 0);
     check_differs(env, id, variable, usual, other, config);
     EP_REQUIRE(unsetenv(variable) == 0);
     if (before != NULL) EP_REQUIRE(setenv(variable, before, 1) == 0);
-    free(before);
 }
 
 EP_TEST(group_differences_between_ranks) {
@@ -191,37 +178,28 @@ EP_TEST(group_differences_between_ranks) {
     modes_differ(env);
     one_differs(env, "group-differs-experts", "config.num_experts", &config.num_experts,
                 config.num_experts * 2, &config);
-    one_differs(env, "group-differs-tokens", "config.max_tokens_per_rank",
-                &config.max_tokens_per_rank, 7, &config);
-    one_differs(env, "group-differs-token-size", "config.token_size_bytes",
-                &config.token_size_bytes, 32, &config);
-    variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact",
-                     &config);
-    variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant",
-                     &config);
+    one_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", &config.max_tokens_per_rank, 7, &config);
+    one_differs(env, "group-differs-token-size", "config.token_size_bytes", &config.token_size_bytes, 32, &config);
+    variable_differs(env, "group-differs-ll-combine", "NCCL_EP_LL_COMBINE", "reduce", "exact", &config);
+    variable_differs(env, "group-differs-node-sums", "NCCL_EP_NODE_SUMS", "home", "invariant", &config);
     ncclEpGroupConfig_t of_ht = config_of(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset",
-                     "65536", &of_ht);
+    variable_differs(env, "group-differs-ht-chunk-bytes", "NCCL_EP_HT_CHUNK_BYTES", "unset", "65536", &of_ht);
     of_ht.max_tokens_per_rank = is_odd(env) ? 7 : NCCL_EP_AUTO;
-    check_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", "no bound", "7",
-                  &of_ht);
+    check_differs(env, "group-differs-tokens", "config.max_tokens_per_rank", "no bound", "7", &of_ht);
     check_creation_works(env);
 }
 
 // The odd rank makes a call that it refuses by itself; `text` is its reason.
-static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null,
-                        const char* text) {
+static void one_refuses(const EpEnv* env, const ncclEpGroupConfig_t* odd_config, bool odd_null, const char* text) {
     const ncclEpGroupConfig_t valid = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     if (!is_odd(env)) {
         EP_REFUSED("group-rank-refused", create(env, &valid), ncclRemoteError,
                    FUNCTION "rank %d refused: %s", odd_rank(env), text);
     } else if (odd_null) {
-        EP_REFUSED("group-out-null",
-                   ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
+        EP_REFUSED("group-out-null", ncclEpCreateGroup(NULL, env->comm, odd_config, env->stream, NULL, NULL),
                    ncclInvalidArgument, FUNCTION "%s", text);
     } else {
-        EP_REFUSED("group-rank-refused", create(env, odd_config), ncclInvalidArgument,
-                   FUNCTION "%s", text);
+        EP_REFUSED("group-rank-refused", create(env, odd_config), ncclInvalidArgument, FUNCTION "%s", text);
     }
     check_creation_works(env);
 }
@@ -249,8 +227,7 @@ EP_TEST(group_with_a_missing_rank) {
     EpEnv own = *env;
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
-    // NCCL connects the ranks in a communicator's first collective and waits for them without a
-    // deadline.
+    // NCCL connects the ranks in a communicator's first collective and waits for them without a deadline.
     check_creation_works(&own);
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
     ep_barrier();
@@ -258,9 +235,8 @@ EP_TEST(group_with_a_missing_rank) {
     if (!is_odd(env)) {
         const double start = seconds();
         EP_REFUSED("group-rank-missing", create(&own, &config), ncclRemoteError,
-                   FUNCTION
-                   "rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
-                   env->rank, env->size, kShortTimeoutMs);
+                   FUNCTION "rank %d of %d waited %d ms for the other ranks in an exchange of all ranks", env->rank,
+                   env->size, kShortTimeoutMs);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
     }
     set_timeout_ms(0);
@@ -282,8 +258,7 @@ EP_TEST(group_over_several_nodes) {
     EP_REQUIRE(setenv("NCCL_HOSTID", is_odd(env) ? "right" : "left", 1) == 0);
     EP_REQUIRE(setenv("NCCL_EP_LL_COMBINE", "exact", 1) == 0);
     EP_REFUSED("group-nodes-exact", create(env, &config), ncclInvalidArgument,
-               FUNCTION
-               "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
+               FUNCTION "NCCL_EP_LL_COMBINE: is for groups on one node only (got exact, expected reduce)");
     EP_REQUIRE(unsetenv("NCCL_EP_LL_COMBINE") == 0);
     if (ep_on_fake_nccl() && !ep_on_host_backend()) {
         EP_CHECK_RESULT(create(env, &config), ncclInvalidUsage);

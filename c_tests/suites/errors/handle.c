@@ -1,9 +1,5 @@
 // Refusals of ncclEpCreateHandle. In low latency each rank decides alone. In high throughput the
 // call is collective, so the others learn of a rank that refuses (disagreement.c).
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/errors/calls.h"
 
 #define ARGUMENT ncclInvalidArgument
@@ -16,8 +12,7 @@ static const BrokenCall kIdsCalls[] = {
      "topk_idx.ndim: must be a supported number of dimensions (got 0, expected 1 to 5)"},
     {"handle-topk-dims", ARGUMENT, kInputs, IDS, kNdim, 6,
      "topk_idx.ndim: must be a supported number of dimensions (got 6, expected 1 to 5)"},
-    {"handle-topk-sizes", ARGUMENT, kInputs, IDS, kNullSizes, 0,
-     "topk_idx.sizes: must not be NULL"},
+    {"handle-topk-sizes", ARGUMENT, kInputs, IDS, kNullSizes, 0, "topk_idx.sizes: must not be NULL"},
     {"handle-topk-strides", ARGUMENT, kInputs, IDS, kStride0, 3,
      "topk_idx.strides: must say that the tensor is dense "
      "(got [3, 1], expected all ones, NULL, or row-major strides)"},
@@ -56,16 +51,14 @@ static const BrokenCall kLlCalls[] = {
 static const BrokenCall kHtLocalCalls[] = {
     {"handle-locals-null", ARGUMENT, kLocals, COUNTER, kNullList, 0,
      "local_tensors: must not be NULL when its count is not 0"},
-    {"handle-locals-item", ARGUMENT, kLocals, COUNTER, kNullItem, 0,
-     "local_tensors[0]: must not be NULL"},
+    {"handle-locals-item", ARGUMENT, kLocals, COUNTER, kNullItem, 0, "local_tensors[0]: must not be NULL"},
     {"handle-locals-count", ARGUMENT, kLocals, COUNTER, kCount, 17,
      "num_local_tensors: is more than any call takes (got 17, expected at most 16)"},
     {"handle-locals-again", ARGUMENT, kLocals, COUNTER, kAdd, 0,
      "local_tensors[1].tag: RECV_EXPERT_COUNTER_DEVICE is in the list already"},
     {"handle-locals-dims", ARGUMENT, kLocals, COUNTER, kNdim, 6,
      AT_COUNTER ".ndim: must be a supported number of dimensions (got 6, expected 1 to 5)"},
-    {"handle-locals-sizes", ARGUMENT, kLocals, COUNTER, kNullSizes, 0,
-     AT_COUNTER ".sizes: must not be NULL"},
+    {"handle-locals-sizes", ARGUMENT, kLocals, COUNTER, kNullSizes, 0, AT_COUNTER ".sizes: must not be NULL"},
     {"handle-locals-strides", ARGUMENT, kLocals, COUNTER, kStride0, 2,
      AT_COUNTER ".strides: must say that the tensor is dense "
                 "(got [2], expected all ones, NULL, or row-major strides)"},
@@ -85,26 +78,20 @@ static void other_arguments(const Session* session) {
     EpView ids;
     ep_view_2d(&ids, session->ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
     cudaStream_t stream = session->env->stream;
-    EP_REFUSED("handle-out-null",
-               ncclEpCreateHandle(NULL, session->group, &ids.tensor, NULL, 0, NULL, stream, false),
+    EP_REFUSED("handle-out-null", ncclEpCreateHandle(NULL, session->group, &ids.tensor, NULL, 0, NULL, stream, false),
                ARGUMENT, "ncclEpCreateHandle: handle: must not be NULL");
     ncclEpHandle_t handle = NULL;
     const ncclEpHandleConfig_t config = NULL;
-    EP_REFUSED(
-        "handle-config",
-        ncclEpCreateHandle(&handle, session->group, &ids.tensor, NULL, 0, &config, stream, false),
-        ARGUMENT, "ncclEpCreateHandle: config: must be NULL");
+    EP_REFUSED("handle-config",
+               ncclEpCreateHandle(&handle, session->group, &ids.tensor, NULL, 0, &config, stream, false), ARGUMENT,
+               "ncclEpCreateHandle: config: must be NULL");
     EP_CHECK(handle == NULL);
 }
 
-EP_TEST(ll_handle_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    other_arguments(&session);
-    check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
-    check_broken_calls(&session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
-    check_works(&session);
-    close_session(&session);
+LL_SESSION_TEST(ll_handle_arguments) {
+    other_arguments(session);
+    check_broken_calls(session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
+    check_broken_calls(session, kCreateHandle, kLlCalls, COUNT(kLlCalls));
 }
 
 // Without max_tokens_per_rank the limit is on the sum over all ranks.
@@ -113,8 +100,7 @@ static void too_many_tokens(const EpEnv* env) {
     Session session = {.env = env, .algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT};
     EP_REQUIRE_NCCL(open_auto_group(&session));
     EP_REFUSED("handle-topk-rows-auto",
-               ep_handle_create(&session.handle, session.group, NULL, most + 1, kTopK, env->stream),
-               ARGUMENT,
+               ep_handle_create(&session.handle, session.group, NULL, most + 1, kTopK, env->stream), ARGUMENT,
                "ncclEpCreateHandle: topk_idx.sizes[0]: must be at most what all ranks can send to "
                "one (got %u, expected %u or less)",
                most + 1, most);
@@ -123,13 +109,11 @@ static void too_many_tokens(const EpEnv* env) {
 }
 
 EP_TEST_HT(ht_handle_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     other_arguments(&session);
     check_broken_calls(&session, kCreateHandle, kIdsCalls, COUNT(kIdsCalls));
     check_broken_calls(&session, kCreateHandle, kHtLocalCalls, COUNT(kHtLocalCalls));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
     too_many_tokens(env);
 }
 
@@ -149,8 +133,7 @@ static void one_refuses(Session* session, const BrokenCall* broken) {
 
 EP_TEST_HT(ht_handle_refused_by_one_rank) {
     if (!enough_ranks(env, 2, "handle-ht-rank-refused, *-ht-handle-refused")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     for (size_t i = 0; i < COUNT(kIdsCalls); ++i) one_refuses(&session, &kIdsCalls[i]);
     one_refuses(&session, &kHtLocalCalls[0]);
     close_session(&session);

@@ -1,8 +1,6 @@
 // Refusals of ncclEpDispatch and ncclEpCombine that concern a list of tensors, or a descriptor
 // before its meaning is known. They are the same for every list and both modes.
 #include <limits.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "suites/errors/errors.h"
 
@@ -17,13 +15,11 @@ typedef struct {
     const char* strides;
 } ListRules;
 
-static const ListRules kDispatchRules = {"dispatch-list-null", "dispatch-list-item",
-                                         "dispatch-list-count", "dispatch-list-again",
-                                         "dispatch-tensor-dims", "dispatch-tensor-sizes",
+static const ListRules kDispatchRules = {"dispatch-list-null",     "dispatch-list-item",   "dispatch-list-count",
+                                         "dispatch-list-again",    "dispatch-tensor-dims", "dispatch-tensor-sizes",
                                          "dispatch-tensor-strides"};
-static const ListRules kCombineRules = {"combine-list-null", "combine-list-item",
-                                        "combine-list-count", "combine-list-again",
-                                        "combine-tensor-dims", "combine-tensor-sizes",
+static const ListRules kCombineRules = {"combine-list-null",     "combine-list-item",   "combine-list-count",
+                                        "combine-list-again",    "combine-tensor-dims", "combine-tensor-sizes",
                                         "combine-tensor-strides"};
 
 static void check_one(const Session* session, CallKind kind, BrokenCall* broken, const char* id,
@@ -57,29 +53,25 @@ static void check_list(const Session* session, CallKind kind, const ListRules* r
              (int)(strlen(tensor) - strlen(name) - 2), tensor + strlen(name) + 1);
     check_one(session, kind, &broken, rules->again, kAdd, 0);
     for (unsigned ndim = 0; ndim <= 6; ndim += 6) {
-        snprintf(text, sizeof(text),
-                 "%s.ndim: must be a supported number of dimensions (got %u, expected 1 to 5)",
+        snprintf(text, sizeof(text), "%s.ndim: must be a supported number of dimensions (got %u, expected 1 to 5)",
                  tensor, ndim);
         check_one(session, kind, &broken, rules->dims, kNdim, ndim);
     }
     snprintf(text, sizeof(text), "%s.sizes: must not be NULL", tensor);
     check_one(session, kind, &broken, rules->sizes, kNullSizes, 0);
     snprintf(text, sizeof(text),
-             "%s.strides: must say that the tensor is dense "
-             "(got [3*], expected all ones, NULL, or row-major strides)",
+             "%s.strides: must say that the tensor is dense (got [3*], expected all ones, NULL, or row-major strides)",
              tensor);
     check_one(session, kind, &broken, rules->strides, kStride0, 3);
 }
 
 static void check_lists(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     const unsigned tokens = NCCL_EP_TENSOR_TAG_TOKENS;
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     check_works(&session);
     check_list(&session, kDispatch, &kDispatchRules, kInputs, tokens, "inputs[TOKENS]");
     check_list(&session, kDispatch, &kDispatchRules, kOutputs, tokens, "outputs[TOKENS]");
-    check_list(&session, kDispatch, &kDispatchRules, kLocals,
-               NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
+    check_list(&session, kDispatch, &kDispatchRules, kLocals, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
                "local_tensors[RECV_EXPERT_COUNTER_DEVICE]");
     check_list(&session, kCombine, &kCombineRules, kInputs, tokens, "inputs[TOKENS]");
     check_list(&session, kCombine, &kCombineRules, kOutputs, tokens, "outputs[TOKENS]");
@@ -87,8 +79,7 @@ static void check_lists(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
         check_list(&session, kCombine, &kCombineRules, kLocals, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
                    "local_tensors[TOPK_WEIGHTS]");
     }
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 EP_TEST(ll_lists_of_tensors) { check_lists(env, NCCL_EP_ALGO_LOW_LATENCY); }

@@ -1,6 +1,4 @@
 // Refusals of low-latency dispatch and combine: the rules of each tensor, and the order of calls.
-#include <string.h>
-
 #include "suites/errors/calls.h"
 
 #define USAGE ncclInvalidUsage
@@ -11,24 +9,19 @@ static const BrokenCall kDispatchCalls[] = {
     NDIM("dispatch-ll-in-ndim", kInputs, TOKENS, 3, 2),
     UNKNOWN_TYPE("dispatch-ll-in-datatype", kInputs, TOKENS),
     ROWS("dispatch-ll-in-row", "dispatch-ll-in-row-most", 1),
-    SIZE("dispatch-ll-in-rows", kInputs, TOKENS, 0, 3, "must be the handle's number of tokens",
-         "4"),
+    SIZE("dispatch-ll-in-rows", kInputs, TOKENS, 0, 3, "must be the handle's number of tokens", "4"),
     DATA("dispatch-ll-in-data", "dispatch-ll-in-align", kInputs, TOKENS, 16),
     MISSING("dispatch-ll-out-required", kOutputs, TOKENS),
     NDIM("dispatch-ll-out-ndim", kOutputs, TOKENS, 2, 3),
-    SIZE("dispatch-ll-out-experts", kOutputs, TOKENS, 0, 3, "must be the number of local experts",
-         "2"),
-    SIZE("dispatch-ll-out-slots", kOutputs, TOKENS, 1, 1, "must be ranks times max_tokens_per_rank",
-         "*"),
+    SIZE("dispatch-ll-out-experts", kOutputs, TOKENS, 0, 3, "must be the number of local experts", "2"),
+    SIZE("dispatch-ll-out-slots", kOutputs, TOKENS, 1, 1, "must be ranks times max_tokens_per_rank", "*"),
     CHANGED_ROWS("dispatch-ll-out-datatype", kOutputs, ncclFloat16, "float16", "bfloat16"),
     CHANGED_ROWS("dispatch-ll-out-datatype", kInputs, ncclFloat16, "bfloat16", "float16"),
-    SIZE("dispatch-ll-out-hidden", kOutputs, TOKENS, 2, 8,
-         "must be the hidden size of the input tokens", "16"),
+    SIZE("dispatch-ll-out-hidden", kOutputs, TOKENS, 2, 8, "must be the hidden size of the input tokens", "16"),
     DATA("dispatch-ll-out-data", "dispatch-ll-out-align", kOutputs, TOKENS, 16),
     NDIM("dispatch-ll-counter-ndim", kLocals, COUNTER, 2, 1),
     DATATYPE("dispatch-ll-counter-datatype", kLocals, COUNTER, ncclInt64, "int64", "int32"),
-    SIZE("dispatch-ll-counter-size", kLocals, COUNTER, 0, 3, "must be the number of local experts",
-         "2"),
+    SIZE("dispatch-ll-counter-size", kLocals, COUNTER, 0, 3, "must be the number of local experts", "2"),
     DATA("dispatch-ll-counter-data", "dispatch-ll-counter-align", kLocals, COUNTER, 4),
 };
 
@@ -37,10 +30,8 @@ static const BrokenCall kDispatchCalls[] = {
 static const BrokenCall kCombineCalls[] = {
     MISSING("combine-ll-in-required", kInputs, TOKENS),
     NDIM("combine-ll-in-ndim", kInputs, TOKENS, 2, 3),
-    SIZE("combine-ll-in-experts", kInputs, TOKENS, 0, 3, "must be the number of local experts",
-         "2"),
-    SIZE("combine-ll-in-slots", kInputs, TOKENS, 1, 1, "must be ranks times max_tokens_per_rank",
-         "*"),
+    SIZE("combine-ll-in-experts", kInputs, TOKENS, 0, 3, "must be the number of local experts", "2"),
+    SIZE("combine-ll-in-slots", kInputs, TOKENS, 1, 1, "must be ranks times max_tokens_per_rank", "*"),
     UNKNOWN_TYPE("combine-ll-in-datatype", kInputs, TOKENS),
     NOT_SUMMED("combine-ll-in-sum", ncclInt32, "int32"),
     NOT_SUMMED("combine-ll-in-sum", 10, "float8e4m3"),
@@ -51,35 +42,24 @@ static const BrokenCall kCombineCalls[] = {
     MISSING("combine-ll-weights-required", kLocals, WEIGHTS),
     NDIM("combine-ll-weights-ndim", kLocals, WEIGHTS, 1, 2),
     DATATYPE("combine-ll-weights-datatype", kLocals, WEIGHTS, ncclFloat64, "float64", "float32"),
-    SIZE("combine-ll-weights-rows", kLocals, WEIGHTS, 0, 5, "must be the handle's number of tokens",
-         "4"),
+    SIZE("combine-ll-weights-rows", kLocals, WEIGHTS, 0, 5, "must be the handle's number of tokens", "4"),
     SIZE("combine-ll-weights-columns", kLocals, WEIGHTS, 1, 3, "must be the handle's top-k", "2"),
     DATA("combine-ll-weights-data", "combine-ll-weights-align", kLocals, WEIGHTS, 4),
     MISSING("combine-ll-out-required", kOutputs, TOKENS),
     NDIM("combine-ll-out-ndim", kOutputs, TOKENS, 3, 2),
-    SIZE("combine-ll-out-rows", kOutputs, TOKENS, 0, 5, "must be the handle's number of tokens",
-         "4"),
+    SIZE("combine-ll-out-rows", kOutputs, TOKENS, 0, 5, "must be the handle's number of tokens", "4"),
     DATATYPE("combine-ll-out-datatype", kOutputs, TOKENS, ncclFloat16, "float16", "bfloat16"),
-    SIZE("combine-ll-out-hidden", kOutputs, TOKENS, 1, 8,
-         "must be the hidden size of the input tokens", "16"),
+    SIZE("combine-ll-out-hidden", kOutputs, TOKENS, 1, 8, "must be the hidden size of the input tokens", "16"),
     DATA("combine-ll-out-data", "combine-ll-out-align", kOutputs, TOKENS, 16),
 };
 
-EP_TEST(ll_dispatch_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_broken_calls(&session, kDispatch, kDispatchCalls, COUNT(kDispatchCalls));
-    check_works(&session);
-    close_session(&session);
+LL_SESSION_TEST(ll_dispatch_arguments) {
+    check_broken_calls(session, kDispatch, kDispatchCalls, COUNT(kDispatchCalls));
 }
 
-EP_TEST(ll_combine_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_works(&session);
-    check_broken_calls(&session, kCombine, kCombineCalls, COUNT(kCombineCalls));
-    check_works(&session);
-    close_session(&session);
+LL_SESSION_TEST(ll_combine_arguments) {
+    check_works(session);
+    check_broken_calls(session, kCombine, kCombineCalls, COUNT(kCombineCalls));
 }
 
 // ---- The order of calls ------------------------------------------------------------------------
@@ -117,23 +97,19 @@ static void too_many_staged(Session* first) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(second.handle));
 }
 
-EP_TEST(ll_order_of_calls) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_dispatch_comes_first(&session);
+LL_SESSION_TEST(ll_order_of_calls) {
+    check_dispatch_comes_first(session);
     CallTensors empty;
     memset(&empty, 0, sizeof(empty));
-    EP_CHECK_RESULT(make_call(&session, kDispatch, &empty, 0), ncclInvalidArgument);
-    check_dispatch_comes_first(&session);
-    EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
-    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 1));
-    EP_REFUSED("dispatch-ll-staged", make_valid_call(&session, kDispatch, 0), USAGE,
+    EP_CHECK_RESULT(make_call(session, kDispatch, &empty, 0), ncclInvalidArgument);
+    check_dispatch_comes_first(session);
+    EP_CHECK_NCCL(ncclEpComplete(session->handle, NULL, env->stream));
+    EP_CHECK_NCCL(make_valid_call(session, kDispatch, 1));
+    EP_REFUSED("dispatch-ll-staged", make_valid_call(session, kDispatch, 0), USAGE,
                "ncclEpDispatch: handle: its staged operation waits for ncclEpComplete");
-    EP_REFUSED("combine-ll-staged", make_valid_call(&session, kCombine, 0), USAGE,
+    EP_REFUSED("combine-ll-staged", make_valid_call(session, kCombine, 0), USAGE,
                "ncclEpCombine: handle: its staged operation waits for ncclEpComplete");
-    EP_CHECK_NCCL(ncclEpComplete(session.handle, NULL, env->stream));
-    check_works(&session);
-    too_many_staged(&session);
-    check_works(&session);
-    close_session(&session);
+    EP_CHECK_NCCL(ncclEpComplete(session->handle, NULL, env->stream));
+    check_works(session);
+    too_many_staged(session);
 }

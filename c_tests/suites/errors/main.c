@@ -3,8 +3,6 @@
 // the library's sources and these programs, so none is forgotten.
 #include "suites/errors/errors.h"
 
-#include <string.h>
-
 int main(int argc, char** argv) {
     // The cases of stderr.c start this program again to see the library's stderr alone.
     if (argc == 2 && strcmp(argv[1], "--refuse-once") == 0) return refuse_once();

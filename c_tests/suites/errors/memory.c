@@ -1,8 +1,5 @@
 // Refusals of memory that peers map: a rank's own arguments, one rank that refuses for all, ranks
 // that make different calls, a rank that never calls, captures and graphs.
-#include <stdio.h>
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "suites/errors/errors.h"
 
@@ -16,8 +13,7 @@ static void* alloc(ncclEpGroup_t group) {
 
 // Every rank has the same wrong argument.
 EP_TEST(memory_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     const ncclEpGroup_t group = session.group;
     void* memory = alloc(group);
     void* none = NULL;
@@ -30,8 +26,7 @@ EP_TEST(memory_arguments) {
     for (size_t i = 0; i < COUNT(foreign); ++i) {
         EP_REFUSED("mem-free-ptr", ncclEpMemFree(group, foreign[i]), ncclInvalidArgument,
                    "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
-        EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, foreign[i]),
-                   ncclInvalidArgument,
+        EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, foreign[i]), ncclInvalidArgument,
                    "ncclEpMemDeregister: ptr: must be what ncclEpMemRegister took");
     }
     EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, memory), ncclInvalidArgument,
@@ -44,55 +39,49 @@ EP_TEST(memory_arguments) {
 }
 
 EP_TEST(memory_questions) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory = alloc(session.group);
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
-    EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session.group, memory, NULL),
-               ncclInvalidArgument, "ncclEpMemInfo: info: must not be NULL");
-    EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session.group, session.ids, &info),
-               ncclInvalidArgument,
+    EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session.group, memory, NULL), ncclInvalidArgument,
+               "ncclEpMemInfo: info: must not be NULL");
+    EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session.group, session.ids, &info), ncclInvalidArgument,
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
-    info.size = sizeof(info) - 1;
+    info.size = 55;
     EP_REFUSED("mem-info-size", ncclEpMemInfo(session.group, memory, &info), ncclInvalidArgument,
                "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
                "or more)");
     EP_CHECK_EQ_U64(info.object, 77);
     EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, session.ids, 16), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
-    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, memory, kBytes + 1),
-               ncclInvalidArgument,
+    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, memory, kBytes + 1), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got "
                "4097 bytes, expected at most 4096)");
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
     close_session(&session);
 }
 
-EP_TEST(memory_of_callers) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_of_callers) {
+    const ncclEpGroup_t group = session->group;
     char* memory = ep_device_alloc(kBytes);
     int window = 0;
 #define REGISTER "ncclEpMemRegister: "
-    EP_REFUSED("mem-register-ptr-null", ncclEpMemRegister(group, NULL, 16, NULL),
-               ncclInvalidArgument, REGISTER "ptr: must not be NULL");
-    EP_REFUSED("mem-register-align", ncclEpMemRegister(group, memory + 8, 16, NULL),
-               ncclInvalidArgument,
-               REGISTER "ptr: must be aligned to 16 bytes (got %p, expected a multiple of 16)",
-               (void*)(memory + 8));
-    EP_REFUSED("mem-register-bytes", ncclEpMemRegister(group, memory, 0, NULL),
-               ncclInvalidArgument, REGISTER "bytes: must not be 0");
-    EP_REFUSED("mem-register-window", ncclEpMemRegister(group, memory, 16, &window),
-               ncclInvalidArgument, REGISTER "nccl_window: must be NULL");
-    EP_REFUSED("mem-register-end", ncclEpMemRegister(group, memory + 16, kBytes, NULL),
-               ncclInvalidArgument,
-               REGISTER "bytes: must end within the allocation that ptr is in (got 4096, expected "
-                        "at most *)");
+    EP_REFUSED("mem-register-ptr-null", ncclEpMemRegister(group, NULL, 16, NULL), ncclInvalidArgument,
+               REGISTER "ptr: must not be NULL");
+    EP_REFUSED("mem-register-align", ncclEpMemRegister(group, memory + 8, 16, NULL), ncclInvalidArgument,
+               REGISTER "ptr: must be aligned to 16 bytes (got %p, expected a multiple of 16)", (void*)(memory + 8));
+    EP_REFUSED("mem-register-bytes", ncclEpMemRegister(group, memory, 0, NULL), ncclInvalidArgument,
+               REGISTER "bytes: must not be 0");
+    EP_REFUSED("mem-register-window", ncclEpMemRegister(group, memory, 16, &window), ncclInvalidArgument,
+               REGISTER "nccl_window: must be NULL");
+    EP_REFUSED("mem-register-end", ncclEpMemRegister(group, memory + 16, kBytes, NULL), ncclInvalidArgument,
+               REGISTER
+               "bytes: must end within the allocation that ptr is in (got 4096, expected "
+               "at most *)");
     static char on_host[64] __attribute__((aligned(16)));
     EP_REFUSED("mem-register-kind", ncclEpMemRegister(group, on_host, 64, NULL),
                ncclInvalidArgument,
-               REGISTER "ptr: must be memory of cudaMalloc, which other processes can map (got *, "
+               REGISTER "ptr: must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other "
+                        "processes can map (got *, "
                         "expected memory of cudaMalloc)");
     EP_CHECK_NCCL(ncclEpMemRegister(group, memory, 64, NULL));
     EP_REFUSED("mem-register-apart", ncclEpMemRegister(group, memory + 48, 32, NULL),
@@ -104,14 +93,11 @@ EP_TEST(memory_of_callers) {
                "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
     EP_CHECK_NCCL(ncclEpMemDeregister(group, memory));
     ep_device_free(memory);
-    check_works(&session);
-    close_session(&session);
 }
 
 EP_TEST(too_much_memory_of_a_group) {
     enum { kMost = 64 };
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     for (int i = 0; i < kMost; ++i) (void)alloc(session.group);
     void* none = NULL;
     EP_REFUSED("mem-alloc-many", ncclEpMemAlloc(session.group, &none, 16), ncclInvalidUsage,
@@ -123,8 +109,7 @@ EP_TEST(too_much_memory_of_a_group) {
 // One rank refuses for all, in any of the calls; the ranks then agree on the next number.
 EP_TEST(one_rank_refuses_memory) {
     if (!enough_ranks(env, 2, "mem-alloc-rank-refused")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory = NULL;
     const ncclResult_t result = ncclEpMemAlloc(session.group, &memory, is_odd(env) ? 0 : kBytes);
     EP_CHECK(memory == NULL);
@@ -132,8 +117,7 @@ EP_TEST(one_rank_refuses_memory) {
         EP_CHECK_RESULT(result, ncclInvalidArgument);
     } else {
         char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0",
-                 odd_rank(env));
+        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0", odd_rank(env));
         EP_CHECK_RESULT(result, ncclRemoteError);
         ep_check(EP_HERE("mem-alloc-rank-refused"), strcmp(ep_last_error(), text) == 0);
     }
@@ -142,19 +126,16 @@ EP_TEST(one_rank_refuses_memory) {
     EP_CHECK_RESULT(freed, is_odd(env) ? ncclInvalidArgument : ncclRemoteError);
     if (!is_odd(env)) {
         char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ",
-                 odd_rank(env));
+        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ", odd_rank(env));
         EP_CHECK_STR_CONTAINS(ep_last_error(), text);
     }
     EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 EP_TEST(ranks_make_different_memory_calls) {
     if (!enough_ranks(env, 2, "mem-alloc-operation, mem-free-object")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory[2] = {alloc(session.group), alloc(session.group)};
     void* none = NULL;
     // Each names the first rank that differs from itself.
@@ -163,8 +144,7 @@ EP_TEST(ranks_make_different_memory_calls) {
         EP_CHECK_RESULT(ncclEpMemFree(session.group, memory[0]), ncclInvalidUsage);
         EP_CHECK_RESULT(ncclEpMemFree(session.group, memory[0]), ncclInvalidUsage);
     } else {
-        EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session.group, &none, 16),
-                   ncclInvalidUsage,
+        EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session.group, &none, 16), ncclInvalidUsage,
                    "ncclEpMemAlloc: operation: must be the same on every rank, but rank %d differs "
                    "(got ncclEpMemAlloc, expected ncclEpMemFree)",
                    named);
@@ -175,8 +155,7 @@ EP_TEST(ranks_make_different_memory_calls) {
     }
     EP_CHECK(none == NULL);
     for (int i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpMemFree(session.group, memory[i]));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
 // The exchange stays open on this communicator, so the case has its own.
@@ -187,8 +166,7 @@ static void open_own(EpEnv* own, const EpEnv* env) {
 }
 
 static void check_session_works(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     EP_CHECK_NCCL(ncclEpMemFree(session.group, alloc(session.group)));
     close_session(&session);
@@ -198,10 +176,8 @@ static void check_refuses_memory(const Session* session, void* memory) {
     const ncclEpGroup_t group = session->group;
     void* none = NULL;
 #define FAILED "the group has failed: rank *"
-    EP_REFUSED("mem-alloc-group-failed", ncclEpMemAlloc(group, &none, 16), ncclRemoteError,
-               "ncclEpMemAlloc: " FAILED);
-    EP_REFUSED("mem-free-group-failed", ncclEpMemFree(group, memory), ncclRemoteError,
-               "ncclEpMemFree: " FAILED);
+    EP_REFUSED("mem-alloc-group-failed", ncclEpMemAlloc(group, &none, 16), ncclRemoteError, "ncclEpMemAlloc: " FAILED);
+    EP_REFUSED("mem-free-group-failed", ncclEpMemFree(group, memory), ncclRemoteError, "ncclEpMemFree: " FAILED);
     EP_REFUSED("mem-register-group-failed", ncclEpMemRegister(group, session->ids, 16, NULL),
                ncclRemoteError, "ncclEpMemRegister: " FAILED);
     EP_REFUSED("mem-deregister-group-failed", ncclEpMemDeregister(group, memory), ncclRemoteError,
@@ -215,9 +191,7 @@ static void check_refuses_memory(const Session* session, void* memory) {
 static void miss(const EpEnv* env, bool frees) {
     EpEnv own;
     open_own(&own, env);
-    Session session;
-    set_timeout_ms(kShortTimeoutMs);
-    open_session(&session, &own, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_timed_session(&own, NCCL_EP_ALGO_LOW_LATENCY, kShortTimeoutMs);
     void* memory = alloc(session.group);
     void* none = NULL;
     ep_barrier();
@@ -227,8 +201,7 @@ static void miss(const EpEnv* env, bool frees) {
                                           : ncclEpMemAlloc(session.group, &none, 16);
         EP_CHECK_RESULT(result, ncclRemoteError);
         char text[128];
-        snprintf(text, sizeof(text),
-                 "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
+        snprintf(text, sizeof(text), "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
                  frees ? "ncclEpMemFree" : "ncclEpMemAlloc", env->rank, env->size, kShortTimeoutMs);
         ep_check(EP_HERE("mem-alloc-deadline"), strcmp(ep_last_error(), text) == 0);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
@@ -239,7 +212,6 @@ static void miss(const EpEnv* env, bool frees) {
     // Freeing memory waits for the device, and so for the exchange.
     EP_CHECK_NCCL(ncclCommAbort(own.comm));
     close_session(&session);
-    set_timeout_ms(0);
     // It may have left its error.
     (void)cudaStreamSynchronize(own.stream);
     (void)cudaStreamDestroy(own.stream);
@@ -254,10 +226,8 @@ EP_TEST(a_rank_misses_a_memory_call) {
 }
 
 // Without any effect on the capture, which goes on. The CPU backend captures nothing.
-EP_TEST(memory_in_a_capture) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_in_a_capture) {
+    const ncclEpGroup_t group = session->group;
     void* memory = alloc(group);
     void* none = NULL;
     if (ep_begin_capture(env->stream)) {
@@ -265,7 +235,7 @@ EP_TEST(memory_in_a_capture) {
                    "ncclEpMemAlloc: ep_group: maps and frees memory once: not while the default "
                    "stream is captured into a graph, or waits for a stream that is");
         EP_CHECK_RESULT(ncclEpMemFree(group, memory), ncclInvalidUsage);
-        EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+        EP_CHECK_NCCL(make_valid_call(session, kDispatch, 0));
         const cudaGraph_t graph = ep_end_capture(env->stream);
         EP_REFUSED("mem-free-graphs", ncclEpMemFree(group, memory), ncclInvalidUsage,
                    "ncclEpMemFree: ptr: stays until the group ends, as graphs have operations of "
@@ -274,6 +244,4 @@ EP_TEST(memory_in_a_capture) {
         EP_CHECK_NCCL(ncclEpMemAlloc(group, &none, 16));
         EP_REQUIRE_CUDA(cudaGraphDestroy(graph));
     }
-    check_works(&session);
-    close_session(&session);
 }

@@ -3,8 +3,6 @@
 // So it is where a stream does not come to what ranks tell each other, after twice the deadline.
 #define _GNU_SOURCE  // setenv
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -131,20 +129,16 @@ static void expect_failure(const Session* session, double limit) {
     EP_CHECK(seconds() - start <= limit);
     EP_CHECK(state == ncclRemoteError || state == ncclInvalidUsage || state == ncclInvalidArgument);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
-    const ncclResult_t refused = make_valid_call(session, kDispatch, 0);
-    EP_CHECK(refused != ncclSuccess);
+    EP_CHECK(make_valid_call(session, kDispatch, 0) != ncclSuccess);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
 }
 
-static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference difference,
-                   Others who) {
+static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference difference, Others who) {
     const uint64_t failed = ep_failed();
     const bool other = is_other(env, who);
-    Session session;
-    set_timeout_ms(kTimeoutMs);
     // So that the time begins for all together.
     ep_barrier();
-    open_session(&session, env, algorithm);
+    Session session = open_timed_session(env, algorithm, kTimeoutMs);
     check_works(&session);
     ep_barrier();
     call(&session, difference, other);
@@ -155,9 +149,7 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     // On the stand-ins, messages of different sizes leave an error on the stream.
     if (ep_on_hostsim() && difference != kNothing) (void)cudaStreamSynchronize(env->stream);
     ep_barrier();
-    set_timeout_ms(0);
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
     if (ep_failed() != failed) {
         fprintf(stderr, "rank %d: above, %s differs: %s\n", env->rank,
                 who == kOneRank ? "one rank" : "a node", kNames[difference]);
@@ -178,9 +170,8 @@ EP_TEST(ll_different_calls_over_nodes) {
 
 EP_TEST_HT(ht_different_calls_over_nodes) {
     if (ep_num_nodes() == 1) return;
-    const Difference differences[] = {kNothing,    kOperation,  kRowBytes,
-                                      kTypeOfRows, kTypeOfSums, kOtherHandle,
-                                      kNewHandle,  kUnscaled};
+    const Difference differences[] = {kNothing,    kOperation,   kRowBytes,  kTypeOfRows,
+                                      kTypeOfSums, kOtherHandle, kNewHandle, kUnscaled};
     for (size_t i = 0; i < COUNT(differences); ++i) {
         for (unsigned who = 0; who < kNumOthers; ++who) {
             differ(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, differences[i], who);
@@ -192,9 +183,7 @@ EP_TEST_HT(ht_different_calls_over_nodes) {
 // the group has ended. Only the CPU build can have no memory on demand.
 EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     if (ep_num_nodes() == 1 || !ep_on_cpu_build()) return;
-    Session session;
-    set_timeout_ms(10 * kTimeoutMs);
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_timed_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, 10 * kTimeoutMs);
     check_works(&session);
     // The memory of the first handle is in use.
     const ncclEpHandle_t first = session.handle;
@@ -211,9 +200,7 @@ EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     EP_CHECK(make_valid_call(&session, kDispatch, 0) != ncclSuccess);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
     ep_barrier();
-    set_timeout_ms(0);
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 // ---- A stream that is held up ------------------------------------------------------------------
@@ -227,10 +214,8 @@ static void hold(void* gate) {
 // A gate before a dispatch holds up the network behind it, and so what ranks say of a new handle: on all ranks or, if
 // `alone`, on the odd rank. The new handle's first operation waits for that, on the host.
 static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
-    Session session;
-    set_timeout_ms(kTimeoutMs);
     ep_barrier();
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_timed_session(env, NCCL_EP_ALGO_LOW_LATENCY, kTimeoutMs);
     // Four operations: both phases of a staged one are one.
     check_works(&session);
     for (unsigned i = 0; i < 2; ++i) call_staged(&session, kDispatch, true);
@@ -258,9 +243,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     (void)cudaStreamSynchronize(env->stream);
     EP_CHECK_NCCL(ncclEpHandleDestroy(late.handle));
     ep_barrier();
-    set_timeout_ms(0);
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 EP_TEST(ll_new_handle_held_up_over_nodes) {

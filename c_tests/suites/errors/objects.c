@@ -1,8 +1,5 @@
 // Handles and groups that are NULL, destroyed or foreign: each call recognises them without
 // following the pointer. Also calls without a pointer for their result.
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/errors/errors.h"
 
 // ---- Every call, on an invalid object ----------------------------------------------------------
@@ -15,9 +12,7 @@ static ncclResult_t combine(void* handle) {
     return ncclEpCombine((ncclEpHandle_t)handle, NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL);
 }
 
-static ncclResult_t complete(void* handle) {
-    return ncclEpComplete((ncclEpHandle_t)handle, NULL, NULL);
-}
+static ncclResult_t complete(void* handle) { return ncclEpComplete((ncclEpHandle_t)handle, NULL, NULL); }
 
 static ncclResult_t num_recv_tokens(void* handle) {
     unsigned count = 77;
@@ -26,24 +21,18 @@ static ncclResult_t num_recv_tokens(void* handle) {
     return result;
 }
 
-static ncclResult_t destroy_handle(void* handle) {
-    return ncclEpHandleDestroy((ncclEpHandle_t)handle);
-}
+static ncclResult_t destroy_handle(void* handle) { return ncclEpHandleDestroy((ncclEpHandle_t)handle); }
 
-static ncclResult_t destroy_group(void* group) {
-    return ncclEpGroupDestroy((ncclEpGroup_t)group, NULL);
-}
+static ncclResult_t destroy_group(void* group) { return ncclEpGroupDestroy((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t create_tensor(void* group) {
     ncclNDTensor_t tensor;
-    return ncclEpTensorCreate((ncclEpGroup_t)group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE,
-                              1, 1, 1, 1, 1);
+    return ncclEpTensorCreate((ncclEpGroup_t)group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1);
 }
 
 static ncclResult_t create_handle(void* group) {
     ncclEpHandle_t handle = NULL;
-    const ncclResult_t result =
-        ncclEpCreateHandle(&handle, (ncclEpGroup_t)group, NULL, NULL, 0, NULL, NULL, false);
+    const ncclResult_t result = ncclEpCreateHandle(&handle, (ncclEpGroup_t)group, NULL, NULL, 0, NULL, NULL, false);
     EP_CHECK(handle == NULL);
     return result;
 }
@@ -59,9 +48,7 @@ static ncclResult_t set_choice(void* group) {
     return ncclEpSetChoice((ncclEpGroup_t)group, NCCL_EP_OPERATION_LL_DISPATCH, NULL);
 }
 
-static ncclResult_t set_selector(void* group) {
-    return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL);
-}
+static ncclResult_t set_selector(void* group) { return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL); }
 
 static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
 
@@ -74,13 +61,9 @@ static ncclResult_t memory_alloc(void* group) {
 
 static ncclResult_t memory_free(void* group) { return ncclEpMemFree((ncclEpGroup_t)group, NULL); }
 
-static ncclResult_t memory_register(void* group) {
-    return ncclEpMemRegister((ncclEpGroup_t)group, NULL, 16, NULL);
-}
+static ncclResult_t memory_register(void* group) { return ncclEpMemRegister((ncclEpGroup_t)group, NULL, 16, NULL); }
 
-static ncclResult_t memory_deregister(void* group) {
-    return ncclEpMemDeregister((ncclEpGroup_t)group, NULL);
-}
+static ncclResult_t memory_deregister(void* group) { return ncclEpMemDeregister((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t memory_info(void* group) {
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
@@ -100,42 +83,32 @@ typedef struct {
 } ObjectCall;
 
 static const ObjectCall kHandleCalls[] = {
-    {"ncclEpDispatch", dispatch, "dispatch-handle-null", "dispatch-handle-dead",
-     "dispatch-handle-foreign"},
-    {"ncclEpCombine", combine, "combine-handle-null", "combine-handle-dead",
-     "combine-handle-foreign"},
-    {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead",
-     "complete-handle-foreign"},
-    {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null",
-     "num-recv-handle-dead", "num-recv-handle-foreign"},
+    {"ncclEpDispatch", dispatch, "dispatch-handle-null", "dispatch-handle-dead", "dispatch-handle-foreign"},
+    {"ncclEpCombine", combine, "combine-handle-null", "combine-handle-dead", "combine-handle-foreign"},
+    {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
+    {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead",
+     "num-recv-handle-foreign"},
     {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
 };
 
 static const ObjectCall kGroupCalls[] = {
     {"ncclEpTensorCreate", create_tensor, "tensor-create-group-null", "tensor-create-group-dead",
      "tensor-create-group-foreign"},
-    {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead",
-     "handle-group-foreign"},
+    {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead", "handle-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
-    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead",
-     "set-choice-group-foreign"},
+    {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead", "set-choice-group-foreign"},
     {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
      "set-selector-group-foreign"},
-    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead",
-     "count-rows-group-foreign"},
-    {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead",
-     "mem-alloc-group-foreign"},
-    {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead",
-     "mem-free-group-foreign"},
+    {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
+    {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
+    {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
     {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
      "mem-register-group-foreign"},
-    {"ncclEpMemDeregister", memory_deregister, "mem-deregister-group-null",
-     "mem-deregister-group-dead", "mem-deregister-group-foreign"},
-    {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead",
-     "mem-info-group-foreign"},
-    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead",
-     "pool-use-group-foreign"},
+    {"ncclEpMemDeregister", memory_deregister, "mem-deregister-group-null", "mem-deregister-group-dead",
+     "mem-deregister-group-foreign"},
+    {"ncclEpMemInfo", memory_info, "mem-info-group-null", "mem-info-group-dead", "mem-info-group-foreign"},
+    {"ncclEpPoolUse", pool_use, "pool-use-group-null", "pool-use-group-dead", "pool-use-group-foreign"},
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 
@@ -146,13 +119,11 @@ static void check_object_calls(const ObjectCall* calls, size_t num_calls, const 
     for (size_t i = 0; i < num_calls; ++i) {
         const ObjectCall* c = &calls[i];
         if (c->null != NULL) {
-            EP_REFUSED(c->null, c->call(NULL), ncclInvalidArgument, "%s: %s: must not be NULL",
-                       c->function, argument);
+            EP_REFUSED(c->null, c->call(NULL), ncclInvalidArgument, "%s: %s: must not be NULL", c->function, argument);
         } else {
             EP_CHECK_NCCL(c->call(NULL));
         }
-        EP_REFUSED(c->dead, c->call(dead), ncclInvalidArgument, "%s: %s: was destroyed already",
-                   c->function, argument);
+        EP_REFUSED(c->dead, c->call(dead), ncclInvalidArgument, "%s: %s: was destroyed already", c->function, argument);
         for (size_t f = 0; f < COUNT(foreign); ++f) {
             EP_REFUSED(c->foreign, c->call(foreign[f]), ncclInvalidArgument,
                        "%s: %s: is not a %s of this library", c->function, argument, kind);
@@ -161,15 +132,11 @@ static void check_object_calls(const ObjectCall* calls, size_t num_calls, const 
 }
 
 EP_TEST(dead_and_foreign_objects) {
-    Session dead;
-    open_session(&dead, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session dead = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     close_session(&dead);
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle,
-                       session.group);
-    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group,
-                       session.handle);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
+    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle, session.group);
+    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group, session.handle);
     check_works(&session);
 
     // Destroys the group while the handle is alive.
@@ -183,38 +150,28 @@ EP_TEST(dead_and_foreign_objects) {
     EP_REQUIRE_NCCL(open_group(&session));
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_REQUIRE_NCCL(open_handle(&session));
-    check_works(&session);
-    close_session(&session);
+    finish_session(&session);
 }
 
-EP_TEST(places_for_results) {
-    Session ll;
-    open_session(&ll, env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(places_for_results) {
     EP_REFUSED("version-out-null", ncclEpGetVersion(NULL), ncclInvalidArgument,
                "ncclEpGetVersion: version: must not be NULL");
-    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(ll.group, NULL), ncclInvalidArgument,
+    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(session->group, NULL), ncclInvalidArgument,
                "ncclEpGetAsyncError: result: must not be NULL");
-    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(ll.group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
                "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
     unsigned count = 77;
-    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(ll.handle, &count), ncclInvalidUsage,
+    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
                "(got low latency, expected high throughput)");
     EP_CHECK_EQ_U64(count, 77);
-    check_works(&ll);
-    close_session(&ll);
 }
 
-EP_TEST_HT(ht_place_for_a_result) {
-    Session ht;
-    open_session(&ht, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(ht.handle, NULL),
-               ncclInvalidArgument,
+HT_SESSION_TEST(ht_place_for_a_result) {
+    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL), ncclInvalidArgument,
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
-    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(ht.handle, &count));
-    EP_CHECK_EQ_U64(count, max_recv_rows(&ht));
-    check_works(&ht);
-    close_session(&ht);
+    EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
+    EP_CHECK_EQ_U64(count, max_recv_rows(session));
 }

@@ -17,20 +17,16 @@ static const BrokenCall kDispatchCalls[] = {
     DATA("dispatch-rank-ids-data", "dispatch-rank-ids-align", kOutputs, IDS, 8),
     MISSING("dispatch-rank-in-weights-required", kInputs, WEIGHTS),
     NDIM("dispatch-rank-in-weights-ndim", kInputs, WEIGHTS, 1, 2),
-    DATATYPE("dispatch-rank-in-weights-datatype", kInputs, WEIGHTS, ncclFloat16, "float16",
-             "float32"),
-    SIZE("dispatch-rank-in-weights-rows", kInputs, WEIGHTS, 0, 5,
-         "must be the handle's number of tokens", "4"),
-    SIZE("dispatch-rank-in-weights-columns", kInputs, WEIGHTS, 1, 3, "must be the handle's top-k",
-         "2"),
+    DATATYPE("dispatch-rank-in-weights-datatype", kInputs, WEIGHTS, ncclFloat16, "float16", "float32"),
+    SIZE("dispatch-rank-in-weights-rows", kInputs, WEIGHTS, 0, 5, "must be the handle's number of tokens", "4"),
+    SIZE("dispatch-rank-in-weights-columns", kInputs, WEIGHTS, 1, 3, "must be the handle's top-k", "2"),
     DATA("dispatch-rank-in-weights-data", "dispatch-rank-in-weights-align", kInputs, WEIGHTS, 4),
     MISSING("dispatch-rank-weights-required", kOutputs, WEIGHTS),
     NDIM("dispatch-rank-weights-ndim", kOutputs, WEIGHTS, 2, 3),
     SIZE("dispatch-rank-weights-ranks", kOutputs, WEIGHTS, 0, 99, RANKS, "*"),
     SIZE("dispatch-rank-weights-slots", kOutputs, WEIGHTS, 1, 5, SLOTS, "6"),
     SIZE("dispatch-rank-weights-columns", kOutputs, WEIGHTS, 2, 3, "must be the handle's top-k", "2"),
-    DATATYPE("dispatch-rank-weights-datatype", kOutputs, WEIGHTS, ncclFloat16, "float16",
-             "float32"),
+    DATATYPE("dispatch-rank-weights-datatype", kOutputs, WEIGHTS, ncclFloat16, "float16", "float32"),
     DATA("dispatch-rank-weights-data", "dispatch-rank-weights-align", kOutputs, WEIGHTS, 4),
     SIZE("dispatch-rank-counter-size", kLocals, COUNTER, 0, 99, RANKS, "*"),
 };
@@ -52,24 +48,19 @@ static const BrokenCall kCombineCalls[] = {
            "rows"),
 };
 
-EP_TEST(rank_major_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_broken_calls(&session, kRankMajor, kDispatchCalls, COUNT(kDispatchCalls));
-    check_broken_calls(&session, kRankMajorForward, kForwardCalls, COUNT(kForwardCalls));
-    EP_CHECK_NCCL(make_valid_call(&session, kRankMajorForward, 0));
-    EP_CHECK_NCCL(make_valid_call(&session, kRankMajor, 0));
-    check_broken_calls(&session, kSummed, kCombineCalls, COUNT(kCombineCalls));
-    EP_CHECK_NCCL(make_valid_call(&session, kSummed, 0));
-    check_works(&session);
-    close_session(&session);
+LL_SESSION_TEST(rank_major_arguments) {
+    check_broken_calls(session, kRankMajor, kDispatchCalls, COUNT(kDispatchCalls));
+    check_broken_calls(session, kRankMajorForward, kForwardCalls, COUNT(kForwardCalls));
+    EP_CHECK_NCCL(make_valid_call(session, kRankMajorForward, 0));
+    EP_CHECK_NCCL(make_valid_call(session, kRankMajor, 0));
+    check_broken_calls(session, kSummed, kCombineCalls, COUNT(kCombineCalls));
+    EP_CHECK_NCCL(make_valid_call(session, kSummed, 0));
 }
 
 // One rank's rows are rank-major where those of the others are not.
 EP_TEST(rank_major_on_one_rank) {
     if (!enough_ranks(env, 2, "running-ll-layout")) return;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kRankMajor : kDispatch, 0));
     check_all_notice(&session, kDispatch, "running-ll-layout", "layout: must be the same",

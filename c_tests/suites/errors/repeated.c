@@ -1,28 +1,23 @@
 // Ids that a rank repeats, low latency. They take slots of their expert, and once there are more rows
 // than slots, the group fails on every rank: nobody gets a sum without a row that found none.
-#include <stdlib.h>
-
 #include "suites/errors/errors.h"
 
 // Replaces the handle: of `top_k` ids of each token the first `times` name expert 0, the others none.
 static void name_expert_0(Session* session, unsigned top_k, unsigned times) {
     const EpEnv* env = session->env;
-    int64_t* ids = calloc((size_t)kTokens * top_k, sizeof(*ids));
+    EP_SCOPED int64_t* ids = calloc((size_t)kTokens * top_k, sizeof(*ids));
     EP_REQUIRE(ids != NULL);
     for (unsigned i = 0; i < kTokens * top_k; ++i) ids[i] = i % top_k < times ? 0 : -1;
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     ep_device_free(session->ids);
     session->ids = ep_device_upload(ids, (size_t)kTokens * top_k * sizeof(*ids));
-    free(ids);
-    EP_REQUIRE_NCCL(ep_handle_create(&session->handle, session->group, session->ids, kTokens, top_k,
-                                     env->stream));
+    EP_REQUIRE_NCCL(ep_handle_create(&session->handle, session->group, session->ids, kTokens, top_k, env->stream));
 }
 
 static ncclResult_t combine(const Session* session, void* weights, unsigned top_k) {
     CallTensors tensors;
     valid_tensors(session, kCombine, &tensors);
-    ep_view_2d(&tensors.lists[kLocals].views[0], weights, ncclFloat32,
-               NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, top_k);
+    ep_view_2d(&tensors.lists[kLocals].views[0], weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, top_k);
     return make_call(session, kCombine, &tensors, 0);
 }
 
@@ -36,8 +31,7 @@ static unsigned overfilling(const EpEnv* env) {
 
 static void overfill(const EpEnv* env, unsigned send_only) {
     const unsigned top_k = overfilling(env);
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* weights = ep_device_alloc((size_t)kTokens * top_k * sizeof(float));
     EP_REQUIRE_CUDA(cudaMemset(weights, 0, (size_t)kTokens * top_k * sizeof(float)));
     name_expert_0(&session, top_k, is_odd(env) ? top_k - 1 : 1);  // it fits

@@ -1,9 +1,6 @@
-// Accepted operations that fail while they run. ncclEpGetAsyncError shows the failure, which ends
-// the group. The communicator and the stream stay usable, the group can be destroyed without a
-// hang, and a new group works.
+// Accepted operations that fail while they run. ncclEpGetAsyncError shows the failure, which ends the group. The
+// communicator and the stream stay usable, the group can be destroyed without a hang, and a new group works.
 #define _GNU_SOURCE  // usleep
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -50,8 +47,7 @@ static bool hears_odd_rank(const Session* session, CallKind kind) {
     const EpEnv* env = session->env;
     const bool returning = kind == kCombine || kind == kBackward;
     const int distance = returning ? odd_rank(env) - env->rank : env->rank - odd_rank(env);
-    return session->algorithm == NCCL_EP_ALGO_LOW_LATENCY ||
-           (distance + env->size) % env->size < kTokens;
+    return session->algorithm == NCCL_EP_ALGO_LOW_LATENCY || (distance + env->size) % env->size < kTokens;
 }
 
 // The group has failed with `code`: every further call returns it at once, with the reason.
@@ -80,17 +76,18 @@ void recover(Session* session) {
     check_works(session);
 }
 
+void recover_and_close(Session* session) {
+    recover(session);
+    close_session(session);
+}
+
 // ---- A rank that stops -------------------------------------------------------------------------
 
 // Rank 1 starts to wait this much later.
-static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms,
-                    unsigned late_ms) {
-    const char* operation = algorithm == NCCL_EP_ALGO_LOW_LATENCY
-                                ? "ncclEpDispatch (low latency)"
-                                : "ncclEpDispatch (high throughput)";
-    Session session;
-    set_timeout_ms(timeout_ms);
-    open_session(&session, env, algorithm);
+static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms, unsigned late_ms) {
+    const char* operation =
+        algorithm == NCCL_EP_ALGO_LOW_LATENCY ? "ncclEpDispatch (low latency)" : "ncclEpDispatch (high throughput)";
+    Session session = open_timed_session(env, algorithm, timeout_ms);
     check_works(&session);
     ep_barrier();
     const bool is_late = late_ms > 0 && env->rank == 1;
@@ -109,9 +106,7 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned time
     }
     EP_CHECK(on_some_rank(found_out));
     EP_CHECK(!(is_late && found_out));
-    set_timeout_ms(0);
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
@@ -119,9 +114,8 @@ static void rank_that_stops(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-deadline, *-group-failed")) return;
     stop_in(env, algorithm, kShortTimeoutMs, 0);
     if (!enough_ranks(env, 3, "running-rank-failed")) return;
-    // A rank that hears of another's deadline need not wait out its own. On the CPU backend a rank
-    // waits for one peer after the other, and rank 0 starts with rank 1, so their deadlines pass
-    // together.
+    // A rank that hears of another's deadline need not wait out its own. On the CPU backend a rank waits for one peer
+    // after the other, and rank 0 starts with rank 1, so their deadlines pass together.
     if (!ep_on_host_backend()) stop_in(env, algorithm, kTimeoutMs, kLateMs);
 }
 
@@ -139,18 +133,15 @@ EP_TEST_HT(ht_rank_that_stops) {
 
 // On the odd rank the tensor with tag `tag` has one row less than this rank receives. The other
 // ranks learn of it in their next operation, if they wait for rows of that operation.
-static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id,
-                      const char* text) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned tag, const char* id, const char* text) {
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
     ep_barrier();  // a failure also ends what other ranks have not finished
     CallTensors tensors;
     valid_tensors(&session, kind, &tensors);
     for (unsigned i = 0; is_odd(env) && i < tensors.lists[list].count; ++i) {
         EpView* view = &tensors.lists[list].views[i];
-        const bool pair =
-            tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
+        const bool pair = tag != NCCL_EP_TENSOR_TAG_TOKENS && view->tensor.tag == NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
         if (view->tensor.tag == tag || pair) view->sizes[0] = kTokens - 1;
     }
     if (tag == NCCL_EP_TENSOR_TAG_SCALES) {  // on all ranks without rows, which come first
@@ -177,8 +168,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     }
     ep_barrier();
-    recover(&session);
-    close_session(&session);
+    recover_and_close(&session);
 }
 
 EP_TEST_HT(ht_outputs_too_small) {
@@ -198,11 +188,9 @@ EP_TEST_HT(ht_outputs_too_small) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// The odd rank and every rank that hears from it in `kind` get an error. The error names a rank
-// whose call differs from this one's (for the odd rank: any rank), unless another rank's failure
-// arrives first.
-void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule,
-                      const char* values) {
+// The odd rank and every rank that hears from it in `kind` get an error. The error names a rank whose call differs from
+// this one's (for the odd rank: any rank), unless another rank's failure arrives first.
+void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values) {
     const EpEnv* env = session->env;
     char named[16] = "*";
     if (!is_odd(env)) snprintf(named, sizeof(named), "%d", odd_rank(env));
@@ -213,17 +201,14 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
                    "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     } else if (hears) {
         EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
-                   "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named,
-                   values);
+                   "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named, values);
     }
     EP_CHECK(on_some_rank(state == ncclInvalidUsage));
-    recover(session);
-    close_session(session);
+    recover_and_close(session);
 }
 
 static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const char* id) {
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     CallTensors tensors;
     valid_tensors(&session, kDispatch, &tensors);
     if (is_odd(env)) {
@@ -238,23 +223,19 @@ static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const
 }
 
 static void other_top_k(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     if (is_odd(env)) {
         EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
-        EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens,
-                                       kTopK - 1, env->stream));
+        EP_CHECK_NCCL(ep_handle_create(&session.handle, session.group, session.ids, kTokens, kTopK - 1, env->stream));
     }
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
-    check_all_notice(&session, kDispatch, "running-ll-columns",
-                     "topk_idx.sizes[1]: must be the same",
+    check_all_notice(&session, kDispatch, "running-ll-columns", "topk_idx.sizes[1]: must be the same",
                      is_odd(env) ? " (got 1, expected 2)" : " (got 2, expected 1)");
 }
 
 // Each rank has two handles of the same ids, and one rank uses the other handle.
 static void other_handle(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     const ncclEpHandle_t first = session.handle;
     EP_REQUIRE_NCCL(open_handle(&session));
     const ncclEpHandle_t second = session.handle;
@@ -262,14 +243,12 @@ static void other_handle(const EpEnv* env) {
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     session.handle = second;
-    check_all_notice(&session, kDispatch, "running-ht-other-handle", "handle: must be the same",
-                     "");
+    check_all_notice(&session, kDispatch, "running-ht-other-handle", "handle: must be the same", "");
     EP_CHECK_NCCL(ncclEpHandleDestroy(first));
 }
 
 static void tokens_only_on_one_rank(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kTokensOnly : kDispatch, 0));
     check_all_notice(&session, kDispatch, "running-ht-forward",
@@ -277,20 +256,17 @@ static void tokens_only_on_one_rank(const EpEnv* env) {
 }
 
 static void forward_combine_on_one_rank(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     check_works(&session);
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kBackward, 0));
-    check_all_notice(&session, kCombine, "running-ht-columns",
-                     "inputs[TOPK_WEIGHTS]: must have the same columns",
+    check_all_notice(&session, kCombine, "running-ht-columns", "inputs[TOPK_WEIGHTS]: must have the same columns",
                      is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
 }
 
 // One rank combines where the others dispatch.
 static void other_operation(const EpEnv* env) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kDispatch, 0));
@@ -301,8 +277,7 @@ static void other_operation(const EpEnv* env) {
 
 // The odd rank calls `kind` with another element type of the same width.
 static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKind kind) {
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     check_works(&session);
     CallTensors tensors;
     valid_tensors(&session, kind, &tensors);
@@ -315,16 +290,14 @@ static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKi
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
     check_all_notice(&session, kind, "running-data-type", "data type: must be the same",
-                     is_odd(env) ? " (got float16, expected bfloat16)"
-                                 : " (got bfloat16, expected float16)");
+                     is_odd(env) ? " (got float16, expected bfloat16)" : " (got bfloat16, expected float16)");
 }
 
 // Either the odd rank alone stages its operation, or all but that rank do. A rank that stages may
 // learn of the difference when it completes the call, which is then refused or fails.
 static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stages) {
     const bool stages = is_odd(env) == odd_stages;
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     check_works(&session);
     ep_barrier();
     EP_CHECK_NCCL(make_valid_call(&session, kind, stages));

@@ -30,20 +30,16 @@ static const BrokenCall kLlForward[] = {
     UNKNOWN_TYPE("dispatch-ll-in-scales-datatype", kInputs, SCALES),
     OTHER_TYPE("dispatch-ll-in-scales-width", kInputs, SCALES, ncclInt64,
                "a scale has 1, 2 or 4 bytes", "int64", "a type of 1, 2 or 4 bytes"),
-    SIZE("dispatch-ll-in-scales-rows", kInputs, SCALES, 0, 3,
-         "must be the handle's number of tokens", "4"),
+    SIZE("dispatch-ll-in-scales-rows", kInputs, SCALES, 0, 3, "must be the handle's number of tokens", "4"),
     UNPITCHED("dispatch-ll-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
     DATA("dispatch-ll-in-scales-data", "dispatch-ll-in-scales-align", kInputs, SCALES, 4),
     NDIM("dispatch-ll-out-scales-ndim", kOutputs, SCALES, 2, 3),
     UNKNOWN_TYPE("dispatch-ll-out-scales-datatype", kOutputs, SCALES),
     OTHER_TYPE("dispatch-ll-out-scales-type", kOutputs, SCALES, ncclInt32,
                "must be the type of inputs[SCALES]", "int32", "float32"),
-    SIZE("dispatch-ll-out-scales-experts", kOutputs, SCALES, 0, 3,
-         "must be the experts of outputs[TOKENS]", "2"),
-    SIZE("dispatch-ll-out-scales-rows", kOutputs, SCALES, 1, 1,
-         "must be the rows of outputs[TOKENS]", "*"),
-    SIZE("dispatch-ll-out-scales-columns", kOutputs, SCALES, 2, 2,
-         "must be the columns of inputs[SCALES]", "3"),
+    SIZE("dispatch-ll-out-scales-experts", kOutputs, SCALES, 0, 3, "must be the experts of outputs[TOKENS]", "2"),
+    SIZE("dispatch-ll-out-scales-rows", kOutputs, SCALES, 1, 1, "must be the rows of outputs[TOKENS]", "*"),
+    SIZE("dispatch-ll-out-scales-columns", kOutputs, SCALES, 2, 2, "must be the columns of inputs[SCALES]", "3"),
     UNPITCHED("dispatch-ll-out-scales-strides", kOutputs, "[2, 1, 1]", "* rows of 3"),
     DATA("dispatch-ll-out-scales-data", "dispatch-ll-out-scales-align", kOutputs, SCALES, 4),
 };
@@ -56,18 +52,15 @@ static const BrokenCall kHtForward[] = {
     UNKNOWN_TYPE("dispatch-ht-in-scales-datatype", kInputs, SCALES),
     OTHER_TYPE("dispatch-ht-in-scales-width", kInputs, SCALES, ncclInt64,
                "a scale has 1, 2 or 4 bytes", "int64", "a type of 1, 2 or 4 bytes"),
-    SIZE("dispatch-ht-in-scales-rows", kInputs, SCALES, 0, 3,
-         "must be the handle's number of tokens", "4"),
+    SIZE("dispatch-ht-in-scales-rows", kInputs, SCALES, 0, 3, "must be the handle's number of tokens", "4"),
     UNPITCHED("dispatch-ht-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
     DATA("dispatch-ht-in-scales-data", "dispatch-ht-in-scales-align", kInputs, SCALES, 4),
     NDIM("dispatch-ht-out-scales-ndim", kOutputs, SCALES, 3, 2),
     UNKNOWN_TYPE("dispatch-ht-out-scales-datatype", kOutputs, SCALES),
     OTHER_TYPE("dispatch-ht-out-scales-type", kOutputs, SCALES, ncclInt32,
                "must be the type of inputs[SCALES]", "int32", "float32"),
-    SIZE("dispatch-ht-out-scales-rows", kOutputs, SCALES, 0, 1,
-         "must be the rows of outputs[TOKENS]", "*"),
-    SIZE("dispatch-ht-out-scales-columns", kOutputs, SCALES, 1, 2,
-         "must be the columns of inputs[SCALES]", "3"),
+    SIZE("dispatch-ht-out-scales-rows", kOutputs, SCALES, 0, 1, "must be the rows of outputs[TOKENS]", "*"),
+    SIZE("dispatch-ht-out-scales-columns", kOutputs, SCALES, 1, 2, "must be the columns of inputs[SCALES]", "3"),
     UNPITCHED("dispatch-ht-out-scales-strides", kOutputs, "[2, 1]", "* rows of 3"),
     DATA("dispatch-ht-out-scales-data", "dispatch-ht-out-scales-align", kOutputs, SCALES, 4),
 };
@@ -78,10 +71,8 @@ static const BrokenCall kLlCast[] = {
     OTHER_TYPE("dispatch-ll-cast-datatype", kOutputs, TOKENS, 11,
                "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
     OTHER_TYPE("dispatch-ll-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
-               "must be float32, uint8 or int32 for a cast", "float16",
-               "float32, uint8, int32 or uint32"),
-    SIZE("dispatch-ll-cast-scales-columns", kOutputs, SCALES, 2, 2,
-         "must be one scale for 128 or 32 elements", "1"),
+               "must be float32, uint8 or int32 for a cast", "float16", "float32, uint8, int32 or uint32"),
+    SIZE("dispatch-ll-cast-scales-columns", kOutputs, SCALES, 2, 2, "must be one scale for 128 or 32 elements", "1"),
 };
 
 static const BrokenCall kHtCast[] = {
@@ -89,10 +80,8 @@ static const BrokenCall kHtCast[] = {
     OTHER_TYPE("dispatch-ht-cast-datatype", kOutputs, TOKENS, 11,
                "a cast gives float8e4m3; declare that, uint8 or int8", "float8e5m2", "float8e4m3"),
     OTHER_TYPE("dispatch-ht-cast-scales-datatype", kOutputs, SCALES, ncclFloat16,
-               "must be float32, uint8 or int32 for a cast", "float16",
-               "float32, uint8, int32 or uint32"),
-    SIZE("dispatch-ht-cast-scales-columns", kOutputs, SCALES, 1, 2,
-         "must be one scale for 128 or 32 elements", "1"),
+               "must be float32, uint8 or int32 for a cast", "float16", "float32, uint8, int32 or uint32"),
+    SIZE("dispatch-ht-cast-scales-columns", kOutputs, SCALES, 1, 2, "must be one scale for 128 or 32 elements", "1"),
 };
 
 static void check_rounding(const Session* session, const char* id) {
@@ -119,38 +108,29 @@ static void check_moved(const Session* session, CallKind kind, bool scaled) {
     ep_sync(session->env);
 }
 
-EP_TEST(ll_scales_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_broken_calls(&session, kForward, kLlForward, COUNT(kLlForward));
-    check_broken_calls(&session, kCast, kLlCast, COUNT(kLlCast));
-    check_rounding(&session, "dispatch-ll-round-scales");
-    check_moved(&session, kDispatch, false);
-    check_moved(&session, kForward, true);
-    check_moved(&session, kCast, true);
-    check_works(&session);
-    close_session(&session);
+LL_SESSION_TEST(ll_scales_arguments) {
+    check_broken_calls(session, kForward, kLlForward, COUNT(kLlForward));
+    check_broken_calls(session, kCast, kLlCast, COUNT(kLlCast));
+    check_rounding(session, "dispatch-ll-round-scales");
+    check_moved(session, kDispatch, false);
+    check_moved(session, kForward, true);
+    check_moved(session, kCast, true);
 }
 
-EP_TEST_HT(ht_scales_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    check_broken_calls(&session, kForward, kHtForward, COUNT(kHtForward));
-    check_broken_calls(&session, kCast, kHtCast, COUNT(kHtCast));
-    check_rounding(&session, "dispatch-ht-round-scales");
-    check_moved(&session, kTokensOnly, false);
-    check_moved(&session, kForward, true);
-    check_moved(&session, kCast, true);
-    check_works(&session);
-    close_session(&session);
+HT_SESSION_TEST(ht_scales_arguments) {
+    check_broken_calls(session, kForward, kHtForward, COUNT(kHtForward));
+    check_broken_calls(session, kCast, kHtCast, COUNT(kHtCast));
+    check_rounding(session, "dispatch-ht-round-scales");
+    check_moved(session, kTokensOnly, false);
+    check_moved(session, kForward, true);
+    check_moved(session, kCast, true);
 }
 
 // ---- Ranks whose scales differ -----------------------------------------------------------------
 
 // The odd rank sends rows of `kBytesOfRow` bytes without scales, the others with them.
 static void scales_on_some_ranks(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     CallTensors tensors;
     valid_tensors(&session, kForward, &tensors);
     if (is_odd(env)) --tensors.lists[kInputs].count;
@@ -158,14 +138,12 @@ static void scales_on_some_ranks(const EpEnv* env, ncclEpAlgorithm_t algorithm) 
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
     check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
-                     is_odd(env) ? " (got 32 + 0, expected 32 + 12)"
-                                 : " (got 32 + 12, expected 32 + 0)");
+                     is_odd(env) ? " (got 32 + 0, expected 32 + 12)" : " (got 32 + 12, expected 32 + 0)");
 }
 
 // The odd rank sends as many scales of another type of the same width.
 static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    Session session;
-    open_session(&session, env, algorithm);
+    Session session = open_session(env, algorithm);
     CallTensors tensors;
     valid_tensors(&session, kForward, &tensors);
     for (ListName list = kInputs; is_odd(env) && list <= kOutputs; ++list) {
@@ -174,18 +152,15 @@ static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     }
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
-    check_all_notice(&session, kForward, "running-scale-type",
-                     "data type of scales: must be the same",
-                     is_odd(env) ? " (got int32, expected float32)"
-                                 : " (got float32, expected int32)");
+    check_all_notice(&session, kForward, "running-scale-type", "data type of scales: must be the same",
+                     is_odd(env) ? " (got int32, expected float32)" : " (got float32, expected int32)");
 }
 
 // The odd rank sends long rows, the others short ones, which take half a slot of the receiver's ring:
 // what says which scales rows have lies elsewhere then.
 static void scales_of_long_rows(const EpEnv* env) {
     enum { kLong = 1984, kMost = 2048 };
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
     session.group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT,
@@ -204,8 +179,7 @@ static void scales_of_long_rows(const EpEnv* env) {
     ep_barrier();
     EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
     check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
-                     is_odd(env) ? " (got 1984 + 12, expected 32 + 12)"
-                                 : " (got 32 + 12, expected 1984 + 12)");
+                     is_odd(env) ? " (got 1984 + 12, expected 32 + 12)" : " (got 32 + 12, expected 1984 + 12)");
     ep_device_free(sent);
     ep_device_free(received);
 }

@@ -2,9 +2,6 @@
 // one rank, so in both modes a round trip returns the tokens unchanged.
 #define _GNU_SOURCE  // setenv
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "suites/errors/errors.h"
@@ -20,8 +17,7 @@ bool fits(const char* text, const char* pattern) {
 
 void forget_last_error(void) { (void)ncclEpGetVersion(NULL); }
 
-bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* format,
-                   ...) {
+bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, const char* format, ...) {
     char pattern[1024];
     va_list values;
     va_start(values, format);
@@ -49,8 +45,7 @@ EP_TEST_LAST(print_skipped) {
 void set_timeout_ms(unsigned milliseconds) {
     char text[16];
     snprintf(text, sizeof(text), "%u", milliseconds);
-    const int failed =
-        milliseconds == 0 ? unsetenv("NCCL_EP_TIMEOUT_MS") : setenv("NCCL_EP_TIMEOUT_MS", text, 1);
+    const int failed = milliseconds == 0 ? unsetenv("NCCL_EP_TIMEOUT_MS") : setenv("NCCL_EP_TIMEOUT_MS", text, 1);
     EP_REQUIRE(failed == 0);
 }
 
@@ -69,8 +64,7 @@ double seconds(void) {
 unsigned max_recv_rows(const Session* session) { return (unsigned)session->env->size * kMaxTokens; }
 
 ncclEpGroupConfig_t session_config(const Session* session) {
-    return ep_group_config(session->algorithm, (unsigned)session->env->size * kLocalExperts,
-                           kMaxTokens, kTokenBytes);
+    return ep_group_config(session->algorithm, (unsigned)session->env->size * kLocalExperts, kMaxTokens, kTokenBytes);
 }
 
 ncclResult_t open_group(Session* session) {
@@ -87,8 +81,7 @@ ncclResult_t open_auto_group(Session* session) {
 }
 
 ncclResult_t open_handle(Session* session) {
-    return ep_handle_create(&session->handle, session->group, session->ids, kTokens, kTopK,
-                            session->env->stream);
+    return ep_handle_create(&session->handle, session->group, session->ids, kTokens, kTopK, session->env->stream);
 }
 
 static void fill_inputs(Session* session) {
@@ -111,34 +104,47 @@ static void fill_inputs(Session* session) {
     session->tokens = ep_device_upload(tokens, sizeof(tokens));
 }
 
-void open_session(Session* session, const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    memset(session, 0, sizeof(*session));
-    session->env = env;
-    session->algorithm = algorithm;
-    fill_inputs(session);
-    const size_t rows = (size_t)max_recv_rows(session);
+Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
+    Session session = {.env = env, .algorithm = algorithm};
+    fill_inputs(&session);
+    const size_t rows = (size_t)max_recv_rows(&session);
     const size_t slabs = algorithm == NCCL_EP_ALGO_LOW_LATENCY ? kLocalExperts : 1;
-    session->scales = ep_device_alloc(kTokens * kScales * sizeof(float));
-    EP_REQUIRE_CUDA(cudaMemset(session->scales, 0, kTokens * kScales * sizeof(float)));
-    session->received_scales = ep_device_alloc(slabs * rows * kScales * sizeof(float));
-    session->received = ep_device_alloc(slabs * rows * kHidden * sizeof(uint16_t));
-    session->received_ids = ep_device_alloc(rows * kTopK * sizeof(int64_t));
-    session->received_weights = ep_device_alloc(rows * kTopK * sizeof(float));
-    session->counter = ep_device_alloc((kLocalExperts + (size_t)env->size) * sizeof(int32_t));
-    session->combined = ep_device_alloc(kTokens * kHidden * sizeof(uint16_t));
-    session->gradients = ep_device_alloc(kTokens * kTopK * sizeof(float));
-    EP_REQUIRE_NCCL(open_group(session));
-    EP_REQUIRE_NCCL(open_handle(session));
+    session.scales = ep_device_alloc(kTokens * kScales * sizeof(float));
+    EP_REQUIRE_CUDA(cudaMemset(session.scales, 0, kTokens * kScales * sizeof(float)));
+    session.received_scales = ep_device_alloc(slabs * rows * kScales * sizeof(float));
+    session.received = ep_device_alloc(slabs * rows * kHidden * sizeof(uint16_t));
+    session.received_ids = ep_device_alloc(rows * kTopK * sizeof(int64_t));
+    session.received_weights = ep_device_alloc(rows * kTopK * sizeof(float));
+    session.counter = ep_device_alloc((kLocalExperts + (size_t)env->size) * sizeof(int32_t));
+    session.combined = ep_device_alloc(kTokens * kHidden * sizeof(uint16_t));
+    session.gradients = ep_device_alloc(kTokens * kTopK * sizeof(float));
+    EP_REQUIRE_NCCL(open_group(&session));
+    EP_REQUIRE_NCCL(open_handle(&session));
+    return session;
+}
+
+Session open_ll_session(const EpEnv* env) { return open_session(env, NCCL_EP_ALGO_LOW_LATENCY); }
+Session open_ht_session(const EpEnv* env) { return open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT); }
+
+Session open_timed_session(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned timeout_ms) {
+    set_timeout_ms(timeout_ms);
+    const Session session = open_session(env, algorithm);
+    set_timeout_ms(0);
+    return session;
 }
 
 void close_session(Session* session) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
-    void* buffers[] = {session->ids,      session->tokens,       session->weights,
-                       session->received, session->received_ids, session->received_weights,
-                       session->counter,  session->combined,     session->gradients,
-                       session->scales,   session->received_scales};
+    void* buffers[] = {session->ids,          session->tokens,           session->weights,        session->received,
+                       session->received_ids, session->received_weights, session->counter,        session->combined,
+                       session->gradients,    session->scales,           session->received_scales};
     for (size_t i = 0; i < COUNT(buffers); ++i) ep_device_free(buffers[i]);
+}
+
+void finish_session(Session* session) {
+    check_works(session);
+    close_session(session);
 }
 
 // ---- The tensors of a call ---------------------------------------------------------------------
@@ -224,19 +230,15 @@ static void rank_major_tensors(const Session* session, CallKind kind, CallTensor
     add_weights(in, session->weights, kTokens);
     add_planes(session, out, session->received, type, NCCL_EP_TENSOR_TAG_TOKENS, hidden);
     add_planes(session, out, session->received_ids, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTopK);
-    add_planes(session, out, session->received_weights, ncclFloat32,
-               NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTopK);
+    add_planes(session, out, session->received_weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTopK);
     if (scaled) {
         add_scales(in, session->scales, kTokens, kScales);
-        add_planes(session, out, session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES,
-                   kScales);
+        add_planes(session, out, session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, kScales);
     }
     add_counter(&tensors->lists[kLocals], session->counter, (unsigned)session->env->size);
 }
 
-static bool is_rank_major(CallKind kind) {
-    return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed;
-}
+static bool is_rank_major(CallKind kind) { return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed; }
 
 static bool is_dispatch(CallKind kind) {
     return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast ||
@@ -279,8 +281,7 @@ void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) 
     }
 }
 
-ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors,
-                       unsigned send_only) {
+ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors, unsigned send_only) {
     ncclNDTensor_t* const* arrays[kNumLists];
     for (int i = 0; i < kNumLists; ++i) {
         arrays[i] = tensors->lists[i].null ? NULL : tensors->lists[i].items;
@@ -302,9 +303,8 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
     }
     if (is_dispatch(kind)) {
         const ncclEpDispatchConfig_t config = {tensors->round_scales};
-        return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out,
-                              arrays[kLocals], num_local, send_only,
-                              tensors->round_scales != 0 ? &config : NULL, stream);
+        return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals], num_local,
+                              send_only, tensors->round_scales != 0 ? &config : NULL, stream);
     }
     return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals],
                          num_local, send_only, NULL, stream);

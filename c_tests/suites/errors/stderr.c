@@ -3,9 +3,6 @@
 // setting.
 #define _GNU_SOURCE  // environ, fileno
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -78,13 +75,12 @@ static void check_printed(const char* level, bool wanted) {
 EP_TEST(one_line_on_stderr) {
     if (env->rank != 0) return;
     const char* set = getenv("NCCL_DEBUG");
-    char* before = set != NULL ? strdup(set) : NULL;
+    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     check_printed("WARN", true);
     check_printed("INFO", true);
     check_printed("VERSION", false);
     check_printed(NULL, false);
     if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
-    free(before);
 }
 
 // ---- Variables ---------------------------------------------------------------------------------
@@ -139,27 +135,24 @@ static void check_warnings(const char* option, const char* expected) {
 
 static void check_variable(const Variable* variable) {
     const char* set = getenv(variable->name);
-    char* before = set != NULL ? strdup(set) : NULL;
+    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(setenv(variable->name, variable->value, 1) == 0);
     char expected[256] = "";
     if (variable->text != NULL) {
-        snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value,
-                 variable->text);
+        snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value, variable->text);
     }
     check_warnings("--make-groups", expected);
     EP_REQUIRE(unsetenv(variable->name) == 0);
     if (before != NULL) EP_REQUIRE(setenv(variable->name, before, 1) == 0);
-    free(before);
 }
 
 static void with_warnings(void (*check)(void)) {
     const char* set = getenv("NCCL_DEBUG");
-    char* before = set != NULL ? strdup(set) : NULL;
+    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     EP_REQUIRE(setenv("NCCL_DEBUG", "WARN", 1) == 0);
     check();
     EP_REQUIRE(unsetenv("NCCL_DEBUG") == 0);
     if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
-    free(before);
 }
 
 static void check_variables(void) {

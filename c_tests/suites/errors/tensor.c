@@ -1,7 +1,4 @@
-// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own
-// allocation functions.
-#include <string.h>
-
+// Refusals of ncclEpTensorCreate and ncclEpTensorDestroy, including failures of the caller's own allocation functions.
 #include "suites/errors/errors.h"
 
 #define CREATE "ncclEpTensorCreate: "
@@ -13,9 +10,8 @@ static ncclResult_t create(ncclEpGroup_t group, unsigned ndim, unsigned datatype
     ncclNDTensor_t untouched;
     memset(&tensor, 0x5a, sizeof(tensor));
     memset(&untouched, 0x5a, sizeof(untouched));
-    const ncclResult_t result =
-        ncclEpTensorCreate(group, &tensor, ndim, (ncclDataType_t)datatype,
-                           NCCL_EP_TENSOR_TAG_TOKENS, size, size, size, size, size);
+    const ncclResult_t result = ncclEpTensorCreate(group, &tensor, ndim, (ncclDataType_t)datatype,
+                                                   NCCL_EP_TENSOR_TAG_TOKENS, size, size, size, size, size);
     EP_CHECK_EQ_BYTES(&tensor, &untouched, sizeof(tensor));
     return result;
 }
@@ -26,10 +22,8 @@ static void check_tensor_works(ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
 }
 
-EP_TEST(tensor_arguments) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(tensor_arguments) {
+    const ncclEpGroup_t group = session->group;
     EP_REFUSED("tensor-create-out",
                ncclEpTensorCreate(group, NULL, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1, 1, 1, 1, 1),
                ncclInvalidArgument, CREATE "tensor: must not be NULL");
@@ -49,35 +43,28 @@ EP_TEST(tensor_arguments) {
                "size0 to size4: must describe fewer bytes than the address space has (got "
                "[4294967295, 4294967295, 4294967295, 4294967295, 4294967295], expected less than "
                "2^63 bytes)");
-    EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError,
-               CREATE "*: CUDA*");
+    EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError, CREATE "*: CUDA*");
     check_tensor_works(group);
 
     // The device never allocated this memory; the descriptor is emptied all the same.
     EpView foreign;
-    ep_view_1d(&foreign, (char*)session.tokens + 16, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1);
+    ep_view_1d(&foreign, (char*)session->tokens + 16, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1);
     foreign.tensor.sizes = NULL;
     foreign.tensor.strides = NULL;
     EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor),
                ncclUnhandledCudaError, DESTROY "*: CUDA*");
     EP_CHECK(foreign.tensor.data == NULL);
-    check_works(&session);
-    close_session(&session);
 }
 
 // The error that cudaGetLastError has for the program is not touched, whatever the library meets itself.
-EP_TEST(failure_of_the_caller) {
-    Session session;
-    open_session(&session, env, NCCL_EP_ALGO_LOW_LATENCY);
+LL_SESSION_TEST(failure_of_the_caller) {
     const cudaError_t before = cudaSetDevice(-1);
     EP_CHECK(before != cudaSuccess);
-    EP_CHECK_RESULT(create(session.group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError);
+    EP_CHECK_RESULT(create(session->group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError);
     EP_CHECK_EQ_I64(cudaPeekAtLastError(), before);
-    EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
+    EP_CHECK_NCCL(make_valid_call(session, kDispatch, 0));
     EP_CHECK_EQ_I64(cudaPeekAtLastError(), before);
     (void)cudaGetLastError();
-    check_works(&session);
-    close_session(&session);
 }
 
 // ---- Callbacks ---------------------------------------------------------------------------------
@@ -102,8 +89,7 @@ EP_TEST(tensor_callbacks_that_fail) {
         NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
     ncclEpGroup_t group = NULL;
     g_mood = kWell;
-    EP_REQUIRE_NCCL(
-        ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));
     g_mood = kFails;
     EP_REFUSED("tensor-create-alloc-fails", create(group, 1, ncclInt8, 1), ncclSystemError,
                CREATE "alloc_fn: failed with CUDA error 2");

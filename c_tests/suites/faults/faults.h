@@ -1,6 +1,5 @@
 // What the two halves of test_faults share: the kinds of work during which a rank can be lost.
-#ifndef C_TESTS_SUITES_FAULTS_FAULTS_H_
-#define C_TESTS_SUITES_FAULTS_FAULTS_H_
+#pragma once
 
 #include "forked/survivors.h"
 #include "reference/ht_run.h"
@@ -29,5 +28,3 @@ void job_end(Job* job);
 void job_free(Job* job);
 // A failed group refuses further calls.
 void job_expect_refusals(Job* job);
-
-#endif  // C_TESTS_SUITES_FAULTS_FAULTS_H_

@@ -1,8 +1,4 @@
-// Rounds of work. Each ends with an idle stream, so no rank is more than one round ahead of
-// another.
-#include <stdio.h>
-#include <string.h>
-
+// Rounds of work. Each ends with an idle stream, so no rank is more than one round ahead of another.
 #include "suites/faults/faults.h"
 
 enum { kMaxTokens = 12, kTopK = 3, kHidden = 64, kLocalExperts = 2 };
@@ -18,12 +14,12 @@ void job_open(Job* job, const EpEnv* env, Kind kind, uint64_t seed) {
     if (is_ll(job)) {
         const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
         job->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        ll_run_open_with(&job->ll, env, job->group, &shape, style, true, seed);
+        job->ll = ll_run_open_with(env, job->group, &shape, style, true, seed);
     } else if (kind == kHt) {
         const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
         const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, seed};
         job->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-        ht_run_open_with(&job->ht, env, job->group, &shape, style, true, opening);
+        job->ht = ht_run_open_with(env, job->group, &shape, style, true, opening);
     } else if (kind == kHandles) {
         const int64_t id = 0;
         job->group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, 1, 128);
@@ -77,19 +73,16 @@ static bool ht_round(Job* job) {
 
 static bool handle_round(Job* job) {
     ncclEpHandle_t handle = NULL;
-    const cudaStream_t stream = job->env->stream;
-    if (!works(job, ep_handle_create(&handle, job->group, job->ids, 1, 1, stream))) return false;
+    if (!works(job, ep_handle_create(&handle, job->group, job->ids, 1, 1, job->env->stream))) return false;
     const bool well = went_well(job);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     return well;
 }
 
 static bool group_round(Job* job) {
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)job->env->size, 4, 128);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)job->env->size, 4, 128);
     ncclEpGroup_t group = NULL;
-    return works(job, ncclEpCreateGroup(&group, job->env->comm, &config, job->env->stream, NULL,
-                                        NULL)) &&
+    return works(job, ncclEpCreateGroup(&group, job->env->comm, &config, job->env->stream, NULL, NULL)) &&
            works(job, ncclEpGroupDestroy(group, job->env->stream));
 }
 

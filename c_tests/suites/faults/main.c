@@ -1,8 +1,7 @@
-// Random faults: during random work a random rank is killed, stopped for good, or stopped for less
-// than the deadline. The others learn of a loss about one deadline later, with ncclRemoteError and
-// a text that names ranks, and continue without the lost rank. A short pause has no effect: all
-// results are right. In every other trial a second thread frees memory all the while, which waits for the device and
-// holds up most other calls.
+// Random faults: during random work a random rank is killed, stopped for good, or stopped for less than the deadline.
+// The others learn of a loss about one deadline later, with ncclRemoteError and a text that names ranks, and continue
+// without the lost rank. A short pause has no effect: all results are right. In every other trial a second thread frees
+// memory all the while, which waits for the device and holds up most other calls.
 //
 //   test_faults [--ranks N | --nodes SPLIT] [--trials N] [--seconds N] [--seed N] [--only TRIAL]
 //               [--kinds A,B] [--faults A,B]
@@ -11,15 +10,11 @@
 // kinds   ll, staged, ht: operations; handles: of high throughput; groups
 // faults  kill, stop, pause
 //
-// It starts its own processes, without mpirun. The seed and the number of a trial, which are printed
-// with it, determine everything except the ranks' progress at the time of the fault. The deadline
-// is NCCL_EP_TIMEOUT_MS, by default 1000.
+// It starts its own processes, without mpirun. The seed and the number of a trial, which are printed with it, determine
+// everything except the ranks' progress at the time of the fault. The deadline is NCCL_EP_TIMEOUT_MS, by default 1000.
 #define _GNU_SOURCE  // usleep
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "suites/faults/faults.h"
@@ -93,8 +88,7 @@ static void expect_loss(DeathRank* self, Job* job) {
     check_in_time(self, job->began > lost ? job->began : lost);
     EP_CHECK_EQ_I64(job->fault, ncclRemoteError);
     // A rank may die when the others know where its window is, and have not mapped it yet.
-    const bool unmapped = strstr(job->text, " cannot map rank ") != NULL;
-    if (unmapped) {
+    if (strstr(job->text, " cannot map rank ") != NULL) {
         EP_CHECK_STR_CONTAINS(job->text, "rank ");
     } else {
         expect_waiter_named(job->text);
@@ -173,8 +167,7 @@ typedef struct {
 } Options;
 
 // Which names are in a comma-separated list, all if it is empty; returns their number.
-static unsigned choose(const char* list, const char* const* table, unsigned count,
-                       unsigned* chosen) {
+static unsigned choose(const char* list, const char* const* table, unsigned count, unsigned* chosen) {
     char framed[kMostTextBytes + 2];
     char word[kMostTextBytes];
     unsigned found = 0;
@@ -187,11 +180,10 @@ static unsigned choose(const char* list, const char* const* table, unsigned coun
 }
 
 static bool read_options(int argc, char** argv, Options* options) {
-    const EpOption table[] = {
-        {"--ranks", &options->ranks, NULL},     {"--trials", &options->trials, NULL},
-        {"--seconds", &options->seconds, NULL}, {"--seed", &options->seed, NULL},
-        {"--only", &options->only, NULL},       {"--kinds", NULL, &options->kinds},
-        {"--faults", NULL, &options->faults},   {"--nodes", NULL, &options->nodes}};
+    const EpOption table[] = {{"--ranks", &options->ranks, NULL},     {"--trials", &options->trials, NULL},
+                              {"--seconds", &options->seconds, NULL}, {"--seed", &options->seed, NULL},
+                              {"--only", &options->only, NULL},       {"--kinds", NULL, &options->kinds},
+                              {"--faults", NULL, &options->faults},   {"--nodes", NULL, &options->nodes}};
     if (!ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL)) return false;
     if (options->nodes[0] != '\0') options->ranks = (unsigned)strlen(options->nodes);
     return options->ranks >= 2 && options->ranks <= kMaxRanks;
@@ -224,8 +216,7 @@ static bool run_one(const Options* options, unsigned trial, unsigned timeout_ms)
              g_plan.victim, g_plan.moment_us, g_plan.frees ? ", frees" : "");
     static const VictimEnd kEnds[kNumFaults] = {kVictimDies, kVictimStops, kVictimLives};
     const DeathCase test = {name, run_trial, kEnds[g_plan.fault], disturb, NULL};
-    const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs,
-                                  options->nodes};
+    const DeathSetting setting = {(int)options->ranks, g_plan.victim, timeout_ms, kSlackMs, options->nodes};
     const uint64_t failed_before = ep_failed();
     run_death_case(&test, setting);
     print_outcome(name, failed_before);
@@ -246,8 +237,7 @@ int main(int argc, char** argv) {
     if (!good) {
         fprintf(stderr,
                 "usage: test_faults [--ranks 2..%d | --nodes SPLIT] [--trials N] [--seconds N] [--seed N]\n"
-                "       [--only TRIAL] [--kinds ll,staged,ht,handles,groups]"
-                " [--faults kill,stop,pause]\n",
+                "       [--only TRIAL] [--kinds ll,staged,ht,handles,groups] [--faults kill,stop,pause]\n",
                 kMaxRanks);
         return 2;
     }

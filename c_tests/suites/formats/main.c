@@ -1,9 +1,6 @@
-// Dispatches of rows in every format: opaque, with scales that are forwarded, and cast to e4m3; in
-// both modes, staged and cached, with scales in every order. Every byte of rows and scales is
-// compared with a reference; what lies between is poison and stays so. Combines between them keep
-// their own rows.
-#include <stdio.h>
-
+// Dispatches of rows in every format: opaque, with scales that are forwarded, and cast to e4m3; in both modes, staged
+// and cached, with scales in every order. Every byte of rows and scales is compared with a reference; what lies between
+// is poison and stays so. Combines between them keep their own rows.
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
@@ -25,10 +22,8 @@ static unsigned largest(const RefFormat* format) {
 static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
-    ncclEpGroup_t group =
-        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, !format->every_bf16, seed);
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
+    LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, !format->every_bf16, seed);
     run.variation = (unsigned)seed;
     ll_run_set_format(&run, format);
     ll_dispatch(&run);
@@ -46,15 +41,12 @@ static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens,
 }
 
 // Forward, cached, and forward without rows, where the format allows that.
-static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens,
-                               uint64_t seed) {
+static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {(HtRows)(seed % 3), kHtNoCounter, seed};
-    ncclEpGroup_t group =
-        ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, !format->every_bf16, opening);
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
+    HtRun run = ht_run_open_with(env, group, &shape, kRefMessy, !format->every_bf16, opening);
     run.variation = (unsigned)seed;
     ht_run_set_format(&run, format);
     ht_forward(&run);
@@ -91,8 +83,7 @@ EP_TEST(forwarded_scales) {
     static const unsigned kCounts[] = {1, 3, 23, 56};
     for (unsigned i = 0; i < COUNT(kScales) * COUNT(kCounts); ++i) {
         const ncclDataType_t scales = kScales[i / COUNT(kCounts)];
-        RefFormat format =
-            ref_format_forward(i % 2 == 0 ? kE4m3 : ncclUint8, 144, scales, kCounts[i % 4]);
+        RefFormat format = ref_format_forward(i % 2 == 0 ? kE4m3 : ncclUint8, 144, scales, kCounts[i % 4]);
         format.in_order = (RefOrder)(i % kRefNumOrders);
         format.out_order = (RefOrder)(i / 3 % kRefNumOrders);
         format.spare = i % 4;
@@ -103,10 +94,8 @@ EP_TEST(forwarded_scales) {
 // As formats that models use are forwarded: FP4 with e4m3 scales of 16, and rows with one scale.
 EP_TEST(formats_of_models) {
     const RefFormat formats[] = {
-        ref_format_forward(ncclUint8, 3584, kE4m3, 448),
-        ref_format_forward(ncclUint8, 3584, ncclUint8, 224),
-        ref_format_forward(kE4m3, 2880, ncclFloat32, 23),
-        ref_format_forward(kE4m3, 7168, ncclUint8, 56),
+        ref_format_forward(ncclUint8, 3584, kE4m3, 448),    ref_format_forward(ncclUint8, 3584, ncclUint8, 224),
+        ref_format_forward(kE4m3, 2880, ncclFloat32, 23),   ref_format_forward(kE4m3, 7168, ncclUint8, 56),
         ref_format_forward(ncclInt8, 7168, ncclFloat32, 1),
     };
     for (unsigned i = 0; i < COUNT(formats); ++i) in_both_modes(env, &formats[i], 200 + i);
@@ -125,8 +114,7 @@ EP_TEST(casts) {
     for (unsigned cast = 0; cast < COUNT(kCasts); ++cast) {
         for (unsigned i = 0; i < COUNT(kHidden); ++i, ++seed) {
             if (kHidden[i] < kCasts[cast].least_hidden) continue;
-            RefFormat format = ref_format_cast(kFrom[seed % 3], kHidden[i], kCasts[cast].scales,
-                                               kCasts[cast].block);
+            RefFormat format = ref_format_cast(kFrom[seed % 3], kHidden[i], kCasts[cast].scales, kCasts[cast].block);
             format.to = kTo[seed / 3 % 3];
             format.round = seed % 2 == 0;
             format.out_order = (RefOrder)(seed % kRefNumOrders);
@@ -153,8 +141,7 @@ EP_TEST_HT(long_rows_ht) {
 // to check them in seconds.
 static RefFormat every_number(unsigned i) {
     const bool small = i % 4 == 3;
-    RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden, small ? ncclUint8 : ncclFloat32,
-                                       small ? 32 : 128);
+    RefFormat format = ref_format_cast(ncclBfloat16, kEveryHidden, small ? ncclUint8 : ncclFloat32, small ? 32 : 128);
     format.round = i % 2 == 1;
     format.every_bf16 = true;
     return format;
@@ -174,10 +161,8 @@ EP_TEST_HT(all_bfloat16_ht) {
     const RefFormat first = every_number(0);
     const RefShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens,
-                                          largest(&first));
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, false, opening);
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens, largest(&first));
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
     for (unsigned i = 0; i < 4; ++i) {
         const RefFormat format = every_number(i);
         const HtPass pass = {.forward = i == 0};
@@ -214,5 +199,3 @@ EP_TEST(known_casts) {
         EP_CHECK_EQ_U64(ref_e4m3(kKnown[i].value), kKnown[i].code);
     }
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

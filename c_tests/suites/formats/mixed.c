@@ -1,8 +1,4 @@
-// Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers
-// cannot tell them apart.
-#include <stdlib.h>
-#include <string.h>
-
+// Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers cannot tell them apart.
 #include "reference/cast.h"
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
@@ -19,9 +15,9 @@ typedef struct {
 static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens, uint64_t seed) {
     const size_t row_bytes = ref_format_out_bytes(format);
     const size_t scale_bytes = ref_format_scale_bytes(format);
-    unsigned char* rows = ref_host_new(tokens * row_bytes);
-    unsigned char* scales = ref_host_new(tokens * scale_bytes);
-    void* row = ref_host_new(ref_format_in_bytes(format));
+    EP_SCOPED unsigned char* rows = ref_host_new(tokens * row_bytes);
+    EP_SCOPED unsigned char* scales = ref_host_new(tokens * scale_bytes);
+    EP_SCOPED void* row = ref_host_new(ref_format_in_bytes(format));
     for (size_t token = 0; token < tokens; ++token) {
         ref_cast_input(format, seed, ref_row_of((unsigned)env->rank, token), row);
         ref_cast_row(format, row, rows + token * row_bytes, scales + token * scale_bytes);
@@ -29,9 +25,6 @@ static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens,
     const Cast cast = {ref_buffer_new(tokens * row_bytes), ref_buffer_new(tokens * scale_bytes)};
     ref_buffer_upload(&cast.rows, rows);
     ref_buffer_upload(&cast.scales, scales);
-    free(rows);
-    free(scales);
-    free(row);
     return cast;
 }
 
@@ -66,13 +59,11 @@ EP_TEST(casts_on_some_ranks) {
     const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 3);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 3);
     run.without_counter = true;
     ll_run_set_format(&run, &format);
     ll_prepare_dispatch(&run);
-    const unsigned tokens = run.now->num_tokens[env->rank];
-    Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
+    Cast cast = cast_all(&format, env, run.now->num_tokens[env->rank], run.tokens_seed);
     const Outputs outputs = {&run.packed, &run.scales_out, run.layout};
     if (casts(env)) {
         EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
@@ -94,12 +85,10 @@ EP_TEST_HT(casts_on_some_ranks_ht) {
     const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 5};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
-    HtRun run;
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     ht_run_set_format(&run, &format);
     ht_prepare_dispatch(&run);
-    const unsigned tokens = run.routing->num_tokens[env->rank];
-    Cast cast = cast_all(&format, env, tokens, run.tokens_seed);
+    Cast cast = cast_all(&format, env, run.routing->num_tokens[env->rank], run.tokens_seed);
     const Outputs outputs = {&run.tokens_out, &run.scales_out, ref_flat(run.num_rows)};
     const HtPass cached = {.forward = false};
     if (casts(env)) {

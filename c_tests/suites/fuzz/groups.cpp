@@ -14,8 +14,7 @@ T Sentinel() {
     return reinterpret_cast<T>(kSentinel);
 }
 
-// Makes one change, which breaks a rule or differs from other ranks' values. Changes may be
-// combined.
+// Makes one change, which breaks a rule or differs from other ranks' values. Changes may be combined.
 std::string Break(Dice& dice, unsigned num_ranks, bool may_differ, ncclEpGroupConfig_t* config) {
     static const unsigned kVersions[] = {0, 2, UINT_MAX};
     static const unsigned kSizes[] = {0, 8, 17, UINT_MAX};
@@ -56,8 +55,7 @@ ncclEpGroupConfig_t DrawConfig(Dice& dice, unsigned num_ranks, bool high_through
     const bool automatic = dice.OneIn(4) && high_throughput;
     ncclEpGroupConfig_t config = ep_group_config(
         high_throughput ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY,
-        num_ranks * dice.Between(1, kMostLocalExperts),
-        automatic ? NCCL_EP_AUTO : dice.Between(1, kMostTokens),
+        num_ranks * dice.Between(1, kMostLocalExperts), automatic ? NCCL_EP_AUTO : dice.Between(1, kMostTokens),
         16 * dice.Between(1, kMostRowBytes / 16));
     if (dice.OneIn(3)) config.rdma_buffer_size = dice.Seed();
     if (dice.OneIn(3)) config.num_qp_per_rank = static_cast<unsigned>(dice.Seed());
@@ -68,11 +66,9 @@ ncclEpGroupConfig_t DrawConfig(Dice& dice, unsigned num_ranks, bool high_through
 std::string Describe(const ncclEpGroupConfig_t& config) {
     unsigned algorithm = 0;
     std::memcpy(&algorithm, &config.algorithm, sizeof(algorithm));
-    return "algorithm " + std::to_string(algorithm) + ", experts " +
-           std::to_string(config.num_experts) + ", tokens " +
-           std::to_string(config.max_tokens_per_rank) + ", bytes " +
-           std::to_string(config.token_size_bytes) + ", channels " +
-           std::to_string(config.num_channels);
+    return "algorithm " + std::to_string(algorithm) + ", experts " + std::to_string(config.num_experts) + ", tokens " +
+           std::to_string(config.max_tokens_per_rank) + ", bytes " + std::to_string(config.token_size_bytes) +
+           ", channels " + std::to_string(config.num_channels);
 }
 
 }  // namespace
@@ -101,8 +97,7 @@ void Player::CreateGroup(Draw& draw) {
     const auto num_ranks = static_cast<unsigned>(seat_.size);
     // A round begins with a group of each mode.
     const bool high_throughput = draw.valid ? slot == 1 : draw.what.OneIn(2);
-    ncclEpGroupConfig_t config =
-        DrawConfig(draw.what, num_ranks, high_throughput && seat_.has_ht);
+    ncclEpGroupConfig_t config = DrawConfig(draw.what, num_ranks, high_throughput && seat_.has_ht);
     const Allocators memory = AnyAllocators(draw.what, options_.threads > 1);
     ncclEpGroup_t number = Sentinel<ncclEpGroup_t>();
     ncclEpGroup_t* out = &number;
@@ -120,15 +115,13 @@ void Player::CreateGroup(Draw& draw) {
     }
     const cudaStream_t stream = AnyStream(draw.how);
     Order(&groups_[slot], stream);
-    const ncclResult_t result =
-        referee_.Judge("ncclEpCreateGroup", detail + Describe(config), kArgument | kUsage, [&] {
-            return ncclEpCreateGroup(out, comm, argument, stream, memory.alloc_fn, memory.free_fn);
-        });
+    const ncclResult_t result = referee_.Judge("ncclEpCreateGroup", detail + Describe(config), kArgument | kUsage, [&] {
+        return ncclEpCreateGroup(out, comm, argument, stream, memory.alloc_fn, memory.free_fn);
+    });
     Ordered(stream);
     if (!KeptOrWritten(result, number == Sentinel<ncclEpGroup_t>(), out != nullptr)) return;
-    groups_[slot] = {number, config.algorithm == NCCL_EP_ALGO_LOW_LATENCY,
-                     config.num_experts / num_ranks, config.max_tokens_per_rank,
-                     config.token_size_bytes};
+    groups_[slot] = {number, config.algorithm == NCCL_EP_ALGO_LOW_LATENCY, config.num_experts / num_ranks,
+                     config.max_tokens_per_rank, config.token_size_bytes};
 }
 
 void Player::DestroyGroup(Draw& draw) {
@@ -163,7 +156,7 @@ void Player::ChooseForGroup(Draw& draw) {
     const auto number = [&](unsigned usual) { return dice.OneIn(16) ? ~0u : dice.Below(usual); };
     const ncclEpGroup_t group = AnyGroup(dice);
     const unsigned operation = dice.Below(6);
-    ncclEpChoice_t choice = {sizeof(choice), kVariants[dice.Below(6)], number(4), number(4), 32 * number(8)};
+    ncclEpChoice_t choice = {sizeof(choice), kVariants[dice.Below(6)], number(4), number(4), 32 * number(8), 0};
     if (dice.OneIn(8)) choice.size = dice.Below(64);
     const bool clears = dice.OneIn(4);
     referee_.Judge("ncclEpSetChoice", "operation " + std::to_string(operation), kArgument,
@@ -176,9 +169,8 @@ void Player::AskGroup(Draw& draw) {
     const ncclEpGroup_t group = AnyGroup(draw.how);
     ncclResult_t state = kOther;
     ncclResult_t* out = draw.how.OneIn(8) ? nullptr : &state;
-    const ncclResult_t result =
-        referee_.Judge("ncclEpGetAsyncError", out == nullptr ? "NULL" : "", kArgument,
-                       [&] { return ncclEpGetAsyncError(group, out); });
+    const ncclResult_t result = referee_.Judge("ncclEpGetAsyncError", out == nullptr ? "NULL" : "", kArgument,
+                                               [&] { return ncclEpGetAsyncError(group, out); });
     KeptOrWritten(result, state == kOther, out != nullptr);
 }
 
@@ -187,8 +179,7 @@ void Player::CheckHealth() {
     for (const Group& group : groups_) {
         if (group.number == nullptr) continue;
         ncclResult_t state = ncclInProgress;
-        referee_.Judge("ncclEpGetAsyncError", "", 0,
-                       [&] { return ncclEpGetAsyncError(group.number, &state); });
+        referee_.Judge("ncclEpGetAsyncError", "", 0, [&] { return ncclEpGetAsyncError(group.number, &state); });
         referee_.Check(state == ncclSuccess, "the group has failed: " + std::to_string(state) +
                                                  " " + ncclEpGetLastError());
     }

@@ -6,14 +6,11 @@
 namespace test_fuzz {
 namespace {
 
-ncclEpHandle_t Sentinel() {
-    return reinterpret_cast<ncclEpHandle_t>(uintptr_t{0x5e571e15e57});
-}
+ncclEpHandle_t Sentinel() { return reinterpret_cast<ncclEpHandle_t>(uintptr_t{0x5e571e15e57}); }
 
 void AddCounter(Dice& dice, const Group& group, const Memory& memory, Lists* lists) {
     const bool host = dice.OneIn(2);
-    lists->local.Add(host ? NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST
-                          : NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
+    lists->local.Add(host ? NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST : NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
                      ncclInt32, host ? memory.host_counter() : memory.At(kCounter), Rows::kAtLeast,
                      {group.local_experts});
 }
@@ -34,9 +31,8 @@ int Player::AnyHandle(Dice& dice, Handle* facts) const {
     return -1;
 }
 
-// Draws a number of tokens for each rank. With 0 tokens NULL is a valid data pointer, so the flag
-// whether some ranks, not all, may have none is equal on all ranks; addresses are not broken where
-// it is set.
+// Draws a number of tokens for each rank. With 0 tokens NULL is a valid data pointer, so the flag whether some ranks,
+// not all, may have none is equal on all ranks; addresses are not broken where it is set.
 void Player::DrawTokens(Dice& dice, Handle* handle) const {
     const unsigned bound = handle->group.max_tokens;
     const unsigned most = bound == NCCL_EP_AUTO ? kMostTokens : bound;
@@ -70,8 +66,7 @@ void Player::CreateHandle(Draw& draw, bool high_throughput) {
     made.top_k = draw.how.OneIn(8) ? draw.how.Between(1, kMostTopK) : draw.how.Between(1, 4);
     DrawIds(slot, made.group, draw.how);
     Lists lists;
-    lists.in.Add(NCCL_EP_TENSOR_TAG_TOPK_IDX, ncclInt64, memory_.IdsOf(slot), Rows::kAtMost,
-                 {made.tokens, made.top_k});
+    lists.in.Add(NCCL_EP_TENSOR_TAG_TOPK_IDX, ncclInt64, memory_.IdsOf(slot), Rows::kAtMost, {made.tokens, made.top_k});
     if (high_throughput && draw.how.OneIn(2)) AddCounter(draw.how, made.group, memory_, &lists);
     std::string detail = "slot " + std::to_string(slot) + (high_throughput ? " HT" : " LL") +
                          ", group " + std::to_string(index) + ", tokens " +
@@ -89,11 +84,9 @@ void Player::CreateHandle(Draw& draw, bool high_throughput) {
     const bool use_fp8 = draw.how.OneIn(4);
     const ncclNDTensor_t* ids = lists.in.first();
     Order(&groups_[index >= 0 ? static_cast<size_t>(index) : 0], stream);
-    const ncclResult_t result =
-        referee_.Judge("ncclEpCreateHandle", detail, kArgument | kUsage, [&] {
-            return ncclEpCreateHandle(out, group, ids, lists.local.outputs(), lists.local.count(),
-                                      config, stream, use_fp8);
-        });
+    const ncclResult_t result = referee_.Judge("ncclEpCreateHandle", detail, kArgument | kUsage, [&] {
+        return ncclEpCreateHandle(out, group, ids, lists.local.outputs(), lists.local.count(), config, stream, use_fp8);
+    });
     Ordered(stream);
     referee_.Check(lists.AreAsRemembered(), "changes a descriptor");
     if (!KeptOrWritten(result, number == Sentinel(), out != nullptr)) return;
@@ -114,8 +107,7 @@ void Player::DestroyHandle(Draw& draw) {
 void Player::DestroyHandleAt(size_t index) {
     Handle& handle = handles_[index];
     if (handle.number == nullptr) return;
-    referee_.Judge("ncclEpHandleDestroy",
-                   "slot " + std::to_string(index) + (handle.staged ? ", staged" : ""), 0,
+    referee_.Judge("ncclEpHandleDestroy", "slot " + std::to_string(index) + (handle.staged ? ", staged" : ""), 0,
                    [&] { return ncclEpHandleDestroy(handle.number); });
     Bury(&dead_handles_, handle.number);
     handle = Handle();
@@ -144,9 +136,8 @@ void Player::AskHandle(Draw& draw) {
     AnyHandle(draw.how, &facts);
     unsigned rows = kOther;
     unsigned* out = draw.how.OneIn(8) ? nullptr : &rows;
-    const ncclResult_t result =
-        referee_.Judge("ncclEpHandleGetNumRecvTokens", "", kArgument | kUsage,
-                       [&] { return ncclEpHandleGetNumRecvTokens(facts.number, out); });
+    const ncclResult_t result = referee_.Judge("ncclEpHandleGetNumRecvTokens", "", kArgument | kUsage,
+                                               [&] { return ncclEpHandleGetNumRecvTokens(facts.number, out); });
     if (!KeptOrWritten(result, rows == kOther, out != nullptr)) return;
     const auto num_ranks = static_cast<unsigned>(seat_.size);
     if (facts.group.max_tokens == NCCL_EP_AUTO) {

@@ -44,8 +44,7 @@ void List::AddScales(unsigned datatype, void* data, Rows rows,
     Add(NCCL_EP_TENSOR_TAG_SCALES, ncclInt8, data, rows, sizes);
     EpView* view = &views_[count_ - 1];
     SetRaw(&view->tensor.datatype, datatype);
-    std::copy(strides.end() - static_cast<std::ptrdiff_t>(sizes.size()), strides.end(),
-              view->strides);
+    std::copy(strides.end() - static_cast<std::ptrdiff_t>(sizes.size()), strides.end(), view->strides);
     has_pitch_[count_ - 1] = true;
 }
 
@@ -67,8 +66,7 @@ void List::Replace(const ncclNDTensor_t& tensor) {
 }
 
 void List::AddUnused(ep::Dice& dice) {
-    static const unsigned kTags[] = {NCCL_EP_TENSOR_TAG_NONE, NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS,
-                                     8, UINT_MAX};
+    static const unsigned kTags[] = {NCCL_EP_TENSOR_TAG_NONE, NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS, 8, UINT_MAX};
     const unsigned size = dice.OneIn(2) ? dice.Below(4) : UINT_MAX;
     Add(NCCL_EP_TENSOR_TAG_NONE, ncclInt8, WildPointer(), Rows::kExact, {size, size});
     items_[count_ - 1]->tag = dice.Pick(kTags);
@@ -190,8 +188,6 @@ void Lists::Remember() {
     local.Remember();
 }
 
-bool Lists::AreAsRemembered() const {
-    return in.IsAsRemembered() && out.IsAsRemembered() && local.IsAsRemembered();
-}
+bool Lists::AreAsRemembered() const { return in.IsAsRemembered() && out.IsAsRemembered() && local.IsAsRemembered(); }
 
 }  // namespace test_fuzz

@@ -1,7 +1,6 @@
 // The lists of tensors of one call and their changes: harmless ones that callers may make, and ones
 // that break a rule on every rank.
-#ifndef C_TESTS_SUITES_FUZZ_LISTS_H_
-#define C_TESTS_SUITES_FUZZ_LISTS_H_
+#pragma once
 
 #include <cstring>
 #include <initializer_list>
@@ -60,9 +59,7 @@ class List {
     bool IsAsRemembered() const;
 
    private:
-    static ncclNDTensor_t* const* Wild() {
-        return static_cast<ncclNDTensor_t* const*>(WildPointer());
-    }
+    static ncclNDTensor_t* const* Wild() { return static_cast<ncclNDTensor_t* const*>(WildPointer()); }
     std::string ChangeList(ep::Dice& dice);
     std::string ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty);
     std::string ChangeSize(ep::Dice& dice, unsigned index);
@@ -90,5 +87,3 @@ struct Lists {
 };
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_LISTS_H_

@@ -9,10 +9,9 @@
 // differ   each rank draws some calls alone, with a deadline of 250 ms: operations and their groups
 //          then fail, but no call takes long, and a new group works
 //
-// The seed and the number of the round, which a failure, a crash and a hang print, determine
-// everything; `--only` repeats one round. Each thread has its own communicator, streams and groups.
-// With `--creation 0`, groups are created and destroyed between rounds only; so are HT handles
-// where ranks differ.
+// The seed and the number of the round, which a failure, a crash and a hang print, determine everything; `--only`
+// repeats one round. Each thread has its own communicator, streams and groups. With `--creation 0`, groups are created
+// and destroyed between rounds only; so are HT handles where ranks differ.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -44,9 +43,8 @@ std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
         unsigned least;
         unsigned* value;
     } kNumbers[] = {
-        {"--calls", 1, &options.calls},     {"--seed", 0, &options.seed},
-        {"--seconds", 0, &options.seconds}, {"--threads", 1, &options.threads},
-        {"--own", 0, &options.own_percent}, {"--creation", 0, &creation},
+        {"--calls", 1, &options.calls},     {"--seed", 0, &options.seed},       {"--seconds", 0, &options.seconds},
+        {"--threads", 1, &options.threads}, {"--own", 0, &options.own_percent}, {"--creation", 0, &creation},
         {"--only", 1, &options.only},       {"--verbose", 0, &verbose},
     };
     for (int i = 1; i < argc && error->empty(); ++i) {
@@ -121,8 +119,7 @@ class Game {
             Round(round++);
             const bool late = options_.seconds != 0 && MPI_Wtime() >= end;
             const bool enough = players_[0]->referee().calls() >= options_.calls;
-            over = options_.only != 0 ||
-                   Anywhere(ep_failed() > 0 || late || (options_.seconds == 0 && enough));
+            over = options_.only != 0 || Anywhere(ep_failed() > 0 || late || (options_.seconds == 0 && enough));
         }
         Count();
         players_.clear();

@@ -40,10 +40,8 @@ Memory::~Memory() {
 
 void* Memory::IdsOf(unsigned handle) const { return ids_ + handle * kIdsBytes; }
 
-void Memory::DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint64_t seed,
-                     cudaStream_t stream) const {
-    static const int64_t kOdd[] = {-1,       -2,         INT64_MIN, INT64_MAX,
-                                   INT_MIN,  1LL << 31,  1LL << 32, (1LL << 32) + 1};
+void Memory::DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint64_t seed, cudaStream_t stream) const {
+    static const int64_t kOdd[] = {-1, -2, INT64_MIN, INT64_MAX, INT_MIN, 1LL << 31, 1LL << 32, (1LL << 32) + 1};
     ep::Dice dice(seed);
     std::vector<int64_t> ids(kIdsBytes / sizeof(int64_t));
     const unsigned odd_one_in = dice.Between(2, 40);
@@ -53,8 +51,7 @@ void Memory::DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint6
         const bool is_odd = dice.OneIn(odd_one_in) || drawn[expert]++ >= most;
         id = is_odd ? dice.Pick(kOdd) : static_cast<int64_t>(expert);
     }
-    EP_REQUIRE_CUDA(
-        cudaMemcpyAsync(IdsOf(handle), ids.data(), kIdsBytes, cudaMemcpyHostToDevice, stream));
+    EP_REQUIRE_CUDA(cudaMemcpyAsync(IdsOf(handle), ids.data(), kIdsBytes, cudaMemcpyHostToDevice, stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
 }
 
@@ -66,8 +63,7 @@ void Memory::MarkOutputs(cudaStream_t stream) const {
 
 bool Memory::OutputsAreMarked(cudaStream_t stream) {
     copy_.resize((kNumSlots - kFirstOutput) * slot_bytes_);
-    EP_REQUIRE_CUDA(cudaMemcpyAsync(copy_.data(), At(kFirstOutput), copy_.size(),
-                                    cudaMemcpyDeviceToHost, stream));
+    EP_REQUIRE_CUDA(cudaMemcpyAsync(copy_.data(), At(kFirstOutput), copy_.size(), cudaMemcpyDeviceToHost, stream));
     EP_REQUIRE_CUDA(cudaStreamSynchronize(stream));
     return std::all_of(copy_.begin(), copy_.end(), [](unsigned char b) { return b == kMark; });
 }

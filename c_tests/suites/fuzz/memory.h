@@ -1,7 +1,6 @@
 // Device memory of one player. Every shape that a player draws is smaller than a slot or breaks a
 // rule, so whatever the library accepts fits.
-#ifndef C_TESTS_SUITES_FUZZ_MEMORY_H_
-#define C_TESTS_SUITES_FUZZ_MEMORY_H_
+#pragma once
 
 #include <vector>
 
@@ -50,11 +49,9 @@ class Memory {
     void* host_counter() const { return host_counter_; }
 
     // Draws new ids, the same expert at `most` so often; `stream` and all others must be idle.
-    void DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint64_t seed,
-                 cudaStream_t stream) const;
+    void DrawIds(unsigned handle, unsigned num_experts, unsigned most, uint64_t seed, cudaStream_t stream) const;
 
-    // Fills all outputs with a pattern; the other function says whether it is still there. Streams
-    // must be idle.
+    // Fills all outputs with a pattern; the other function says whether it is still there. Streams must be idle.
     void MarkOutputs(cudaStream_t stream) const;
     bool OutputsAreMarked(cudaStream_t stream);
 
@@ -68,5 +65,3 @@ class Memory {
 };
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_MEMORY_H_

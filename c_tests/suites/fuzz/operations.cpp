@@ -11,21 +11,18 @@ void Player::AddScales(Dice& dice, const Handle& handle, const Row& row, unsigne
     const Strides in = AnyStrides(dice, row, 1, handle.tokens, handle.even, room);
     const Strides out = AnyStrides(dice, row, experts > 0 ? experts : 1, rows, true, room);
     if (row.scales == Scales::kForwarded) {
-        lists->in.AddScales(row.scale_type, memory_.At(kScalesIn), Rows::kExact,
-                            {handle.tokens, row.num_scales}, in);
+        lists->in.AddScales(row.scale_type, memory_.At(kScalesIn), Rows::kExact, {handle.tokens, row.num_scales}, in);
     }
     if (experts > 0) {
         lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kExact,
                              {experts, rows, row.num_scales}, out);
     } else {
-        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kAtLeast,
-                             {rows, row.num_scales}, out);
+        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kAtLeast, {rows, row.num_scales}, out);
     }
     lists->are_final = row.is_wild;
 }
 
-void Player::AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
-                        Lists* lists) const {
+void Player::AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const {
     const unsigned experts = handle.group.local_experts;
     const unsigned slots = static_cast<unsigned>(seat_.size) * handle.group.max_tokens;
     if (dispatch) {
@@ -48,8 +45,7 @@ void Player::AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool d
                 {handle.tokens, handle.top_k});
 }
 
-void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
-                        Lists* lists) const {
+void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const {
     const bool automatic = handle.group.max_tokens == NCCL_EP_AUTO;
     const unsigned most = automatic ? kMostTokens : handle.group.max_tokens;
     const unsigned rows = static_cast<unsigned>(seat_.size) * most + dice.Below(2);
@@ -75,8 +71,7 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool d
                        Rows::kAtLeast, {rows, handle.top_k});
         return;
     }
-    lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kResultsIn), Rows::kAtLeast,
-                  {rows, row.hidden});
+    lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kResultsIn), Rows::kAtLeast, {rows, row.hidden});
     lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kCombined), Rows::kExact,
                    {handle.tokens, row.hidden});
     if (!routing) return;
@@ -97,13 +92,11 @@ void Player::UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const {
 
 std::string Player::DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const {
     bool low_latency = handle.group.low_latency;
-    // The other mode's lists already break a rule; further changes could make them valid on some
-    // ranks.
+    // The other mode's lists already break a rule; further changes could make them valid on some ranks.
     const bool other_mode = !draw.valid && draw.how.OneIn(20);
     if (other_mode) low_latency = !low_latency;
     const bool scaled = dispatch && !draw.valid && !other_mode && draw.how.OneIn(3);
-    const Row row = scaled ? ScaledRow(draw.how, handle.group.row_bytes)
-                           : PlainRow(draw.how, handle.group.row_bytes);
+    const Row row = scaled ? ScaledRow(draw.how, handle.group.row_bytes) : PlainRow(draw.how, handle.group.row_bytes);
     if (low_latency) {
         AddLlLists(draw.how, handle, row, dispatch, lists);
     } else {
@@ -120,21 +113,16 @@ std::string Player::DrawLists(Draw& draw, const Handle& handle, bool dispatch, L
 
 ncclResult_t Player::Launch(ncclEpHandle_t handle, bool dispatch, const Lists& lists, Way way,
                             const std::string& detail) {
-    const auto result = referee_.Judge(
-        dispatch ? "ncclEpDispatch" : "ncclEpCombine", detail, kArgument | kUsage, [&] {
-            if (dispatch) {
-                return ncclEpDispatch(handle, lists.in.inputs(), lists.in.count(),
-                                      lists.out.outputs(), lists.out.count(),
-                                      lists.local.outputs(), lists.local.count(), way.send_only,
-                                      reinterpret_cast<const ncclEpDispatchConfig_t*>(way.config),
-                                      way.stream);
-            }
-            return ncclEpCombine(handle, lists.in.inputs(), lists.in.count(), lists.out.outputs(),
-                                 lists.out.count(), lists.local.outputs(), lists.local.count(),
-                                 way.send_only,
-                                 reinterpret_cast<const ncclEpCombineConfig_t*>(way.config),
-                                 way.stream);
-        });
+    const auto result = referee_.Judge(dispatch ? "ncclEpDispatch" : "ncclEpCombine", detail, kArgument | kUsage, [&] {
+        if (dispatch) {
+            return ncclEpDispatch(handle, lists.in.inputs(), lists.in.count(), lists.out.outputs(), lists.out.count(),
+                                  lists.local.outputs(), lists.local.count(), way.send_only,
+                                  reinterpret_cast<const ncclEpDispatchConfig_t*>(way.config), way.stream);
+        }
+        return ncclEpCombine(handle, lists.in.inputs(), lists.in.count(), lists.out.outputs(), lists.out.count(),
+                             lists.local.outputs(), lists.local.count(), way.send_only,
+                             reinterpret_cast<const ncclEpCombineConfig_t*>(way.config), way.stream);
+    });
     return result;
 }
 
@@ -162,8 +150,7 @@ void Player::Operate(Draw& draw) {
     lists.Remember();
     Order(facts.group.number, stream);
     const ncclResult_t result =
-        Launch(facts.number, dispatch, lists,
-               {send_only, draw.how.OneIn(2) ? nullptr : &garbage, stream}, detail);
+        Launch(facts.number, dispatch, lists, {send_only, draw.how.OneIn(2) ? nullptr : &garbage, stream}, detail);
     Ordered(stream);
     referee_.Check(lists.AreAsRemembered(), "changes a descriptor");
     if (result != ncclSuccess) {
@@ -180,13 +167,11 @@ void Player::Complete(Draw& draw) {
     Handle facts;
     const int index = AnyHandle(draw.what, &facts);
     const unsigned garbage = static_cast<unsigned>(draw.how.Seed());
-    const auto* config = reinterpret_cast<const ncclEpCompleteConfig_t*>(
-        draw.how.OneIn(2) ? nullptr : &garbage);
+    const auto* config = reinterpret_cast<const ncclEpCompleteConfig_t*>(draw.how.OneIn(2) ? nullptr : &garbage);
     const cudaStream_t stream = AnyStream(draw.how);
     Order(facts.group.number, stream);
-    const ncclResult_t result = referee_.Judge(
-        "ncclEpComplete", "handle " + std::to_string(index), kArgument | kUsage,
-        [&] { return ncclEpComplete(facts.number, config, stream); });
+    const ncclResult_t result = referee_.Judge("ncclEpComplete", "handle " + std::to_string(index), kArgument | kUsage,
+                                               [&] { return ncclEpComplete(facts.number, config, stream); });
     Ordered(stream);
     if (result != ncclSuccess) return;
     referee_.Check(index >= 0, "a bad number is accepted");

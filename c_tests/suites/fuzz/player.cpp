@@ -15,18 +15,15 @@ constexpr double kDifferLimitSeconds = 10;
 Player::Player(const Options& options, const Seat& seat)
     : options_(options),
       seat_(seat),
-      referee_({options.agree, options.agree ? kAgreeLimitSeconds : kDifferLimitSeconds,
-                options.verbose},
-               seat.rank, seat.number),
+      referee_({options.agree, options.agree ? kAgreeLimitSeconds : kDifferLimitSeconds, options.verbose}, seat.rank,
+               seat.number),
       memory_(static_cast<unsigned>(seat.size), ep_mix(options.seed, seat.number, 7)),
       shared_(0),
       own_(0) {
-    // Streams without implicit order: no thread may wait for another's streams through the default
-    // stream.
+    // Streams without implicit order: no thread may wait for another's streams through the default stream.
     for (unsigned i = 0; i < kStreams; ++i) {
         const bool blocking = i == 0 && options.threads == 1;
-        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(
-            &streams_[i], blocking ? cudaStreamDefault : cudaStreamNonBlocking));
+        EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams_[i], blocking ? cudaStreamDefault : cudaStreamNonBlocking));
     }
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming));
 }

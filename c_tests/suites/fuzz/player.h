@@ -1,9 +1,7 @@
-// One player of the fuzzer: a thread of a rank with its own communicator, streams, memory and
-// objects, alive and dead. It makes random calls one after the other. Everything is drawn from
-// seeds that all ranks share, so all make the same calls; in the mode `differ` a rank draws some
-// calls on its own.
-#ifndef C_TESTS_SUITES_FUZZ_PLAYER_H_
-#define C_TESTS_SUITES_FUZZ_PLAYER_H_
+// One player of the fuzzer: a thread of a rank with its own communicator, streams, memory and objects, alive and dead.
+// It makes random calls one after the other. Everything is drawn from seeds that all ranks share, so all make the same
+// calls; in the mode `differ` a rank draws some calls on its own.
+#pragma once
 
 #include <array>
 #include <string>
@@ -132,10 +130,8 @@ class Player {
     };
     ncclResult_t Launch(ncclEpHandle_t handle, bool dispatch, const Lists& lists, Way way,
                         const std::string& detail = "");
-    void AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
-                    Lists* lists) const;
-    void AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch,
-                    Lists* lists) const;
+    void AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const;
+    void AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const;
     void AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts,
                    unsigned rows, Lists* lists) const;
     void UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const;
@@ -180,5 +176,3 @@ enum class Fails { kNot, kWithError, kWithNull };
 void NextAllocation(Fails fails);  // in this thread
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_PLAYER_H_

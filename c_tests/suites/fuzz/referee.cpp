@@ -25,8 +25,7 @@ bool IsText(const char* text, const char* function) {
 
 }  // namespace
 
-Referee::Referee(const Rules& rules, int rank, unsigned player)
-    : rules_(rules), rank_(rank), player_(player) {}
+Referee::Referee(const Rules& rules, int rank, unsigned player) : rules_(rules), rank_(rank), player_(player) {}
 
 const char* Referee::Now(unsigned player) { return g_now[player]; }
 
@@ -41,9 +40,8 @@ void Referee::BeginRound(uint64_t seed, unsigned round) {
 
 void Referee::Before(const char* function, const std::string& detail) {
     function_ = function;
-    std::snprintf(g_now[player_], kLineBytes, "[rank %d] --seed %llu --only %u, player %u: %s %s",
-                  rank_, static_cast<unsigned long long>(seed_), round_, player_, function,
-                  detail.c_str());
+    std::snprintf(g_now[player_], kLineBytes, "[rank %d] --seed %llu --only %u, player %u: %s %s", rank_,
+                  static_cast<unsigned long long>(seed_), round_, player_, function, detail.c_str());
     if (rules_.verbose) std::fprintf(stderr, "%s\n", g_now[player_]);
     history_[num_history_++ % kHistory] = std::string(function) + " " + detail;
     // Replaces the text, so that no refusal is checked by the text of the one before.

@@ -1,8 +1,6 @@
-// Judges every call of the fuzzer: its result, its text, its time, and whether all ranks got the
-// same. It has its own counters, as threads may not use the harness's, and keeps the last calls for
-// the report of a failure.
-#ifndef C_TESTS_SUITES_FUZZ_REFEREE_H_
-#define C_TESTS_SUITES_FUZZ_REFEREE_H_
+// Judges every call of the fuzzer: its result, its text, its time, and whether all ranks got the same. It has its own
+// counters, as threads may not use the harness's, and keeps the last calls for the report of a failure.
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -84,5 +82,3 @@ class Referee {
 };
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_REFEREE_H_

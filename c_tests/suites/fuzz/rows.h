@@ -1,7 +1,6 @@
 // The rows of one operation: plain ones, rows whose scales travel with them, and rows that a dispatch
 // casts. Everything here is equal on all ranks that make the same call.
-#ifndef C_TESTS_SUITES_FUZZ_ROWS_H_
-#define C_TESTS_SUITES_FUZZ_ROWS_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -28,9 +27,6 @@ Row ScaledRow(ep::Dice& dice, unsigned most_bytes);
 // Strides of scales [experts, rows, scales]: dense ones, or some with a pitch. `anything` says that
 // they may also be others; what a call accepts of those fits into `room` bytes.
 using Strides = std::array<unsigned, 3>;
-Strides AnyStrides(ep::Dice& dice, const Row& row, unsigned experts, unsigned rows, bool anything,
-                   size_t room);
+Strides AnyStrides(ep::Dice& dice, const Row& row, unsigned experts, unsigned rows, bool anything, size_t room);
 
 }  // namespace test_fuzz
-
-#endif  // C_TESTS_SUITES_FUZZ_ROWS_H_

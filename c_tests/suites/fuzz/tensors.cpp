@@ -36,8 +36,7 @@ Shape AnyShape(Dice& dice) {
     return shape;
 }
 
-// Breaks a rule. Sizes are below a megabyte, which is available, or at least a petabyte, which is
-// not.
+// Breaks a rule. Sizes are below a megabyte, which is available, or at least a petabyte, which is not.
 void Break(Dice& dice, Shape* shape) {
     static const unsigned kDims[] = {0, 6, 7, UINT_MAX};
     switch (dice.Below(4)) {
@@ -65,33 +64,28 @@ void Player::CreateTensor(Draw& draw) {
     const int index = LivingGroup(dice, true, true);
     const ncclEpGroup_t group = AnyGroup(dice);
     Shape shape = dice.OneIn(2) && index >= 0
-                      ? UsefulShape(dice, groups_[static_cast<size_t>(index)],
-                                    static_cast<unsigned>(seat_.size))
+                      ? UsefulShape(dice, groups_[static_cast<size_t>(index)], static_cast<unsigned>(seat_.size))
                       : AnyShape(dice);
     if (dice.OneIn(4)) Break(dice, &shape);
-    const Fails fails = dice.OneIn(8) ? (dice.OneIn(2) ? Fails::kWithError : Fails::kWithNull)
-                                      : Fails::kNot;
-    const unsigned tag = dice.OneIn(2) ? unsigned{NCCL_EP_TENSOR_TAG_TOKENS}
-                                       : static_cast<unsigned>(dice.Seed() >> dice.Below(64));
+    const Fails fails = dice.OneIn(8) ? (dice.OneIn(2) ? Fails::kWithError : Fails::kWithNull) : Fails::kNot;
+    const unsigned tag =
+        dice.OneIn(2) ? unsigned{NCCL_EP_TENSOR_TAG_TOKENS} : static_cast<unsigned>(dice.Seed() >> dice.Below(64));
     Tensor made;
     std::memset(&made.descriptor, 0x5e, sizeof(made.descriptor));
     const ncclNDTensor_t before = made.descriptor;
     ncclNDTensor_t* out = dice.OneIn(16) ? nullptr : &made.descriptor;
     const unsigned* sizes = shape.sizes;
     NextAllocation(fails);
-    const ncclResult_t result = referee_.Judge(
-        "ncclEpTensorCreate", "ndim " + std::to_string(shape.ndim), kArgument | kSystem | kCuda,
-        [&] {
-            return ncclEpTensorCreate(group, out, shape.ndim,
-                                      static_cast<ncclDataType_t>(shape.datatype),
-                                      static_cast<ncclEpTensorTag_t>(tag), sizes[0], sizes[1],
-                                      sizes[2], sizes[3], sizes[4]);
+    const ncclResult_t result =
+        referee_.Judge("ncclEpTensorCreate", "ndim " + std::to_string(shape.ndim), kArgument | kSystem | kCuda, [&] {
+            return ncclEpTensorCreate(group, out, shape.ndim, static_cast<ncclDataType_t>(shape.datatype),
+                                      static_cast<ncclEpTensorTag_t>(tag), sizes[0], sizes[1], sizes[2], sizes[3],
+                                      sizes[4]);
         });
     NextAllocation(Fails::kNot);
     const bool kept = std::memcmp(&before, &made.descriptor, sizeof(before)) == 0;
     if (!KeptOrWritten(result, kept, out != nullptr)) return;
-    referee_.Check(made.descriptor.ndim == shape.ndim && made.descriptor.tag == tag,
-                   "writes another tensor");
+    referee_.Check(made.descriptor.ndim == shape.ndim && made.descriptor.tag == tag, "writes another tensor");
     made.group = group;
     made.alive = true;
     tensors_[slot] = made;
@@ -103,9 +97,8 @@ void Player::DestroyTensor(Draw& draw) {
     if (dice.OneIn(8)) {
         // Nothing to free, in two forms.
         ncclNDTensor_t empty{};
-        referee_.Judge("ncclEpTensorDestroy", "nothing", 0, [&] {
-            return ncclEpTensorDestroy(group, draw.what.OneIn(2) ? nullptr : &empty);
-        });
+        referee_.Judge("ncclEpTensorDestroy", "nothing", 0,
+                       [&] { return ncclEpTensorDestroy(group, draw.what.OneIn(2) ? nullptr : &empty); });
         return;
     }
     if (dice.OneIn(8)) {
@@ -113,8 +106,7 @@ void Player::DestroyTensor(Draw& draw) {
         ncclNDTensor_t mine{};
         mine.data = memory_.At(kTokensIn);
         mine.sizes = static_cast<unsigned*>(std::malloc(2 * sizeof(unsigned)));
-        referee_.Judge("ncclEpTensorDestroy", "by hand", 0,
-                       [&] { return ncclEpTensorDestroy(nullptr, &mine); });
+        referee_.Judge("ncclEpTensorDestroy", "by hand", 0, [&] { return ncclEpTensorDestroy(nullptr, &mine); });
         referee_.Check(mine.data == nullptr && mine.sizes == nullptr, "leaves pointers");
         return;
     }

@@ -31,8 +31,7 @@ static void dispatch_behind_a_gate(LlRun* run) {
 EP_TEST(groups_end_before_their_graphs) {
     cudaGraphExec_t graphs[kGroups];
     for (unsigned i = 0; i < kGroups; ++i) {
-        LlPair pair;
-        ll_pair_open(&pair, env, kRefDistinct);
+        LlPair pair = ll_pair_open(env, kRefDistinct);
         LlRun* run = &pair.runs[0];
         ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
         ll_prepare(run);
@@ -60,12 +59,10 @@ EP_TEST(a_group_ends_beside_a_capture) {
         ep_skip("the gate is a host function, behind which fake_nccl's all-gathers wait");
         return;
     }
-    LlPair ending;
-    LlPair busy;
     cudaStream_t streams[kStreams];
     EpGate gate;
-    ll_pair_open(&ending, env, kRefDistinct);
-    ll_pair_open(&busy, env, kRefDistinct);
+    LlPair ending = ll_pair_open(env, kRefDistinct);
+    LlPair busy = ll_pair_open(env, kRefDistinct);
     ep_open_streams(streams, kStreams);
     ll_dispatch(&ending.runs[0]);
     ll_dispatch(&busy.runs[0]);

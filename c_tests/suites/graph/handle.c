@@ -1,6 +1,5 @@
-// A high-throughput handle cannot be created while its stream is captured: its routing is exchanged
-// once, not at every replay. All ranks are refused here, so none waits and the group keeps working.
-// The CPU backend captures nothing.
+// A high-throughput handle cannot be created while its stream is captured: its routing is exchanged once, not at every
+// replay. All ranks are refused here, so none waits and the group keeps working. The CPU backend captures nothing.
 #include "reference/ht_run.h"
 #include "harness/graphs.h"
 
@@ -24,11 +23,9 @@ EP_TEST_HT(ht_handle_in_a_capture) {
     void* ids = ep_device_upload(&id, sizeof(id));
     // No wait between the three: a refused creation must not shift the others' exchanges.
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 3};
-    HtRun before;
-    HtRun run;
-    ht_run_open_with(&before, env, group, &shape, kRefDistinct, true, opening);
+    HtRun before = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     if (ep_begin_capture(env->stream)) create_in_capture(env, group, ids);
-    ht_run_open_with(&run, env, group, &shape, kRefMessy, true, opening);
+    HtRun run = ht_run_open_with(env, group, &shape, kRefMessy, true, opening);
     const HtPass forward = {.forward = true};
     ht_dispatch(&run, forward);
     ht_combine(&run, false);

@@ -52,15 +52,13 @@ static void replay_all(HtPair* pair) {
 }
 
 EP_TEST_HT(ht_dispatches_and_combines) {
-    HtPair pair;
-    ht_pair_open(&pair, env);
+    HtPair pair = ht_pair_open(env);
     replay_all(&pair);
     ht_pair_close(&pair);
 }
 
 EP_TEST_HT(ht_rows_with_scales) {
-    HtPair pair;
-    ht_pair_open(&pair, env);
+    HtPair pair = ht_pair_open(env);
     const unsigned hidden = pair.shape.hidden;
     const RefFormat cast = ref_format_cast(ncclBfloat16, hidden, ncclFloat32, 128);
     const RefFormat forward = ref_format_forward(kE4m3, hidden, ncclFloat32, hidden / 128);
@@ -78,8 +76,7 @@ static void play_dispatch(void* context) {
 }
 
 EP_TEST_HT(ht_between_direct_operations) {
-    HtPair pair;
-    ht_pair_open(&pair, env);
+    HtPair pair = ht_pair_open(env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
     const EpCaptured captured = ep_capture(env->stream, play_dispatch, run);
     for (uint64_t i = 0; i < kReplays; ++i) {
@@ -89,7 +86,7 @@ EP_TEST_HT(ht_between_direct_operations) {
         ht_check_dispatch(run);
         ht_combine(run, i % 2 == 0);
         ht_run_close(other);
-        ht_pair_open_run(&pair, other, 20 + i);
+        *other = ht_pair_open_run(&pair, 20 + i);
         ht_forward(other);
         if (i % 2 == 1) ht_combine(other, true);
     }
@@ -120,8 +117,7 @@ static void replay_format(LlRun* run, const RefFormat* format) {
 }
 
 EP_TEST(rows_with_scales) {
-    LlPair pair;
-    ll_pair_open(&pair, env, kRefMessy);
+    LlPair pair = ll_pair_open(env, kRefMessy);
     const unsigned hidden = pair.shape.hidden;
     const RefFormat cast = ref_format_cast(ncclBfloat16, hidden, ncclFloat32, 128);
     const RefFormat forward = ref_format_forward(kE4m3, hidden, ncclUint8, hidden / 32);

@@ -1,16 +1,13 @@
-// CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens,
-// ids and weights in the same memory before each replay. Covers blocking and staged operations,
-// completion on a second stream, branches of a graph, odd numbers of operations, several handles,
-// and operations outside the graph between its replays.
+// CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens, ids and weights in
+// the same memory before each replay. Covers blocking and staged operations, completion on a second stream, branches of
+// a graph, odd numbers of operations, several handles, and operations outside the graph between its replays.
 //
 // The CPU backend captures nothing. There the same sequences run directly, which checks this
 // program's expectations, and the replays are reported as skipped.
-#include <string.h>
-
 #include "reference/ll_run.h"
 #include "harness/graphs.h"
 
-enum { kMaxRuns = 2, kMaxSteps = 8, kReplays = 5, kHidden = 64, kLateReplays = 7 };
+enum { kMaxRuns = 2, kReplays = 5, kHidden = 64, kLateReplays = 7 };
 
 // What one step of a sequence does with its handle.
 typedef enum {
@@ -43,19 +40,17 @@ typedef struct {
     cudaEvent_t fork, join;
 } Fixture;
 
-static void open_fixture(Fixture* fixture, const EpEnv* env, unsigned num_runs) {
-    memset(fixture, 0, sizeof(*fixture));
-    fixture->env = env;
-    fixture->num_runs = num_runs;
-    fixture->seed = 1;
+static Fixture open_fixture(const EpEnv* env, unsigned num_runs) {
     const RefShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
-    fixture->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
+    Fixture fixture = {.env = env, .num_runs = num_runs, .seed = 1};
+    fixture.group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < num_runs; ++i) {
-        ll_run_open_with(&fixture->runs[i], env, fixture->group, &shape, kRefDistinct, true, 1 + i);
+        fixture.runs[i] = ll_run_open_with(env, fixture.group, &shape, kRefDistinct, true, 1 + i);
     }
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&fixture->aside, cudaStreamNonBlocking));
-    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture->fork, cudaEventDisableTiming));
-    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture->join, cudaEventDisableTiming));
+    ep_open_streams(&fixture.aside, 1);
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture.fork, cudaEventDisableTiming));
+    EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture.join, cudaEventDisableTiming));
+    return fixture;
 }
 
 static void close_fixture(Fixture* fixture) {
@@ -105,7 +100,7 @@ static void play_step(Fixture* fixture, const Step* step) {
             join_aside(fixture);
             break;
         case kCompleteApart:
-            if (!is_captured(fixture->env->stream)) break;  // then it would be valid
+            if (!is_captured(stream)) break;  // then it would be valid
             EP_CHECK_RESULT(ncclEpComplete(run->handle, NULL, fixture->aside), ncclInvalidUsage);
             break;
         case kFork:
@@ -150,8 +145,7 @@ static bool dispatches(const Step* steps, unsigned run) {
 }
 
 static bool combines(const Step* steps, unsigned run) {
-    return contains(steps, run, kCombine) || contains(steps, run, kSendCombine) ||
-           contains(steps, run, kCombineAside);
+    return contains(steps, run, kCombine) || contains(steps, run, kSendCombine) || contains(steps, run, kCombineAside);
 }
 
 // Writes new contents to all memory that the sequence reads. A replay makes no call of the library,
@@ -161,8 +155,7 @@ static void renew(Fixture* fixture, const Step* steps) {
         LlRun* run = &fixture->runs[i];
         if (dispatches(steps, i)) {
             const RefStyle style = (RefStyle)(fixture->seed % kRefNumStyles);
-            ll_run_reroute(run, ref_routing_new((unsigned)fixture->env->size,
-                                                run->shape.num_experts, run->shape.top_k,
+            ll_run_reroute(run, ref_routing_new((unsigned)fixture->env->size, run->shape.num_experts, run->shape.top_k,
                                                 run->now->num_tokens, style, ++fixture->seed));
             ref_routing_free(run->sent);
             run->sent = ref_routing_copy(run->now);
@@ -184,8 +177,7 @@ static void check(Fixture* fixture, const Step* steps) {
 
 // Captures; then some replays with new data each; then replays back to back.
 static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps) {
-    Fixture fixture;
-    open_fixture(&fixture, env, num_runs);
+    Fixture fixture = open_fixture(env, num_runs);
     Sequence sequence = {&fixture, steps};
     const EpCaptured captured = ep_capture(env->stream, play, &sequence);
     for (unsigned i = 0; i < kReplays; ++i) {
@@ -202,66 +194,31 @@ static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps)
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-EP_TEST(dispatch_alone) {
-    static const Step kSteps[kMaxSteps] = {{kDispatch, 0}};
-    capture_and_replay(env, 1, kSteps);
-}
+#define SEQUENCE(name, num_runs, ...)                              \
+    EP_TEST(name) {                                                \
+        static const Step kSteps[] = {__VA_ARGS__, {kEnd, 0}};     \
+        capture_and_replay(env, num_runs, kSteps);                 \
+    }
 
-EP_TEST(dispatch_and_combine) {
-    static const Step kSteps[kMaxSteps] = {{kDispatch, 0}, {kCombine, 0}};
-    capture_and_replay(env, 1, kSteps);
-}
-
-EP_TEST(odd_number_of_operations) {
-    static const Step kSteps[kMaxSteps] = {{kDispatch, 0}, {kDispatch, 0}, {kCombine, 0}};
-    capture_and_replay(env, 1, kSteps);
-}
-
-EP_TEST(staged) {
-    static const Step kSteps[kMaxSteps] = {
-        {kSendDispatch, 0}, {kComplete, 0}, {kSendCombine, 0}, {kComplete, 0}};
-    capture_and_replay(env, 1, kSteps);
-}
-
-EP_TEST(completed_on_a_second_stream) {
-    static const Step kSteps[kMaxSteps] = {
-        {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}};
-    capture_and_replay(env, 1, kSteps);
-}
-
-// Completing on a stream that is not captured does not pull it into the capture; the call can be
-// repeated.
-EP_TEST(completed_outside) {
-    static const Step kSteps[kMaxSteps] = {
-        {kSendDispatch, 0}, {kCompleteApart, 0}, {kComplete, 0}, {kCombine, 0}};
-    capture_and_replay(env, 1, kSteps);
-}
-
-EP_TEST(two_handles) {
-    static const Step kSteps[kMaxSteps] = {
-        {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1}, {kDispatch, 0}};
-    capture_and_replay(env, 2, kSteps);
-}
-
+SEQUENCE(dispatch_alone, 1, {kDispatch, 0})
+SEQUENCE(dispatch_and_combine, 1, {kDispatch, 0}, {kCombine, 0})
+SEQUENCE(odd_number_of_operations, 1, {kDispatch, 0}, {kDispatch, 0}, {kCombine, 0})
+SEQUENCE(staged, 1, {kSendDispatch, 0}, {kComplete, 0}, {kSendCombine, 0}, {kComplete, 0})
+SEQUENCE(completed_on_a_second_stream, 1, {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendCombine, 0},
+         {kCompleteAside, 0})
+// Completing on a stream that is not captured does not pull it into the capture; the call can be repeated.
+SEQUENCE(completed_outside, 1, {kSendDispatch, 0}, {kCompleteApart, 0}, {kComplete, 0}, {kCombine, 0})
+SEQUENCE(two_handles, 2, {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1}, {kDispatch, 0})
 // Only the library orders the operations of the graph's two branches.
-EP_TEST(two_branches) {
-    static const Step kSteps[kMaxSteps] = {{kFork, 0},    {kDispatch, 0},     {kDispatchAside, 1},
-                                           {kCombine, 0}, {kCombineAside, 1}, {kJoin, 0}};
-    capture_and_replay(env, 2, kSteps);
-}
-
-EP_TEST(two_handles_staged) {
-    static const Step kSteps[kMaxSteps + 1] = {
-        {kSendDispatch, 0}, {kSendDispatch, 1}, {kComplete, 0}, {kCompleteAside, 1},
-        {kSendCombine, 0},  {kSendCombine, 1},  {kComplete, 1}, {kComplete, 0}};
-    capture_and_replay(env, 2, kSteps);
-}
+SEQUENCE(two_branches, 2, {kFork, 0}, {kDispatch, 0}, {kDispatchAside, 1}, {kCombine, 0}, {kCombineAside, 1},
+         {kJoin, 0})
+SEQUENCE(two_handles_staged, 2, {kSendDispatch, 0}, {kSendDispatch, 1}, {kComplete, 0}, {kCompleteAside, 1},
+         {kSendCombine, 0}, {kSendCombine, 1}, {kComplete, 1}, {kComplete, 0})
 
 // Operations keep their numbering across graphs and direct calls.
 EP_TEST(between_direct_operations) {
-    static const Step kOdd[kMaxSteps] = {{kDispatch, 0}};
-    Fixture fixture;
-    open_fixture(&fixture, env, 2);
+    static const Step kOdd[] = {{kDispatch, 0}, {kEnd, 0}};
+    Fixture fixture = open_fixture(env, 2);
     Sequence odd = {&fixture, kOdd};
     const EpCaptured captured = ep_capture(env->stream, play, &odd);
     for (unsigned i = 0; i < kReplays; ++i) {
@@ -278,8 +235,7 @@ EP_TEST(between_direct_operations) {
 
 // A graph for each half of a layer, replayed alternately and in other orders.
 static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_steps) {
-    Fixture fixture;
-    open_fixture(&fixture, env, 1);
+    Fixture fixture = open_fixture(env, 1);
     ll_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
     Sequence there_sequence = {&fixture, there_steps}, back_sequence = {&fixture, back_steps};
     const EpCaptured there = ep_capture(env->stream, play, &there_sequence);
@@ -300,18 +256,16 @@ static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_
 }
 
 EP_TEST(two_graphs) {
-    static const Step kThere[kMaxSteps] = {{kDispatch, 0}};
-    static const Step kBack[kMaxSteps] = {{kSendCombine, 0}, {kCompleteAside, 0}};
+    static const Step kThere[] = {{kDispatch, 0}, {kEnd, 0}};
+    static const Step kBack[] = {{kSendCombine, 0}, {kCompleteAside, 0}, {kEnd, 0}};
     replay_halves(env, kThere, kBack);
 }
 
 // Each graph uses both staged slots of the group, so the second uses those of the first.
 EP_TEST(two_staged_graphs) {
-    static const Step kThere[kMaxSteps] = {
-        {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}};
-    static const Step kBack[kMaxSteps] = {
-        {kSendCombine, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}};
+    static const Step kThere[] = {
+        {kSendDispatch, 0}, {kCompleteAside, 0}, {kSendDispatch, 0}, {kCompleteAside, 0}, {kEnd, 0}};
+    static const Step kBack[] = {
+        {kSendCombine, 0}, {kCompleteAside, 0}, {kSendCombine, 0}, {kCompleteAside, 0}, {kEnd, 0}};
     replay_halves(env, kThere, kBack);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -21,8 +21,7 @@ static void replay_ht(HtRun* run, cudaGraphExec_t graph) {
 }
 
 EP_TEST_HT(ht_two_open_captures) {
-    HtPair pair;
-    ht_pair_open(&pair, env);
+    HtPair pair = ht_pair_open(env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(env->stream) && ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ht_launch_dispatch(run, kForward, env->stream));
@@ -40,8 +39,7 @@ EP_TEST_HT(ht_two_open_captures) {
 }
 
 EP_TEST_HT(ht_beside_an_open_capture) {
-    HtPair pair;
-    ht_pair_open(&pair, env);
+    HtPair pair = ht_pair_open(env);
     HtRun *run = &pair.runs[0], *other = &pair.runs[1];
     ht_prepare(other);
     if (ep_begin_capture(pair.aside)) {
@@ -60,17 +58,14 @@ EP_TEST_HT(ht_beside_an_open_capture) {
 
 // ---- Staged operations -------------------------------------------------------------------------
 
-static void complete(LlRun* run, cudaStream_t stream) {
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
-}
+static void complete(LlRun* run, cudaStream_t stream) { EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream)); }
 
 static void replay_ll(LlRun* run, cudaGraphExec_t graph) {
     for (unsigned i = 0; i < kReplays; ++i) ll_run_replay(run, graph);
 }
 
 EP_TEST(two_open_captures) {
-    LlPair pair;
-    ll_pair_open_ready(&pair, env);
+    LlPair pair = ll_pair_open_ready(env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(env->stream) && ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, true));
@@ -95,8 +90,7 @@ EP_TEST(two_open_captures) {
 static void use_new_handle(LlPair* pair) {
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     EP_REQUIRE_CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
-    LlRun run;
-    ll_run_open_with(&run, pair->env, pair->group, &pair->shape, kRefMessy, true, 7);
+    LlRun run = ll_run_open_with(pair->env, pair->group, &pair->shape, kRefMessy, true, 7);
     ll_dispatch(&run);
     ll_combine(&run);
     ll_run_close(&run);
@@ -105,8 +99,7 @@ static void use_new_handle(LlPair* pair) {
 
 // A staged operation outside of the graph, and a handle that is made, used and destroyed there.
 EP_TEST(beside_an_open_capture) {
-    LlPair pair;
-    ll_pair_open_ready(&pair, env);
+    LlPair pair = ll_pair_open_ready(env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, true));
@@ -126,13 +119,12 @@ EP_TEST(beside_an_open_capture) {
     ll_pair_close(&pair);
 }
 
-// Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does nothing,
-// and the captures before go on.
+// Over several nodes a staged operation in one more capture is refused, and no part of it stays: its graph does
+// nothing, and the captures before go on.
 EP_TEST(one_open_capture_too_many) {
     enum { kAll = kMostCaptures + 1 };
     if (ep_num_nodes() == 1) return;
-    LlPair pair;
-    ll_pair_open_ready(&pair, env);
+    LlPair pair = ll_pair_open_ready(env);
     LlRun* run = &pair.runs[0];
     cudaStream_t streams[kAll];
     ep_open_streams(streams, kAll);

@@ -6,8 +6,7 @@
 // ---- On a captured stream ----------------------------------------------------------------------
 
 static ncclResult_t create_group(const EpEnv* env, cudaStream_t stream, ncclEpGroup_t* group) {
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 1, 16);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 1, 16);
     return ncclEpCreateGroup(group, env->comm, &config, stream, NULL, NULL);
 }
 
@@ -26,8 +25,7 @@ static void check_groups_are_refused(const EpEnv* env, ncclEpGroup_t group) {
 
 static void make_a_tensor(ncclEpGroup_t group) {
     ncclNDTensor_t tensor;
-    EP_CHECK_NCCL(ncclEpTensorCreate(group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 64, 1, 1,
-                                     1, 1));
+    EP_CHECK_NCCL(ncclEpTensorCreate(group, &tensor, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 64, 1, 1, 1, 1));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
 }
 
@@ -40,8 +38,7 @@ static void replace_handle(LlRun* run, ncclEpGroup_t group, cudaStream_t stream)
 }
 
 static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
-    LlPair pair;
-    ll_pair_open_ready(&pair, env);
+    LlPair pair = ll_pair_open_ready(env);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture_in(env->stream, mode)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
@@ -83,10 +80,8 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 
 EP_TEST(calls_beside_a_capture) {
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
-    LlPair pair;
-    LlPair ending;
-    ll_pair_open_ready(&pair, env);
-    ll_pair_open_ready(&ending, env);
+    LlPair pair = ll_pair_open_ready(env);
+    LlPair ending = ll_pair_open_ready(env);
     LlRun* run = &pair.runs[0];
     for (unsigned i = 0; i < kPair; ++i) {
         EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));

@@ -1,30 +1,31 @@
 // See pairs.h.
 #include "suites/graph/pairs.h"
 
-#include <string.h>
-
 #include "harness/graphs.h"
 
 enum { kTokens = 16, kTopK = 4, kHidden = 256 };
 
-void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style) {
-    memset(pair, 0, sizeof(*pair));
-    const RefShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
-    pair->env = env;
-    pair->shape = shape;
-    pair->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    for (unsigned i = 0; i < kPair; ++i) {
-        ll_run_open_with(&pair->runs[i], env, pair->group, &shape, style, true, 1 + i);
-    }
-    ep_open_streams(&pair->aside, 1);
+static RefShape shape_for(const EpEnv* env) {
+    return (RefShape){2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
 }
 
-void ll_pair_open_ready(LlPair* pair, EpEnv* env) {
-    ll_pair_open(pair, env, kRefDistinct);
+LlPair ll_pair_open(EpEnv* env, RefStyle style) {
+    LlPair pair = {.env = env, .shape = shape_for(env)};
+    pair.group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &pair.shape);
     for (unsigned i = 0; i < kPair; ++i) {
-        ll_dispatch(&pair->runs[i]);
-        ll_prepare(&pair->runs[i]);
+        pair.runs[i] = ll_run_open_with(env, pair.group, &pair.shape, style, true, 1 + i);
     }
+    ep_open_streams(&pair.aside, 1);
+    return pair;
+}
+
+LlPair ll_pair_open_ready(EpEnv* env) {
+    LlPair pair = ll_pair_open(env, kRefDistinct);
+    for (unsigned i = 0; i < kPair; ++i) {
+        ll_dispatch(&pair.runs[i]);
+        ll_prepare(&pair.runs[i]);
+    }
+    return pair;
 }
 
 void ll_pair_close(LlPair* pair) {
@@ -40,19 +41,17 @@ void ll_run_replay(LlRun* run, cudaGraphExec_t graph) {
     ll_check(run);
 }
 
-void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed) {
+HtRun ht_pair_open_run(const HtPair* pair, uint64_t seed) {
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, seed};
-    ht_run_open_with(run, pair->env, pair->group, &pair->shape, kRefMessy, true, opening);
+    return ht_run_open_with(pair->env, pair->group, &pair->shape, kRefMessy, true, opening);
 }
 
-void ht_pair_open(HtPair* pair, EpEnv* env) {
-    memset(pair, 0, sizeof(*pair));
-    const RefShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
-    pair->env = env;
-    pair->shape = shape;
-    pair->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    for (unsigned i = 0; i < kPair; ++i) ht_pair_open_run(pair, &pair->runs[i], 1 + i);
-    ep_open_streams(&pair->aside, 1);
+HtPair ht_pair_open(EpEnv* env) {
+    HtPair pair = {.env = env, .shape = shape_for(env)};
+    pair.group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &pair.shape);
+    for (unsigned i = 0; i < kPair; ++i) pair.runs[i] = ht_pair_open_run(&pair, 1 + i);
+    ep_open_streams(&pair.aside, 1);
+    return pair;
 }
 
 void ht_pair_close(HtPair* pair) {

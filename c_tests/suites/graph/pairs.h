@@ -1,6 +1,5 @@
 // Two handles of a group, in either mode, and a stream beside that of the environment.
-#ifndef C_TESTS_SUITES_GRAPH_PAIRS_H_
-#define C_TESTS_SUITES_GRAPH_PAIRS_H_
+#pragma once
 
 #include "reference/ht_run.h"
 #include "reference/ll_run.h"
@@ -15,10 +14,9 @@ typedef struct {
     cudaStream_t aside;
 } LlPair;
 
-void ll_pair_open(LlPair* pair, EpEnv* env, RefStyle style);
-// With inputs for an operation of each kind, after a dispatch, which a combine needs before it,
-// also at its capture.
-void ll_pair_open_ready(LlPair* pair, EpEnv* env);
+LlPair ll_pair_open(EpEnv* env, RefStyle style);
+// With inputs for an operation of each kind, after a dispatch, which a combine needs before it, also at its capture.
+LlPair ll_pair_open_ready(EpEnv* env);
 void ll_pair_close(LlPair* pair);
 // Launches a graph of a dispatch and a combine of `run`, and checks what comes of it.
 void ll_run_replay(LlRun* run, cudaGraphExec_t graph);
@@ -31,12 +29,10 @@ typedef struct {
     cudaStream_t aside;
 } HtPair;
 
-void ht_pair_open(HtPair* pair, EpEnv* env);
+HtPair ht_pair_open(EpEnv* env);
 void ht_pair_close(HtPair* pair);
 // A handle of the pair's group in the place of one that was closed.
-void ht_pair_open_run(HtPair* pair, HtRun* run, uint64_t seed);
+HtRun ht_pair_open_run(const HtPair* pair, uint64_t seed);
 
 // Ends the captures of both streams, then makes graphs of them: a capturing thread may not do that.
 void end_both_captures(cudaStream_t first, cudaStream_t second, cudaGraphExec_t graphs[kPair]);
-
-#endif  // C_TESTS_SUITES_GRAPH_PAIRS_H_

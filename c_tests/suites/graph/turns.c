@@ -14,8 +14,7 @@ static void follow(cudaStream_t to, cudaStream_t from, cudaEvent_t event) {
 // Two streams are captured at the same time. The dispatch and the combine of the first graph are on
 // streams that only the library orders, and an operation of the second comes between them.
 EP_TEST(two_captures_in_turns) {
-    LlPair pair;
-    ll_pair_open(&pair, env, kRefDistinct);
+    LlPair pair = ll_pair_open(env, kRefDistinct);
     LlRun *run = &pair.runs[0], *other = &pair.runs[1];
     const cudaStream_t second = pair.aside;
     cudaStream_t branch;
@@ -56,8 +55,7 @@ EP_TEST(two_captures_in_turns) {
 // A staged operation is captured while an uncaptured one waits for its completion: the captured one
 // gets the other slot, so the graph runs beside it.
 EP_TEST(captured_beside_a_staged_one) {
-    LlPair pair;
-    ll_pair_open(&pair, env, kRefDistinct);
+    LlPair pair = ll_pair_open(env, kRefDistinct);
     LlRun *run = &pair.runs[0], *pending = &pair.runs[1];
     ll_prepare_dispatch(run);
     ll_prepare_dispatch(pending);
@@ -78,12 +76,10 @@ EP_TEST(captured_beside_a_staged_one) {
     ll_pair_close(&pair);
 }
 
-// A dispatch is sent in a graph that is never launched, and its handle destroyed. The slot's next
-// operation, outside of graphs, first receives what was given up: nothing was sent, so it must not
-// wait for that.
+// A dispatch is sent in a graph that is never launched, and its handle destroyed. The slot's next operation, outside of
+// graphs, first receives what was given up: nothing was sent, so it must not wait for that.
 EP_TEST(a_send_that_never_ran) {
-    LlPair pair;
-    ll_pair_open(&pair, env, kRefDistinct);
+    LlPair pair = ll_pair_open(env, kRefDistinct);
     LlRun *lost = &pair.runs[0], *run = &pair.runs[1];
     ll_prepare_dispatch(lost);
     if (ep_begin_capture(env->stream)) {

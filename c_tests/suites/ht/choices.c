@@ -36,12 +36,10 @@ static void check_query(const Selector* selector, const HtRun* run, unsigned ope
 EP_TEST_HT(ht_order_of_choices) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {2 * ranks, kTokens, 2, ncclBfloat16, kHidden};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape.num_experts,
-                                          kTokens, 2 * kHidden);
-    HtRun run;
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape.num_experts, kTokens, 2 * kHidden);
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
-    ht_run_open_with(&run, env, group, &shape, kRefDistinct, true, opening);
-    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 2, 1, 96}};
+    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 2, 1, 96, 0}};
     EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
     const unsigned dispatch = NCCL_EP_OPERATION_HT_DISPATCH, combine = NCCL_EP_OPERATION_HT_COMBINE;
     ht_forward(&run);
@@ -50,8 +48,8 @@ EP_TEST_HT(ht_order_of_choices) {
     check_query(&selector, &run, combine);
     EP_CHECK_EQ_U64(selector.asked, 2);
     const bool mapped = ref_mapped_is_wanted();  // then direct and pull are possible, on some ranks or all
-    const ncclEpChoice_t direct = {sizeof(direct), NCCL_EP_VARIANT_HT_DIRECT, 0, 0, 0};
-    const ncclEpChoice_t pull = {sizeof(pull), NCCL_EP_VARIANT_HT_PULL, 0, 0, 0};
+    const ncclEpChoice_t direct = {sizeof(direct), NCCL_EP_VARIANT_HT_DIRECT, 0, 0, 0, 0};
+    const ncclEpChoice_t pull = {sizeof(pull), NCCL_EP_VARIANT_HT_PULL, 0, 0, 0, 0};
     set(group, dispatch, &direct);  // impossible: memory that no peer maps
     set(group, combine, &pull);
     ht_forward(&run);
@@ -63,13 +61,13 @@ EP_TEST_HT(ht_order_of_choices) {
     ht_combine(&run, false);
     EP_CHECK(mapped || selector.asked == 6);
     // Over several nodes the CPU build may have one block.
-    const ncclEpChoice_t few = {sizeof(few), NCCL_EP_VARIANT_AUTO, ep_num_nodes() == 1 ? 2 : 0, 0, 64};
+    const ncclEpChoice_t few = {sizeof(few), NCCL_EP_VARIANT_AUTO, ep_num_nodes() == 1 ? 2 : 0, 0, 64, 0};
     set(group, dispatch, &few);
     set(group, combine, &few);
     ht_forward(&run);
     ht_combine(&run, true);
     EP_CHECK(mapped || selector.asked == 6);  // what is set comes first
-    const ncclEpChoice_t ring = {sizeof(ring), NCCL_EP_VARIANT_HT_RING, 0, 0, 0};
+    const ncclEpChoice_t ring = {sizeof(ring), NCCL_EP_VARIANT_HT_RING, 0, 0, 0, 0};
     set(group, dispatch, &ring);
     set(group, combine, &ring);
     ht_forward(&run);

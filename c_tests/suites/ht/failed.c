@@ -1,8 +1,5 @@
-// Operations and handles that were enqueued before their group's failure was known run behind it.
-// None of them sends or writes anything, neither on the rank that failed nor on one that heard of
-// it.
-#include <stdlib.h>
-
+// Operations and handles that were enqueued before their group's failure was known run behind it. None of them sends or
+// writes anything, neither on the rank that failed nor on one that heard of it.
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
 #include "reference/mapped.h"
@@ -19,14 +16,13 @@ typedef struct {
     ncclEpHandle_t handle;
 } Fixture;
 
-// All tokens go to rank 0: the other ranks receive nothing, so a failure there makes none of them
-// wait.
+// All tokens go to rank 0: the other ranks receive nothing, so a failure there makes none of them wait.
 static void open_fixture(Fixture* fixture, EpEnv* env) {
     const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 8};
     fixture->env = env;
     fixture->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    ht_run_open_with(&fixture->run, env, fixture->group, &shape, kRefOneExpert, false, opening);
+    fixture->run = ht_run_open_with(env, fixture->group, &shape, kRefOneExpert, false, opening);
     const int64_t id = env->rank * kLocalExperts;
     fixture->ids = ref_buffer_new(sizeof(id));
     ref_buffer_upload(&fixture->ids, &id);
@@ -46,14 +42,12 @@ static ncclResult_t go_on(Fixture* fixture, Behind behind) {
     ep_view_1d(&counter, ref_buffer_data(&fixture->counter), ncclInt32,
                NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kLocalExperts);
     ncclNDTensor_t* locals[] = {&counter.tensor};
-    return ncclEpCreateHandle(&fixture->handle, fixture->group, &ids.tensor, locals, 1, NULL,
-                              stream, false);
+    return ncclEpCreateHandle(&fixture->handle, fixture->group, &ids.tensor, locals, 1, NULL, stream, false);
 }
 
 static void check_poison(const RefBuffer* buffer) {
-    void* poison = ref_host_poison(buffer->bytes);
+    EP_SCOPED void* poison = ref_host_poison(buffer->bytes);
     REF_CHECK_BUFFER(buffer, poison);
-    free(poison);
 }
 
 // No rank was notified of a token.
@@ -87,8 +81,7 @@ static void fail_and_go_on(Fixture* fixture, Behind behind) {
     EP_CHECK_RESULT(ep_group_state(fixture->group), ncclInvalidUsage);
 }
 
-// The others did their part of that operation earlier and hear of the failure when they start the
-// next.
+// The others did their part of that operation earlier and hear of the failure when they start the next.
 static void go_on_unknowing(Fixture* fixture, Behind behind) {
     EP_CHECK_NCCL(go_on(fixture, behind));
     ep_sync(fixture->env);

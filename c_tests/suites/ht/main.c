@@ -1,9 +1,6 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-
-#include <stdlib.h>
-
 #include "reference/ht_run.h"
 
 typedef struct {
@@ -22,14 +19,12 @@ static RefShape shape_for(const EpEnv* env, const Shape* shape) {
     return result;
 }
 
-// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and
-// combine.
+// A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const RefShape shape = shape_for(env, &shapes[i]);
         const HtOpening opening = {shapes[i].rows, shapes[i].counter, 200 + i};
-        HtRun run;
-        ht_run_open_alone(&run, env, &shape, shapes[i].style, shapes[i].uneven, opening);
+        HtRun run = ht_run_open_alone(env, &shape, shapes[i].style, shapes[i].uneven, opening);
         run.variation = (unsigned)i;
         for (unsigned step = 0; step < 2; ++step) {
             ht_forward(&run);
@@ -118,8 +113,7 @@ EP_TEST(huge_rows) {
 
 EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
-        const Shape shape = {7,         5,    top_k,        ncclBfloat16, 16,
-                             kRefMessy, true, kHtRowsExact, kHtNoCounter};
+        const Shape shape = {7, 5, top_k, ncclBfloat16, 16, kRefMessy, true, kHtRowsExact, kHtNoCounter};
         steps(env, &shape, 1);
     }
 }
@@ -137,8 +131,7 @@ EP_TEST(most_rows) {
     const unsigned experts = 2 * (unsigned)env->size;
     const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, false, opening);
     EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
     ht_forward(&run);
     ht_combine(&run, true);
@@ -150,19 +143,17 @@ EP_TEST(most_rows) {
 EP_TEST(ids_in_range) {
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefDistinct, false, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, false, opening);
     ht_prepare_dispatch(&run);
     EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
     ep_sync(env);
-    int64_t* ids = ref_host_new(run.ids_out.bytes);
+    EP_SCOPED int64_t* ids = ref_host_new(run.ids_out.bytes);
     ep_download(ids, ref_buffer_data(&run.ids_out), run.ids_out.bytes);
     size_t strays = 0;
     for (size_t i = 0; i < run.ids_out.bytes / sizeof(int64_t); ++i) {
         strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
     }
     EP_CHECK_EQ_U64(strays, 0);
-    free(ids);
     ht_run_close(&run);
 }
 
@@ -178,8 +169,7 @@ EP_TEST(optional_tensors) {
     };
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 3};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
     for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
         ht_dispatch(&run, kPasses[i]);
         ht_combine(&run, i % 2 != 0);
@@ -192,8 +182,7 @@ EP_TEST(optional_tensors) {
 EP_TEST(other_ids_at_dispatch) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefDistinct, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, true, opening);
     for (unsigned style = 0; style < kRefNumStyles; ++style) {
         ht_run_give(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
                                           run.routing->num_tokens, (RefStyle)style, 300 + style));
@@ -209,8 +198,7 @@ EP_TEST(repeated_experts) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
     const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefRepeating, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, kRefRepeating, true, opening);
     for (unsigned round = 0; round < 3; ++round) {
         // Other ids for the same routing: an expert is named as often as these say.
         RefRouting* given = ref_routing_copy(run.routing);
@@ -227,13 +215,11 @@ EP_TEST(repeated_experts) {
     ht_run_close(&run);
 }
 
-// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what
-// finds no column.
+// Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
     const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, style, true, opening);
+    HtRun run = ht_run_open_alone(env, &shape, style, true, opening);
     run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
@@ -249,17 +235,14 @@ EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
 
 // Every token goes to all experts, so each row is of one with more experts here than columns, also
 // the last row of the last rank, which is its own.
-EP_TEST(gradients_with_one_column) {
-    gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct);
-}
+EP_TEST(gradients_with_one_column) { gradients_with(env, 1, 2 * (unsigned)env->size, kRefDistinct); }
 
 // Two outputs of the same handle are equal in all rows, used or not.
 EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
     const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
-    HtRun run;
-    ht_run_open_alone(&run, env, &shape, kRefMessy, true, opening);
-    unsigned char* first = ref_host_new(run.tokens_out.bytes);
+    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
+    EP_SCOPED unsigned char* first = ref_host_new(run.tokens_out.bytes);
     const HtPass forward = {.forward = true};
     const HtPass cached = {.forward = false};
     ht_prepare_dispatch(&run);
@@ -270,8 +253,5 @@ EP_TEST(cached_equals_forward) {
     EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
     ep_sync(env);
     REF_CHECK_BUFFER(&run.tokens_out, first);
-    free(first);
     ht_run_close(&run);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -8,16 +8,14 @@ static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_
 }
 
 // No two runs of a program have the same data.
-static void open_runs(HtRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group,
-                      const RefShape* shape) {
+static void open_runs(HtRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape) {
     static unsigned opened;
     for (unsigned i = 0; i < count; ++i) {
         const unsigned n = opened++;
         const HtOpening opening = {(HtRows)(n % 3), (HtCounter)(n / 3 % 3), 1000 + 1000 * n};
         RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
-        ht_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
-                         n % 3 != 0, opening);
+        runs[i] = ht_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0, opening);
         runs[i].variation = n;
     }
 }
@@ -26,9 +24,7 @@ static void close_runs(HtRun* runs, unsigned count) {
     for (unsigned i = 0; i < count; ++i) ht_run_close(&runs[i]);
 }
 
-static void destroy(const EpEnv* env, ncclEpGroup_t group) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-}
+static void destroy(const EpEnv* env, ncclEpGroup_t group) { EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream)); }
 
 EP_TEST(ht_repeated_dispatches) {
     const RefShape shape = small_shape(env, 12, 4);
@@ -83,8 +79,7 @@ EP_TEST(ht_interleaved_groups) {
     shapes[1].datatype = ncclFloat32;
     ncclEpGroup_t groups[2];
     HtRun runs[4];
-    for (unsigned g = 0; g < 2; ++g)
-        groups[g] = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shapes[g]);
+    for (unsigned g = 0; g < 2; ++g) groups[g] = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shapes[g]);
     for (unsigned g = 0; g < 2; ++g) open_runs(&runs[2 * g], 2, env, groups[g], &shapes[g]);
     for (unsigned i = 0; i < 3; ++i) {
         for (unsigned r = 0; r < 4; ++r) ht_forward(&runs[(r * 3 + i) % 4]);
@@ -172,9 +167,8 @@ EP_TEST(ht_ranks_without_rows_run_ahead) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     for (unsigned round = 0; round < kRounds; ++round) {
         const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 40 + round};
-        HtRun run;
         EpGate gate;
-        ht_run_open_with(&run, env, group, &shape, kRefOneExpert, false, opening);
+        HtRun run = ht_run_open_with(env, group, &shape, kRefOneExpert, false, opening);
         ht_prepare_dispatch(&run);
         const bool is_late = env->rank == 0;
         if (is_late) ep_gate_close(&gate, env->stream);

@@ -1,8 +1,6 @@
 // On one rank, high-throughput tensors have fewer rows than that rank receives, or none. This shows
 // only when the operation runs: the group then fails with ncclInvalidUsage instead of losing
 // tokens, no byte past the tensor's end is written, and no rank hangs.
-#include <stdlib.h>
-
 #include "harness/nodes.h"
 #include "reference/ht_run.h"
 
@@ -10,11 +8,10 @@ enum { kHidden = 32 };
 
 // In this routing rank 0 receives at least one row, as every rank has tokens for its experts.
 static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
-    const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16,
-                            kHidden};
+    const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16, kHidden};
     const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
     *group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    ht_run_open_with(run, env, *group, &shape, kRefDistinct, false, opening);
+    *run = ht_run_open_with(env, *group, &shape, kRefDistinct, false, opening);
     EP_CHECK(run->received > 0);
     // On several nodes a rank that fails early would end what the others still create.
     ep_barrier();
@@ -23,12 +20,10 @@ static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
 // The buffer on rank 0 is longer than its tensor says: the last row must still be poison.
 static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
     const size_t bytes = row_bytes + kRefGuardBytes;
-    void* poison = ref_host_poison(bytes);
-    void* got = ref_host_new(bytes);
+    EP_SCOPED void* poison = ref_host_poison(bytes);
+    EP_SCOPED void* got = ref_host_new(bytes);
     ep_download(got, buffer->base + kRefGuardBytes + buffer->bytes - row_bytes, bytes);
     EP_CHECK_EQ_BYTES(got, poison, bytes);
-    free(poison);
-    free(got);
 }
 
 // Rank 0 knows why it failed; the other ranks may or may not have noticed.
@@ -89,12 +84,9 @@ static ncclResult_t dispatch_into_nothing(const HtRun* run, bool forward, cudaSt
     enum { kMost = 3 };
     EpView views[2 * kMost];
     EpView *in = views, *out = views + kMost;
-    ep_view_2d(&in[0], ref_buffer_data(&run->tokens_in), ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-               tokens, kHidden);
-    ep_view_2d(&in[1], ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, tokens,
-               top_k);
-    ep_view_2d(&in[2], ref_buffer_data(&run->weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS,
-               tokens, top_k);
+    ep_view_2d(&in[0], ref_buffer_data(&run->tokens_in), ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, tokens, kHidden);
+    ep_view_2d(&in[1], ref_buffer_data(&run->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, tokens, top_k);
+    ep_view_2d(&in[2], ref_buffer_data(&run->weights), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, tokens, top_k);
     ep_view_2d(&out[0], NULL, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 0, kHidden);
     ep_view_2d(&out[1], NULL, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 0, top_k);
     ep_view_2d(&out[2], NULL, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, 0, top_k);

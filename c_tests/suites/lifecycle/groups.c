@@ -1,10 +1,6 @@
-// Several groups at once: on one communicator, on two, on any stream, and with ranks that come
-// late.
+// Several groups at once: on one communicator, on two, on any stream, and with ranks that come late.
 #define _GNU_SOURCE  // RTLD_DEFAULT, usleep
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -15,7 +11,7 @@ EP_TEST(several_groups_on_one_communicator) {
         NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env), NCCL_EP_ALGO_LOW_LATENCY};
     Trip trips[COUNT(algorithms)];
     for (size_t i = 0; i < COUNT(trips); ++i) {
-        open_trip(&trips[i], algorithms[i], place_of(env));
+        trips[i] = open_trip(algorithms[i], place_of(env));
         for (size_t j = 0; j < i; ++j) EP_CHECK(trips[j].group != trips[i].group);
     }
     // All dispatches before all combines: no group waits for another's.
@@ -36,10 +32,8 @@ EP_TEST(several_groups_on_one_communicator) {
 EP_TEST(groups_on_two_communicators) {
     Place half_place = place_of(env);
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, env->rank % 2, env->rank, &half_place.comm, NULL));
-    Trip whole;
-    Trip half;
-    open_trip(&whole, ep_algorithm_for_any_case(env), place_of(env));
-    open_trip(&half, NCCL_EP_ALGO_LOW_LATENCY, half_place);
+    Trip whole = open_trip(ep_algorithm_for_any_case(env), place_of(env));
+    Trip half = open_trip(NCCL_EP_ALGO_LOW_LATENCY, half_place);
     EP_CHECK_EQ_I64(half.rank, env->rank / 2);
     for (int round = 0; round < 3; ++round) {
         EP_CHECK_NCCL(start_dispatch(&whole, 0));
@@ -65,7 +59,7 @@ static void make_groups_over(const Place* place, uint64_t most) {
     const uint64_t before = communicators_made();
     for (int i = 0; i < 3; ++i) {
         Trip trips[2];
-        for (size_t j = 0; j < COUNT(trips); ++j) open_trip(&trips[j], NCCL_EP_ALGO_LOW_LATENCY, *place);
+        for (size_t j = 0; j < COUNT(trips); ++j) trips[j] = open_trip(NCCL_EP_ALGO_LOW_LATENCY, *place);
         for (size_t j = 0; j < COUNT(trips); ++j) EP_CHECK(make_trip(&trips[j]) && close_trip(&trips[j]));
     }
     EP_CHECK(communicators_made() - before <= most);
@@ -98,12 +92,10 @@ EP_TEST(group_that_one_rank_cannot_map) {
     const bool refuses = mapped != last && ep_on_cpu_build();
     char text[64];
     snprintf(text, sizeof(text), "cannot map rank %d's window", mapped);
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, kTokens, 64);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, kTokens, 64);
     ncclEpGroup_t group = NULL;
     if (is_last) ep_set_mishap(kEpNoImport, true);
-    const ncclResult_t result =
-        ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
+    const ncclResult_t result = ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL);
     ep_set_mishap(kEpNoImport, false);
     if (refuses) {
         EP_CHECK_EQ_I64(result, ncclRemoteError);
@@ -113,8 +105,7 @@ EP_TEST(group_that_one_rank_cannot_map) {
         EP_CHECK_NCCL(result);
         EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));
 }
@@ -129,8 +120,7 @@ EP_TEST(groups_on_any_stream) {
     for (size_t i = 0; i < COUNT(streams); ++i) {
         Place place = place_of(env);
         place.stream = streams[i];
-        Trip trip;
-        open_trip(&trip, algorithm, place);
+        Trip trip = open_trip(algorithm, place);
         EP_CHECK(make_trip(&trip));
         // Operations need not run on the stream on which the group was created.
         trip.stream = env->stream;
@@ -141,14 +131,12 @@ EP_TEST(groups_on_any_stream) {
     EP_CHECK_CUDA(cudaStreamDestroy(unordered));
 }
 
-// Ranks that wait for a late one query the stream now and then; the caller must see no trace of
-// that.
+// Ranks that wait for a late one query the stream now and then; the caller must see no trace of that.
 EP_TEST(one_rank_is_late) {
     enum { kLateMicroseconds = 20000 };
     for (int late = 0; late < env->size; ++late) {
         if (env->rank == late) usleep(kLateMicroseconds);
-        Trip trip;
-        open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));
+        Trip trip = open_trip(ep_algorithm_for_any_case(env), place_of(env));
         EP_CHECK_CUDA(cudaGetLastError());
         EP_CHECK(make_trip(&trip));
         EP_CHECK(close_trip(&trip));
@@ -184,8 +172,7 @@ EP_TEST(groups_of_many_sizes) {
 // at the same address, starts from nothing.
 EP_TEST_LAST(groups_after_a_reset) {
     for (int round = 0; round < 2; ++round) {
-        Trip trip;
-        open_trip(&trip, ep_algorithm_for_any_case(env), place_of(env));
+        Trip trip = open_trip(ep_algorithm_for_any_case(env), place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK(close_trip(&trip));
         if (round == 1) break;
@@ -201,8 +188,7 @@ EP_TEST_LAST(a_reset_beside_groups) {
     enum { kLookedAgainUs = 100000 };
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_REQUIRE(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS);
         EP_REQUIRE_CUDA(cudaDeviceReset());
@@ -221,7 +207,7 @@ EP_TEST_LAST(a_reset_beside_groups) {
         // NCCL's own ends badly behind a reset (2.28).
         if (ep_on_hostsim()) EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
         ep_init_device(env);
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        trip = open_trip(kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK(close_trip(&trip));
     }

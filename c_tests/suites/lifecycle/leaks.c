@@ -3,8 +3,6 @@
 #include <dirent.h>
 #include <limits.h>
 #include <malloc.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -109,9 +107,7 @@ int64_t least_growth(void (*batch)(void* context, int rounds), void* context, in
     return least > 0 ? least : 0;
 }
 
-void check_growth(int64_t growth, int64_t most) {
-    EP_CHECK_EQ_I64(growth > most ? growth - most : 0, 0);
-}
+void check_growth(int64_t growth, int64_t most) { EP_CHECK_EQ_I64(growth > most ? growth - most : 0, 0); }
 
 // A message to each rank of another node and one from there.
 static void exchange_with_other_nodes(const EpEnv* env, ncclComm_t comm, uint32_t* words) {
@@ -151,8 +147,7 @@ static void use_groups(void* context, int count) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     bool good = true;
     for (int i = 0; i < count; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[(unsigned)i % num_algorithms], place_of(env));
         good = make_trip(&trip) && good;
         good = close_trip(&trip) && good;
     }

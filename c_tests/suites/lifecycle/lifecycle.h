@@ -1,8 +1,7 @@
 // What the parts of test_lifecycle share: a trip, which is a group with a handle and the tensors of
 // a round trip, all made by the library. Functions of a trip count no checks, so threads may use
 // them: they return what can fail in a test, and any other failure ends all processes.
-#ifndef C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_
-#define C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_
+#pragma once
 
 #include "harness/harness.h"
 
@@ -40,7 +39,7 @@ typedef struct {
 } Trip;
 
 // Opens group, tensors and handle, in this order; one by one, and all of them.
-void open_trip(Trip* trip, ncclEpAlgorithm_t algorithm, Place place);
+Trip open_trip(ncclEpAlgorithm_t algorithm, Place place);
 void open_trip_handle(Trip* trip);
 
 ncclResult_t start_dispatch(Trip* trip, unsigned send_only);
@@ -64,5 +63,3 @@ int64_t least_growth(void (*batch)(void* context, int rounds), void* context, in
 void check_growth(int64_t growth, int64_t most);
 // What NCCL does not give back of a communicator between nodes, of which a group there has one.
 int64_t bytes_kept_by_nccl(EpEnv* env);
-
-#endif  // C_TESTS_SUITES_LIFECYCLE_LIFECYCLE_H_

@@ -1,6 +1,4 @@
 // Limits of the operating system for a process: exceeding one is an error with a text.
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -22,8 +20,7 @@ static bool says(const char* text) { return strstr(ep_last_error(), text) != NUL
 static void dispatch_too_much(EpEnv* env) {
     enum { kRows = 64, kColumns = 2048 };
     const unsigned experts = (unsigned)env->size;
-    ncclEpGroup_t group =
-        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kRows, kColumns * 2);
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kRows, kColumns * 2);
     const unsigned capacity = kRows * experts;
     void* ids = ep_device_alloc(kRows * sizeof(int64_t));
     void* rows = ep_device_alloc(kRows * kColumns * 2);
@@ -52,8 +49,7 @@ EP_TEST(a_limit_for_files) {
     const rlim_t before = set_limit(RLIMIT_FSIZE, 1 << 20);
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK(close_trip(&trip));
     }
@@ -61,8 +57,7 @@ EP_TEST(a_limit_for_files) {
     // No room on the last rank.
     const bool is_last = env->rank == env->size - 1;
     (void)set_limit(RLIMIT_FSIZE, is_last ? 4096 : before);
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 4, 64);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size, 4, 64);
     ncclEpGroup_t group = NULL;
     EP_CHECK_RESULT(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
                     is_last ? ncclSystemError : ncclRemoteError);

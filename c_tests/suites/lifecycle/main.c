@@ -1,14 +1,12 @@
-// What may be destroyed when, and who frees it: groups, handles, tensors and communicators in the
-// orders that programs use, with their own allocation functions, on several communicators, streams
-// and threads.
+// What may be destroyed when, and who frees it: groups, handles, tensors and communicators in the orders that programs
+// use, with their own allocation functions, on several communicators, streams and threads.
 #include "suites/lifecycle/lifecycle.h"
 
 // The first release's benchmark frees the ids before the handle.
 EP_TEST(handle_destroyed_after_its_ids) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK(destroy_tensors(&trip, trip.group));
         EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
@@ -19,8 +17,7 @@ EP_TEST(handle_destroyed_after_its_ids) {
 EP_TEST(group_destroyed_before_its_handles) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
         EP_CHECK(make_trip(&trip));
         EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
         EP_CHECK_RESULT(start_dispatch(&trip, 0), ncclInvalidUsage);
@@ -34,8 +31,7 @@ EP_TEST(group_destroyed_before_its_handles) {
 EP_TEST(handles_come_and_go) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
-        open_trip(&trip, kEpAlgorithms[i], place_of(env));
+        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
         ncclEpHandle_t first = trip.handle;
         for (int round = 0; round < 10; ++round) {
             open_trip_handle(&trip);
@@ -51,8 +47,7 @@ EP_TEST(handles_come_and_go) {
 
 // Destroying a handle abandons its staged operation; the group keeps working.
 EP_TEST(handle_destroyed_with_a_staged_operation) {
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     for (int round = 0; round < 6; ++round) {
         EP_CHECK_NCCL(start_dispatch(&trip, 1));
         EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
@@ -66,8 +61,7 @@ EP_TEST(destroying_nothing) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(NULL, env->stream));
     EP_CHECK_NCCL(ncclEpHandleDestroy(NULL));
     EP_CHECK_NCCL(ncclEpTensorDestroy(NULL, NULL));
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, NULL));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));

@@ -1,8 +1,5 @@
 // Memory: the caller's allocation functions, tensors that outlive everything else or are destroyed
 // twice, descriptors made by hand.
-#include <stdlib.h>
-#include <string.h>
-
 #include "suites/lifecycle/lifecycle.h"
 
 // ---- Allocation functions that record what they gave -------------------------------------------
@@ -51,9 +48,7 @@ static Place with_callbacks(const EpEnv* env, ncclEpAllocFn_t alloc_fn, ncclEpFr
 
 // free_fn gets all memory that alloc_fn gave, and no other.
 EP_TEST(both_callbacks) {
-    Trip trip;
-    open_trip(&trip, ep_algorithm_for_any_case(env),
-              with_callbacks(env, remembering_alloc, remembering_free));
+    Trip trip = open_trip(ep_algorithm_for_any_case(env), with_callbacks(env, remembering_alloc, remembering_free));
     EP_CHECK(g_allocs >= kNumTensorsOfBoth);
     EP_CHECK(make_trip(&trip));
     // Operations allocate nothing.
@@ -66,17 +61,15 @@ EP_TEST(both_callbacks) {
     EP_CHECK_EQ_I64(g_foreign_frees, 0);
 }
 
-// Each callback has its own default: memory of alloc_fn goes to cudaFree, memory of cudaMalloc to
-// free_fn.
+// Each callback has its own default: memory of alloc_fn goes to cudaFree, memory of cudaMalloc to free_fn.
 EP_TEST(one_callback_alone) {
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
     EP_CHECK(g_allocs > 0);
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));
     EP_CHECK_EQ_I64(g_frees, 0);
 
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, NULL, remembering_free));
+    trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, NULL, remembering_free));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));
     EP_CHECK_EQ_I64(g_allocs, 0);
@@ -87,16 +80,14 @@ EP_TEST(one_callback_alone) {
 EP_TEST(tensors_outlive_group_and_communicator) {
     Place place = with_callbacks(env, remembering_alloc, remembering_free);
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &place.comm, NULL));
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place);
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place);
     EP_CHECK(make_trip(&trip));
     EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
     EP_CHECK_NCCL(ncclCommDestroy(place.comm));
     EP_CHECK(came_back(&trip));
     // A new group does not disturb the memory of the old one.
-    Trip other;
-    open_trip(&other, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    Trip other = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK(destroy_tensors(&trip, trip.group));
     EP_CHECK_EQ_U64(g_num_given, 0);
     EP_CHECK_EQ_I64(g_foreign_frees, 0);
@@ -105,9 +96,7 @@ EP_TEST(tensors_outlive_group_and_communicator) {
 }
 
 EP_TEST(tensors_destroyed_twice) {
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY,
-              with_callbacks(env, remembering_alloc, remembering_free));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, remembering_free));
     EP_CHECK(make_trip(&trip));
     EP_CHECK(destroy_tensors(&trip, trip.group));
     const int frees = g_frees;
@@ -139,9 +128,7 @@ static ncclNDTensor_t tensor_by_hand(void* data, unsigned size) {
 }
 
 EP_TEST(descriptors_made_by_hand) {
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY,
-              with_callbacks(env, remembering_alloc, remembering_free));
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, remembering_free));
     // With a group, its free_fn gets the data.
     void* data = ep_device_alloc(32);
     ncclNDTensor_t owned = tensor_by_hand(data, 32);
@@ -170,8 +157,7 @@ EP_TEST(descriptors_made_by_hand) {
     EP_CHECK(make_trip(&trip));
     EP_CHECK(close_trip(&trip));
     // A destroyed group and a newer one each keep their own free_fn.
-    Trip other;
-    open_trip(&other, NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
+    Trip other = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK(close_trip(&other));
     const int frees = g_frees;
     ncclNDTensor_t late = tensor_by_hand(ep_device_alloc(32), 32);

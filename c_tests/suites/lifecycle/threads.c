@@ -35,7 +35,7 @@ static void run_jobs(Job* jobs, size_t count) {
 EP_TEST(calls_from_another_thread) {
     Trip trips[COUNT(kEpAlgorithms)];
     const unsigned num_trips = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_trips; ++i) open_trip(&trips[i], kEpAlgorithms[i], place_of(env));
+    for (unsigned i = 0; i < num_trips; ++i) trips[i] = open_trip(kEpAlgorithms[i], place_of(env));
     for (unsigned i = 0; i < num_trips; ++i) {
         EP_CHECK(make_trip(&trips[i]));
         Job job = {.device = env->device, .trip = &trips[i], .rounds = 5, .close = true};
@@ -66,10 +66,9 @@ static void* launch_from_the_first_device(void* argument) {
 EP_TEST(default_stream_of_another_device) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip;
         Place place = place_of(env);
         place.stream = NULL;
-        open_trip(&trip, kEpAlgorithms[i], place);
+        Trip trip = open_trip(kEpAlgorithms[i], place);
         EpGate gate;
         ep_gate_close(&gate, NULL);
         Launch launch = {&trip, false};
@@ -92,14 +91,13 @@ EP_TEST(default_stream_of_another_device) {
 
 // Operations only; in the next case threads also create and destroy groups.
 EP_TEST(two_threads_with_a_group_each) {
-    const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY,
-                                            ep_algorithm_for_any_case(env)};
+    const ncclEpAlgorithm_t algorithms[] = {NCCL_EP_ALGO_LOW_LATENCY, ep_algorithm_for_any_case(env)};
     Trip trips[2];
     Job jobs[2];
     for (int i = 0; i < 2; ++i) {
         Place place = place_of(env);
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&place.stream, cudaStreamNonBlocking));
-        open_trip(&trips[i], algorithms[i], place);
+        trips[i] = open_trip(algorithms[i], place);
         const Job job = {.device = env->device, .trip = &trips[i], .rounds = 50};
         jobs[i] = job;
     }
@@ -126,8 +124,7 @@ static void* make_and_destroy(void* argument) {
     Maker* maker = argument;
     maker->good = cudaSetDevice(maker->env.device) == cudaSuccess;
     for (int i = 0; i < maker->rounds; ++i) {
-        Trip trip;
-        open_trip(&trip, maker->algorithm, place_of(&maker->env));
+        Trip trip = open_trip(maker->algorithm, place_of(&maker->env));
         maker->good = make_trip(&trip) && maker->good;
         maker->good = close_trip(&trip) && maker->good;
     }
@@ -147,11 +144,10 @@ static void run_makers(void* argument, int rounds) {
     }
 }
 
-// Each of two threads has its own communicator, groups and stream; on the default stream CUDA would
-// make them wait for each other. While one thread takes part in an exchange of all ranks, the other
-// may free its memory; on another rank it is the other way round. So a wait for the whole device
-// would never end. Memory that is freed later serves the next group and does not pile up: a window
-// has 2 MiB or more.
+// Each of two threads has its own communicator, groups and stream; on the default stream CUDA would make them wait for
+// each other. While one thread takes part in an exchange of all ranks, the other may free its memory; on another rank
+// it is the other way round. So a wait for the whole device would never end. Memory that is freed later serves the next
+// group and does not pile up: a window has 2 MiB or more.
 EP_TEST(two_threads_make_and_destroy_groups) {
     enum { kWarmUp = 10, kRounds = 13, kMostBytes = 8 << 20 };
     if (ep_on_fake_nccl()) {
@@ -196,8 +192,7 @@ static void* run_rank(void* argument) {
     EP_REQUIRE_CUDA(cudaSetDevice(rank->device));
     EP_REQUIRE_NCCL(ncclCommInitRank(&place.comm, 2, rank->id, rank->rank));
     EP_REQUIRE_CUDA(cudaStreamCreate(&place.stream));
-    Trip trip;
-    open_trip(&trip, NCCL_EP_ALGO_LOW_LATENCY, place);
+    Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place);
     Job job = {.device = rank->device, .trip = &trip, .rounds = 20, .close = true};
     run_job(&job);
     rank->good = job.good && ncclCommDestroy(place.comm) == ncclSuccess;

@@ -1,7 +1,5 @@
 // A trip of test_lifecycle: every token goes to two experts of one rank, so in both modes the round
 // trip returns it unchanged.
-#include <string.h>
-
 #include "suites/lifecycle/lifecycle.h"
 
 Place place_of(const EpEnv* env) {
@@ -36,19 +34,13 @@ static void fill_inputs(Trip* trip) {
 static void open_tensors(Trip* trip) {
     const ncclEpGroup_t group = trip->group;
     const unsigned rows = (unsigned)trip->size * kTokens;
-    trip->tensors.named.ids =
-        ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    trip->tensors.named.weights =
-        ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
-    trip->tensors.named.tokens =
-        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
-    trip->tensors.named.combined =
-        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    trip->tensors.named.ids = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
+    trip->tensors.named.weights = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    trip->tensors.named.tokens = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    trip->tensors.named.combined = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
     if (is_ht(trip)) {
-        trip->tensors.named.received =
-            ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
-        trip->tensors.named.received_ids =
-            ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, kTopK);
+        trip->tensors.named.received = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
+        trip->tensors.named.received_ids = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, kTopK);
         trip->tensors.named.received_weights =
             ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
     } else {
@@ -62,20 +54,17 @@ void open_trip_handle(Trip* trip) {
                                        0, NULL, trip->stream, false));
 }
 
-void open_trip(Trip* trip, ncclEpAlgorithm_t algorithm, Place place) {
-    memset(trip, 0, sizeof(*trip));
-    trip->algorithm = algorithm;
-    trip->stream = place.stream;
-    EP_REQUIRE_NCCL(ncclCommUserRank(place.comm, &trip->rank));
-    EP_REQUIRE_NCCL(ncclCommCount(place.comm, &trip->size));
+Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
+    Trip trip = {.algorithm = algorithm, .stream = place.stream};
+    EP_REQUIRE_NCCL(ncclCommUserRank(place.comm, &trip.rank));
+    EP_REQUIRE_NCCL(ncclCommCount(place.comm, &trip.size));
     const ncclEpGroupConfig_t config =
-        ep_group_config(algorithm, (unsigned)trip->size * kLocalExperts, kTokens,
-                        kHidden * (unsigned)sizeof(uint16_t));
-    EP_REQUIRE_NCCL(ncclEpCreateGroup(&trip->group, place.comm, &config, place.stream,
-                                      place.alloc_fn, place.free_fn));
-    open_tensors(trip);
-    fill_inputs(trip);
-    open_trip_handle(trip);
+        ep_group_config(algorithm, (unsigned)trip.size * kLocalExperts, kTokens, kHidden * (unsigned)sizeof(uint16_t));
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&trip.group, place.comm, &config, place.stream, place.alloc_fn, place.free_fn));
+    open_tensors(&trip);
+    fill_inputs(&trip);
+    open_trip_handle(&trip);
+    return trip;
 }
 
 ncclResult_t start_dispatch(Trip* trip, unsigned send_only) {
@@ -84,8 +73,7 @@ ncclResult_t start_dispatch(Trip* trip, unsigned send_only) {
     ncclNDTensor_t* outputs[] = {&trip->tensors.named.received, &trip->tensors.named.received_ids,
                                  &trip->tensors.named.received_weights};
     const unsigned tensors = is_ht(trip) ? 3 : 1;
-    return ncclEpDispatch(trip->handle, inputs, tensors, outputs, tensors, NULL, 0, send_only, NULL,
-                          trip->stream);
+    return ncclEpDispatch(trip->handle, inputs, tensors, outputs, tensors, NULL, 0, send_only, NULL, trip->stream);
 }
 
 ncclResult_t start_combine(Trip* trip, unsigned send_only) {
@@ -108,8 +96,7 @@ bool came_back(const Trip* trip) {
 bool make_trip(Trip* trip) {
     ep_tensor_fill(&trip->tensors.named.combined, 0x5a);
     wait_for_default_stream();
-    return start_dispatch(trip, 0) == ncclSuccess && start_combine(trip, 0) == ncclSuccess &&
-           came_back(trip);
+    return start_dispatch(trip, 0) == ncclSuccess && start_combine(trip, 0) == ncclSuccess && came_back(trip);
 }
 
 bool destroy_tensors(Trip* trip, ncclEpGroup_t group) {

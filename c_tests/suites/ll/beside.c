@@ -8,8 +8,6 @@
 // to others in any case.
 #define _GNU_SOURCE  // RTLD_DEFAULT, setenv, usleep
 #include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -23,8 +21,7 @@ enum { kHeadStartUs = 300000 };
 static const char* const kTimeoutMs = "4000";
 
 // Not in what stands in for NCCL where ranks share a GPU.
-typedef ncclResult_t AllReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
-                               cudaStream_t);
+typedef ncclResult_t AllReduce(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t);
 static AllReduce* g_all_reduce;
 
 static ncclEpGroup_t open_bounded(const EpEnv* env, const RefShape* shape, unsigned channels) {
@@ -32,19 +29,16 @@ static ncclEpGroup_t open_bounded(const EpEnv* env, const RefShape* shape, unsig
                                                  shape->max_tokens, 2 * shape->hidden);
     config.num_channels = channels;
     const char* before = getenv("NCCL_EP_TIMEOUT_MS");
-    char* kept = before != NULL ? strdup(before) : NULL;
+    EP_SCOPED char* kept = before != NULL ? strdup(before) : NULL;
     ncclEpGroup_t group = NULL;
     EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", kTimeoutMs, 1) == 0);
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
-    EP_REQUIRE(kept != NULL ? setenv("NCCL_EP_TIMEOUT_MS", kept, 1) == 0
-                            : unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
-    free(kept);
+    EP_REQUIRE(kept != NULL ? setenv("NCCL_EP_TIMEOUT_MS", kept, 1) == 0 : unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
     return group;
 }
 
 // Returns the state of the group after a combine beside the all-reduce. Both have ended.
-static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t own, float* sums,
-                                   cudaStream_t other) {
+static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t own, float* sums, cudaStream_t other) {
     const EpEnv* env = run->env;
     ep_barrier();
     if (env->rank == 0) {
@@ -66,8 +60,7 @@ static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t o
 typedef enum { kPasses, kHangs, kEither } Outcome;
 
 static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
-    const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16,
-                            kWide};
+    const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kWide};
     cudaStream_t other = NULL;
     ncclComm_t own = NULL;
     LlRun run;
@@ -78,7 +71,7 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     EP_CHECK_NCCL(g_all_reduce(sums, sums, kReduced, ncclFloat32, ncclSum, own, other));
     EP_CHECK_CUDA(cudaStreamSynchronize(other));
     ncclEpGroup_t group = open_bounded(env, &shape, channels);
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 81);
+    run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 81);
     ll_dispatch(&run);
     ll_combine(&run);
     ll_prepare_combine(&run);

@@ -1,7 +1,5 @@
 // Choices of low-latency operations: who is asked, in which order, and what stays in a graph. That results do not
 // depend on launch shapes is what `test_random --choices` shows.
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "harness/nodes.h"
 #include "reference/ll_run.h"
@@ -28,7 +26,7 @@ static int select_choice(void* user, const ncclEpQuery_t* query, ncclEpChoice_t*
 }
 
 static void set(ncclEpGroup_t group, unsigned variant, unsigned blocks) {
-    const ncclEpChoice_t choice = {sizeof(choice), variant, blocks, 0, 0};
+    const ncclEpChoice_t choice = {sizeof(choice), variant, blocks, 0, 0, 0};
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &choice));
 }
 
@@ -57,7 +55,7 @@ static void open_run(LlRun* run, EpEnv* env, ncclEpGroup_t* group) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclFloat32, kHidden};
     *group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
-    ll_run_open_with(run, env, *group, &shape, kRefDistinct, true, 77);
+    *run = ll_run_open_with(env, *group, &shape, kRefDistinct, true, 77);
     ll_dispatch(run);
 }
 
@@ -67,7 +65,7 @@ EP_TEST(ll_order_of_choices) {
     open_run(&run, env, &group);
     const RefLlSum own = ref_ll_sum();
     const RefLlSum exact = ep_num_nodes() == 1 ? kRefExact : own;
-    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0}};
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0, 0}};
     EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
     combine(&run, own, &selector, 1);  // it chooses nothing
     check_query(&selector, &run, NCCL_EP_OPERATION_LL_COMBINE);
@@ -80,7 +78,7 @@ EP_TEST(ll_order_of_choices) {
         set(group, kImpossible[i], 0);
         combine(&run, exact, &selector, 1);
     }
-    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48};
+    const ncclEpChoice_t odd_threads = {sizeof(odd_threads), NCCL_EP_VARIANT_LL_REDUCE, 0, 0, 48, 0};
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, &odd_threads));
     combine(&run, exact, &selector, 1);
     selector.choice.variant = NCCL_EP_VARIANT_HT_PULL;
@@ -99,10 +97,8 @@ EP_TEST(ll_order_of_choices) {
 EP_TEST(ll_exact_sums_need_room) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclFloat32, kHidden};
-    ncclEpGroup_t group =
-        ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, false, 78);
+    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 78);
     set(group, NCCL_EP_VARIANT_LL_EXACT, 0);
     ll_dispatch(&run);
     ll_combine(&run);  // as the group's own
@@ -155,8 +151,7 @@ static int call_within(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* c
 
 EP_TEST(ll_selector_without_a_lock) {
     LlRun run;
-    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64},
-                         .chooses = true};
+    Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64, 0}, .chooses = true};
     open_run(&run, env, &selector.group);
     EP_CHECK_NCCL(ncclEpSetSelector(selector.group, call_within, &selector));
     combine(&run, ref_ll_sum(), &selector, 1);

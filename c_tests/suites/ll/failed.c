@@ -1,13 +1,10 @@
-// One block of a kernel starts so late that another rank has given up waiting for it. What that
-// rank runs after its failure must not reach the late block: either the block's sums are right or
-// its group has failed.
+// One block of a kernel starts so late that another rank has given up waiting for it. What that rank runs after its
+// failure must not reach the late block: either the block's sums are right or its group has failed.
 #define _GNU_SOURCE  // setenv
-#include <stdlib.h>
 
 #include "reference/ll_run.h"
 
-// Not the block that announces its rank's start: without the announcement the late rank itself
-// would fail.
+// Not the block that announces its rank's start: without the announcement the late rank itself would fail.
 enum { kRuns = 3, kLateBlock = 1 };
 
 typedef struct {
@@ -42,7 +39,7 @@ static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
     ep_open_streams(fixture->streams, 2);
     for (unsigned r = 0; r < kRuns; ++r) {
         LlRun* run = &fixture->runs[r];
-        ll_run_open_with(run, env, fixture->group, &shape, kRefDistinct, false, 80 + 10 * r);
+        *run = ll_run_open_with(env, fixture->group, &shape, kRefDistinct, false, 80 + 10 * r);
         ll_run_reroute(run, route_to_next_rank(run));
         ll_dispatch(run);
         ll_prepare_combine(run);

@@ -1,8 +1,5 @@
-// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's
-// node.
+// Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's node.
 #include "reference/homes.h"
-
-#include <stdlib.h>
 
 #include "reference/ll_run.h"
 
@@ -13,13 +10,11 @@ EP_TEST(ll_bits_from_any_home) {
     const RefShape shape = {kLocalExperts * ranks, kTokens, ranks, ncclBfloat16, kHidden};
     ref_begin_invariant_sums();
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open(&run, env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens),
-                1);
+    LlRun run = ll_run_open(env, group, &shape, ref_routing_everywhere(ranks, shape.num_experts, kTokens), 1);
     ll_dispatch(&run);
     ll_prepare_combine(&run);
     // Half of each source's tokens are in an expert's rows, source by source.
-    char* rows = ref_host_new(run.results_in.bytes);
+    EP_SCOPED char* rows = ref_host_new(run.results_in.bytes);
     for (unsigned expert = 0; expert < kLocalExperts; ++expert) {
         for (size_t i = 0; i < ranks * kTokens / kLocalExperts; ++i) {
             const size_t token = i % (kTokens / kLocalExperts) * kLocalExperts + expert;
@@ -28,7 +23,6 @@ EP_TEST(ll_bits_from_any_home) {
         }
     }
     ref_buffer_upload(&run.results_in, rows);
-    free(rows);
     RefRouting* same = ref_routing_everywhere(ranks, shape.num_experts, kTokens);
     ref_buffer_upload(&run.weights, same->weights[env->rank]);
     ref_routing_free(same);

@@ -3,7 +3,6 @@
 // of the sum. Sequences of operations are in order.c.
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "suites/ll/shapes.h"
 
@@ -12,8 +11,7 @@ enum { kMaxLocalExperts = 4 };
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        LlRun run;
-        open_shape(&run, env, &shapes[i], 100 + i);
+        LlRun run = open_shape(env, &shapes[i], 100 + i);
         run.variation = (unsigned)i;
         for (unsigned pair = 0; pair < 2; ++pair) {
             ll_dispatch(&run);
@@ -26,12 +24,9 @@ static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
 
 EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},
-        {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false},
-        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false}, {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},    {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false},
+        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},  {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
     };
     ROUND_TRIPS(env, kShapes);
 }
@@ -47,14 +42,12 @@ EP_TEST(uneven_tokens) {
 }
 
 EP_TEST(no_tokens_anywhere) {
-    LlRun run;
-    ncclEpGroup_t group = open_without_tokens(&run, env);
+    LlRun run = open_without_tokens(env);
     for (unsigned i = 0; i < 4; ++i) {
         ll_dispatch(&run);
         ll_combine(&run);
     }
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 EP_TEST(every_top_k) {
@@ -66,10 +59,8 @@ EP_TEST(every_top_k) {
 
 EP_TEST(widths) {
     static const Shape kShapes[] = {
-        {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},
-        {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
-        {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true},
-        {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
+        {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},    {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
+        {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true}, {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
         {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true},
     };
     ROUND_TRIPS(env, kShapes);
@@ -77,10 +68,8 @@ EP_TEST(widths) {
 
 EP_TEST(element_types) {
     static const Shape kShapes[] = {
-        {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
-        {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
-        {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
-        {2, 11, 5, ncclFloat32, 500, kRefRepeating, true},
+        {2, 11, 5, ncclFloat16, 8, kRefMessy, true},       {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
+        {2, 11, 5, ncclFloat32, 4, kRefMessy, true},       {2, 11, 5, ncclFloat32, 500, kRefRepeating, true},
         {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true},
     };
     ROUND_TRIPS(env, kShapes);
@@ -100,8 +89,7 @@ EP_TEST(slots_are_filled) {
 
 EP_TEST(without_counter) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 5);
+    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 5);
     for (unsigned i = 0; i < 4; ++i) {
         run.without_counter = i % 2 == 0;
         ll_dispatch(&run);
@@ -120,8 +108,7 @@ EP_TEST(rows_narrower_than_the_groups) {
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
     enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
     const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 6);
+    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 6);
     for (unsigned i = 0; i < kNumRows; ++i) {
         run.shape.datatype = kRows[i].datatype;
         run.shape.hidden = kRows[i].hidden;
@@ -154,13 +141,12 @@ static void check_fused(EpEnv* env, LlRun* run, float factor) {
         EP_CHECK(ep_load(datatype, expected, token * kFusedHidden) != 0.0f);
     }
     ll_prepare_combine(run);
-    void* rows = ref_host_new(run->results_in.bytes);
+    EP_SCOPED void* rows = ref_host_new(run->results_in.bytes);
     const size_t elements = run->results_in.bytes / ep_datatype_size(datatype);
     for (size_t i = 0; i < elements; ++i) {
         ep_store(datatype, rows, i, i < elements / 2 ? 1.0f : factor);
     }
     ref_buffer_upload(&run->results_in, rows);
-    free(rows);
     ref_buffer_upload(&run->weights, weights);
     EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
     ep_sync(env);
@@ -171,13 +157,10 @@ EP_TEST(products_are_fused) {
     static const struct {
         ncclDataType_t datatype;
         float factor;  // with a mantissa as long as the type's
-    } kCases[] = {
-        {ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
+    } kCases[] = {{ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
     for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype,
-                                kFusedHidden};
-        LlRun run;
-        ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 7);
+        const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype, kFusedHidden};
+        LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 7);
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
             for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
@@ -196,14 +179,13 @@ EP_TEST(products_are_fused) {
 EP_TEST(tensors_of_the_library) {
     const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 8);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 8);
     ll_prepare_dispatch(&run);
     ncclNDTensor_t in = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                      run.now->num_tokens[env->rank], shape.hidden);
     ncclNDTensor_t out = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                       run.layout.parts, run.layout.rows, shape.hidden);
-    void* packed = ref_host_poison(run.packed.bytes);
+    EP_SCOPED void* packed = ref_host_poison(run.packed.bytes);
     ep_download(packed, ref_buffer_data(&run.tokens_in), run.tokens_in.bytes);
     ep_tensor_upload(&in, packed);
     ep_tensor_fill(&out, kRefPoison);
@@ -211,18 +193,14 @@ EP_TEST(tensors_of_the_library) {
     ncclNDTensor_t* outputs[] = {&out};
     EP_CHECK_NCCL(ncclEpDispatch(run.handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream));
     ep_sync(env);
-    void* expected = ref_host_poison(run.packed.bytes);
+    EP_SCOPED void* expected = ref_host_poison(run.packed.bytes);
     const RefRows tokens = {shape.datatype, shape.hidden, run.tokens_seed, true};
     ref_ll_dispatch(run.now, (unsigned)env->rank, run.layout, &tokens, expected, NULL);
     ep_tensor_download(&out, packed);
     EP_CHECK_EQ_BYTES(packed, expected, run.packed.bytes);
-    free(packed);
-    free(expected);
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &in));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &out));
     ref_buffer_free(&run.ids);
     ll_run_close(&run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

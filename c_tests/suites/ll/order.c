@@ -13,14 +13,13 @@ static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_
 }
 
 // No two runs of a program have the same data.
-static void open_runs(LlRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group,
-                      const RefShape* shape) {
+static void open_runs(LlRun* runs, unsigned count, const EpEnv* env, ncclEpGroup_t group, const RefShape* shape) {
     static unsigned opened;
     for (unsigned i = 0; i < count; ++i) {
         const unsigned n = opened++;
         RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
-        ll_run_open_with(&runs[i], env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
+        runs[i] = ll_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
                          n % 3 != 0, 1000 + 1000 * (uint64_t)n);
         runs[i].variation = n;
     }
@@ -30,14 +29,11 @@ static void close_runs(LlRun* runs, unsigned count) {
     for (unsigned i = 0; i < count; ++i) ll_run_close(&runs[i]);
 }
 
-static void destroy(const EpEnv* env, ncclEpGroup_t group) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-}
+static void destroy(const EpEnv* env, ncclEpGroup_t group) { EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream)); }
 
 EP_TEST(ll_repeated_operations) {
     const RefShape shape = small_shape(env, 12, 3);
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefMessy, true, 1);
+    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 1);
     for (unsigned i = 0; i < 7; ++i) ll_dispatch(&run);
     for (unsigned i = 0; i < 7; ++i) ll_combine(&run);
     ll_dispatch(&run);
@@ -49,22 +45,19 @@ EP_TEST(ll_repeated_operations) {
 
 EP_TEST(ll_ids_updated_in_place) {
     const RefShape shape = small_shape(env, 12, 3);
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefDistinct, true, 3);
+    LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, true, 3);
     for (unsigned i = 0; i < 2 * kRefNumStyles; ++i) {
         ll_dispatch(&run);
         ll_combine(&run);
-        ll_run_reroute(&run,
-                       ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
-                                       run.now->num_tokens, (RefStyle)(i % kRefNumStyles), 60 + i));
+        ll_run_reroute(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k, run.now->num_tokens,
+                                             (RefStyle)(i % kRefNumStyles), 60 + i));
     }
     ll_run_close(&run);
 }
 
 EP_TEST(ll_ids_masked_before_combine) {
     const RefShape shape = small_shape(env, 16, 4);
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefRepeating, true, 4);
+    LlRun run = ll_run_open_alone(env, &shape, kRefRepeating, true, 4);
     for (unsigned every = 4; every >= 1; --every) {
         ll_dispatch(&run);
         ll_run_mask(&run, every);
@@ -98,8 +91,7 @@ EP_TEST(ll_interleaved_groups) {
     const RefShape shapes[] = {small_shape(env, 10, 4), small_shape(env, 3, 2)};
     ncclEpGroup_t groups[2];
     LlRun runs[4];
-    for (unsigned g = 0; g < 2; ++g)
-        groups[g] = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shapes[g]);
+    for (unsigned g = 0; g < 2; ++g) groups[g] = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shapes[g]);
     for (unsigned g = 0; g < 2; ++g) open_runs(&runs[2 * g], 2, env, groups[g], &shapes[g]);
     for (unsigned i = 0; i < 3; ++i) {
         for (unsigned r = 0; r < 4; ++r) ll_dispatch(&runs[(r * 3 + i) % 4]);
@@ -180,8 +172,7 @@ EP_TEST(ll_handle_while_a_dispatch_waits) {
     enum { kHandles = 3 };
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefMessy, false, 71);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, false, 71);
     ll_prepare_dispatch(&run);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     void* ids = ref_buffer_data(&run.ids);
@@ -190,8 +181,7 @@ EP_TEST(ll_handle_while_a_dispatch_waits) {
     if (env->rank != 0) ep_barrier();
     EP_CHECK_NCCL(ll_launch_dispatch(&run, NULL, false));
     for (unsigned i = 0; i < kHandles; ++i) {
-        EP_CHECK_NCCL(
-            ep_handle_create(&handles[i], group, ids, shape.max_tokens, shape.top_k, NULL));
+        EP_CHECK_NCCL(ep_handle_create(&handles[i], group, ids, shape.max_tokens, shape.top_k, NULL));
     }
     if (env->rank == 0) ep_barrier();
     EP_CHECK_CUDA(cudaDeviceSynchronize());
@@ -207,8 +197,7 @@ EP_TEST(ll_handle_ends_before_its_operation) {
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned round = 0; round < 3; ++round) {
-        LlRun run;
-        ll_run_open_with(&run, env, group, &shape, kRefMessy, true, 72 + round);
+        LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, true, 72 + round);
         ll_dispatch(&run);
         ll_prepare_dispatch(&run);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
@@ -217,8 +206,7 @@ EP_TEST(ll_handle_ends_before_its_operation) {
         EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
         EP_CHECK_NCCL(ncclEpHandleDestroy(run.handle));
         ncclEpHandle_t next = NULL;
-        EP_CHECK_NCCL(
-            ep_handle_create(&next, group, ref_buffer_data(&run.ids), 1, shape.top_k, NULL));
+        EP_CHECK_NCCL(ep_handle_create(&next, group, ref_buffer_data(&run.ids), 1, shape.top_k, NULL));
         usleep(50000);
         ep_gate_open(&gate);
         ep_sync(env);

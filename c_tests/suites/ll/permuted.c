@@ -1,7 +1,6 @@
 // Low-latency combines whose ids differ from the dispatch's: the caller has permuted (id, weight)
 // pairs in place, masked some, or replaced them.
 #include <math.h>
-#include <string.h>
 
 #include "reference/ll_run.h"
 
@@ -10,16 +9,14 @@ enum { kHidden = 16 };
 // Gives every token these two ids and weights, the latter as bits.
 static void give(LlRun* run, const int64_t ids[2], const uint32_t weights[2]) {
     const unsigned entries = 2 * run->shape.max_tokens;
-    int64_t* all_ids = ref_host_new(entries * sizeof(*all_ids));
-    uint32_t* all_weights = ref_host_new(entries * sizeof(*all_weights));
+    EP_SCOPED int64_t* all_ids = ref_host_new(entries * sizeof(*all_ids));
+    EP_SCOPED uint32_t* all_weights = ref_host_new(entries * sizeof(*all_weights));
     for (unsigned i = 0; i < entries; ++i) {
         all_ids[i] = ids[i % 2];
         all_weights[i] = weights[i % 2];
     }
     ref_buffer_upload(&run->ids, all_ids);
     ref_buffer_upload(&run->weights, all_weights);
-    free(all_ids);
-    free(all_weights);
 }
 
 static void combine(LlRun* run) {
@@ -30,7 +27,7 @@ static void combine(LlRun* run) {
 // Checks each token's sum for these ids and weights; two experts have answered with 1 and 2.
 static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], float expected) {
     const unsigned elements = run->shape.max_tokens * kHidden;
-    float* sums = ref_host_new(elements * sizeof(*sums));
+    EP_SCOPED float* sums = ref_host_new(elements * sizeof(*sums));
     for (unsigned i = 0; i < elements; ++i) sums[i] = expected;
     uint32_t bits[2];
     memcpy(bits, weights, sizeof(bits));
@@ -38,13 +35,12 @@ static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], 
     ref_buffer_poison(&run->combined);
     combine(run);
     REF_CHECK_BUFFER(&run->combined, sums);
-    free(sums);
 }
 
 // A NaN is a weight as any other, also the one that the kernels write instead of a masked entry's.
 static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
     const unsigned elements = run->shape.max_tokens * kHidden;
-    float* sums = ref_host_new(elements * sizeof(*sums));
+    EP_SCOPED float* sums = ref_host_new(elements * sizeof(*sums));
     const uint32_t nan_and_one[2] = {bits, 0x3f800000u};
     give(run, ids, nan_and_one);
     combine(run);
@@ -52,16 +48,13 @@ static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
     bool all_nan = true;
     for (unsigned i = 0; i < elements; ++i) all_nan = all_nan && isnan(sums[i]);
     EP_CHECK(all_nan);
-    free(sums);
 }
 
-// Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives
-// these sums.
+// Expert 0 answers with 1, the last one with 2. Small integers, so any order of summation gives these sums.
 EP_TEST(ll_weights_follow_their_ids) {
     const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
-    LlRun run;
-    ll_run_open_alone(&run, env, &shape, kRefDistinct, false, 21);
+    LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 21);
     RefRouting* routing = ref_routing_copy(run.now);
     for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
         for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) {
@@ -71,12 +64,11 @@ EP_TEST(ll_weights_follow_their_ids) {
     ll_run_reroute(&run, routing);
     ll_dispatch(&run);
     ll_prepare_combine(&run);
-    float* rows = ref_host_new(run.results_in.bytes);
+    EP_SCOPED float* rows = ref_host_new(run.results_in.bytes);
     for (size_t i = 0; i < run.results_in.bytes / sizeof(float); ++i) {
         rows[i] = i < run.results_in.bytes / sizeof(float) / 2 ? 1.0f : 2.0f;
     }
     ref_buffer_upload(&run.results_in, rows);
-    free(rows);
     static const float kWeights[] = {1.0f, 16.0f};
     static const float kSwapped[] = {16.0f, 1.0f};
     check_sum(&run, (int64_t[]){0, last}, kWeights, 33.0f);
@@ -93,12 +85,10 @@ EP_TEST(ll_weights_follow_their_ids) {
 }
 
 EP_TEST(ll_ids_permuted_before_combine) {
-    static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank,
-                                       kRefOneExpert};
+    static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank, kRefOneExpert};
     for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
-        LlRun run;
-        ll_run_open_alone(&run, env, &shape, kStyles[i], i % 2 == 0, 30 + i);
+        LlRun run = ll_run_open_alone(env, &shape, kStyles[i], i % 2 == 0, 30 + i);
         for (unsigned change = 0; change < kRefNumChanges; ++change) {
             ll_dispatch(&run);
             ll_run_change(&run, (RefChange)change);

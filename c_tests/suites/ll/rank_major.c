@@ -24,25 +24,19 @@ void pair_in_stages(LlRun* run) {
 }
 
 void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
-    open_shape(run, env, shape, seed);
+    *run = open_shape(env, shape, seed);
     run->variation = (unsigned)seed;
     run->by_rank = true;
 }
 
 EP_TEST(rank_major_shapes) {
     static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},
-        {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
-        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, true},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
-        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
-        {1, 33, 4, ncclFloat32, 32, kRefDistinct, true},
-        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},
-        {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
-        {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},
-        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
+        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false}, {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},     {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
+        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, true},   {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
+        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},   {1, 33, 4, ncclFloat32, 32, kRefDistinct, true},
+        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},      {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
+        {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},     {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
         {8, 70, 8, ncclBfloat16, 16, kRefMessy, true},
     };
     for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
@@ -57,12 +51,10 @@ EP_TEST(rank_major_shapes) {
 }
 
 EP_TEST(rank_major_without_tokens) {
-    LlRun run;
-    ncclEpGroup_t group = open_without_tokens(&run, env);
+    LlRun run = open_without_tokens(env);
     run.by_rank = true;
     for (unsigned i = 0; i < kPairs; ++i) pair(&run);
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // All formats, to which orders of scales belong.
@@ -92,7 +84,7 @@ EP_TEST(rank_major_beside_expert_major) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     LlRun runs[2];
     for (unsigned i = 0; i < 2; ++i) {
-        ll_run_open_with(&runs[i], env, group, &shape, kRefMessy, true, 500 + 20 * i);
+        runs[i] = ll_run_open_with(env, group, &shape, kRefMessy, true, 500 + 20 * i);
     }
     for (unsigned round = 0; round < kRounds; ++round) {
         LlRun* first = &runs[round % 2];

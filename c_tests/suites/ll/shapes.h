@@ -1,6 +1,5 @@
 // The shapes of low-latency tests, and runs of them.
-#ifndef C_TESTS_SUITES_LL_SHAPES_H_
-#define C_TESTS_SUITES_LL_SHAPES_H_
+#pragma once
 
 #include "reference/ll_run.h"
 
@@ -13,14 +12,12 @@ typedef struct {
 } Shape;
 
 // A run in a group of its own.
-void open_shape(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
+LlRun open_shape(const EpEnv* env, const Shape* shape, uint64_t seed);
 // One of a group that is returned, where no rank has a token.
-ncclEpGroup_t open_without_tokens(LlRun* run, const EpEnv* env);
+LlRun open_without_tokens(const EpEnv* env);
 
 // A run as open_shape gives it, whose dispatches are rank-major.
 void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
 // A dispatch and its combine, whole or staged.
 void pair(LlRun* run);
 void pair_in_stages(LlRun* run);
-
-#endif  // C_TESTS_SUITES_LL_SHAPES_H_

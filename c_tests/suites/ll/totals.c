@@ -1,7 +1,4 @@
 // Running totals of the rows that each local expert receives, over dispatches of all kinds.
-
-#include <stdlib.h>
-
 #include "harness/graphs.h"
 #include "suites/ll/shapes.h"
 
@@ -13,21 +10,17 @@ typedef struct {
 
 static void expect_totals(const Counted* counted) {
     const size_t bytes = counted->run.local_experts * sizeof(int64_t);
-    int64_t* got = malloc(bytes);
-    EP_REQUIRE(got != NULL);
+    EP_SCOPED int64_t* got = ref_host_new(bytes);
     ep_download(got, counted->totals, bytes);
     EP_CHECK_EQ_BYTES(got, counted->expected, bytes);
-    free(got);
 }
 
 // What the last dispatch has delivered here.
 static void expect_more(Counted* counted) {
     const LlRun* run = &counted->run;
-    int32_t* counts = calloc(run->local_experts, sizeof(int32_t));
-    EP_REQUIRE(counts != NULL);
+    EP_SCOPED int32_t* counts = ref_host_new(run->local_experts * sizeof(int32_t));
     free(ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, counts));
     for (unsigned i = 0; i < run->local_experts; ++i) counted->expected[i] += counts[i];
-    free(counts);
 }
 
 static void play(void* context) {
@@ -47,7 +40,7 @@ EP_TEST(rows_are_counted) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
     Counted counted;
     LlRun* const run = &counted.run;
-    open_shape(run, env, &kShape, 77);
+    *run = open_shape(env, &kShape, 77);
     const size_t bytes = kShape.local_experts * sizeof(int64_t);
     counted.expected = calloc(1, bytes);
     EP_REQUIRE(counted.expected != NULL);

@@ -29,14 +29,10 @@ static void in_every_order(LlRun* run) {
 
 EP_TEST(views_shapes) {
     static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},
-        {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
-        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
-        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},
-        {4, 9, 32, ncclFloat32, 24, kRefOneExpert, true},
-        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
-        {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
+        {2, 16, 4, ncclBfloat16, 64, kRefMessy, true},     {4, 16, 3, ncclFloat16, 1000, kRefSkewed, false},
+        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},  {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
+        {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},      {4, 9, 32, ncclFloat32, 24, kRefOneExpert, true},
+        {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true}, {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
     };
     for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
         LlRun run;
@@ -47,12 +43,10 @@ EP_TEST(views_shapes) {
 }
 
 EP_TEST(views_without_tokens) {
-    LlRun run;
-    ncclEpGroup_t group = open_without_tokens(&run, env);
+    LlRun run = open_without_tokens(env);
     run.by_rank = run.as_view = true;
     in_every_order(&run);
     ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // Rows with scales are copied into views.
@@ -84,7 +78,7 @@ static void open_batches(Batches* batches, const EpEnv* env, uint64_t seed) {
     batches->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < kBatches; ++i) {
         LlRun* run = &batches->runs[i];
-        ll_run_open_with(run, env, batches->group, &shape, kRefMessy, true, seed + 20 * i);
+        *run = ll_run_open_with(env, batches->group, &shape, kRefMessy, true, seed + 20 * i);
         run->by_rank = run->as_view = true;
     }
 }

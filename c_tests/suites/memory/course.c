@@ -90,8 +90,7 @@ EP_TEST(random_courses) {
     for (unsigned i = 0; i < kGroups; ++i) {
         Course course = {.env = env, .dice = 77 + i};
         course.group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        LlRun run;
-        ll_run_open_with(&run, env, course.group, &shape, kRefDistinct, true, i);
+        LlRun run = ll_run_open_with(env, course.group, &shape, kRefDistinct, true, i);
         for (unsigned s = 0; s < kSteps; ++s) {
             if (s % 8 == 0) ll_dispatch(&run);
             step(&course);

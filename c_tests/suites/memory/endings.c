@@ -98,8 +98,7 @@ static RefShape shape_of(const EpEnv* env) {
 EP_TEST(memory_outlives_operations) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, group, &shape, kRefDistinct, true, 1);
+    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 1);
     uint8_t* memory = new_memory(group, kBytes);
     ll_prepare_dispatch(&run);
     Held held = {.is_open = false};
@@ -125,8 +124,7 @@ static void play(void* context) {
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run;
-    ll_run_open_with(&run, env, captured_group, &shape, kRefDistinct, true, 2);
+    LlRun run = ll_run_open_with(env, captured_group, &shape, kRefDistinct, true, 2);
     ll_prepare_dispatch(&run);
     const EpCaptured captured = ep_capture(env->stream, play, &run);
     if (captured.executable != NULL) {

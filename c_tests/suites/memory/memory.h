@@ -1,6 +1,5 @@
 // Memory that peers map: what the cases share.
-#ifndef C_TESTS_SUITES_MEMORY_MEMORY_H_
-#define C_TESTS_SUITES_MEMORY_MEMORY_H_
+#pragma once
 
 #include "harness/harness.h"
 #include "harness/nodes.h"
@@ -24,5 +23,3 @@ void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed);
 // Collective: each rank reads what the others of its node have filled theirs with, and finds that
 // it maps no other node's. `memory` is this rank's of the object.
 void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, uint64_t seed);
-
-#endif  // C_TESTS_SUITES_MEMORY_MEMORY_H_

@@ -56,7 +56,7 @@ EP_TEST(threads_beside_memory_calls) {
         EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &worker->env.comm, NULL));
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&worker->env.stream, cudaStreamNonBlocking));
         worker->group = ref_group_new(&worker->env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        ll_run_open_with(&worker->run, &worker->env, worker->group, &shape, kRefDistinct, true, 5);
+        worker->run = ll_run_open_with(&worker->env, worker->group, &shape, kRefDistinct, true, 5);
         ll_prepare_dispatch(&worker->run);
     }
     pthread_t threads[kWorkers];

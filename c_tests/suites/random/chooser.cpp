@@ -19,9 +19,7 @@ RefLlSum Chooser::Sum(unsigned variant, unsigned top_k) {
     return variant == NCCL_EP_VARIANT_LL_EXACT && possible ? kRefExact : own;
 }
 
-unsigned Chooser::Below(unsigned bound) {
-    return static_cast<unsigned>(ep_random_below(&own_, bound));
-}
+unsigned Chooser::Below(unsigned bound) { return static_cast<unsigned>(ep_random_below(&own_, bound)); }
 
 // Every field is left to the library now and then. One choice more than fits would be passed over with its variant, so
 // shapes always fit.
@@ -35,6 +33,7 @@ int Chooser::Choose(const ncclEpQuery_t& query, ncclEpChoice_t* choice) {
     if (Below(4) != 0) choice->blocks = 1 + Below(most);
     if (Below(4) != 0) choice->send_blocks = 1 + Below(choice->blocks > 0 ? choice->blocks : most);
     if (Below(4) != 0) choice->threads = kWarp * (1 + Below(kMostWarps));
+    choice->in_order = Below(2);
     return combines || Below(8) != 0 ? 1 : 0;
 }
 

@@ -1,7 +1,6 @@
 // Chooses a launch shape for each operation of a group, different on each rank, and for low-latency combines an order
 // of sums, the same on all.
-#ifndef C_TESTS_SUITES_RANDOM_CHOOSER_H_
-#define C_TESTS_SUITES_RANDOM_CHOOSER_H_
+#pragma once
 
 #include "reference/ll.h"
 #include "suites/random/config.h"
@@ -26,5 +25,3 @@ class Chooser {
 };
 
 }  // namespace test_random
-
-#endif  // C_TESTS_SUITES_RANDOM_CHOOSER_H_

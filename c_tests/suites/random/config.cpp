@@ -24,20 +24,17 @@ const char* Name(ncclDataType_t datatype) {
 
 RefStyle DrawStyle(Dice& dice) {
     // Ordinary kinds are more frequent than extreme ones.
-    return static_cast<RefStyle>(dice.OneIn(3) ? dice.Below(kRefNumStyles)
-                                               : dice.Below(kRefSkewed + 1));
+    return static_cast<RefStyle>(dice.OneIn(3) ? dice.Below(kRefNumStyles) : dice.Below(kRefSkewed + 1));
 }
 
 HandlePlan DrawHandle(const GroupPlan& group, Dice& dice) {
-    static const ncclDataType_t kDatatypes[] = {ncclBfloat16, ncclBfloat16, ncclFloat16,
-                                                ncclFloat32};
+    static const ncclDataType_t kDatatypes[] = {ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32};
     HandlePlan plan{};
     plan.style = DrawStyle(dice);
     plan.uneven = !dice.OneIn(4);
     plan.top_k = dice.OneIn(8) ? dice.Between(1, 32) : dice.Between(1, 9);
     plan.datatype = kDatatypes[dice.Below(4)];
-    const unsigned pieces =
-        dice.OneIn(2) ? group.row_bytes / 16 : dice.Between(1, group.row_bytes / 16);
+    const unsigned pieces = dice.OneIn(2) ? group.row_bytes / 16 : dice.Between(1, group.row_bytes / 16);
     plan.hidden = pieces * 16 / static_cast<unsigned>(ep_datatype_size(plan.datatype));
     plan.rows = static_cast<HtRows>(dice.Below(3));
     plan.counter = static_cast<HtCounter>(dice.Below(3));
@@ -99,9 +96,8 @@ Config Draw(uint64_t seed, unsigned index, unsigned num_ranks) {
 std::string Describe(const Config& config) {
     std::ostringstream text;
     text << "configuration " << config.index << " of seed " << config.seed << ": "
-         << (config.group.low_latency ? "LL" : "HT") << ", " << config.group.num_experts
-         << " experts, at most " << config.group.max_tokens << " tokens of "
-         << config.group.row_bytes << " bytes, " << config.steps << " steps"
+         << (config.group.low_latency ? "LL" : "HT") << ", " << config.group.num_experts << " experts, at most "
+         << config.group.max_tokens << " tokens of " << config.group.row_bytes << " bytes, " << config.steps << " steps"
          << (config.delays ? ", delays" : "");
     for (const HandlePlan& handle : config.handles) {
         text << "\n  handle: ids " << Name(handle.style) << ", tokens "

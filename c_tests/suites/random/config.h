@@ -1,6 +1,5 @@
 // The random configurations of test_random: drawn from a seed and an index, equal on all ranks.
-#ifndef C_TESTS_SUITES_RANDOM_CONFIG_H_
-#define C_TESTS_SUITES_RANDOM_CONFIG_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -51,5 +50,3 @@ Config Draw(uint64_t seed, unsigned index, unsigned num_ranks);
 std::string Describe(const Config& config);
 
 }  // namespace test_random
-
-#endif  // C_TESTS_SUITES_RANDOM_CONFIG_H_

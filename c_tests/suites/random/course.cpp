@@ -1,5 +1,4 @@
-// The choices of a configuration, drawn along the way, and the history of its operations; see
-// play.h.
+// The choices of a configuration, drawn along the way, and the history of its operations; see play.h.
 #include <unistd.h>
 
 #include "harness/graphs.h"
@@ -14,9 +13,7 @@ Course::Course(const EpEnv& env, const Config& config)
       shared_(ep_mix(config.seed, config.index, 3)),
       own_(ep_mix(config.seed, config.index, 4 + static_cast<uint64_t>(env.rank))) {}
 
-unsigned Course::Shared(unsigned bound) {
-    return static_cast<unsigned>(ep_random_below(&shared_, bound));
-}
+unsigned Course::Shared(unsigned bound) { return static_cast<unsigned>(ep_random_below(&shared_, bound)); }
 
 uint64_t Course::SharedSeed() { return ep_random(&shared_); }
 
@@ -47,8 +44,7 @@ bool Course::NewFormat(const Config& config, size_t handle, RefFormat* format) {
 }
 
 void Course::Note(const char* what, size_t handle) {
-    history_ +=
-        (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);
+    history_ += (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);
 }
 
 }  // namespace test_random

@@ -25,7 +25,7 @@ class Play {
             const HtOpening opening = {plan.rows, plan.counter, plan.seed};
             HtRun* run = &handles_[i].run;
             course_.MaybeDelay();
-            ht_run_open_with(run, &env, group, &shape, plan.style, plan.uneven, opening);
+            *run = ht_run_open_with(&env, group, &shape, plan.style, plan.uneven, opening);
             run->variation = static_cast<unsigned>(plan.seed);
         }
     }
@@ -93,8 +93,7 @@ class Play {
         if (handle.run.format.meaning == kRefCast) pass.no_tokens = false;  // which it needs
         ht_prepare_dispatch(&handle.run);
         course_.MaybeDelay();
-        course_.Enqueue(
-            [&] { EP_CHECK_NCCL(ht_launch_dispatch(&handle.run, pass, env_.stream)); });
+        course_.Enqueue([&] { EP_CHECK_NCCL(ht_launch_dispatch(&handle.run, pass, env_.stream)); });
         handle.unchecked_dispatch = true;
     }
 
@@ -102,9 +101,8 @@ class Play {
         course_.Note("other ids", i);
         const RefRouting* own = handles_[i].run.routing;
         const auto style = static_cast<RefStyle>(course_.Shared(kRefNumStyles));
-        ht_run_give(&handles_[i].run,
-                    ref_routing_new(own->num_ranks, own->num_experts, own->top_k, own->num_tokens,
-                                    style, course_.SharedSeed()));
+        ht_run_give(&handles_[i].run, ref_routing_new(own->num_ranks, own->num_experts, own->top_k, own->num_tokens,
+                                                      style, course_.SharedSeed()));
     }
 
     void Combine(size_t i) {
@@ -114,8 +112,7 @@ class Play {
         course_.Note(backward ? "backward combine" : "combine", i);
         ht_prepare_combine(&handle.run);
         course_.MaybeDelay();
-        course_.Enqueue(
-            [&] { EP_CHECK_NCCL(ht_launch_combine(&handle.run, backward, env_.stream)); });
+        course_.Enqueue([&] { EP_CHECK_NCCL(ht_launch_combine(&handle.run, backward, env_.stream)); });
         handle.unchecked_combine = true;
     }
 

@@ -27,10 +27,11 @@ class Play {
             const RefShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
                                     plan.datatype, plan.hidden};
             LlRun* run = &handles_[i].run;
-            ll_run_open_with(run, &env, group, &shape, plan.style, plan.uneven, plan.seed);
+            *run = ll_run_open_with(&env, group, &shape, plan.style, plan.uneven, plan.seed);
             run->variation = static_cast<unsigned>(plan.seed);
             run->without_counter = plan.counter == kHtNoCounter;
         }
+        if (config.graphs) MakeViews();
     }
 
     void Step() {
@@ -64,6 +65,14 @@ class Play {
     }
 
    private:
+    // The group's first view is not made in a capture.
+    void MakeViews() {
+        LlRun* run = &handles_[0].run;
+        run->by_rank = run->as_view = true;
+        ll_dispatch(run);
+        run->by_rank = run->as_view = false;
+    }
+
     // Outputs must be checked before the next operation of the kind poisons them, and the expected
     // combine must be computed before the ids change.
     void Check(Handle& handle) {

@@ -5,8 +5,8 @@
 //
 // The seed and the index of the configuration determine everything. A difference prints both, with
 // the whole configuration and the operations that ran; `--only INDEX` then repeats this one alone. With
-// --graphs each operation runs in a graph of its own, with --choices in another launch shape and, in low latency, another
-// order of sums.
+// --graphs each operation runs in a graph of its own, with --choices in another launch shape and, in low latency,
+// another order of sums.
 #include <cstdio>
 #include <string>
 
@@ -35,11 +35,10 @@ std::string ReadOptions(int argc, char** argv, Options* options) {
         options->only = true;
         return read(value);
     };
-    return ep::ParseOptions(argc, argv,
-                            {ep::Number(0, "configs", 1, &options->configs),
-                             ep::Number(0, "seed", 0, &options->seed), only,
-                             ep::Switch(0, "graphs", &options->graphs),
-                             ep::Switch(0, "choices", &options->choices)});
+    return ep::ParseOptions(
+        argc, argv,
+        {ep::Number(0, "configs", 1, &options->configs), ep::Number(0, "seed", 0, &options->seed), only,
+         ep::Switch(0, "graphs", &options->graphs), ep::Switch(0, "choices", &options->choices)});
 }
 
 // True if this process saw no difference.
@@ -52,8 +51,7 @@ bool RunOne(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
                                                          : PlayHighThroughput(env, group, config);
     if (ep_failed() == failed_before) return true;
     const std::string text = "[rank " + std::to_string(env.rank) + " of " +
-                             std::to_string(env.size) + "] differs: " + Describe(config) + "\n" +
-                             history + "\n";
+                             std::to_string(env.size) + "] differs: " + Describe(config) + "\n" + history + "\n";
     std::fputs(text.c_str(), stderr);
     return false;
 }
@@ -101,8 +99,7 @@ void Run(const EpEnv& env, const Options& options) {
         index = stop;
     }
     if (env.rank == 0) {
-        std::printf("%u configurations of seed %u, %u differ\n", index - begin, options.seed,
-                    different);
+        std::printf("%u configurations of seed %u, %u differ\n", index - begin, options.seed, different);
     }
 }
 
@@ -117,8 +114,7 @@ int main(int argc, char** argv) {
     if (!error.empty()) {
         if (env.rank == 0) {
             std::fprintf(stderr,
-                         "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX] "
-                         "[--graphs] [--choices]\n",
+                         "%s\nusage: test_random [--configs N] [--seed S] [--only INDEX] [--graphs] [--choices]\n",
                          error.c_str());
         }
         ep_release(&env);

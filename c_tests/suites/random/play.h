@@ -1,7 +1,6 @@
 // Runs a random configuration: operations in a random order on its handles; all outputs are
 // compared with the reference.
-#ifndef C_TESTS_SUITES_RANDOM_PLAY_H_
-#define C_TESTS_SUITES_RANDOM_PLAY_H_
+#pragma once
 
 #include <functional>
 #include <string>
@@ -41,5 +40,3 @@ std::string PlayLowLatency(const EpEnv& env, ncclEpGroup_t group, const Config& 
 std::string PlayHighThroughput(const EpEnv& env, ncclEpGroup_t group, const Config& config);
 
 }  // namespace test_random
-
-#endif  // C_TESTS_SUITES_RANDOM_PLAY_H_

@@ -73,6 +73,7 @@ EP_TEST(high_throughput_serves_every_generation) {
 }
 
 EP_TEST(high_throughput_keeps_a_routing_in_memory_of_callers) {
+    if (!ranks_share_a_node()) return;
     RefBuffer memory;
     Case test = kSmallHt;
     test.recv_rows = (unsigned)env->size * test.max_tokens;
@@ -84,6 +85,15 @@ EP_TEST(high_throughput_keeps_a_routing_in_memory_of_callers) {
     exchange(env, &test, 501);
     test.recv_rows = 0;
     exchange(env, &test, 502);
+}
+
+EP_TEST(tensors_lie_in_windows) {
+    if (!views_into_windows(env)) return;
+    Case test = kSmallHt;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    test.scaled = true;
+    exchange(env, &test, 550);
+    views_end_windows(env);
 }
 
 // The rows behind the bound are still poison, and the next call tells.

@@ -142,8 +142,8 @@ ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
     set_scales(&scales, &run->in, &run->scales_out, &tokens_out, &inputs, &outputs, &options);
     void* info = old_layout_info(&local, test->generation);
     void* config = old_dispatch_config(&options, test->scaled ? kGeneration5 : test->generation);
-    const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs,
-                                               test->updated || test->global_ids ? info : NULL, config, run->in.env->stream);
+    const void* given = test->updated || test->global_ids ? info : NULL;
+    const ncclResult_t result = ncclEpDispatch(handle, &inputs, &outputs, given, config, run->in.env->stream);
     old_free(info);
     old_free(config);
     view_scrap(&tokens);

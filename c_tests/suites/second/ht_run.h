@@ -1,6 +1,5 @@
 // A run of high throughput, flat: its buffers, and operations that are compared with the reference.
-#ifndef C_TESTS_SUITES_SECOND_HT_RUN_H_
-#define C_TESTS_SUITES_SECOND_HT_RUN_H_
+#pragma once
 
 #include "suites/second/second.h"
 
@@ -44,5 +43,3 @@ void ht_check_combine(const HtRun* run);
 void ht_check_combine_back(const HtRun* run);
 // All four, one after the other.
 void ht_exchange(const HtRun* run, ncclEpHandle_t handle);
-
-#endif  // C_TESTS_SUITES_SECOND_HT_RUN_H_

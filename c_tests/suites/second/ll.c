@@ -179,7 +179,14 @@ EP_TEST(low_latency_serves_every_generation) {
     }
 }
 
+EP_TEST(low_latency_takes_tensors_in_windows) {
+    if (!views_into_windows(env)) return;
+    exchange(env, &kSmallLl, 270);
+    views_end_windows(env);
+}
+
 EP_TEST(low_latency_keeps_a_routing_in_memory_of_callers) {
+    if (!ranks_share_a_node()) return;
     RefBuffer memory;
     Case test = kSmallLl;
     test.uneven = true;

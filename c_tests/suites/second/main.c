@@ -2,6 +2,7 @@
 #define _GNU_SOURCE  // mkstemp, setenv
 #include "suites/second/second.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "harness/nodes.h"
 #include "reference/ll.h"
 
 const Case kSmallLl = {NCCL_EP_ALGO_LOW_LATENCY, 2, 4, 2, ncclBfloat16, 32, kRefDistinct, false, 0,
@@ -63,6 +65,41 @@ void* old_combine_config(const ncclEpCombineConfig_t* config, Generation generat
 
 void old_free(void* copy) { free(copy); }
 
+static bool g_windows;
+static ncclComm_t g_comm;
+// Of the stand-ins alone.
+static ncclResult_t (*g_register)(ncclComm_t, void*, size_t, ncclWindow_t*, int);
+static ncclResult_t (*g_deregister)(ncclComm_t, ncclWindow_t);
+static ncclWindow_t g_made[4096];
+static unsigned g_num_made;
+enum { kBeforeView = 64 };
+
+bool views_into_windows(const EpEnv* env) {
+    g_comm = env->comm;
+    memcpy(&g_register, &(void*){dlsym(RTLD_DEFAULT, "ncclCommWindowRegister")}, sizeof(g_register));
+    memcpy(&g_deregister, &(void*){dlsym(RTLD_DEFAULT, "ncclCommWindowDeregister")}, sizeof(g_deregister));
+    g_windows = dlsym(RTLD_DEFAULT, "ncclEpHostsimCommunicators") != NULL;
+    if (!g_windows) ep_skip("windows of these ranks are made together");
+    return g_windows;
+}
+
+void views_end_windows(const EpEnv* env) {
+    for (; g_num_made > 0; --g_num_made) {
+        EP_CHECK_NCCL(g_deregister(env->comm, g_made[g_num_made - 1]));
+    }
+    g_windows = false;
+}
+
+static void into_window(ncclEpTensor_t* tensor) {
+    EP_REQUIRE(g_num_made < sizeof(g_made) / sizeof(g_made[0]));
+    ncclWindow_t* window = &g_made[g_num_made++];
+    unsigned char* data = tensor->data;
+    EP_REQUIRE_NCCL(g_register(g_comm, data - kBeforeView, kBeforeView + 1, window, NCCL_WIN_DEFAULT));
+    tensor->data = NULL;
+    tensor->win_hdl = *window;
+    tensor->win_offset = kBeforeView;
+}
+
 void view_of(View* view, void* data, ncclDataType_t datatype, size_t size0, size_t size1,
              size_t size2) {
     view->tensor = NCCL_EP_TENSOR_INIT;
@@ -73,6 +110,7 @@ void view_of(View* view, void* data, ncclDataType_t datatype, size_t size0, size
     view->tensor.datatype = datatype;
     view->tensor.data = size0 > 0 ? data : NULL;
     view->tensor.sizes = view->sizes;
+    if (g_windows && view->tensor.data != NULL) into_window(&view->tensor);
 }
 
 void view_scrap(View* view) { memset(view, kGarbage, sizeof(*view)); }
@@ -200,6 +238,8 @@ static ncclEpHandleConfig_t handle_config_of(const Case* test) {
     config.dispatch_output_per_expert_alignment = test->alignment;
     return config;
 }
+
+bool ranks_share_a_node(void) { return ep_num_nodes() == 1; }
 
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
     const ncclEpLayout_t layout = layout_of(test);

@@ -235,6 +235,9 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
                       it.combine_out.topk_weights = &it.weights.tensor, it.received_weights.sizes[1] = 1), no,
             "inputs.topk_weights.sizes[1]");
     REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, no, "must be a recipe");
+    REFUSED(dispatch, (it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, it.inputs.scales = &it.tokens.tensor,
+                       it.out.scales = &it.expert_rows.tensor, it.expert_rows.tensor.win_hdl = (ncclWindow_t)16), no,
+            "outputs.scales.win_hdl: must be a window with outputs.tokens");
     // Prefixes come before recipes, recipes before directions, and these before shapes.
     REFUSED(dispatch, (it.out.size = 0, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD), no, "size");
     REFUSED(dispatch, (it.config.quant_recipe = (ncclEpDispQuant_t)9, BACKWARD), no, "config.quant_recipe");
@@ -247,7 +250,7 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(combine, (it.expert_rows.tensor.datatype = ncclFloat8e4m3, it.combine_out.tokens = NULL),
             no, "inputs.tokens.datatype");
     REFUSED(combine, it.combine_out.tokens = NULL, no, "outputs.tokens: is required");
-    REFUSED(combine, it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8, usage, "MXFP8 is not");
+    REFUSED(combine, it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8, no, "must be a recipe of the layout");
     REFUSED(combine, it.combine_config.quant_recipe = (ncclEpCombQuant_t)3, no, "quant_recipe: must");
     REFUSED(combine, (it.combine_inputs.size = 0,
                       it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4), usage, "NVFP4");

@@ -14,7 +14,8 @@ static float e4m3(uint8_t code) {
     return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// A token of `rank` as it arrives: any bytes, the largest number of each block at its begin, and a scale for each block.
+// A token of `rank` as it arrives: any bytes, the largest number of each block at its begin, and a scale for each
+// block.
 static uint8_t code_of(unsigned rank, unsigned token, unsigned i) {
     if (i % kBlock == 0) return 0x7e;  // 448
     const unsigned mixed = (rank * 131 + token * 31 + i) * 2654435761u >> 13;

@@ -1,7 +1,6 @@
 // What the tests of the later interface share (include/nccl_ep_2): structs of any generation, tensors over buffers,
 // groups.
-#ifndef C_TESTS_SUITES_SECOND_SECOND_H_
-#define C_TESTS_SUITES_SECOND_SECOND_H_
+#pragma once
 
 #include <nccl_ep.h>
 
@@ -31,6 +30,10 @@ typedef struct {
 void view_of(View* view, void* data, ncclDataType_t datatype, size_t size0, size_t size1, size_t size2);
 // Overwrites a view: nothing may be read after a call.
 void view_scrap(View* view);
+// From here on views have no address, but a window each, which only the stand-ins make without the other ranks: false
+// if there are none. Until the end, which deregisters them.
+bool views_into_windows(const EpEnv* env);
+void views_end_windows(const EpEnv* env);
 
 // An operation's mode, sizes and routing.
 typedef struct {
@@ -87,6 +90,8 @@ unsigned capacity_of(const EpEnv* env, const Case* test);
 RefShape shape_of(const EpEnv* env, const Case* test);
 ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
+// Whether handles may lie in memory of callers, and updates be captured: on one node.
+bool ranks_share_a_node(void);
 // A handle without a routing, in memory that has `bytes`, or new memory.
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
 // The same, or in memory of the library's, as the case says.
@@ -102,5 +107,3 @@ void check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected, cons
 
 // Small ones.
 extern const Case kSmallLl, kSmallHt;
-
-#endif  // C_TESTS_SUITES_SECOND_SECOND_H_

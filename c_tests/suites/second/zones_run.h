@@ -1,6 +1,5 @@
 // A run of high throughput, expert-major: its buffers, and operations that are compared with the reference.
-#ifndef C_TESTS_SUITES_SECOND_ZONES_RUN_H_
-#define C_TESTS_SUITES_SECOND_ZONES_RUN_H_
+#pragma once
 
 #include "reference/zones.h"
 #include "suites/second/second.h"
@@ -39,5 +38,3 @@ void zones_check_dispatch(const ZonesRun* run, ncclEpPassDir_t pass);
 void zones_check_combine(const ZonesRun* run, ncclEpPassDir_t pass);
 // Both operations of a pass, checked.
 void zones_exchange(const ZonesRun* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);
-
-#endif  // C_TESTS_SUITES_SECOND_ZONES_RUN_H_

@@ -5,12 +5,10 @@
 // and operations of other handles are right.
 EP_TEST(handle_destroyed_while_pending) {
     enum { kRounds = 25 };
-    Setup setup;
-    set_up(&setup, env);
+    Setup setup = set_up(env);
     LlRun* runs = setup.runs;
     for (unsigned i = 0; i < kRounds; ++i) {
-        LlRun given_up;
-        open_run(&given_up, env, setup.group);
+        LlRun given_up = open_run(env, setup.group);
         send_dispatch(&given_up);
         if (i % 3 == 1) {
             complete_dispatch(&given_up, env->stream);
@@ -31,19 +29,16 @@ EP_TEST(handle_destroyed_while_pending) {
         ll_combine(&runs[2]);
     }
     send_dispatch(&runs[3]);  // tear_down abandons this one and destroys the group at once
-    tear_down(&setup, env);
+    tear_down(&setup);
 }
 
-// One rank abandons what the others complete. They receive everything, as that rank had sent its
-// part.
+// One rank abandons what the others complete. They receive everything, as that rank had sent its part.
 EP_TEST(handle_destroyed_on_one_rank) {
     enum { kRounds = 12 };
-    Setup setup;
-    set_up(&setup, env);
+    Setup setup = set_up(env);
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool combine = i % 3 == 2;
-        LlRun run;
-        open_run(&run, env, setup.group);
+        LlRun run = open_run(env, setup.group);
         if (combine) ll_dispatch(&run);
         combine ? send_combine(&run) : send_dispatch(&run);
         if (env->rank == (int)(i % (unsigned)env->size)) {
@@ -55,14 +50,13 @@ EP_TEST(handle_destroyed_on_one_rank) {
         ll_run_close(&run);
         for (unsigned r = 0; r < i % 4; ++r) ll_dispatch(&setup.runs[r]);
     }
-    tear_down(&setup, env);
+    tear_down(&setup);
 }
 
 // Each rank may complete or abandon operations in its own order.
 EP_TEST(ended_in_another_order) {
     enum { kRounds = 8 };
-    Setup setup;
-    set_up(&setup, env);
+    Setup setup = set_up(env);
     LlRun* first = &setup.runs[0];
     LlRun* second = &setup.runs[1];
     for (unsigned i = 0; i < kRounds; ++i) {
@@ -71,8 +65,7 @@ EP_TEST(ended_in_another_order) {
         send_dispatch(second);
         complete_dispatch(swaps ? second : first, env->stream);
         complete_dispatch(swaps ? first : second, setup.other);
-        LlRun given_up;
-        open_run(&given_up, env, setup.group);
+        LlRun given_up = open_run(env, setup.group);
         send_dispatch(&given_up);
         if (!swaps) send_dispatch(first);
         EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));
@@ -80,21 +73,18 @@ EP_TEST(ended_in_another_order) {
         complete_dispatch(first, env->stream);
         ll_run_close(&given_up);
     }
-    tear_down(&setup, env);
+    tear_down(&setup);
 }
 
 // One operation may stay in flight while others start and end.
-EP_TEST(one_stays_in_flight) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* runs = setup.runs;
+STAGED_TEST(one_stays_in_flight) {
+    LlRun* runs = setup->runs;
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(&runs[0]);
         for (unsigned r = 1; r < kMaxRuns; ++r) {
             send_dispatch(&runs[r]);
-            complete_dispatch(&runs[r], i % 2 == 0 ? env->stream : setup.other);
+            complete_dispatch(&runs[r], i % 2 == 0 ? env->stream : setup->other);
         }
         complete_dispatch(&runs[0], env->stream);
     }
-    tear_down(&setup, env);
 }

@@ -6,31 +6,25 @@
 
 #include "suites/staged/staged.h"
 
-EP_TEST(one_at_a_time) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* run = &setup.runs[0];
+STAGED_TEST(one_at_a_time) {
+    LlRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 6; ++i) {
         send_dispatch(run);
         complete_dispatch(run, env->stream);
         send_combine(run);
         complete_combine(run, env->stream);
     }
-    tear_down(&setup, env);
 }
 
 // The receive phase follows the send phase even if nothing else orders the two streams.
-EP_TEST(completed_on_another_stream) {
-    Setup setup;
-    set_up(&setup, env);
+STAGED_TEST(completed_on_another_stream) {
     for (unsigned i = 0; i < 6; ++i) {
-        LlRun* run = &setup.runs[i % 2];
+        LlRun* run = &setup->runs[i % 2];
         send_dispatch(run);
-        complete_dispatch(run, setup.other);
+        complete_dispatch(run, setup->other);
         send_combine(run);
-        complete_combine(run, i % 3 == 0 ? env->stream : setup.other);
+        complete_combine(run, i % 3 == 0 ? env->stream : setup->other);
     }
-    tear_down(&setup, env);
 }
 
 static void sleep_a_while(void* unused) {
@@ -40,10 +34,8 @@ static void sleep_a_while(void* unused) {
 
 // On one rank the send phase is stuck behind other work of its stream, which still writes to the
 // output, while Complete already runs on another stream.
-EP_TEST(completed_before_the_send_began) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* run = &setup.runs[0];
+STAGED_TEST(completed_before_the_send_began) {
+    LlRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 2 * (unsigned)env->size; ++i) {
         const bool combine = i % 2 != 0;
         const RefBuffer* out = combine ? &run->combined : &run->packed;
@@ -53,19 +45,15 @@ EP_TEST(completed_before_the_send_began) {
             EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, sleep_a_while, NULL));
         }
         EP_CHECK_CUDA(cudaMemsetAsync(ref_buffer_data(out), kRefPoison, out->bytes, env->stream));
-        EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true)
-                              : ll_launch_dispatch(run, env->stream, true));
-        combine ? complete_combine(run, setup.other) : complete_dispatch(run, setup.other);
+        EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true) : ll_launch_dispatch(run, env->stream, true));
+        combine ? complete_combine(run, setup->other) : complete_dispatch(run, setup->other);
     }
-    tear_down(&setup, env);
 }
 
 // A combine on a third stream uses what its dispatch's receive phase leaves in the handle. That
 // phase is stuck behind other work until the combine has had time to run ahead.
-EP_TEST(combined_while_the_receive_is_late) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* run = &setup.runs[0];
+STAGED_TEST(combined_while_the_receive_is_late) {
+    LlRun* run = &setup->runs[0];
     cudaStream_t third;
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&third, cudaStreamNonBlocking));
     for (unsigned i = 0; i < 4; ++i) {
@@ -74,8 +62,8 @@ EP_TEST(combined_while_the_receive_is_late) {
         if (i > 0) ll_run_change(run, kRefReplace);
         send_dispatch(run);
         ll_prepare_combine(run);
-        ep_gate_close(&gate, setup.other);
-        EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, setup.other));
+        ep_gate_close(&gate, setup->other);
+        EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, setup->other));
         EP_CHECK_NCCL(ll_launch_combine(run, third, stage));
         usleep(30000);
         ep_gate_open(&gate);
@@ -84,30 +72,24 @@ EP_TEST(combined_while_the_receive_is_late) {
         ll_check(run);
     }
     EP_CHECK_CUDA(cudaStreamDestroy(third));
-    tear_down(&setup, env);
 }
 
 // A second Complete, or one without any staged operation, succeeds and changes nothing.
-EP_TEST(completed_twice) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* run = &setup.runs[0];
+STAGED_TEST(completed_twice) {
+    LlRun* run = &setup->runs[0];
     complete(run, env->stream);
     send_dispatch(run);
     complete_dispatch(run, env->stream);
-    complete_dispatch(run, setup.other);
+    complete_dispatch(run, setup->other);
     send_combine(run);
     complete_combine(run, env->stream);
     complete_combine(run, env->stream);
     ll_check_dispatch(run);
-    tear_down(&setup, env);
 }
 
-EP_TEST(two_in_flight) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* a = &setup.runs[0];
-    LlRun* b = &setup.runs[1];
+STAGED_TEST(two_in_flight) {
+    LlRun* a = &setup->runs[0];
+    LlRun* b = &setup->runs[1];
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(a);
         send_dispatch(b);
@@ -118,15 +100,12 @@ EP_TEST(two_in_flight) {
         complete_combine(i % 2 == 0 ? b : a, env->stream);
         complete_combine(i % 2 == 0 ? a : b, env->stream);
     }
-    tear_down(&setup, env);
 }
 
 // The schedule of two micro-batches: while one is computed on, the other travels.
-EP_TEST(overlapping_micro_batches) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* a = &setup.runs[0];
-    LlRun* b = &setup.runs[1];
+STAGED_TEST(overlapping_micro_batches) {
+    LlRun* a = &setup->runs[0];
+    LlRun* b = &setup->runs[1];
     send_dispatch(a);
     for (unsigned i = 0; i < 5; ++i) {
         send_dispatch(b);
@@ -139,14 +118,12 @@ EP_TEST(overlapping_micro_batches) {
         complete_combine(b, env->stream);
     }
     complete_dispatch(a, env->stream);
-    tear_down(&setup, env);
 }
 
 // Two staged operations stay pending while other handles run many blocking ones.
 EP_TEST(blocking_operations_meanwhile) {
     enum { kPairs = 20 };
-    Setup setup;
-    set_up(&setup, env);
+    Setup setup = set_up(env);
     LlRun* runs = setup.runs;
     for (unsigned i = 0; i < 3; ++i) {
         const bool combine_pending = i == 1;
@@ -160,34 +137,28 @@ EP_TEST(blocking_operations_meanwhile) {
         }
         complete_dispatch(&runs[1], env->stream);
         for (unsigned pair = 0; pair < kPairs; ++pair) ll_dispatch(&runs[1 + pair % 3]);
-        combine_pending ? complete_combine(&runs[0], env->stream)
-                        : complete_dispatch(&runs[0], env->stream);
+        combine_pending ? complete_combine(&runs[0], env->stream) : complete_dispatch(&runs[0], env->stream);
     }
-    tear_down(&setup, env);
+    tear_down(&setup);
 }
 
-EP_TEST(inputs_overwritten_after_sending) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* run = &setup.runs[0];
+STAGED_TEST(inputs_overwritten_after_sending) {
+    LlRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(run);
         ep_sync(env);
         ll_overwrite_inputs(run);
-        complete_dispatch(run, setup.other);
+        complete_dispatch(run, setup->other);
         send_combine(run);
         ep_sync(env);
         ll_overwrite_inputs(run);
         complete_combine(run, env->stream);
     }
-    tear_down(&setup, env);
 }
 
 // A refusal leaves the pending operations alone and sends nothing.
-EP_TEST(third_is_refused) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* runs = setup.runs;
+STAGED_TEST(third_is_refused) {
+    LlRun* runs = setup->runs;
     ll_dispatch(&runs[3]);
     send_dispatch(&runs[0]);
     send_dispatch(&runs[1]);
@@ -201,13 +172,10 @@ EP_TEST(third_is_refused) {
     send_dispatch(&runs[2]);  // one slot is free again
     complete_dispatch(&runs[1], env->stream);
     complete_dispatch(&runs[2], env->stream);
-    tear_down(&setup, env);
 }
 
-EP_TEST(second_on_a_handle_is_refused) {
-    Setup setup;
-    set_up(&setup, env);
-    LlRun* run = &setup.runs[0];
+STAGED_TEST(second_on_a_handle_is_refused) {
+    LlRun* run = &setup->runs[0];
     ll_dispatch(run);
     send_dispatch(run);
     for (unsigned send_only = 0; send_only < 2; ++send_only) {
@@ -219,14 +187,12 @@ EP_TEST(second_on_a_handle_is_refused) {
     EP_CHECK_RESULT(ll_launch_dispatch(run, env->stream, false), ncclInvalidUsage);
     EP_CHECK_RESULT(ll_launch_combine(run, env->stream, true), ncclInvalidUsage);
     complete_combine(run, env->stream);
-    tear_down(&setup, env);
 }
 
 // One rank after the other is late, in sending or in receiving.
 EP_TEST(late_ranks) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
-    Setup setup;
-    set_up(&setup, env);
+    Setup setup = set_up(env);
     LlRun* a = &setup.runs[0];
     LlRun* b = &setup.runs[1];
     uint64_t own = 77 + (uint64_t)env->rank;
@@ -244,7 +210,5 @@ EP_TEST(late_ranks) {
         if (!late) usleep(kLateMicroseconds / 10);
         complete_combine(b, env->stream);
     }
-    tear_down(&setup, env);
+    tear_down(&setup);
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

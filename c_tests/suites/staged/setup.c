@@ -5,25 +5,27 @@ static RefShape small_shape(const EpEnv* env) {
     return shape;
 }
 
-void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group) {
+LlRun open_run(const EpEnv* env, ncclEpGroup_t group) {
     static unsigned opened;
     const RefShape shape = small_shape(env);
     const unsigned n = opened++;
-    ll_run_open_with(run, env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
+    LlRun run = ll_run_open_with(env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
                      1000 + 1000 * (uint64_t)n);
-    run->variation = n;
+    run.variation = n;
+    return run;
 }
 
-void set_up(Setup* setup, EpEnv* env) {
+Setup set_up(EpEnv* env) {
     const RefShape shape = small_shape(env);
-    setup->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    for (unsigned r = 0; r < kMaxRuns; ++r) open_run(&setup->runs[r], env, setup->group);
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&setup->other, cudaStreamNonBlocking));
+    Setup setup = {.env = env, .group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape)};
+    for (unsigned r = 0; r < kMaxRuns; ++r) setup.runs[r] = open_run(env, setup.group);
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&setup.other, cudaStreamNonBlocking));
+    return setup;
 }
 
-void tear_down(Setup* setup, EpEnv* env) {
+void tear_down(Setup* setup) {
     for (unsigned r = 0; r < kMaxRuns; ++r) ll_run_close(&setup->runs[r]);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(setup->group, env->stream));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(setup->group, setup->env->stream));
     EP_CHECK_CUDA(cudaStreamDestroy(setup->other));
 }
 

@@ -1,20 +1,22 @@
 // What the cases of test_staged share.
-#ifndef C_TESTS_SUITES_STAGED_STAGED_H_
-#define C_TESTS_SUITES_STAGED_STAGED_H_
+#pragma once
 
 #include "reference/ll_run.h"
 
 // A group and some handles on it, no two with the same data.
 enum { kMaxRuns = 4 };
 typedef struct {
+    const EpEnv* env;
     ncclEpGroup_t group;
     LlRun runs[kMaxRuns];
     cudaStream_t other;  // a second stream without implicit order
 } Setup;
 
-void set_up(Setup* setup, EpEnv* env);
-void tear_down(Setup* setup, EpEnv* env);
-void open_run(LlRun* run, const EpEnv* env, ncclEpGroup_t group);
+Setup set_up(EpEnv* env);
+void tear_down(Setup* setup);
+LlRun open_run(const EpEnv* env, ncclEpGroup_t group);
+// A case with a `setup`.
+#define STAGED_TEST(name) EP_TEST_WITH(EP_TEST, name, Setup, setup, set_up, tear_down)
 
 void send_dispatch(LlRun* run);
 void send_combine(LlRun* run);
@@ -22,5 +24,3 @@ void complete(LlRun* run, cudaStream_t stream);  // and waits
 // The same, and checks what came.
 void complete_dispatch(LlRun* run, cudaStream_t stream);
 void complete_combine(LlRun* run, cudaStream_t stream);
-
-#endif  // C_TESTS_SUITES_STAGED_STAGED_H_

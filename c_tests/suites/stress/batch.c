@@ -1,8 +1,6 @@
-// One batch: fresh data for all handles, then operations in random order back to back, then the
-// comparison. All handles have different data, so a stale row of another operation in the same
-// buffer shows.
+// One batch: fresh data for all handles, then operations in random order back to back, then the comparison. All handles
+// have different data, so a stale row of another operation in the same buffer shows.
 #define _GNU_SOURCE  // usleep
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "suites/stress/stress.h"
@@ -36,8 +34,7 @@ static size_t snapshot_bytes(const StressHandle* handle) {
 static void open_history(History* history, const Stress* stress, unsigned most) {
     size_t largest = 0;
     for (unsigned i = 0; i < kGroups * kHandles; ++i) {
-        const size_t bytes =
-            snapshot_bytes(&stress->groups[i / kHandles].handles[i % kHandles]);
+        const size_t bytes = snapshot_bytes(&stress->groups[i / kHandles].handles[i % kHandles]);
         if (bytes > largest) largest = bytes;
     }
     history->items = ref_host_new(most * sizeof(*history->items));
@@ -50,14 +47,12 @@ static void open_history(History* history, const Stress* stress, unsigned most) 
 // Moves an output into the history and leaves poison behind, both in the order of the stream.
 static void move_output(History* history, const RefBuffer* buffer, cudaStream_t stream) {
     unsigned char* to = history->memory + history->used;
-    EP_REQUIRE_CUDA(
-        cudaMemcpyAsync(to, buffer->base, guarded(buffer), cudaMemcpyDeviceToDevice, stream));
+    EP_REQUIRE_CUDA(cudaMemcpyAsync(to, buffer->base, guarded(buffer), cudaMemcpyDeviceToDevice, stream));
     EP_REQUIRE_CUDA(cudaMemsetAsync(buffer->base, kRefPoison, guarded(buffer), stream));
     history->used += guarded(buffer);
 }
 
-static void take_snapshot(History* history, const StressHandle* handle, Operation operation,
-                          cudaStream_t stream) {
+static void take_snapshot(History* history, const StressHandle* handle, Operation operation, cudaStream_t stream) {
     EP_REQUIRE(history->count < history->most);
     Snapshot* item = &history->items[history->count++];
     item->handle = handle;
@@ -98,22 +93,19 @@ static void delay(Stress* stress) {
     }
 }
 
-static void done(const Stress* stress, StressHandle* handle, Operation operation,
-                 History* history) {
+static void done(const Stress* stress, StressHandle* handle, Operation operation, History* history) {
     if (operation == kCombine) handle->combined = true;
     if (history != NULL) take_snapshot(history, handle, operation, stress->env->stream);
 }
 
-static void complete(const Stress* stress, StressGroup* group, StressHandle* handle,
-                     History* history) {
+static void complete(const Stress* stress, StressGroup* group, StressHandle* handle, History* history) {
     EP_CHECK_NCCL(ncclEpComplete(handle->run.handle, NULL, stress->env->stream));
     done(stress, handle, handle->pending, history);
     handle->pending = kNothing;
     --group->num_pending;
 }
 
-static void next_operation(Stress* stress, StressGroup* group, StressHandle* handle,
-                           History* history) {
+static void next_operation(Stress* stress, StressGroup* group, StressHandle* handle, History* history) {
     const Operation operation = ep_random_below(&stress->plan, 2) == 0 ? kDispatch : kCombine;
     const bool wants_staged = ep_random_below(&stress->plan, 2) == 0;
     const bool staged = wants_staged && group->num_pending < kMostPending;
@@ -136,9 +128,8 @@ static void renew(Stress* stress, StressGroup* group, StressHandle* handle) {
     LlRun* run = &handle->run;
     if (ep_random_below(&stress->plan, 2) == 0) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
-        ll_run_reroute(run, ref_routing_new((unsigned)stress->env->size, group->shape.num_experts,
-                                            group->shape.top_k, run->now->num_tokens, style,
-                                            ep_random(&stress->plan)));
+        ll_run_reroute(run, ref_routing_new((unsigned)stress->env->size, group->shape.num_experts, group->shape.top_k,
+                                            run->now->num_tokens, style, ep_random(&stress->plan)));
     }
     ll_prepare_dispatch(run);
     EP_CHECK_NCCL(ll_launch_dispatch(run, stress->env->stream, false));

@@ -4,9 +4,6 @@
 //   test_stress [--ops N] [--every N] [--seed N]
 //
 // --ops operations in all (400), compared after every --every (40). The seed (1) determines all.
-#include <stdio.h>
-#include <string.h>
-
 #include "suites/stress/stress.h"
 
 enum { kDefaultOps = 400, kDefaultEvery = 40, kBatchesPerRound = 6 };
@@ -27,8 +24,7 @@ static RefShape random_shape(Stress* stress) {
     shape.max_tokens = from_one_to(stress, kMaxTokens);
     shape.top_k = from_one_to(stress, kMaxTopK);
     shape.datatype = kTypes[ep_random_below(&stress->plan, 3)];
-    shape.hidden = kRowUnit * from_one_to(stress, kMaxRowUnits) /
-                   (unsigned)ep_datatype_size(shape.datatype);
+    shape.hidden = kRowUnit * from_one_to(stress, kMaxRowUnits) / (unsigned)ep_datatype_size(shape.datatype);
     return shape;
 }
 
@@ -39,7 +35,7 @@ static void open_group(Stress* stress, StressGroup* group) {
     for (unsigned h = 0; h < kHandles; ++h) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
         const bool uneven = ep_random_below(&stress->plan, 2) == 0;
-        ll_run_open_with(&group->handles[h].run, stress->env, group->group, &group->shape, style,
+        group->handles[h].run = ll_run_open_with(stress->env, group->group, &group->shape, style,
                          uneven, ep_random(&stress->plan));
     }
 }
@@ -70,9 +66,8 @@ int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
     Options options = {kDefaultOps, kDefaultEvery, 1};
-    const EpOption table[] = {{"--ops", &options.num_ops, NULL},
-                              {"--every", &options.every, NULL},
-                              {"--seed", &options.seed, NULL}};
+    const EpOption table[] = {
+        {"--ops", &options.num_ops, NULL}, {"--every", &options.every, NULL}, {"--seed", &options.seed, NULL}};
     const bool good = ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL);
     if (!good || options.every == 0 || options.every > 100000) {
         if (env.rank == 0) fprintf(stderr, "usage: test_stress [--ops N] [--every N] [--seed N]\n");

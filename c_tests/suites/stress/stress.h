@@ -1,6 +1,5 @@
 // What the two halves of test_stress share: groups with handles, and a batch of operations on them.
-#ifndef C_TESTS_SUITES_STRESS_STRESS_H_
-#define C_TESTS_SUITES_STRESS_STRESS_H_
+#pragma once
 
 #include "reference/ll_run.h"
 
@@ -29,9 +28,6 @@ typedef struct {
     StressGroup groups[kGroups];
 } Stress;
 
-// Launches at least `num_ops` operations back to back, then compares. With `snapshots` the output
-// of every single operation is copied on the stream and compared, otherwise the last ones are.
-// Returns the number of operations.
+// Launches at least `num_ops` operations back to back, then compares. With `snapshots` the output of every single
+// operation is copied on the stream and compared, otherwise the last ones are. Returns the number of operations.
 unsigned stress_batch(Stress* stress, unsigned num_ops, bool snapshots);
-
-#endif  // C_TESTS_SUITES_STRESS_STRESS_H_

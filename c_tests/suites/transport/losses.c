@@ -3,8 +3,6 @@
 #include "suites/transport/losses.h"
 
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "forked/survivors.h"
@@ -18,9 +16,7 @@ bool talks_to_victim(const DeathRank* self, const Way* way) {
 }
 
 // Whether a thread of the library may still be inside NCCL with the communicator.
-static bool is_connecting(void) {
-    return strstr(epProbeText(), "which NCCL is still connecting") != NULL;
-}
+static bool is_connecting(void) { return strstr(epProbeText(), "which NCCL is still connecting") != NULL; }
 
 void go_on(DeathRank* self) {
     const double start = seconds_now();

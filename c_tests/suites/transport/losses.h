@@ -1,6 +1,5 @@
 // What the others see of a rank that dies, stops, or gives up.
-#ifndef C_TESTS_SUITES_TRANSPORT_LOSSES_H_
-#define C_TESTS_SUITES_TRANSPORT_LOSSES_H_
+#pragma once
 
 #include "suites/transport/way.h"
 
@@ -16,5 +15,3 @@ void expect_end_of_stream(const DeathRank* self, double start);
 void go_on(DeathRank* self);
 
 void a_rank_is_lost_in_the_creation(DeathRank* self);
-
-#endif  // C_TESTS_SUITES_TRANSPORT_LOSSES_H_

@@ -9,9 +9,6 @@
 // in every split of the ranks over nodes, which NCCL is told by NCCL_HOSTID.
 #define _GNU_SOURCE  // setenv, usleep
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "forked/survivors.h"
@@ -186,11 +183,9 @@ int main(int argc, char** argv) {
     unsigned seed = 5;
     unsigned losses = ep_on_hostsim() ? 1 : 2;
     const char* word = "";
-    const EpOption table[] = {
-        {"--ranks", &num_ranks, NULL}, {"--seed", &seed, NULL}, {"--times", &losses, NULL}};
+    const EpOption table[] = {{"--ranks", &num_ranks, NULL}, {"--seed", &seed, NULL}, {"--times", &losses, NULL}};
     if (!ep_read_options(argc, argv, table, 3, &word) || num_ranks < 2 || num_ranks > kMaxRanks) {
-        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [--times N] [WORD]\n",
-                kMaxRanks);
+        fprintf(stderr, "usage: test_transport [--ranks 2..%d] [--seed N] [--times N] [WORD]\n", kMaxRanks);
         return 2;
     }
     // All ranks are on one machine, unless somebody says otherwise.

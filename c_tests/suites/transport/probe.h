@@ -1,6 +1,5 @@
 // The functions of libnccl_ep_probe.so (abi/probe) that open a transport between nodes alone.
-#ifndef C_TESTS_SUITES_TRANSPORT_PROBE_H_
-#define C_TESTS_SUITES_TRANSPORT_PROBE_H_
+#pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -15,8 +14,7 @@ typedef struct {
 } EpProbeMessage;
 
 // 0, or the number of NCCL's result. Ranks with the same `node` are on one.
-int epProbeRailOpen(EpProbeRail** rail, ncclComm_t comm, const char* node, unsigned timeout_ms,
-                    cudaStream_t stream);
+int epProbeRailOpen(EpProbeRail** rail, ncclComm_t comm, const char* node, unsigned timeout_ms, cudaStream_t stream);
 void epProbeRailClose(EpProbeRail* rail);
 // Writes at most `most` ranks; gives how many there are.
 size_t epProbeRailPeers(const EpProbeRail* rail, size_t* ranks, size_t most);
@@ -27,5 +25,3 @@ int epProbeRailHealth(const EpProbeRail* rail);
 int epProbeRailFaults(const EpProbeRail* rail);  // how often it told of a failure
 void epProbeRailAbort(const EpProbeRail* rail);
 const char* epProbeText(void);
-
-#endif  // C_TESTS_SUITES_TRANSPORT_PROBE_H_

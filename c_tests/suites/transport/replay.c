@@ -1,6 +1,4 @@
 // Operations in a graph: they arrive in every replay, and have the deadline in every replay.
-#include <string.h>
-
 #include "forked/survivors.h"
 #include "harness/graphs.h"
 #include "suites/transport/losses.h"
@@ -92,10 +90,6 @@ static void lose_before_a_long_replay(DeathRank* self, void (*lose)(DeathRank* s
     go_on(self);
 }
 
-DEATH_CASE(a_rank_stops_before_a_long_replay, kVictimStops) {
-    lose_before_a_long_replay(self, stop_victim);
-}
+DEATH_CASE(a_rank_stops_before_a_long_replay, kVictimStops) { lose_before_a_long_replay(self, stop_victim); }
 
-DEATH_CASE(a_rank_dies_before_a_long_replay, kVictimDies) {
-    lose_before_a_long_replay(self, lose_victim);
-}
+DEATH_CASE(a_rank_dies_before_a_long_replay, kVictimDies) { lose_before_a_long_replay(self, lose_victim); }

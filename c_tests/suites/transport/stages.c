@@ -1,8 +1,6 @@
 // See stages.h.
 #include "suites/transport/stages.h"
 
-#include <stdio.h>
-
 #include "forked/survivors.h"
 #include "suites/transport/probe.h"
 
@@ -22,8 +20,7 @@ void stage(const char* name) {
 }
 
 void print_stages(const DeathRank* self, double since) {
-    fprintf(stderr, "rank %d: seconds since the wait began, of %u ms:\n", self->env.rank,
-            self->timeout_ms);
+    fprintf(stderr, "rank %d: seconds since the wait began, of %u ms:\n", self->env.rank, self->timeout_ms);
     for (unsigned i = 0; i < g_num_stages; ++i) {
         fprintf(stderr, "  %+9.3f %s\n", g_stages[i].time - since, g_stages[i].name);
     }

@@ -1,6 +1,5 @@
 // When a rank came to which stage of a case; a check that fails for time prints them.
-#ifndef C_TESTS_SUITES_TRANSPORT_STAGES_H_
-#define C_TESTS_SUITES_TRANSPORT_STAGES_H_
+#pragma once
 
 #include "forked/ranks.h"
 
@@ -11,5 +10,3 @@ void stage(const char* name);
 void check_stage_in_time(const DeathRank* self, double since);
 // Prints the stages, in seconds since `since`, and the last error of the transport.
 void print_stages(const DeathRank* self, double since);
-
-#endif  // C_TESTS_SUITES_TRANSPORT_STAGES_H_

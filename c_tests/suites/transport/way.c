@@ -1,8 +1,7 @@
 // See way.h.
 #include "suites/transport/way.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "reference/buffer.h"
 
 bool is_member(const size_t* ranks, size_t count, int rank) {
     for (size_t i = 0; i < count; ++i) {
@@ -28,17 +27,14 @@ static void fill(unsigned char* data, size_t from, size_t to, unsigned op, size_
     }
 }
 
-int open_way(Way* way, const DeathRank* self, const EpEnv* env) {
-    return open_way_of(way, self, env, &kAnySize);
-}
+int open_way(Way* way, const DeathRank* self, const EpEnv* env) { return open_way_of(way, self, env, &kAnySize); }
 
 int open_way_of(Way* way, const DeathRank* self, const EpEnv* env, const Sizes* sizes) {
     memset(way, 0, sizeof(*way));
     way->sizes = sizes;
     way->self = self;
     way->env = env;
-    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"),
-                                       self->timeout_ms, env->stream);
+    const int result = epProbeRailOpen(&way->rail, env->comm, getenv("NCCL_HOSTID"), self->timeout_ms, env->stream);
     if (result != 0) return result;
     way->num_rail_peers = epProbeRailPeers(way->rail, way->rail_peers, kMaxRanks);
     way->num_forwarded = epProbeRailForwarded(way->rail, way->forwarded, kMaxRanks);
@@ -59,15 +55,12 @@ void close_way(Way* way) {
 
 void prepare(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
-    unsigned char* host = calloc(way->num_rail_peers, way->sizes->most);
-    EP_REQUIRE(host != NULL);
+    EP_SCOPED unsigned char* host = ref_host_new(way->num_rail_peers * way->sizes->most);
     for (size_t i = 0; i < way->num_rail_peers; ++i) {
         fill(host + i * way->sizes->most, rank, way->rail_peers[i], op, way->sizes->most);
     }
     ep_upload(way->sent[op % way->sizes->ops], host, way->num_rail_peers * way->sizes->most);
-    free(host);
-    EP_CHECK_CUDA(
-        cudaMemset(way->received[op % way->sizes->ops], 0xee, way->num_forwarded * way->sizes->most));
+    EP_CHECK_CUDA(cudaMemset(way->received[op % way->sizes->ops], 0xee, way->num_forwarded * way->sizes->most));
     EP_CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
@@ -95,21 +88,17 @@ int enqueue(Way* way, unsigned op, cudaStream_t stream) {
 void check_received(Way* way, unsigned op) {
     const size_t rank = (size_t)way->env->rank;
     const size_t total = way->num_forwarded * way->sizes->most;
-    unsigned char* got = malloc(total);
-    unsigned char* expected = malloc(total);
-    EP_REQUIRE(got != NULL && expected != NULL);
+    EP_SCOPED unsigned char* got = ref_host_new(total);
+    EP_SCOPED unsigned char* expected = ref_host_new(total);
     memset(expected, 0xee, total);
     for (size_t i = 0; i < way->num_forwarded; ++i) {
         const size_t source = way->forwarded[i];
         if (source != rank) {
-            fill(expected + i * way->sizes->most, source, rank, op,
-                 way->sizes->of(source, rank, op));
+            fill(expected + i * way->sizes->most, source, rank, op, way->sizes->of(source, rank, op));
         }
     }
     ep_download(got, way->received[op % way->sizes->ops], total);
     EP_CHECK_EQ_BYTES(got, expected, total);
-    free(got);
-    free(expected);
 }
 
 void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream) {

@@ -1,6 +1,5 @@
 // One rank's end of a transport between nodes, and messages over it whose contents every rank can compute.
-#ifndef C_TESTS_SUITES_TRANSPORT_WAY_H_
-#define C_TESTS_SUITES_TRANSPORT_WAY_H_
+#pragma once
 
 #include "forked/ranks.h"
 #include "suites/transport/probe.h"
@@ -45,5 +44,3 @@ void prepare(Way* way, unsigned op);
 void check_received(Way* way, unsigned op);
 // A few operations in flight, compared.
 void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream);
-
-#endif  // C_TESTS_SUITES_TRANSPORT_WAY_H_

@@ -1,8 +1,5 @@
 // Two libraries with different interfaces over one core, in one process. Each has its own
 // communicator, group and stream; both work at once, and neither sees the other.
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness/harness.h"
 #include "suites/two_abis/probe.h"
 
@@ -19,12 +16,9 @@ typedef struct {
     cudaStream_t stream;
 } Side;
 
-static unsigned experts_of(const EpEnv* env) {
-    return kLocalExperts * (unsigned)env->size;
-}
+static unsigned experts_of(const EpEnv* env) { return kLocalExperts * (unsigned)env->size; }
 
-// Tokens of one round. Each has two experts with weights of one half, so a combine returns the
-// token.
+// Tokens of one round. Each has two experts with weights of one half, so a combine returns the token.
 static void fill(const EpEnv* env, Side* side, uint64_t seed) {
     const unsigned experts = experts_of(env);
     int64_t ids[kTokens * kTopK];
@@ -48,8 +42,7 @@ static void fill(const EpEnv* env, Side* side, uint64_t seed) {
 }
 
 static void open_side(const EpEnv* env, Side* side) {
-    side->away_bytes =
-        (size_t)kLocalExperts * (size_t)env->size * kMostTokens * kHidden * sizeof(uint16_t);
+    side->away_bytes = (size_t)kLocalExperts * (size_t)env->size * kMostTokens * kHidden * sizeof(uint16_t);
     side->ids = ep_device_alloc(kTokens * kTopK * sizeof(int64_t));
     side->rows.home = ep_device_alloc(kHomeBytes);
     side->rows.away = ep_device_alloc(side->away_bytes);
@@ -87,14 +80,11 @@ typedef struct {
 static void open_first(const EpEnv* env, First* first, const Side* side) {
     first->group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts_of(env), kMostTokens,
                                    kHidden * sizeof(uint16_t));
-    EP_REQUIRE_NCCL(
-        ep_handle_create(&first->handle, first->group, side->ids, kTokens, kTopK, env->stream));
-    ep_view_2d(&first->home, side->rows.home, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens,
-               kHidden);
+    EP_REQUIRE_NCCL(ep_handle_create(&first->handle, first->group, side->ids, kTokens, kTopK, env->stream));
+    ep_view_2d(&first->home, side->rows.home, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
     ep_view_3d(&first->away, side->rows.away, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                kLocalExperts, (unsigned)env->size * kMostTokens, kHidden);
-    ep_view_2d(&first->weights, side->rows.weights, ncclFloat32,
-               NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    ep_view_2d(&first->weights, side->rows.weights, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
 }
 
 static ncclResult_t first_away(const First* first, cudaStream_t stream) {
@@ -237,16 +227,12 @@ EP_TEST(other_ranks_are_told_in_its_words) {
         ep_skip("needs another rank");
         return;
     }
-    const size_t experts = env->rank == 0 ? 0 : experts_of(env);
-    const EpProbeSettings settings = {experts, kMostTokens, kHidden, 0};
+    const EpProbeSettings settings = {env->rank == 0 ? 0 : experts_of(env), kMostTokens, kHidden, 0};
     ncclComm_t comm = another_comm(env);
     EpProbeGroup* group = NULL;
-    const int expected = env->rank == 0 ? ncclInvalidArgument : ncclRemoteError;
-    EP_CHECK_EQ_I64(epProbeOpen(&group, comm, &settings), expected);
+    EP_CHECK_EQ_I64(epProbeOpen(&group, comm, &settings), env->rank == 0 ? ncclInvalidArgument : ncclRemoteError);
     EP_CHECK(group == NULL);
     if (env->rank != 0) EP_CHECK_STR_CONTAINS(epProbeText(), "rank 0 refused: ");
     EP_CHECK_STR_CONTAINS(epProbeText(), "Setting(Experts) breaks");
     EP_CHECK_NCCL(ncclCommDestroy(comm));
 }
-
-int main(int argc, char** argv) { return ep_main(argc, argv); }

@@ -1,8 +1,4 @@
-// Routes in memory of the caller's: what a handle keeps is one block of bytes, which works wherever
-// it lies.
-#include <stdlib.h>
-#include <string.h>
-
+// Routes in memory of the caller's: what a handle keeps is one block of bytes, which works wherever it lies.
 #include "harness/graphs.h"
 #include "harness/harness.h"
 #include "harness/nodes.h"
@@ -23,8 +19,7 @@ typedef struct {
 
 static void open_side(const EpEnv* env, Side* side, bool high_throughput) {
     const size_t slots = (size_t)env->size * kMostTokens;
-    const EpProbeSettings settings = {(size_t)kLocalExperts * (size_t)env->size, kMostTokens,
-                                      kHidden, high_throughput};
+    const EpProbeSettings settings = {(size_t)kLocalExperts * (size_t)env->size, kMostTokens, kHidden, high_throughput};
     ncclUniqueId id;
     memset(&id, 0, sizeof(id));
     if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
@@ -50,9 +45,7 @@ static void close_side(Side* side) {
     ep_device_free(side->rows.weights);
 }
 
-static size_t tokens_of(const EpEnv* env, uint64_t seed) {
-    return kMostTokens - ((size_t)env->rank + seed) % 3;
-}
+static size_t tokens_of(const EpEnv* env, uint64_t seed) { return kMostTokens - ((size_t)env->rank + seed) % 3; }
 
 // Ids in device memory; some name nothing, some repeat.
 static void* upload_ids(const EpEnv* env, uint64_t seed) {
@@ -140,11 +133,10 @@ static Seen run_own(const EpEnv* env, const Side* side, const void* ids, uint64_
 }
 
 static void check_untouched(const Side* side, const void* block) {
-    unsigned char* bytes = malloc(side->block_bytes);
+    EP_SCOPED unsigned char* bytes = malloc(side->block_bytes);
     EP_REQUIRE(bytes != NULL);
     ep_download(bytes, block, side->block_bytes);
     for (size_t i = 0; i < side->block_bytes; ++i) EP_REQUIRE(bytes[i] == kUntouched);
-    free(bytes);
 }
 
 // Routings in moved memory: two of them alternate, and each works like one in the library's memory.
@@ -300,8 +292,7 @@ EP_TEST_HT(memory_that_does_not_fit_is_refused) {
     EP_CHECK_STR_CONTAINS(epProbeText(), "must begin at an address");
     EP_CHECK(route == NULL);
     EP_CHECK_EQ_I64(epProbeBytes(side.group, 33), 0);
-    // Another number of ids than it was made for; all ranks refuse, and nothing is in the way of
-    // what follows.
+    // Another number of ids than it was made for; all ranks refuse, and nothing is in the way of what follows.
     void* ids = upload_ids(env, 7);
     route = route_in(&side, block, 0);
     EP_CHECK_RESULT(epProbeUpdate(route, ids, 4, kTopK - 1), ncclInvalidArgument);

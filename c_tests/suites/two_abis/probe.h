@@ -1,7 +1,5 @@
-// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for
-// tests only.
-#ifndef C_TESTS_SUITES_TWO_ABIS_PROBE_H_
-#define C_TESTS_SUITES_TWO_ABIS_PROBE_H_
+// The functions of libnccl_ep_probe.so (abi/probe): a second interface over the same core, for tests only.
+#pragma once
 
 #include <cuda_runtime.h>
 #include <nccl.h>
@@ -51,5 +49,3 @@ void epProbeForget(EpProbeRoute* route);
 int epProbeAway(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);
 int epProbeHome(const EpProbeRoute* route, const EpProbeRows* rows, cudaStream_t stream);
 const char* epProbeText(void);
-
-#endif  // C_TESTS_SUITES_TWO_ABIS_PROBE_H_

@@ -46,7 +46,6 @@ macro_rules! from_raw {
     ($($name:ident: $($value:ident)+;)+) => {
         $(
             impl $name {
-                /// The one with this number.
                 pub fn from_raw(number: u32) -> Option<Self> {
                     let mut all = [$(Self::$value),+].into_iter();
                     all.find(|it| *it as u32 == number)
@@ -107,7 +106,6 @@ pub struct MessageHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// Nothing has failed.
     None = 0,
     /// A wait reached its deadline. All other fields are valid.
     Timeout = 1,
@@ -143,17 +141,12 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum KernelOp {
-    /// The self test.
     PeerSelftest = 1,
-    /// An LL dispatch.
     LlDispatch = 2,
-    /// An LL combine.
     LlCombine = 3,
     /// The creation of an HT handle.
     HtRoute = 4,
-    /// An HT dispatch.
     HtDispatch = 5,
-    /// An HT combine.
     HtCombine = 6,
 }
 
@@ -167,7 +160,6 @@ pub enum Wait {
     Counts = 1,
     /// Where a token's rows go.
     Entry = 2,
-    /// A row.
     Row = 3,
     /// The weights of a token.
     Weight = 4,
@@ -253,7 +245,6 @@ pub struct ScaledRows {
     pub scale_chunk_bytes: u32,
     /// If they are forwarded, the scales of the rows that are sent; they are of one expert.
     pub from: ScaleView,
-    /// Receives the scales.
     pub out: ScaleView,
 }
 
@@ -270,7 +261,6 @@ pub struct WaitParams {
     pub failed: *mut u32,
     /// In this rank's window: 1 + a peer that has reported its own failure, or zero.
     pub peer_failed: *mut u32,
-    /// Who waits.
     pub op: KernelOp,
 }
 
@@ -280,13 +270,10 @@ pub struct WaitParams {
 pub struct PeerTable {
     /// First byte of each rank's window; this rank's own included.
     pub window: [*mut u8; MAX_PEERS],
-    /// Number of ranks.
     pub ranks: u32,
-    /// This rank.
     pub rank: u32,
 }
 
-/// Parameters of `replay_mark`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ReplayMarkParams {
@@ -296,17 +283,13 @@ pub struct ReplayMarkParams {
     pub begins: u32,
 }
 
-/// Parameters of `handle_header`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HandleHeaderParams {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// The report.
     pub wait: WaitParams,
     /// The header, in a caller's memory.
     pub header: *mut u32,
-    /// What it says.
     pub words: [u32; HANDLE_HEADER_WORDS],
     /// Not zero if it is written, zero if it is compared.
     pub writes: u32,
@@ -314,21 +297,17 @@ pub struct HandleHeaderParams {
     pub rows: *const u32,
 }
 
-/// Parameters of `add_counts`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AddCountsParams {
-    /// The report.
     pub wait: WaitParams,
     /// `[experts]`: rows that a dispatch has delivered to each local expert.
     pub counts: *const i32,
     /// `[experts]`: the rows of all dispatches that were counted.
     pub totals: *mut u64,
-    /// Local experts.
     pub experts: u32,
 }
 
-/// Parameters of `handle_ids`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HandleIdsParams {
@@ -336,7 +315,6 @@ pub struct HandleIdsParams {
     pub from: *const c_void,
     /// Gets them with 64 bits each.
     pub to: *mut i64,
-    /// How many.
     pub count: u64,
     /// What is added to ids that are not negative.
     pub offset: u32,
@@ -354,13 +332,10 @@ pub struct SelftestResult {
     pub wrong_threads: u32,
 }
 
-/// Parameters of `peer_selftest`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct PeerSelftestParams {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
     /// Offset in a window: one u32 arrival flag per source rank.
     pub flags_offset: u64,

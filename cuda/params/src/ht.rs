@@ -60,7 +60,6 @@ pub struct HtLayout {
     pub unit_bytes: u64,
     /// Units of each ordered pair of ranks; a power of two.
     pub units: u32,
-    /// Experts per rank.
     pub local_experts: u32,
 }
 
@@ -87,9 +86,7 @@ pub struct HtHandleMemory {
     pub departures: *mut u32,
     /// `[local_experts]`: received rows per expert.
     pub counts: *mut i32,
-    /// This rank's tokens.
     pub tokens: u32,
-    /// Ids per token.
     pub top_k: u32,
 }
 
@@ -97,21 +94,16 @@ pub struct HtHandleMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HtCount {
-    /// The count.
     pub value: u32,
     /// The handle's number, once `value` is valid.
     pub epoch: u32,
 }
 
-/// Parameters of `ht_route`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtRouteParams {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
-    /// Where things lie in them.
     pub layout: HtLayout,
     /// What is to be filled.
     pub handle: HtHandleMemory,
@@ -182,25 +174,18 @@ pub struct HtShape {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCommon {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
-    /// Where things lie in them.
     pub layout: HtLayout,
-    /// The handle's memory.
     pub handle: HtHandleMemory,
-    /// The group's sequences.
     pub sequences: *mut HtSequences,
     /// The shape of rows and of the grid.
     pub shape: HtShape,
 }
 
-/// Parameters of `ht_dispatch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtDispatchParams {
-    /// Common to both kernels.
     pub common: HtCommon,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -226,11 +211,8 @@ pub struct HtDispatchParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum HtCast {
-    /// bfloat16.
     Bf16 = 0,
-    /// float16.
     F16 = 1,
-    /// float32.
     F32 = 2,
 }
 
@@ -258,7 +240,6 @@ pub struct HtScaledRows {
 pub struct HtScaledDispatchParams {
     /// As without scales.
     pub rows: HtDispatchParams,
-    /// The scales.
     pub scaled: HtScaledRows,
 }
 
@@ -266,7 +247,6 @@ pub struct HtScaledDispatchParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCombineParams {
-    /// Common to both kernels.
     pub common: HtCommon,
     /// `[in_rows]` rows, in the order of dispatch.
     pub rows: *const u8,

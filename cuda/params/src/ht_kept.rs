@@ -7,6 +7,8 @@ use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtLa
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
+/// Threads of a block of `ht_spread` and `ht_gather_bf16`.
+pub const HT_APART_THREADS: u32 = 256;
 /// Experts that a packet of `ht_zones` is about; behind their bits it has how many experts the row is for before them,
 /// and a bit for whether there are more.
 pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
@@ -14,11 +16,10 @@ pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
 pub const HT_NO_SLOT: u32 = 0xffff_ffff;
 /// Instead of a slot that there is not.
 pub const HT_DROPPED: u32 = 0xffff_fffe;
-/// What a warp of a combine of zones sums at a time, of a row, and rows whose parts are in a stage of its shared memory.
+/// What a warp of a combine of zones sums at a time, of a row.
 pub const HT_ZONE_PART_BYTES: u32 = 2048;
-/// As said.
+/// Rows whose parts are in a stage of its shared memory, and such stages.
 pub const HT_ZONE_STAGE_ROWS: u32 = 4;
-/// Such stages.
 pub const HT_ZONE_STAGES: u32 = 2;
 /// Shared memory of that warp: a sum on its way, the stages, and a barrier for each of these.
 pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES * HT_ZONE_STAGE_ROWS) * HT_ZONE_PART_BYTES + 64;
@@ -46,13 +47,11 @@ pub struct HtZones {
     pub slots: *mut u32,
     /// `[experts + 1]`: the first slot of each local expert, then the number of all.
     pub begins: *mut u32,
-    /// Most slots of a row.
     pub most_slots: u32,
     /// Slots that there are; `HT_NO_SLOT` if none is dropped.
     pub limit: u32,
     /// Zones are a multiple of this, a power of two.
     pub alignment: u32,
-    /// Local experts.
     pub experts: u32,
 }
 
@@ -72,35 +71,36 @@ pub struct HtTold {
     pub epoch: u32,
 }
 
-/// Parameters of `ht_zones`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtZonesParams {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
     /// What `ht_route` has filled.
     pub handle: HtHandleMemory,
     /// What is to be filled.
     pub zones: HtZones,
-    /// The group's offsets.
+    /// The rows that this rank receives, or `HT_DISAGREED` and why.
+    pub rows: *const u32,
+    /// The ranks that rows come from.
+    pub sources: u32,
+    /// The one that this launch sends for.
+    pub source: u32,
+    /// Where `ht_route` has heard of counts; not over several nodes.
     pub layout: HtLayout,
-    /// As of `ht_route`.
     pub own_counts: *const u64,
-    /// What the caller gets.
     pub told: HtTold,
     /// Offset in a window: u64 packets `[ranks][experts / HT_ZONE_WORD_EXPERTS, rounded up][max_tokens]`, by source.
     pub packets: u64,
-    /// Most tokens of a rank.
     pub max_tokens: u32,
-    /// As of `ht_route`, which has counted.
+    /// As of `ht_route`, which has counted; NULL over several nodes.
     pub epochs: *const u32,
+    /// Over several nodes, that of `ht_route_nodes`.
+    pub epoch: u32,
     /// The first `send_blocks` of the grid send.
     pub send_blocks: u32,
 }
 
-/// Parameters of `ht_counters`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtCountersParams {
@@ -108,15 +108,12 @@ pub struct HtCountersParams {
     pub rows: *const u32,
     /// `[local_experts]`: received rows per expert.
     pub counts: *const i32,
-    /// What the caller gets.
     pub told: HtTold,
     /// With zones, of the handle; its addresses are NULL without.
     pub zones: HtZones,
-    /// Experts per rank.
     pub local_experts: u32,
 }
 
-/// Parameters of `ht_by_k`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtByKParams {
@@ -124,11 +121,8 @@ pub struct HtByKParams {
     pub topk_idx: *const i64,
     /// `[tokens][top_k]`: by ascending expert, then by k.
     pub gradients: *mut f32,
-    /// Experts over all ranks.
     pub experts: u32,
-    /// This rank's tokens.
     pub tokens: u32,
-    /// Ids per token.
     pub top_k: u32,
 }
 
@@ -138,7 +132,6 @@ pub struct HtByKParams {
 pub struct HtZonesDispatchParams {
     /// As without zones, but weights are `[routing_rows]`, and there are no ids.
     pub rows: HtDispatchParams,
-    /// The zones.
     pub zones: HtZones,
 }
 
@@ -148,7 +141,6 @@ pub struct HtZonesDispatchParams {
 pub struct HtZonesScaledDispatchParams {
     /// As without zones.
     pub rows: HtScaledDispatchParams,
-    /// The zones.
     pub zones: HtZones,
 }
 
@@ -158,6 +150,75 @@ pub struct HtZonesScaledDispatchParams {
 pub struct HtZonesCombineParams {
     /// As without zones, but gradients are `[in_rows]`.
     pub rows: HtCombineParams,
+    pub zones: HtZones,
+}
+
+/// Numbers of each row: those of rows as they come, and those of slots.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPlane {
+    /// `[received][bytes]`.
+    pub rows: *const u8,
+    /// `[rows of the tensor][bytes]`, or NULL.
+    pub out: *mut u8,
+    /// A multiple of 16.
+    pub bytes: u32,
+    /// Rows of the tensor.
+    pub out_rows: u32,
+}
+
+/// Parameters of `ht_spread`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtSpreadParams {
+    /// Who hears of a failure.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
     /// The zones.
     pub zones: HtZones,
+    /// `[experts]`: received rows per expert.
+    pub counts: *const i32,
+    /// Payloads.
+    pub payloads: HtPlane,
+    /// Scales.
+    pub scales: HtPlane,
+    /// `[received][top_k]`: by ascending expert.
+    pub weights: *const f32,
+    /// `[weight_rows]`, or NULL.
+    pub out_weights: *mut f32,
+    /// Its length.
+    pub weight_rows: u32,
+    /// Rows.
+    pub received: u32,
+    /// Ids per token.
+    pub top_k: u32,
+}
+
+/// Parameters of `ht_gather_bf16` and its siblings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtGatherParams {
+    /// Who hears of a failure.
+    pub peers: PeerTable,
+    /// Deadline and report.
+    pub wait: WaitParams,
+    /// The zones.
+    pub zones: HtZones,
+    /// `[in_rows]`: the rows of slots.
+    pub rows: *const u8,
+    /// `[received]`: gets the sum of each row's slots.
+    pub out: *mut u8,
+    /// `[in_rows]`, or NULL.
+    pub gradients: *const f32,
+    /// `[received][columns]`.
+    pub out_gradients: *mut f32,
+    /// Slots of the tensors.
+    pub in_rows: u32,
+    /// Rows.
+    pub received: u32,
+    /// Of a row, a multiple of 16.
+    pub row_bytes: u32,
+    /// Gradients of a row.
+    pub columns: u32,
 }

@@ -49,10 +49,11 @@ pub struct HtOfferState {
 pub struct HtMapped {
     /// Where things lie in windows.
     pub layout: HtMappedLayout,
-    /// The group's.
     pub state: *mut HtOfferState,
     /// `[HT_MAX_OBJECTS][ranks]`: where this rank sees the memory of each rank's objects.
     pub objects: *const u64,
+    /// In host memory: operations that offered this rank's tensor, and whose rows used rings all the same.
+    pub fallbacks: *mut u64,
     /// Where this rank's tensor begins in its object.
     pub offset: u64,
     /// The object, and `HT_OFFER_MAPPED`; 0 if this rank offers nothing.
@@ -69,9 +70,7 @@ pub struct HtMapped {
     pub blocks: u32,
     /// Such warps of each.
     pub warps: u32,
-    /// Stages of such a warp.
     pub stages: u32,
-    /// Bytes of a stage.
     pub stage_bytes: u32,
     /// Dispatch: not zero if those warps also store rows that stay on this rank.
     pub keeps_rows: u32,
@@ -83,7 +82,6 @@ pub struct HtMapped {
 pub struct HtDirectParams {
     /// As through rings.
     pub rows: HtDispatchParams,
-    /// The offer.
     pub mapped: HtMapped,
 }
 
@@ -93,7 +91,6 @@ pub struct HtDirectParams {
 pub struct HtScaledDirectParams {
     /// As through rings.
     pub rows: HtScaledDispatchParams,
-    /// The offer.
     pub mapped: HtMapped,
 }
 
@@ -103,16 +100,13 @@ pub struct HtScaledDirectParams {
 pub struct HtPullParams {
     /// As through rings.
     pub rows: HtCombineParams,
-    /// The offer.
     pub mapped: HtMapped,
 }
 
-/// Parameters of `ht_offer`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtOfferParams {
     /// As of the operation that follows.
     pub common: HtCommon,
-    /// The offer.
     pub mapped: HtMapped,
 }

@@ -36,9 +36,7 @@ pub struct HtNodes {
     pub of_rank: *const RankOnNode,
     /// `[local ranks][1 + width]`: whom each forwards for, itself first, as the group numbers them, then `HT_NONE`.
     pub forwarded_by: *const u32,
-    /// Ranks of the group.
     pub ranks: u32,
-    /// Other nodes.
     pub others: u32,
     /// Most remote ranks that a local rank forwards for.
     pub width: u32,
@@ -54,7 +52,6 @@ pub struct HtNodes {
 pub struct HtForwarded {
     /// `[tokens][top_k]`.
     pub topk_idx: *const i64,
-    /// Its tokens.
     pub tokens: u32,
     /// Tokens of the remote ranks before it.
     pub first: u32,
@@ -125,24 +122,18 @@ pub struct HtNodesMemory {
     pub total: *mut u32,
     /// `[local_experts]`: received rows per expert.
     pub counts: *mut i32,
-    /// The own tokens.
     pub tokens: u32,
-    /// Ids per token.
     pub top_k: u32,
 }
 
-/// Parameters of `ht_route_nodes`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtRouteNodesParams {
-    /// The windows of this node.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
     /// Where things lie in them; here the counts are u64 packets
     /// `[2][ranks][local_experts + chunks + HT_COUNTS_OF_SOURCE]`, by `bank`.
     pub layout: HtLayout,
-    /// The ranks on their nodes.
     pub nodes: HtNodes,
     /// What is to be filled.
     pub handle: HtNodesMemory,
@@ -157,29 +148,23 @@ pub struct HtRouteNodesParams {
     pub tally: *mut u32,
     /// From this rank to itself, like the counts. Not in the window, where peers could change it.
     pub own_counts: *mut u64,
-    /// Most tokens of a rank.
     pub max_tokens: u32,
     /// Handles of the group so far, this one included.
     pub epoch: u32,
     /// Which of the two banks of counts: they alternate from kernel to kernel.
     pub bank: u32,
-    /// This rank's verdict.
     pub verdict: u32,
 }
 
-/// Parameters of `ht_place`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPlaceParams {
-    /// The ranks on their nodes.
     pub nodes: HtNodes,
     /// The handle that `ht_route_nodes` has filled.
     pub handle: HtNodesMemory,
     /// `[tokens][top_k]`: the own ids.
     pub topk_idx: *const i64,
-    /// Experts per rank.
     pub local_experts: u32,
-    /// Ranks of this node.
     pub local_ranks: u32,
     /// Blocks for pieces; the others note homes.
     pub piece_blocks: u32,
@@ -211,7 +196,6 @@ pub struct HtHeaderParams {
     pub wait: WaitParams,
     /// What is sent.
     pub messages: HtMessages,
-    /// How many messages.
     pub count: u32,
     /// The header, without what is known on the device alone.
     pub header: MessageHeader,
@@ -219,13 +203,11 @@ pub struct HtHeaderParams {
     pub sequences: *mut HtSequences,
 }
 
-/// Parameters of `ht_pack`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtPackParams {
     /// The headers, and what they are written to: one message for each other node.
     pub headers: HtHeaderParams,
-    /// The handle.
     pub handle: HtNodesMemory,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -249,7 +231,6 @@ pub struct HtPackParams {
 pub struct HtScaledPackParams {
     /// As without scales; all rows are packed.
     pub pack: HtPackParams,
-    /// The rows.
     pub rows: ScaledRows,
 }
 
@@ -297,13 +278,11 @@ pub struct HtStage {
     pub expected: MessageHeader,
 }
 
-/// Parameters of `ht_dispatch_nodes`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtDispatchNodesParams {
     /// As on one node, for the tokens of the stage; begins and departures are not used.
     pub of_node: HtDispatchParams,
-    /// Which rows they have.
     pub stage: HtStage,
 }
 
@@ -313,7 +292,6 @@ pub struct HtDispatchNodesParams {
 pub struct HtScaledDispatchNodesParams {
     /// As on one node, for the tokens of the stage; begins and departures are not used.
     pub of_node: HtScaledDispatchParams,
-    /// Which rows they have.
     pub stage: HtStage,
 }
 
@@ -333,7 +311,6 @@ pub struct HtPartials {
     pub tokens: u32,
     /// `chunks + 1`: the distance between nodes in `departing`.
     pub chunk_ends: u32,
-    /// Other nodes.
     pub others: u32,
     /// Where this node comes in the sums, or `OWN_NODE_FIRST`.
     pub own_place: u32,
@@ -345,7 +322,6 @@ pub struct HtPartials {
 pub struct HtCombineNodesParams {
     /// As on one node, for the tokens of the stage; begins and departures are not used.
     pub of_node: HtCombineParams,
-    /// Which rows they have.
     pub stage: HtStage,
     /// Partial sums from other nodes, for the own tokens; `others == 0` for remote tokens.
     pub partials: HtPartials,

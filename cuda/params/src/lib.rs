@@ -2,6 +2,7 @@
 //!
 //! `build.rs` makes a C++ header of each file. Addresses are the device's; the host never follows them through these
 //! structs.
+#![allow(missing_docs)] // As in the core.
 
 pub mod common;
 pub mod ht;

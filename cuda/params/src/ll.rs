@@ -4,7 +4,6 @@ use core::ffi::c_void;
 
 use crate::common::{PeerTable, RankOnNode, ScaledRows, WaitParams};
 
-/// Most experts that a token can name.
 pub const LL_MAX_TOP_K: u32 = 32;
 /// Packets by which a rank notifies each other, besides the one for each local expert.
 pub const LL_COUNTS_BESIDE_EXPERTS: u32 = 3;
@@ -79,13 +78,9 @@ pub struct LlLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct LlShape {
-    /// Experts per rank.
     pub local_experts: u32,
-    /// Bound of tokens per rank.
     pub max_tokens: u32,
-    /// This rank's tokens.
     pub tokens: u32,
-    /// Ids per token.
     pub top_k: u32,
     /// Bytes per row, as it travels: with its scales.
     pub row_bytes: u32,
@@ -94,7 +89,6 @@ pub struct LlShape {
     /// A row travels in `chunks` chunks of `chunk_bytes` (the last may be shorter), one warp each. Scales travel in addition:
     /// `ScaledRows::scale_chunk_bytes`.
     pub chunk_bytes: u32,
-    /// Chunks per row.
     pub chunks: u32,
     /// For divisions by the ranks of the group; see `reciprocal`.
     pub ranks_reciprocal: u32,
@@ -147,21 +141,13 @@ pub struct LlChannelState {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCommon {
-    /// Where the ranks' windows are.
     pub peers: PeerTable,
-    /// Deadline and report.
     pub wait: WaitParams,
-    /// Where things lie in them.
     pub layout: LlLayout,
-    /// Sizes.
     pub shape: LlShape,
-    /// The handle's memory.
     pub handle: LlHandleMemory,
-    /// The channel's state.
     pub channel_state: *mut LlChannelState,
-    /// Which channel.
     pub channel: u32,
-    /// Which phases.
     pub phases: LlPhase,
     /// What all ranks must agree on in an operation; opaque to the kernels.
     pub fingerprint: u32,
@@ -195,13 +181,9 @@ pub struct LlNodes {
     /// `[nodes - 1]` messages by distance from 1 on, `rows_stride` apart: a header, and what that node gives for this
     /// rank's tokens.
     pub returned: *const u8,
-    /// Bytes.
     pub rows_stride: u64,
-    /// Bytes.
     pub weights_stride: u64,
-    /// Ranks of the group.
     pub ranks: u32,
-    /// This rank.
     pub rank: u32,
     /// Ranks that this one forwards for, itself included.
     pub sources: u32,
@@ -215,11 +197,9 @@ pub struct LlNodes {
     pub own_place: u32,
 }
 
-/// Parameters of `ll_dispatch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlDispatchParams {
-    /// Common to both kernels.
     pub common: LlCommon,
     /// `[tokens]` rows.
     pub tokens: *const u8,
@@ -237,7 +217,6 @@ pub struct LlDispatchParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlCombineParams {
-    /// Common to both kernels.
     pub common: LlCommon,
     /// `[local_experts][ranks * max_tokens]` rows; rank-major `[ranks][max_tokens]`.
     pub rows: *const u8,
@@ -249,13 +228,11 @@ pub struct LlCombineParams {
     pub out: *mut u8,
 }
 
-/// Parameters of `ll_dispatch_nodes`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlDispatchNodesParams {
     /// As on one node.
     pub dispatch: LlDispatchParams,
-    /// The other nodes.
     pub nodes: LlNodes,
 }
 
@@ -265,7 +242,6 @@ pub struct LlDispatchNodesParams {
 pub struct LlScaledDispatchParams {
     /// As without scales.
     pub dispatch: LlDispatchParams,
-    /// Payloads and scales.
     pub rows: ScaledRows,
 }
 
@@ -275,9 +251,7 @@ pub struct LlScaledDispatchParams {
 pub struct LlScaledDispatchNodesParams {
     /// As without scales, but `tokens` are rows with scales as they travel.
     pub dispatch: LlDispatchParams,
-    /// The other nodes.
     pub nodes: LlNodes,
-    /// Payloads and scales.
     pub rows: ScaledRows,
 }
 
@@ -297,13 +271,11 @@ pub struct LlBeside {
     pub has_narrow_ids: u32,
 }
 
-/// Parameters of `ll_rank_dispatch`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlRankDispatchParams {
     /// As expert-major, but `out` is `[ranks][max_tokens]` rows and `counter` `[ranks]`.
     pub dispatch: LlDispatchParams,
-    /// Ids and weights.
     pub beside: LlBeside,
 }
 
@@ -313,11 +285,9 @@ pub struct LlRankDispatchParams {
 pub struct LlRankScaledDispatchParams {
     /// As without scales.
     pub dispatch: LlRankDispatchParams,
-    /// Payloads and scales.
     pub rows: ScaledRows,
 }
 
-/// Parameters of `ll_rank_dispatch_nodes`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlRankDispatchNodesParams {
@@ -333,9 +303,7 @@ pub struct LlRankDispatchNodesParams {
 pub struct LlRankScaledDispatchNodesParams {
     /// As without scales, but `tokens` are rows with scales as they travel.
     pub dispatch: LlRankDispatchParams,
-    /// The other nodes.
     pub nodes: LlNodes,
-    /// Payloads and scales.
     pub rows: ScaledRows,
 }
 
@@ -345,11 +313,9 @@ pub struct LlRankScaledDispatchNodesParams {
 pub struct LlCombineNodesParams {
     /// As on one node.
     pub combine: LlCombineParams,
-    /// The other nodes.
     pub nodes: LlNodes,
 }
 
-/// Parameters of `ll_topk_weights`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlTopkWeightsParams {

@@ -6,7 +6,6 @@ use crate::ll::{LlChannelState, LlShape};
 /// Threads of an `ll_pack` block.
 pub const LL_PACK_THREADS: u32 = 512;
 
-/// Parameters of `ll_pack`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlPackParams {
@@ -22,11 +21,9 @@ pub struct LlPackParams {
     pub message: *mut u8,
     /// Bytes of all rows, a multiple of 16.
     pub row_bytes: u64,
-    /// Number of all ids.
     pub num_ids: u64,
 }
 
-/// Parameters of `ll_rank_pack`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlRankPackParams {
@@ -34,7 +31,6 @@ pub struct LlRankPackParams {
     pub weights: *const f32,
     /// Where they go.
     pub to: *mut f32,
-    /// How many.
     pub num_weights: u64,
 }
 
@@ -44,7 +40,6 @@ pub struct LlRankPackParams {
 pub struct LlScaledPackParams {
     /// As without scales.
     pub pack: LlPackParams,
-    /// Payloads and scales.
     pub rows: ScaledRows,
     /// How rows are cut into chunks; this rank's tokens.
     pub shape: LlShape,

@@ -1,6 +1,6 @@
 //! Parameters of the low-latency kernels whose rows stay where they arrive, in views.
 
-use crate::common::MAX_PEERS;
+use crate::common::{MAX_PEERS, PeerTable};
 use crate::ll::{LlCombineParams, LlRankDispatchParams};
 
 /// Banks of views: rows of rank-major dispatches that stay where they arrive.
@@ -26,13 +26,12 @@ pub struct LlViewState {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct LlView {
-    /// Offset in every window of the bank's rows `[ranks][max_tokens]`.
-    pub rows: u64,
+    /// The bank's rows `[ranks][max_tokens]` of this rank.
+    pub rows: *mut u8,
     /// Of this rank.
     pub state: *mut LlViewState,
     /// The bank that a dispatch fills and a combine cleans; `LL_VIEW_BANKS` for none.
     pub bank: u32,
-    /// The handle.
     pub handle: u32,
     /// In how many parts a row is taken, each by a block.
     pub parts: u32,
@@ -52,6 +51,8 @@ pub struct LlRankDispatchViewParams {
     pub dispatch: LlRankDispatchParams,
     /// Where rows come.
     pub view: LlView,
+    /// The bank of each rank, as this one maps it.
+    pub banks: PeerTable,
 }
 
 /// Parameters of `ll_rank_combine_bf16` and its siblings.
@@ -60,6 +61,5 @@ pub struct LlRankDispatchViewParams {
 pub struct LlRankCombineParams {
     /// As expert-major.
     pub combine: LlCombineParams,
-    /// What is cleaned.
     pub view: LlView,
 }

@@ -1,8 +1,7 @@
 //! One allocation: an own mapping with poison inside and inaccessible pages on both sides.
 //!
-//! The block's end is pushed against the rear guard page as far as 256-byte alignment permits, so
-//! that a write past the end faults at once; the few bytes of padding keep the poison, which is
-//! checked when the block is freed.
+//! The block's end is pushed against the rear guard page as far as 256-byte alignment permits, so that a write past the
+//! end faults at once; the few bytes of padding keep the poison, which is checked when the block is freed.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -51,8 +50,7 @@ impl Region {
             return None;
         }
         let mapping = base as usize;
-        let block = mapping + page + inner - padded;
-        let region = Self { mapping, mapped, block, size, file: None };
+        let region = Self { mapping, mapped, block: mapping + page + inner - padded, size, file: None };
         // SAFETY: the range lies inside the mapping made above.
         let opened =
             unsafe { libc::mprotect((mapping + page) as *mut libc::c_void, inner, libc::PROT_READ | libc::PROT_WRITE) };
@@ -72,11 +70,9 @@ impl Region {
         if self.file.is_none() {
             self.file = Some(into_file(begin, length)?);
         }
-        let file = self.file.as_ref()?.as_raw_fd();
-        Some(Share { file, length, offset: self.block - begin })
+        Some(Share { file: self.file.as_ref()?.as_raw_fd(), length, offset: self.block - begin })
     }
 
-    /// First byte of the block.
     pub(crate) fn address(&self) -> usize {
         self.block
     }
@@ -90,9 +86,7 @@ impl Region {
     pub(crate) fn surroundings_intact(&self) -> bool {
         let page = page_size();
         let end = self.mapping + self.mapped - page;
-        let before = self.mapping + page..self.block;
-        let after = self.block + self.size..end;
-        [before, after].into_iter().all(|range| {
+        [self.mapping + page..self.block, self.block + self.size..end].into_iter().all(|range| {
             // SAFETY: both ranges lie in the writable part of the mapping, which `&self` keeps.
             let bytes = unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
             bytes.iter().all(|byte| *byte == POISON)
@@ -130,10 +124,7 @@ impl Drop for Region {
 fn into_file(begin: usize, length: usize) -> Option<File> {
     const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: the name is NUL-terminated; the result is checked.
-    let raw = unsafe {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        libc::memfd_create(c"ncclep_hostsim".as_ptr(), flags)
-    };
+    let raw = unsafe { libc::memfd_create(c"ncclep_hostsim".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     if raw < 0 {
         return None;
     }
@@ -202,8 +193,7 @@ mod tests {
         let share = region.share().expect("a file");
         let again = region.share().expect("the same");
         assert_eq!((share.file, share.offset), (again.file, again.offset));
-        let path = format!("/proc/self/fd/{}", share.file);
-        let bytes = std::fs::read(path).expect("the file");
+        let bytes = std::fs::read(format!("/proc/self/fd/{}", share.file)).expect("the file");
         assert_eq!(bytes.len(), share.length + page_size());
         assert_eq!(bytes[share.offset], 7);
         assert!(region.surroundings_intact());

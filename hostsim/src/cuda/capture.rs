@@ -4,7 +4,6 @@
 //! functions that run once, so captures are `cudaErrorNotSupported` until [`ncclEpHostsimAllowGraphs`] is
 //! called; programs fall back to plain launches.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
@@ -17,9 +16,7 @@ use super::recording::{self, Mode};
 use super::stream::{cudaHostFn_t, cudaStream_t, resolve};
 use crate::handles::Handles;
 
-/// C's `cudaGraph_t`.
 pub type cudaGraph_t = *mut c_void;
-/// C's `cudaGraphExec_t`.
 pub type cudaGraphExec_t = *mut c_void;
 
 static GRAPHS: Handles<Graph> = Handles::new(0x5500_0000_0000);
@@ -33,9 +30,6 @@ pub extern "C" fn ncclEpHostsimAllowGraphs() {
 }
 
 /// Whether a stream is being captured.
-///
-/// # Safety
-/// `status` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract; the number is not asked for.
@@ -44,9 +38,6 @@ pub unsafe extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: *mu
 
 /// Whether a stream is being captured, and the capture's number if it is. What else CUDA's function
 /// tells, nobody asks for.
-///
-/// # Safety
-/// `status` is null or valid for a write, and so is `number`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHostsimCapture(
     stream: cudaStream_t,
@@ -99,9 +90,6 @@ pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> c
 }
 
 /// Ends the capture that began at a stream; the graph becomes NULL if it is invalid.
-///
-/// # Safety
-/// `graph` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut cudaGraph_t) -> cudaError_t {
     boundary(|| {
@@ -110,17 +98,13 @@ pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut 
         if !recording::is_allowed() {
             return Err(CudaError::NotSupported);
         }
-        let captured = recording::end(&resolve(stream)?)?;
-        let handle = GRAPHS.insert(Arc::new(captured)) as cudaGraph_t;
+        let handle = GRAPHS.insert(Arc::new(recording::end(&resolve(stream)?)?)) as cudaGraph_t;
         // SAFETY: as above.
         unsafe { store(graph, handle) }
     })
 }
 
 /// Sets how the calling thread minds captures, and gives how it did before.
-///
-/// # Safety
-/// `mode` is null or valid for a read and a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -> cudaError_t {
     boundary(|| {
@@ -135,9 +119,6 @@ pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -
 }
 
 /// Makes a graph that can be launched.
-///
-/// # Safety
-/// `executable` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGraphInstantiate(
     executable: *mut cudaGraphExec_t,
@@ -147,8 +128,7 @@ pub unsafe extern "C" fn cudaGraphInstantiate(
     boundary(|| {
         // SAFETY: passed on under this function's contract, here and below.
         unsafe { store(executable, ptr::null_mut()) }?;
-        let made = Executable::new(find(&GRAPHS, graph)?)?;
-        let handle = EXECUTABLES.insert(Arc::new(made)) as cudaGraphExec_t;
+        let handle = EXECUTABLES.insert(Arc::new(Executable::new(find(&GRAPHS, graph)?)?)) as cudaGraphExec_t;
         // SAFETY: as above.
         unsafe { store(executable, handle) }
     })
@@ -178,20 +158,15 @@ pub extern "C" fn cudaGraphExecDestroy(executable: cudaGraphExec_t) -> cudaError
 }
 
 fn find<T>(handles: &Handles<T>, handle: *mut c_void) -> Result<Arc<T>, CudaError> {
-    let found = handles.get(handle as usize);
-    found.ok_or_else(unknown)
+    handles.get(handle as usize).ok_or_else(unknown)
 }
 
 fn remove<T>(handles: &Handles<T>, handle: *mut c_void) -> Result<(), CudaError> {
-    let removed = handles.remove(handle as usize);
-    removed.map(drop).ok_or_else(unknown)
+    handles.remove(handle as usize).map(drop).ok_or_else(unknown)
 }
 
 fn unknown() -> CudaError {
-    match recording::is_allowed() {
-        true => CudaError::InvalidValue,
-        false => CudaError::NotSupported,
-    }
+    if recording::is_allowed() { CudaError::InvalidValue } else { CudaError::NotSupported }
 }
 
 /// # Safety

@@ -17,7 +17,6 @@ use super::recording;
 use super::stream::{cudaStream_t, resolve};
 use crate::report;
 
-/// C's `cudaMemcpyKind`.
 type CopyKind = c_int;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +49,13 @@ impl Copy {
         };
         let (to, from) = (to as usize, from as usize);
         let to_side = side("destination", to, len, to_wanted)?;
-        let from_side = side("source", from, len, from_wanted)?;
-        Ok(Self { to, from, len, to_side, from_side })
+        Ok(Self { to, from, len, to_side, from_side: side("source", from, len, from_wanted)? })
     }
 
     fn job(self) -> impl Fn() -> Result<(), CudaError> {
         move || {
             // SAFETY: both ranges were live when the copy was submitted; freeing waits for the
-            // device. `copy` allows overlap. A range that the caller unmapped meanwhile faults,
-            // as it would on a GPU.
+            // device. `copy` allows overlap. A range that the caller unmapped meanwhile faults, as it would on a GPU.
             unsafe { std::ptr::copy(self.from as *const u8, self.to as *mut u8, self.len) };
             Ok(())
         }
@@ -137,10 +134,7 @@ pub extern "C" fn cudaMemset(to: *mut c_void, value: c_int, len: usize) -> cudaE
     boundary(|| {
         recording::refuse_unsafe_call()?;
         let stream = device::current()?.legacy()?;
-        if fill(&stream, to as usize, value, len)? == Side::Pinned {
-            return stream.drain();
-        }
-        Ok(())
+        if fill(&stream, to as usize, value, len)? == Side::Pinned { stream.drain() } else { Ok(()) }
     })
 }
 

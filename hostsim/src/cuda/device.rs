@@ -57,9 +57,8 @@ impl Device {
         Ok(created)
     }
 
-    /// Submits work to a stream of this device, after the given tickets and in the order that the
-    /// legacy default stream demands. One lock over all streams of the device makes "submitted
-    /// before" the same for everyone.
+    /// Submits work to a stream of this device, after the given tickets and in the order that the legacy default stream
+    /// demands. One lock over all streams of the device makes "submitted before" the same for everyone.
     pub(crate) fn submit(&self, stream: &Arc<Stream>, after: Vec<Ticket>, job: Job) -> Result<Ticket, CudaError> {
         refuse_on_worker()?;
         self.take_turn();
@@ -108,8 +107,7 @@ impl Device {
 
     fn streams(&self) -> Vec<Arc<Stream>> {
         let streams = self.streams.lock();
-        let all = streams.created.iter().chain(&streams.legacy);
-        all.cloned().collect()
+        streams.created.iter().chain(&streams.legacy).cloned().collect()
     }
 
     /// Ends all streams of the device, the legacy default stream as well.
@@ -129,12 +127,10 @@ pub(crate) fn device(index: usize) -> Result<&'static Device, CudaError> {
     devices().get(index).ok_or(CudaError::InvalidDevice)
 }
 
-/// The calling thread's current device.
 pub(crate) fn current() -> Result<&'static Device, CudaError> {
     device(current_index())
 }
 
-/// The index of the calling thread's current device.
 pub(crate) fn current_index() -> usize {
     CURRENT.get()
 }
@@ -153,8 +149,7 @@ thread_local! {
 fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let wanted = std::env::var("NCCLEP_HOSTSIM_DEVICES").ok();
-        (0..device_count(wanted.as_deref()))
+        (0..device_count(std::env::var("NCCLEP_HOSTSIM_DEVICES").ok().as_deref()))
             .map(|index| Device {
                 index,
                 streams: Mutex::default(),
@@ -173,9 +168,6 @@ fn device_count(wanted: Option<&str>) -> usize {
 }
 
 /// Number of devices: `NCCLEP_HOSTSIM_DEVICES`, else 16.
-///
-/// # Safety
-/// `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -183,25 +175,18 @@ pub unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> cudaError_t {
 }
 
 /// The calling thread's current device.
-///
-/// # Safety
-/// `index` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGetDevice(index: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
     boundary(|| unsafe { store(index, current_index() as c_int) })
 }
 
-/// Makes a device the calling thread's current one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaSetDevice(index: c_int) -> cudaError_t {
     boundary(|| set_current(usize::try_from(index).map_err(|_| CudaError::InvalidDevice)?))
 }
 
 /// The CUDA version that the stand-ins present.
-///
-/// # Safety
-/// `version` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -210,9 +195,6 @@ pub unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> cudaError_
 
 /// A property of a device; the numbers are those of a plausible recent GPU, so that code which
 /// sizes launches by them takes its usual path.
-///
-/// # Safety
-/// `value` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, index: c_int) -> cudaError_t {
     boundary(|| {

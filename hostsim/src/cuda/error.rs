@@ -1,14 +1,11 @@
 //! CUDA error numbers, their names and texts, and the last error of each thread.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 
-/// C's `cudaError_t`.
 pub type cudaError_t = c_int;
 
-/// The value of `cudaSuccess`.
 pub const CUDA_SUCCESS: cudaError_t = 0;
 
 macro_rules! cuda_errors {

@@ -1,6 +1,5 @@
 //! Events: marks in streams, with the time at which the stream passed them.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +15,6 @@ use super::recording::{self, Point};
 use super::stream::{cudaStream_t, resolve};
 use crate::handles::Handles;
 
-/// C's `cudaEvent_t`.
 pub type cudaEvent_t = *mut c_void;
 
 const DISABLE_TIMING: c_uint = 2;
@@ -64,9 +62,6 @@ pub(crate) fn forget(index: usize) {
 }
 
 /// Creates an event that records time.
-///
-/// # Safety
-/// `event` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -74,9 +69,6 @@ pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t
 }
 
 /// Creates an event.
-///
-/// # Safety
-/// `event` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut cudaEvent_t, flags: c_uint) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -131,9 +123,7 @@ pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
         refuse_on_worker()?;
         recording::refuse_unsafe_call()?;
-        let Some(Record { ticket, .. }) = latest(event)? else {
-            return Ok(());
-        };
+        let Some(Record { ticket, .. }) = latest(event)? else { return Ok(()) };
         ticket.wait();
         ticket.stream().take_error()
     })
@@ -152,9 +142,6 @@ pub extern "C" fn cudaEventQuery(event: cudaEvent_t) -> cudaError_t {
 }
 
 /// Milliseconds between two passed records.
-///
-/// # Safety
-/// `milliseconds` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventElapsedTime(
     milliseconds: *mut f32,
@@ -185,8 +172,7 @@ pub extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
 
 fn passed(event: cudaEvent_t) -> Result<Instant, CudaError> {
     let is_timed = find(event)?.timed;
-    let record = latest(event)?.filter(|_| is_timed);
-    let record = record.ok_or(CudaError::InvalidResourceHandle)?;
+    let record = latest(event)?.filter(|_| is_timed).ok_or(CudaError::InvalidResourceHandle)?;
     record.passed.get().copied().ok_or(CudaError::NotReady)
 }
 

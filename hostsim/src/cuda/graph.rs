@@ -86,20 +86,13 @@ impl Executable {
         let begin = device::submit(stream, end.iter().cloned().collect(), Box::new(|| Ok(())))?;
         let mut tickets: Vec<Ticket> = Vec::new();
         for node in &self.graph.nodes {
-            let after = match node.after.is_empty() {
-                true => vec![begin.clone()],
-                false => pick(&tickets, &node.after),
-            };
+            let after = if node.after.is_empty() { vec![begin.clone()] } else { pick(&tickets, &node.after) };
             let lane = self.lanes.get(node.lane).ok_or(CudaError::Unknown)?;
             tickets.push((node.submit)(lane, after)?);
         }
         let lanes = self.lanes.clone();
-        let failure = move || {
-            let errors = lanes.iter().map(|lane| lane.take_error());
-            errors.fold(Ok(()), Result::and)
-        };
-        let last = pick(&tickets, &self.graph.last());
-        *end = Some(device::submit(stream, last, Box::new(failure))?);
+        let failure = move || lanes.iter().map(|lane| lane.take_error()).fold(Ok(()), Result::and);
+        *end = Some(device::submit(stream, pick(&tickets, &self.graph.last()), Box::new(failure))?);
         Ok(())
     }
 }
@@ -111,6 +104,5 @@ impl Drop for Executable {
 }
 
 fn pick(tickets: &[Ticket], nodes: &Nodes) -> Vec<Ticket> {
-    let chosen = nodes.iter().filter_map(|&node| tickets.get(node));
-    chosen.cloned().collect()
+    nodes.iter().filter_map(|&node| tickets.get(node)).cloned().collect()
 }

@@ -78,8 +78,7 @@ pub(crate) fn register(address: usize, size: usize, device: usize) -> Result<(),
     {
         return Err(CudaError::InvalidValue);
     }
-    let block = Block { size, memory, region: None };
-    heap.live.insert(address, block);
+    heap.live.insert(address, Block { size, memory, region: None });
     Ok(())
 }
 
@@ -111,9 +110,7 @@ pub(crate) fn share(begin: usize) -> Option<Share> {
 pub(crate) fn release(address: usize) -> Result<(), CudaError> {
     let mut heap = HEAP.lock();
     let Block { size, region, .. } = heap.live.remove(&address).ok_or(CudaError::InvalidValue)?;
-    let Some(mut region) = region else {
-        return Ok(());
-    };
+    let Some(mut region) = region else { return Ok(()) };
     let intact = region.surroundings_intact();
     region.seal();
     heap.freed.push_back(region);
@@ -154,10 +151,7 @@ pub(crate) fn classify(address: usize, len: usize) -> Range {
             return Range::Invalid;
         }
     }
-    if heap.freed.iter().any(|region| region.covers(address)) {
-        return Range::Invalid;
-    }
-    Range::Pageable
+    if heap.freed.iter().any(|region| region.covers(address)) { Range::Invalid } else { Range::Pageable }
 }
 
 /// Bytes that `device` has left and bytes in total, as if it had the machine's memory for itself: what one process

@@ -14,9 +14,6 @@ use super::stream::{cudaStream_t, resolve};
 const KNOWN_FLAGS: c_uint = 0x7;
 
 /// Allocates device memory: poisoned, 256-byte aligned, guarded. Zero bytes give NULL.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMalloc(out: *mut *mut c_void, size: usize) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -32,9 +29,7 @@ pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
             return Ok(());
         }
         recording::refuse_unsafe_call()?;
-        let Some(Memory::Device(owner)) = heap::starts_at(address) else {
-            return Err(CudaError::InvalidValue);
-        };
+        let Some(Memory::Device(owner)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
         release(owner, address)
     })
 }
@@ -46,9 +41,7 @@ pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> c
         let address = pointer as usize;
         let stream = resolve(stream)?;
         recording::refuse(&stream, CudaError::StreamCaptureUnsupported)?;
-        let Some(Memory::Device(_)) = heap::starts_at(address) else {
-            return Err(CudaError::InvalidValue);
-        };
+        let Some(Memory::Device(_)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
         recording::enqueue(&stream, move || heap::release(address)).map(drop)
     })
 }
@@ -63,9 +56,6 @@ fn release(owner: usize, address: usize) -> Result<(), CudaError> {
 
 /// Allocates pinned host memory, which is also valid as device memory. The flags change nothing here,
 /// because all memory is mapped and portable.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaHostAlloc(out: *mut *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
     boundary(|| {
@@ -123,9 +113,6 @@ pub extern "C" fn cudaHostUnregister(pointer: *mut c_void) -> cudaError_t {
 }
 
 /// The device's view of pinned host memory: the same address.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaHostGetDevicePointer(
     out: *mut *mut c_void,
@@ -143,9 +130,7 @@ pub unsafe extern "C" fn cudaHostGetDevicePointer(
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBlock {
-    /// Its first byte.
     pub begin: *mut c_void,
-    /// Its bytes.
     pub bytes: usize,
     /// A memory file of a sealed length that has its pages, as long as it lives; -1 if it is not shared.
     pub file: c_int,
@@ -157,9 +142,6 @@ pub struct SharedBlock {
 
 /// The allocation of device memory that has an address. If it is to be shared, the pages move into a memory file in place:
 /// nobody may write there meanwhile.
-///
-/// # Safety
-/// `out` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpHostsimBlock(
     pointer: *const c_void,
@@ -179,9 +161,6 @@ pub unsafe extern "C" fn ncclEpHostsimBlock(
 }
 
 /// Memory that the current device has left, and in total: the machine's, less what this process has allocated there.
-///
-/// # Safety
-/// Both pointers are null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> cudaError_t {
     boundary(|| {

@@ -1,9 +1,8 @@
 //! Streams: one queue and one worker thread each.
 //!
-//! Work of a stream runs in order on its own thread, so a host function that waits for other
-//! ranks never holds up another stream. Order between streams is expressed with tickets: a piece
-//! of work starts after the tickets it was given. Tickets only ever name work submitted earlier,
-//! hence waiting cannot form a cycle.
+//! Work of a stream runs in order on its own thread, so a host function that waits for other ranks never holds up
+//! another stream. Order between streams is expressed with tickets: a piece of work starts after the tickets it was
+//! given. Tickets only ever name work submitted earlier, hence waiting cannot form a cycle.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -29,7 +28,6 @@ pub(crate) enum Kind {
     NonBlocking,
 }
 
-/// One stream.
 pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) kind: Kind,
@@ -140,8 +138,7 @@ impl Stream {
         ON_WORKER.set(true);
         while let Some(work) = self.next() {
             work.after.iter().for_each(Ticket::wait);
-            let result = catch_unwind(AssertUnwindSafe(work.job));
-            self.complete(result.unwrap_or(Err(CudaError::Unknown)));
+            self.complete(catch_unwind(AssertUnwindSafe(work.job)).unwrap_or(Err(CudaError::Unknown)));
         }
     }
 
@@ -171,8 +168,7 @@ impl Stream {
 /// `NCCLEP_HOSTSIM_QUEUE`, if it is a number, or else no limit.
 fn room() -> usize {
     let text = std::env::var("NCCLEP_HOSTSIM_QUEUE").ok();
-    let number = text.and_then(|text| text.trim().parse().ok());
-    number.filter(|&room| room > 0).unwrap_or(usize::MAX)
+    text.and_then(|text| text.trim().parse().ok()).filter(|&room| room > 0).unwrap_or(usize::MAX)
 }
 
 impl Ticket {
@@ -184,7 +180,6 @@ impl Ticket {
         }
     }
 
-    /// Whether the work is done.
     pub(crate) fn is_done(&self) -> bool {
         self.stream.state.lock().completed >= self.number
     }

@@ -76,7 +76,6 @@ pub(crate) fn allow() {
     IS_ALLOWED.store(true, Ordering::Relaxed);
 }
 
-/// Whether streams can be captured.
 pub(crate) fn is_allowed() -> bool {
     IS_ALLOWED.load(Ordering::Relaxed)
 }
@@ -107,10 +106,7 @@ impl Capture {
     }
 
     fn check(&self) -> Result<(), CudaError> {
-        match self.is_valid {
-            true => Ok(()),
-            false => Err(CudaError::StreamCaptureInvalidated),
-        }
+        if self.is_valid { Ok(()) } else { Err(CudaError::StreamCaptureInvalidated) }
     }
 
     /// The lane of a stream, which joins the capture here unless it has before.
@@ -156,9 +152,7 @@ pub(crate) fn begin(stream: &Arc<Stream>, mode: Mode) -> Result<(), CudaError> {
 pub(crate) fn end(stream: &Arc<Stream>) -> Result<Graph, CudaError> {
     let mut captures = CAPTURES.lock();
     let own = |capture: &Capture| capture.origin == key(stream);
-    let Some(place) = captures.iter().position(own) else {
-        return Err(CudaError::StreamCaptureUnmatched);
-    };
+    let Some(place) = captures.iter().position(own) else { return Err(CudaError::StreamCaptureUnmatched) };
     if let Some(capture) = captures.get(place)
         && capture.mode != Mode::Relaxed
         && capture.thread != std::thread::current().id()
@@ -180,8 +174,7 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<Graph, CudaError> {
 pub(crate) fn give(number: u64, owned: impl FnOnce() -> Owned) -> Result<(), CudaError> {
     let mut captures = CAPTURES.lock();
     let mut wanted = captures.iter_mut().filter(|capture| capture.number == number);
-    let capture = wanted.next().ok_or(CudaError::InvalidValue)?;
-    capture.graph.owned.push(owned());
+    wanted.next().ok_or(CudaError::InvalidValue)?.graph.owned.push(owned());
     Ok(())
 }
 

@@ -1,6 +1,5 @@
 //! Stream entry points.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -44,9 +43,6 @@ pub(crate) fn forget(index: usize) {
 }
 
 /// Creates a stream that is ordered with the legacy default stream.
-///
-/// # Safety
-/// `stream` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -54,9 +50,6 @@ pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaErro
 }
 
 /// Creates a stream; `cudaStreamNonBlocking` exempts it from order with the legacy stream.
-///
-/// # Safety
-/// `stream` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut cudaStream_t, flags: c_uint) -> cudaError_t {
     // SAFETY: passed on under this function's contract.
@@ -115,10 +108,7 @@ pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
         let stream = resolve(stream)?;
         refuse_in_capture(&stream)?;
-        if stream.pending().is_some() {
-            return Err(CudaError::NotReady);
-        }
-        stream.take_error()
+        if stream.pending().is_some() { Err(CudaError::NotReady) } else { stream.take_error() }
     })
 }
 

@@ -25,9 +25,6 @@ const NCCL_VERSION: c_int = 22809;
 const SUM: c_int = 0;
 
 /// The version of NCCL that the stand-ins present.
-///
-/// # Safety
-/// `version` is null or valid for a write.
 // SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
@@ -63,9 +60,6 @@ pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
 }
 
 /// Makes an id for one new communicator.
-///
-/// # Safety
-/// `id` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
     boundary(|| {
@@ -93,9 +87,6 @@ pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
 }
 
 /// Every rank receives what every rank sends, in rank order.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllGather(
     send: *const c_void,
@@ -114,9 +105,6 @@ pub unsafe extern "C" fn ncclAllGather(
 }
 
 /// Every rank receives the sum over all ranks.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllReduce(
     send: *const c_void,
@@ -139,9 +127,6 @@ pub unsafe extern "C" fn ncclAllReduce(
 }
 
 /// Every rank receives what the root sends.
-///
-/// # Safety
-/// The buffers stay allocated until the stream has passed the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclBroadcast(
     send: *const c_void,
@@ -180,9 +165,6 @@ fn collect(collective: Collective, comm: ncclComm_t, stream: cudaStream_t) -> Ou
 }
 
 /// Sends to a peer, which must receive as much.
-///
-/// # Safety
-/// The buffer stays allocated until the stream has passed the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(
     buffer: *const c_void,
@@ -199,9 +181,6 @@ pub unsafe extern "C" fn ncclSend(
 }
 
 /// Receives from a peer, which must send as much.
-///
-/// # Safety
-/// The buffer stays allocated until the stream has passed the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRecv(
     buffer: *mut c_void,
@@ -230,6 +209,5 @@ fn transfer(
     let stream = resolve_on(stream, comm.device)?;
     let peer = read_rank("peer", peer, comm.ranks())?;
     check_buffer(direction.call(), "buffer", buffer, bytes)?;
-    let transfer = Transfer { direction, peer, buffer, bytes };
-    group::run(Task::Transfer(comm, stream, transfer))
+    group::run(Task::Transfer(comm, stream, Transfer { direction, peer, buffer, bytes }))
 }

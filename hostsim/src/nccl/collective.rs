@@ -147,8 +147,7 @@ impl Collective {
     fn difference(&self, theirs: [u64; DESCRIPTION]) -> String {
         const NAMES: [&str; DESCRIPTION] = ["collective or root", "count", "datatype"];
         let ours = self.words();
-        let differing = (0..DESCRIPTION).find(|index| ours[*index] != theirs[*index]);
-        differing.map_or_else(String::new, |index| {
+        (0..DESCRIPTION).find(|index| ours[*index] != theirs[*index]).map_or_else(String::new, |index| {
             format!("{} is {} here and {} there", NAMES[index], ours[index], theirs[index])
         })
     }

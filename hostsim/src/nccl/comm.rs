@@ -54,8 +54,7 @@ impl Comm {
             return Err(Failure::argument(text));
         }
         let process = &segment.lane(rank).process;
-        let seat = process.compare_exchange(0, std::process::id(), Ordering::AcqRel, Ordering::Acquire);
-        if seat.is_err() {
+        if process.compare_exchange(0, std::process::id(), Ordering::AcqRel, Ordering::Acquire).is_err() {
             segment.fail(Code::InvalidUsage, rank);
             return Err(Failure::new(Code::InvalidUsage, format!("rank {rank} joined twice")));
         }
@@ -94,10 +93,7 @@ impl Comm {
         }
         match self.segment.failure() {
             None => Ok(()),
-            Some((code, reporter)) => {
-                let text = format!("the communicator failed on rank {reporter}");
-                Err(Failure::new(code, text))
-            }
+            Some((code, reporter)) => Err(Failure::new(code, format!("the communicator failed on rank {reporter}"))),
         }
     }
 

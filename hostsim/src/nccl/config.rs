@@ -4,7 +4,7 @@
 //! `splitShare` are those of 2.18, the first version with splits. All but `blocking` concern
 //! transports that do not exist here; values that NCCL refuses are refused here too.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types, non_snake_case)]
+#![allow(non_snake_case)]
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::offset_of;
@@ -52,8 +52,7 @@ pub(crate) unsafe fn check_config(config: *const ncclConfig_t) -> Outcome<()> {
     // SAFETY: by this function's contract; every version begins with these fields.
     let (size, magic, version) = unsafe { ((*config).size, (*config).magic, (*config).version) };
     if magic != MAGIC {
-        let text = "config was not set with NCCL_CONFIG_INITIALIZER";
-        return Err(Failure::argument(text));
+        return Err(Failure::argument("config was not set with NCCL_CONFIG_INITIALIZER"));
     }
     if size < HEADER || version == 0 {
         return Err(Failure::argument("config has an impossible size or version"));

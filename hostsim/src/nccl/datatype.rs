@@ -4,7 +4,6 @@ use std::ffi::c_int;
 
 use super::error::{Failure, Outcome};
 
-/// `ncclDataType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DataType {
     Int8,
@@ -38,7 +37,6 @@ impl DataType {
         Self::Float8e5m2,
     ];
 
-    /// Reads C's number.
     pub(crate) fn from_c(number: c_int) -> Outcome<Self> {
         usize::try_from(number)
             .ok()
@@ -46,7 +44,6 @@ impl DataType {
             .ok_or_else(|| Failure::argument(format!("datatype {number} does not exist")))
     }
 
-    /// Bytes of an element.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::Int8 | Self::Uint8 | Self::Float8e4m3 | Self::Float8e5m2 => 1,
@@ -56,7 +53,6 @@ impl DataType {
         }
     }
 
-    /// Bytes of `count` elements.
     pub(crate) fn bytes(self, count: usize) -> Outcome<usize> {
         count
             .checked_mul(self.size())

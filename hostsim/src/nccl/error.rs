@@ -1,5 +1,4 @@
 //! NCCL result codes, and the text of the last failure of each thread.
-#![allow(non_camel_case_types)]
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -7,24 +6,17 @@ use std::ffi::{CString, c_char, c_int};
 use crate::cuda::error::CudaError;
 use crate::report;
 
-/// C's `ncclResult_t`.
 pub type ncclResult_t = c_int;
 
 /// The failures of `ncclResult_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Code {
-    /// `ncclUnhandledCudaError`
     UnhandledCudaError = 1,
-    /// `ncclSystemError`
     SystemError = 2,
-    /// `ncclInternalError`
     InternalError = 3,
-    /// `ncclInvalidArgument`
     InvalidArgument = 4,
-    /// `ncclInvalidUsage`
     InvalidUsage = 5,
-    /// `ncclRemoteError`
     RemoteError = 6,
 }
 

@@ -8,8 +8,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Sleeps while the word has the value `seen`, at most for `limit`. May wake early: callers look
-/// again.
+/// Sleeps while the word has the value `seen`, at most for `limit`. May wake early: callers look again.
 pub(crate) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),

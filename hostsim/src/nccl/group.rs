@@ -1,8 +1,7 @@
 //! `ncclGroupStart` and `ncclGroupEnd`: calls between them take effect together at the end.
 //!
-//! Setup calls of a group run in one thread each, since each of them waits for other ranks, which
-//! may be calls of the same group. Sends and receives of a group progress together, since each of
-//! them may wait for another.
+//! Setup calls of a group run in one thread each, since each of them waits for other ranks, which may be calls of the
+//! same group. Sends and receives of a group progress together, since each of them may wait for another.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,9 +17,7 @@ use crate::cuda::queue::Stream;
 pub(crate) enum Task {
     /// Creates a communicator, which blocks until its ranks have met.
     Setup(Box<dyn FnOnce() -> Outcome<()> + Send>),
-    /// A collective operation.
     Collective(Arc<Comm>, Arc<Stream>, Collective),
-    /// A send or a receive.
     Transfer(Arc<Comm>, Arc<Stream>, Transfer),
     /// Frees a communicator that was aborted.
     Free(Box<dyn FnOnce() -> Outcome<()> + Send>),
@@ -63,8 +60,7 @@ pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Closes a group; the end of the outermost one performs its calls. If one of the calls was
-/// refused, none is performed.
+/// Closes a group; the end of the outermost one performs its calls. If one of the calls was refused, none is performed.
 pub(crate) fn end() -> Outcome<()> {
     let group = GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(Failure::new(Code::InvalidUsage, "ncclGroupEnd without ncclGroupStart")),

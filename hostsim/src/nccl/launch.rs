@@ -53,9 +53,7 @@ fn submit(
 ) -> Outcome<()> {
     comm.health()?;
     comm.connect()?;
-    let Some((first, others)) = streams.split_first() else {
-        return Ok(());
-    };
+    let Some((first, others)) = streams.split_first() else { return Ok(()) };
     let owner = Arc::clone(comm);
     let operation = Arc::new(operation);
     let submit = move |stream: &Arc<Stream>, after| in_turn(&owner, stream, after, &operation);

@@ -26,9 +26,6 @@ const NOTICED_AFTER: Duration = Duration::from_millis(50);
 static MADE_WITH_SETTINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Joins a communicator with the thread's current device.
-///
-/// # Safety
-/// `comm` is null or valid for a write, until the end of the group if one is open.
 // SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(
@@ -60,6 +57,31 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
         MADE_WITH_SETTINGS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { join(comm, nranks, &id, rank) }
+    })
+}
+
+/// As `ncclCommInitRankConfig`, with any number of ids, the first of which counts.
+///
+/// # Safety
+/// As of `ncclCommInitRankConfig`; `ids` is null or points to `count` ids.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    rank: c_int,
+    count: c_int,
+    ids: *const ncclUniqueId,
+    config: *const ncclConfig_t,
+) -> ncclResult_t {
+    boundary(|| {
+        if ids.is_null() || count < 1 {
+            return Err(Failure::argument(format!("commIds is NULL, or nId is {count}")));
+        }
+        // SAFETY: passed on under this function's contract.
+        unsafe {
+            check_config(config)?;
+            join(comm, nranks, &*ids, rank)
+        }
     })
 }
 
@@ -160,9 +182,6 @@ fn free_memory(gone: &Comm) -> Outcome<()> {
 }
 
 /// Number of ranks.
-///
-/// # Safety
-/// `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on under this function's contract.
@@ -170,9 +189,6 @@ pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> n
 }
 
 /// This rank.
-///
-/// # Safety
-/// `rank` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on under this function's contract.
@@ -180,9 +196,6 @@ pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) ->
 }
 
 /// The device that was current when the communicator was made.
-///
-/// # Safety
-/// `index` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on under this function's contract.
@@ -190,14 +203,10 @@ pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -
 }
 
 /// The failure that an operation has met on any rank, or success.
-///
-/// # Safety
-/// `result` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> ncclResult_t {
     boundary(|| {
-        let health = find(comm)?.health();
-        let code = health.map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
+        let code = find(comm)?.health().map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
         // SAFETY: passed on under this function's contract.
         unsafe { store(result, code) }
     })

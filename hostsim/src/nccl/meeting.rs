@@ -1,10 +1,9 @@
 //! Waiting for other ranks: barriers, and the detector for ranks that never come.
 //!
-//! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not
-//! arrived turns out to be dead or to have left the communicator, when this rank has left, or after
-//! `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls that connect ranks look for dead ones later if
-//! `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If somebody was missing, the communicator is marked failed and one
-//! line says who.
+//! A wait ends when the others arrive, when any rank reports a failure, when a rank that has not arrived turns out to
+//! be dead or to have left the communicator, when this rank has left, or after `NCCLEP_HOSTSIM_HANG_SECONDS`. Calls
+//! that connect ranks look for dead ones later if `NCCLEP_HOSTSIM_CONNECT_SECONDS` says so. If somebody was missing,
+//! the communicator is marked failed and one line says who.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -108,8 +107,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Why one of the missing ranks will never come, if that is known. To look for dead processes
-    /// takes long.
+    /// Why one of the missing ranks will never come, if that is known. To look for dead processes takes long.
     fn cannot_come(&self, missing: &[usize], look_for_dead: bool) -> Option<String> {
         for &other in missing {
             if self.segment.has_left(other) {
@@ -146,9 +144,7 @@ impl<'a> Watch<'a> {
 
 /// Whether a process is gone, or is a zombie that its parent has not collected yet.
 fn has_ended(process: u32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/stat")) else {
-        return true;
-    };
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return true };
     // The state follows the command's name, which may itself contain spaces and parentheses.
     let state = text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     matches!(state, Some('Z' | 'X'))
@@ -157,25 +153,18 @@ fn has_ended(process: u32) -> bool {
 /// How long a wait may take.
 fn limit() -> Duration {
     static LIMIT: OnceLock<Duration> = OnceLock::new();
-    *LIMIT.get_or_init(|| {
-        let text = std::env::var("NCCLEP_HOSTSIM_HANG_SECONDS").ok();
-        parse_limit(text.as_deref())
-    })
+    *LIMIT.get_or_init(|| parse_limit(std::env::var("NCCLEP_HOSTSIM_HANG_SECONDS").ok().as_deref()))
 }
 
 fn parse_limit(text: Option<&str>) -> Duration {
     parse_seconds(text).unwrap_or(DEFAULT_LIMIT)
 }
 
-/// How long a call that connects ranks tries to reach a dead one, as NCCL does, which connects in
-/// the first operation of a communicator, too. `None`: nothing connects there, and death shows at
-/// once.
+/// How long a call that connects ranks tries to reach a dead one, as NCCL does, which connects in the first operation
+/// of a communicator, too. `None`: nothing connects there, and death shows at once.
 pub(crate) fn connecting() -> Option<Duration> {
     static CONNECTING: OnceLock<Option<Duration>> = OnceLock::new();
-    *CONNECTING.get_or_init(|| {
-        let text = std::env::var("NCCLEP_HOSTSIM_CONNECT_SECONDS").ok();
-        parse_seconds(text.as_deref())
-    })
+    *CONNECTING.get_or_init(|| parse_seconds(std::env::var("NCCLEP_HOSTSIM_CONNECT_SECONDS").ok().as_deref()))
 }
 
 fn parse_seconds(text: Option<&str>) -> Option<Duration> {
@@ -242,8 +231,7 @@ mod tests {
             let waiting = scope.spawn(|| meet(&segment, 0, Room::Host, "test"));
             std::thread::sleep(Duration::from_millis(20));
             segment.fail(Code::InvalidUsage, 1);
-            let outcome = waiting.join().expect("no panic");
-            let failure = outcome.expect_err("the meeting cannot succeed");
+            let failure = waiting.join().expect("no panic").expect_err("the meeting cannot succeed");
             assert_eq!(failure.code, Code::InvalidUsage);
             assert!(failure.text.contains("failed on rank 1"), "{}", failure.text);
         });
@@ -259,8 +247,7 @@ mod tests {
         segment.ring(0);
         segment.leave(1);
         assert!(watch.pause(bell, 0, &|| vec![1]).is_ok(), "there is news");
-        let failure = watch.pause(bell, 1, &|| vec![1]);
-        let failure = failure.expect_err("nothing more will come");
+        let failure = watch.pause(bell, 1, &|| vec![1]).expect_err("nothing more will come");
         assert!(failure.text.contains("rank 1 has left"), "{}", failure.text);
         assert_eq!(segment.failure(), Some((Code::RemoteError, 0)));
         rendezvous.release();

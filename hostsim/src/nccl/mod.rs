@@ -3,7 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`api`] | the entry points |
-//! | `lifetime` | those that make, question and end communicators |
+//! | `lifetime`, `window` | those that make, question and end communicators; those of memory and windows |
 //! | `boundary`, `argument`, `config` | what each does around its body; the checks of arguments |
 //! | `group` | what `ncclGroupStart` keeps until `ncclGroupEnd` |
 //! | `launch` | puts operations into streams |
@@ -35,3 +35,4 @@ mod segment;
 mod split;
 mod transfer;
 pub mod unique_id;
+pub mod window;

@@ -1,5 +1,4 @@
 //! The communicators that C holds handles of.
-#![allow(non_camel_case_types)]
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -8,7 +7,6 @@ use super::comm::Comm;
 use super::error::{Failure, Outcome};
 use crate::handles::Handles;
 
-/// C's `ncclComm_t`.
 pub type ncclComm_t = *mut c_void;
 
 static COMMS: Handles<Comm> = Handles::new(0x5300_0000_0000);
@@ -18,12 +16,10 @@ pub(crate) fn publish(comm: Comm) -> ncclComm_t {
     COMMS.insert(Arc::new(comm)) as ncclComm_t
 }
 
-/// The communicator behind a handle.
 pub(crate) fn find(comm: ncclComm_t) -> Outcome<Arc<Comm>> {
     COMMS.get(comm as usize).ok_or_else(|| Failure::argument("comm is NULL, destroyed, or no communicator"))
 }
 
-/// Ends the life of a handle.
 pub(crate) fn remove(comm: ncclComm_t) {
     COMMS.remove(comm as usize);
 }

@@ -1,8 +1,7 @@
 //! The shared memory of one communicator: layout, mapping, access.
 //!
-//! Everything that ranks write concurrently is an atomic whose start value is zero, like fresh memory,
-//! so no rank has to initialise before the others. Bulk data goes through raw slots; meetings
-//! (`meeting`) decide who may access them.
+//! Everything that ranks write concurrently is an atomic whose start value is zero, like fresh memory, so no rank has
+//! to initialise before the others. Bulk data goes through raw slots; meetings (`meeting`) decide who may access them.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
@@ -31,7 +30,6 @@ const CODE_MASK: u32 = (1 << CODE_BITS) - 1;
 /// Shared by all ranks.
 #[repr(C, align(64))]
 pub(crate) struct Header {
-    /// Number of ranks, set by the first to come.
     pub(crate) ranks: AtomicU32,
     /// Zero, or the result code with which the communicator has failed, and above it the rank
     /// that reported that. One word, so that nobody reads half of it.
@@ -150,10 +148,7 @@ impl Segment {
                 0,
             )
         };
-        if base == libc::MAP_FAILED {
-            return Err(system("mmap"));
-        }
-        Ok(Self { base: base as usize, layout })
+        if base == libc::MAP_FAILED { Err(system("mmap")) } else { Ok(Self { base: base as usize, layout }) }
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -211,8 +206,7 @@ impl Segment {
     /// The code and the reporter of the communicator's failure, if it has failed.
     pub(crate) fn failure(&self) -> Option<(Code, u32)> {
         let word = self.header().failed.load(Ordering::Acquire);
-        let code = Code::from_number(word & CODE_MASK)?;
-        Some((code, word >> CODE_BITS))
+        Some((Code::from_number(word & CODE_MASK)?, word >> CODE_BITS))
     }
 
     /// Marks the communicator failed and wakes all who wait. True for the first to do so.

@@ -31,9 +31,7 @@ pub(crate) fn split(parent: &Comm, colour: c_int, key: c_int) -> Outcome<Option<
         write_note(parent, rendezvous.to_words());
     }
     meet(&parent.segment, parent.rank, Room::Host, CALL)?;
-    let (Some(leader), true) = (members.first(), colour != NO_COLOUR) else {
-        return Ok(None);
-    };
+    let (Some(leader), true) = (members.first(), colour != NO_COLOUR) else { return Ok(None) };
     let rendezvous = Rendezvous::from_words(read_note(parent, *leader));
     let seat = members.iter().position(|rank| *rank == parent.rank).unwrap_or_default();
     Comm::join(rendezvous, members.len(), seat, parent.device).map(Some)

@@ -1,10 +1,9 @@
 //! Sends and receives as the stream's worker executes them.
 //!
-//! For each ordered pair of ranks there is a mailbox of one chunk. Both sides announce the size of
-//! each message in it before data moves, so a message begins when both have come to it, as over
-//! NCCL's network transports, and both see sizes that differ. All transfers of a group progress
-//! together; transfers between the same two ranks in one direction keep their order. A rank with
-//! nothing to do sleeps on its bell, which the others ring.
+//! For each ordered pair of ranks there is a mailbox of one chunk. Both sides announce the size of each message in it
+//! before data moves, so a message begins when both have come to it, as over NCCL's network transports, and both see
+//! sizes that differ. All transfers of a group progress together; transfers between the same two ranks in one direction
+//! keep their order. A rank with nothing to do sleeps on its bell, which the others ring.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -108,8 +107,7 @@ fn line_up(comm: &Comm, transfers: &[Transfer]) -> Vec<Line> {
 fn by_line(transfers: &[Transfer]) -> BTreeMap<(Direction, usize), VecDeque<Transfer>> {
     let mut lines: BTreeMap<_, VecDeque<Transfer>> = BTreeMap::new();
     for &transfer in transfers {
-        let line = lines.entry((transfer.direction, transfer.peer));
-        line.or_default().push_back(transfer);
+        lines.entry((transfer.direction, transfer.peer)).or_default().push_back(transfer);
     }
     lines
 }
@@ -129,9 +127,7 @@ impl Line {
 
     /// Takes one step with the first transfer, if the time and the peer permit.
     fn advance(&mut self, comm: &Comm) -> Outcome<bool> {
-        let Some(transfer) = self.waiting.front().copied() else {
-            return Ok(false);
-        };
+        let Some(transfer) = self.waiting.front().copied() else { return Ok(false) };
         let (mailbox, ours, theirs) = self.sides(comm);
         let moved = match self.stage {
             Stage::Held(until) if Instant::now() < until => return Ok(false),

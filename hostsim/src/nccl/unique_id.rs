@@ -1,11 +1,9 @@
 //! Unique ids: where the ranks of a communicator find their common memory.
 //!
-//! The memory is a memfd, reached through `/proc/<pid>/fd/<fd>` of the process that asked for the
-//! id. It has no name in any file system, so nothing can be left behind, however a process ends,
-//! and the size limit of /dev/shm does not apply. As with NCCL, that process must live until the
-//! communicator is made.
+//! The memory is a memfd, reached through `/proc/<pid>/fd/<fd>` of the process that asked for the id. It has no name in
+//! any file system, so nothing can be left behind, however a process ends, and the size limit of /dev/shm does not
+//! apply. As with NCCL, that process must live until the communicator is made.
 #![allow(unsafe_code)]
-#![allow(non_camel_case_types)]
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
@@ -19,7 +17,6 @@ use super::error::{Code, Failure, Outcome};
 const BYTES: usize = 128;
 const PREFIX: &str = "ncclep-hostsim";
 
-/// C's `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclUniqueId {
@@ -55,7 +52,6 @@ impl Rendezvous {
         Ok(Self { process: std::process::id(), descriptor: raw, nonce })
     }
 
-    /// Opens the memory.
     pub(crate) fn open(self) -> Outcome<File> {
         let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
         let expected = format!("/memfd:{PREFIX}-{:016x} (deleted)", self.nonce);
@@ -75,7 +71,6 @@ impl Rendezvous {
         OWNED.lock().remove(&self.nonce);
     }
 
-    /// The id for C.
     pub(crate) fn encode(self) -> ncclUniqueId {
         let text = format!("{PREFIX}:{}:{}:{:016x}", self.process, self.descriptor, self.nonce);
         let mut internal = [0; BYTES];
@@ -85,7 +80,6 @@ impl Rendezvous {
         ncclUniqueId { internal }
     }
 
-    /// Reads an id.
     pub(crate) fn decode(id: &ncclUniqueId) -> Outcome<Self> {
         let bytes: Vec<u8> = id.internal.iter().map(|c| *c as u8).take_while(|byte| *byte != 0).collect();
         Self::parse(&String::from_utf8_lossy(&bytes))
@@ -113,8 +107,7 @@ impl Rendezvous {
 
 /// Gives `file` at least `size` bytes. All ranks do this with the same size, whoever comes first.
 pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
-    let now = file.metadata().map_err(|_| system("fstat"))?.len();
-    if now >= size as u64 {
+    if file.metadata().map_err(|_| system("fstat"))?.len() >= size as u64 {
         return Ok(());
     }
     // SAFETY: the descriptor is open; growing a memfd disturbs no mapping of it.

@@ -1,5 +1,4 @@
 //! `ncclCommAbort`: what it frees, what the other ranks see, and ranks that leave.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,16 +7,9 @@ use std::time::{Duration, Instant};
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
+use crate::codes::*;
 use crate::failures::{async_error, await_failure, count, expect_failure, gather};
 use crate::kit::{Buffer, Rank, Stream, launch, run};
-
-/// `ncclUint8`.
-const UINT8: i32 = 1;
-const SUCCESS: i32 = 0;
-const NOT_READY: i32 = 600;
-const LAUNCH_TIMEOUT: i32 = 702;
-const INVALID_ARGUMENT: i32 = 4;
-const REMOTE_ERROR: i32 = 6;
 
 /// An address that other threads may use.
 #[derive(Clone, Copy)]
@@ -44,209 +36,191 @@ fn later<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::t
     })
 }
 
-#[test]
-fn an_abort_ends_the_operations_of_all_ranks() {
-    run("one_rank_aborts", 3, &[]);
-}
-
 /// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that
 /// rank 1 is in it.
-pub(crate) fn one_rank_aborts() {
-    let me = Rank::from_environment();
-    let news = me.duplicate();
-    let buffers = (me.rank != 2).then(|| gather(&me, 10));
-    let met = gather(&news, 1);
-    assert_eq!(news.stream.synchronize(), SUCCESS);
-    if me.rank == 0 {
-        assert_eq!(me.stream.query(), NOT_READY);
-        assert_eq!(ncclCommAbort(me.comm), SUCCESS);
-        assert_eq!(ncclCommAbort(me.comm), INVALID_ARGUMENT, "gone");
-        assert_eq!(ncclCommDestroy(me.comm), INVALID_ARGUMENT, "gone");
-    }
-    let expected = [SUCCESS, LAUNCH_TIMEOUT, SUCCESS][me.rank];
-    assert_eq!(me.stream.synchronize(), expected);
-    drop((buffers, met));
-    if me.rank == 1 {
-        expect_failure(me, REMOTE_ERROR);
-    }
-    news.end();
-}
-
 #[test]
-fn an_abort_in_a_group_frees_memory_at_the_end_of_the_group() {
-    run("one_rank_aborts_in_a_group", 2, &[]);
+fn an_abort_ends_the_operations_of_all_ranks() {
+    run(3, &[], |me| {
+        let news = me.duplicate();
+        let buffers = (me.rank != 2).then(|| gather(&me, 10));
+        let met = gather(&news, 1);
+        assert_eq!(news.stream.synchronize(), SUCCESS);
+        if me.rank == 0 {
+            assert_eq!(me.stream.query(), NOT_READY);
+            assert_eq!(ncclCommAbort(me.comm), SUCCESS);
+            assert_eq!(ncclCommAbort(me.comm), INVALID_ARGUMENT, "gone");
+            assert_eq!(ncclCommDestroy(me.comm), INVALID_ARGUMENT, "gone");
+        }
+        let expected = [SUCCESS, LAUNCH_TIMEOUT, SUCCESS][me.rank];
+        assert_eq!(me.stream.synchronize(), expected);
+        drop((buffers, met));
+        if me.rank == 1 {
+            expect_failure(me, REMOTE_ERROR);
+        }
+        news.end();
+    });
 }
 
 /// Rank 1 joins neither all-gather. While the first is stuck, nothing can be freed.
-pub(crate) fn one_rank_aborts_in_a_group() {
-    let me = Rank::from_environment();
-    let stuck = me.duplicate();
-    if me.rank == 1 {
-        await_failure(stuck.comm);
-        expect_failure(me, REMOTE_ERROR);
-        expect_failure(stuck, REMOTE_ERROR);
-        return;
-    }
-    let buffers = (gather(&stuck, 10), gather(&me, 10));
-    assert_eq!(ncclGroupStart(), SUCCESS);
-    assert_eq!(ncclCommAbort(me.comm), SUCCESS);
-    assert_eq!(me.stream.synchronize(), SUCCESS);
-    assert_eq!(stuck.stream.query(), NOT_READY);
-    let comm = Shared(stuck.comm);
-    let is_over = Arc::new(AtomicBool::new(false));
-    let aborted = Arc::clone(&is_over);
-    let aborting = later(move || {
-        aborted.store(true, Ordering::Release);
-        comm.abort()
-    });
-    assert_eq!(ncclGroupEnd(), SUCCESS);
-    assert!(is_over.load(Ordering::Acquire), "that waited for the device");
-    assert_eq!(aborting.join().expect("no panic"), SUCCESS);
-    drop(buffers);
-}
-
 #[test]
-fn an_abort_in_another_thread_frees_all_streams() {
-    let begin = Instant::now();
-    run("abort_frees_streams", 2, &[]);
-    assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
+fn an_abort_in_a_group_frees_memory_at_the_end_of_the_group() {
+    run(2, &[], |me| {
+        let stuck = me.duplicate();
+        if me.rank == 1 {
+            await_failure(stuck.comm);
+            expect_failure(me, REMOTE_ERROR);
+            expect_failure(stuck, REMOTE_ERROR);
+            return;
+        }
+        let buffers = (gather(&stuck, 10), gather(&me, 10));
+        assert_eq!(ncclGroupStart(), SUCCESS);
+        assert_eq!(ncclCommAbort(me.comm), SUCCESS);
+        assert_eq!(me.stream.synchronize(), SUCCESS);
+        assert_eq!(stuck.stream.query(), NOT_READY);
+        let comm = Shared(stuck.comm);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let aborted = Arc::clone(&is_over);
+        let aborting = later(move || {
+            aborted.store(true, Ordering::Release);
+            comm.abort()
+        });
+        assert_eq!(ncclGroupEnd(), SUCCESS);
+        assert!(is_over.load(Ordering::Acquire), "that waited for the device");
+        assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+        drop(buffers);
+    });
 }
 
 /// Rank 0 waits in three streams: for a message, for an all-gather behind it, and, by way of the
 /// null stream's order, for both. Another thread aborts. Rank 1 waits for what rank 0 never sends.
-pub(crate) fn abort_frees_streams() {
-    let me = Rank::from_environment();
-    let spare = me.duplicate();
-    let buffer = Buffer::filled(8, 1);
-    me.receive(&buffer, 8, 1 - me.rank);
-    if me.rank == 1 {
-        assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
-        drop(buffer);
-        expect_failure(me, REMOTE_ERROR);
-    } else {
-        let passed = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&passed);
-        launch(me.stream.0, move || seen.store(true, Ordering::Release));
-        let second = Stream::with_flags(1);
-        let others = Rank { stream: second, comm: me.comm, ..me };
-        let gathered = gather(&others, 10);
-        let comm = Shared(me.comm);
-        let aborting = later(move || comm.abort());
-        assert_eq!(me.stream.synchronize(), SUCCESS);
-        assert!(passed.load(Ordering::Acquire), "what was behind it ran");
-        assert_eq!(others.stream.synchronize(), SUCCESS);
-        assert_eq!(aborting.join().expect("no panic"), SUCCESS);
-        assert_eq!(buffer.bytes(), [1; 8], "nothing came");
-        drop((buffer, gathered));
-    }
-    // Other communicators of the process, and its streams, are as good as before.
-    drop(gather(&spare, 10));
-    spare.end();
-}
-
 #[test]
-fn an_abort_frees_calls_on_the_host() {
+fn an_abort_in_another_thread_frees_all_streams() {
     let begin = Instant::now();
-    run("abort_frees_host_calls", 2, &[]);
+    run(2, &[], |me| {
+        let spare = me.duplicate();
+        let buffer = Buffer::filled(8, 1);
+        me.receive(&buffer, 8, 1 - me.rank);
+        if me.rank == 1 {
+            assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
+            drop(buffer);
+            expect_failure(me, REMOTE_ERROR);
+        } else {
+            let passed = Arc::new(AtomicBool::new(false));
+            let seen = Arc::clone(&passed);
+            launch(me.stream.0, move || seen.store(true, Ordering::Release));
+            let second = Stream::with_flags(1);
+            let others = Rank { stream: second, comm: me.comm, ..me };
+            let gathered = gather(&others, 10);
+            let comm = Shared(me.comm);
+            let aborting = later(move || comm.abort());
+            assert_eq!(me.stream.synchronize(), SUCCESS);
+            assert!(passed.load(Ordering::Acquire), "what was behind it ran");
+            assert_eq!(others.stream.synchronize(), SUCCESS);
+            assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+            assert_eq!(buffer.bytes(), [1; 8], "nothing came");
+            drop((buffer, gathered));
+        }
+        // Other communicators of the process, and its streams, are as good as before.
+        drop(gather(&spare, 10));
+        spare.end();
+    });
     assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
 }
 
 /// Rank 0 is in a split that rank 1 never joins, and then in a destruction that waits for a message.
-pub(crate) fn abort_frees_host_calls() {
-    let me = Rank::from_environment();
-    let (blocked, spare) = (me.duplicate(), me.duplicate());
-    if me.rank == 0 {
-        let comm = Shared(me.comm);
-        let aborting = later(move || comm.abort());
-        let mut part = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for a write.
-        let code = unsafe { ncclCommSplit(me.comm, 0, 0, &raw mut part, std::ptr::null()) };
-        assert_eq!(code, REMOTE_ERROR);
-        assert!(part.is_null());
-        assert_eq!(aborting.join().expect("no panic"), SUCCESS);
-
-        let buffer = Buffer::new(8);
-        blocked.receive(&buffer, 8, 1);
-        let comm = Shared(blocked.comm);
-        let aborting = later(move || comm.abort());
-        let destroyed = Shared(blocked.comm).destroy();
-        assert_eq!(destroyed, SUCCESS);
-        // Whichever of the two comes last finds the communicator gone.
-        assert_eq!(aborting.join().expect("no panic"), SUCCESS);
-    } else {
-        await_failure(blocked.comm);
-        assert_eq!(async_error(blocked.comm), REMOTE_ERROR);
-        blocked.end();
-        me.end();
-    }
-    drop(gather(&spare, 10));
-    spare.end();
-}
-
 #[test]
-fn a_first_operation_that_connects_waits_in_its_call() {
+fn an_abort_frees_calls_on_the_host() {
     let begin = Instant::now();
-    run("first_operations_connect", 2, &[("NCCLEP_HOSTSIM_CONNECT_SECONDS", "50")]);
+    run(2, &[], |me| {
+        let (blocked, spare) = (me.duplicate(), me.duplicate());
+        if me.rank == 0 {
+            let comm = Shared(me.comm);
+            let aborting = later(move || comm.abort());
+            let mut part = std::ptr::null_mut();
+            // SAFETY: the pointer is valid for a write.
+            let code = unsafe { ncclCommSplit(me.comm, 0, 0, &raw mut part, std::ptr::null()) };
+            assert_eq!(code, REMOTE_ERROR);
+            assert!(part.is_null());
+            assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+
+            let buffer = Buffer::new(8);
+            blocked.receive(&buffer, 8, 1);
+            let comm = Shared(blocked.comm);
+            let aborting = later(move || comm.abort());
+            let destroyed = Shared(blocked.comm).destroy();
+            assert_eq!(destroyed, SUCCESS);
+            // Whichever of the two comes last finds the communicator gone.
+            assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+        } else {
+            await_failure(blocked.comm);
+            assert_eq!(async_error(blocked.comm), REMOTE_ERROR);
+            blocked.end();
+            me.end();
+        }
+        drop(gather(&spare, 10));
+        spare.end();
+    });
     assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
 }
 
 /// Rank 0 calls an all-gather that rank 1 never does, until another thread aborts.
-pub(crate) fn first_operations_connect() {
-    let me = Rank::from_environment();
-    let spare = me.duplicate();
-    if me.rank == 0 {
-        let comm = Shared(me.comm);
-        let aborting = later(move || comm.abort());
-        let (send, recv) = (Buffer::filled(1, 1), Buffer::new(2));
-        let (to, stream) = (recv.address, me.stream.0);
-        // SAFETY: the buffers outlive the call, which enqueues nothing.
-        let code = unsafe { ncclAllGather(send.address, to, 1, UINT8, me.comm, stream) };
-        assert_eq!(code, REMOTE_ERROR);
-        assert_eq!(aborting.join().expect("no panic"), SUCCESS);
-    } else {
-        me.end();
-    }
-    drop(gather(&spare, 10));
-    spare.end();
-}
-
 #[test]
-fn a_rank_that_has_left_is_not_waited_for() {
+fn a_first_operation_that_connects_waits_in_its_call() {
     let begin = Instant::now();
-    let said = run("one_rank_leaves", 3, &[]);
+    run(2, &[("NCCLEP_HOSTSIM_CONNECT_SECONDS", "50")], |me| {
+        let spare = me.duplicate();
+        if me.rank == 0 {
+            let comm = Shared(me.comm);
+            let aborting = later(move || comm.abort());
+            let (send, recv) = (Buffer::filled(1, 1), Buffer::new(2));
+            let (to, stream) = (recv.address, me.stream.0);
+            // SAFETY: the buffers outlive the call, which enqueues nothing.
+            let code = unsafe { ncclAllGather(send.address, to, 1, UINT8, me.comm, stream) };
+            assert_eq!(code, REMOTE_ERROR);
+            assert_eq!(aborting.join().expect("no panic"), SUCCESS);
+        } else {
+            me.end();
+        }
+        drop(gather(&spare, 10));
+        spare.end();
+    });
     assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
-    assert_eq!(count(&said, "rank 1 has left the communicator"), 1, "{said}");
-    assert_eq!(count(&said, "rank 2 has left the communicator"), 1, "{said}");
 }
 
 /// Rank 1 has nothing to do and aborts one communicator, rank 2 destroys the other: the messages that
 /// they sent before arrive, and those that never come fail.
-pub(crate) fn one_rank_leaves() {
-    let me = Rank::from_environment();
-    let aborted = me.duplicate();
-    for (leaver, part) in [(1, &aborted), (2, &me)] {
-        let buffer = Buffer::filled(8, me.rank as u8);
-        assert_eq!(cudaDeviceSynchronize(), SUCCESS);
-        if me.rank == leaver {
-            part.send(&buffer, 8, 0);
-            assert_eq!(part.stream.synchronize(), SUCCESS);
-            let code = match leaver {
-                1 => ncclCommAbort(part.comm),
-                _ => ncclCommDestroy(part.comm),
-            };
-            assert_eq!(code, SUCCESS);
-        } else if me.rank == 0 {
-            part.receive(&buffer, 8, leaver);
-            let missing = Buffer::new(8);
-            part.receive(&missing, 8, leaver);
-            assert_eq!(part.stream.synchronize(), LAUNCH_TIMEOUT);
-            assert_eq!(buffer.bytes(), [leaver as u8; 8]);
-            assert_eq!(async_error(part.comm), REMOTE_ERROR);
+#[test]
+fn a_rank_that_has_left_is_not_waited_for() {
+    let begin = Instant::now();
+    let said = run(3, &[], |me| {
+        let aborted = me.duplicate();
+        for (leaver, part) in [(1, &aborted), (2, &me)] {
+            let buffer = Buffer::filled(8, me.rank as u8);
+            assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+            if me.rank == leaver {
+                part.send(&buffer, 8, 0);
+                assert_eq!(part.stream.synchronize(), SUCCESS);
+                let code = match leaver {
+                    1 => ncclCommAbort(part.comm),
+                    _ => ncclCommDestroy(part.comm),
+                };
+                assert_eq!(code, SUCCESS);
+            } else if me.rank == 0 {
+                part.receive(&buffer, 8, leaver);
+                let missing = Buffer::new(8);
+                part.receive(&missing, 8, leaver);
+                assert_eq!(part.stream.synchronize(), LAUNCH_TIMEOUT);
+                assert_eq!(buffer.bytes(), [leaver as u8; 8]);
+                assert_eq!(async_error(part.comm), REMOTE_ERROR);
+            }
         }
-    }
-    for (leaver, part) in [(1, aborted), (2, me)] {
-        if part.rank != leaver {
-            assert_eq!(ncclCommDestroy(part.comm), SUCCESS);
+        for (leaver, part) in [(1, aborted), (2, me)] {
+            if part.rank != leaver {
+                assert_eq!(ncclCommDestroy(part.comm), SUCCESS);
+            }
         }
-    }
+    });
+    assert!(begin.elapsed() < Duration::from_secs(15), "nobody timed out");
+    assert_eq!(count(&said, "rank 1 has left the communicator"), 1, "{said}");
+    assert_eq!(count(&said, "rank 2 has left the communicator"), 1, "{said}");
 }

@@ -1,5 +1,4 @@
 //! Collectives, over processes and over threads, and what NCCL calls refuse.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -7,16 +6,11 @@ use std::ptr::null_mut;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
+use crate::codes::*;
 use crate::data::{check, floats, value};
-use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run};
+use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run_also_late};
 
-const SUCCESS: i32 = 0;
-const INVALID_ARGUMENT: i32 = 4;
-const INVALID_USAGE: i32 = 5;
-const UINT8: c_int = 1;
-const FLOAT: c_int = 7;
 const BF16: c_int = 9;
-const SUM: c_int = 0;
 const MAX: c_int = 2;
 /// More than one slot of the segment, and no multiple of anything.
 const LARGE: usize = (1 << 20) / 4 + 333;
@@ -24,12 +18,10 @@ const LARGE: usize = (1 << 20) / 4 + 333;
 #[test]
 fn collectives_work_over_processes() {
     for ranks in [1, 2, 3, 8] {
-        run("every_collective", ranks, &[]);
+        run_also_late(ranks, |me| {
+            check_collectives(me);
+        });
     }
-}
-
-pub(crate) fn every_collective() {
-    check_collectives(Rank::from_environment());
 }
 
 #[test]

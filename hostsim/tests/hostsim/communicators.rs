@@ -1,5 +1,4 @@
 //! Communicators made with a configuration, several of them at once, and their independence.
-#![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
@@ -8,12 +7,10 @@ use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 use ncclep_hostsim::nccl::api::*;
 
+use crate::codes::*;
 use crate::failures::gather;
-use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run};
+use crate::kit::{Buffer, Rank, Stream, new_id, own_device, run, run_also_late};
 
-const SUCCESS: i32 = 0;
-const NOT_READY: i32 = 600;
-const INVALID_ARGUMENT: i32 = 4;
 const UNDEFINED: c_int = c_int::MIN;
 
 /// What `NCCL_CONFIG_INITIALIZER` of NCCL 2.18 sets.
@@ -86,33 +83,30 @@ fn wrong_configurations_are_refused() {
     }
 }
 
-#[test]
-fn processes_hold_many_communicators() {
-    run("many_communicators", 2, &[]);
-}
-
 /// Each process is one rank of four communicators, which it makes in four threads at once, from own
 /// ids that travel by a collective, and uses at once.
-pub(crate) fn many_communicators() {
-    const MANY: usize = 4;
-    let me = Rank::from_environment();
-    // Buffers are made and freed, and communicators destroyed, outside of the threads: that waits for the device,
-    // and so for messages of other threads.
-    let parts = [(); MANY].map(|()| {
-        let sent = Buffer::filled(1000, me.rank as u8);
-        (shared_id(&me), sent, Buffer::new(1000))
+#[test]
+fn processes_hold_many_communicators() {
+    run_also_late(2, |me| {
+        const MANY: usize = 4;
+        // Buffers are made and freed, and communicators destroyed, outside of the threads: that waits for the device,
+        // and so for messages of other threads.
+        let parts = [(); MANY].map(|()| {
+            let sent = Buffer::filled(1000, me.rank as u8);
+            (shared_id(&me), sent, Buffer::new(1000))
+        });
+        assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+        let (rank, ranks) = (me.rank, me.ranks);
+        let used = std::thread::scope(|scope| {
+            let use_it = |(id, sent, got)| scope.spawn(move || use_one(id, (rank, ranks), sent, got));
+            parts.map(use_it).map(|thread| thread.join().expect("no panic"))
+        });
+        for (made, buffers) in used {
+            made.end();
+            drop(buffers);
+        }
+        me.end();
     });
-    assert_eq!(cudaDeviceSynchronize(), SUCCESS);
-    let (rank, ranks) = (me.rank, me.ranks);
-    let used = std::thread::scope(|scope| {
-        let use_it = |(id, sent, got)| scope.spawn(move || use_one(id, (rank, ranks), sent, got));
-        parts.map(use_it).map(|thread| thread.join().expect("no panic"))
-    });
-    for (made, buffers) in used {
-        made.end();
-        drop(buffers);
-    }
-    me.end();
 }
 
 /// An id that rank 0 makes, for all ranks.
@@ -154,44 +148,41 @@ fn use_one(id: ncclUniqueId, (rank, ranks): (usize, usize), sent: Buffer, got: B
     (me, [sent, got])
 }
 
-#[test]
-fn communicators_do_not_wait_for_each_other() {
-    run("two_at_once", 2, &[]);
-}
-
 /// Rank 0 begins a receive and an all-gather on one communicator. Rank 1 joins them only after both
 /// ranks have done the same on another.
-pub(crate) fn two_at_once() {
-    let first = Rank::from_environment();
-    let second = first.duplicate();
-    let peer = 1 - first.rank;
-    let buffer = Buffer::filled(8, first.rank as u8);
-    assert_eq!(cudaDeviceSynchronize(), SUCCESS);
-    let mut gathered = Vec::new();
-    let mut begin = |on: &Rank| {
-        match on.rank {
-            0 => on.receive(&buffer, 8, peer),
-            _ => on.send(&buffer, 8, peer),
+#[test]
+fn communicators_do_not_wait_for_each_other() {
+    run(2, &[], |first| {
+        let second = first.duplicate();
+        let peer = 1 - first.rank;
+        let buffer = Buffer::filled(8, first.rank as u8);
+        assert_eq!(cudaDeviceSynchronize(), SUCCESS);
+        let mut gathered = Vec::new();
+        let mut begin = |on: &Rank| {
+            match on.rank {
+                0 => on.receive(&buffer, 8, peer),
+                _ => on.send(&buffer, 8, peer),
+            }
+            gathered.push(gather(on, 1000));
+        };
+        if first.rank == 0 {
+            begin(&first);
         }
-        gathered.push(gather(on, 1000));
-    };
-    if first.rank == 0 {
-        begin(&first);
-    }
-    begin(&second);
-    assert_eq!(second.stream.synchronize(), SUCCESS);
-    let token = Buffer::new(1);
-    if first.rank == 0 {
-        assert_eq!(first.stream.query(), NOT_READY);
-        second.send(&token, 1, peer);
-    } else {
-        second.receive(&token, 1, peer);
+        begin(&second);
         assert_eq!(second.stream.synchronize(), SUCCESS);
-        begin(&first);
-    }
-    assert_eq!(first.stream.synchronize(), SUCCESS);
-    assert_eq!(buffer.bytes(), [1; 8]);
-    drop((buffer, gathered, token));
-    second.end();
-    first.end();
+        let token = Buffer::new(1);
+        if first.rank == 0 {
+            assert_eq!(first.stream.query(), NOT_READY);
+            second.send(&token, 1, peer);
+        } else {
+            second.receive(&token, 1, peer);
+            assert_eq!(second.stream.synchronize(), SUCCESS);
+            begin(&first);
+        }
+        assert_eq!(first.stream.synchronize(), SUCCESS);
+        assert_eq!(buffer.bytes(), [1; 8]);
+        drop((buffer, gathered, token));
+        second.end();
+        first.end();
+    });
 }

@@ -1,5 +1,4 @@
 //! Ranks that stay away, die or disagree: nobody hangs, and somebody says why.
-#![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -7,14 +6,9 @@ use std::time::{Duration, Instant};
 
 use ncclep_hostsim::nccl::api::*;
 
-use crate::kit::{Buffer, Rank, finish, id, run, seat, start};
+use crate::codes::*;
+use crate::kit::{Buffer, Rank, finish, has_done, id, processes, run, seat, start};
 
-const SUCCESS: i32 = 0;
-const LAUNCH_TIMEOUT: i32 = 702;
-const LAUNCH_FAILURE: i32 = 719;
-const INVALID_USAGE: i32 = 5;
-const REMOTE_ERROR: i32 = 6;
-const UINT8: i32 = 1;
 pub(crate) const BRIEFLY: (&str, &str) = ("NCCLEP_HOSTSIM_HANG_SECONDS", "2");
 
 /// An all-gather of `count` bytes per rank, not waited for.
@@ -62,35 +56,41 @@ pub(crate) fn count(text: &str, phrase: &str) -> usize {
 
 #[test]
 fn a_hang_is_detected_and_explained_once() {
-    let said = run("one_rank_stays_away", 3, &[BRIEFLY]);
+    let said = run(3, &[BRIEFLY], |me| {
+        assert_eq!(async_error(me.comm), SUCCESS);
+        if me.rank == 2 {
+            // Present, but not taking part.
+            await_failure(me.comm);
+        } else {
+            let buffers = gather(&me, 10);
+            assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
+            assert_eq!(me.stream.synchronize(), SUCCESS, "the error is told once");
+            drop(buffers);
+        }
+        expect_failure(me, REMOTE_ERROR);
+    });
     assert_eq!(count(&said, "ncclAllGather waited 2."), 1, "{said}");
     assert_eq!(count(&said, "not arrived: rank 2 of 3"), 1, "{said}");
     assert_eq!(count(&said, "hostsim:"), 1, "{said}");
 }
 
-pub(crate) fn one_rank_stays_away() {
-    let me = Rank::from_environment();
-    assert_eq!(async_error(me.comm), SUCCESS);
-    if me.rank == 2 {
-        // Present, but not taking part.
-        await_failure(me.comm);
-    } else {
-        let buffers = gather(&me, 10);
-        assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
-        assert_eq!(me.stream.synchronize(), SUCCESS, "the error is told once");
-        drop(buffers);
-    }
-    expect_failure(me, REMOTE_ERROR);
-}
-
 #[test]
 fn a_dead_rank_is_noticed_long_before_the_limit() {
     let begin = Instant::now();
-    let outputs = finish(start("one_rank_dies", 3, &[]));
+    let outputs = finish(start(3, &[], || {
+        let me = Rank::from_environment();
+        if me.rank == 1 {
+            std::process::exit(42);
+        }
+        let buffers = gather(&me, 10);
+        assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
+        drop(buffers);
+        expect_failure(me, REMOTE_ERROR);
+    }));
     assert!(begin.elapsed() < Duration::from_secs(10));
     let said: String = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
     assert_eq!(outputs[1].status.code(), Some(42));
-    assert!(outputs[0].status.success() && outputs[2].status.success(), "{said}");
+    assert!(has_done(&outputs[0]) && has_done(&outputs[2]), "{said}");
     assert_eq!(count(&said, "process of rank 1 has gone"), 1, "{said}");
     let leftovers = std::fs::read_dir("/dev/shm").map_or(0, |entries| {
         let name = |entry: std::io::Result<std::fs::DirEntry>| entry.ok().map(|e| e.file_name());
@@ -99,47 +99,31 @@ fn a_dead_rank_is_noticed_long_before_the_limit() {
     assert_eq!(leftovers, 0);
 }
 
-pub(crate) fn one_rank_dies() {
-    let me = Rank::from_environment();
-    if me.rank == 1 {
-        std::process::exit(42);
-    }
-    let buffers = gather(&me, 10);
-    assert_eq!(me.stream.synchronize(), LAUNCH_TIMEOUT);
-    drop(buffers);
-    expect_failure(me, REMOTE_ERROR);
-}
-
 #[test]
 fn calls_that_do_not_match_are_reported() {
-    let said = run("counts_differ", 3, &[]);
+    let said = run(3, &[], |me| {
+        let buffers = gather(&me, if me.rank == 1 { 20 } else { 10 });
+        assert_eq!(me.stream.synchronize(), LAUNCH_FAILURE);
+        drop(buffers);
+        expect_failure(me, INVALID_USAGE);
+    });
     assert_eq!(count(&said, "does not match"), 1, "{said}");
     assert_eq!(count(&said, "count is"), 1, "{said}");
 }
 
-pub(crate) fn counts_differ() {
-    let me = Rank::from_environment();
-    let buffers = gather(&me, if me.rank == 1 { 20 } else { 10 });
-    assert_eq!(me.stream.synchronize(), LAUNCH_FAILURE);
-    drop(buffers);
-    expect_failure(me, INVALID_USAGE);
-}
-
 #[test]
 fn a_rank_that_never_joins_is_named() {
-    let said = run("one_rank_never_joins", 2, &[BRIEFLY]);
+    let said = processes(2, &[BRIEFLY], || {
+        let (rank, ranks) = seat();
+        if rank == 1 {
+            return;
+        }
+        let mut comm = null_mut();
+        // SAFETY: the pointer is valid for a write.
+        let code = unsafe { ncclCommInitRank(&raw mut comm, ranks as i32, id(), rank as i32) };
+        assert_eq!(code, REMOTE_ERROR);
+        assert!(comm.is_null());
+    });
     assert_eq!(count(&said, "ncclCommInitRank waited 2."), 1, "{said}");
     assert_eq!(count(&said, "not arrived: rank 1 of 2"), 1, "{said}");
-}
-
-pub(crate) fn one_rank_never_joins() {
-    let (rank, ranks) = seat();
-    if rank == 1 {
-        return;
-    }
-    let mut comm = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    let code = unsafe { ncclCommInitRank(&raw mut comm, ranks as i32, id(), rank as i32) };
-    assert_eq!(code, REMOTE_ERROR);
-    assert!(comm.is_null());
 }

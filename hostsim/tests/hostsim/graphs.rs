@@ -1,6 +1,5 @@
 //! Captures and graphs: order, replays with new data, and the calls that a capture forbids. Each test is a
 //! process of its own, as a capture minds the calls of all threads.
-#![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -12,9 +11,9 @@ use ncclep_hostsim::cuda::copy::{cudaMemcpyAsync, cudaMemsetAsync};
 use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::stream::*;
 
-use crate::kit::{Buffer, DEVICE_TO_DEVICE, Rank, Stream, run};
+use crate::codes::*;
+use crate::kit::{Buffer, DEVICE_TO_DEVICE, Rank, Stream, processes, run};
 
-const SUCCESS: i32 = 0;
 const ILLEGAL_STATE: i32 = 401;
 const UNSUPPORTED: i32 = 900;
 const INVALIDATED: i32 = 901;
@@ -32,12 +31,41 @@ const RELAXED: c_int = 2;
 
 #[test]
 fn replays() {
-    for scenario in
-        ["lanes_keep_their_order", "a_graph_owns_what_it_is_given", "rules_of_captures", "the_end_of_a_communicator"]
-    {
-        run(scenario, 1, &[]);
-    }
-    run("messages_in_graphs", 2, &[]);
+    processes(1, &[], || {
+        ncclEpHostsimAllowGraphs();
+        lanes_keep_their_order();
+        a_graph_owns_what_it_is_given();
+        rules_of_captures();
+        the_end_of_a_communicator(Rank::from_environment());
+    });
+}
+
+/// A ring of messages in a graph, with messages outside of it between the replays.
+#[test]
+fn messages_in_graphs() {
+    run(2, &[], |me| {
+        ncclEpHostsimAllowGraphs();
+        let peer = 1 - me.rank;
+        let (sent, received, kept) = (Buffer::new(256), Buffer::new(256), Buffer::new(256));
+        begin(&me.stream, THREAD_LOCAL);
+        ring(&me, &sent, &received, peer);
+        // SAFETY: the buffers have the bytes.
+        let copied = unsafe { cudaMemcpyAsync(kept.address, received.address, 256, DEVICE_TO_DEVICE, me.stream.0) };
+        assert_eq!(copied, SUCCESS);
+        let graph = executable(&me.stream);
+        for value in 1..20 {
+            let fill = |rank: usize| value + 100 * rank as i32;
+            assert_eq!(cudaMemsetAsync(sent.address, fill(me.rank), 256, me.stream.0), SUCCESS);
+            if value % 3 == 0 {
+                ring(&me, &sent, &received, peer);
+            }
+            assert_eq!(cudaGraphLaunch(graph, me.stream.0), SUCCESS);
+            assert_eq!(me.stream.synchronize(), SUCCESS);
+            assert_eq!(kept.bytes(), vec![fill(peer) as u8; 256]);
+        }
+        assert_eq!(cudaGraphExecDestroy(graph), SUCCESS);
+        me.end();
+    });
 }
 
 fn event() -> cudaEvent_t {
@@ -116,8 +144,7 @@ unsafe extern "C" fn released(_: *mut c_void) {
 }
 
 /// Until the graph and what was made of it are destroyed; a capture that failed owns nothing.
-pub(crate) fn a_graph_owns_what_it_is_given() {
-    ncclEpHostsimAllowGraphs();
+fn a_graph_owns_what_it_is_given() {
     let stream = Stream::new();
     let give = || {
         begin(&stream, THREAD_LOCAL);
@@ -144,8 +171,7 @@ pub(crate) fn a_graph_owns_what_it_is_given() {
 }
 
 /// Work that goes from lane to lane arrives in every replay, and lanes without order run side by side.
-pub(crate) fn lanes_keep_their_order() {
-    ncclEpHostsimAllowGraphs();
+fn lanes_keep_their_order() {
     let (origin, branch) = (Stream::new(), Stream::with_flags(1));
     begin(&origin, THREAD_LOCAL);
     assert_eq!((status(&origin), status(&branch)), (1, 0));
@@ -222,8 +248,7 @@ fn exchange(mode: c_int) -> c_int {
     mode
 }
 
-pub(crate) fn rules_of_captures() {
-    ncclEpHostsimAllowGraphs();
+fn rules_of_captures() {
     let memory = Buffer::new(64);
     let (captured, other) = (Stream::with_flags(1), Stream::with_flags(1));
     for (number, (mistake, code)) in MISTAKES.iter().enumerate() {
@@ -301,41 +326,13 @@ fn whose_calls_count(captured: &Stream) {
 }
 
 /// Captures that mind calls of other threads mind NCCL's own as it frees memory, however the caller minds captures.
-pub(crate) fn the_end_of_a_communicator() {
-    ncclEpHostsimAllowGraphs();
-    let me = Rank::from_environment();
+fn the_end_of_a_communicator(me: Rank) {
     let captured = Stream::with_flags(1);
     begin(&captured, GLOBAL);
     let before = exchange(RELAXED);
     me.end();
     exchange(before);
     assert_eq!(end(&captured).0, INVALIDATED);
-}
-
-/// A ring of messages in a graph, with messages outside of it between the replays.
-pub(crate) fn messages_in_graphs() {
-    ncclEpHostsimAllowGraphs();
-    let me = Rank::from_environment();
-    let peer = 1 - me.rank;
-    let (sent, received, kept) = (Buffer::new(256), Buffer::new(256), Buffer::new(256));
-    begin(&me.stream, THREAD_LOCAL);
-    ring(&me, &sent, &received, peer);
-    // SAFETY: the buffers have the bytes.
-    let copied = unsafe { cudaMemcpyAsync(kept.address, received.address, 256, DEVICE_TO_DEVICE, me.stream.0) };
-    assert_eq!(copied, SUCCESS);
-    let graph = executable(&me.stream);
-    for value in 1..20 {
-        let fill = |rank: usize| value + 100 * rank as i32;
-        assert_eq!(cudaMemsetAsync(sent.address, fill(me.rank), 256, me.stream.0), SUCCESS);
-        if value % 3 == 0 {
-            ring(&me, &sent, &received, peer);
-        }
-        assert_eq!(cudaGraphLaunch(graph, me.stream.0), SUCCESS);
-        assert_eq!(me.stream.synchronize(), SUCCESS);
-        assert_eq!(kept.bytes(), vec![fill(peer) as u8; 256]);
-    }
-    assert_eq!(cudaGraphExecDestroy(graph), SUCCESS);
-    me.end();
 }
 
 fn ring(me: &Rank, sent: &Buffer, received: &Buffer, peer: usize) {

@@ -1,5 +1,4 @@
 //! Splits, sends and receives, and groups of calls.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -7,139 +6,126 @@ use std::time::{Duration, Instant};
 
 use ncclep_hostsim::nccl::api::*;
 
+use crate::codes::*;
 use crate::data::{check, floats, value};
-use crate::kit::{Buffer, Rank, new_id, run};
-
-const SUCCESS: i32 = 0;
-const UINT8: c_int = 1;
-const FLOAT: c_int = 7;
-const SUM: c_int = 0;
-
-#[test]
-fn communicators_split() {
-    run("split_by_parity", 5, &[]);
-}
+use crate::kit::{Buffer, new_id, run_also_late};
 
 /// Even ranks in reversed order, odd ranks in order, the last rank alone without a communicator.
-pub(crate) fn split_by_parity() {
-    let me = Rank::from_environment();
-    let last = me.rank == me.ranks - 1;
-    let odd = me.rank % 2;
-    let colour = if last { -1 } else { odd as c_int };
-    let key = if odd == 1 { 0 } else { -(me.rank as c_int) };
-    // Work on the parent's stream must not disturb the split, nor the split the work.
-    let data = floats(1000, |i| value(me.rank, i));
-    let mut part = 8 as ncclComm_t;
-    // SAFETY: the pointers are valid for a write, and the buffer lives until the end.
-    unsafe {
-        let (both, comm) = (data.address, me.comm);
-        assert_eq!(ncclAllReduce(both, both, 1000, FLOAT, SUM, comm, me.stream.0), SUCCESS);
-        let config = std::ptr::null();
-        assert_eq!(ncclCommSplit(comm, colour, key, &raw mut part, config), SUCCESS);
-    }
-    if last {
-        assert!(part.is_null());
-    } else {
-        let members: &[usize] = if odd == 1 { &[1, 3] } else { &[2, 0] };
-        let (mut rank, mut count) = (-1, -1);
-        let own = Buffer::from_bytes(&[me.rank as u8]);
-        let all = Buffer::new(members.len());
-        // SAFETY: the pointers are valid for a write, the buffers live until the end.
-        unsafe {
-            assert_eq!(ncclCommUserRank(part, &raw mut rank), SUCCESS);
-            assert_eq!(ncclCommCount(part, &raw mut count), SUCCESS);
-            let code = ncclAllGather(own.address, all.address, 1, UINT8, part, me.stream.0);
-            assert_eq!(code, SUCCESS);
-        }
-        assert_eq!(members[rank as usize], me.rank);
-        assert_eq!(count as usize, members.len());
-        assert_eq!(me.stream.synchronize(), SUCCESS);
-        assert!(all.bytes().iter().map(|byte| usize::from(*byte)).eq(members.iter().copied()));
-        assert_eq!(ncclCommDestroy(part), SUCCESS);
-    }
-    assert_eq!(me.stream.synchronize(), SUCCESS);
-    check(&data, |i| (0..me.ranks).map(|rank| value(rank, i)).sum());
-    me.end();
-}
-
 #[test]
-fn grouped_sends_and_receives_progress_together() {
-    for ranks in [1, 2, 3, 8] {
-        run("exchange_with_all", ranks, &[]);
-    }
+fn communicators_split() {
+    run_also_late(5, |me| {
+        let last = me.rank == me.ranks - 1;
+        let odd = me.rank % 2;
+        let colour = if last { -1 } else { odd as c_int };
+        let key = if odd == 1 { 0 } else { -(me.rank as c_int) };
+        // Work on the parent's stream must not disturb the split, nor the split the work.
+        let data = floats(1000, |i| value(me.rank, i));
+        let mut part = 8 as ncclComm_t;
+        // SAFETY: the pointers are valid for a write, and the buffer lives until the end.
+        unsafe {
+            let (both, comm) = (data.address, me.comm);
+            assert_eq!(ncclAllReduce(both, both, 1000, FLOAT, SUM, comm, me.stream.0), SUCCESS);
+            let config = std::ptr::null();
+            assert_eq!(ncclCommSplit(comm, colour, key, &raw mut part, config), SUCCESS);
+        }
+        if last {
+            assert!(part.is_null());
+        } else {
+            let members: &[usize] = if odd == 1 { &[1, 3] } else { &[2, 0] };
+            let (mut rank, mut count) = (-1, -1);
+            let own = Buffer::from_bytes(&[me.rank as u8]);
+            let all = Buffer::new(members.len());
+            // SAFETY: the pointers are valid for a write, the buffers live until the end.
+            unsafe {
+                assert_eq!(ncclCommUserRank(part, &raw mut rank), SUCCESS);
+                assert_eq!(ncclCommCount(part, &raw mut count), SUCCESS);
+                let code = ncclAllGather(own.address, all.address, 1, UINT8, part, me.stream.0);
+                assert_eq!(code, SUCCESS);
+            }
+            assert_eq!(members[rank as usize], me.rank);
+            assert_eq!(count as usize, members.len());
+            assert_eq!(me.stream.synchronize(), SUCCESS);
+            assert!(all.bytes().iter().map(|byte| usize::from(*byte)).eq(members.iter().copied()));
+            assert_eq!(ncclCommDestroy(part), SUCCESS);
+        }
+        assert_eq!(me.stream.synchronize(), SUCCESS);
+        check(&data, |i| (0..me.ranks).map(|rank| value(rank, i)).sum());
+        me.end();
+    });
 }
 
 /// Everyone sends to everyone, itself included: a large message, then an empty, then a small one.
 /// Receives are called in the opposite order of peers, which must not matter.
-pub(crate) fn exchange_with_all() {
-    const SIZES: [usize; 3] = [700_001, 0, 5];
-    let me = Rank::from_environment();
-    let bytes = |from: usize, to: usize, message: usize| (from * 50 + to * 6 + message) as u8;
-    let messages = |peer: usize, sending: bool| {
-        SIZES.iter().enumerate().map(move |(message, size)| {
-            let sent = bytes(me.rank, peer, message);
-            Buffer::filled(*size, if sending { sent } else { 0xEE })
-        })
-    };
-    let sends: Vec<Vec<Buffer>> = (0..me.ranks).map(|to| messages(to, true).collect()).collect();
-    let recvs: Vec<Vec<Buffer>> = (0..me.ranks).map(|from| messages(from, false).collect()).collect();
-    let (comm, stream) = (me.comm, me.stream.0);
-    assert_eq!(ncclGroupStart(), SUCCESS);
-    for (to, from) in (0..me.ranks).zip((0..me.ranks).rev()) {
-        for (message, size) in SIZES.into_iter().enumerate() {
-            let (out, back) = (sends[to][message].address, recvs[from][message].address);
-            // SAFETY: the buffers live until the synchronisation.
-            let codes = unsafe {
-                [
-                    ncclSend(out, size, UINT8, to as c_int, comm, stream),
-                    ncclRecv(back, size, UINT8, from as c_int, comm, stream),
-                ]
-            };
-            assert_eq!(codes, [SUCCESS; 2]);
-        }
-    }
-    assert_eq!(ncclGroupEnd(), SUCCESS);
-    assert_eq!(me.stream.synchronize(), SUCCESS);
-    for (from, received) in recvs.iter().enumerate() {
-        for (message, buffer) in received.iter().enumerate() {
-            let expected = bytes(from, me.rank, message);
-            assert!(buffer.bytes().iter().all(|byte| *byte == expected), "from {from}");
-        }
-    }
-    drop((sends, recvs));
-    me.end();
-}
-
 #[test]
-fn messages_wake_those_who_wait_for_them() {
-    run("ping_pong", 2, &[]);
+fn grouped_sends_and_receives_progress_together() {
+    for ranks in [1, 2, 3, 8] {
+        run_also_late(ranks, |me| {
+            const SIZES: [usize; 3] = [700_001, 0, 5];
+            let bytes = |from: usize, to: usize, message: usize| (from * 50 + to * 6 + message) as u8;
+            let messages = |peer: usize, sending: bool| {
+                SIZES.iter().enumerate().map(move |(message, size)| {
+                    let sent = bytes(me.rank, peer, message);
+                    Buffer::filled(*size, if sending { sent } else { 0xEE })
+                })
+            };
+            let sends: Vec<Vec<Buffer>> = (0..me.ranks).map(|to| messages(to, true).collect()).collect();
+            let recvs: Vec<Vec<Buffer>> = (0..me.ranks).map(|from| messages(from, false).collect()).collect();
+            let (comm, stream) = (me.comm, me.stream.0);
+            assert_eq!(ncclGroupStart(), SUCCESS);
+            for (to, from) in (0..me.ranks).zip((0..me.ranks).rev()) {
+                for (message, size) in SIZES.into_iter().enumerate() {
+                    let (out, back) = (sends[to][message].address, recvs[from][message].address);
+                    // SAFETY: the buffers live until the synchronisation.
+                    let codes = unsafe {
+                        [
+                            ncclSend(out, size, UINT8, to as c_int, comm, stream),
+                            ncclRecv(back, size, UINT8, from as c_int, comm, stream),
+                        ]
+                    };
+                    assert_eq!(codes, [SUCCESS; 2]);
+                }
+            }
+            assert_eq!(ncclGroupEnd(), SUCCESS);
+            assert_eq!(me.stream.synchronize(), SUCCESS);
+            for (from, received) in recvs.iter().enumerate() {
+                for (message, buffer) in received.iter().enumerate() {
+                    let expected = bytes(from, me.rank, message);
+                    assert!(buffer.bytes().iter().all(|byte| *byte == expected), "from {from}");
+                }
+            }
+            drop((sends, recvs));
+            me.end();
+        });
+    }
 }
 
 /// A rank that missed its bell would sleep until it looks for dead peers, a quarter of a second.
-pub(crate) fn ping_pong() {
-    const TURNS: usize = 100;
-    let me = Rank::from_environment();
-    let peer = 1 - me.rank as c_int;
-    let ball = Buffer::filled(64, me.rank as u8);
-    let begin = Instant::now();
-    for turn in 0..TURNS {
-        let (address, comm, stream) = (ball.address, me.comm, me.stream.0);
-        // SAFETY: the buffer lives until the synchronisation.
-        let code = unsafe {
-            if turn % 2 == me.rank {
-                ncclSend(address, 64, UINT8, peer, comm, stream)
-            } else {
-                ncclRecv(address, 64, UINT8, peer, comm, stream)
-            }
-        };
-        assert_eq!(code, SUCCESS);
-    }
-    assert_eq!(me.stream.synchronize(), SUCCESS);
-    let time = begin.elapsed();
-    assert!(time < Duration::from_secs(10), "{TURNS} turns took {time:?}");
-    assert_eq!(ball.bytes(), [0; 64], "rank 0 served");
-    drop(ball);
-    me.end();
+#[test]
+fn messages_wake_those_who_wait_for_them() {
+    run_also_late(2, |me| {
+        const TURNS: usize = 100;
+        let peer = 1 - me.rank as c_int;
+        let ball = Buffer::filled(64, me.rank as u8);
+        let begin = Instant::now();
+        for turn in 0..TURNS {
+            let (address, comm, stream) = (ball.address, me.comm, me.stream.0);
+            // SAFETY: the buffer lives until the synchronisation.
+            let code = unsafe {
+                if turn % 2 == me.rank {
+                    ncclSend(address, 64, UINT8, peer, comm, stream)
+                } else {
+                    ncclRecv(address, 64, UINT8, peer, comm, stream)
+                }
+            };
+            assert_eq!(code, SUCCESS);
+        }
+        assert_eq!(me.stream.synchronize(), SUCCESS);
+        let time = begin.elapsed();
+        assert!(time < Duration::from_secs(10), "{TURNS} turns took {time:?}");
+        assert_eq!(ball.bytes(), [0; 64], "rank 0 served");
+        drop(ball);
+        me.end();
+    });
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Safe wrappers over the C functions, and child processes.
-#![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
+use crate::codes::*;
 use ncclep_hostsim::cuda::copy::{cudaMemcpy, cudaMemset};
 use ncclep_hostsim::cuda::device::cudaSetDevice;
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
@@ -21,10 +21,8 @@ pub(crate) const HOST_TO_DEVICE: i32 = 1;
 pub(crate) const DEVICE_TO_HOST: i32 = 2;
 pub(crate) const DEVICE_TO_DEVICE: i32 = 3;
 
-/// `ncclUint8`.
-const UINT8: i32 = 1;
-
-const SCENARIO: &str = "HOSTSIM_TEST_SCENARIO";
+/// The exit status of a process that has done its work.
+const DONE: i32 = 33;
 const ID: &str = "HOSTSIM_TEST_ID";
 const RANKS: &str = "HOSTSIM_TEST_RANKS";
 const RANK: &str = "HOSTSIM_TEST_RANK";
@@ -226,11 +224,6 @@ impl Rank {
     }
 }
 
-/// What this child process is to do.
-pub(crate) fn scenario() -> Option<String> {
-    std::env::var(SCENARIO).ok()
-}
-
 /// Rank and number of ranks of this child process.
 pub(crate) fn seat() -> (usize, usize) {
     let number = |name| std::env::var(name).expect("set").parse().expect("a number");
@@ -254,17 +247,29 @@ pub(crate) fn new_id() -> ncclUniqueId {
     id
 }
 
-/// Starts one process per rank.
-pub(crate) fn start(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> Vec<Child> {
+/// Random delays of everything.
+const LATE: &[(&str, &str)] = &[("NCCLEP_HOSTSIM_DELAY_US", "300"), ("NCCLEP_HOSTSIM_DELAY_SEED", "7")];
+
+/// The name of the test that a closure is from.
+fn test_of<Work>(_: &Work) -> &'static str {
+    let path = std::any::type_name::<Work>().trim_end_matches("::{{closure}}");
+    path.split_once("::").expect("the program's name").1
+}
+
+/// Starts one process per rank: `test` once more, of which such a process does `work` alone.
+fn start_test(test: &str, ranks: usize, settings: &[(&str, &str)], work: impl Fn()) -> Vec<Child> {
+    if std::env::var(RANK).is_ok() {
+        work();
+        std::process::exit(DONE);
+    }
     let text = new_id().internal.map(|c| c as u8);
     let text = String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned();
     let program = std::env::current_exe().expect("own path");
     let start_one = |rank: usize| {
         Command::new(&program)
-            .args(["--exact", "child_process", "--ignored", "--nocapture"])
+            .args(["--exact", test, "--nocapture"])
             .env("NCCLEP_HOSTSIM_HANG_SECONDS", "20")
             .env("RUST_BACKTRACE", "0")
-            .env(SCENARIO, scenario)
             .env(ID, &text)
             .env(RANKS, ranks.to_string())
             .env(RANK, rank.to_string())
@@ -277,18 +282,45 @@ pub(crate) fn start(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> 
     (0..ranks).map(start_one).collect()
 }
 
+/// The same for a closure of the calling test.
+pub(crate) fn start(ranks: usize, settings: &[(&str, &str)], work: impl Fn()) -> Vec<Child> {
+    start_test(test_of(&work), ranks, settings, work)
+}
+
+pub(crate) fn has_done(output: &Output) -> bool {
+    output.status.code() == Some(DONE)
+}
+
 /// Waits for processes and returns what they said.
 pub(crate) fn finish(children: Vec<Child>) -> Vec<Output> {
     children.into_iter().map(|child| child.wait_with_output().expect("an end")).collect()
 }
 
-/// Runs a scenario that must succeed in every process; returns all their stderr.
-pub(crate) fn run(scenario: &str, ranks: usize, settings: &[(&str, &str)]) -> String {
+/// Waits for processes that must succeed; returns all their stderr.
+fn succeed(children: Vec<Child>) -> String {
     let mut said = String::new();
-    for (rank, output) in finish(start(scenario, ranks, settings)).iter().enumerate() {
+    for (rank, output) in finish(children).iter().enumerate() {
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{scenario}, rank {rank} of {ranks}: {stderr}");
+        assert!(has_done(output), "rank {rank}: {stderr}");
         said.push_str(&stderr);
     }
     said
+}
+
+/// As `start`, until the end of the processes.
+pub(crate) fn processes(ranks: usize, settings: &[(&str, &str)], work: impl Fn()) -> String {
+    succeed(start(ranks, settings, work))
+}
+
+/// The same of ranks of a communicator, at once and with delays.
+pub(crate) fn run_also_late(ranks: usize, work: impl Fn(Rank)) {
+    let test = test_of(&work);
+    for settings in [&[], LATE] {
+        succeed(start_test(test, ranks, settings, || work(Rank::from_environment())));
+    }
+}
+
+/// The same of ranks of a communicator.
+pub(crate) fn run(ranks: usize, settings: &[(&str, &str)], work: impl Fn(Rank)) -> String {
+    succeed(start_test(test_of(&work), ranks, settings, || work(Rank::from_environment())))
 }

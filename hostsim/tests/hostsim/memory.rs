@@ -1,5 +1,4 @@
 //! Poison, guards, use after free, and the rules of copies.
-#![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::os::unix::process::ExitStatusExt;
@@ -9,12 +8,11 @@ use ncclep_hostsim::cuda::copy::*;
 use ncclep_hostsim::cuda::memory::*;
 use ncclep_hostsim::cuda::stream::cudaDeviceSynchronize;
 
+use crate::codes::*;
 use crate::kit::{
-    Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device, run, start,
+    Buffer, DEVICE_TO_DEVICE, DEVICE_TO_HOST, Gate, HOST_TO_DEVICE, Stream, finish, own_device, processes, start,
 };
 
-const SUCCESS: i32 = 0;
-const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 const SIGSEGV: i32 = 11;
@@ -59,49 +57,43 @@ fn odd_requests() {
     assert_eq!(cudaFreeHost(host), INVALID_VALUE, "freed twice");
 }
 
-/// A child that must die of a memory fault.
-fn crashes(scenario: &str) {
-    let output = finish(start(scenario, 1, &[])).remove(0);
-    assert_eq!(output.status.signal(), Some(SIGSEGV), "{scenario}: {output:?}");
+/// Work that must die of a memory fault.
+fn crashes(work: impl Fn()) {
+    let output = finish(start(1, &[], work)).remove(0);
+    assert_eq!(output.status.signal(), Some(SIGSEGV), "{output:?}");
 }
 
 #[test]
-fn guards_catch_stray_accesses() {
-    crashes("write_past_the_end");
-    crashes("write_before_the_start");
-    crashes("read_after_free");
-}
-
-pub(crate) fn write_past_the_end() {
-    let buffer = Buffer::new(4096);
+fn a_write_past_the_end_crashes() {
     // SAFETY: none: the write must fault.
-    unsafe { buffer.address.cast::<u8>().add(4096).write(1) };
+    crashes(|| unsafe { Buffer::new(4096).address.cast::<u8>().add(4096).write(1) });
 }
 
-pub(crate) fn write_before_the_start() {
-    let buffer = Buffer::new(4096);
+#[test]
+fn a_write_before_the_start_crashes() {
     // SAFETY: none: the write must fault.
-    unsafe { buffer.address.cast::<u8>().sub(1).write(1) };
+    crashes(|| unsafe { Buffer::new(4096).address.cast::<u8>().sub(1).write(1) });
 }
 
-pub(crate) fn read_after_free() {
-    let address = Buffer::new(100).address;
-    // SAFETY: none: the read must fault.
-    unsafe { std::hint::black_box(address.cast::<u8>().read_volatile()) };
+#[test]
+fn a_read_after_the_free_crashes() {
+    crashes(|| {
+        let address = Buffer::new(100).address;
+        // SAFETY: none: the read must fault.
+        unsafe { std::hint::black_box(address.cast::<u8>().read_volatile()) };
+    });
 }
 
 #[test]
 fn damage_in_the_padding_is_reported_when_freeing() {
-    let said = run("write_into_the_padding", 1, &[]);
+    let said = processes(1, &[], || {
+        let buffer = Buffer::new(100);
+        // SAFETY: byte 100 is padding, which is mapped.
+        unsafe { buffer.address.cast::<u8>().add(100).write(1) };
+        assert_eq!(cudaFree(buffer.address), ILLEGAL_ADDRESS);
+        std::mem::forget(buffer);
+    });
     assert!(said.contains("memory next to the 100-byte block"), "{said}");
-}
-
-pub(crate) fn write_into_the_padding() {
-    let buffer = Buffer::new(100);
-    // SAFETY: byte 100 is padding, which is mapped.
-    unsafe { buffer.address.cast::<u8>().add(100).write(1) };
-    assert_eq!(cudaFree(buffer.address), ILLEGAL_ADDRESS);
-    std::mem::forget(buffer);
 }
 
 #[test]

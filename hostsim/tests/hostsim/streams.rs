@@ -1,5 +1,4 @@
 //! Order within and between streams, the legacy default stream, events.
-#![allow(unsafe_code)]
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -13,11 +12,10 @@ use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
 use ncclep_hostsim::cuda::reset::cudaDeviceReset;
 use ncclep_hostsim::cuda::stream::*;
 
-use crate::kit::{Buffer, Gate, Stream, launch, own_device, run};
+use crate::codes::*;
+use crate::kit::{Buffer, Gate, Stream, launch, own_device, processes};
 
-const SUCCESS: i32 = 0;
 const INVALID_HANDLE: i32 = 400;
-const NOT_READY: i32 = 600;
 const NOT_PERMITTED: i32 = 800;
 const NON_BLOCKING: u32 = 1;
 /// `cudaStreamLegacy` as an explicit handle.
@@ -244,32 +242,30 @@ fn a_destroyed_stream_finishes_its_work() {
     assert_eq!(journal.read(), ["late"]);
 }
 
+/// In a process of its own, because other tests use the same devices.
 #[test]
 fn a_device_can_be_reset() {
-    run("reset_the_device", 1, &[]);
-}
-
-/// In a process of its own, because other tests use the same devices.
-pub(crate) fn reset_the_device() {
-    let (stream, mark) = (Stream::new(), event());
-    let address = Buffer::new(16).address;
-    let mut kept = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    assert_eq!(unsafe { cudaMalloc(&raw mut kept, 16) }, SUCCESS);
-    assert_eq!(cudaFree(address), 1, "freed before");
-    let journal = Journal::default();
-    launch(stream.0, || std::thread::sleep(Duration::from_millis(20)));
-    journal.note(stream.0, "done");
-    assert_eq!(cudaDeviceReset(), SUCCESS);
-    assert_eq!(journal.read(), ["done"]);
-    assert_eq!(cudaFree(kept), 1, "gone with the reset");
-    assert_eq!(cudaStreamSynchronize(stream.0), INVALID_HANDLE);
-    assert_eq!(cudaEventQuery(mark), INVALID_HANDLE);
-    std::mem::forget(stream);
-    // The device is usable again, and so are the others.
-    assert_eq!(Buffer::filled(16, 7).bytes(), [7; 16]);
-    assert_eq!(cudaSetDevice(1), SUCCESS);
-    assert_eq!(cudaDeviceReset(), SUCCESS);
+    processes(1, &[], || {
+        let (stream, mark) = (Stream::new(), event());
+        let address = Buffer::new(16).address;
+        let mut kept = null_mut();
+        // SAFETY: the pointer is valid for a write.
+        assert_eq!(unsafe { cudaMalloc(&raw mut kept, 16) }, SUCCESS);
+        assert_eq!(cudaFree(address), 1, "freed before");
+        let journal = Journal::default();
+        launch(stream.0, || std::thread::sleep(Duration::from_millis(20)));
+        journal.note(stream.0, "done");
+        assert_eq!(cudaDeviceReset(), SUCCESS);
+        assert_eq!(journal.read(), ["done"]);
+        assert_eq!(cudaFree(kept), 1, "gone with the reset");
+        assert_eq!(cudaStreamSynchronize(stream.0), INVALID_HANDLE);
+        assert_eq!(cudaEventQuery(mark), INVALID_HANDLE);
+        std::mem::forget(stream);
+        // The device is usable again, and so are the others.
+        assert_eq!(Buffer::filled(16, 7).bytes(), [7; 16]);
+        assert_eq!(cudaSetDevice(1), SUCCESS);
+        assert_eq!(cudaDeviceReset(), SUCCESS);
+    });
 }
 
 /// As CUDA, which does not survive a fork: nothing waits for a thread that the child does not have.

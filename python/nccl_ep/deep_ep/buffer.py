@@ -136,7 +136,7 @@ class Buffer:
                 if value is not None:
                     raise ValueError(f"{name}: must be None with a handle")
             with self._comm.on(previous_event, [tokens, scales]):
-                received = high_throughput.cached_dispatch(_routing(handle), tokens, scales)
+                received = high_throughput.cached_dispatch(_routing(handle), tokens, scales=scales)
             received_x = received.tokens if scales is None else (received.tokens, received.scales)
             event = self._comm.finish(async_finish, [received.tokens, received.scales])
             return received_x, None, None, None, None, event
@@ -150,11 +150,13 @@ class Buffer:
         group, host = self.shared.high_throughput(
             num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens), Buffer.num_sms)
         with self._comm.on(previous_event, inputs):
-            received_x, row_scales, ids, weights, counts, routing = high_throughput.first_dispatch(
-                group, host, tokens, scales, topk_idx, topk_weights, num_worst_tokens)
-        event = self._comm.finish(async_finish, [received_x, row_scales, ids, weights])
-        return (received_x if scales is None else (received_x, row_scales), ids, weights,
-                high_throughput.aligned(counts, expert_alignment), routing, event)
+            first = high_throughput.first_dispatch(group, None if num_worst_tokens else host, tokens,
+                                                   (topk_idx, topk_weights), num_worst_tokens, scales=scales)
+        received = first.received
+        event = self._comm.finish(async_finish, received)
+        return (received.tokens if scales is None else (received.tokens, received.scales), received.topk_idx,
+                received.topk_weights, high_throughput.aligned(first.per_expert, expert_alignment), first.routing,
+                event)
 
     @torch.no_grad()
     def combine(self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None = None,

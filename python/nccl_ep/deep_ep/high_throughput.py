@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from nccl_ep.arguments import integer
+from nccl_ep.choices import Choice
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult
@@ -49,39 +50,48 @@ def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[An
     return goes.sum(dim=0, dtype=torch.int32), nodes, per_expert[:num_experts], goes
 
 
-def first_dispatch(group: EpGroup[Any], host: HostCopy, x: torch.Tensor,
-                   scales: torch.Tensor | None, topk_idx: torch.Tensor,
-                   topk_weights: torch.Tensor, worst_tokens: int) -> tuple[Any, ...]:
-    """Rows, scales, ids, weights, rows of each expert on the host, and the routing."""
+class First(NamedTuple):
+    """A first dispatch: what came, rows of each expert, here and, if that was asked for, on the host."""
+
+    received: DispatchResult
+    counts: torch.Tensor
+    per_expert: list[int]
+    routing: Routing
+
+
+def first_dispatch(group: EpGroup[Any], host: HostCopy | None, x: torch.Tensor,
+                   routing: tuple[torch.Tensor, torch.Tensor], worst_tokens: int = 0, **options: Any) -> First:
+    """By ids and weights [T, K]; the host waits for the counts if it has memory for them."""
+    topk_idx, topk_weights = routing
     x = checked("x", x, ("T", "H"), group.device)
     topk_idx = checked_integers("topk_idx", topk_idx, (x.shape[0], "K"), group.device)
     counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
     handle = group.create_handle(topk_idx, counts=counts)
-    if not worst_tokens:
+    if host is not None:
         host.start(counts)
     out = None
     if worst_tokens:
         out = torch.empty((worst_tokens, x.shape[1]), dtype=x.dtype, device=group.device)
-    received = handle.dispatch(x, topk_weights, scales=scales, out=out)
-    per_expert = [] if worst_tokens else host.wait().tolist()
-    return (received.tokens, received.scales, received.topk_idx, received.topk_weights, per_expert,
-            Routing(handle, received.tokens.shape[0]))
+    received = handle.dispatch(x, topk_weights, out=out, **options)
+    per_expert = [] if host is None else host.wait().tolist()
+    return First(received, counts, per_expert, Routing(handle, received.tokens.shape[0]))
 
 
-def cached_dispatch(routing: Routing, x: torch.Tensor, scales: torch.Tensor | None) -> DispatchResult:
+def cached_dispatch(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None = None,
+                    **options: Any) -> DispatchResult:
     """As many rows as the first had, also with a bound of them."""
     x = checked("x", x, (routing.handle.num_tokens, "H"), routing.handle.group.device)
     out = torch.empty((routing.rows, x.shape[1]), dtype=x.dtype, device=x.device)
-    return routing.handle.dispatch(x, scales=scales, out=out)
+    return routing.handle.dispatch(x, topk_weights, out=out, **options)
 
 
-def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None,
-            bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Sums [T, H], and weights [T, K] by k if `topk_weights` [n, K] are given."""
+def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None, bias: Any,
+            choice: Choice | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sums [T, H], and weights [T, K] by k if `topk_weights` [n, K] are given; with weights nothing is chosen."""
     handle, rows, weights = routing.handle, routing.handle.num_recv_tokens, None
     x = checked("x", x, (routing.rows, "H"), handle.group.device)
     if topk_weights is None:
-        sums = handle.combine(x[:rows])
+        sums = handle.combine(x[:rows], choice=choice)
     else:
         sums, by_expert = handle.combine_with_weights(x[:rows], topk_weights[:rows])
         weights = in_callers_order(handle.topk_idx, by_expert, handle.group.num_experts)

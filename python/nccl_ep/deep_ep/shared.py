@@ -22,6 +22,7 @@ from nccl_ep.group import EpGroup
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import collective_device, communicator
 from nccl_ep.runtime import HostCopy, Runtime
+from nccl_ep.types import NCCL_EP_AUTO
 
 _MOST_LOW_LATENCY = 4
 _BFLOAT16 = 2  # bytes of an element
@@ -48,15 +49,15 @@ class Shared:
         """Of all tensors."""
         return self.runtime.device
 
-    def high_throughput(self, num_experts: int, row_bytes: int,
-                        num_sms: int) -> tuple[EpGroup[Any], HostCopy]:
-        """A group for such rows, and host memory for its counts [L]; the first call is collective."""
+    def high_throughput(self, num_experts: int, row_bytes: int, num_sms: int,
+                        max_tokens: int = NCCL_EP_AUTO) -> tuple[EpGroup[Any], HostCopy]:
+        """A group for such rows and M, and host memory for its counts [L]; the first call is collective."""
         for group, counts in self._high:
             room = group.hidden * group.dtype.itemsize
-            if group.num_experts == num_experts and room >= row_bytes:
+            if (group.num_experts, group.max_tokens_per_rank) == (num_experts, max_tokens) and room >= row_bytes:
                 return group, counts
         group = EpGroup(num_experts, row_bytes // _BFLOAT16, algorithm="ht", comm=self.comm,
-                        num_channels=max(num_sms // 2, 1))
+                        max_tokens_per_rank=max_tokens, num_channels=num_sms // 2)
         group.label = "deep_ep.Buffer"
         counts = HostCopy((group.num_local_experts,), torch.int32, group.device)
         self._high.append((group, counts))

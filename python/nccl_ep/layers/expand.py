@@ -30,12 +30,12 @@ def by_expert(topk_idx: torch.Tensor, num_rows: int, num_local_experts: int,
     gives the row of each pair. Ids ascend; -1, no expert, follows.
     """
     # A token has at most as many experts here as this rank hosts.
-    ids = _columns(topk_idx, num_local_experts)
+    ids = expert_columns(topk_idx, num_local_experts)
     # Entries without an expert go last: -1 becomes L.
     experts, places = stable_sort(ids.remainder(num_local_experts + 1).flatten(), num_local_experts)
     pair = places[:num_rows]
     if positions is not None:
-        rows = _columns(positions, num_local_experts).flatten()[pair]
+        rows = expert_columns(positions, num_local_experts).flatten()[pair]
         _check_positions(rows, experts[:num_rows].to(torch.int64))
         pair = torch.empty_like(pair).scatter_(0, rows, pair)
     number = torch.arange(num_rows, dtype=torch.int32, device=ids.device)
@@ -43,7 +43,8 @@ def by_expert(topk_idx: torch.Tensor, num_rows: int, num_local_experts: int,
     return Expansion(pair, slots.scatter_(0, pair, number).view(ids.shape))
 
 
-def _columns(values: torch.Tensor, most: int) -> torch.Tensor:
+def expert_columns(values: torch.Tensor, most: int) -> torch.Tensor:
+    """Those of [n, K] that may have an expert, if so many are here."""
     return values[:, :min(values.shape[1], most)]
 
 
@@ -84,7 +85,7 @@ def _scales_of_rows(scales: torch.Tensor, expansion: Expansion, order: str) -> t
 def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
                   num_local_experts: int) -> torch.Tensor:
     """The weight of each pair: [n, K] to [P]. Differentiable."""
-    return _columns(topk_weights, num_local_experts).flatten().index_select(0, expansion.pair)
+    return expert_columns(topk_weights, num_local_experts).flatten().index_select(0, expansion.pair)
 
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Progress:
         except ImportError:
             return None
         interval = 0.1 if self._terminal else _SECONDS_BETWEEN_LINES
-        return tqdm(total=self._total, desc=self._title, unit="shape",
+        return tqdm(total=self._total, desc=self._title, unit="candidate",
                     delay=_SECONDS_WITHOUT_PROGRESS, mininterval=interval, maxinterval=interval)
 
     def _print(self, now: float) -> None:

@@ -53,8 +53,7 @@ pub fn refusal(record: &[u8]) -> Option<String> {
 
 /// As much of `text` as a verdict holds, cut between characters.
 fn clip(text: &str) -> &str {
-    let most = VERDICT_BYTES - CODE_BYTES;
-    let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end));
+    let end = (0..=text.len().min(VERDICT_BYTES - CODE_BYTES)).rev().find(|&end| text.is_char_boundary(end));
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
@@ -89,8 +88,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let text = "é".repeat(VERDICT_BYTES);
-        assert!(clip(&text).len() <= VERDICT_BYTES - CODE_BYTES);
+        assert!(clip(&"é".repeat(VERDICT_BYTES)).len() <= VERDICT_BYTES - CODE_BYTES);
         assert_eq!(clip("short"), "short");
     }
 }

@@ -35,9 +35,7 @@ impl FailureMarks {
 
     fn write_one(&self, index: usize) -> bool {
         let marks = self.marks.lock();
-        let Some(&(at, word)) = marks.get(index) else {
-            return false;
-        };
+        let Some(&(at, word)) = marks.get(index) else { return false };
         // A device that takes no copy runs no kernel either.
         let _ = self.memory.upload(at, &word.to_le_bytes());
         true

@@ -60,7 +60,6 @@ impl FaultPage {
         }
     }
 
-    /// How long a wait may last.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -168,8 +167,7 @@ pub fn other_rows(report: &FaultReport, mine: usize, theirs: usize) -> Option<Er
 
 /// `subject` is another here than on the rank of the report.
 pub fn differs(report: &FaultReport, subject: Subject) -> Error {
-    let rank = GroupRank::from(report.peer);
-    Error::usage(subject, AmongRanks::Same { rank })
+    Error::usage(subject, AmongRanks::Same { rank: GroupRank::from(report.peer) })
 }
 
 /// What was waiting, if a caller asked for it.

@@ -1,5 +1,4 @@
-//! Tests that need one GPU. They are ignored by default; the step `gpu/rust` of `make gpu-test`
-//! runs them.
+//! Tests that need one GPU. They are ignored by default; the step `gpu/rust` of `make gpu-test` runs them.
 //!
 //! Two ranks share the GPU, each with its own window and thread, so that a test can leave out one
 //! rank's sends on purpose.

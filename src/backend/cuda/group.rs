@@ -7,6 +7,7 @@ use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::objects::{CudaMapper, unmap};
+use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
@@ -27,7 +28,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The modes' sides of a group.
 pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 
 /// A group whose ranks are GPUs that map each other's memory.
@@ -63,16 +63,13 @@ impl CudaGroup {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let context = self.memory.context();
-        let rested = context.wait_for_operations(self.timeout, stream, launches);
-        let left = self.leave(rested);
+        let left = self.leave(self.memory.context().wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
             // Unlike windows they may be large, and serve nobody else.
             objects.iter_mut().all(unmap);
         }
-        let objects = objects.into_iter().map(ObjectMemory::into_windows);
-        let mut objects: Vec<_> = objects.collect();
+        let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
         if let Some(network) = &self.network {
             network.close();
         }
@@ -135,7 +132,22 @@ impl GroupBackend for CudaGroup {
     }
 
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        self.objects.make(wanted, kind, &self.bootstrap, stream)
+        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
+        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
+    }
+
+    fn make_views(&self, stream: Stream) -> Result<()> {
+        let ByMode::Ll(group) = &self.mode else {
+            return Ok(());
+        };
+        group.make_views(|bytes| {
+            let bases = self.objects.make(Ok(Wanted::New(bytes)), Kind::Views, &self.bootstrap, stream)?;
+            let own = bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default();
+            let filled = self.memory.fill(DevPtr(own), LL_SENTINEL, bytes);
+            // Nobody sends a row there before all banks are ready.
+            self.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
+            Ok(bases)
+        })
     }
 
     fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
@@ -151,9 +163,7 @@ impl GroupBackend for CudaGroup {
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
-        let Some(windows) = self.windows.lock().take() else {
-            return Ok(());
-        };
+        let Some(windows) = self.windows.lock().take() else { return Ok(()) };
         if let ByMode::Ll(group) = &self.mode {
             group.forget_staged();
         }

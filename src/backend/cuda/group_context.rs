@@ -33,8 +33,7 @@ pub(super) struct GroupContext {
     tuning_file: Option<TuningFile>,
     /// Whether kernels that wait for those before them may be launched before these end.
     pub(super) programmatic: bool,
-    /// The group's failure mark and the states of the LL channels: the words that a kernel loads
-    /// first.
+    /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
     objects: Objects,
     /// In this rank's window: the peer that has reported its failure.
@@ -111,20 +110,22 @@ impl GroupContext {
         }
     }
 
-    /// The windows of this node's ranks, as a kernel parameter.
     pub(super) fn peers(&self) -> PeerTable {
         PeerTable { window: self.windows.map(|base| base.0 as *mut u8), ranks: self.ranks, rank: self.rank.word() }
     }
 
-    /// The memory that peers map beside windows.
     pub(super) fn objects(&self) -> &Objects {
         &self.objects
     }
 
+    /// This rank, among those of its node.
+    pub(super) fn rank(&self) -> LocalRank {
+        self.rank
+    }
+
     /// This rank's window.
     pub(super) fn own_window(&self) -> DevPtr {
-        let own = self.windows.get(self.rank.index());
-        own.copied().unwrap_or_default()
+        self.windows.get(self.rank.index()).copied().unwrap_or_default()
     }
 
     /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's
@@ -148,7 +149,6 @@ impl GroupContext {
         WaitParams { timeout_ns: nanoseconds(left), ..self.wait(op) }
     }
 
-    /// The state of LL channel `channel`.
     pub(super) fn channel_state(&self, channel: u32) -> *mut LlChannelState {
         let states = (self.state.data().0 + CHANNEL_STATES) as *mut LlChannelState;
         states.wrapping_add(channel as usize)

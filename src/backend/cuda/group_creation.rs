@@ -77,9 +77,7 @@ impl Plan {
 
     /// Writes what must be in a new window, whose part begins at `start`; the rest is zero.
     fn initialise(&self, memory: &CudaMemory, start: usize) -> Result<()> {
-        let Self::Ll(plan) = self else {
-            return Ok(());
-        };
+        let Self::Ll(plan) = self else { return Ok(()) };
         plan.with_sentinel().try_for_each(|(offset, bytes)| memory.fill(DevPtr(start + offset), LL_SENTINEL, bytes))
     }
 
@@ -93,15 +91,10 @@ impl Plan {
     ) -> Result<Mode> {
         let group = Arc::clone(group);
         Ok(match self {
-            Self::Ll(plan) => {
-                let group = LlGroup::new(group, network, memory, *plan, start)?;
-                Mode::Ll(Arc::new(group))
-            }
+            Self::Ll(plan) => Mode::Ll(Arc::new(LlGroup::new(group, network, memory, *plan, start)?)),
             Self::Ht(plan) => {
                 let layout = plan.layout(start);
-                let network = network.map(Arc::clone);
-                let group = HtGroup::new(group, network, memory, *plan, layout)?;
-                Mode::Ht(Arc::new(group))
+                Mode::Ht(Arc::new(HtGroup::new(group, network.map(Arc::clone), memory, *plan, layout)?))
             }
         })
     }
@@ -140,8 +133,7 @@ impl Prepared {
             Ok(TuningFile { path: path.clone(), gpu: device_name(context)?, ranks: facts.ranks, multiprocessors: all })
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
-        let has_words = view.others() > 0 && ranks > 1;
-        let windows = GroupWindows::new(memory, layout.bytes, has_words)?;
+        let windows = GroupWindows::new(memory, layout.bytes, view.others() > 0 && ranks > 1)?;
         plan.initialise(memory, windows.operations.base().0 + layout.operations)?;
         Ok(Self {
             module: Module::load(context)?,
@@ -203,8 +195,7 @@ pub(super) fn open(
         view.own,
     )?);
     let tested = mapped.test(&own.selftest, &group, &bootstrap, stream);
-    let most_bytes = own.plan.most_message_bytes();
-    let network = connect(&on, view, most_bytes, tested, &group, &bootstrap, stream);
+    let network = connect(&on, view, own.plan.most_message_bytes(), tested, &group, &bootstrap, stream);
     let mode = network.as_ref().map_err(Error::clone);
     let mode = mode.and_then(|network| own.plan.open(&group, &on, network.as_ref(), start));
     if let Err(error) = agree_on(&bootstrap, &mode, stream) {
@@ -215,7 +206,7 @@ pub(super) fn open(
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
-    let objects = CudaMapper::objects(&on, &group, view);
+    let objects = CudaMapper::objects(&on, &group, view, choices.timeout);
     let group = CudaGroup {
         teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
@@ -247,8 +238,7 @@ fn connect(
     }
     let on_device = tested.and_then(|()| OnDevice::new(memory, view));
     agree_on(bootstrap, &on_device, stream)?;
-    let view = (view, on_device?);
-    let network = Network::open(bootstrap, view, most_bytes, group, memory, stream)?;
+    let network = Network::open(bootstrap, (view, on_device?), most_bytes, group, memory, stream)?;
     Ok(Some(Arc::new(network)))
 }
 
@@ -276,14 +266,12 @@ impl Mapped {
             Some(words) => (words.bases(own), 0),
             None => (self.bases, self.layout.teardown),
         };
-        let places = bases.iter().map(|base| DevPtr(base.0 + offset));
-        let words = Windows::new(memory, places.collect(), own);
+        let words = Windows::new(memory, bases.iter().map(|base| DevPtr(base.0 + offset)).collect(), own);
         Teardown::new(words, self.view, timeout)
     }
 }
 
 /// Leaves a step together: an error if any rank has one.
 fn agree_on<T>(bootstrap: &Bootstrap, mine: &Result<T>, stream: Stream) -> Result<()> {
-    let mine = mine.as_ref().map(|_| Vec::new()).map_err(Error::clone);
-    bootstrap.agree(mine, 0, stream).map(drop)
+    bootstrap.agree(mine.as_ref().map(|_| Vec::new()).map_err(Error::clone), 0, stream).map(drop)
 }

@@ -42,8 +42,7 @@ impl GivenHeader {
 
     /// Enqueues that it is written, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
     pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
-        let params = HandleHeaderParams { writes: 1, rows, ..self.params(context, op) };
-        self.launch(context, params, at)
+        self.launch(context, HandleHeaderParams { writes: 1, rows, ..self.params(context, op) }, at)
     }
 
     fn params(&self, context: &GroupContext, op: KernelOp) -> HandleHeaderParams {
@@ -59,7 +58,6 @@ impl GivenHeader {
 
     fn launch(&self, context: &GroupContext, params: HandleHeaderParams, at: &StreamScope) -> Result<()> {
         let shape = LaunchShape::new(1, HANDLE_HEADER_THREADS);
-        let kernel = kernels::handle_header();
-        context.module.launch(kernel, shape, &params, at)
+        context.module.launch(kernels::handle_header(), shape, &params, at)
     }
 }

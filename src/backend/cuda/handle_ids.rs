@@ -13,7 +13,6 @@ use crate::model::tensor::DevPtr;
 /// Blocks that have enough loads under way.
 const MOST_BLOCKS: usize = 64;
 
-/// Ids to copy.
 #[derive(Clone, Copy)]
 pub(super) struct IdCopy {
     pub from: Numbers,
@@ -24,7 +23,6 @@ pub(super) struct IdCopy {
 }
 
 impl IdCopy {
-    /// Enqueues it.
     pub(super) fn enqueue(self, context: &GroupContext, at: &StreamScope) -> Result<()> {
         if self.count == 0 {
             return Ok(());

@@ -28,7 +28,6 @@ impl<P> Kernel<P> {
         self.entry
     }
 
-    /// The most threads of a block.
     pub(super) fn most_threads(&self) -> u32 {
         self.entry.definition().threads
     }
@@ -44,8 +43,7 @@ pub struct Definition {
 
 macro_rules! kernels {
     ($($kernel:ident($params:ident, $threads:ident, $blocks:literal);)+) => {
-        /// A kernel's entry point.
-        #[allow(missing_docs, non_camel_case_types)] // Named after the kernels.
+        #[allow(non_camel_case_types)] // Named after the kernels.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Entry { $($kernel),+ }
 
@@ -53,7 +51,6 @@ macro_rules! kernels {
             /// All of them, each at the index of its own number.
             pub const ALL: &[Entry] = &[$(Entry::$kernel),+];
 
-            /// What the list says of it.
             pub const fn definition(self) -> Definition {
                 match self {
                     $(Entry::$kernel => Definition {
@@ -65,7 +62,6 @@ macro_rules! kernels {
         }
 
         $(
-            #[allow(missing_docs)] // It is named after the kernel.
             pub const fn $kernel() -> Kernel<$params> {
                 Kernel { entry: Entry::$kernel, params: PhantomData }
             }
@@ -135,6 +131,10 @@ kernels! {
     ht_counters(HtCountersParams, HT_COUNTERS_THREADS, 0);
     ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
     ht_zones(HtZonesParams, HT_ZONES_THREADS, 0);
+    ht_spread(HtSpreadParams, HT_APART_THREADS, 0);
+    ht_gather_bf16(HtGatherParams, HT_APART_THREADS, 0);
+    ht_gather_f16(HtGatherParams, HT_APART_THREADS, 0);
+    ht_gather_f32(HtGatherParams, HT_APART_THREADS, 0);
     ht_dispatch_zones(HtZonesDispatchParams, HT_DISPATCH_THREADS, 1);
     ht_dispatch_zones_scaled(HtZonesScaledDispatchParams, HT_DISPATCH_THREADS, 1);
     ht_combine_zones_bf16(HtZonesCombineParams, HT_COMBINE_THREADS, 1);
@@ -194,6 +194,7 @@ by_type! {
     ll_combine_nodes(LlCombineNodesParams): ll_combine_nodes_bf16, ll_combine_nodes_f16, ll_combine_nodes_f32;
     ht_combine(HtCombineParams): ht_combine_bf16, ht_combine_f16, ht_combine_f32;
     ht_combine_zones(HtZonesCombineParams): ht_combine_zones_bf16, ht_combine_zones_f16, ht_combine_zones_f32;
+    ht_gather(HtGatherParams): ht_gather_bf16, ht_gather_f16, ht_gather_f32;
     ht_pack_cast(HtScaledPackParams): ht_pack_cast_bf16, ht_pack_cast_f16, ht_pack_cast_f32;
     ht_combine_pull(HtPullParams): ht_combine_pull_bf16, ht_combine_pull_f16, ht_combine_pull_f32;
     ht_combine_nodes(HtCombineNodesParams): ht_combine_nodes_bf16, ht_combine_nodes_f16, ht_combine_nodes_f32;
@@ -208,8 +209,7 @@ mod tests {
         let guide = include_str!("../../../docs/guide/profiling.md");
         for entry in Entry::ALL {
             // The guide says that a name with the first of these may have the others.
-            let name = entry.definition().name.replace("_f16", "_bf16");
-            let name = name.replace("_f32", "_bf16");
+            let name = entry.definition().name.replace("_f16", "_bf16").replace("_f32", "_bf16");
             assert!(guide.contains(&format!("`{name}`")), "{name}");
         }
     }

@@ -24,6 +24,7 @@ pub(super) struct CudaMapper {
     memory: Arc<CudaMemory>,
     group: Arc<GroupContext>,
     view: Arc<NodeView>,
+    timeout: Duration,
 }
 
 /// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
@@ -39,9 +40,14 @@ pub(super) fn unmap(mapped: &mut ObjectMemory) -> bool {
 }
 
 impl CudaMapper {
-    /// The objects of a new group on GPUs.
-    pub(super) fn objects(memory: &Arc<CudaMemory>, group: &Arc<GroupContext>, view: &Arc<NodeView>) -> Objects<Self> {
-        let mapper = Self { memory: Arc::clone(memory), group: Arc::clone(group), view: Arc::clone(view) };
+    pub(super) fn objects(
+        memory: &Arc<CudaMemory>,
+        group: &Arc<GroupContext>,
+        view: &Arc<NodeView>,
+        timeout: Duration,
+    ) -> Objects<Self> {
+        let (memory, view) = (Arc::clone(memory), Arc::clone(view));
+        let mapper = Self { memory, group: Arc::clone(group), view, timeout };
         Objects::new(mapper, Arc::clone(group.objects().recognised()))
     }
 }
@@ -74,12 +80,11 @@ impl Mapper for CudaMapper {
     }
 
     fn map(&self, mapped: &mut ObjectMemory, records: &[&[u8]]) -> Result<Vec<usize>> {
-        mapped.map(&self.view, records)
+        mapped.map(&self.view, records, self.timeout)
     }
 
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
-        let locals = self.view.locals.iter();
-        let bases = locals.map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
+        let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
         self.group.objects().write(object, &bases.collect::<Vec<_>>())
     }
 
@@ -100,6 +105,10 @@ impl Mapper for CudaMapper {
             std::thread::sleep(PAUSE);
         }
         Ok(())
+    }
+
+    fn fallbacks(&self) -> u64 {
+        self.group.objects().fallbacks()
     }
 
     fn unmap(&self, mapped: &mut ObjectMemory) -> bool {

@@ -1,10 +1,9 @@
 //! The order of a group's operations on the device, across streams.
 //!
-//! Each operation of a group begins after the one before: they use the same memory, and the blocks of
-//! two might not fit on the device together. Only receive phases of staged operations are exempt. An
-//! event is recorded after every operation, as its stream may be destroyed before another one waits
-//! on it. This costs the host 0.1 to 0.4 us; a counter of finished blocks would take longer on the
-//! device (`docs/development/host-time.md`).
+//! Each operation of a group begins after the one before: they use the same memory, and the blocks of two might not fit
+//! on the device together. Only receive phases of staged operations are exempt. An event is recorded after every
+//! operation, as its stream may be destroyed before another one waits on it. This costs the host 0.1 to 0.4 us; a
+//! counter of finished blocks would take longer on the device (`docs/development/host-time.md`).
 
 use crate::backend::cuda::driver::context::{Context, Enqueued};
 use crate::backend::cuda::driver::event::Event;
@@ -26,7 +25,6 @@ struct Operations {
 }
 
 impl Order {
-    /// An order without operations.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         let operations = Arc::new(Operations { done: Mutex::new(Event::new(context)?), ended: AtomicBool::new(false) });
         context.watch(&operations);
@@ -59,8 +57,7 @@ impl Turn<'_> {
         self.done.record(self.at)
     }
 
-    /// The same for an operation of several launches. On a partial enqueue failure, it still records what was
-    /// launched.
+    /// The same for an operation of several launches. On a partial enqueue failure, it still records what was launched.
     pub(super) fn end_after(self, enqueued: Result<()>) -> Result<()> {
         enqueued.and(self.end())
     }

@@ -1,5 +1,4 @@
-//! Device memory of handles, kept for later handles, because allocating and freeing wait for the
-//! device.
+//! Device memory of handles, kept for later handles, because allocating and freeing wait for the device.
 
 use crate::error::Result;
 use parking_lot::Mutex;
@@ -17,10 +16,9 @@ impl<P> Default for Pool<P> {
 }
 
 impl<P> Pool<P> {
-    /// Takes the free entry with the least `waste`, or the result of `make`. `waste` is `None` for
-    /// an entry that is not suitable. An entry becomes free when the result and its clones are
-    /// dropped. Operations of its handle may still be enqueued then, but those of the next handle
-    /// run after them.
+    /// Takes the free entry with the least `waste`, or the result of `make`. `waste` is `None` for an entry that is not
+    /// suitable. An entry becomes free when the result and its clones are dropped. Operations of its handle may still
+    /// be enqueued then, but those of the next handle run after them.
     pub(super) fn take(&self, waste: impl Fn(&P) -> Option<usize>, make: impl FnOnce() -> Result<P>) -> Result<Arc<P>> {
         let mut entries = self.entries.lock();
         // Under the lock, an entry with one reference is free.

@@ -72,7 +72,6 @@ impl ScalesWord {
         Self((scales.dtype as u32) << TYPE_SHIFT | bytes)
     }
 
-    /// Bytes of a row's scales.
     pub fn bytes(self) -> usize {
         (self.0 & MOST_SCALE_BYTES as u32) as usize
     }

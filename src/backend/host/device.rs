@@ -1,7 +1,6 @@
 //! Views of the caller's "device" memory, which on this backend is memory of this process.
 //!
-//! `rule` has checked the tensors that the addresses come from; their extents are the caller's
-//! word, as on a GPU.
+//! `rule` has checked the tensors that the addresses come from; their extents are the caller's word, as on a GPU.
 #![allow(unsafe_code)]
 
 use crate::model::tensor::DevPtr;

@@ -47,8 +47,7 @@ fn magnitude(bits: u32) -> u8 {
     let up = rest > half || rest == half && kept & 1 != 0;
     // `kept` has the leading one, which counts as 1 in the exponent field.
     let field = (exponent - E4M3_LEAST_EXPONENT).max(0) as u32;
-    let rounded = (field << E4M3_MANTISSA_BITS) + kept + u32::from(up);
-    u8::try_from(rounded).unwrap_or(E4M3_MOST).min(E4M3_MOST)
+    u8::try_from((field << E4M3_MANTISSA_BITS) + kept + u32::from(up)).unwrap_or(E4M3_MOST).min(E4M3_MOST)
 }
 
 /// How the elements of a block are scaled.

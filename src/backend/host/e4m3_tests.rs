@@ -86,8 +86,7 @@ fn the_ends_of_the_range() {
 
 /// Payload and scales of one row.
 fn cast(row: &[f32], block: usize, form: ScaleForm, scale_bytes: usize) -> (Vec<u8>, Vec<u8>) {
-    let from = DType::Float32;
-    let cast = Cast { from, block, form };
+    let cast = Cast { from: DType::Float32, block, form };
     let (mut payload, mut scales) = (Vec::new(), Vec::new());
     cast_row(row, &cast, scale_bytes, (&mut payload, &mut scales));
     (payload, scales)
@@ -104,10 +103,8 @@ fn scale(block: &[f32], form: ScaleForm) -> Scale {
 
 #[test]
 fn scales_have_the_bits_of_the_formula() {
-    let zero = scale(&[0.0, -0.0], ScaleForm::Float);
-    assert_eq!(zero.stored.to_bits(), 0x346f_acad);
-    let zero = scale(&[0.0, -0.0], ScaleForm::PowerOfTwo);
-    assert_eq!(zero.stored, 2_f32.powi(-22));
+    assert_eq!(scale(&[0.0, -0.0], ScaleForm::Float).stored.to_bits(), 0x346f_acad);
+    assert_eq!(scale(&[0.0, -0.0], ScaleForm::PowerOfTwo).stored, 2_f32.powi(-22));
     let one = scale(&[0.5, -1.0], ScaleForm::Float);
     assert_eq!((one.stored.to_bits(), one.factor), (0x3b12_4925, 448.0));
 }
@@ -123,8 +120,7 @@ fn powers_of_two_are_the_least_that_hold_the_maximum() {
             assert_eq!(i32::from(scale.exponent_byte()), expected + 127);
         }
     }
-    let largest = scale(&[f32::MAX], ScaleForm::Exponent);
-    assert_eq!(largest.stored, 2_f32.powi(120));
+    assert_eq!(scale(&[f32::MAX], ScaleForm::Exponent).stored, 2_f32.powi(120));
 }
 
 /// By the definition: the scale of one bf16 in f64, where the product and quotient of two f32 are
@@ -153,8 +149,7 @@ fn not_a_number_stays_alone() {
             assert_eq!((scale.factor, scale.stored), (224.0, 2.0 * INVERSE_MOST));
         }
     }
-    let nothing = scale(&[f32::NAN], ScaleForm::Float);
-    assert_eq!(nothing.stored.to_bits(), 0x346f_acad);
+    assert_eq!(scale(&[f32::NAN], ScaleForm::Float).stored.to_bits(), 0x346f_acad);
 }
 
 #[test]

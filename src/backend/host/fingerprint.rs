@@ -37,12 +37,10 @@ pub fn read_as(call: Operation, message: &[u8], source: usize) -> Result<Reader<
 /// What one rank says an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// The call.
     pub call: Operation,
     /// Whether the receive phase waits for a completion.
     pub staged: bool,
-    /// In HT the number of the operation that created the handle, the same on all ranks of the
-    /// handle.
+    /// In HT the number of the operation that created the handle, the same on all ranks of the handle.
     pub handle: Option<u64>,
     /// Ids per token of the handle.
     pub top_k: usize,
@@ -99,10 +97,8 @@ impl Fingerprint {
             let [mine, theirs] = RowBytes::in_words(mine, theirs);
             return Err(differs(Subject::RowBytes, source).got(mine, theirs));
         }
-        let mine = self.row.payload.dtype as usize;
-        same_type(Subject::RowType, source, mine, reader.number()?)?;
-        let mine = self.scale_type();
-        same_type(Subject::ScaleType, source, mine, reader.number()?)?;
+        same_type(Subject::RowType, source, self.row.payload.dtype as usize, reader.number()?)?;
+        same_type(Subject::ScaleType, source, self.scale_type(), reader.number()?)?;
         Ok(reader)
     }
 
@@ -123,10 +119,7 @@ impl Fingerprint {
 }
 
 fn same<T: PartialEq + fmt::Display>(subject: Subject, source: usize, mine: T, theirs: T) -> Result<()> {
-    if theirs == mine {
-        return Ok(());
-    }
-    Err(differs(subject, source).got(mine, theirs))
+    if theirs == mine { Ok(()) } else { Err(differs(subject, source).got(mine, theirs)) }
 }
 
 fn same_type(subject: Subject, source: usize, mine: usize, theirs: usize) -> Result<()> {

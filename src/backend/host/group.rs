@@ -72,8 +72,7 @@ impl Platform for HostPlatform {
 fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
     let own = Window::create(bootstrap.ranks());
     let mine = own.as_ref().map_err(Error::clone);
-    let mine = mine.map(|own| own.address().to_bytes());
-    let addresses = bootstrap.agree(mine, Address::BYTES, stream)?;
+    let addresses = bootstrap.agree(mine.map(|own| own.address().to_bytes()), Address::BYTES, stream)?;
     let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
     let windows: Result<Vec<Window>> = addresses
         .iter()
@@ -85,12 +84,10 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
             })
         })
         .collect();
-    let verdict = windows.as_ref().map(|_| Vec::new()).map_err(Error::clone);
-    bootstrap.agree(verdict, 0, stream)?;
+    bootstrap.agree(windows.as_ref().map(|_| Vec::new()).map_err(Error::clone), 0, stream)?;
     windows
 }
 
-/// An open group.
 struct HostGroup {
     shared: Arc<GroupState>,
     objects: Objects<HostMapper>,
@@ -112,7 +109,8 @@ impl GroupBackend for HostGroup {
     }
 
     fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        self.objects.make(wanted, kind, &self.bootstrap, stream)
+        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
+        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
     }
 
     fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
@@ -131,28 +129,23 @@ impl GroupBackend for HostGroup {
     /// objects they do not write to: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
         self.shared.wait_for_pending(self.timeout)?;
-        let objects = self.objects.take_all();
-        objects.into_iter().for_each(ObjectMemory::free);
+        self.objects.take_all().into_iter().for_each(ObjectMemory::free);
         Ok(())
     }
 }
 
 impl LlGroupBackend for HostGroup {
     fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
-        let shared = Arc::clone(&self.shared);
-        Ok(Box::new(HostLl::new(shared, routing, home)))
+        Ok(Box::new(HostLl::new(Arc::clone(&self.shared), routing, home)))
     }
 }
 
 impl HtGroupBackend for HostGroup {
     fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        let shared = Arc::clone(&self.shared);
-        let handle = HostHt::open(shared, routing, stream, self.timeout)?;
-        Ok(Box::new(handle))
+        Ok(Box::new(HostHt::open(Arc::clone(&self.shared), routing, stream, self.timeout)?))
     }
 
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
-        let shared = Arc::clone(&self.shared);
-        Ok(Box::new(HostHt::reopen(shared, routing, block)))
+        Ok(Box::new(HostHt::reopen(Arc::clone(&self.shared), routing, block)))
     }
 }

@@ -40,7 +40,6 @@ fn view_bytes(facts: &GroupFacts) -> usize {
 }
 
 impl GroupState {
-    /// A group without enqueued work.
     pub fn new(
         facts: GroupFacts,
         topology: Topology,
@@ -92,8 +91,7 @@ impl GroupState {
         })
     }
 
-    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` runs after it, even if
-    /// it fails.
+    /// Enqueues `work`, a part of the operation `call`, on `stream`; `end` runs after it, even if it fails.
     pub fn enqueue(
         self: &Arc<Self>,
         call: Operation,
@@ -141,8 +139,7 @@ impl GroupState {
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|_| Err(Error::internal("a panic in the host backend")));
         if let Err(error) = outcome {
-            let context = Context::Running(call);
-            self.mailboxes.fail(error.during(context));
+            self.mailboxes.fail(error.during(Context::Running(call)));
         }
     }
 }

@@ -5,9 +5,8 @@
 //! rank posts a message in any of its banks that all readers have released. Readers search the
 //! banks for the epoch, so a bank held by a staged operation does not stop later ones.
 //!
-//! Why no wait is endless: at most two operations are staged, each holds one bank, and the other
-//! banks are released by receive phases that only wait for posts of the same epoch. Every wait has
-//! a deadline all the same.
+//! Why no wait is endless: at most two operations are staged, each holds one bank, and the other banks are released by
+//! receive phases that only wait for posts of the same epoch. Every wait has a deadline all the same.
 
 use crate::backend::host::message::Message;
 use crate::backend::host::window::{BANKS, Bank, Window};
@@ -48,7 +47,6 @@ impl Mailboxes {
         }
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.windows.len()
     }
@@ -140,10 +138,9 @@ impl Mailboxes {
         Ok(Received { message: bank.read()?, bank, reader: self.rank, epoch })
     }
 
-    /// Releases abandoned messages of operations before `epoch` for which this rank has posted its
-    /// own message. Their senders have posted them, or will without waiting for this rank. The
-    /// others stay for a later post: a handle may be destroyed before its send phase has run,
-    /// perhaps on another stream.
+    /// Releases abandoned messages of operations before `epoch` for which this rank has posted its own message. Their
+    /// senders have posted them, or will without waiting for this rank. The others stay for a later post: a handle may
+    /// be destroyed before its send phase has run, perhaps on another stream.
     fn settle_abandoned(&self, epoch: u64) -> Result<()> {
         let own = self.window(self.rank)?;
         let is_posted = |other| (0..BANKS).any(|bank| own.bank(bank).posted() == other);
@@ -168,7 +165,7 @@ impl Mailboxes {
             if let Some(found) = ready() {
                 return Ok(found);
             }
-            if let Some(failed) = self.failed_rank() {
+            if let Some(failed) = self.windows.iter().position(Window::has_failed) {
                 return Err(self.gave_up(format!("rank {failed} failed"), start, &wanted()));
             }
             let Some(left) = self.timeout.checked_sub(start.elapsed()) else {
@@ -178,14 +175,9 @@ impl Mailboxes {
         }
     }
 
-    fn failed_rank(&self) -> Option<usize> {
-        self.windows.iter().position(Window::has_failed)
-    }
-
     fn gave_up(&self, why: String, start: Instant, wanted: &str) -> Error {
         let waited = start.elapsed().as_millis();
-        let text = format!("{why}: rank {} waited {waited} ms for {wanted}", self.rank);
-        Error::new(Code::RemoteError, text)
+        Error::new(Code::RemoteError, format!("{why}: rank {} waited {waited} ms for {wanted}", self.rank))
     }
 
     fn window(&self, rank: usize) -> Result<&Window> {
@@ -270,8 +262,7 @@ mod tests {
 
     #[test]
     fn operations_that_stay_unread_do_not_stop_later_ones() {
-        let all = ranks(1, Duration::from_secs(20));
-        let mailboxes = &all[0];
+        let mailboxes = &ranks(1, Duration::from_secs(20))[0];
         let staged = [begin(mailboxes), begin(mailboxes)];
         for epoch in staged {
             post(mailboxes, epoch, b"staged").unwrap();

@@ -12,7 +12,6 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Appends a number.
     pub fn number(&mut self, number: usize) {
         self.parts.push(Cow::Owned((number as u64).to_le_bytes().to_vec()));
     }
@@ -27,7 +26,6 @@ impl<'a> Message<'a> {
         self.parts.push(Cow::Owned(bytes));
     }
 
-    /// Total size in bytes.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.len()).sum()
     }
@@ -52,27 +50,22 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads `message`.
     pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
 
-    /// The next number.
     pub fn number(&mut self) -> Result<usize> {
-        let bytes = self.bytes(size_of::<u64>())?;
-        let number = bytes.try_into().map(u64::from_le_bytes);
+        let number = self.bytes(size_of::<u64>())?.try_into().map(u64::from_le_bytes);
         number.ok().and_then(|number| usize::try_from(number).ok()).ok_or_else(too_short)
     }
 
-    /// The next `bytes` bytes.
     pub fn bytes(&mut self, bytes: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(bytes).ok_or_else(too_short)?;
         self.rest = rest;
         Ok(taken)
     }
 
-    /// The next `count` elements of `size` bytes. `count` comes from the sender, so it may be any
-    /// number.
+    /// The next `count` elements of `size` bytes. `count` comes from the sender, so it may be any number.
     pub fn array(&mut self, count: usize, size: usize) -> Result<&'a [u8]> {
         self.bytes(count.checked_mul(size).ok_or_else(too_short)?)
     }

@@ -1,9 +1,8 @@
 //! The sum of a token's rows, node by node.
 //!
-//! Rows of the home's own node enter the fp32 sum directly. Rows of another node are summed there
-//! in the same order, and that sum is rounded to the rows' type, because it crosses the network as
-//! one row. The home's node comes first, then the preceding nodes, around the ring. On one node
-//! this is a plain sum.
+//! Rows of the home's own node enter the fp32 sum directly. Rows of another node are summed there in the same order,
+//! and that sum is rounded to the rows' type, because it crosses the network as one row. The home's node comes first,
+//! then the preceding nodes, around the ring. On one node this is a plain sum.
 //!
 //! Invariant sums (`model::group::NodeSums`) round the home's part, too, and go through the nodes
 //! in ascending order, so that nothing depends on where a token is at home.
@@ -84,8 +83,7 @@ mod tests {
     }
 
     fn sum_as(mode: Mode, home: usize, parts: &[(usize, f32)]) -> f32 {
-        let nodes = ["a", "b", "a", "c"].map(NodeId::from_text);
-        let topology = Topology::from_ids(&nodes).with_sums(mode);
+        let topology = Topology::from_ids(&["a", "b", "a", "c"].map(NodeId::from_text)).with_sums(mode);
         let row = RowType { dtype: DType::Bfloat16, hidden: 1 };
         let mut out = [0; 2];
         let add = |sum: &mut [f32], part: &(usize, f32)| {

@@ -68,30 +68,22 @@ fn unsummable(dtype: DType) -> Error {
     Error::internal(format!("rows of {dtype} cannot be summed"))
 }
 
-/// All f32 of `bytes`.
 pub fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> {
-    let words = bytes.as_chunks::<4>().0.iter();
-    words.map(|bytes| f32::from_ne_bytes(*bytes))
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes))
 }
 
-/// All u32 of `bytes`.
 pub fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    let words = bytes.as_chunks::<4>().0.iter();
-    words.map(|bytes| u32::from_ne_bytes(*bytes))
+    bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// All i64 of `bytes`.
 pub fn i64s(bytes: &[u8]) -> impl Iterator<Item = i64> {
-    let words = bytes.as_chunks::<8>().0.iter();
-    words.map(|bytes| i64::from_ne_bytes(*bytes))
+    bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_ne_bytes(*bytes))
 }
 
-/// The `index`-th f32 of `bytes`.
 pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {
     bytes.as_chunks::<4>().0.get(index).map(|bytes| f32::from_ne_bytes(*bytes))
 }
 
-/// The `index`-th i64 of `bytes`.
 pub fn i64_at(bytes: &[u8], index: usize) -> Option<i64> {
     bytes.as_chunks::<8>().0.get(index).map(|bytes| i64::from_ne_bytes(*bytes))
 }

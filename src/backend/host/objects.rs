@@ -45,8 +45,7 @@ impl ObjectMemory {
         let mut record = file.to_bytes();
         record.extend((block.file_bytes as u64).to_le_bytes());
         record.extend((offset as u64).to_le_bytes());
-        let memory = Self { begin, own, is_published: false, mappings: Vec::new() };
-        (memory, record)
+        (Self { begin, own, is_published: false, mappings: Vec::new() }, record)
     }
 
     /// Ends it: what peers still map is theirs.

@@ -14,8 +14,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so the
-    /// wait terminates.
+    /// Waits until the operation with epoch `before` has ended. It was enqueued earlier, so the wait terminates.
     pub fn follow(&self, before: u64) {
         let mut last = self.last.lock();
         while *last < before {
@@ -23,7 +22,6 @@ impl Order {
         }
     }
 
-    /// Marks the operation with epoch `epoch` as ended.
     pub fn end(&self, epoch: u64) {
         *self.last.lock() = epoch;
         self.moved.notify_all();

@@ -16,12 +16,10 @@ impl Pending {
         launch().inspect_err(|_| self.end())
     }
 
-    /// Counts one as run.
     pub fn end(&self) {
         *self.0.lock() -= 1;
     }
 
-    /// Whether all have run.
     pub fn is_empty(&self) -> bool {
         *self.0.lock() == 0
     }

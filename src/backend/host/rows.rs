@@ -3,12 +3,10 @@
 use crate::error::{Error, Result};
 use std::ops::Range;
 
-/// Row `index` of `rows`.
 pub fn row(rows: &[u8], index: usize, row_bytes: usize) -> Result<&[u8]> {
     range(index, row_bytes).and_then(|range| rows.get(range)).ok_or_else(outside)
 }
 
-/// Copies `from` to row `index` of `rows`.
 pub fn copy_row(rows: &mut [u8], index: usize, from: &[u8]) -> Result<()> {
     range(index, from.len()).and_then(|range| rows.get_mut(range)).ok_or_else(outside)?.copy_from_slice(from);
     Ok(())

@@ -1,8 +1,7 @@
 //! The functions of the CPU stand-ins (`hostsim`) that this backend calls.
 //!
-//! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing.
-//! "Device" memory is this process's own memory: allocated by the stand-ins or, as with PyTorch's
-//! tensors on the CPU, in any other way.
+//! They carry the CUDA runtime's names; a marker symbol tells the stand-ins from the real thing. "Device" memory is
+//! this process's own memory: allocated by the stand-ins or, as with PyTorch's tensors on the CPU, in any other way.
 #![allow(unsafe_code)]
 
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
@@ -19,8 +18,7 @@ use std::sync::{Arc, Weak};
 /// The version of the stand-ins that this backend was written for.
 const ABI: c_int = 2;
 const ERROR_NOT_READY: c_int = 600;
-/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU
-/// do.
+/// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU do.
 const ANY_DIRECTION: c_int = 4;
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -81,9 +79,7 @@ impl HostRuntime {
             Some(chosen) => chosen.ok().filter(|nccl| nccl.has(marker)),
             None => Library::defining(marker),
         };
-        let Some(library) = library else {
-            return Ok(None);
-        };
+        let Some(library) = library else { return Ok(None) };
         let functions = FUNCTIONS.get_or_try_init(|| {
             Functions::load(&library)
                 .map_err(|missing| Error::new(Code::SystemError, format!("the CPU stand-ins have no {missing}")))
@@ -199,8 +195,7 @@ impl HostRuntime {
 }
 
 fn failed(name: &str, code: c_int) -> Error {
-    let text = format!("{name}: CUDA error {code}");
-    Error::new(Code::UnhandledCudaError, text)
+    Error::new(Code::UnhandledCudaError, format!("{name}: CUDA error {code}"))
 }
 
 /// An event of the stand-ins.
@@ -322,9 +317,7 @@ impl Marks for HostRuntime {
 
 impl Device for HostRuntime {
     fn enter(&self) -> Result<EnteredDevice> {
-        let entered = self.enter_device();
-        let entered = entered.map_err(|code| failed("cudaSetDevice", code))?;
-        Ok(EnteredDevice::new(entered))
+        Ok(EnteredDevice::new(self.enter_device().map_err(|code| failed("cudaSetDevice", code))?))
     }
 
     fn create_stream(&self) -> Result<Stream> {

@@ -17,11 +17,9 @@ use crate::model::tensor::{DevPtr, RowType};
 pub struct Outgoing<'a> {
     /// Rows in the caller's memory.
     pub data: DevPtr,
-    /// How many.
     pub tokens: usize,
     /// Their type as they travel.
     pub row: RowType,
-    /// Their scales.
     pub scaled: Option<&'a Scaled>,
 }
 
@@ -98,12 +96,10 @@ impl<'a> Incoming<'a> {
         })
     }
 
-    /// The payload of `token`.
     pub fn payload(&self, token: usize) -> Result<&'a [u8]> {
         row(self.payload, token, self.wire.payload.bytes())
     }
 
-    /// The scales of `token`.
     pub fn scales(&self, token: usize) -> Result<&'a [u8]> {
         row(self.scales, token, self.wire.scale_bytes())
     }

@@ -19,7 +19,6 @@ pub const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F
 pub struct Address {
     /// The process that has it open.
     pub process: u32,
-    /// Its file descriptor in that process.
     pub descriptor: i32,
 }
 
@@ -27,9 +26,7 @@ pub struct Address {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SharedBlock {
-    /// Its first byte.
     pub begin: usize,
-    /// Its length.
     pub bytes: usize,
     /// The file's descriptor, as long as it lives.
     pub file: i32,
@@ -40,19 +37,16 @@ pub struct SharedBlock {
 }
 
 impl Address {
-    /// Bytes of [`Address::to_bytes`].
     pub const BYTES: usize = 8;
 
     fn path(self) -> String {
         format!("/proc/{}/fd/{}", self.process, self.descriptor)
     }
 
-    /// As ranks tell it each other.
     pub fn to_bytes(self) -> Vec<u8> {
         [self.process.to_le_bytes(), self.descriptor.to_le_bytes()].concat()
     }
 
-    /// Reads the result of [`Address::to_bytes`].
     pub fn from_bytes(record: &[u8]) -> Result<Self> {
         let [process, descriptor] = record.as_chunks::<4>().0 else {
             return Err(Error::internal("a window's address of the wrong length"));
@@ -75,13 +69,9 @@ pub fn open(address: Address, link: &str) -> Result<File> {
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).map_err(failed)?;
     // SAFETY: takes numbers only.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & SEALS != SEALS {
-        return Err(foreign(address));
-    }
-    Ok(file)
+    if seals < 0 || seals & SEALS != SEALS { Err(foreign(address)) } else { Ok(file) }
 }
 
-/// Its bytes.
 pub fn length(file: &File) -> Result<u64> {
     let failed = |cause| Error::system("the length of a shared window", &cause);
     Ok(file.metadata().map_err(failed)?.len())

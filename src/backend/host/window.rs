@@ -1,8 +1,7 @@
 //! One rank's memory that all ranks can map: a header of counters, and banks for messages.
 //!
-//! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind
-//! when a process dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages
-//! that messages have touched.
+//! A window is an anonymous file (memfd) that peers open through `/proc`, so nothing is left behind when a process
+//! dies. The file is sparse: a bank may grow to a terabyte, but costs only the pages that messages have touched.
 //!
 //! A peer's claims about its window are checked before use. The file must be such a memfd with a
 //! sealed length, so that no access to its mapping can end this process. A message must lie inside
@@ -51,10 +50,8 @@ impl Window {
     /// Creates a window that `ranks` ranks will read.
     pub fn create(ranks: usize) -> Result<Self> {
         // SAFETY: the name is NUL-terminated; the result is checked.
-        let descriptor = unsafe {
-            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            libc::memfd_create(c"nccl_ep".as_ptr(), flags)
-        };
+        let descriptor =
+            unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         if descriptor < 0 {
             return Err(Error::system("memfd_create", &std::io::Error::last_os_error()));
         }
@@ -64,8 +61,7 @@ impl Window {
             .map_err(|cause| Error::system("sizing a shared window", &cause))?;
         // SAFETY: takes numbers only.
         if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
-            let cause = std::io::Error::last_os_error();
-            return Err(Error::system("sealing a shared window", &cause));
+            return Err(Error::system("sealing a shared window", &std::io::Error::last_os_error()));
         }
         Self::map(file, ranks)
     }
@@ -75,10 +71,7 @@ impl Window {
         let file = shared_file::open(address, LINK)?;
         let length = shared_file::length(&file)?;
         let is_whole = length.is_multiple_of(PARTS * ALIGNMENT) && (1..=BANK_BYTES).contains(&(length / PARTS));
-        if !is_whole {
-            return Err(shared_file::foreign(address));
-        }
-        Self::map(file, ranks)
+        if is_whole { Self::map(file, ranks) } else { Err(shared_file::foreign(address)) }
     }
 
     fn map(file: File, ranks: usize) -> Result<Self> {
@@ -97,7 +90,6 @@ impl Window {
         Address { process: std::process::id(), descriptor: self.file.as_raw_fd() }
     }
 
-    /// A view of the counters of `bank`.
     pub fn bank(&self, bank: usize) -> Bank<'_> {
         Bank { window: self, first: COUNTERS + bank * (self.ranks + 2) * WORD }
     }
@@ -123,7 +115,6 @@ impl Window {
         self.ring();
     }
 
-    /// Whether this window's rank gave up.
     pub fn has_failed(&self) -> bool {
         self.word(FAILED).load(Ordering::Acquire) != 0
     }
@@ -146,8 +137,7 @@ fn file_limit() -> Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes the struct.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } != 0 {
-        let cause = std::io::Error::last_os_error();
-        return Err(Error::system("getrlimit", &cause));
+        return Err(Error::system("getrlimit", &std::io::Error::last_os_error()));
     }
     Ok(limit.rlim_cur)
 }
@@ -158,8 +148,7 @@ fn bank_bytes(limit: u64) -> Result<u64> {
     if bytes > 0 {
         return Ok(bytes);
     }
-    let text = "the limit for files (ulimit -f) leaves no room for shared windows";
-    Err(Error::new(Code::SystemError, text)
+    Err(Error::new(Code::SystemError, "the limit for files (ulimit -f) leaves no room for shared windows")
         .got(format_args!("{limit} bytes"), format_args!("{} or more", PARTS * ALIGNMENT)))
 }
 
@@ -212,8 +201,7 @@ impl Bank<'_> {
     /// The message; only between its post and this rank's [`Bank::set_read`].
     pub fn read(&self) -> Result<Mmap> {
         let bytes = self.window.counter(self.first + WORD).load(Ordering::Relaxed);
-        // Reading a hole of the file would cost the reader memory, so the claimed length alone is
-        // not trusted.
+        // Reading a hole of the file would cost the reader memory, so the claimed length alone is not trusted.
         let file = self.window.file.metadata();
         let file = file.map_err(|cause| Error::system("the length of a message", &cause))?;
         let bytes = usize::try_from(bytes)

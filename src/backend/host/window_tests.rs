@@ -1,5 +1,4 @@
-//! Unit tests of windows: which files are opened, how long they may be, and which messages are
-//! refused.
+//! Unit tests of windows: which files are opened, how long they may be, and which messages are refused.
 #![allow(unsafe_code)]
 
 use super::*;
@@ -31,8 +30,7 @@ fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Resu
 }
 
 fn open_descriptor(descriptor: i32) -> Result<Window> {
-    let process = std::process::id();
-    Window::open(Address { process, descriptor }, 2)
+    Window::open(Address { process: std::process::id(), descriptor }, 2)
 }
 
 #[test]
@@ -55,8 +53,7 @@ fn only_windows_are_opened() {
 
 #[test]
 fn a_window_cannot_be_cut_short() {
-    let mine = Window::create(1).unwrap();
-    assert!(mine.file.set_len(4096).is_err());
+    assert!(Window::create(1).unwrap().file.set_len(4096).is_err());
 }
 
 #[test]

@@ -45,7 +45,8 @@ struct Config {
 }
 
 function_table! {
-    /// NCCL's entry points; all are in NCCL 2.18. Those that are optional are for groups over several nodes.
+    /// NCCL's entry points; all are in NCCL 2.18. Those that are optional are for groups over several
+    /// nodes, and for windows, since NCCL 2.29.
     struct Functions;
     required {
         fn ncclCommCount(*mut c_void, *mut c_int) -> c_int;
@@ -65,6 +66,7 @@ function_table! {
         fn ncclGroupEnd() -> c_int;
         fn ncclSend(*const c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
         fn ncclRecv(*mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+        fn ncclWinGetUserPtr(*mut c_void, *mut c_void, *mut *mut c_void) -> c_int;
         fn ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
     }
 }
@@ -76,13 +78,10 @@ fn functions() -> Result<&'static Functions> {
     FUNCTIONS.get_or_try_init(|| {
         let library = match Library::chosen_nccl() {
             Some(chosen) => chosen.map_err(|reason| {
-                let text = format!("NCCL_EP_NCCL_LIBRARY: cannot be loaded: {reason}");
-                Error::new(Code::SystemError, text)
+                Error::new(Code::SystemError, format!("NCCL_EP_NCCL_LIBRARY: cannot be loaded: {reason}"))
             }),
-            None => Library::find(c"libnccl.so.2", c"ncclAllGather").map_err(|reason| {
-                let text = format!("no NCCL in this process: {reason}");
-                Error::new(Code::SystemError, text)
-            }),
+            None => Library::find(c"libnccl.so.2", c"ncclAllGather")
+                .map_err(|reason| Error::new(Code::SystemError, format!("no NCCL in this process: {reason}"))),
         }?;
         Functions::load(&library)
             .map_err(|missing| Error::new(Code::SystemError, format!("this process's NCCL has no {missing}")))
@@ -95,9 +94,7 @@ fn functions() -> Result<&'static Functions> {
 /// alive until the groups made from it are destroyed. No address is checked here.
 #[derive(Clone)]
 pub struct Communicator {
-    /// Number of ranks.
     pub ranks: usize,
-    /// This rank.
     pub rank: GroupRank,
     /// The CUDA device of this rank, as this process numbers them.
     pub device: usize,
@@ -143,6 +140,20 @@ impl Communicator {
         (version, file(self.functions))
     }
 
+    /// Where this rank's memory of its window at address `window` begins.
+    pub fn window_data(&self, window: usize) -> Result<DevPtr> {
+        let Some(get) = self.functions.ncclWinGetUserPtr else {
+            let text = "memory in a window without data needs NCCL 2.29 or newer";
+            return Err(Error::new(Code::InvalidUsage, text));
+        };
+        let mut data = std::ptr::null_mut();
+        // SAFETY: the communicator is alive (this type's contract), and the caller vouches for its window; writes one
+        // address, which outlives the call.
+        let code = unsafe { get(self.raw, window as *mut c_void, &mut data) };
+        check(self.functions, "ncclWinGetUserPtr", code)?;
+        Ok(DevPtr(data as usize))
+    }
+
     /// Enqueues an all-gather: `bytes` of each rank's `send` go to `receive`, in rank order. Both
     /// buffers must stay allocated until `stream` has run it.
     pub fn all_gather(&self, send: DevPtr, receive: DevPtr, bytes: usize, stream: Stream) -> Result<()> {
@@ -156,8 +167,7 @@ impl Communicator {
 
 /// The file that this NCCL is in.
 fn file(functions: &Functions) -> String {
-    let function = functions.ncclCommCount as *const c_void;
-    file_of(function).unwrap_or_else(|| "?".to_owned())
+    file_of(functions.ncclCommCount as *const c_void).unwrap_or_else(|| "?".to_owned())
 }
 
 /// `error`, of a communicator that this NCCL does not know, with the other copies of NCCL in the process.

@@ -36,7 +36,6 @@ pub type InGraphs = Box<dyn Fn() -> bool + Send>;
 pub struct Part {
     /// The other rank, as the communicator numbers it.
     pub peer: CommRank,
-    /// First byte.
     pub data: DevPtr,
     /// The same number on both sides, not zero.
     pub bytes: usize,
@@ -138,8 +137,7 @@ impl OwnCommunicator {
     /// in the order of sending. The memory stays allocated until `stream` has run them.
     pub fn exchange(&self, sends: &[Part], receives: &[Part], stream: Stream) -> Result<()> {
         // Both ranks know all messages, so they choose the same.
-        let sizes = sends.iter().chain(receives).map(|part| part.bytes);
-        let largest = sizes.max().unwrap_or(0);
+        let largest = sends.iter().chain(receives).map(|part| part.bytes).max().unwrap_or(0);
         self.grouped(|| {
             if by_broadcasts(self.ranks, largest) {
                 self.broadcast(sends, receives, stream)
@@ -193,8 +191,7 @@ impl OwnCommunicator {
         // SAFETY: no arguments.
         network.check("ncclGroupStart", unsafe { (network.group_start)() })?;
         let called = calls();
-        // A group is open until it is closed, whatever came of its calls.
-        // SAFETY: no arguments.
+        // A group is open until it is closed, whatever came of its calls. SAFETY: no arguments.
         let closed = network.check("ncclGroupEnd", unsafe { (network.group_end)() });
         called.and(closed)
     }

@@ -153,6 +153,7 @@ fn complete() -> Functions {
         ncclGroupEnd: Some(group_end),
         ncclSend: Some(send),
         ncclRecv: Some(receive),
+        ncclWinGetUserPtr: None,
         ncclBroadcast: Some(broadcast),
     }
 }
@@ -202,8 +203,7 @@ fn an_nccl_that_lacks_a_function_is_refused() {
     let mut functions = complete();
     functions.ncclRecv = None;
     let error = network(functions).err().unwrap();
-    let name = "ncclRecv";
-    let rule = AmongRanks::HasForNetwork { name }.into();
+    let rule = AmongRanks::HasForNetwork { name: "ncclRecv" }.into();
     assert_eq!(error.refused(), Some((Subject::Nccl, rule)));
     assert_eq!(error.code(), Code::InvalidUsage);
 }
@@ -225,8 +225,7 @@ fn messages_are_one_group_which_is_closed_after_an_error_too() {
     comm.exchange(&[part, part], &[part], Stream::DEFAULT).unwrap();
     assert_eq!(calls(), "<i>(ssr)");
     SEND.with(|code| code.store(5, Ordering::Relaxed));
-    let error = comm.exchange(&[part, part], &[part], Stream::DEFAULT);
-    assert_eq!(error.unwrap_err().code(), Code::InvalidUsage);
+    assert_eq!(comm.exchange(&[part, part], &[part], Stream::DEFAULT).unwrap_err().code(), Code::InvalidUsage);
     assert_eq!(calls(), "(s)");
 }
 

@@ -11,36 +11,38 @@ use crate::model::ops::Stream;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     operation: Operation,
-    /// Its number.
     pub object: u32,
 }
 
 impl Call {
-    const ALL: [Operation; 4] =
-        [Operation::MemoryNew, Operation::MemoryEnd, Operation::MemoryGiven, Operation::MemoryGivenEnd];
+    const ALL: [Operation; 5] = [
+        Operation::MemoryNew,
+        Operation::MemoryEnd,
+        Operation::MemoryGiven,
+        Operation::MemoryGivenEnd,
+        Operation::LlDispatch,
+    ];
     const BYTES: usize = 8;
 
-    /// Makes `object`, of memory of `kind`.
     pub fn making(kind: Kind, object: u32) -> Self {
         let operation = match kind {
             Kind::Own => Operation::MemoryNew,
             Kind::Given => Operation::MemoryGiven,
+            Kind::Views => Operation::LlDispatch,
         };
         Self { operation, object }
     }
 
-    /// Ends it.
     pub fn ending(kind: Kind, object: u32) -> Self {
         let operation = match kind {
-            Kind::Own => Operation::MemoryEnd,
+            Kind::Own | Kind::Views => Operation::MemoryEnd,
             Kind::Given => Operation::MemoryGivenEnd,
         };
         Self { operation, object }
     }
 
     fn to_bytes(self) -> [u8; Self::BYTES] {
-        let number = Self::ALL.iter().position(|it| *it == self.operation);
-        let number = number.unwrap_or(Self::ALL.len()) as u32;
+        let number = Self::ALL.iter().position(|it| *it == self.operation).unwrap_or(Self::ALL.len()) as u32;
         let mut bytes = [0; Self::BYTES];
         let (first, second) = bytes.split_at_mut(4);
         first.copy_from_slice(&number.to_le_bytes());
@@ -49,19 +51,14 @@ impl Call {
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let [number, object] = bytes.as_chunks::<4>().0 else {
-            return None;
-        };
+        let [number, object] = bytes.as_chunks::<4>().0 else { return None };
         let operation = *Self::ALL.get(u32::from_le_bytes(*number) as usize)?;
-        let object = u32::from_le_bytes(*object);
-        Some(Self { operation, object })
+        Some(Self { operation, object: u32::from_le_bytes(*object) })
     }
 
     /// Refuses what `rank` calls instead.
     fn check_same(self, rank: GroupRank, other: Option<Self>) -> Result<()> {
-        let Some(other) = other else {
-            return Err(Error::internal("a call of another rank that is none"));
-        };
+        let Some(other) = other else { return Err(Error::internal("a call of another rank that is none")) };
         if other == self {
             return Ok(());
         }

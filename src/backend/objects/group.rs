@@ -33,12 +33,13 @@ struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    fn found(&self, (tensors, plain): (u64, u64)) -> Found {
+    fn found(&self, (tensors, plain): (u64, u64), fallbacks: u64) -> Found {
         Found {
             range: self.range,
             kind: self.kind,
             tensors,
             plain,
+            fallbacks,
             peers: self.bases.iter().filter(|it| **it != 0).count() - 1,
             bases: DevPtr(self.bases.as_ptr() as usize),
         }
@@ -51,9 +52,15 @@ impl<M: Mapper> Objects<M> {
         Self { mapper, recognised, calls: Mutex::default(), entries: Mutex::new([const { None }; MAX_OBJECTS]) }
     }
 
-    /// Makes an object, with this rank's memory as `wanted`, and gives where that is. Collective: every rank gets one,
-    /// or every rank an error.
-    pub fn make(&self, wanted: Result<Wanted>, kind: Kind, bootstrap: &Bootstrap, stream: Stream) -> Result<DevPtr> {
+    /// Makes an object, with this rank's memory as `wanted`, and gives where this rank sees that of each. Collective:
+    /// every rank gets one, or every rank an error.
+    pub fn make(
+        &self,
+        wanted: Result<Wanted>,
+        kind: Kind,
+        bootstrap: &Bootstrap,
+        stream: Stream,
+    ) -> Result<Box<[usize]>> {
         let _call = self.calls.lock();
         bootstrap.begin_call();
         let object = self.entries.lock().iter().position(Option::is_none);
@@ -82,12 +89,15 @@ impl<M: Mapper> Objects<M> {
             let _ = self.part(call.object, mapped, Ok(()), bootstrap, stream);
             return Err(error);
         }
-        let entry = Entry { range, kind, mapped, bases: shown? };
+        let bases = shown?;
+        let entry = Entry { range, kind, mapped, bases: bases.clone() };
         if let Some(place) = self.entries.lock().get_mut(call.object as usize) {
             *place = Some(entry);
         }
-        self.recognised.add(range);
-        Ok(DevPtr(range.begin as usize))
+        if kind != Kind::Views {
+            self.recognised.add(range);
+        }
+        Ok(bases)
     }
 
     /// This rank's memory for `object`, where it is, and its record.
@@ -105,8 +115,7 @@ impl<M: Mapper> Objects<M> {
         let begin = M::begin(&mapped);
         // Memory that was given, and has been freed since, is known here as long as its object lives.
         self.check_apart(begin, wanted.bytes())?;
-        let range = Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object };
-        Ok((mapped, range, record))
+        Ok((mapped, Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object }, record))
     }
 
     fn check_apart(&self, begin: DevPtr, bytes: usize) -> Result<()> {
@@ -140,10 +149,9 @@ impl<M: Mapper> Objects<M> {
 
     fn begins_at(&self, data: DevPtr, kind: Kind) -> Result<Range> {
         let is_it = |it: &Found| it.range.begin == data.0 as u64 && it.kind == kind;
-        let found = self.find(data).filter(is_it).map(|it| it.range);
-        found.ok_or_else(|| {
+        self.find(data).filter(is_it).map(|it| it.range).ok_or_else(|| {
             let rule = match kind {
-                Kind::Own => OfMemory::OfOwn,
+                Kind::Own | Kind::Views => OfMemory::OfOwn,
                 Kind::Given => OfMemory::OfGiven,
             };
             Error::argument(Subject::Memory, rule)
@@ -163,8 +171,7 @@ impl<M: Mapper> Objects<M> {
         let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
         let mine = hidden.map(|()| vec![u8::from(self.mapper.unmap(&mut mapped))]);
         // If a rank is lost, or its operations may still run, what was published stays.
-        let reports = bootstrap.agree(mine, 1, stream)?;
-        M::give_back(mapped, reports.iter().all(|it| *it == [1]));
+        M::give_back(mapped, bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
         Ok(())
     }
 
@@ -172,16 +179,15 @@ impl<M: Mapper> Objects<M> {
     pub fn find(&self, data: DevPtr) -> Option<Found> {
         let range = self.recognised.ranges.read().find(data.0 as u64)?;
         let entries = self.entries.lock();
-        let entry = entries.get(range.object as usize)?.as_ref()?;
-        Some(entry.found(self.recognised.counts(range.object)))
+        let counts = self.recognised.counts(range.object);
+        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
     }
 
     /// Takes out all that is left when the group ends, as the ranks do together.
     pub fn take_all(&self) -> Vec<M::Mapped> {
         let _call = self.calls.lock();
         let mut entries = self.entries.lock();
-        let taken = entries.iter_mut().filter_map(Option::take);
-        let taken = taken.map(|it| it.mapped).collect();
+        let taken = entries.iter_mut().filter_map(Option::take).map(|it| it.mapped).collect();
         drop(entries);
         self.recognised.change(|ranges| *ranges = Ranges::default());
         taken

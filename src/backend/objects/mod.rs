@@ -25,8 +25,9 @@ pub enum Wanted {
 pub enum Kind {
     /// The library's, from [`Wanted::New`].
     Own,
-    /// The caller's.
     Given,
+    /// The library's, for views: a dispatch makes it, and no operation finds its tensors there.
+    Views,
 }
 
 /// What is known of an object.
@@ -34,12 +35,14 @@ pub enum Kind {
 pub struct Found {
     /// This rank's memory of it.
     pub range: Range,
-    /// Whose that is.
     pub kind: Kind,
     /// How many tensors of operations were found in it.
     pub tensors: u64,
     /// How many operations of the group have found in no object, since it has some.
     pub plain: u64,
+    /// How many operations of the group had a tensor in an object, and used buffers all the same, as those of others had
+    /// none.
+    pub fallbacks: u64,
     /// How many other ranks' memory this rank maps, which map its own.
     pub peers: usize,
     /// Where this rank sees the memory of each rank, an address for each; 0 where it does not. They stay until the object
@@ -75,16 +78,14 @@ impl Recognised {
             return None;
         }
         let place = self.ranges.read().place_of(address, bytes);
-        let object = place.map(|it| it.object as usize);
-        let count = object.and_then(|it| self.tensors.get(it));
+        let count = place.map(|it| it.object as usize).and_then(|it| self.tensors.get(it));
         count.unwrap_or(&self.plain).fetch_add(1, Ordering::Relaxed);
         place
     }
 
     /// Tensors that operations had in `object`, and in none.
     fn counts(&self, object: u32) -> (u64, u64) {
-        let tensors = self.tensors.get(object as usize);
-        let tensors = tensors.map_or(0, |it| it.load(Ordering::Relaxed));
+        let tensors = self.tensors.get(object as usize).map_or(0, |it| it.load(Ordering::Relaxed));
         (tensors, self.plain.load(Ordering::Relaxed))
     }
 
@@ -96,7 +97,6 @@ impl Recognised {
         self.change(|ranges| ranges.insert(range));
     }
 
-    /// Whether there is an object.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
@@ -135,12 +135,15 @@ pub trait Mapper: Send + Sync {
     fn rest(&self, left: Duration) -> Result<()>;
     /// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
     fn unmap(&self, mapped: &mut Self::Mapped) -> bool;
+    /// [`Found::fallbacks`], where operations go another way at all.
+    fn fallbacks(&self) -> u64 {
+        0
+    }
     /// Ends `mapped`, of which the peers have unmapped all or will not use the rest.
     fn give_back(mapped: Self::Mapped, all_unmapped: bool);
 }
 
 impl Wanted {
-    /// Whose the memory is.
     pub fn kind(&self) -> Kind {
         match self {
             Self::New(_) => Kind::Own,

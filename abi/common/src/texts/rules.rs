@@ -29,12 +29,8 @@ fn among_ranks(f: &mut Formatter<'_>, rule: AmongRanks) -> fmt::Result {
         AmongRanks::FewerRanks => f.write_str("has more ranks than an NVLink domain"),
         AmongRanks::NewEnoughForNetwork => f.write_str("is too old for groups that span nodes"),
         AmongRanks::OwnIdsForNetwork => f.write_str("must choose the ids of communicators for groups that span nodes"),
-        AmongRanks::HasForNetwork { name } => {
-            write!(f, "has no {name}, which groups that span nodes need")
-        }
-        AmongRanks::Same { rank } => {
-            write!(f, "must be the same on every rank, but rank {rank} differs")
-        }
+        AmongRanks::HasForNetwork { name } => write!(f, "has no {name}, which groups that span nodes need"),
+        AmongRanks::Same { rank } => write!(f, "must be the same on every rank, but rank {rank} differs"),
         AmongRanks::SameDirection { rank } => {
             write!(f, "must be forward, or tokens only, on every rank, but rank {rank} differs")
         }
@@ -91,6 +87,9 @@ fn in_sequence(f: &mut Formatter<'_>, rule: InSequence) -> fmt::Result {
             "maps and frees memory once: not while the default stream is captured into a graph, or \
              waits for a stream that is"
         }
+        InSequence::NoCaptureOfViews => {
+            "must not be captured into a graph by the group's first dispatch into a view, which makes their memory"
+        }
         InSequence::NotForked => {
             "was forked after a group had been made, and cannot use this library: start it anew, in \
              Python by multiprocessing's spawn"
@@ -110,7 +109,9 @@ fn of_memory(rule: OfMemory) -> &'static str {
         OfMemory::NotEmpty => "must not be 0",
         OfMemory::Aligned => "must be aligned to 16 bytes",
         OfMemory::Apart => "must have nothing in common with memory that the group has",
-        OfMemory::Mappable => "must be memory of cudaMalloc, which other processes can map",
+        OfMemory::Mappable => {
+            "must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other processes can map"
+        }
         OfMemory::InOneAllocation => "must end within the allocation that ptr is in",
         OfMemory::OfGroup => "must be in memory of ncclEpMemAlloc or ncclEpMemRegister",
         OfMemory::OfOwn => "must be what ncclEpMemAlloc gave",

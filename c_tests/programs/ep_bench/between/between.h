@@ -1,7 +1,6 @@
 // What --between code runs between operations: a kernel that leaves nothing of theirs in the instruction caches,
 // as the other kernels of a model do. A program is linked with one of on_gpu.cu and on_cpu.cpp.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_BETWEEN_BETWEEN_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_BETWEEN_BETWEEN_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -11,5 +10,3 @@ namespace ep_bench {
 cudaError_t EnqueueCode(cudaStream_t stream);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_BETWEEN_BETWEEN_H_

@@ -1,8 +1,7 @@
 // The cast of --cast outside: this program rounds bfloat16 rows to e4m3 itself, as an inference engine does
 // whose library casts nothing, and then forwards rows and scales (docs/formats.md has the formula).
 // A program is linked with one of on_gpu.cu and on_cpu.cpp, which run kernel.cuh, and on_host.cpp.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_CAST_CAST_H_
-#define C_TESTS_PROGRAMS_EP_BENCH_CAST_CAST_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -29,5 +28,3 @@ struct CastWork {
 cudaError_t EnqueueCast(const CastWork* work, cudaStream_t stream);
 
 }  // namespace ep_bench
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_CAST_CAST_H_

@@ -4,8 +4,7 @@
 // Memory decides its speed: each row is read once and written once, in accesses of 16 and 8 bytes next to each
 // other. A warp has 512 elements of a row; 16 neighbouring lanes, or 4, find the maximum of a block. Multiplications
 // and divisions are rounded one by one, so results equal the library's casts bit for bit.
-#ifndef C_TESTS_PROGRAMS_EP_BENCH_CAST_KERNEL_CUH_
-#define C_TESTS_PROGRAMS_EP_BENCH_CAST_KERNEL_CUH_
+#pragma once
 
 #include <cuda_fp8.h>
 
@@ -43,9 +42,7 @@ __device__ inline Elements Widen(const uint4& from) {
 }
 
 // Leaves a NaN out. fmaxf would, too, but not on every CPU.
-__device__ inline float Larger(float known, float magnitude) {
-    return magnitude > known ? magnitude : known;
-}
+__device__ inline float Larger(float known, float magnitude) { return magnitude > known ? magnitude : known; }
 
 // The largest magnitude in the block of the lane's elements. All lanes of a warp call it.
 template <unsigned kBlock>
@@ -116,8 +113,7 @@ __global__ void __launch_bounds__(kThreads, 8) CastRows(CastWork work, unsigned 
         if (element < work.hidden && element % kBlock == 0) {
             const size_t at = size_t{token} * blocks + element / kBlock;
             if (kForm == ScaleForm::kExponent) {
-                static_cast<uint8_t*>(work.scales)[at] =
-                    static_cast<uint8_t>(__float_as_uint(scale.stored) >> 23);
+                static_cast<uint8_t*>(work.scales)[at] = static_cast<uint8_t>(__float_as_uint(scale.stored) >> 23);
             } else {
                 static_cast<float*>(work.scales)[at] = scale.stored;
             }
@@ -156,5 +152,3 @@ inline Launch LaunchFor(const CastWork& work) {
 }
 
 }  // namespace ep_bench::cast
-
-#endif  // C_TESTS_PROGRAMS_EP_BENCH_CAST_KERNEL_CUH_

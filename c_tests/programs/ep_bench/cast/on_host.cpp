@@ -7,8 +7,7 @@ namespace {
 
 RefFormat FormatOf(const CastWork& work) {
     const bool bytes = work.form == ScaleForm::kExponent;
-    RefFormat format = ref_format_cast(ncclBfloat16, work.hidden, bytes ? ncclUint8 : ncclFloat32,
-                                       work.block);
+    RefFormat format = ref_format_cast(ncclBfloat16, work.hidden, bytes ? ncclUint8 : ncclFloat32, work.block);
     format.round = work.form != ScaleForm::kFloat;
     return format;
 }

@@ -1,9 +1,8 @@
 //! The table of the CUDA driver's functions, and what their results mean.
 //!
-//! Types and signatures are cudarc's. Its loader is not used: it panics where a symbol is missing,
-//! may open a toolkit's stub beside the process's own libcuda, and returns codes as a Rust enum,
-//! for which a newer driver's code would be undefined behaviour. Here, a machine without a driver
-//! gets an error.
+//! Types and signatures are cudarc's. Its loader is not used: it panics where a symbol is missing, may open a toolkit's
+//! stub beside the process's own libcuda, and returns codes as a Rust enum, for which a newer driver's code would be
+//! undefined behaviour. Here, a machine without a driver gets an error.
 #![allow(unsafe_code)]
 
 use crate::backend::dylib::{Library, function_table};
@@ -23,8 +22,7 @@ pub const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 macro_rules! driver_table {
     ($( fn $name:ident($($type:ty),*); )*) => {
         function_table! {
-            /// The driver's entry points, under the versioned names that the header's macros expand
-            /// to.
+            /// The driver's entry points, under the versioned names that the header's macros expand to.
             pub struct Functions;
             required { $( fn $name($($type),*) -> Status; )* }
             optional {
@@ -69,6 +67,15 @@ driver_table! {
     fn cuMemFree_v2(sys::CUdeviceptr);
     fn cuMemFreeAsync(sys::CUdeviceptr, sys::CUstream);
     fn cuMemGetAddressRange_v2(*mut sys::CUdeviceptr, *mut usize, sys::CUdeviceptr);
+    fn cuMemRetainAllocationHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void);
+    fn cuMemExportToShareableHandle(*mut c_void, sys::CUmemGenericAllocationHandle, sys::CUmemAllocationHandleType, c_ulonglong);
+    fn cuMemImportFromShareableHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void, sys::CUmemAllocationHandleType);
+    fn cuMemRelease(sys::CUmemGenericAllocationHandle);
+    fn cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
+    fn cuMemAddressFree(sys::CUdeviceptr, usize);
+    fn cuMemMap(sys::CUdeviceptr, usize, usize, sys::CUmemGenericAllocationHandle, c_ulonglong);
+    fn cuMemUnmap(sys::CUdeviceptr, usize);
+    fn cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
     fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     fn cuMemHostUnregister(*mut c_void);
     fn cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);
@@ -105,10 +112,7 @@ pub fn functions() -> Result<&'static Functions> {
 
 /// Success, or an error that names the call and the driver's texts for `status`.
 pub fn check(call: &str, status: Status) -> Result<()> {
-    if status == 0 {
-        return Ok(());
-    }
-    check_with(functions()?, call, status)
+    if status == 0 { Ok(()) } else { check_with(functions()?, call, status) }
 }
 
 fn check_with(functions: &Functions, call: &str, status: Status) -> Result<()> {

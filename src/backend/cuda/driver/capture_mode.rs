@@ -13,7 +13,6 @@ use std::ffi::c_uint;
 pub struct ApartFromCaptures(c_uint);
 
 impl ApartFromCaptures {
-    /// Begins that.
     pub fn enter() -> Result<Self> {
         const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         exchange_mode(RELAXED).map(Self)

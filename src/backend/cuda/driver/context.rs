@@ -72,7 +72,6 @@ impl Context {
         })
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> ContextHandle {
         self.held.handle()
     }
@@ -113,17 +112,15 @@ impl Context {
         self.quiescence.is_hung()
     }
 
-    /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may
-    /// serve for `key`.
-    pub fn free_later(&self, key: Option<Key>, address: usize, free: fn(usize)) {
+    /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may serve for `key`.
+    pub fn free_later(&self, key: Option<Key>, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
         let held = Arc::clone(&self.held);
         let free = move |address| {
             if let Some(_entered) = held.enter_if_alive() {
                 free(address);
             }
         };
-        let key = key.filter(|_| !self.is_poisoned());
-        self.quiescence.later(key, address, Some(Box::new(free)));
+        self.quiescence.later(key.filter(|_| !self.is_poisoned()), address, Some(Box::new(free)));
     }
 
     /// As [`Context::free_later`], of pages from `pinned`. They are this process's, also if the context is gone.

@@ -33,8 +33,7 @@ pub type ContextId = (ContextHandle, u64);
 pub struct Held {
     handle: ContextHandle,
     number: u64,
-    /// The device whose primary context this type keeps alive; `None` for a context of the
-    /// caller's.
+    /// The device whose primary context this type keeps alive; `None` for a context of the caller's.
     retained: Option<Device>,
 }
 
@@ -49,12 +48,10 @@ impl Held {
         Ok(held)
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> ContextHandle {
         self.handle
     }
 
-    /// The context's identity.
     pub fn id(&self) -> ContextId {
         (self.handle, self.number)
     }
@@ -129,7 +126,6 @@ impl ContextHandle {
         self.0 as sys::CUcontext
     }
 
-    /// The address.
     pub fn to_bits(self) -> u64 {
         self.0 as u64
     }
@@ -140,7 +136,6 @@ impl ContextHandle {
     }
 }
 
-/// A device, as the driver names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub(super) sys::CUdevice);
 
@@ -163,14 +158,12 @@ pub fn retain_primary(device: Device) -> Result<ContextHandle> {
     Ok(ContextHandle(context as usize))
 }
 
-/// Undoes one [`retain_primary`].
 fn release_primary(device: Device) -> Result<()> {
     // SAFETY: no pointers are passed; the device came from the driver.
     let status = unsafe { (functions()?.cuDevicePrimaryCtxRelease_v2)(device.0) };
     check("cuDevicePrimaryCtxRelease", status)
 }
 
-/// The calling thread's context, if it has one.
 pub fn current_context() -> Result<Option<ContextHandle>> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
@@ -187,7 +180,6 @@ fn current_context_id() -> Result<u64> {
     Ok(id)
 }
 
-/// The device of the calling thread's context.
 pub fn current_device() -> Result<Device> {
     let mut device = 0;
     // SAFETY: writes one number.
@@ -195,20 +187,17 @@ pub fn current_device() -> Result<Device> {
     Ok(Device(device))
 }
 
-/// Pushes `context` on the calling thread's stack of contexts.
 fn push_context(context: ContextHandle) -> Result<()> {
     // SAFETY: the handle came from the driver and its owner is alive.
     check("cuCtxPushCurrent", unsafe { (functions()?.cuCtxPushCurrent_v2)(context.raw()) })
 }
 
-/// Undoes one [`push_context`].
 fn pop_context() -> Result<()> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
     check("cuCtxPopCurrent", unsafe { (functions()?.cuCtxPopCurrent_v2)(&mut context) })
 }
 
-/// Waits until everything enqueued in the current context has run.
 pub fn synchronize_context() -> Result<()> {
     // SAFETY: no arguments.
     check("cuCtxSynchronize", unsafe { (functions()?.cuCtxSynchronize)() })
@@ -218,8 +207,5 @@ pub fn synchronize_context() -> Result<()> {
 pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
     let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
-    if status == ALREADY_ENABLED {
-        return Ok(());
-    }
-    check("cuCtxEnablePeerAccess", status)
+    if status == ALREADY_ENABLED { Ok(()) } else { check("cuCtxEnablePeerAccess", status) }
 }

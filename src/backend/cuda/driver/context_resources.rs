@@ -28,9 +28,8 @@ pub struct ContextResources {
 }
 
 impl ContextResources {
-    /// The resources of the context `held`, made if there are none. If the kernels cannot be
-    /// loaded, the rest is made all the same, so that the other ranks can learn of it; the next
-    /// group tries again.
+    /// The resources of the context `held`, made if there are none. If the kernels cannot be loaded, the rest is made
+    /// all the same, so that the other ranks can learn of it; the next group tries again.
     pub fn of(held: &Held) -> Result<Arc<Self>> {
         let place = Arc::clone(PLACES.lock().entry(held.id()).or_default());
         let mut place = place.lock();
@@ -52,7 +51,6 @@ impl ContextResources {
         self.stream
     }
 
-    /// The kernels' entry points.
     pub fn functions(&self) -> Result<Functions> {
         self.kernels.clone()
     }

@@ -3,6 +3,7 @@
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
 use crate::backend::cuda::driver::context_handle::{Key, was_reset};
+use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
 use crate::backend::cuda::driver::stream;
@@ -115,6 +116,10 @@ impl Device for CudaMemory {
 
     fn lost(&self) -> Option<Error> {
         (self.context().enter_if_alive().is_none()).then(was_reset)
+    }
+
+    fn name(&self) -> Result<String> {
+        device_name(self.context())
     }
 
     fn multiprocessors(&self) -> Option<u32> {

@@ -155,7 +155,6 @@ pub struct DriverEvent {
 unsafe impl Send for DriverEvent {}
 
 impl DriverEvent {
-    /// One that marks nothing yet.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let _entered = context.enter()?;
         let mut raw = null_mut();
@@ -187,10 +186,7 @@ impl DriverEvent {
     fn is_over(&self) -> Result<bool> {
         // SAFETY: our event.
         let status = unsafe { (functions()?.cuEventQuery)(self.raw) };
-        if status == NOT_READY {
-            return Ok(false);
-        }
-        check("cuEventQuery", status).map(|()| true)
+        if status == NOT_READY { Ok(false) } else { check("cuEventQuery", status).map(|()| true) }
     }
 }
 
@@ -214,7 +210,6 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// One that marks nothing yet.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         Ok(Self { event: DriverEvent::new(context)?, on: None })
     }
@@ -236,10 +231,7 @@ impl Mark {
     /// On one stream no wait is needed. Where the stream is not known, mainly in graphs, the wait
     /// is enqueued and costs the device nothing (`docs/development/host-time.md`).
     fn hold(&self, at: &StreamScope) -> Result<()> {
-        if at.id.is_some() && at.id == self.on {
-            return Ok(());
-        }
-        self.event.hold(at.stream)
+        if at.id.is_some() && at.id == self.on { Ok(()) } else { self.event.hold(at.stream) }
     }
 }
 
@@ -247,10 +239,7 @@ impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
         let context = Arc::clone(&self.event.context);
         let at = StreamScope::enter(context.held(), stream)?;
-        if at.is_captured() {
-            return Ok(false);
-        }
-        Mark::record(self, &at).map(|()| true)
+        if at.is_captured() { Ok(false) } else { Mark::record(self, &at).map(|()| true) }
     }
 
     fn is_over(&self) -> Result<bool> {

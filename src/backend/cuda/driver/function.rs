@@ -57,9 +57,7 @@ pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
 /// How many threads run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Blocks.
     pub blocks: u32,
-    /// Threads per block.
     pub threads: u32,
     /// Dynamic shared memory per block.
     pub shared_bytes: u32,

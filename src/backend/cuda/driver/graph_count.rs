@@ -27,9 +27,7 @@ impl GraphCount {
     /// Counts an operation in the graph that `stream` is captured into. A capture that has become invalid has none; the
     /// next launch says so.
     pub fn add(&self, stream: Stream) -> Result<()> {
-        let Some(graph) = graph_of(stream)? else {
-            return Ok(());
-        };
+        let Some(graph) = graph_of(stream)? else { return Ok(()) };
         let driver = functions()?;
         let mut object = null_mut();
         // If a call fails, it is not known what the graph has, so it counts for ever.

@@ -30,7 +30,6 @@ pub fn import(handle: [u8; IPC_HANDLE_BYTES]) -> Result<DevPtr> {
     Ok(DevPtr(address as usize))
 }
 
-/// Undoes one [`import`].
 pub fn close_import(data: DevPtr) -> Result<()> {
     // SAFETY: the driver knows its mappings and refuses other addresses.
     check("cuIpcCloseMemHandle", unsafe { (functions()?.cuIpcCloseMemHandle)(data.0 as u64) })

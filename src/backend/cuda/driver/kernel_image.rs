@@ -1,8 +1,7 @@
 //! The embedded kernels, loaded into the current context.
 //!
-//! All functions are resolved and on the device before a group opens. Loading is impossible while a
-//! stream is captured, or while a running kernel waits for the one to be loaded. And it waits for
-//! everything on the device.
+//! All functions are resolved and on the device before a group opens. Loading is impossible while a stream is captured,
+//! or while a running kernel waits for the one to be loaded. And it waits for everything on the device.
 
 use crate::backend::cuda::driver::function::{self, FunctionHandle};
 use crate::backend::cuda::driver::{self, ModuleHandle};

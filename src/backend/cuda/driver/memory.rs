@@ -33,12 +33,10 @@ pub struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// The memory of `context`'s device.
     pub fn new(context: Arc<Context>) -> Self {
         Self { context }
     }
 
-    /// The context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -82,7 +80,6 @@ impl Buffer {
         Ok(Self { memory: Arc::clone(memory), data: memory.alloc_own(bytes)?, bytes })
     }
 
-    /// `bytes` of zeros.
     pub fn zeroed(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
         let buffer = Self::new(memory, bytes)?;
         memory.zero(buffer.data, bytes)?;
@@ -102,7 +99,6 @@ impl Buffer {
         Ok((buffer, begins))
     }
 
-    /// First byte.
     pub fn data(&self) -> DevPtr {
         self.data
     }

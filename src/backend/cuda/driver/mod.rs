@@ -23,6 +23,7 @@ pub mod memory;
 pub mod module;
 mod pinned;
 pub mod stream;
+pub mod vmm;
 
 use crate::backend::cuda::driver::api::{NOT_READY, Status, check, functions, raw_stream};
 use crate::backend::cuda::driver::context_handle::current_device;
@@ -35,7 +36,6 @@ use std::ptr::null_mut;
 
 const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
 
-/// How many multiprocessors the current context's device has.
 pub fn multiprocessors() -> Result<u32> {
     const COUNT: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     device_number(COUNT)
@@ -81,13 +81,11 @@ pub fn create_stream() -> Result<Stream> {
     Ok(Stream(stream as usize))
 }
 
-/// Undoes one [`create_stream`].
 pub fn destroy_stream(stream: Stream) -> Result<()> {
     // SAFETY: its owner destroys it once.
     check("cuStreamDestroy", unsafe { (functions()?.cuStreamDestroy_v2)(raw_stream(stream)) })
 }
 
-/// Waits until everything enqueued on `stream` has run.
 pub fn synchronize_stream(stream: Stream) -> Result<()> {
     // SAFETY: our own stream or one that the caller of the library vouches for.
     check("cuStreamSynchronize", unsafe { (functions()?.cuStreamSynchronize)(raw_stream(stream)) })
@@ -97,10 +95,7 @@ pub fn synchronize_stream(stream: Stream) -> Result<()> {
 pub fn is_idle(stream: Stream) -> Result<bool> {
     // SAFETY: as for `synchronize_stream`.
     let status = unsafe { (functions()?.cuStreamQuery)(raw_stream(stream)) };
-    if status == NOT_READY {
-        return Ok(false);
-    }
-    check("cuStreamQuery", status).map(|()| true)
+    if status == NOT_READY { Ok(false) } else { check("cuStreamQuery", status).map(|()| true) }
 }
 
 /// Device memory; `bytes` is not zero.
@@ -172,7 +167,6 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
 pub struct ModuleHandle(usize);
 
 impl ModuleHandle {
-    /// The driver's handle.
     pub fn raw(self) -> sys::CUmodule {
         self.0 as sys::CUmodule
     }
@@ -187,7 +181,6 @@ pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
     Ok(ModuleHandle(module as usize))
 }
 
-/// Unloads the result of [`load_module`].
 pub fn unload_module(module: ModuleHandle) -> Result<()> {
     // SAFETY: its owner unloads it once, in the same context.
     check("cuModuleUnload", unsafe { (functions()?.cuModuleUnload)(module.0 as sys::CUmodule) })

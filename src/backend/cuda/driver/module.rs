@@ -24,7 +24,6 @@ pub struct Module {
 }
 
 impl Module {
-    /// The kernels in `context`.
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
@@ -33,7 +32,6 @@ impl Module {
         })
     }
 
-    /// The context that the kernels were loaded into.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -43,7 +41,6 @@ impl Module {
         StreamScope::enter(&self.held, stream)
     }
 
-    /// Enqueues `kernel`.
     pub fn launch<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
         self.launch_on(kernel, shape, params, at.stream)
     }
@@ -74,7 +71,6 @@ impl Module {
             .map_err(|error| error.within(format_args!("kernel {}", entry.definition().name)))
     }
 
-    /// The function of the kernel `entry`.
     pub fn function(&self, entry: Entry) -> Result<FunctionHandle> {
         self.functions
             .get(entry as usize)

@@ -45,8 +45,7 @@ fn map(bytes: usize) -> Result<NonNull<c_void>> {
         return Err(failed());
     }
     // A process that forks must go on with the pages that the device has. Where the system cannot promise that, forks
-    // are as they were.
-    // SAFETY: the mapping is whole and this function's.
+    // are as they were. SAFETY: the mapping is whole and this function's.
     unsafe { libc::madvise(pages, bytes, libc::MADV_DONTFORK) };
     NonNull::new(pages).ok_or_else(failed)
 }

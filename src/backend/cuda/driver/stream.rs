@@ -13,8 +13,7 @@ use std::ptr::null_mut;
 #[derive(Debug)]
 pub struct StreamScope {
     pub stream: Stream,
-    /// The stream's identity; `None` where the driver does not report it: before CUDA 12, and
-    /// during a capture.
+    /// The stream's identity; `None` where the driver does not report it: before CUDA 12, and during a capture.
     pub id: Option<StreamId>,
     /// The capture that the stream is now part of.
     pub capture: Option<Capture>,
@@ -52,7 +51,6 @@ impl StreamScope {
         Ok(Self { stream, id, capture: self.capture, _entered: self._entered.again() })
     }
 
-    /// Whether enqueued work goes into a graph.
     pub fn is_captured(&self) -> bool {
         self.capture.is_some()
     }

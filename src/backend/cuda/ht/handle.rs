@@ -5,6 +5,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::disagreement;
+use crate::backend::cuda::ht::kept::Told;
 use crate::backend::cuda::ht::memory::{HandleMemory, SLOTS_OF_PAGE, block_at};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{HtShared, Inputs, Outputs, combine_params, dispatch_params};
@@ -65,14 +66,22 @@ impl CudaHt {
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
         match self.zones()? {
-            Some(zones) => self.find_slots(block, zones, at)?,
-            None => kept::tell(group, block, None, &self.counters, at)?,
+            Some(zones) => self.find_slots(block, &zones, at)?,
+            None => kept::tell(group, &self.told(block, &self.counters, None), at)?,
         }
-        let rows = block.begins.wrapping_add(group.context.peers().ranks as usize);
         match &self.header {
-            Some(header) => header.write(&group.context, KernelOp::HtRoute, rows, at),
+            Some(header) => header.write(&group.context, KernelOp::HtRoute, self.rows_of(block), at),
             None => Ok(()),
         }
+    }
+
+    fn told<'a>(&self, block: &HtHandleMemory, counters: &'a RoutingCounters, zones: Option<HtZones>) -> Told<'a> {
+        Told { rows: self.rows_of(block), counts: block.counts, counters, zones }
+    }
+
+    /// Where the number of rows is that come.
+    pub fn rows_of(&self, block: &HtHandleMemory) -> *const u32 {
+        block.begins.wrapping_add(self.group.context.peers().ranks as usize)
     }
 
     /// The result of the exchange, once it is there: the number of rows that this rank receives, or
@@ -122,15 +131,6 @@ impl CudaHt {
         };
         let launch = || group.context.module.launch(kernel, shape, params, at);
         turn.end_after(compared.and_then(|()| launch()).and_then(|()| after()))
-    }
-
-    /// What a dispatch reads.
-    fn inputs(&self, op: &HtDispatch) -> Inputs {
-        let mut inputs = Inputs::of(op);
-        if self.routing.form.keeps_ids && op.routing_in.is_some() {
-            inputs.ids = self.routing.ids.0;
-        }
-        inputs
     }
 
     // Apart as well.
@@ -185,11 +185,11 @@ impl HtBackend for CudaHt {
         let memory = self.handle_memory()?;
         let at = &group.enter(stream)?;
         let common = group.common(KernelOp::HtDispatch, &launch, self.number(), memory);
-        let params = dispatch_params(op, common, &self.inputs(op));
+        let params = dispatch_params(op, common, &Inputs::of(op, &self.routing));
         let zones = self.zones()?;
         let after = || {
             kept::move_ids(group, op, self.top_k, at)?;
-            kept::tell(group, &memory, zones, &op.counters, at)
+            kept::tell(group, &self.told(&memory, &op.counters, zones), at)
         };
         if let Some(zones) = zones {
             return self.dispatch_by_expert(op, (params, zones), &launch, at, after);

@@ -5,7 +5,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::params::ht::{HtCount, HtHandleMemory};
+use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_kept::{
     HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtTold, HtZones,
 };
@@ -18,7 +18,36 @@ use std::ptr::null_mut;
 const BLOCK_TOKENS: usize = HT_BY_K_THREADS as usize / 32;
 const MOST_BLOCKS: usize = 512;
 
-/// What is told in these tensors, and to the host in a page with the handle's number.
+/// What is told, of a handle.
+pub struct Told<'a> {
+    /// The number of received rows, or `HT_DISAGREED`.
+    pub rows: *const u32,
+    /// Those of each expert.
+    pub counts: *const i32,
+    pub counters: &'a RoutingCounters,
+    /// Where rows lie by expert.
+    pub zones: Option<HtZones>,
+}
+
+/// Enqueues what a routing tells its caller, behind it.
+pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
+    let Told { rows, counts, counters, zones } = *told;
+    if *counters == RoutingCounters::default() {
+        return Ok(());
+    }
+    let params = HtCountersParams {
+        rows,
+        counts,
+        told: self::told(counters, None),
+        zones: zones.unwrap_or(NO_ZONES),
+        local_experts: group.layout.local_experts,
+    };
+    let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
+    let module = &group.context.module;
+    module.launch(kernels::ht_counters(), shape, &params, at)
+}
+
+/// The same as kernels see it; with zones a page of the host gets the number of slots, with the handle's.
 pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtTold {
     let (page, epoch) = page.unwrap_or((null_mut(), 0));
     HtTold {
@@ -28,29 +57,6 @@ pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> Ht
         page,
         epoch,
     }
-}
-
-/// Enqueues what the routing of `handle` tells its caller, behind it.
-pub fn tell(
-    group: &HtShared,
-    handle: &HtHandleMemory,
-    zones: Option<HtZones>,
-    counters: &RoutingCounters,
-    at: &StreamScope,
-) -> Result<()> {
-    if *counters == RoutingCounters::default() {
-        return Ok(());
-    }
-    let params = HtCountersParams {
-        rows: handle.begins.wrapping_add(group.context.peers().ranks as usize),
-        counts: handle.counts,
-        told: told(counters, None),
-        zones: zones.unwrap_or(NO_ZONES),
-        local_experts: group.layout.local_experts,
-    };
-    let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
-    let module = &group.context.module;
-    module.launch(kernels::ht_counters(), shape, &params, at)
 }
 
 const NO_ZONES: HtZones =

@@ -28,6 +28,9 @@ const LONG_PART_BYTES: usize = 8 << 10;
 /// More blocks do not send faster, but slower; until there are very many.
 const SEND_BLOCKS: u32 = 16;
 const MANY_BLOCKS: u32 = 96;
+/// From four ranks on these many do, and so many at most.
+const MANY_BLOCKS_OF_FOUR: u32 = 32;
+const SEND_BLOCKS_OF_FOUR: u32 = 48;
 /// Up to so many blocks senders store rows that stay on their rank, too.
 const FEW_BLOCKS: u32 = 12;
 /// Warps that sum, and the share of a row that each takes at a time. Parts are at least so long, or the row.
@@ -38,6 +41,8 @@ const LEAST_PART_BYTES: usize = 512;
 const ROWS_OF_TWO_STAGES: usize = 4;
 /// Up to so many blocks a pull is faster than rings; beyond, they store faster than homes load.
 const MOST_PULL_BLOCKS: u32 = 24;
+/// With four ranks, and a guess for more.
+const MOST_PULL_BLOCKS_OF_FOUR: u32 = 20;
 /// From so many ranks on it always is.
 const PULL_RANKS: usize = 8;
 
@@ -86,7 +91,8 @@ fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
 }
 
 fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
-    ranks >= PULL_RANKS || launch.launch.blocks <= MOST_PULL_BLOCKS
+    let most = if ranks < 4 { MOST_PULL_BLOCKS } else { MOST_PULL_BLOCKS_OF_FOUR };
+    ranks >= PULL_RANKS || launch.launch.blocks <= most
 }
 
 /// How rows pass through the shared memory of a block.
@@ -101,16 +107,21 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Of a dispatch with this launch, as was fastest of all that are possible (docs/development/high-throughput.md).
-    pub fn of_dispatch(row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
+    /// Of a dispatch among `ranks` with this launch, as was fastest of all that are possible
+    /// (docs/development/high-throughput.md).
+    pub fn of_dispatch(ranks: usize, row_bytes: usize, launch: &HtLaunch) -> Result<Self> {
         let LaunchShape { blocks, threads, .. } = launch.launch;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
         let warps = to_u32((SENT_BYTES / part_bytes).clamp(1, MOST_SENDERS))?;
+        let (many, most) = match ranks {
+            ..4 => (MANY_BLOCKS, blocks),
+            _ => (MANY_BLOCKS_OF_FOUR, SEND_BLOCKS_OF_FOUR),
+        };
         Ok(Self {
-            blocks: if blocks < MANY_BLOCKS { blocks.min(SEND_BLOCKS) } else { blocks },
+            blocks: blocks.min(if blocks < many { SEND_BLOCKS } else { most }),
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS { 3 } else { 2 },
+            stages: if part_bytes > LONG_PART_BYTES && blocks < many { 3 } else { 2 },
             part_bytes,
             stage_bytes: part_bytes,
             keeps_rows: blocks <= FEW_BLOCKS,
@@ -150,11 +161,13 @@ fn even_parts(whole: usize, parts: usize) -> usize {
 
 /// What a kernel with offers needs beside the others' parameters.
 pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
+    let objects = group.context.objects();
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
         state: group.offers(),
-        objects: group.context.objects().table() as *const u64,
+        objects: objects.table() as *const u64,
+        fallbacks: objects.fallbacks_on_device()?,
         offset: offer.place.map_or(0, |it| it.offset),
         way: offer.place.map_or(0, |it| HT_OFFER_MAPPED | it.object),
         scales_word: launch.scales_word,
@@ -192,20 +205,23 @@ mod tests {
 
     #[test]
     fn a_dispatch_sends_from_few_warps() {
-        for (row_bytes, blocks, expected) in [
-            (14_336, 8, (8, 2, 3, true)),
-            (14_336, 16, (16, 2, 3, false)),
-            (14_336, 24, (16, 2, 3, false)),
-            (14_336, 132, (132, 2, 2, false)),
-            (7168, 16, (16, 4, 2, false)),
-            (32, 2, (2, 8, 2, true)),
+        for (ranks, row_bytes, blocks, expected) in [
+            (2, 14_336, 8, (8, 2, 3, true)),
+            (2, 14_336, 16, (16, 2, 3, false)),
+            (2, 14_336, 32, (16, 2, 3, false)),
+            (2, 14_336, 132, (132, 2, 2, false)),
+            (4, 14_336, 24, (16, 2, 3, false)),
+            (4, 14_336, 32, (32, 2, 2, false)),
+            (4, 14_336, 132, (48, 2, 2, false)),
+            (2, 7168, 16, (16, 4, 2, false)),
+            (2, 32, 2, (2, 8, 2, true)),
         ] {
-            let it = Staged::of_dispatch(row_bytes, &launch(blocks, 480)).unwrap();
+            let it = Staged::of_dispatch(ranks, row_bytes, &launch(blocks, 480)).unwrap();
             assert_eq!((it.blocks, it.warps, it.stages, it.keeps_rows), expected);
             assert!(it.launch(launch(blocks, 480).launch).unwrap().shared_bytes <= SHARED);
         }
-        assert_eq!(Staged::of_dispatch(32, &launch(2, 64)).unwrap().warps, 1);
-        assert_eq!(Staged::of_dispatch(40_000, &launch(2, 480)).unwrap().part_bytes, 13_344);
+        assert_eq!(Staged::of_dispatch(2, 32, &launch(2, 64)).unwrap().warps, 1);
+        assert_eq!(Staged::of_dispatch(2, 40_000, &launch(2, 480)).unwrap().part_bytes, 13_344);
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl CudaHt {
     ) -> Result<()> {
         let (group, name) = (&*self.group, KernelOp::HtDispatch);
         let offer = Offer::of_dispatch(group, op, launch);
-        let staged = Staged::of_dispatch(op.row.bytes(), launch)?;
+        let staged = Staged::of_dispatch(group.plan.ranks(), op.row.bytes(), launch)?;
         let mapped = mapped(group, &offer, launch, &staged)?;
         let shape = staged.launch(launch.launch)?;
         let Some(given) = &op.scaled else {

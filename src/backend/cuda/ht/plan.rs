@@ -121,8 +121,11 @@ impl HtPlan {
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
         let packets = window.take(match (facts.zones, &nodes) {
-            (true, None) => ranks * max_tokens * mask_words(facts) * PACKET_BYTES,
-            _ => 0,
+            (false, _) => 0,
+            (true, nodes) => {
+                let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);
+                sources * max_tokens * mask_words(facts) * PACKET_BYTES
+            }
         });
         let mapped = match &nodes {
             None if ranks > 1 => beside_rings::regions(facts, max_tokens, &mut window),
@@ -263,17 +266,22 @@ impl HtPlan {
     /// What a handle for `tokens` with `top_k` ids each fixes of its launches.
     pub fn grids(&self, routing: &Routing, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
         let Routing { tokens, top_k, .. } = *routing;
-        let grid = |kind| match routing.form.zones {
-            None => Grid::new(&self.facts, tuning, kind, tokens, device),
-            Some(_) => Grid::of_zones(&self.facts, kind, top_k, device),
+        let grid = |kind| match self.has_zones(routing) {
+            false => Grid::new(&self.facts, tuning, kind, tokens, device),
+            true => Grid::of_zones(&self.facts, kind, top_k, device),
         };
         HandleGrids {
             dispatch: grid(HtKind::Dispatch { forward: true }),
             combine: grid(HtKind::Combine { columns: 0 }),
             top_k,
             device,
-            zones: routing.form.zones.is_some(),
+            zones: self.has_zones(routing),
         }
+    }
+
+    /// Whether operations are on rows that lie by expert: over several nodes such rows are apart.
+    fn has_zones(&self, routing: &Routing) -> bool {
+        routing.form.zones.is_some() && self.nodes.is_none()
     }
 
     /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.

@@ -2,8 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::model::group::{Algorithm, LlCombineMode};
-use crate::model::ids::GroupRank;
+use crate::model::group::Algorithm;
 use crate::model::node_view::tests::view;
 use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::scales::{ScaleType, WireRow};
@@ -37,15 +36,11 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
     one_node(&GroupFacts {
         algorithm: Algorithm::HighThroughput,
         ranks,
-        rank: GroupRank::new(0),
         experts: 32 * ranks,
         max_tokens: Some(4096),
         max_recv_rows: Some(4096 * ranks),
         row_bytes,
-        ll_combine: LlCombineMode::Exact,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     })
     .unwrap()
 }

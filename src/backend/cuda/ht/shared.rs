@@ -184,9 +184,10 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Of this rank's own tokens.
-    pub fn of(op: &HtDispatch) -> Self {
-        let (ids, weights) = addresses(op.routing_in.map(|it| (it.ids, it.weights)));
+    /// Of this rank's own tokens; their ids are those of `routing`, if the handle keeps them.
+    pub fn of(op: &HtDispatch, routing: &Routing) -> Self {
+        let kept = routing.form.keeps_ids.then_some(routing.ids);
+        let (ids, weights) = addresses(op.routing_in.map(|it| (kept.unwrap_or(it.ids), it.weights)));
         Self { rows: op.tokens.0, ids, weights, counter: op.counter.unwrap_or_default().0 }
     }
 }

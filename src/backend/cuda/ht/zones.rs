@@ -6,55 +6,94 @@ use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::handle::CudaHt;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::memory::SLOTS_OF_PAGE;
+use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
-use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::HtHandleMemory;
-use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtZones, HtZonesParams};
+use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtTold, HtZones, HtZonesParams};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
-use crate::model::ops::Zones;
+use crate::model::ops::{RoutingCounters, Zones};
+use crate::model::tensor::DevPtr;
+use std::ptr::null;
 
 /// Blocks that tell others of this rank's tokens.
 const MOST_SENDERS: usize = 32;
 
+/// Whose slots a launch finds.
+pub struct SlotsOf {
+    /// Where the number of rows is.
+    pub rows: *const u32,
+    /// The ranks that rows come from, and the one that it sends for.
+    pub sources: u32,
+    pub source: u32,
+    /// That of a route over several nodes.
+    pub epoch: Option<u32>,
+    /// If this rank's slots are found as well, what is told of them.
+    pub finds: Option<HtTold>,
+}
+
 impl CudaHt {
     /// The slots of its rows, if they lie by expert.
     pub fn zones(&self) -> Result<Option<HtZones>> {
-        let Some(Zones { alignment, most_slots }) = self.routing.form.zones else {
+        let at = |offset: usize| DevPtr(self.block.0 + offset);
+        let (slots, begins) = (at(self.sections.slots), at(self.sections.zones));
+        self.group.zones(self.routing.form.zones, (slots, begins), self.routing.top_k)
+    }
+
+    /// Enqueues the kernel that finds the slots, behind that which has counted rows into `handle`.
+    pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
+        let PeerTable { ranks, rank, .. } = self.group.context.peers();
+        let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
+        let told = kept::told(&self.counters, page.map(|page| (page, self.epoch)));
+        let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
+        self.group.find_slots(handle, zones, &of, at)
+    }
+}
+
+impl HtShared {
+    /// The slots of a handle's rows, if they lie by expert; their table and that of zones are at `slots` and `begins`.
+    pub fn zones(&self, form: Option<Zones>, at: (DevPtr, DevPtr), top_k: usize) -> Result<Option<HtZones>> {
+        let Some(Zones { alignment, most_slots }) = form else {
             return Ok(None);
         };
-        let at = |offset: usize| (self.block.0 + offset) as *mut u32;
-        let experts = self.group.layout.local_experts;
+        let (slots, begins) = (at.0.0 as *mut u32, at.1.0 as *mut u32);
+        let experts = self.layout.local_experts;
         Ok(Some(HtZones {
-            slots: at(self.sections.slots),
-            begins: at(self.sections.zones),
-            most_slots: self.top_k.min(experts),
+            slots,
+            begins,
+            most_slots: to_u32(top_k)?.min(experts),
             limit: most_slots.map_or(Ok(HT_NO_SLOT), to_u32)?,
             alignment: to_u32(alignment)?,
             experts,
         }))
     }
 
-    /// Enqueues the kernel that finds the slots and tells the caller of them, behind that which has counted rows into
-    /// `handle`.
-    pub fn find_slots(&self, handle: &HtHandleMemory, zones: HtZones, at: &StreamScope) -> Result<()> {
-        let group = &self.group;
+    /// Enqueues the kernel that finds slots.
+    pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, of: &SlotsOf, at: &StreamScope) -> Result<()> {
+        let group = self;
         let senders = (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS);
-        let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
+        let own_counts = group.tally() + group.plan.tally().own_counts;
         let params = HtZonesParams {
             peers: group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
-            zones,
+            zones: *zones,
+            rows: of.rows,
+            sources: of.sources,
+            source: of.source,
             layout: group.layout,
-            own_counts: (group.tally() + group.plan.tally().own_counts) as *const u64,
-            told: kept::told(&self.counters, page.map(|page| (page, self.epoch))),
+            own_counts: own_counts as *const u64,
+            told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
             packets: group.plan.packets(&group.layout),
             max_tokens: to_u32(group.plan.max_tokens())?,
-            epochs: group.epochs(),
+            epochs: of.epoch.map_or(group.epochs().cast_const(), |_| null()),
+            epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
         };
-        let blocks = params.send_blocks + zones.experts * params.peers.ranks;
+        // Over several nodes a block counts the rows of all sources.
+        let sources = if of.epoch.is_some() { 1 } else { of.sources };
+        let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
         let module = &group.context.module;
         module.launch(kernels::ht_zones(), shape, &params, at)

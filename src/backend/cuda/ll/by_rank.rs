@@ -35,14 +35,13 @@ impl Handle {
         part: Part,
         at: &StreamScope,
     ) -> Result<()> {
-        let module = &self.context.module;
         let rows = op.tokens;
         let by_rank = ByRank { op, beside, rows };
         let Some(scaled) = &op.scaled else {
             let kernel = kernels::ll_rank_dispatch();
             let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
             let params = self.rank_dispatch_params(by_rank, grid, part);
-            return module.launch(kernel, grid.launch, &params, at);
+            return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
         let (grid, kernel) = match scaled.cast() {
             Some(cast) => (&self.plan.cast_dispatch, kernels::ll_rank_dispatch_cast(cast.from)?),
@@ -53,7 +52,7 @@ impl Handle {
             dispatch: self.rank_dispatch_params(by_rank, grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
-        module.launch(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
     /// The parameters of `part` of a rank-major dispatch.

@@ -22,7 +22,7 @@ use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::layout::Layout;
-use crate::model::ops::{IntWidth, LlCombine, LlDispatch, LlOp, Numbers, Routing};
+use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, Routing};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -35,7 +35,7 @@ pub struct Handle {
     /// Where things lie in the windows.
     pub layout: LlLayout,
     /// Where rows of views come, on one node.
-    pub views: Option<ViewBanks>,
+    pub views: Option<Arc<ViewBanks>>,
     pub plan: HandlePlan,
     pub routing: Routing,
     pub memory: Arc<HandleMemory>,
@@ -118,7 +118,7 @@ impl Handle {
     }
 
     /// Enqueues the copy of ids of 32 bits, which kernels do not read; every operation reads the caller's anew.
-    fn widen_ids(&self, at: &StreamScope) -> Result<()> {
+    pub fn widen_ids(&self, at: &StreamScope) -> Result<()> {
         let Routing { ids, width, tokens, top_k, .. } = self.routing;
         if width == IntWidth::Bits64 {
             return Ok(());
@@ -129,7 +129,7 @@ impl Handle {
     }
 
     /// The ids that kernels read.
-    fn ids(&self) -> *const i64 {
+    pub fn ids(&self) -> *const i64 {
         let ids = match self.routing.width {
             IntWidth::Bits64 => self.routing.ids,
             IntWidth::Bits32 => self.memory.ids(),
@@ -155,7 +155,7 @@ impl Handle {
         let kernel = kernels::ll_dispatch();
         let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
         let params = self.dispatch_params((op, op.tokens), grid, part);
-        self.launch_following(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
     // Apart, so that a dispatch without scales does not carry its parameters.
@@ -170,7 +170,7 @@ impl Handle {
             dispatch: self.dispatch_params((op, op.tokens), grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
-        self.launch_following(kernel, grid.launch, &params, at)
+        self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
     fn launch_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
@@ -187,13 +187,20 @@ impl Handle {
         };
         let grid = self.plan.combine_asked(op.launch, kernel.most_threads());
         let params = self.combine_params(op, &grid, part);
-        self.launch_following(kernel, grid.launch_shape(0), &params, at)
+        self.launch_following(kernel, op.launch, grid.launch_shape(0), &params, at)
     }
 
-    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
-    fn launch_following<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`); `shape` is of `asked`.
+    pub(super) fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        asked: Launch,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
         let module = &self.context.module;
-        if self.context.programmatic {
+        if self.context.programmatic && !asked.in_order {
             module.launch_early(kernel, shape, params, at)
         } else {
             module.launch(kernel, shape, params, at)

@@ -7,7 +7,7 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::by_rank::ByRank;
 use crate::backend::cuda::ll::handle::Handle;
 use crate::backend::cuda::ll::launch::{Grid, Part};
-use crate::backend::cuda::ll::views::cut;
+use crate::backend::cuda::ll::views::{ViewBanks, cut};
 use crate::backend::cuda::params::ll::{LlShape, reciprocal};
 use crate::backend::cuda::params::ll_view::{
     LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlView, LlViewState,
@@ -32,10 +32,10 @@ impl Handle {
         let by_rank = ByRank { op, beside, rows };
         let dispatch = self.rank_dispatch_params(by_rank, &self.plan.dispatch, Part::WHOLE);
         let (view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
-        let params = LlRankDispatchViewParams { dispatch, view };
+        let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
+        let params = LlRankDispatchViewParams { dispatch, view, banks };
         let shape = launch_shape(op.launch, own);
-        let module = &self.context.module;
-        module.launch(kernels::ll_rank_dispatch_view(), shape, &params, at)
+        self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at)
     }
 
     /// Enqueues `part` of a rank-major combine on one node.
@@ -47,17 +47,20 @@ impl Handle {
         let (view, own) = self.view(bank, &combine.common.shape)?;
         let params = LlRankCombineParams { combine, view };
         let shape = launch_shape(op.launch, own);
-        let module = &self.context.module;
-        module.launch(kernels::ll_rank_combine(op.row.dtype)?, shape, &params, at)
+        self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, op.launch, shape, &params, at)
+    }
+
+    fn views(&self) -> Result<&ViewBanks> {
+        self.views.as_deref().ok_or_else(|| Error::internal("views over several nodes"))
     }
 
     /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.
     fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<(LlView, u32)> {
-        let views = self.views.ok_or_else(|| Error::internal("views over several nodes"))?;
+        let views = self.views()?;
         let (parts, warps) = cut(shape.chunks as usize);
         let view = LlView {
-            rows: bank.map_or(0, |bank| views.bank(bank) as u64),
-            state: (self.context.own_window().0 + views.state) as *mut LlViewState,
+            rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
+            state: views.state.0 as *mut LlViewState,
             bank: bank.map_or(LL_VIEW_BANKS, |bank| bank.index() as u32),
             handle: self.number,
             parts: parts as u32,

@@ -54,7 +54,7 @@ pub struct LlGroup {
     plan: LlPlan,
     layout: LlLayout,
     /// On one node.
-    views: Option<ViewBanks>,
+    views: Option<Arc<ViewBanks>>,
     copied_views: CopiedViews,
     order: Order,
     staged: Staged,
@@ -74,12 +74,16 @@ impl LlGroup {
         let network = network.map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts())).transpose()?;
         let order = Order::new(context.module.context())?;
         let staged = Staged::new(context.module.context())?;
+        let views = plan.view_state(start).map(|state| {
+            let state = DevPtr(context.own_window().0 + state);
+            Arc::new(ViewBanks::new(state, plan.view_bytes(), context.rank()))
+        });
         Ok(Self {
             context,
             network,
             handles: AtomicU32::new(0),
             layout: plan.layout(start),
-            views: plan.views(start),
+            views,
             copied_views: CopiedViews::default(),
             plan,
             order,
@@ -105,7 +109,7 @@ impl LlGroup {
             plan: self.plan.tuned(tuning).of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),
             layout: self.layout,
-            views: self.views,
+            views: self.views.clone(),
             memory: match home {
                 HandleHome::Own => self.pool.take(serves, make)?,
                 HandleHome::Given(block) => Arc::new(HandleMemory::given(&self.plan, &routing, block)),
@@ -120,6 +124,11 @@ impl LlGroup {
             handle.announce(network)?;
         }
         Ok(CudaLl(Arc::new(InGroup { group: Arc::clone(self), handle })))
+    }
+
+    /// Makes the banks of views by `make`, which is told their bytes and gives those of all ranks, unless they are there.
+    pub fn make_views(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
+        self.views.as_ref().map_or(Ok(()), |views| views.make(make))
     }
 
     /// The group was closed: no operation will follow one that was given up.
@@ -172,13 +181,11 @@ impl InGroup {
 }
 
 impl LlBackend for CudaLl {
-    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<DevPtr> {
-        let InGroup { group, handle } = &*self.0;
-        match group.views {
-            Some(views) if op.scaled.is_none() && !staged => {
-                Ok(DevPtr(handle.context.own_window().0 + views.bank(bank)))
-            }
-            _ => (group.copied_views).at(&group.memory, bank, group.plan.view_bytes()),
+    fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<Option<DevPtr>> {
+        let group = &self.0.group;
+        match &group.views {
+            Some(views) if op.scaled.is_none() && !staged => Ok(views.own(bank)),
+            _ => (group.copied_views).at(&group.memory, bank, group.plan.view_bytes()).map(Some),
         }
     }
 

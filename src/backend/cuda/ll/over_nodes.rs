@@ -57,6 +57,7 @@ impl<'a> OverNodes<'a> {
     /// Enqueues a whole operation, in its turn.
     pub fn run(&self, op: &LlOp, at: &StreamScope) -> Result<()> {
         let label = self.label(op);
+        self.handle.widen_ids(at)?;
         match op {
             LlOp::Dispatch(op) => {
                 self.launch_pack(op, at)?;
@@ -99,10 +100,10 @@ impl<'a> OverNodes<'a> {
         let background = &self.network.background_of(at)?;
         let in_background = self.network.background_order.begin(background)?;
         let label = self.label(op);
-        let enqueued = match op {
+        let enqueued = self.handle.widen_ids(at).and_then(|()| match op {
             LlOp::Dispatch(op) => self.send_dispatch(label, op, at, background),
             LlOp::Combine(op) => self.send_combine(label, op, at, background),
-        };
+        });
         if enqueued.is_err() {
             // No receive phase will follow the background, and a capture must not end with a stream apart.
             let _ = self.join(at, background);
@@ -245,7 +246,7 @@ impl<'a> OverNodes<'a> {
             },
             channel_state: handle.context.channel_state(self.part.channel),
             rows: op.tokens.0 as *const u8,
-            ids: handle.routing.ids.0 as *const i64,
+            ids: handle.ids(),
             message: self.memory.rows.sends.0 as *mut u8,
             row_bytes: row_bytes as u64,
             num_ids: (tokens * top_k) as u64,

@@ -7,12 +7,12 @@ mod grids;
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes};
 use crate::backend::cuda::ll::limits::{SHARED_BYTES_PER_EXPERT, check_limits};
 use crate::backend::cuda::ll::messages::most_message_bytes;
-use crate::backend::cuda::ll::views::{ViewBanks, ViewGrid};
+use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{
     LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS, LL_MAX_TOP_K,
     LL_PLAIN_DISPATCH_THREADS, LlLayout, LlShape, reciprocal,
 };
-use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LlViewState};
+use crate::backend::cuda::params::ll_view::LlViewState;
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
@@ -45,8 +45,8 @@ pub struct LlPlan {
     layout: LlLayout,
     /// Bytes of rows at the start of each bank.
     rows_bytes: usize,
-    /// Where rows of views come, on one node.
-    views: Option<ViewBanks>,
+    /// Offset of the state of views, on one node.
+    view_state: Option<usize>,
     bytes: usize,
     /// Grids that take precedence over the rules below.
     tuning: Tuning,
@@ -87,11 +87,7 @@ impl LlPlan {
         let mut window = Regions::new(REGION_ALIGN);
         let acks = window.take(LL_CHANNELS as usize * forwarders.peers * PACKET_BYTES);
         let banks = window.take(LL_BANKS as usize * bank.bytes());
-        let views = (forwarders.nodes == 1).then(|| ViewBanks {
-            state: window.take(size_of::<LlViewState>()),
-            bank_bytes: view_bytes(facts, max_tokens),
-            banks: window.take(LL_VIEW_BANKS as usize * view_bytes(facts, max_tokens)),
-        });
+        let view_state = (forwarders.nodes == 1).then(|| window.take(size_of::<LlViewState>()));
         let layout = LlLayout {
             acks: acks as u64,
             banks: banks as u64,
@@ -106,7 +102,7 @@ impl LlPlan {
             max_tokens,
             layout,
             rows_bytes,
-            views,
+            view_state,
             bytes: window.bytes(),
             tuning: Tuning::default(),
         })
@@ -148,18 +144,18 @@ impl LlPlan {
     pub fn with_sentinel(&self) -> impl Iterator<Item = (usize, usize)> {
         let (banks, bank_bytes) = (self.layout.banks as usize, self.layout.bank_bytes as usize);
         let rows_bytes = self.rows_bytes;
-        let of_views = self.views.map(ViewBanks::rows);
-        (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes)).chain(of_views)
+        (0..LL_BANKS as usize).map(move |bank| (banks + bank * bank_bytes, rows_bytes))
     }
 
-    /// Where rows of views come if the LL region begins at `start` of the window; none over several nodes.
-    pub fn views(&self, start: usize) -> Option<ViewBanks> {
-        self.views.map(|views| views.moved(start))
+    /// Where the state of views is if the LL region begins at `start` of the window; nowhere over several nodes.
+    pub fn view_state(&self, start: usize) -> Option<usize> {
+        self.view_state.map(|state| start + state)
     }
 
     /// Bytes of a view with the longest rows.
     pub fn view_bytes(&self) -> usize {
-        view_bytes(&self.facts, self.max_tokens)
+        let bytes = self.facts.ranks * self.max_tokens * self.facts.row_bytes;
+        bytes.next_multiple_of(REGION_ALIGN)
     }
 
     /// The block of a handle.
@@ -220,12 +216,6 @@ impl LlPlan {
             },
         })
     }
-}
-
-/// Bytes of a view with the longest rows.
-fn view_bytes(facts: &GroupFacts, max_tokens: usize) -> usize {
-    let bytes = facts.ranks * max_tokens * facts.row_bytes;
-    bytes.next_multiple_of(REGION_ALIGN)
 }
 
 #[cfg(test)]

@@ -3,10 +3,8 @@ use super::*;
 use crate::backend::cuda::ll::launch;
 use crate::backend::cuda::ll::launch::DISPATCH_LEAST_THREADS;
 use crate::backend::cuda::params::ll::LL_COMBINE_QUEUE_THREADS;
-use crate::model::group::Algorithm;
-use crate::model::ids::GroupRank;
 use crate::model::node_view::tests::view;
-use crate::model::ops::{HandleForm, IntWidth, ViewBank};
+use crate::model::ops::{HandleForm, IntWidth};
 use crate::model::tensor::RowType;
 use crate::model::tensor::{DType, DevPtr};
 use crate::tuning::Choice;
@@ -22,43 +20,34 @@ fn two_nodes(ranks: usize) -> NodeView {
 
 fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
     GroupFacts {
-        algorithm: Algorithm::LowLatency,
         ranks: 8,
-        rank: GroupRank::new(0),
         experts: 256,
         max_tokens: Some(max_tokens),
         max_recv_rows: Some(8 * max_tokens),
         row_bytes: 14_336,
         ll_combine,
-        ht_chunk_bytes: None,
-        channels: None,
-        zones: false,
+        ..GroupFacts::SAMPLE
     }
 }
 
 #[test]
-fn the_common_configuration_fits_64_mib_and_its_views() {
+fn the_common_configuration_fits_64_mib() {
     let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let handle = plan.handle_memory(8, HandleForm::default());
-    let (_, views) = plan.views(0).unwrap().rows();
-    assert_eq!(views, 28 << 20);
-    let bytes = plan.bytes() + handle.bytes - views;
+    assert_eq!(plan.view_bytes(), 14 << 20);
+    let bytes = plan.bytes() + handle.bytes;
     assert!(bytes <= 64 << 20, "{bytes}");
 }
 
 #[test]
-fn views_are_banks_of_their_own() {
+fn the_state_of_views_is_behind_the_banks() {
     let one = LlPlan::new(&facts(50, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let layout = one.layout(4096);
-    let views = one.views(4096).unwrap();
-    let (start, bytes) = views.rows();
-    assert!((layout.banks + 4 * layout.bank_bytes) as usize <= views.state);
-    assert!(views.state + size_of::<LlViewState>() <= start);
-    assert!(start + bytes <= 4096 + one.bytes());
-    let other = ViewBank::default().next();
-    assert_eq!(views.bank(other) - views.bank(other.next()), bytes / 2);
+    let state = one.view_state(4096).unwrap();
+    assert!((layout.banks + 4 * layout.bank_bytes) as usize <= state);
+    assert!(state + size_of::<LlViewState>() <= 4096 + one.bytes());
     let several = LlPlan::new(&facts(50, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
-    assert_eq!(several.views(0), None);
+    assert_eq!(several.view_state(0), None);
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Views: rank-major rows that stay where they arrive (`cuda/ll/view.cuh`), and where others are copied for a caller.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable};
 use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LL_VIEW_THREADS};
 use crate::error::Result;
+use crate::model::ids::LocalRank;
 use crate::model::ops::ViewBank;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Warps of a block that move rows; one does all else.
@@ -15,31 +18,42 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
 const _: () = assert!(LL_VIEW_BANKS as usize == ViewBank::COUNT);
 
-/// Where rows of views come, in every window, and this rank's state of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where rows of views come, on one node. Ranks make their banks together when the first view is asked for.
 pub struct ViewBanks {
-    /// Offset of this rank's `LlViewState`.
-    pub state: usize,
-    /// Offset of the first bank.
-    pub banks: usize,
-    /// Bytes of each.
-    pub bank_bytes: usize,
+    /// This rank's `LlViewState`.
+    pub state: DevPtr,
+    bank_bytes: usize,
+    rank: LocalRank,
+    /// The first bank of each rank.
+    first: OnceCell<Box<[usize]>>,
 }
 
 impl ViewBanks {
-    /// Offset and length of all rows.
-    pub fn rows(self) -> (usize, usize) {
-        (self.banks, ViewBank::COUNT * self.bank_bytes)
+    /// None yet; each will have `bank_bytes`.
+    pub fn new(state: DevPtr, bank_bytes: usize, rank: LocalRank) -> Self {
+        Self { state, bank_bytes, rank, first: OnceCell::new() }
     }
 
-    /// These, `start` further on.
-    pub fn moved(self, start: usize) -> Self {
-        Self { state: start + self.state, banks: start + self.banks, ..self }
+    /// Those that `make` makes of so many bytes, unless they are there.
+    pub fn make(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
+        self.first.get_or_try_init(|| make(ViewBank::COUNT * self.bank_bytes)).map(drop)
     }
 
-    /// Offset of the rows of `bank`.
-    pub fn bank(self, bank: ViewBank) -> usize {
-        self.banks + bank.index() * self.bank_bytes
+    /// `bank` of each rank, once they are made.
+    pub fn of_ranks(&self, bank: ViewBank) -> Option<PeerTable> {
+        let first = self.first.get()?;
+        let mut table =
+            PeerTable { window: [null_mut(); MAX_PEERS], ranks: first.len() as u32, rank: self.rank.word() };
+        for (to, first) in table.window.iter_mut().zip(first) {
+            *to = (first + bank.index() * self.bank_bytes) as *mut u8;
+        }
+        Some(table)
+    }
+
+    /// This rank's `bank`, once it is made.
+    pub fn own(&self, bank: ViewBank) -> Option<DevPtr> {
+        let first = self.first.get()?.get(self.rank.index())?;
+        Some(DevPtr(first + bank.index() * self.bank_bytes))
     }
 }
 

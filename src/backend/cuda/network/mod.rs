@@ -67,7 +67,6 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// For the nodes of `view`.
     pub fn new(memory: &Arc<CudaMemory>, view: &NodeView) -> Result<Self> {
         let mut of_rank = Vec::new();
         for seen in &view.of_rank {
@@ -140,8 +139,7 @@ impl Network {
 
     /// Where this node comes in the sums of this rank's tokens, as a kernel parameter.
     pub fn own_place(&self) -> u32 {
-        let place = self.view.topology.own_place(self.view.rank);
-        place.map_or(OWN_NODE_FIRST, Node::word)
+        self.view.topology.own_place(self.view.rank).map_or(OWN_NODE_FIRST, Node::word)
     }
 
     /// Ends the network for `error`, which this rank has found on the host: the ranks no longer run the same

@@ -37,9 +37,7 @@ impl SideStreams {
 
     /// The stream that may follow one with this capture. The calling thread is inside the context.
     pub fn of(&self, capture: Option<Capture>) -> Result<Stream> {
-        let Some(capture) = capture else {
-            return Ok(self.outside());
-        };
+        let Some(capture) = capture else { return Ok(self.outside()) };
         let mut inside = self.inside.lock();
         if let Some((_, own)) = inside.iter().find(|(last, _)| *last == capture) {
             return Ok(own.stream());
@@ -51,8 +49,7 @@ impl SideStreams {
             }
         }
         if inside.len() == MOST_CAPTURES {
-            let most = MOST_CAPTURES;
-            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most }));
+            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most: MOST_CAPTURES }));
         }
         let _apart = ApartFromCaptures::enter()?;
         let new = OwnStream::new(Arc::clone(&self.device))?;

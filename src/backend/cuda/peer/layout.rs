@@ -24,7 +24,6 @@ pub struct WindowLayout {
     pub selftest_slots: usize,
     /// The operations' region; `LlPlan` and `HtPlan` know its layout.
     pub operations: usize,
-    /// Size of the window.
     pub bytes: usize,
 }
 

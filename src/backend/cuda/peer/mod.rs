@@ -1,5 +1,6 @@
 //! The ranks of a group towards each other: windows and their mappings, a self test, and teardown.
 
+mod descriptors;
 pub mod layout;
 pub mod object_memory;
 pub mod objects;

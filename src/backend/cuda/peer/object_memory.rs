@@ -2,57 +2,109 @@
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::CudaMemory;
-use crate::backend::cuda::peer::window::{Window, WindowRecord};
+use crate::backend::cuda::driver::vmm::Piece;
+use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, Received, Socket};
+use crate::backend::cuda::peer::process::ProcessId;
+use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::error::refusal::{OfMemory, Subject};
-use crate::error::{Error, Result, Value};
+use crate::error::{Code, Error, Result, Value};
 use crate::model::ids::GroupRank;
 use crate::model::node_view::NodeView;
 use crate::model::tensor::DevPtr;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Windows are whole pages of the device: what shares one with other memory would be mapped with it.
 const PAGE_BYTES: usize = 2 << 20;
-const OFFSET_BYTES: usize = size_of::<u64>();
 
 /// This rank's memory of an object, and its mappings of the peers'.
 pub struct ObjectMemory {
     windows: PeerWindows,
     begin: DevPtr,
+    /// Of a caller's memory.
+    shared: Option<Shared>,
+}
+
+/// How ranks give each other memory that was put together of pieces, which have no handles that a record could hold.
+struct Shared {
+    socket: Socket,
+    /// Bytes and descriptors of this rank's; none if its memory is another kind.
+    pieces: Vec<(usize, OwnedFd)>,
+}
+
+/// What a rank tells of its memory.
+struct Record {
+    window: WindowRecord,
+    /// Where in the window it begins.
+    offset: usize,
+    socket: u64,
+    pieces: usize,
+}
+
+impl Record {
+    const NUMBERS: usize = 3;
+    const BYTES: usize = WindowRecord::BYTES + Self::NUMBERS * size_of::<u64>();
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.window.to_bytes();
+        let numbers = [self.offset as u64, self.socket, self.pieces as u64];
+        bytes.extend(numbers.iter().flat_map(|it| it.to_le_bytes()));
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let (window, numbers) = bytes.split_at_checked(WindowRecord::BYTES).unwrap_or_default();
+        let [offset, socket, pieces] = numbers.as_chunks().0 else {
+            return Err(Error::internal("a short record of memory"));
+        };
+        Ok(Self {
+            window: WindowRecord::from_bytes(window)?,
+            offset: u64::from_le_bytes(*offset) as usize,
+            socket: u64::from_le_bytes(*socket),
+            pieces: u64::from_le_bytes(*pieces) as usize,
+        })
+    }
 }
 
 impl ObjectMemory {
-    /// Length of a record: that of the window, and where in it the memory begins.
-    pub const RECORD_BYTES: usize = WindowRecord::BYTES + OFFSET_BYTES;
+    /// Length of a record.
+    pub const RECORD_BYTES: usize = Record::BYTES;
 
     /// New memory of `bytes`, with arbitrary content, and its record.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<(Self, Vec<u8>)> {
-        let pages = bytes.checked_next_multiple_of(PAGE_BYTES);
-        let window = Window::with_any(memory, pages.unwrap_or(bytes))?;
-        let begin = window.base();
+        let window = Window::with_any(memory, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes))?;
         let record = WindowRecord::new(&window)?;
-        Ok(Self::at(begin, window, &record))
+        Ok(Self::at(window.base(), (window, record), None))
     }
 
-    /// The caller's `bytes` at `begin`, which must be in one allocation of a kind that other processes can map.
+    /// The caller's `bytes` at `begin`, which must be of a kind that other processes can map: in one allocation, or in
+    /// pieces with descriptors.
     pub fn given(context: &Arc<Context>, begin: DevPtr, bytes: usize) -> Result<(Self, Vec<u8>)> {
         let _entered = context.enter()?;
         let window = Window::given(context, begin).map_err(unmappable)?;
-        let record = WindowRecord::new(&window).map_err(unmappable)?;
-        let left = (window.base().0 + record.bytes()).saturating_sub(begin.0);
+        let (window, pieces) = match WindowRecord::new(&window) {
+            Ok(record) => ((window, record), Vec::new()),
+            Err(cause) => pieces_of(context, begin, bytes, cause)?,
+        };
+        let left = (window.0.base().0 + window.1.bytes()).saturating_sub(begin.0);
         if bytes > left {
             return Err(Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
                 .got(bytes, format_args!("at most {left}")));
         }
-        Ok(Self::at(begin, window, &record))
+        Ok(Self::at(begin, window, Some(Shared { socket: Socket::new()?, pieces })))
     }
 
-    fn at(begin: DevPtr, window: Window, record: &WindowRecord) -> (Self, Vec<u8>) {
-        let offset = (begin.0 - window.base().0) as u64;
-        let mut record = record.to_bytes();
-        record.extend(offset.to_le_bytes());
-        let windows = PeerWindows::new(window);
-        (Self { windows, begin }, record)
+    fn at(begin: DevPtr, (window, record): (Window, WindowRecord), shared: Option<Shared>) -> (Self, Vec<u8>) {
+        let record = Record {
+            window: record,
+            offset: begin.0 - window.base().0,
+            socket: shared.as_ref().map_or(0, |it| it.socket.name()),
+            pieces: shared.as_ref().map_or(0, |it| it.pieces.len()),
+        };
+        (Self { windows: PeerWindows::new(window), begin, shared }, record.to_bytes())
     }
 
     /// Its first byte here.
@@ -65,20 +117,33 @@ impl ObjectMemory {
         self.windows.publish();
     }
 
-    /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group. Gives where it
-    /// begins here, by rank of the group; 0 on other nodes. If one fails, the earlier mappings stay.
-    pub fn map(&mut self, view: &NodeView, records: &[&[u8]]) -> Result<Vec<usize>> {
+    /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group, and what comes from
+    /// them comes within `timeout`. Gives where it begins here, by rank of the group; 0 on other nodes. If one fails, the
+    /// earlier mappings stay.
+    pub fn map(&mut self, view: &NodeView, records: &[&[u8]], timeout: Duration) -> Result<Vec<usize>> {
         let mut bases = vec![0; records.len()];
-        let all = GroupRank::all(records.len()).zip(records).zip(&mut bases);
-        for ((peer, record), base) in all.filter(|((peer, _), _)| view.locals.contains(peer)) {
-            if peer == view.rank {
-                *base = self.begin.0;
-                continue;
+        let others = GroupRank::all(records.len()).zip(records);
+        let others = others.filter(|(peer, _)| view.locals.contains(peer) && *peer != view.rank);
+        let read = |(peer, record): (GroupRank, &&[u8])| Ok((peer, Record::from_bytes(record)?));
+        let others = others.map(read).collect::<Result<Vec<_>>>()?;
+        let mut came = match self.shared.take() {
+            None => HashMap::new(),
+            Some(shared) => shared.exchange(view.rank, &others, timeout)?,
+        };
+        for (peer, record) in &others {
+            let base = if record.pieces == 0 {
+                self.windows.map(view, *peer, &record.window, None)?
+            } else {
+                let mapping =
+                    PeerMapping::of_pieces(self.windows.context(), &record.window, came.remove(&peer.index()));
+                self.windows.keep(view, *peer, mapping)?
+            };
+            if let Some(to) = bases.get_mut(peer.index()) {
+                *to = base.0 + record.offset;
             }
-            let (record, offset) =
-                record.split_last_chunk::<OFFSET_BYTES>().ok_or_else(|| Error::internal("a short record of memory"))?;
-            let window = self.windows.map(view, peer, record, None)?;
-            *base = window.0 + u64::from_le_bytes(*offset) as usize;
+        }
+        if let Some(own) = bases.get_mut(view.rank.index()) {
+            *own = self.begin.0;
         }
         Ok(bases)
     }
@@ -93,6 +158,48 @@ impl ObjectMemory {
         self.windows
     }
 }
+
+impl Shared {
+    /// Gives the `others` of other processes this rank's pieces, and gets theirs, by their ranks.
+    fn exchange(
+        self,
+        rank: GroupRank,
+        others: &[(GroupRank, Record)],
+        timeout: Duration,
+    ) -> Result<HashMap<usize, Received>> {
+        let this = ProcessId::this()?;
+        let away = || others.iter().filter(|(_, record)| record.window.process() != this);
+        if !self.pieces.is_empty() {
+            away().try_for_each(|(_, record)| self.socket.send(record.socket, rank.index(), &self.pieces))?;
+        }
+        let awaited = away().filter(|(_, record)| record.pieces > 0).count();
+        let is_known = |process| away().any(|(_, record)| record.window.process() == process);
+        let mut came = HashMap::new();
+        while came.len() < awaited {
+            let got = self.socket.receive(timeout, is_known)?;
+            came.insert(got.rank, got);
+        }
+        Ok(came)
+    }
+}
+
+/// The window over the caller's memory, which was put together of pieces, and these; `cause` says why it is no other.
+fn pieces_of(context: &Arc<Context>, begin: DevPtr, bytes: usize, cause: Error) -> Result<(InWindow, Pieces)> {
+    let (base, pieces) = Piece::all(begin, bytes).map_err(|_| unmappable(cause))?;
+    if pieces.len() > MOST_DESCRIPTORS {
+        let text = format!("{} pieces, expected at most {MOST_DESCRIPTORS}", pieces.len());
+        return Err(unmappable(Error::new(Code::InvalidArgument, text)));
+    }
+    let all = pieces.iter().map(Piece::bytes).sum();
+    let exported = pieces.iter().map(|piece| Ok((piece.bytes(), piece.export()?)));
+    let exported = exported.collect::<Result<_>>().map_err(unmappable)?;
+    let window = Window::of_pieces(context, base, all);
+    let record = WindowRecord::of_pieces(&window)?;
+    Ok(((window, record), exported))
+}
+
+type InWindow = (Window, WindowRecord);
+type Pieces = Vec<(usize, OwnedFd)>;
 
 fn unmappable(cause: Error) -> Error {
     let expected = Value::Text("memory of cudaMalloc".to_owned());

@@ -1,11 +1,12 @@
 //! The objects of a group as its operations see them: memory of the ranks that their peers map.
 
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::device::Memory;
 use crate::backend::objects::Recognised;
 use crate::error::Result;
 use crate::model::objects::{MAX_OBJECTS, Place};
 use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
 use std::sync::Arc;
 
 const ADDRESS_BYTES: usize = size_of::<u64>();
@@ -16,6 +17,7 @@ pub struct Objects {
     memory: Arc<CudaMemory>,
     recognised: Arc<Recognised>,
     table: Buffer,
+    fallbacks: OnceCell<HostPage<u64>>,
     /// Those of this node.
     ranks: usize,
 }
@@ -27,6 +29,7 @@ impl Objects {
             memory: Arc::clone(memory),
             recognised: Arc::default(),
             table: Buffer::zeroed(memory, Self::table_bytes(ranks))?,
+            fallbacks: OnceCell::new(),
             ranks,
         })
     }
@@ -46,7 +49,6 @@ impl Objects {
         self.recognised.any()
     }
 
-    /// In which memory tensors are recognised.
     pub fn recognised(&self) -> &Arc<Recognised> {
         &self.recognised
     }
@@ -57,12 +59,22 @@ impl Objects {
         self.table.data().0 as u64
     }
 
+    /// Where kernels count operations that could not use this rank's tensor where it lies.
+    pub fn fallbacks_on_device(&self) -> Result<*mut u64> {
+        let page = self.fallbacks.get_or_try_init(|| HostPage::new(self.memory.context(), 1))?;
+        Ok(page.device())
+    }
+
+    /// How many they have counted.
+    pub fn fallbacks(&self) -> u64 {
+        self.fallbacks.get().and_then(|page| page.read(0)).unwrap_or_default()
+    }
+
     /// Tells kernels where they find the ranks' memory of `object`; zeros for one that ends.
     pub fn write(&self, object: u32, bases: &[usize]) -> Result<()> {
         let row = self.ranks * ADDRESS_BYTES;
         let mut bytes: Vec<u8> = bases.iter().flat_map(|it| it.to_ne_bytes()).collect();
         bytes.resize(row, 0);
-        let at = DevPtr(self.table.data().0 + object as usize * row);
-        self.memory.upload(at, &bytes)
+        self.memory.upload(DevPtr(self.table.data().0 + object as usize * row), &bytes)
     }
 }

@@ -1,7 +1,6 @@
 //! Which ranks share a process: two ranks with the same [`ProcessId`] share addresses.
 //!
-//! The system's process id is not enough: containers on one machine number their processes
-//! separately.
+//! The system's process id is not enough: containers on one machine number their processes separately.
 
 use crate::error::{Error, Result};
 use once_cell::sync::OnceCell;
@@ -21,7 +20,6 @@ pub struct ProcessId([u8; PROCESS_ID_BYTES]);
 static RANDOM: OnceCell<[u8; RANDOM_BYTES]> = OnceCell::new();
 
 impl ProcessId {
-    /// The identity of this process.
     pub fn this() -> Result<Self> {
         const SOURCE: &str = "/dev/urandom";
         let random = RANDOM.get_or_try_init(|| {
@@ -39,12 +37,10 @@ impl ProcessId {
         Ok(Self(id))
     }
 
-    /// The identity as ranks exchange it.
     pub fn to_bytes(self) -> [u8; PROCESS_ID_BYTES] {
         self.0
     }
 
-    /// Reads the result of [`ProcessId::to_bytes`].
     pub fn from_bytes(bytes: [u8; PROCESS_ID_BYTES]) -> Self {
         Self(bytes)
     }

@@ -27,7 +27,6 @@ pub struct Selftest {
 }
 
 impl Selftest {
-    /// A test among `ranks`.
     pub fn new(context: &Arc<Context>, ranks: usize) -> Result<Self> {
         Ok(Self { results: HostPage::new(context, ranks)? })
     }

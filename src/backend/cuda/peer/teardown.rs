@@ -3,12 +3,11 @@
 //! A rank that knows of a failure leaves without waiting. In an exchange over NCCL the others would
 //! wait for it, and match its next exchange with this one.
 //!
-//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes
-//! and others already leave together. A rank past its deadline announces `Late` to all, then checks
-//! whether a rank is missing: if so it announces `Gone`, else `Back`. Each word goes to the sender's
-//! own window first, and the late rank checks those windows. So a rank that saw all `Done` twice,
-//! the late one's too, saw them before `Late`. They were in their senders' own windows by then,
-//! where the late rank finds them.
+//! All ranks reach the same conclusion, even if one's deadline passes just when the last rank comes and others already
+//! leave together. A rank past its deadline announces `Late` to all, then checks whether a rank is missing: if so it
+//! announces `Gone`, else `Back`. Each word goes to the sender's own window first, and the late rank checks those
+//! windows. So a rank that saw all `Done` twice, the late one's too, saw them before `Late`. They were in their
+//! senders' own windows by then, where the late rank finds them.
 //!
 //! A word that comes late must not be taken for one of the next group that has the window. So a window with words
 //! serves again only behind something that follows each rank's last word: an exchange of the ranks, or those words.
@@ -25,7 +24,6 @@ use std::time::{Duration, Instant};
 /// Least time to wait for a rank that has announced a word.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes of a word.
 pub const WORD_BYTES: usize = size_of::<u32>();
 
 /// A rank's word about itself; windows start with zeros, which mean that it is still in the group.
@@ -130,8 +128,7 @@ impl<W: Words> Teardown<W> {
                 return Ok(End::Broken);
             }
             if all_are_done(&received) && all_are_done(&self.received()?) {
-                let meet = !received.iter().any(meets_nobody);
-                return Ok(End::Together { meet });
+                return Ok(End::Together { meet: !received.iter().any(meets_nobody) });
             }
             // A second wait happens only for a rank that dies between `Late` and its next word.
             let more = if was_late { self.timeout.max(LEAST_PATIENCE) } else { Duration::ZERO };
@@ -231,11 +228,8 @@ impl Words for Windows {
         let bytes = word.to_le_bytes();
         let own = self.words.get(self.rank.index()).into_iter();
         let others = self.words.iter().enumerate();
-        let others = others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words));
-        own.chain(others).try_for_each(|words| {
-            let address = DevPtr(words.0 + self.rank.index() * WORD_BYTES);
-            self.memory.upload(address, &bytes)
-        })
+        own.chain(others.filter_map(|(rank, words)| (rank != self.rank.index()).then_some(words)))
+            .try_for_each(|words| self.memory.upload(DevPtr(words.0 + self.rank.index() * WORD_BYTES), &bytes))
     }
 
     fn words_here(&self) -> Result<Vec<u32>> {
@@ -243,15 +237,13 @@ impl Words for Windows {
         if let Some(&own) = self.words.get(self.rank.index()) {
             self.memory.download(&mut bytes, own)?;
         }
-        let words = bytes.as_chunks::<WORD_BYTES>().0;
-        Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+        Ok(bytes.as_chunks::<WORD_BYTES>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
     fn words_at_home(&self) -> Result<Vec<u32>> {
         let of = |(rank, words): (usize, &DevPtr)| {
             let mut bytes = [0; WORD_BYTES];
-            let address = DevPtr(words.0 + rank * WORD_BYTES);
-            self.memory.download(&mut bytes, address)?;
+            self.memory.download(&mut bytes, DevPtr(words.0 + rank * WORD_BYTES))?;
             Ok(u32::from_le_bytes(bytes))
         };
         self.words.iter().enumerate().map(of).collect()

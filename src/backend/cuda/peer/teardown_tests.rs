@@ -9,8 +9,7 @@ const DONE: u32 = Word::Done as u32;
 const LATE: u32 = Word::Late as u32;
 const GONE: u32 = Word::Gone as u32;
 
-/// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of
-/// rank 0.
+/// The words of two ranks as rank 0 sees them. Rank 1's word changes after the `n`th word of rank 0.
 struct Script {
     announced: Mutex<Vec<u32>>,
     peer: Mutex<u32>,
@@ -51,8 +50,7 @@ impl Words for Script {
 }
 
 fn teardown<W: Words>(words: W, rank: usize, ranks: usize, timeout: Duration) -> Teardown<W> {
-    let view = Arc::new(view(&"a".repeat(ranks), rank));
-    Teardown::new(words, view, timeout)
+    Teardown::new(words, Arc::new(view(&"a".repeat(ranks), rank)), timeout)
 }
 
 const NO_TIME: Duration = Duration::ZERO;
@@ -74,8 +72,7 @@ fn ranks_that_come_leave_together() {
 
 #[test]
 fn a_missing_rank_is_named_at_the_deadline() {
-    let words = Script::new(|_| None, |_| None);
-    let teardown = teardown(words, 0, 2, NO_TIME);
+    let teardown = teardown(Script::new(|_| None, |_| None), 0, 2, NO_TIME);
     let error = teardown.leave_together(false).unwrap_err();
     assert_eq!(error.text(), "rank 0 of 2 waited 0 ms for rank 1 to destroy the group");
     assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, GONE]);
@@ -83,14 +80,11 @@ fn a_missing_rank_is_named_at_the_deadline() {
 
 #[test]
 fn who_comes_just_at_the_deadline_is_not_left_behind() {
-    // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen
-    // all done already.
+    // At rank 0's deadline, rank 1's word is in rank 1's own window only: rank 1 may have seen all done already.
     let words = Script::new(|count| (count == 3).then_some(DONE), |count| (count == 2).then_some(DONE));
     let teardown = teardown(words, 0, 2, NO_TIME);
-    let end = teardown.leave_together(false);
-    assert_eq!(end, Ok(End::Together { meet: true }));
-    let back = Word::Back as u32;
-    assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, back]);
+    assert_eq!(teardown.leave_together(false), Ok(End::Together { meet: true }));
+    assert_eq!(*teardown.words.announced.lock(), [DONE, LATE, Word::Back as u32]);
 }
 
 #[test]
@@ -113,8 +107,7 @@ fn who_has_said_the_last_word_is_done_and_meets_nobody() {
     for word in [Word::Unmapped, Word::StillMapped] {
         let words = Script::new(|_| None, |_| None);
         *words.peer.lock() = word as u32;
-        let end = teardown(words, 0, 2, LONG).leave_together(false);
-        assert_eq!(end, Ok(End::Together { meet: false }));
+        assert_eq!(teardown(words, 0, 2, LONG).leave_together(false), Ok(End::Together { meet: false }));
     }
 }
 
@@ -159,11 +152,9 @@ fn all_ranks_come_to_the_same_conclusion() {
                 let (windows, announced) = (&windows, &announced);
                 scope.spawn(move || {
                     // The last rank comes around the deadline of the first.
-                    let late = round * 7 % 400 * rank as u64;
-                    std::thread::sleep(Duration::from_micros(late));
+                    std::thread::sleep(Duration::from_micros(round * 7 % 400 * rank as u64));
                     let words = Shared { rank, windows, announced };
-                    let limit = Duration::from_micros(400);
-                    let teardown = teardown(words, rank, RANKS, limit);
+                    let teardown = teardown(words, rank, RANKS, Duration::from_micros(400));
                     let end = teardown.leave_together(stays && rank == 0)?;
                     // Others may not have seen this rank's words before yet.
                     if end == (End::Together { meet: false }) {

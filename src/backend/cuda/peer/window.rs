@@ -9,11 +9,14 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};
 use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
+use crate::backend::cuda::driver::vmm::{self, Piece};
+use crate::backend::cuda::peer::descriptors::Received;
 use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
 use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// The allocation of a window of this process, as records contain it.
@@ -63,9 +66,14 @@ impl Window {
     /// The caller's allocation that has `data`.
     pub fn given(context: &Arc<Context>, data: DevPtr) -> Result<Self> {
         let (base, bytes) = driver::allocation_of(data)?;
+        Ok(Self::of_pieces(context, base, bytes))
+    }
+
+    /// The caller's `bytes` at `base`, which were put together of pieces.
+    pub fn of_pieces(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
         let mut window = Self::over(context, base, bytes);
         window.is_given = true;
-        Ok(window)
+        window
     }
 
     fn over(context: &Arc<Context>, base: DevPtr, bytes: usize) -> Self {
@@ -79,12 +87,10 @@ impl Window {
         self.is_published = true;
     }
 
-    /// The context of the memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// First byte.
     pub fn base(&self) -> DevPtr {
         DevPtr(self.allocation.base as usize)
     }
@@ -94,8 +100,7 @@ impl Window {
         self.is_published = false;
     }
 
-    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but
-    /// no kernel uses it.
+    /// Leaves the memory to the next group that wants a window of this size. A peer may map it, but no kernel uses it.
     pub fn keep(mut self) {
         self.is_published = false;
         self.must_stay = true;
@@ -120,8 +125,7 @@ impl Drop for Window {
             (true, _) => {}
             (false, true) => self.context.keep(self.key(), self.base().0),
             (false, false) => {
-                let key = Some(self.key());
-                self.context.free_later(key, self.base().0, memory::free);
+                self.context.free_later(Some(self.key()), self.base().0, memory::free);
             }
         }
     }
@@ -136,21 +140,26 @@ pub struct WindowRecord {
 }
 
 impl WindowRecord {
-    /// Bytes of the window.
     pub fn bytes(&self) -> usize {
         self.allocation.bytes as usize
     }
 
-    /// Length of [`WindowRecord::to_bytes`].
     pub const BYTES: usize = PROCESS_ID_BYTES + 3 * size_of::<u64>() + IPC_HANDLE_BYTES;
 
-    /// Describes `window`.
     pub fn new(window: &Window) -> Result<Self> {
         let _entered = window.context.enter()?;
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
     }
 
-    /// The record as the ranks exchange it.
+    /// The same of one that the peers get in pieces.
+    pub fn of_pieces(window: &Window) -> Result<Self> {
+        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: [0; IPC_HANDLE_BYTES] })
+    }
+
+    pub fn process(&self) -> ProcessId {
+        self.process
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.process.to_bytes().to_vec();
         bytes.extend_from_slice(&self.allocation.context.to_bits().to_le_bytes());
@@ -160,7 +169,6 @@ impl WindowRecord {
         bytes
     }
 
-    /// Reads the result of [`WindowRecord::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut rest = bytes;
         let record = Self {
@@ -208,7 +216,24 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
 pub struct PeerMapping {
     context: Arc<Context>,
     base: DevPtr,
-    imported: Option<[u8; IPC_HANDLE_BYTES]>,
+    imported: Option<Import>,
+}
+
+/// What there is to undo.
+enum Import {
+    Handle([u8; IPC_HANDLE_BYTES]),
+    /// Pieces of so many bytes.
+    Pieces(Vec<usize>),
+}
+
+impl Import {
+    /// Unmaps what is at `address` from the current context. A destroyed context has closed its mappings.
+    fn close(&self, address: usize) {
+        match self {
+            Self::Handle(_) => drop(ipc::close_import(DevPtr(address))),
+            Self::Pieces(sizes) => vmm::unmap(DevPtr(address), sizes),
+        }
+    }
 }
 
 impl PeerMapping {
@@ -228,25 +253,41 @@ impl PeerMapping {
                 None => ipc::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
-        Ok(Self { context: Arc::clone(context), base, imported: here.is_none().then_some(record.ipc) })
+        let imported = here.is_none().then_some(Import::Handle(record.ipc));
+        Ok(Self { context: Arc::clone(context), base, imported })
     }
 
-    /// First byte.
+    /// Maps the memory of `record`, in the pieces that `came` from its process; none from this one.
+    pub fn of_pieces(context: &Arc<Context>, record: &WindowRecord, came: Option<Received>) -> Result<Self> {
+        let _entered = context.enter()?;
+        let pieces = match (record.here(record.bytes())?, came) {
+            (Some(allocation), _) => Piece::all(DevPtr(allocation.base as usize), record.bytes())?.1,
+            (None, came) => came.map_or(Ok(Vec::new()), |came| {
+                let all = came.descriptors.iter().zip(&came.sizes);
+                all.map(|(descriptor, size)| Piece::import(descriptor.as_fd(), *size)).collect::<Result<_>>()
+            })?,
+        };
+        let sizes: Vec<usize> = pieces.iter().map(Piece::bytes).collect();
+        if sizes.iter().sum::<usize>() != record.bytes() {
+            return Err(Error::new(Code::RemoteError, "the memory has changed since its rank has registered it"));
+        }
+        let base = vmm::map(&pieces)?;
+        Ok(Self { context: Arc::clone(context), base, imported: Some(Import::Pieces(sizes)) })
+    }
+
     pub fn base(&self) -> DevPtr {
         self.base
     }
 
     /// Unmaps all `mappings` now if the device is quiescent, and says whether none is left.
     pub fn unmap<'a>(mappings: impl IntoIterator<Item = &'a mut Self>) -> bool {
-        let imported = mappings.into_iter().filter(|it| it.imported.is_some());
-        let mut imported: Vec<&mut Self> = imported.collect();
-        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else {
-            return true;
-        };
+        let mut imported: Vec<&mut Self> = mappings.into_iter().filter(|it| it.imported.is_some()).collect();
+        let Some(context) = imported.first().map(|it| Arc::clone(&it.context)) else { return true };
         context.if_quiescent(|| {
             for mapping in &mut imported {
-                mapping.imported = None;
-                close(mapping.base.0);
+                if let Some(import) = mapping.imported.take() {
+                    import.close(mapping.base.0);
+                }
             }
         })
     }
@@ -257,17 +298,14 @@ fn rank_is_gone(cause: Error) -> Error {
     Error::new(Code::RemoteError, cause.text())
 }
 
-/// Unmaps the import at `address` from the current context.
-fn close(address: usize) {
-    // A destroyed context has closed its mappings.
-    let _ = ipc::close_import(DevPtr(address));
-}
-
 impl Drop for PeerMapping {
     fn drop(&mut self) {
-        if let Some(ipc) = self.imported {
-            let key = Some(Key::Import(ipc));
-            self.context.free_later(key, self.base.0, close);
+        if let Some(import) = self.imported.take() {
+            let key = match &import {
+                Import::Handle(ipc) => Some(Key::Import(*ipc)),
+                Import::Pieces(_) => None,
+            };
+            self.context.free_later(key, self.base.0, move |address| import.close(address));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The windows that a group's ranks map, from mapping to teardown.
 
 use crate::backend::bootstrap::Bootstrap;
+use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
@@ -35,35 +36,44 @@ impl PeerWindows {
         self.window.publish();
     }
 
-    /// Start of this rank's window.
+    pub fn context(&self) -> &Arc<Context> {
+        self.window.context()
+    }
+
     pub fn base(&self) -> DevPtr {
         self.window.base()
     }
 
-    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of
-    /// the group. Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the
-    /// rest.
+    /// Maps the windows of the other ranks of this node, in rank order; `records` are those of all ranks of the group.
+    /// Each window has `bytes`. If one fails, the earlier mappings stay, to be unmapped with the rest.
     fn map_peers(&mut self, view: &NodeView, records: &[&[u8]], bytes: usize) -> Result<()> {
         let rank = view.rank;
         let others = GroupRank::all(records.len()).zip(records);
         let others = others.filter(|&(peer, _)| peer != rank && view.locals.contains(&peer));
         for (peer, record) in others {
-            self.map(view, peer, record, Some(bytes))?;
+            let record = WindowRecord::from_bytes(record)?;
+            self.map(view, peer, &record, Some(bytes))?;
         }
         Ok(())
     }
 
     /// Maps the window of `peer`, which has `bytes` if they are known, and gives where it is.
-    pub fn map(&mut self, view: &NodeView, peer: GroupRank, record: &[u8], bytes: Option<usize>) -> Result<DevPtr> {
-        let mapping = WindowRecord::from_bytes(record)
-            .and_then(|record| {
-                let bytes = bytes.unwrap_or_else(|| record.bytes());
-                PeerMapping::new(self.window.context(), &record, bytes)
-            })
-            .map_err(|error| {
-                let rank = view.rank;
-                error.within(format_args!("rank {rank} cannot map rank {peer}'s window"))
-            })?;
+    pub fn map(
+        &mut self,
+        view: &NodeView,
+        peer: GroupRank,
+        record: &WindowRecord,
+        bytes: Option<usize>,
+    ) -> Result<DevPtr> {
+        let mapping = PeerMapping::new(self.window.context(), record, bytes.unwrap_or_else(|| record.bytes()));
+        self.keep(view, peer, mapping)
+    }
+
+    /// Keeps a new `mapping` of `peer`'s memory, and gives where it is.
+    pub fn keep(&mut self, view: &NodeView, peer: GroupRank, mapping: Result<PeerMapping>) -> Result<DevPtr> {
+        let rank = view.rank;
+        let named = |error: Error| error.within(format_args!("rank {rank} cannot map rank {peer}'s window"));
+        let mapping = mapping.map_err(named)?;
         let base = mapping.base();
         self.mappings.push(mapping);
         Ok(base)
@@ -91,16 +101,14 @@ impl PeerWindows {
         bases
     }
 
-    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks
-    /// have unmapped them, or leaves them to the next group if one could not. No kernel of any rank
-    /// uses a window any more. Collective.
+    /// Unmaps the peers' windows if the device is quiescent. Gives the own ones back once all ranks have unmapped them,
+    /// or leaves them to the next group if one could not. No kernel of any rank uses a window any more. Collective.
     ///
     /// It must not wait for a quiescent device: another thread may be in an exchange whose peers wait
     /// here for an exchange of this rank.
     pub fn release(mut all: Vec<Self>, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
         let mine = if Self::unmap_all(&mut all) { UNMAPPED } else { STILL_MAPPED };
-        let reports = bootstrap.all_gather(&[mine], stream)?;
-        let all_unmapped = reports.iter().all(|it| *it == [UNMAPPED]);
+        let all_unmapped = bootstrap.all_gather(&[mine], stream)?.iter().all(|it| *it == [UNMAPPED]);
         all.into_iter().for_each(|it| it.give_back(all_unmapped));
         Ok(())
     }
@@ -123,7 +131,6 @@ impl PeerWindows {
 
 /// What one rank has of its group's windows.
 pub struct GroupWindows {
-    /// For operations.
     pub operations: PeerWindows,
     /// Over nodes, for words to the other ranks of this node; `None` without such ranks. Once the ranks have left, such
     /// words say whether the windows of operations can be freed.
@@ -184,8 +191,7 @@ impl GroupWindows {
             give_back(all, true);
             return Ok(());
         }
-        let unmapped = words.is_some() && PeerWindows::unmap_all(&mut all);
-        match (teardown.part(unmapped)?, words) {
+        match (teardown.part(words.is_some() && PeerWindows::unmap_all(&mut all))?, words) {
             (Parting::AllUnmapped, Some(words)) => {
                 give_back(all, true);
                 words.give_back(false);

@@ -1,8 +1,7 @@
 //! Creation of an HT handle: an operation in which every rank announces its ids, or its refusal.
 //!
-//! The host waits for it. It uses the windows as every operation does, so a rank whose group has
-//! failed need not take part: the others see its failure mark, and no exchange is left on the
-//! communicator.
+//! The host waits for it. It uses the windows as every operation does, so a rank whose group has failed need not take
+//! part: the others see its failure mark, and no exchange is left on the communicator.
 #![allow(unsafe_code)]
 
 use crate::backend::HtRouting;
@@ -58,8 +57,7 @@ pub fn exchange(
             None => Error::internal("no word of a handle"),
         }),
         Err(RecvTimeoutError::Timeout) => {
-            let text = "the handle's routing was not exchanged in time";
-            let error = Error::new(Code::RemoteError, text);
+            let error = Error::new(Code::RemoteError, "the handle's routing was not exchanged in time");
             shared.mailboxes.fail(error.clone());
             Err(error)
         }
@@ -115,14 +113,12 @@ fn read(mut reader: Reader<'_>, source: usize, facts: &GroupFacts) -> Result<Ann
     if tokens > most {
         return Err(Error::internal(format!("rank {source} tells of more than {most} tokens")));
     }
-    let ids = reader.array(tokens.saturating_mul(top_k), ID_BYTES)?;
-    RankIds::copied(ids, top_k).map(Ok)
+    RankIds::copied(reader.array(tokens.saturating_mul(top_k), ID_BYTES)?, top_k).map(Ok)
 }
 
 /// The map, if all ranks announced ids and the same number per token. Also fills the counter.
 fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: Vec<Announced>) -> Result<HtMap> {
-    let wanted = wanted.as_ref().map_err(Error::clone)?;
-    let HtRouting { routing, counter, counters, home } = wanted;
+    let HtRouting { routing, counter, counters, home } = wanted.as_ref().map_err(Error::clone)?;
     let all: Vec<RankIds> = announced.into_iter().collect::<Result<_>>()?;
     let other = all.iter().position(|ids| ids.top_k != routing.top_k);
     if let Some((rank, theirs)) = other.and_then(|rank| Some((rank, all.get(rank)?.top_k))) {
@@ -149,8 +145,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
 /// Writes what a handle with this map tells its caller.
 pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
     let Some(zones) = form.zones else {
-        let counts = map.counts.iter().map(|count| *count as u64);
-        write_numbers(counters.experts, counts)?;
+        write_numbers(counters.experts, map.counts.iter().map(|count| *count as u64))?;
         return write_numbers(counters.total, [map.received() as u64]);
     };
     let zones: Vec<_> = map.zones.zones(zones.most_slots.unwrap_or(usize::MAX)).collect();
@@ -160,9 +155,7 @@ pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result
 }
 
 fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Result<()> {
-    let Some(Numbers { data, width }) = to else {
-        return Ok(());
-    };
+    let Some(Numbers { data, width }) = to else { return Ok(()) };
     let from: Vec<u64> = from.into_iter().collect();
     // SAFETY: the ABI has checked the counter, so many entries at least; the caller leaves it to the library until the
     // handle is made.
@@ -179,21 +172,15 @@ fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::group::Algorithm;
 
     fn facts() -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
-            ranks: 2,
-            rank: GroupRank::new(0),
             experts: 4,
             max_tokens: Some(6),
             max_recv_rows: Some(12),
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 
@@ -208,8 +195,7 @@ mod tests {
         assert_eq!(ids.top_k, 1);
         assert_eq!(ids.ids, [3_u64, u64::MAX].map(u64::to_ne_bytes).concat());
         assert!(read_numbers(&[0, 6, 0]).unwrap().unwrap().ids.is_empty());
-        let text = u64::from_ne_bytes(*b"no, no!!");
-        let error = read_numbers(&[4, 8, text]).unwrap().err().unwrap();
+        let error = read_numbers(&[4, 8, u64::from_ne_bytes(*b"no, no!!")]).unwrap().err().unwrap();
         assert_eq!(error.text(), "rank 1 refused: no, no!!");
         assert_eq!(error.code(), Code::RemoteError);
     }

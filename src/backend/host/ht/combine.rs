@@ -22,8 +22,7 @@ impl Routed {
         let mut message = self.fingerprint(Operation::HtCombine, op.row.into()).message();
         message.number(rows);
         message.number(op.gradients.map_or(0, |gradients| gradients.top_k));
-        let begins = self.map.begins.iter().flat_map(|row| row.to_ne_bytes());
-        message.owned_bytes(begins.collect());
+        message.owned_bytes(self.map.begins.iter().flat_map(|row| row.to_ne_bytes()).collect());
         if self.routing.form.zones.is_some() {
             self.append_sums(op, &mut message)?;
             return self.shared.mailboxes.post(epoch, &message);
@@ -56,17 +55,14 @@ impl Routed {
             sums.extend_from_slice(&rounded);
         }
         message.owned_bytes(sums);
-        let Some(gradients) = op.gradients else {
-            return Ok(());
-        };
+        let Some(gradients) = op.gradients else { return Ok(()) };
         // SAFETY: as above, `[n]` of f32.
         let input = unsafe { bytes(gradients.input, slots * 4) };
         let mut all = Vec::new();
         for index in 0..self.map.received() {
             let first = all.len();
             for slot in self.map.zones.of_row(index) {
-                let none = [0; 4];
-                all.extend_from_slice(slot.map_or(Ok(&none[..]), |slot| row(input, slot, 4))?);
+                all.extend_from_slice(slot.map_or(Ok(&[0; 4][..]), |slot| row(input, slot, 4))?);
             }
             all.resize(first + gradients.top_k * 4, 0);
         }
@@ -113,14 +109,9 @@ impl Routed {
             let columns_of =
                 |to: Destination| (0..to.experts.len().min(columns)).map(move |column| (to.rank, to.index, column));
             let found: Vec<_> = to.flat_map(columns_of).take(columns).collect();
-            let places = match gradients.by_k {
-                true => self.places_of_ids(token),
-                false => (0..found.len()).map(Some).collect(),
-            };
+            let places = if gradients.by_k { self.places_of_ids(token) } else { (0..found.len()).map(Some).collect() };
             for (column, place) in places.into_iter().enumerate() {
-                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied() else {
-                    continue;
-                };
+                let Some((rank, index, theirs)) = place.and_then(|at| found.get(at)).copied() else { continue };
                 let from = source(results, rank)?;
                 let weight = row(from.weights, (from.begin + index) * columns + theirs, 4)?;
                 copy_row(out, token * columns + column, weight)?;
@@ -160,8 +151,7 @@ impl Routed {
         let rows = reader.number()?;
         let theirs = reader.number()?;
         if theirs != columns {
-            let rank = GroupRank::new(source);
-            let rule = AmongRanks::SameColumns { rank };
+            let rule = AmongRanks::SameColumns { rank: GroupRank::new(source) };
             return Err(Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(columns, theirs));
         }
         let facts = &self.shared.facts;

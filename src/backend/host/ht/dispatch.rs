@@ -66,8 +66,7 @@ impl Routed {
         }
         if let Some(scaled) = &op.scaled {
             self.check_capacity(Role::ScalesOut, scaled.out.rows)?;
-            let places = self.places(scaled.out.rows, arrivals.len());
-            write_scales(scaled, (&arrivals, &places), &sent)?;
+            write_scales(scaled, (&arrivals, &self.places(scaled.out.rows, arrivals.len())), &sent)?;
         }
         if let Some(out) = op.routing_out {
             match self.routing.form.zones {
@@ -96,16 +95,14 @@ impl Routed {
             let width = self.routing.top_k.max(1) * ENTRY_BYTES;
             for (token, entries) in from.entries.chunks(width).enumerate() {
                 let here = |to: &route::Destination| to.rank == facts.rank.index();
-                let all = route::destinations(facts, entries);
-                arrivals.extend(all.into_iter().find(here).map(|here| Arrival {
+                arrivals.extend(route::destinations(facts, entries).into_iter().find(here).map(|here| Arrival {
                     source,
                     token,
                     experts: here.experts,
                 }));
             }
             if arrivals.len() != *end as usize {
-                let text = format!("rank {source} sends other rows than it has told");
-                return Err(Error::internal(text));
+                return Err(Error::internal(format!("rank {source} sends other rows than it has told")));
             }
         }
         Ok(arrivals)
@@ -168,8 +165,7 @@ impl Routed {
                 *is_empty = false;
             }
         }
-        let of_zones = zones.zones(rows).flatten();
-        let empty = of_zones.filter(|slot| is_empty.get(*slot) == Some(&true));
+        let empty = zones.zones(rows).flatten().filter(|slot| is_empty.get(*slot) == Some(&true));
         Places { empty: empty.collect(), filled }
     }
 
@@ -202,8 +198,7 @@ fn write_rows(
     let rows = unsafe { bytes_mut(out.data, out.rows * row_bytes) };
     for (place, index) in &places.filled {
         let arrival = source(arrivals, *index)?;
-        let from = source(sent, arrival.source)?;
-        copy_row(rows, *place, from.rows.payload(arrival.token)?)?;
+        copy_row(rows, *place, source(sent, arrival.source)?.rows.payload(arrival.token)?)?;
     }
     let none = vec![0; row_bytes];
     places.empty.iter().try_for_each(|place| copy_row(rows, *place, &none))
@@ -219,8 +214,7 @@ fn write_scales(scaled: &Scaled, (arrivals, places): (&[Arrival], &Places), sent
     };
     for (place, index) in &places.filled {
         let arrival = source(arrivals, *index)?;
-        let from = source(sent, arrival.source)?;
-        store(*place, from.rows.scales(arrival.token)?)?;
+        store(*place, source(sent, arrival.source)?.rows.scales(arrival.token)?)?;
     }
     places.empty.iter().try_for_each(|place| store(*place, &none))
 }
@@ -240,8 +234,7 @@ impl<'a> SentTokens<'a> {
         let tokens = reader.number()?;
         let forward = reader.number()? != 0;
         if forward != op.routing_in.is_some() {
-            let rank = GroupRank::new(source);
-            let rule = AmongRanks::SameDirection { rank };
+            let rule = AmongRanks::SameDirection { rank: GroupRank::new(source) };
             return Err(Error::usage(Subject::Tensor(Role::IdsIn), rule));
         }
         let rows = Incoming::read(&mut reader, tokens, fingerprint.row)?;
@@ -294,7 +287,6 @@ mod tests {
         assert_eq!(weight(&entries, 5), (-0.0_f32).to_bits());
         assert_eq!(weight(&entries, 4), 0.0_f32.to_bits());
         // Backwards the small one is lost.
-        let entries = [(3, 1.0), (3, -large), (3, large)];
-        assert_eq!(weight(&entries, 3), 0.0_f32.to_bits());
+        assert_eq!(weight(&[(3, 1.0), (3, -large), (3, large)], 3), 0.0_f32.to_bits());
     }
 }

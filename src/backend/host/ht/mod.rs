@@ -31,8 +31,7 @@ pub struct HostHt {
 }
 
 impl HostHt {
-    /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its
-    /// arguments.
+    /// Exchanges the ids of all ranks. Collective; `wanted` is an error on a rank that refused its arguments.
     pub fn open(shared: Arc<GroupState>, wanted: Result<HtRouting>, stream: Stream, timeout: Duration) -> Result<Self> {
         let own = wanted.clone();
         let map = agreement::exchange(&shared, wanted, stream, timeout)?;
@@ -64,8 +63,7 @@ impl HostHt {
     ) -> Result<()> {
         let handle = self.clone();
         let work = move |epoch| work(&handle.routed()?, epoch);
-        let enqueued = self.shared.enqueue_operation(call, stream, || (), work);
-        enqueued.map(drop)
+        self.shared.enqueue_operation(call, stream, || (), work).map(drop)
     }
 }
 

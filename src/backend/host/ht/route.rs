@@ -1,5 +1,4 @@
-//! The routing of an HT handle: which rank sends which token where. Computed once per handle from
-//! the ids of all ranks.
+//! The routing of an HT handle: which rank sends which token where. Computed once per handle from the ids of all ranks.
 #![allow(unsafe_code)]
 
 use crate::backend::host::block::Block;
@@ -13,7 +12,6 @@ use crate::model::ops::{HandleForm, Routing};
 /// A rank that one of a token's experts is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The rank.
     pub rank: usize,
     /// The token's row there, among those from the token's rank.
     pub index: usize,
@@ -47,11 +45,9 @@ pub const ENTRY_BYTES: usize = 8;
 pub struct RankIds {
     /// int64 `[tokens, top_k]`.
     pub ids: Vec<u8>,
-    /// Ids per token.
     pub top_k: usize,
 }
 
-/// Bytes of an id.
 pub const ID_BYTES: usize = size_of::<i64>();
 
 impl RankIds {
@@ -59,8 +55,7 @@ impl RankIds {
     pub fn copied(ids: &[u8], top_k: usize) -> Result<Self> {
         let mut own = Vec::new();
         if own.try_reserve_exact(ids.len()).is_err() {
-            let text = format!("no host memory for {} bytes of ids", ids.len());
-            return Err(Error::new(Code::SystemError, text));
+            return Err(Error::new(Code::SystemError, format!("no host memory for {} bytes of ids", ids.len())));
         }
         own.extend_from_slice(ids);
         Ok(Self { ids: own, top_k })
@@ -109,8 +104,7 @@ impl HtMap {
             map.begins.push(rows);
         }
         if let Some(zones) = form.zones {
-            let top_k = all.first().map_or(0, |ids| ids.top_k);
-            let most = top_k.min(facts.local_experts());
+            let most = all.first().map_or(0, |ids| ids.top_k).min(facts.local_experts());
             map.zones = ZoneMap::new(zones, &map.counts, &received, most);
         }
         map
@@ -120,9 +114,7 @@ impl HtMap {
     fn push(&mut self, facts: &GroupFacts, ranks: &[(usize, Vec<usize>)], top_k: usize) {
         let mut entries = Vec::new();
         for (rank, experts) in ranks {
-            let Some(index) = self.departures.get_mut(*rank) else {
-                continue;
-            };
+            let Some(index) = self.departures.get_mut(*rank) else { continue };
             let first = rank * facts.local_experts();
             entries.extend(experts.iter().map(|expert| [(first + expert) as u32, *index]));
             *index += 1;
@@ -132,7 +124,6 @@ impl HtMap {
         (self.entries).extend(words.flat_map(|word| word.to_ne_bytes()));
     }
 
-    /// Rows that this rank receives.
     pub fn received(&self) -> usize {
         self.begins.last().map_or(0, |rows| *rows as usize)
     }
@@ -140,8 +131,7 @@ impl HtMap {
     /// Where `token` of this rank goes, by ascending rank.
     pub fn destinations(&self, facts: &GroupFacts, token: usize, top_k: usize) -> Vec<Destination> {
         let width = top_k * ENTRY_BYTES;
-        let entries = self.entries.get(token * width..(token + 1) * width);
-        destinations(facts, entries.unwrap_or_default())
+        destinations(facts, self.entries.get(token * width..(token + 1) * width).unwrap_or_default())
     }
 
     /// Stores the map in a block, of a handle with this routing.
@@ -171,8 +161,7 @@ impl HtMap {
         let block = unsafe { Block::new(block, sections.bytes) };
         let header = block.header(&header(facts, routing, 0))?;
         let words = |offset, count: usize| {
-            let bytes = block.section(offset, count * size_of::<u32>())?;
-            Ok::<_, Error>(numeric::u32s(bytes).collect())
+            Ok::<_, Error>(numeric::u32s(block.section(offset, count * size_of::<u32>())?).collect())
         };
         let number = header.iter().skip(NUMBER_WORD).take(2).rev();
         let entries = routing.tokens * routing.top_k;
@@ -204,8 +193,7 @@ impl HtMap {
 
 fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
     let shape = StateShape::of_group(facts, routing.top_k, routing.form);
-    let shape = shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?;
-    Ok(HtSections::new(shape))
+    Ok(HtSections::new(shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?))
 }
 
 /// Where a token with these `entries` goes, by ascending rank.
@@ -213,12 +201,8 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
     for entry in entries.as_chunks::<ENTRY_BYTES>().0 {
         let mut words = numeric::u32s(entry);
-        let (Some(expert), Some(index)) = (words.next(), words.next()) else {
-            continue;
-        };
-        let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else {
-            continue;
-        };
+        let (Some(expert), Some(index)) = (words.next(), words.next()) else { continue };
+        let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else { continue };
         let (rank, local) = (facts.owner(expert), expert % facts.local_experts());
         match all.last_mut() {
             Some(last) if last.rank == rank => last.experts.push(local),
@@ -248,7 +232,7 @@ fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
+    use crate::model::group::Algorithm;
     use crate::model::handle_state::block_bytes;
     use crate::model::ids::GroupRank;
     use crate::model::ops::{IntWidth, Zones};
@@ -257,16 +241,11 @@ mod tests {
     fn facts(rank: usize) -> GroupFacts {
         GroupFacts {
             algorithm: Algorithm::HighThroughput,
-            ranks: 2,
             rank: GroupRank::new(rank),
             experts: 4,
             max_tokens: None,
             max_recv_rows: None,
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 
@@ -280,8 +259,7 @@ mod tests {
     /// (rank, index, experts) of each destination of each token.
     fn goes_to(map: &HtMap, rank: usize, tokens: usize) -> Vec<(usize, usize, Vec<usize>)> {
         let of = |token| map.destinations(&facts(rank), token, 2);
-        let all = (0..tokens).flat_map(of);
-        all.map(|it| (it.rank, it.index, it.experts)).collect()
+        (0..tokens).flat_map(of).map(|it| (it.rank, it.index, it.experts)).collect()
     }
 
     #[test]
@@ -314,8 +292,7 @@ mod tests {
             form: HandleForm { keeps_ids: true, zones: Some(ZONES) },
         };
         let form = routing(1).form;
-        let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
-        let map = HtMap::new(&facts, 5 << 32 | 6, &all, form);
+        let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);
         assert_eq!(map.ids, [2_i64, 9].map(i64::to_ne_bytes).concat());
         let at = |block: &mut Vec<u64>| GivenBlock(DevPtr(block.as_mut_ptr() as usize));
         let mut first = vec![!0; block_bytes(&facts, 2, form).unwrap() / 8];

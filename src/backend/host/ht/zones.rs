@@ -34,9 +34,7 @@ impl ZoneMap {
         for experts in rows {
             let first = slots.len();
             for expert in experts {
-                let Some(next) = next.get_mut(*expert) else {
-                    continue;
-                };
+                let Some(next) = next.get_mut(*expert) else { continue };
                 slots.push(if *next < limit { *next } else { DROPPED });
                 *next += 1;
             }
@@ -47,8 +45,7 @@ impl ZoneMap {
 
     /// The slot of `row` for each of its experts; none for one that is dropped.
     pub fn of_row(&self, row: usize) -> impl Iterator<Item = Option<usize>> {
-        let slots = self.slots.get(row * self.most..(row + 1) * self.most);
-        let slots = slots.unwrap_or_default().iter();
+        let slots = self.slots.get(row * self.most..(row + 1) * self.most).unwrap_or_default().iter();
         slots.take_while(|slot| **slot != NO_SLOT).map(|slot| (*slot != DROPPED).then_some(*slot as usize))
     }
 
@@ -60,8 +57,7 @@ impl ZoneMap {
     /// The slots of the zone of each expert, of which there are `most`.
     pub fn zones(&self, most: usize) -> impl Iterator<Item = Range<usize>> {
         let at = move |slot: u32| (slot as usize).min(most);
-        let pairs = self.begins.iter().zip(self.begins.iter().skip(1));
-        pairs.map(move |(begin, end)| at(*begin)..at(*end))
+        self.begins.iter().zip(self.begins.iter().skip(1)).map(move |(begin, end)| at(*begin)..at(*end))
     }
 }
 
@@ -70,9 +66,7 @@ mod tests {
     use super::*;
 
     fn map(most_slots: Option<usize>) -> ZoneMap {
-        let zones = Zones { alignment: 4, most_slots };
-        let rows = [vec![0, 1], vec![1], vec![1], vec![0]];
-        ZoneMap::new(zones, &[2, 3], &rows, 2)
+        ZoneMap::new(Zones { alignment: 4, most_slots }, &[2, 3], &[vec![0, 1], vec![1], vec![1], vec![0]], 2)
     }
 
     #[test]

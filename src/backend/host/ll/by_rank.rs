@@ -50,9 +50,7 @@ impl HostLl {
         for (source, sent) in sent.iter().enumerate() {
             let mut placed: Vec<Placed> = Vec::new();
             for (token, k, expert) in sent.entries(self.facts()) {
-                let Some(local) = expert.checked_sub(experts.start) else {
-                    continue;
-                };
+                let Some(local) = expert.checked_sub(experts.start) else { continue };
                 if local >= experts.len() {
                     continue;
                 }
@@ -67,7 +65,7 @@ impl HostLl {
                     copy_row(weights, at, row(sent.weights, token, top_k * WEIGHT_BYTES)?)?;
                     placed.push(Placed { token, k: 0, row: at });
                 }
-                let at = placed.last().ok_or_else(no_row)?.row;
+                let at = placed.last().ok_or_else(|| Error::internal("an entry without a row"))?.row;
                 let id = (beside.first_id + local) as i64;
                 match width {
                     IntWidth::Bits32 => copy_row(ids, at * top_k + k, &(id as i32).to_ne_bytes())?,
@@ -79,8 +77,4 @@ impl HostLl {
         }
         Ok(landed)
     }
-}
-
-fn no_row() -> Error {
-    Error::internal("an entry without a row")
 }

@@ -1,11 +1,10 @@
 //! LL combine: each rank posts the rows of its experts back; each home rank sums them in fp32.
 //!
-//! A *contribution* is one row and the set of k that it covers. Exact mode: one contribution per
-//! row of the experts, summed at home by ascending k. Reduce mode: one contribution per token and
-//! expert rank, summed at home by ascending rank; a rank with several rows of a token posts
-//! `round(sum over k ascending of fma(w[k], row[k], .))`. The home adds a contribution that covers
-//! one k as `fma(w[k], row, sum)`, and one that covers several, which is already weighted, as `sum
-//! + row`.
+//! A *contribution* is one row and the set of k that it covers. Exact mode: one contribution per row of the experts,
+//! summed at home by ascending k. Reduce mode: one contribution per token and expert rank, summed at home by ascending
+//! rank; a rank with several rows of a token posts `round(sum over k ascending of fma(w[k], row[k], .))`. The home adds
+//! a contribution that covers one k as `fma(w[k], row, sum)`, and one that covers several, which is already weighted,
+//! as `sum + row`.
 //!
 //! Over several nodes there is reduce mode only. The contributions of each node other than the
 //! home's are summed and rounded there (`node_sums`).
@@ -102,17 +101,14 @@ impl HostLl {
 
     /// The weights of this rank's own tokens; none rank-major.
     fn topk_weights(&self, op: &LlCombine) -> Result<Option<TopkWeights>> {
-        let Some(weights) = op.weights else {
-            return Ok(None);
-        };
+        let Some(weights) = op.weights else { return Ok(None) };
         let top_k = self.routing.top_k;
         let entries = self.routing.tokens * top_k;
         let width = self.routing.width;
         // SAFETY: `rule` has checked both tensors, ids `[T, K]` as wide and weights `[T, K]` of f32;
         // the caller keeps them until the operation has run.
         let (ids, weights) = unsafe { (bytes(self.routing.ids, entries * width.bytes()), bytes(weights, entries * 4)) };
-        let ids = &width.widened(ids);
-        let wanted = Wanted { ids, weights };
+        let wanted = Wanted { ids: &width.widened(ids), weights };
         let sent = &self.last(op.layout)?.sent;
         Ok(Some(TopkWeights::new(self.facts(), top_k, sent, wanted)))
     }
@@ -132,8 +128,7 @@ impl HostLl {
         }
         // SAFETY: `rule` has checked the output `[T, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, tokens * op.row.bytes()) };
-        let facts = self.facts();
-        let mut sums = NodeSums::new(&self.shared.topology, facts.rank, op.row);
+        let mut sums = NodeSums::new(&self.shared.topology, self.facts().rank, op.row);
         let add = |sums: &mut [f32], part: &Contribution<'_>| match part.weight {
             Some(weight) => numeric::add_scaled(sums, weight, part.row, op.row.dtype),
             None => numeric::add(sums, part.row, op.row.dtype),
@@ -164,9 +159,7 @@ impl HostLl {
                 check_covers(covers, self.routing.top_k)?;
                 let contributions =
                     by_token.get_mut(token).ok_or_else(|| Error::internal("a contribution without a token"))?;
-                let Some((order, weight)) = weigh(token, covers)? else {
-                    continue;
-                };
+                let Some((order, weight)) = weigh(token, covers)? else { continue };
                 contributions.push(Contribution { order, source, weight, row });
             }
         }

@@ -43,9 +43,8 @@ impl HostLl {
     pub(super) fn receive_tokens(&self, op: &LlDispatch, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let facts = self.facts();
         let rows = self.rows(op.layout)?;
-        // All messages, this rank's own as well, must be there before the first write. Until the
-        // send phase has run, perhaps on another stream, earlier work of the caller may still use
-        // the output.
+        // All messages, this rank's own as well, must be there before the first write. Until the send phase has run,
+        // perhaps on another stream, earlier work of the caller may still use the output.
         let messages = self.shared.mailboxes.receive_all(epoch)?;
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
@@ -86,9 +85,7 @@ impl HostLl {
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
-                let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else {
-                    continue;
-                };
+                let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else { continue };
                 let to = RowOf { zone: local, ordinal: *count };
                 let row = op.layout.number(to);
                 copy_row(out, row, sent.rows.payload(token)?)?;
@@ -119,9 +116,7 @@ pub(super) struct Landed {
 /// written. Tokens that name an expert once always fit, so some rank repeats its id.
 fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Result<()> {
     let experts = facts.experts_of(facts.rank);
-    let Some(capacity) = layout.slots() else {
-        return Ok(());
-    };
+    let Some(capacity) = layout.slots() else { return Ok(()) };
     let most = capacity / facts.ranks;
     // By source, then expert.
     let mut counts = vec![vec![0_usize; experts.len()]; sent.len()];
@@ -140,8 +135,7 @@ fn check_room(facts: &GroupFacts, layout: Layout, sent: &[SentTokens<'_>]) -> Re
         }
         let sources = counts.iter().map(of_expert).enumerate();
         if let Some((rank, rows)) = sources.into_iter().find(|&(_, rows)| rows > most) {
-            let rank = GroupRank::new(rank);
-            let rule = AmongRanks::RoomForRepeated { rank, expert };
+            let rule = AmongRanks::RoomForRepeated { rank: GroupRank::new(rank), expert };
             return Err(Error::usage(Subject::Tensor(Role::Ids), rule).got(rows, format_args!("at most {most}")));
         }
     }
@@ -180,10 +174,9 @@ impl<'a> SentTokens<'a> {
 
     /// (token, k, expert) of each entry that names an expert.
     pub fn entries(&self, facts: &GroupFacts) -> impl Iterator<Item = (usize, usize, usize)> {
-        numeric::i64s(self.ids).enumerate().filter_map(|(entry, id)| {
-            let expert = facts.expert(id)?;
-            Some((entry / self.top_k, entry % self.top_k, expert))
-        })
+        numeric::i64s(self.ids)
+            .enumerate()
+            .filter_map(|(entry, id)| Some((entry / self.top_k, entry % self.top_k, facts.expert(id)?)))
     }
 }
 

@@ -37,8 +37,7 @@ impl LastDispatch {
         // SAFETY: `rule` has compared the block with the sections; the caller leaves it to the handle's operations.
         let mut block = unsafe { Block::new(block, sections.bytes) };
         let expert_of = |id: &i64| facts.expert(*id).map_or(-1, |expert| expert as i32);
-        let experts = self.sent.iter().map(expert_of);
-        block.set(sections.expert_of, experts.flat_map(i32::to_ne_bytes))?;
+        block.set(sections.expert_of, self.sent.iter().map(expert_of).flat_map(i32::to_ne_bytes))?;
         for (source, placed) in self.placed.iter().enumerate() {
             let mut rows = vec![-1_i32; per_rank];
             for it in placed {
@@ -49,8 +48,7 @@ impl LastDispatch {
             let offset = sections.row_of + source * per_rank * size_of::<i32>();
             block.set(offset, rows.into_iter().flat_map(i32::to_ne_bytes))?;
         }
-        let tokens = self.tokens.iter().flat_map(|tokens| tokens.to_ne_bytes());
-        block.set(sections.tokens_of, tokens)?;
+        block.set(sections.tokens_of, self.tokens.iter().flat_map(|tokens| tokens.to_ne_bytes()))?;
         block.set_header(&with_layout(header(facts, routing, 0), layout))
     }
 
@@ -72,8 +70,7 @@ impl LastDispatch {
             let rows = words(offset, per_rank.min(*tokens as usize * routing.top_k))?;
             let placed = |(entry, row)| {
                 let (token, k) = (entry / routing.top_k, entry % routing.top_k);
-                let row = usize::try_from(row).ok()?;
-                Some(Placed { token, k, row })
+                Some(Placed { token, k, row: usize::try_from(row).ok()? })
             };
             last.placed.push(rows.enumerate().filter_map(placed).collect());
         }

@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An LL handle.
 #[derive(Clone)]
 pub struct HostLl {
     shared: Arc<GroupState>,
@@ -123,8 +122,8 @@ impl HostLl {
 }
 
 impl LlBackend for HostLl {
-    fn view(&self, _op: &LlDispatch, _staged: bool, bank: ViewBank) -> Result<DevPtr> {
-        self.shared.views.at(bank)
+    fn view(&self, _op: &LlDispatch, _staged: bool, bank: ViewBank) -> Result<Option<DevPtr>> {
+        self.shared.views.at(bank).map(Some)
     }
 
     fn run(&self, op: &LlOp, stream: Stream) -> Result<()> {
@@ -147,8 +146,7 @@ impl LlBackend for HostLl {
     }
 
     fn receive(&self, op: &LlOp, slot: StagedSlot, stream: Stream) -> Result<()> {
-        // The phases are in order on any streams, because the receive phase waits for this rank's
-        // own message.
+        // The phases are in order on any streams, because the receive phase waits for this rank's own message.
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
         let received = Arc::clone(&self.received);
         let epoch = self.staged(slot).load(Ordering::Relaxed);

@@ -1,10 +1,9 @@
 //! Top-k weights: whether and with what weight each dispatched entry of a token takes part in a combine.
 //!
-//! Dispatch fixed which rows exist; the ids and weights of the combine say how to use them. In
-//! between the caller may have masked ids, or permuted (id, weight) pairs. So the entries of the
-//! combine are matched with the dispatched ones by their ids: the m-th entry that names an expert
-//! matches the m-th one dispatched to it, and any further ones match the last. An id that was not
-//! dispatched counts as masked. A dispatched entry without a match takes no part.
+//! Dispatch fixed which rows exist; the ids and weights of the combine say how to use them. In between the caller may
+//! have masked ids, or permuted (id, weight) pairs. So the entries of the combine are matched with the dispatched ones
+//! by their ids: the m-th entry that names an expert matches the m-th one dispatched to it, and any further ones match
+//! the last. An id that was not dispatched counts as masked. A dispatched entry without a match takes no part.
 
 use crate::backend::host::message::{Message, Reader};
 use crate::backend::host::numeric;
@@ -29,8 +28,7 @@ pub struct Wanted<'a> {
     pub weights: &'a [u8],
 }
 
-/// The weight of each dispatched entry of a home rank's tokens, by token, then k; `None` for an entry
-/// without a match.
+/// The weight of each dispatched entry of a home rank's tokens, by token, then k; `None` for an entry without a match.
 pub struct TopkWeights {
     top_k: usize,
     by_entry: Vec<Option<TopkWeight>>,
@@ -101,23 +99,9 @@ fn match_token(facts: &GroupFacts, sent: &[i64], ids: &[i64], weights: &[f32]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::group::{Algorithm, LlCombineMode};
-    use crate::model::ids::GroupRank;
 
     fn facts() -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::LowLatency,
-            ranks: 1,
-            rank: GroupRank::new(0),
-            experts: 8,
-            max_tokens: Some(4),
-            max_recv_rows: Some(4),
-            row_bytes: 16,
-            ll_combine: LlCombineMode::Exact,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
-        }
+        GroupFacts { ranks: 1, max_recv_rows: Some(4), ..GroupFacts::SAMPLE }
     }
 
     /// (first k, weight) of each sent entry; the weight of entry k is 2^k.

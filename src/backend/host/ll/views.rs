@@ -27,8 +27,7 @@ impl Views {
     /// The address of `bank`.
     pub fn at(&self, bank: ViewBank) -> Result<DevPtr> {
         let make = || self.runtime.alloc_own(self.bytes());
-        let banks = self.banks.get_or_try_init(make)?;
-        Ok(DevPtr(banks.0 + bank.index() * self.bank_bytes))
+        Ok(DevPtr(self.banks.get_or_try_init(make)?.0 + bank.index() * self.bank_bytes))
     }
 }
 

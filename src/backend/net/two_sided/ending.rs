@@ -48,12 +48,10 @@ impl Ending {
         Self { _operations: Some(operations), ..self }
     }
 
-    /// See [`OwnCommunicator::tag`].
     pub fn tag(&self) -> u64 {
         self.comm.tag()
     }
 
-    /// See [`Device::context_number`].
     pub fn context_number(&self) -> u64 {
         self.device.context_number()
     }
@@ -199,8 +197,7 @@ mod tests {
         let device = TestDevice::default();
         device.let_attempts_be(attempt);
         let (comm, ending) = new(&device);
-        let has_ended = ending.end(MINUTE).is_ok();
-        (comm, device, has_ended)
+        (comm, device, ending.end(MINUTE).is_ok())
     }
 
     #[test]

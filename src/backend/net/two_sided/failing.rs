@@ -1,9 +1,8 @@
 //! From a failure to the end of the network's operations.
 //!
-//! Host and device learn of it first, as what aborted operations received is undefined. Telling the device is a call
-//! of the driver, which may block on the very operations to be aborted. So a thread does it, and aborts them after
-//! that; if it takes too long, the watchdog aborts them. Nothing else waits meanwhile: other groups may have failed,
-//! too.
+//! Host and device learn of it first, as what aborted operations received is undefined. Telling the device is a call of
+//! the driver, which may block on the very operations to be aborted. So a thread does it, and aborts them after that;
+//! if it takes too long, the watchdog aborts them. Nothing else waits meanwhile: other groups may have failed, too.
 
 use crate::backend::detached;
 use crate::backend::net::OnFault;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 /// Those ranks, and with which of them this one exchanges.
 pub struct Members {
-    /// The nodes of the group.
     pub view: Arc<NodeView>,
     /// The communicator's ranks, as the group numbers them.
     pub ranks: Vec<GroupRank>,
@@ -50,13 +49,11 @@ impl Members {
         Ok((self.ranks.len(), self.comm_rank(self.view.rank)?))
     }
 
-    /// This rank in a text.
     pub fn own_name(&self) -> String {
         let rank = self.view.rank;
         format!("rank {rank} of node {}", self.view.topology.node_of(rank))
     }
 
-    /// Other ranks in a text.
     pub fn names(&self, ranks: &[GroupRank]) -> String {
         let others = ranks.iter().filter(|&&rank| rank != self.view.rank);
         let name = |&rank: &GroupRank| {

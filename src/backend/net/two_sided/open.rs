@@ -73,8 +73,7 @@ fn spare_of_all(bootstrap: &Bootstrap, members: &Members, stream: Stream) -> Res
     };
     let topology = &members.view.topology;
     let all_have = GroupRank::all(topology.ranks()).all(|rank| common(&comm_of(topology, rank)).is_some());
-    let comm = common(&members.ranks).filter(|_| all_have);
-    let comm = comm.and_then(|tag| offer.take(tag));
+    let comm = common(&members.ranks).filter(|_| all_have).and_then(|tag| offer.take(tag));
     Ok(comm.map(|comm| Untaken::new(comm, Arc::clone(device))))
 }
 
@@ -108,8 +107,7 @@ fn connect(
     let (ranks, rank) = members.place()?;
     let device = Arc::clone(bootstrap.device());
     let connect = move || {
-        let on = Arc::clone(&device);
-        let comm = OwnCommunicator::join(network, &id, ranks, rank, most_blocks, on)?;
+        let comm = OwnCommunicator::join(network, &id, ranks, rank, most_blocks, Arc::clone(&device))?;
         Ok(Untaken::new(Arc::new(comm), device))
     };
     within_most(bootstrap, |limit| {
@@ -134,8 +132,7 @@ fn within_most<T>(bootstrap: &Bootstrap, wait: impl FnOnce(Duration) -> T) -> T 
 
 /// `mine` if all ranks have theirs.
 fn agreed(bootstrap: &Bootstrap, mine: Result<NcclTransport>, stream: Stream) -> Result<NcclTransport> {
-    let verdict = mine.as_ref().map(|_| Vec::new()).map_err(Error::clone);
-    let agreed = bootstrap.agree(verdict, 0, stream);
+    let agreed = bootstrap.agree(mine.as_ref().map(|_| Vec::new()).map_err(Error::clone), 0, stream);
     if agreed.is_err()
         && let Ok(transport) = &mine
     {

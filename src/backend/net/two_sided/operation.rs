@@ -10,7 +10,6 @@ use std::time::Duration;
 pub struct Operation {
     /// From 0.
     pub number: u64,
-    /// What it is for.
     pub label: Label,
 }
 
@@ -28,11 +27,9 @@ impl fmt::Display for Operation {
 /// The operation that has run too long.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Late {
-    /// Which.
     pub operation: Operation,
     /// The ranks that it exchanges with.
     pub peers: Vec<GroupRank>,
-    /// How long it has run.
     pub waited: Duration,
     /// In a replay of the graph that it was captured into.
     pub is_replayed: bool,
@@ -45,11 +42,9 @@ pub struct Late {
 /// An operation that an error may be about.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recent {
-    /// Which.
     pub operation: Operation,
     /// The ranks that it exchanges with.
     pub peers: Vec<GroupRank>,
-    /// Whether it is under way.
     pub runs: bool,
 }
 

@@ -56,7 +56,6 @@ struct Pending {
 }
 
 impl Outstanding {
-    /// No operations yet.
     pub fn new(new_replay_marks: NewReplayMarks<'_>) -> Result<Self> {
         Ok(Self { replays: Mutex::new(Replays::new(new_replay_marks)?), ..Self::default() })
     }
@@ -124,8 +123,7 @@ impl Outstanding {
     /// The first operation, also of those in graphs, if it has run longer than `limit` at `now`. Those outside of graphs
     /// do not count while another thread has them in hand, which may be long: the watchdog has others to look after.
     pub fn late(&self, now: Instant, limit: Duration) -> Result<Option<Late>> {
-        let outside = self.state.try_lock();
-        let late = outside.map_or(Ok(None), |mut state| state.late(now, limit))?;
+        let late = self.state.try_lock().map_or(Ok(None), |mut state| state.late(now, limit))?;
         Ok(late.or_else(|| self.replays.lock().late(now, limit)))
     }
 
@@ -135,8 +133,7 @@ impl Outstanding {
         state.reap()?;
         let first = state.pending.front().map(|pending| pending.operation);
         let mut latest_first = state.pending.iter().rev();
-        let awaited = latest_first.find(|pending| pending.operation.label == label);
-        Ok(awaited.map(|pending| Late {
+        Ok(latest_first.find(|pending| pending.operation.label == label).map(|pending| Late {
             operation: pending.operation,
             peers: distinct(&pending.peers),
             waited,
@@ -186,8 +183,7 @@ impl State {
 
     /// `operation`, if it is the last under way.
     fn last(&mut self, operation: Operation) -> Option<&mut Pending> {
-        let last = self.pending.back_mut();
-        last.filter(|pending| pending.operation == operation)
+        self.pending.back_mut().filter(|pending| pending.operation == operation)
     }
 
     fn take_end(&mut self, operation: Operation) -> Option<Box<dyn StreamMark>> {
@@ -197,14 +193,11 @@ impl State {
     /// The first operation outside of graphs, if it has run longer than `limit` at `now`.
     fn late(&mut self, now: Instant, limit: Duration) -> Result<Option<Late>> {
         self.reap()?;
-        let Some(first) = self.pending.front_mut() else {
-            return Ok(None);
-        };
+        let Some(first) = self.pending.front_mut() else { return Ok(None) };
         if first.running_since.is_none() && !first.begin.is_over()? {
             return Ok(None);
         }
-        let running_since = *first.running_since.get_or_insert(now);
-        let waited = now.saturating_duration_since(running_since);
+        let waited = now.saturating_duration_since(*first.running_since.get_or_insert(now));
         Ok((waited > limit).then(|| Late {
             operation: first.operation,
             peers: distinct(&first.peers),
@@ -267,9 +260,7 @@ impl Pending {
 
 impl Works for Outstanding {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
-        let Some(mut state) = self.state.try_lock() else {
-            return;
-        };
+        let Some(mut state) = self.state.try_lock() else { return };
         let may_run = graphs == Graphs::Count && self.are_in_graphs();
         // A device in error runs nothing any more.
         let has_none = state.reap().is_err() || state.pending.is_empty();

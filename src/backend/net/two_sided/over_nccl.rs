@@ -88,8 +88,7 @@ impl NcclTransport {
         let warmed = detached::within(limit, move || {
             let Shared { device, members, .. } = &*transport.shared;
             let _entered = device.enter()?;
-            let on = (&**device, stream);
-            warm_up::run(&transport, on, members, most_bytes, limit)
+            warm_up::run(&transport, (&**device, stream), members, most_bytes, limit)
         });
         let error = match warmed {
             Ok(Some(Ok(true))) => return Ok(()),
@@ -114,8 +113,7 @@ impl Shared {
         let mut called = Ok(());
         // NCCL asks about its events in such a call, which would end a capture that is open.
         let apart = device.apart_from_captures(&mut || called = call(&self.comm));
-        let enqueued = apart.and(called).and_then(|()| outstanding.enqueued(operation, stream));
-        enqueued.map_err(|error| {
+        apart.and(called).and_then(|()| outstanding.enqueued(operation, stream)).map_err(|error| {
             let peers = self.members.names(&outstanding.withdraw(operation));
             let own = self.members.own_name();
             // Peers may have a part of the operation: there is no way back to a common order.

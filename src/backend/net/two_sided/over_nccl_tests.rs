@@ -28,8 +28,7 @@ fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
     let outstanding = device.outstanding();
     let device: Arc<dyn Device> = Arc::new(device.clone());
     let members = members(nodes, 2);
-    let comm = Arc::new(own::tests::third_of_three(20 * CALLS));
-    let comm = Untaken::new(comm, Arc::clone(&device));
+    let comm = Untaken::new(Arc::new(own::tests::third_of_three(20 * CALLS)), Arc::clone(&device));
     NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), Arc::new(Nobody)).unwrap()
 }
 
@@ -41,8 +40,7 @@ fn call(transport: &NcclTransport, device: &TestDevice) -> usize {
     let receives: Vec<_> = view.remote().iter().map(message).collect();
     let before = allocations::so_far();
     for _ in 0..CALLS {
-        let stream = Stream::DEFAULT;
-        transport.exchange(LABEL, &sends, &receives, stream).unwrap();
+        transport.exchange(LABEL, &sends, &receives, Stream::DEFAULT).unwrap();
         device.pass(2);
     }
     allocations::so_far() - before
@@ -53,8 +51,7 @@ fn calls_allocate_nothing_once_there_are_marks_enough() {
     for nodes in ["abc", "aab"] {
         let device = TestDevice::default();
         let transport = transport(nodes, &device);
-        let at_first = call(&transport, &device);
-        assert!(at_first > 0, "what is not counted cannot fail");
+        assert!(call(&transport, &device) > 0, "what is not counted cannot fail");
         assert_eq!(call(&transport, &device), 0, "{nodes}");
     }
 }
@@ -82,8 +79,7 @@ fn graphs_count_that_outlive_their_group() {
     let device = TestDevice::of_context(203);
     let transport = transport("abc", &device);
     let message = Message { peer: GroupRank::new(0), data: DevPtr(4096), bytes: 64 };
-    let exchanged = transport.exchange(LABEL, &[message], &[], Stream(CAPTURED));
-    exchanged.unwrap();
+    transport.exchange(LABEL, &[message], &[], Stream(CAPTURED)).unwrap();
     let comm = Arc::clone(&transport.shared.comm);
     drop(transport);
     assert!(comm.is_in_graphs());

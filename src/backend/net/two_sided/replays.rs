@@ -96,8 +96,7 @@ impl Replays {
     pub fn end(&self, operation: Operation) -> Option<Mark> {
         let marks = Arc::clone(self.marks.as_ref()?);
         let place = self.operations.checked_sub(1)? % PLACES;
-        let captured = self.captured.get(place)?;
-        (captured.operation == operation).then_some(Mark { marks, place, begins: false })
+        (self.captured.get(place)?.operation == operation).then_some(Mark { marks, place, begins: false })
     }
 
     /// Whether a graph that is not destroyed has any of them.
@@ -116,8 +115,7 @@ impl Replays {
         let marks = self.marks.as_ref()?;
         let places = self.captured.iter().enumerate();
         let began = places.map(|(place, captured)| (marks.began(place), place, captured));
-        let under_way = began.filter(|(began, ..)| *began != 0);
-        under_way.min_by_key(|(began, ..)| *began)
+        began.filter(|(began, ..)| *began != 0).min_by_key(|(began, ..)| *began)
     }
 
     /// That one, if any is under way.
@@ -180,8 +178,7 @@ mod tests {
     }
 
     fn operation(number: u64) -> Operation {
-        let what = "test";
-        Operation { number, label: Label { what, number } }
+        Operation { number, label: Label { what: "test", number } }
     }
 
     fn with_two() -> (Marks, Replays) {
@@ -191,8 +188,7 @@ mod tests {
             let peers = peers.map(GroupRank::new);
             let begin = replays.begin(operation(number), &peers).unwrap();
             begin.capture(CAPTURED).unwrap();
-            let end = replays.end(operation(number)).unwrap();
-            end.capture(CAPTURED).unwrap();
+            replays.end(operation(number)).unwrap().capture(CAPTURED).unwrap();
         }
         (marks, replays)
     }

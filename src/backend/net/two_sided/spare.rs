@@ -63,23 +63,19 @@ impl Offer {
         let mut offered: Vec<Ending> = spare.extract_if(.., fits).collect();
         // The most recent first.
         offered.reverse();
-        let rest = offered.split_off(MOST.min(offered.len()));
-        spare.extend(rest.into_iter().rev());
+        spare.extend(offered.split_off(MOST.min(offered.len())).into_iter().rev());
         Self(offered)
     }
 
-    /// What the other ranks are told.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let tags = self.0.iter().flat_map(|comm| comm.tag().to_le_bytes());
-        let mut bytes: Vec<u8> = tags.collect();
+        let mut bytes: Vec<u8> = self.0.iter().flat_map(|comm| comm.tag().to_le_bytes()).collect();
         bytes.resize(OFFER_BYTES, 0);
         bytes
     }
 
     /// The one that all ranks have decided for.
     pub fn take(&mut self, tag: u64) -> Option<Arc<OwnCommunicator>> {
-        let index = self.0.iter().position(|comm| comm.tag() == tag)?;
-        Some(self.0.remove(index).into_comm())
+        Some(self.0.remove(self.0.iter().position(|comm| comm.tag() == tag)?).into_comm())
     }
 }
 

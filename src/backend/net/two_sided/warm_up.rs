@@ -63,10 +63,8 @@ pub fn run(
 /// Sends the bytes of `data` to every rail peer; what comes lies behind them.
 fn exchange(transport: &dyn Transport, view: &NodeView, (data, bytes): (DevPtr, usize), stream: Stream) -> Result<()> {
     let message = |(index, &peer): (usize, _)| Message { peer, data: DevPtr(data.0 + index * bytes), bytes };
-    let sends = view.rail_peers.iter().map(|it| message((0, it)));
-    let sends: Vec<_> = sends.collect();
-    let receives = view.forwarded().iter().enumerate().skip(1);
-    let receives: Vec<_> = receives.map(message).collect();
+    let sends: Vec<_> = view.rail_peers.iter().map(|it| message((0, it))).collect();
+    let receives: Vec<_> = view.forwarded().iter().enumerate().skip(1).map(message).collect();
     transport.exchange(Label::WARM_UP, &sends, &receives, stream)
 }
 
@@ -139,10 +137,7 @@ mod tests {
 
     #[test]
     fn words_are_those_of_the_forwarded_ranks() {
-        let words = |ranks: [usize; 3]| -> Vec<u8> {
-            let ranks = ranks.map(GroupRank::new);
-            ranks.into_iter().flat_map(word).collect()
-        };
+        let words = |ranks: [usize; 3]| -> Vec<u8> { ranks.map(GroupRank::new).into_iter().flat_map(word).collect() };
         let view = &members("abc", 1).view;
         assert!(check(view, &words([1, 0, 2])).is_ok());
         assert!(check(view, &words([1, 2, 2])).is_err());

@@ -5,6 +5,7 @@
 //! messages, or the kernel, that empty it are through.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
@@ -42,7 +43,13 @@ struct Combine<'a> {
     columns: usize,
 }
 
-pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
+/// Enqueues what `before` does, and the combine.
+pub fn run(
+    handle: &NodesHt,
+    op: &HtCombine,
+    stream: Stream,
+    before: impl FnOnce(&StreamScope) -> Result<()>,
+) -> Result<()> {
     let group = &handle.group;
     let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
     let combine = Combine {
@@ -56,7 +63,7 @@ pub fn run(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT combine")?;
-    let enqueued = combine.enqueue(&mut enqueueing);
+    let enqueued = before(at).and_then(|()| combine.enqueue(&mut enqueueing));
     let enqueued = enqueued.and_then(|()| kept::order_gradients(group, op, &handle.routing, at));
     enqueueing.end(group, order, enqueued)
 }

@@ -7,16 +7,21 @@
 use crate::backend::HtRouting;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
+use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::memory::NodesMemory;
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
+use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::ht::zones::SlotsOf;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT};
+use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory};
+use crate::backend::cuda::params::ht_kept::{HtTold, HtZones};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
@@ -24,8 +29,10 @@ use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::ops::{HandleForm, IntWidth, Routing, Stream};
+use crate::model::ids::SourceIx;
+use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -70,8 +77,12 @@ pub fn open_handle(
 /// What this rank brings to a handle.
 struct Part {
     memory: Arc<NodesMemory>,
+    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
     routing: Routing,
+    /// What is to be copied.
+    ids: Option<IdCopy>,
     counter: Option<DevPtr>,
+    counters: RoutingCounters,
     verdict: u32,
     size: HandleSize,
 }
@@ -87,14 +98,16 @@ impl Part {
                 width: IntWidth::Bits64,
                 form: HandleForm::default(),
             },
+            ids: None,
             counter: None,
+            counters: RoutingCounters::default(),
             verdict: verdict_refusing(error),
             size: HandleSize::default(),
         }
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        self.memory.memory(plan, self.size)
+        Ok(self.memory.parts(plan, self.size)?.memory)
     }
 }
 
@@ -130,6 +143,8 @@ impl Creation<'_> {
         if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
             return Ok(Err(error));
         }
+        let slots = self.conclude(&part, &counts)?;
+        let apart = slots.map(|_| rails.apart_for(bytes_apart(self.group, rows as usize, part.routing.top_k)));
         let stages = rails.plan.stages(counts.most_tokens());
         Ok(Ok(NodesHt {
             size: part.size,
@@ -139,7 +154,9 @@ impl Creation<'_> {
             grids: self.group.grids(&part.routing),
             routing: part.routing,
             epoch: self.epoch,
-            received: rows as usize,
+            rows: rows as usize,
+            slots,
+            apart: apart.transpose()?,
             counts,
             banks: rails.banks_for(stages.room)?,
             stages,
@@ -163,29 +180,35 @@ impl Creation<'_> {
 
     /// Memory for the handle.
     fn prepare(&self, wanted: HtRouting, announced: &[Announced]) -> Result<Part> {
-        let routing = wanted.routing;
+        let mut routing = wanted.routing;
         let verdict = verdict_with(to_u32(routing.top_k)?);
         let agreeing = announced.iter().skip(1).filter(|it| it.verdict == verdict);
         let remote = agreeing.map(|it| it.tokens).sum();
         let rails = self.rails;
         let (own, top_k) = (routing.tokens, routing.top_k);
-        let size = HandleSize { own, remote, top_k };
-        let (_, bytes) = rails.plan.memory(0, size)?;
+        let keeps_ids = routing.form.keeps_ids;
+        let slots = match routing.form.zones {
+            Some(_) => rails.plan.ranks * self.group.plan.max_tokens() * top_k.min(rails.plan.local_experts),
+            None => 0,
+        };
+        let size = HandleSize { own, remote, top_k, keeps_ids, slots };
+        let bytes = rails.plan.memory(0, size)?.bytes;
         let context = self.group.context.module.context();
         // Of one size where the group has a bound, so that later handles can use it.
-        let room = |own, remote| HandleSize { own, remote, top_k };
+        let room = |own, remote| HandleSize { own, remote, ..size };
         let room = match self.group.plan.bound() {
             Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
         let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
-        Ok(Part {
-            memory: rails.pool.take(|memory| memory.waste(bytes), make)?,
-            routing,
-            counter: wanted.counter,
-            verdict,
-            size,
-        })
+        let memory = rails.pool.take(|memory| memory.waste(bytes), make)?;
+        let mut ids = None;
+        if keeps_ids {
+            let from = Numbers { data: routing.ids, width: routing.width };
+            (routing.ids, routing.width) = (memory.parts(&rails.plan, size)?.ids, IntWidth::Bits64);
+            ids = Some(IdCopy { from, to: routing.ids, count: own * top_k, offset: 0 });
+        }
+        Ok(Part { memory, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
     }
 
     /// Enqueues the exchange of ids and the kernels that find out where rows go.
@@ -225,7 +248,8 @@ impl Creation<'_> {
         let sends = view.rail_peers.iter().map(send);
         let label = self.new_handle().label();
         let exchanges = &rails.network.exchanges;
-        let exchanged = exchanges.enqueue(label, sends, receives, self.at.stream);
+        let kept = part.ids.map_or(Ok(()), |copy| copy.enqueue(&self.group.context, self.at));
+        let exchanged = kept.and_then(|()| exchanges.enqueue(label, sends, receives, self.at.stream));
         turn.end_after(exchanged.and_then(|()| self.launch_route(part)).and_then(|()| self.launch_place(part)))
     }
 
@@ -275,6 +299,57 @@ impl Creation<'_> {
         let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
         let module = &self.group.context.module;
         module.launch(kernels::ht_place(), shape, &params, self.at)
+    }
+
+    /// What the routing tells its caller, and where rows lie by expert: then the slots of all zones.
+    fn conclude(&self, part: &Part, counted: &Counts) -> Result<Option<usize>> {
+        let plan = &self.rails.plan;
+        let HandleParts { memory, slots, zones, .. } = part.memory.parts(plan, part.size)?;
+        let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
+        let turn = self.group.order.begin(self.at)?;
+        let index = plan.announced();
+        let page = Some((part.memory.announced.device().wrapping_add(index), self.epoch));
+        let told = Told { rows: memory.total, counts: memory.counts, counters: &part.counters, zones: None };
+        turn.end_after(match zones {
+            Some(zones) => self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)),
+            None => kept::tell(self.group, &told, self.at),
+        })?;
+        let read = || Ok((part.memory.announced).complete(index, |it| it.epoch == self.epoch));
+        let slots = zones.map(|_| self.group.wait_for_routing(read)).transpose()?;
+        Ok(slots.map(|told| told.value as usize))
+    }
+
+    /// Enqueues the kernels that find the slots of rows: one for each rank that this one forwards for, itself last.
+    fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, told: HtTold) -> Result<()> {
+        let plan = &self.rails.plan;
+        let firsts = SourceIx::all(plan.forwarded).scan(0, |first, source| {
+            let before = *first;
+            *first += if source.index() == 0 { 0 } else { counted.tokens.get(source.index()).copied().unwrap_or(0) };
+            Some((source, before))
+        });
+        let all: Vec<_> = firsts.zip(self.rails.network.view.forwarded()).collect();
+        for ((source, first), rank) in all.into_iter().rev() {
+            let is_own = source.index() == 0;
+            let entries = if is_own { memory.own_entries } else { memory.raw_entries };
+            let tokens = if is_own { memory.tokens as usize } else { counted.coming(source, plan.chunks) };
+            let handle = HtHandleMemory {
+                entries: entries.wrapping_add(first * memory.top_k as usize),
+                begins: memory.source_begins,
+                departures: null_mut(),
+                counts: memory.counts,
+                tokens: to_u32(tokens)?,
+                top_k: memory.top_k,
+            };
+            let of = SlotsOf {
+                rows: memory.total,
+                sources: to_u32(plan.ranks)?,
+                source: rank.word(),
+                epoch: Some(self.epoch),
+                finds: is_own.then_some(told),
+            };
+            self.group.find_slots(&handle, zones, &of, self.at)?;
+        }
+        Ok(())
     }
 
     /// Waits for the number of rows, or why there is none, and for what travels of the `tokens` of forwarded ranks.

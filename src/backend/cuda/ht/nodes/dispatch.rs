@@ -4,7 +4,9 @@
 //! kernel that empties it has run.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::HtKind;
+use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, Tokens};
@@ -42,7 +44,13 @@ struct Dispatch<'a> {
     own: Inputs,
 }
 
-pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
+/// Enqueues the dispatch, and what `after` does.
+pub fn run(
+    handle: &NodesHt,
+    op: &HtDispatch,
+    stream: Stream,
+    after: impl FnOnce(&StreamScope) -> Result<()>,
+) -> Result<()> {
     let group = &handle.group;
     let kind = HtKind::from(op);
     let row = MovedRow::from(op);
@@ -51,12 +59,15 @@ pub fn run(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
         None => launch,
         Some(_) => group.plan.launch(kind, &row.wire.into(), &handle.grids, op.launch)?,
     };
-    let dispatch = Dispatch { handle: Handle::new(handle)?, op, launch, remote_launch, own: Inputs::of(op) };
+    let dispatch =
+        Dispatch { handle: Handle::new(handle)?, op, launch, remote_launch, own: Inputs::of(op, &handle.routing) };
     let at = &group.enter(stream)?;
     let order = group.order.begin(at)?;
     let mut turn = handle.rails.turn.lock();
     let mut enqueueing = Enqueueing::new(&handle.rails, &mut turn, at, "HT dispatch")?;
     let enqueued = dispatch.enqueue(&mut enqueueing);
+    let enqueued = enqueued.and_then(|()| kept::move_ids(group, op, to_u32(handle.routing.top_k)?, at));
+    let enqueued = enqueued.and_then(|()| after(at));
     enqueueing.end(group, order, enqueued)
 }
 

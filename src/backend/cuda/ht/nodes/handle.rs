@@ -1,5 +1,6 @@
 //! A handle over several nodes, once it is made.
 
+use crate::backend::cuda::driver::memory::Buffer;
 use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, Stages};
 use crate::backend::cuda::ht::nodes::rails::Rails;
@@ -21,7 +22,11 @@ pub struct NodesHt {
     pub routing: Routing,
     pub grids: HandleGrids,
     pub epoch: u32,
-    pub received: usize,
+    /// Rows that this rank receives, and the slots of all zones, where they lie by expert.
+    pub rows: usize,
+    pub slots: Option<usize>,
+    /// Rows as they come, where they lie by expert.
+    pub apart: Option<Arc<Buffer>>,
     pub counts: Counts,
     pub stages: Stages,
     pub banks: Arc<Banks>,
@@ -77,6 +82,6 @@ impl Counts {
 impl NodesHt {
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
-        self.memory.memory(&self.rails.plan, self.size)
+        Ok(self.memory.parts(&self.rails.plan, self.size)?.memory)
     }
 }

@@ -3,9 +3,9 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
+use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan, message_sizes};
 use crate::backend::cuda::params::ht::HtCount;
-use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodesMemory};
+use crate::backend::cuda::params::ht_nodes::HtForwarded;
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use std::sync::Arc;
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
-    /// Tokens that travel, the most that a rank has, and the rows that this one receives.
+    /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
+    /// the slots.
     pub announced: HostPage<HtCount>,
     /// The forwarded ranks, for `ht_route_nodes` alone.
     pub forwarded: HostPage<HtForwarded>,
@@ -25,11 +26,11 @@ pub struct NodesMemory {
 impl NodesMemory {
     /// Allocates memory for a handle of this `size`.
     pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
-        let (_, bytes) = plan.memory(0, size)?;
+        let bytes = plan.memory(0, size)?.bytes;
         Ok(Self {
             buffer: Buffer::new(memory, bytes)?,
             bytes,
-            announced: HostPage::new(context, plan.announced())?,
+            announced: HostPage::new(context, plan.announced() + 1)?,
             forwarded: HostPage::new(context, plan.forwarded)?,
         })
     }
@@ -39,9 +40,9 @@ impl NodesMemory {
         self.bytes.checked_sub(bytes)
     }
 
-    /// The memory as a kernel parameter.
-    pub fn memory(&self, plan: &NodesPlan, size: HandleSize) -> Result<HtNodesMemory> {
-        Ok(plan.memory(self.buffer.data().0, size)?.0)
+    /// Its parts.
+    pub fn parts(&self, plan: &NodesPlan, size: HandleSize) -> Result<HandleParts> {
+        plan.memory(self.buffer.data().0, size)
     }
 }
 

@@ -14,6 +14,7 @@ mod messages;
 pub mod plan;
 mod rails;
 mod stage;
+mod zones;
 
 pub use create::open_handle;
 pub use rails::Rails;
@@ -26,11 +27,11 @@ use crate::model::tensor::DevPtr;
 
 impl HtBackend for NodesHt {
     fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        dispatch::run(self, op, stream)
+        zones::dispatch(self, op, stream)
     }
 
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        combine::run(self, op, stream)
+        zones::combine(self, op, stream)
     }
 
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
@@ -39,6 +40,6 @@ impl HtBackend for NodesHt {
     }
 
     fn num_recv_tokens(&self) -> Result<usize> {
-        Ok(self.received)
+        Ok(self.slots.unwrap_or(self.rows))
     }
 }

@@ -8,6 +8,7 @@ use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::node_view::NodeView;
+use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use std::ops::Range;
 
@@ -94,6 +95,21 @@ pub struct HandleSize {
     pub own: usize,
     pub remote: usize,
     pub top_k: usize,
+    /// Whether a copy of the own ids is kept.
+    pub keeps_ids: bool,
+    /// Where rows lie by expert: the most slots of all that may come.
+    pub slots: usize,
+}
+
+/// The parts of a handle's memory.
+pub struct HandleParts {
+    pub memory: HtNodesMemory,
+    /// i64 `[own][top_k]`, if they are kept.
+    pub ids: DevPtr,
+    /// Where rows lie by expert, `HtZones::slots` and `HtZones::begins`.
+    pub slots: DevPtr,
+    pub zones: DevPtr,
+    pub bytes: usize,
 }
 
 impl NodesPlan {
@@ -168,9 +184,9 @@ impl NodesPlan {
         tokens * chunk / self.chunks
     }
 
-    /// A handle's memory that begins at `base`, and its size.
-    pub fn memory(&self, base: usize, size: HandleSize) -> Result<(HtNodesMemory, usize)> {
-        let HandleSize { own, remote, top_k } = size;
+    /// A handle's memory that begins at `base`.
+    pub fn memory(&self, base: usize, size: HandleSize) -> Result<HandleParts> {
+        let HandleSize { own, remote, top_k, keeps_ids, slots } = size;
         let ends = self.chunks + 1;
         let pieces = self.chunks * self.width;
         let mut regions = Regions::new(REGION_ALIGN);
@@ -206,7 +222,12 @@ impl NodesPlan {
             tokens: to_u32(own)?,
             top_k: to_u32(top_k)?,
         };
-        Ok((memory, regions.bytes()))
+        let ids = if keeps_ids { own * top_k } else { 0 };
+        let begins = if slots > 0 { self.local_experts + 1 } else { 0 };
+        let mut part = |count: usize, size: usize| DevPtr(base + regions.take(count * size));
+        let ids = part(ids, size_of::<i64>());
+        let (slots, zones) = (part(slots, size_of::<u32>()), part(begins, size_of::<u32>()));
+        Ok(HandleParts { memory, ids, slots, zones, bytes: regions.bytes() })
     }
 }
 
@@ -231,9 +252,7 @@ mod tests {
             max_recv_rows: None,
             row_bytes,
             ll_combine: LlCombineMode::Reduce,
-            ht_chunk_bytes: None,
-            channels: None,
-            zones: false,
+            ..GroupFacts::SAMPLE
         }
     }
 
@@ -299,10 +318,10 @@ mod tests {
     fn a_rank_without_remote_ranks_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.forwarded, plan.width, plan.locals), (1, 1, 3));
-        let size = HandleSize { own: 8, remote: 0, top_k: 2 };
-        let (memory, bytes) = plan.memory(1 << 20, size).unwrap();
+        let size = HandleSize { own: 8, remote: 0, top_k: 2, keeps_ids: true, slots: 0 };
+        let HandleParts { memory, ids, bytes, .. } = plan.memory(1 << 20, size).unwrap();
         assert_eq!(memory.tokens, 8);
-        assert!(memory.total as usize + 4 <= (1 << 20) + bytes);
+        assert!(memory.counts as usize + 16 <= ids.0 && ids.0 + 8 * 2 * 8 <= (1 << 20) + bytes);
         assert_eq!(memory.raw_entries, memory.entries);
     }
 }

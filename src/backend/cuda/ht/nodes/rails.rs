@@ -31,6 +31,8 @@ pub struct Rails {
     ids: Mutex<Option<(Arc<Buffer>, usize)>>,
     /// The last serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
+    /// As well, of `HtSpreadParams`.
+    apart: Mutex<Vec<(Arc<Buffer>, usize)>>,
     /// Locked while an operation is enqueued.
     pub turn: Mutex<Turn>,
 }
@@ -61,6 +63,7 @@ impl Rails {
             row_bytes: shared.plan.row_bytes(),
             ids: Mutex::default(),
             banks: Mutex::default(),
+            apart: Mutex::default(),
             turn: Mutex::new(turn),
         };
         if let Some(tokens) = shared.plan.bound() {
@@ -93,6 +96,18 @@ impl Rails {
         let room = room.max(present.map_or(0, |it| 2 * it.room));
         let larger = Arc::new(Banks::new(&self.memory, &self.plan, room, self.row_bytes)?);
         banks.push(Arc::clone(&larger));
+        Ok(larger)
+    }
+
+    /// Memory for `bytes` of rows as they come, where they lie by expert.
+    pub fn apart_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
+        let mut all = self.apart.lock();
+        if let Some((present, _)) = all.last().filter(|(_, there)| *there >= bytes) {
+            return Ok(Arc::clone(present));
+        }
+        let bytes = bytes.next_power_of_two();
+        let larger = Arc::new(Buffer::new(&self.memory, bytes)?);
+        all.push((Arc::clone(&larger), bytes));
         Ok(larger)
     }
 

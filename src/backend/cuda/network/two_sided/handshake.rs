@@ -146,8 +146,7 @@ impl Handshake {
 fn check(header: MessageHeader, rank: GroupRank, number: u32, most_tokens: usize) -> Result<Announced> {
     // It may also have an operation on an earlier handle, where this rank has a new one.
     if header.handle != number || header.epoch != 0 {
-        let same = AmongRanks::Same { rank };
-        return Err(Error::usage(Subject::Handle, same).got(number, header.handle));
+        return Err(Error::usage(Subject::Handle, AmongRanks::Same { rank }).got(number, header.handle));
     }
     let (tokens, verdict) = (header.tokens as usize, header.fingerprint);
     if tokens > most_tokens {

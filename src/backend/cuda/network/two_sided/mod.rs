@@ -20,7 +20,6 @@ pub struct Exchanges {
 }
 
 impl Exchanges {
-    /// Over `transport`.
     pub fn new(transport: Box<dyn Transport>) -> Self {
         Self {
             transport: RwLock::new(Some(Arc::from(transport))),
@@ -29,11 +28,9 @@ impl Exchanges {
         }
     }
 
-    /// What carries messages.
     pub fn transport(&self) -> Result<Arc<dyn Transport>> {
         let transport = self.transport.read();
-        let transport = transport.as_ref().map(Arc::clone);
-        transport.ok_or_else(|| Error::internal("the network has ended"))
+        transport.as_ref().map(Arc::clone).ok_or_else(|| Error::internal("the network has ended"))
     }
 
     /// Enqueues messages on `stream`.

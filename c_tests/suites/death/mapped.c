@@ -1,0 +1,81 @@
+// A rank dies in the middle of high-throughput operations on rows in memory that peers map. Its last kernels may have
+// offered such memory, and may be storing in that of the others or loading from there.
+#define _GNU_SOURCE  // setenv
+#include <stdlib.h>
+
+#include "reference/ht_run.h"
+#include "reference/mapped.h"
+#include "suites/death/work.h"
+
+enum { kMostOps = 400, kOpsOfVictim = 7, kOpsInFlight = 4 };
+
+static const HtPass kForward = {.forward = true};
+
+typedef struct {
+    ncclEpGroup_t group;
+    HtRun run;
+} Mapped;
+
+static void open_mapped(Mapped* mapped, const EpEnv* env) {
+    const RefShape shape = {2 * (unsigned)env->size, 16, 3, ncclBfloat16, 1024};
+    EP_REQUIRE(setenv("EP_TEST_MEMORY", "mapped", 1) == 0);
+    mapped->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
+    const ncclEpChoice_t pull = {.size = sizeof(pull), .variant = NCCL_EP_VARIANT_HT_PULL};
+    EP_REQUIRE_NCCL(ncclEpSetChoice(mapped->group, NCCL_EP_OPERATION_HT_COMBINE, &pull));
+    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
+    mapped->run = ht_run_open_with(env, mapped->group, &shape, kRefDistinct, false, opening);
+    ht_forward(&mapped->run);
+    ht_combine(&mapped->run, false);
+    ht_prepare(&mapped->run);
+}
+
+static ncclResult_t launch(Mapped* mapped, bool combines) {
+    const cudaStream_t stream = mapped->run.env->stream;
+    return combines ? ht_launch_combine(&mapped->run, false, stream)
+                    : ht_launch_dispatch(&mapped->run, kForward, stream);
+}
+
+// A few are in flight at a time.
+static void run_until_fault(Mapped* mapped, bool combines, unsigned most) {
+    for (unsigned i = 0; i < most && launch(mapped, combines) == ncclSuccess; ++i) {
+        if (i % kOpsInFlight == kOpsInFlight - 1) EP_CHECK_CUDA(cudaStreamSynchronize(mapped->run.env->stream));
+    }
+}
+
+static void lose_in_mapped(DeathRank* self, bool combines) {
+    const EpEnv* env = &self->env;
+    Mapped mapped;
+    open_mapped(&mapped, env);
+    char* rows = ref_buffer_data(&mapped.run.tokens_out);
+    ncclEpMemInfo_t info = {.size = sizeof(info)};
+    EP_CHECK_NCCL(ncclEpMemInfo(mapped.group, rows, &info));
+    EP_CHECK_EQ_I64(info.peers, survivors(self));
+    meet(self, kReady, env->size);
+    if (is_victim(self)) {
+        run_until_fault(&mapped, combines, kOpsOfVictim);
+        die(self);
+    }
+    run_until_fault(&mapped, combines, kMostOps);
+    wait_for_loss(self);
+    expect_fault(self, mapped.group, atomic_load(&self->shared->lost));
+    EP_CHECK(launch(&mapped, combines) != ncclSuccess);
+    EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
+    // What the peers mapped is still there, and stays: one of them may write to it.
+    EP_CHECK_RESULT(ncclEpMemFree(mapped.group, (char*)rows - info.offset), ncclRemoteError);
+    const char byte = 1;
+    ep_upload(rows, &byte, 1);
+    expect_context_usable(self);
+    meet(self, kNoticed, survivors(self));
+    expect_victim_named(self);
+    const double start = seconds_now();
+    EP_CHECK_NCCL(ep_handle_destroy(&mapped.run.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(mapped.group, env->stream));
+    check_in_time(self, start);
+    ht_run_close(&mapped.run);
+    ref_mapped_close();
+    abort_and_go_on(self);
+}
+
+DEATH_CASE(dies_in_mapped_dispatches, kVictimDies) { lose_in_mapped(self, false); }
+
+DEATH_CASE(dies_in_mapped_combines, kVictimDies) { lose_in_mapped(self, true); }

@@ -1,0 +1,144 @@
+// Rows that lie by expert, over several nodes: operations move them as others, in memory of the library's, and these
+// kernels bring them from there to their slots behind a dispatch, and the sums of their slots there before a combine.
+//
+// Grid: a warp for each row at a time, then for each zone. After a failure nothing is written.
+
+#include "../base/entry.cuh"
+#include "../base/numeric.cuh"
+#include "../peer/fault.cuh"
+#include "zones.cuh"
+
+namespace nccl_ep::ht_zones_apart_impl {
+
+// Whether `rows` slots are enough; otherwise the group has failed.
+template <typename Params>
+__device__ bool has_room(const Params& params, uint32_t rows, uint32_t fault) {
+    const uint32_t needed = slots_needed(params.zones);
+    if (rows < needed && blockIdx.x == 0 && threadIdx.x == 0) {
+        report_failure(params.wait, fault, {WAIT_STREAMED_ROW, params.peers.rank, 0}, needed, rows);
+        broadcast_failure(params.peers, params.wait);
+    }
+    return rows >= needed;
+}
+
+// Calls `use(slot)` for each slot of a row that a tensor of `rows` has; all lanes do.
+template <typename Use>
+__device__ __forceinline__ void each_slot(uint32_t slot_of_lane, uint32_t rows, Use use) {
+    for (LaneMask left = ballot(is_slot(slot_of_lane, rows)); left.any(); left.drop_first()) {
+        use(shuffle(slot_of_lane, left.first()));
+    }
+}
+
+// One warp copies a row to its slots.
+__device__ void spread_row(const HtPlane& plane, uint32_t row, uint32_t slot_of_lane) {
+    const Vec16* from = reinterpret_cast<const Vec16*>(plane.rows + uint64_t{row} * plane.bytes);
+    each_slot(slot_of_lane, plane.out_rows, [&](uint32_t slot) {
+        Vec16* to = reinterpret_cast<Vec16*>(plane.out + uint64_t{slot} * plane.bytes);
+        for (uint32_t i = lane_idx(); i < plane.bytes / sizeof(Vec16); i += kWarpSize) {
+            st_row(to + i, ld_const(from + i));
+        }
+    });
+}
+
+// One warp writes zeros to a slot.
+__device__ void clear_slot(const HtPlane& plane, uint32_t slot) {
+    Vec16* to = reinterpret_cast<Vec16*>(plane.out + uint64_t{slot} * plane.bytes);
+    for (uint32_t i = lane_idx(); plane.out != nullptr && i < plane.bytes / sizeof(Vec16); i += kWarpSize) {
+        st_row(to + i, {{0, 0, 0, 0}});
+    }
+}
+
+__device__ void clear_pads(const HtSpreadParams& params, uint32_t expert) {
+    const HtZones& zones = params.zones;
+    const uint32_t first = zones.begins[expert] + static_cast<uint32_t>(params.counts[expert]);
+    for (uint32_t slot = first; slot < zones.begins[expert + 1]; ++slot) {
+        if (is_slot(slot, params.payloads.out_rows)) {
+            clear_slot(params.payloads, slot);
+        }
+        if (is_slot(slot, params.scales.out_rows)) {
+            clear_slot(params.scales, slot);
+        }
+        if (lane_idx() == 0 && params.out_weights != nullptr && is_slot(slot, params.weight_rows)) {
+            params.out_weights[slot] = 0.0f;
+        }
+    }
+}
+
+ENTRY(ht_spread) {
+    const HtZones& zones = params.zones;
+    if (known_failure(params.wait) != 0 || !has_room(params, params.payloads.out_rows, FAULT_TOKEN_ROWS) ||
+        !has_room(params, params.scales.out_rows, FAULT_SCALE_ROWS) ||
+        !has_room(params, params.weight_rows, FAULT_ROUTING_ROWS)) {
+        return;
+    }
+    const uint32_t warps = gridDim.x * num_warps();
+    const uint32_t warp = blockIdx.x * num_warps() + warp_idx();
+    for (uint32_t row = warp; row < params.received; row += warps) {
+        const uint32_t slot = slot_of_lane(zones, row);
+        if (params.payloads.out != nullptr) {
+            spread_row(params.payloads, row, slot);
+        }
+        if (params.scales.out != nullptr) {
+            spread_row(params.scales, row, slot);
+        }
+        if (params.out_weights != nullptr && is_slot(slot, params.weight_rows)) {
+            params.out_weights[slot] = params.weights[uint64_t{row} * params.top_k + lane_idx()];
+        }
+    }
+    for (uint32_t expert = warp; expert < zones.experts; expert += warps) {
+        clear_pads(params, expert);
+    }
+    // Weights behind all zones.
+    const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
+    uint64_t slot = uint64_t{zones.begins[zones.experts]} + blockIdx.x * blockDim.x + threadIdx.x;
+    for (; params.out_weights != nullptr && slot < params.weight_rows; slot += threads) {
+        params.out_weights[slot] = 0.0f;
+    }
+}
+
+// One warp sums the slots of a row, by ascending expert in fp32, and rounds the sum.
+template <typename Type>
+__device__ void gather_row(const HtGatherParams& params, uint32_t row, uint32_t slot_of_lane) {
+    Vec16* to = reinterpret_cast<Vec16*>(params.out + uint64_t{row} * params.row_bytes);
+    const uint32_t vecs = params.row_bytes / sizeof(Vec16);
+    for (uint32_t first = 0; first < vecs; first += kWarpSize) {
+        const uint32_t at = first + lane_idx();
+        float sum[Type::kPerVec] = {};
+        each_slot(slot_of_lane, params.in_rows, [&](uint32_t slot) {
+            const uint8_t* from = params.rows + uint64_t{slot} * params.row_bytes;
+            float addend[Type::kPerVec] = {};
+            if (at < vecs) {
+                Type::unpack(ld_const(reinterpret_cast<const Vec16*>(from) + at), addend);
+            }
+            for (uint32_t i = 0; i < Type::kPerVec; ++i) {
+                sum[i] += addend[i];
+            }
+        });
+        if (at < vecs) {
+            st_row(to + at, Type::pack(sum));
+        }
+    }
+}
+
+template <typename Type>
+__device__ void gather(const HtGatherParams& params) {
+    if (known_failure(params.wait) != 0 || !has_room(params, params.in_rows, FAULT_INPUT_ROWS)) {
+        return;
+    }
+    const uint32_t warps = gridDim.x * num_warps();
+    for (uint32_t row = blockIdx.x * num_warps() + warp_idx(); row < params.received; row += warps) {
+        const uint32_t slot = slot_of_lane(params.zones, row);
+        gather_row<Type>(params, row, slot);
+        if (lane_idx() < params.columns) {
+            const bool is_there = is_slot(slot, params.in_rows);
+            params.out_gradients[uint64_t{row} * params.columns + lane_idx()] =
+                is_there ? params.gradients[slot] : 0.0f;
+        }
+    }
+}
+
+ENTRY(ht_gather_bf16) { gather<Bf16>(params); }
+ENTRY(ht_gather_f16) { gather<F16>(params); }
+ENTRY(ht_gather_f32) { gather<F32>(params); }
+
+}  // namespace nccl_ep::ht_zones_apart_impl

@@ -1,0 +1,96 @@
+//! Memory of NCCL's, and windows: here a window only says where this rank's memory is, so that ranks need not meet.
+#![allow(unsafe_code)]
+#![allow(non_camel_case_types)]
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::boundary::{boundary, store};
+use super::error::{Code, Failure, Outcome, ncclResult_t};
+use super::registry::{find, ncclComm_t};
+use crate::cuda::memory::{cudaFree, cudaMalloc};
+use crate::handles::Handles;
+
+/// C's `ncclWindow_t`.
+pub type ncclWindow_t = *mut c_void;
+
+/// This rank's memory of one.
+struct Window {
+    comm: usize,
+    data: usize,
+}
+
+static WINDOWS: Handles<Window> = Handles::new(0x5700_0000_0000);
+
+fn window_of(comm: ncclComm_t, window: ncclWindow_t) -> Outcome<Arc<Window>> {
+    find(comm)?;
+    let found = WINDOWS.get(window as usize).filter(|window| window.comm == comm as usize);
+    found.ok_or_else(|| Failure::argument("win is NULL, deregistered, or no window of comm"))
+}
+
+fn cuda(code: c_int) -> Outcome<()> {
+    if code == 0 { Ok(()) } else { Err(Failure::new(Code::UnhandledCudaError, format!("CUDA error {code}"))) }
+}
+
+/// Allocates memory for windows.
+///
+/// # Safety
+/// `ptr` is null or valid for a write.
+// SAFETY (this and every other export): the name is NCCL's and this library defines it once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
+    // SAFETY: passed on under this function's contract.
+    boundary(|| cuda(unsafe { cudaMalloc(ptr, size) } as c_int))
+}
+
+/// Frees it.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
+    boundary(|| cuda(cudaFree(ptr) as c_int))
+}
+
+/// Makes a window of memory.
+///
+/// # Safety
+/// `win` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommWindowRegister(
+    comm: ncclComm_t,
+    buff: *mut c_void,
+    size: usize,
+    win: *mut ncclWindow_t,
+    _flags: c_int,
+) -> ncclResult_t {
+    boundary(|| {
+        find(comm)?;
+        if buff.is_null() || size == 0 || win.is_null() {
+            return Err(Failure::argument("buff or win is NULL, or size is 0"));
+        }
+        let made = WINDOWS.insert(Arc::new(Window { comm: comm as usize, data: buff as usize }));
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(win, made as ncclWindow_t) }
+    })
+}
+
+/// Ends a window; the memory stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t {
+    boundary(|| {
+        window_of(comm, win)?;
+        WINDOWS.remove(win as usize);
+        Ok(())
+    })
+}
+
+/// Where this rank's memory of a window begins; of NCCL 2.29.
+///
+/// # Safety
+/// `ptr` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, ptr: *mut *mut c_void) -> ncclResult_t {
+    boundary(|| {
+        let window = window_of(comm, win)?;
+        // SAFETY: passed on under this function's contract.
+        unsafe { store(ptr, window.data as *mut c_void) }
+    })
+}

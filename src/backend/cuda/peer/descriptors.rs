@@ -1,0 +1,149 @@
+//! Descriptors of memory, which the processes of a machine can give each other over a socket of the system's alone.
+//!
+//! A rank has a socket for one object, whose name it tells the others in its record. Once all have the records, each
+//! sends what it has to each other rank, and then receives as much: nobody waits for a rank that has not got there. A
+//! message begins with the sender's [`ProcessId`], which only ranks of the group know: another process could send, too.
+
+use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
+use crate::error::{Code, Error, Result};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, recvmsg, sendmsg_addr,
+};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
+
+/// Most descriptors of a message: with eight ranks no more are under way than a process may have open.
+pub const MOST_DESCRIPTORS: usize = 100;
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS));
+const WORD: usize = size_of::<u64>();
+const HEAD: usize = PROCESS_ID_BYTES + WORD;
+
+/// One rank's socket.
+pub struct Socket {
+    socket: UnixDatagram,
+    name: u64,
+}
+
+/// What a rank has sent.
+pub struct Received {
+    /// Its number in the group.
+    pub rank: usize,
+    /// Bytes of each piece.
+    pub sizes: Vec<usize>,
+    /// The pieces.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Socket {
+    /// A new one.
+    pub fn new() -> Result<Self> {
+        // Not a secret, but no other's.
+        let name = RandomState::new().hash_one(std::process::id());
+        let socket = SocketAddr::from_abstract_name(name_of(name)).and_then(|at| UnixDatagram::bind_addr(&at));
+        Ok(Self { socket: socket.map_err(|cause| failed(&cause))?, name })
+    }
+
+    /// Its name, as [`Socket::send`] takes it.
+    pub fn name(&self) -> u64 {
+        self.name
+    }
+
+    /// Sends `pieces`, each with its bytes, from `rank` of the group to the socket called `to`.
+    pub fn send(&self, to: u64, rank: usize, pieces: &[(usize, OwnedFd)]) -> Result<()> {
+        let mut bytes = ProcessId::this()?.to_bytes().to_vec();
+        bytes.extend((rank as u64).to_le_bytes());
+        bytes.extend(pieces.iter().flat_map(|(size, _)| (*size as u64).to_le_bytes()));
+        let descriptors: Vec<BorrowedFd<'_>> = pieces.iter().map(|(_, descriptor)| descriptor.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); SPACE];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(Error::internal("too many descriptors"));
+        }
+        let to = SocketAddrUnix::new_abstract_name(name_of(to).as_bytes()).map_err(|cause| failed(&cause.into()))?;
+        let parts = [IoSlice::new(&bytes)];
+        // It does not block unless ten ranks have sent and this one's peer has read nothing.
+        let sent = sendmsg_addr(&self.socket, &to, &parts, &mut control, SendFlags::NOSIGNAL);
+        sent.map(drop).map_err(|cause| failed(&cause.into()))
+    }
+
+    /// The next message of a process that `is_known`, within `timeout`.
+    pub fn receive(&self, timeout: Duration, is_known: impl Fn(ProcessId) -> bool) -> Result<Received> {
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed()).max(Duration::from_millis(1));
+            self.socket.set_read_timeout(Some(left)).map_err(|cause| failed(&cause))?;
+            let mut bytes = [0; HEAD + MOST_DESCRIPTORS * WORD];
+            let mut space = [MaybeUninit::uninit(); SPACE];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let parts = &mut [IoSliceMut::new(&mut bytes)];
+            let got = recvmsg(&self.socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+            let length = got.map_err(|cause| failed(&cause.into()))?.bytes;
+            let descriptors = control.drain().flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(some) => some.collect(),
+                _ => Vec::new(),
+            });
+            let descriptors: Vec<OwnedFd> = descriptors.collect();
+            let message = bytes.get(..length).and_then(|it| it.split_first_chunk());
+            if let Some((process, numbers)) = message
+                && is_known(ProcessId::from_bytes(*process))
+                && let Some((rank, sizes)) = numbers.split_first_chunk::<WORD>()
+                && sizes.len() == descriptors.len() * WORD
+            {
+                let sizes = sizes.as_chunks::<WORD>().0.iter().map(|it| u64::from_le_bytes(*it) as usize);
+                return Ok(Received { rank: u64::from_le_bytes(*rank) as usize, sizes: sizes.collect(), descriptors });
+            }
+        }
+    }
+}
+
+fn name_of(number: u64) -> String {
+    format!("nccl_ep-{number:016x}")
+}
+
+fn failed(cause: &std::io::Error) -> Error {
+    Error::new(Code::SystemError, format!("descriptors of memory between processes: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write};
+
+    fn file(text: &str) -> OwnedFd {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(text.as_bytes()).unwrap();
+        reader.into()
+    }
+
+    #[test]
+    fn descriptors_come_with_their_sizes_from_known_processes() {
+        let (to, from) = (Socket::new().unwrap(), Socket::new().unwrap());
+        let known = |process| Ok(process) == ProcessId::this();
+        let wait = Duration::from_secs(5);
+        // Of a process that does not know the group.
+        from.socket.send_to_addr(&[7; 60], &SocketAddr::from_abstract_name(name_of(to.name)).unwrap()).unwrap();
+        let pieces = [(4096, file("one")), (8192, file("two"))];
+        from.send(to.name(), 3, &pieces).unwrap();
+        drop(pieces);
+        let got = to.receive(wait, known).unwrap();
+        assert_eq!((got.rank, got.sizes), (3, vec![4096, 8192]));
+        let read = |it: OwnedFd| {
+            let mut text = [0; 3];
+            File::from(it).read_exact(&mut text).unwrap();
+            text
+        };
+        let texts: Vec<_> = got.descriptors.into_iter().map(read).collect();
+        assert_eq!(texts, [*b"one", *b"two"]);
+        assert!(to.receive(Duration::from_millis(20), known).is_err());
+        let gone = to.name();
+        drop(to);
+        assert!(from.send(gone, 3, &[]).is_err());
+    }
+}

@@ -1,0 +1,142 @@
+//! What a tuning file says of operations under conditions: of rows of this size, that lie so, in memory that peers map.
+
+use super::file::{Shape, number, string};
+use super::variant::{Operation, Variant};
+use crate::log::shown;
+use serde_json::Value;
+
+/// How the rows of a low-latency operation lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // As they are called.
+pub enum Lie {
+    ByExpert,
+    ByRank,
+    InView,
+}
+
+impl Lie {
+    /// By whether they lie by rank, and in a view.
+    pub fn of(by_rank: bool, in_view: bool) -> Self {
+        match (by_rank, in_view) {
+            (_, true) => Self::InView,
+            (true, false) => Self::ByRank,
+            (false, false) => Self::ByExpert,
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "expert" => Some(Self::ByExpert),
+            "rank" => Some(Self::ByRank),
+            "view" => Some(Self::InView),
+            _ => None,
+        }
+    }
+}
+
+/// The rows of a call. `None` is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Bytes of a row as it travels, without its scales.
+    pub row_bytes: usize,
+    /// In LL, how they lie.
+    pub lie: Option<Lie>,
+    /// Whether peers map their memory.
+    pub mapped: bool,
+}
+
+/// How to run an operation; what is `None` is as the library wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Best {
+    /// Which of the ways that have names.
+    pub variant: Option<Variant>,
+    /// Not checked yet.
+    pub shape: Option<Shape>,
+}
+
+/// What was best for operations on so many tokens, or fewer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Learned {
+    entries: Vec<Entry>,
+}
+
+/// Of the conditions those count that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    operation: Operation,
+    tokens: u64,
+    row_bytes: Option<u64>,
+    lie: Option<Lie>,
+    mapped: Option<bool>,
+    variant: Option<Variant>,
+    shape: Option<Shape>,
+}
+
+impl Learned {
+    /// Of the list of them in a file.
+    pub fn parse(choices: &[Value]) -> Result<Self, String> {
+        let entry = |(index, value)| Entry::parse(value).map_err(|reason| format!("choice {index}: {reason}"));
+        Ok(Self { entries: choices.iter().enumerate().map(entry).collect::<Result<_, _>>()? })
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The variant and the launch of an operation on `tokens`: as for the next larger number of tokens that was measured.
+    ///
+    /// Ranks must agree on how low latency sums, but not on their tokens nor where their rows are. So that is as for the
+    /// most tokens, of this rank and of all others.
+    pub fn choice(&self, operation: Operation, tokens: usize, rows: Rows) -> Best {
+        let agreed = self.fitting(operation, 0, rows, false).max_by_key(|entry| entry.tokens);
+        let own = self.fitting(operation, tokens as u64, rows, true).min_by_key(|entry| entry.tokens);
+        let variant = match operation {
+            Operation::LlDispatch | Operation::LlCombine => agreed,
+            Operation::HtDispatch | Operation::HtCombine => own,
+        };
+        let variant = variant.and_then(|entry| entry.variant);
+        Best { variant, shape: own.and_then(|entry| entry.shape) }
+    }
+
+    fn fitting(&self, operation: Operation, tokens: u64, rows: Rows, by_memory: bool) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(move |entry| {
+            entry.operation == operation
+                && entry.tokens >= tokens
+                && entry.row_bytes.is_none_or(|bytes| bytes == rows.row_bytes as u64)
+                && (entry.lie.is_none() || rows.lie.is_none() || entry.lie == rows.lie)
+                && (!by_memory || entry.mapped.is_none_or(|mapped| mapped == rows.mapped))
+        })
+    }
+}
+
+impl Entry {
+    fn parse(entry: &Value) -> Result<Self, String> {
+        let text = |name| entry.get(name).map(|_| string(entry, name)).transpose();
+        let operation = Operation::of_file(&string(entry, "operation")?)?;
+        let unknown = |name: &str, value: &str| format!("unknown {name} {:?}", shown(value));
+        let variant = text("variant")?
+            .map(|name| {
+                let found = Variant::named(&name).filter(|variant| variant.is_of(operation));
+                found.ok_or_else(|| unknown("variant", &name))
+            })
+            .transpose()?;
+        let lie = text("layout")?.map(|name| Lie::named(&name).ok_or_else(|| unknown("layout", &name))).transpose()?;
+        let mapped = text("memory")?
+            .map(|name| match name.as_str() {
+                "symmetric" => Ok(true),
+                "plain" => Ok(false),
+                _ => Err(unknown("memory", &name)),
+            })
+            .transpose()?;
+        Ok(Self {
+            operation,
+            tokens: number(entry, "tokens")?,
+            row_bytes: entry.get("row_bytes").map(|_| number(entry, "row_bytes")).transpose()?,
+            lie,
+            mapped,
+            variant,
+            shape: entry.get("blocks").map(|_| Shape::of(entry)).transpose()?,
+        })
+    }
+}

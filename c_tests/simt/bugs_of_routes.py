@@ -48,8 +48,8 @@ BUGS_OF_ROUTES = (
         "all.behind = {};", ZONES, slow=True),
     Bug("a sum over one that is on its way", "ht/zoned_input.cuh", "            buffers.wait_reusable();\n", "", ZONES,
         slow=True),
-    Bug("rows over others that are not added yet", "ht/zoned_input.cuh", "                stages.settle();\n", "", ZONES,
-        slow=True),
+    Bug("parts that are added before they have come", "ht/zoned_input.cuh",
+        "async_load_wait<HT_ZONE_STAGES - 1>", "async_load_wait<HT_ZONE_STAGES>", ZONES, slow=True),
     Bug("gradients by expert, not by k", "ht/by_k.cu",
         "gradient = shuffle(gradient, experts_below(expert, top_k));", "", ZONES, slow=True),
 )

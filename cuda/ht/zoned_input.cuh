@@ -1,29 +1,52 @@
 // The rows of a combine that lie by expert in its input: what a rank returns for a token is the sum of its slots, by
 // ascending expert in fp32, rounded. A slot that was dropped adds nothing.
 //
-// A warp sums a row part by part. That part of some rows at a time comes through a stage of shared memory, while the one
-// of the next rows, or of the row's next part, is under way to the other stage.
+// A warp sums a row part by part. The parts of all rows that it adds come through a few stages of shared memory, one
+// behind the other, so the same number of them is under way all the time, however many rows a sum has. Each lane loads
+// what it adds itself, so stages need no barrier.
 #pragma once
 
 #include "combine_block.cuh"
-#include "pipeline.cuh"
 #include "sum.cuh"
 #include "zones.cuh"
 
 namespace nccl_ep::ht_combine_impl {
 
 static_assert(HT_ZONE_PART_BYTES == kVecs * kWarpSize * sizeof(Vec16), "a sum in registers");
-constexpr uint32_t kStageBytes = HT_ZONE_STAGE_ROWS * HT_ZONE_PART_BYTES;
 
-// The shared memory of a warp: a sum on its way to a peer, and stages of what is summed.
+// The shared memory of a warp: a sum on its way to a peer, and stages of what is summed, in each of which one part is
+// under way or has come.
 class ZonedBuffers : public Staging {
    public:
-    __device__ ZonedBuffers(uint8_t* memory, uint32_t bytes, uint64_t* barrier)
-        : Staging(memory, bytes, barrier),
-          stages(memory + HT_ZONE_PART_BYTES, kStageBytes, HT_ZONE_STAGES,
-                 reinterpret_cast<uint64_t*>(memory + HT_ZONE_PART_BYTES + HT_ZONE_STAGES * kStageBytes)) {}
+    using Staging::Staging;
 
-    Pipeline stages;
+    // Where this lane's first access of the next part is when that has come.
+    __device__ __forceinline__ const Vec16* wait_part() {
+        async_load_wait<HT_ZONE_STAGES - 1>();
+        return stage(added_);
+    }
+    __device__ __forceinline__ void end_part() { added_ = next(added_); }
+    // Begins to load `vecs` accesses of the lanes from `from`, or none, to the next stage, whose part was added.
+    __device__ __forceinline__ void load_part(const uint8_t* from, uint32_t vecs) {
+#pragma unroll
+        for (uint32_t v = 0; v < kVecs; ++v) {
+            const uint32_t at = v * kWarpSize + lane_idx();
+            if (at < vecs) {
+                async_load(stage(loaded_) + v * kWarpSize, reinterpret_cast<const Vec16*>(from) + at);
+            }
+        }
+        async_load_commit();
+        loaded_ = next(loaded_);
+    }
+
+   private:
+    __device__ static uint32_t next(uint32_t number) { return number + 1 == HT_ZONE_STAGES ? 0 : number + 1; }
+    __device__ Vec16* stage(uint32_t number) const {
+        return reinterpret_cast<Vec16*>(chunk() + (1 + number) * HT_ZONE_PART_BYTES) + lane_idx();
+    }
+
+    uint32_t added_ = 0;
+    uint32_t loaded_ = 0;
 };
 
 // What a warp adds, rows in lanes. First the slots of this rank's row; at home their sum is rounded then, and added to
@@ -38,23 +61,13 @@ struct Addends {
     __device__ LaneMask of_phase(uint32_t phase) const { return phase == 0 ? slots : phase == 1 ? before : behind; }
 };
 
-// Takes the rows for a stage from those that are left.
-__device__ __forceinline__ LaneMask take_rows(LaneMask& left) {
-    const LaneMask all = left;
-#pragma unroll
-    for (uint32_t i = 0; i < HT_ZONE_STAGE_ROWS; ++i) {
-        left.drop_first();
-    }
-    return all & ~left;
-}
-
 // Loads the parts of addends, in the order in which they are added.
 class AddendsAhead {
    public:
     __device__ AddendsAhead(const Addends& from, uint32_t row_bytes)
         : from_(from), left_(from.slots), row_bytes_(row_bytes) {}
 
-    __device__ __forceinline__ void load(Pipeline& stages) {
+    __device__ __forceinline__ void load(ZonedBuffers& buffers) {
 #pragma unroll 1
         while (!left_.any() && offset_ < row_bytes_) {
             const bool is_last = phase_ == 2;
@@ -62,15 +75,10 @@ class AddendsAhead {
             offset_ += is_last ? HT_ZONE_PART_BYTES : 0;
             left_ = from_.of_phase(phase_);
         }
-        if (offset_ >= row_bytes_) {
-            return;
-        }
-        const LaneMask rows = take_rows(left_);
-        const uint32_t bytes = min(row_bytes_ - offset_, HT_ZONE_PART_BYTES);
-        uint8_t* to = stages.begin_filling(rows.count() * bytes);
-        const Remote<uint8_t> row(const_cast<uint8_t*>(phase_ == 0 ? from_.slot : from_.part));
-        stages.fill_each(to, rows, row, offset_, bytes, HT_ZONE_PART_BYTES);
-        stages.end_filling();
+        const uint32_t bytes = offset_ < row_bytes_ ? min(row_bytes_ - offset_, HT_ZONE_PART_BYTES) : 0;
+        const uint8_t* row = shuffle(phase_ == 0 ? from_.slot : from_.part, left_.any() ? left_.first() : 0);
+        buffers.load_part(row + offset_, bytes / sizeof(Vec16));
+        left_.drop_first();
     }
 
    private:
@@ -94,11 +102,11 @@ struct PartSum {
             sum[v][j] += addend[j];
         }
     }
-    // The lanes' accesses; what lies behind a shorter part is added, too, and not used.
-    __device__ __forceinline__ void add(const uint8_t* part) {
+    // This lane's accesses; what lies behind a shorter part is added, too, and not used.
+    __device__ __forceinline__ void add(const Vec16* part) {
 #pragma unroll
         for (uint32_t v = 0; v < kVecs; ++v) {
-            add(v, reinterpret_cast<const Vec16*>(part)[v * kWarpSize + lane_idx()]);
+            add(v, part[v * kWarpSize]);
         }
     }
     // Rounds it, and adds it again to nothing or to what comes before.
@@ -113,12 +121,12 @@ struct PartSum {
 
 // Calls `store(offset, bytes, sum)` for all parts of a row.
 template <typename Type, bool kIsHome, typename Store>
-__device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, Pipeline& stages, Store store) {
+__device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, ZonedBuffers& buffers, Store store) {
     const bool is_empty = !addends.slots.any() && !addends.before.any() && !addends.behind.any();
     AddendsAhead ahead(addends, is_empty ? 0 : row_bytes);
 #pragma unroll 1
     for (uint32_t i = 0; i < HT_ZONE_STAGES; ++i) {
-        ahead.load(stages);
+        ahead.load(buffers);
     }
 #pragma unroll 1
     for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZONE_PART_BYTES) {
@@ -128,16 +136,10 @@ __device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_byt
 #pragma unroll 1
         for (uint32_t phase = 0; phase < (kIsHome ? 3 : 1); ++phase) {
 #pragma unroll 1
-            for (LaneMask left = addends.of_phase(phase); left.any();) {
-                const uint32_t rows = take_rows(left).count();
-                const uint8_t* full = stages.wait_full();
-#pragma unroll 2
-                for (uint32_t i = 0; i < rows; ++i) {
-                    part.add(full + i * HT_ZONE_PART_BYTES);
-                }
-                stages.settle();
-                stages.end_using();
-                ahead.load(stages);
+            for (LaneMask left = addends.of_phase(phase); left.any(); left.drop_first()) {
+                part.add(buffers.wait_part());
+                buffers.end_part();
+                ahead.load(buffers);
             }
             if (kIsHome && phase == 0) {
                 part.round(own);
@@ -181,7 +183,7 @@ struct ZonedInput {
                 depart();
             }
         };
-        sum_row<Type, false>(slots_of(block, row), block.common.shape.row_bytes, buffers.stages, store);
+        sum_row<Type, false>(slots_of(block, row), block.common.shape.row_bytes, buffers, store);
     }
 
     // The gradient of weight `number` of the row.
@@ -211,16 +213,10 @@ struct ZonedInput {
     // Sums a token's, which are all there, to the row `out`.
     __device__ __forceinline__ static void sum_to(Vec16* out, const Addends& addends, uint32_t row_bytes,
                                                   ZonedBuffers& buffers) {
-#ifdef NCCL_EP_HAS_BULK_COPY
-        if (lane_idx() == 0) {
-            // What the lanes have acquired comes before the engine's reads.
-            fence_global_before_bulk();
-        }
-#endif
         const auto store = [&](uint32_t offset, uint32_t bytes, const float (&sum)[kVecs][Type::kPerVec]) {
             store_sum<Type>(sum, 0, bytes / sizeof(Vec16), out + offset / sizeof(Vec16));
         };
-        sum_row<Type, true>(addends, row_bytes, buffers.stages, store);
+        sum_row<Type, true>(addends, row_bytes, buffers, store);
     }
 
    private:

@@ -18,11 +18,10 @@ pub const HT_NO_SLOT: u32 = 0xffff_ffff;
 pub const HT_DROPPED: u32 = 0xffff_fffe;
 /// What a warp of a combine of zones sums at a time, of a row.
 pub const HT_ZONE_PART_BYTES: u32 = 2048;
-/// Rows whose parts are in a stage of its shared memory, and such stages.
-pub const HT_ZONE_STAGE_ROWS: u32 = 4;
-pub const HT_ZONE_STAGES: u32 = 2;
-/// Shared memory of that warp: a sum on its way, the stages, and a barrier for each of these.
-pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES * HT_ZONE_STAGE_ROWS) * HT_ZONE_PART_BYTES + 64;
+/// Parts of rows under way to that warp.
+pub const HT_ZONE_STAGES: u32 = 6;
+/// Its shared memory: a sum on its way, and the stages.
+pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES;
 /// Threads of `ht_counters`, one block.
 pub const HT_COUNTERS_THREADS: u32 = 256;
 /// Threads of a block of `ht_by_k`.

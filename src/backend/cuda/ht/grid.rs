@@ -23,10 +23,11 @@ const MANY_BLOCKS: u32 = 96;
 const CAST_SENDERS: u32 = 17;
 /// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
-/// Of rows by expert: what it costs to send a row in a dispatch, and to send a sum in a combine, in slots that are stored
-/// or read.
-const ROW_SENT: f64 = 1.2;
-const SUM_SENT: f64 = 1.0;
+/// Of rows by expert: what it costs to send a row in a dispatch, where few blocks store and where memory keeps many
+/// waiting, and to send a sum in a combine, in slots that are stored or read.
+const ROW_SENT: f64 = 1.6;
+const ROW_SENT_OF_MANY: f64 = 2.8;
+const SUM_SENT: f64 = 0.6;
 /// A sending block needs one warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;
 
@@ -149,8 +150,9 @@ impl Grid {
         // Of a token: rows on all ranks, and those that are sent.
         let rows = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
         let sent = rows * (1.0 - 1.0 / ranks);
+        let row_sent = if blocks < MANY_BLOCKS { ROW_SENT } else { ROW_SENT_OF_MANY };
         let (sends, receives) = match kind {
-            HtKind::Dispatch { .. } => (ROW_SENT * sent, slots),
+            HtKind::Dispatch { .. } => (row_sent * sent, slots),
             HtKind::Combine { .. } => (slots - slots / ranks + SUM_SENT * sent, slots / ranks + sent + 1.0),
         };
         let senders = (f64::from(blocks) * sends / (sends + receives)).round() as u32;

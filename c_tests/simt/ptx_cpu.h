@@ -107,9 +107,7 @@ inline uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
 inline Vec16 ld_relaxed_sys(const Vec16* from) {
     simt::CheckAligned(from);
     Vec16 v;
-    for (int i = 0; i < 4; ++i) {
-        v.word[i] = __atomic_load_n(&from->word[i], __ATOMIC_RELAXED);
-    }
+    for (int i = 0; i < 4; ++i) v.word[i] = __atomic_load_n(&from->word[i], __ATOMIC_RELAXED);
     simt::Block::Current().stores().Overlay(from, &v, sizeof(v));
     return v;
 }

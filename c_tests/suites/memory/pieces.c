@@ -2,7 +2,6 @@
 #define _GNU_SOURCE  // RTLD_DEFAULT
 #include <cuda.h>
 #include <dlfcn.h>
-#include <string.h>
 
 #include "suites/memory/memory.h"
 

@@ -253,6 +253,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_by_expert_have_fewer_senders_and_all_blocks() {
+        for (channels, top_k, senders) in
+            [(Some(8), 8, (3, 7)), (Some(12), 8, (4, 10)), (Some(12), 2, (9, 8)), (None, 8, (34, 57))]
+        {
+            let grid = |kind| Grid::of_zones(&facts(2, channels), kind, top_k, H200);
+            let (dispatch, combine) = (grid(DISPATCH), grid(COMBINE));
+            assert_eq!((dispatch.send_blocks, combine.send_blocks), senders);
+            assert_eq!(dispatch.blocks, channels.map_or(132, |channels| 2 * channels as u32));
+        }
+        assert_eq!(Grid::of_zones(&facts(1, None), COMBINE, 8, H200).send_blocks, 0);
+    }
+
+    #[test]
     fn casts_have_more_senders() {
         for (channels, senders) in [(1, 1), (4, 5), (12, 17), (1000, 50)] {
             let facts = facts(2, Some(channels));

@@ -1,8 +1,10 @@
 // The rules of bulk copies and mbarriers.
 #include "bulk.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "failure.h"
 
@@ -84,6 +86,33 @@ void Bulk::WaitUntilWritten(uint32_t thread, uint32_t groups) {
     }
 }
 
+void Bulk::LoadForThread(uint32_t thread, void* shared_to, const void* from) {
+    CheckCopy(shared_to, from, kUnit);
+    threads_[thread].open_loads.push_back({static_cast<uint8_t*>(shared_to), static_cast<const uint8_t*>(from), kUnit});
+}
+
+void Bulk::CommitLoads(uint32_t thread) {
+    Thread& own = threads_[thread];
+    own.loads.push_back(std::move(own.open_loads));
+    own.open_loads.clear();
+    // Later groups may end first.
+    if (random_.OneIn(3)) {
+        for (const Copy& copy : std::exchange(own.loads.back(), {})) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        }
+    }
+}
+
+void Bulk::WaitUntilLoaded(uint32_t thread, uint32_t groups) {
+    std::deque<Group>& loads = threads_[thread].loads;
+    while (loads.size() > groups) {
+        for (const Copy& copy : loads.front()) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        }
+        loads.pop_front();
+    }
+}
+
 void Bulk::Finish() {
     for (const auto& [address, barrier] : barriers_) {
         if (!barrier.loads.empty()) {
@@ -91,6 +120,10 @@ void Bulk::Finish() {
         }
     }
     for (auto& [number, thread] : threads_) {
+        const auto is_under_way = [](const Group& group) { return !group.empty(); };
+        if (std::any_of(thread.loads.begin(), thread.loads.end(), is_under_way) || !thread.open_loads.empty()) {
+            Fail("a block ended while loads into its shared memory were under way");
+        }
         if (!thread.open.empty()) Fail("a block ended with bulk stores that were never committed");
         for (const Group& group : thread.committed) {
             for (const Copy& copy : group) {

@@ -149,6 +149,22 @@ inline bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     return simt::Block::Current().bulk().HasEnded(barrier, parity);
 }
 
+inline void async_load(Vec16* shared_to, const Vec16* from) {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().LoadForThread(block.thread(), shared_to, from);
+}
+
+inline void async_load_commit() {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().CommitLoads(block.thread());
+}
+
+template <uint32_t Groups>
+inline void async_load_wait() {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().WaitUntilLoaded(block.thread(), Groups);
+}
+
 // Without bulk copies kernels are as for chips before sm_90.
 #ifndef SIMT_WITHOUT_BULK_COPY
 #define NCCL_EP_HAS_BULK_COPY 1

@@ -50,8 +50,7 @@ class Step:
 class Bench:
     """A layer after one exchange, whose parts the steps repeat."""
 
-    def __init__(self, arguments: argparse.Namespace, rank: int, size: int,
-                 device: torch.device) -> None:
+    def __init__(self, arguments: argparse.Namespace, rank: int, size: int, device: torch.device) -> None:
         self.device = device
         experts, top_k = arguments.experts, arguments.top_k
         dtype = getattr(torch, arguments.dtype)
@@ -62,8 +61,7 @@ class Bench:
         self.ids = scores.topk(top_k, dim=1).indices.to(device)
         self.weights = torch.rand((arguments.tokens, top_k), device=device)
         self.tokens = torch.randn((arguments.tokens, arguments.hidden), device=device).to(dtype)
-        self.rows, self.factors, self.layout = self.layer.dispatch(self.tokens, self.ids,
-                                                                   self.weights)
+        self.rows, self.factors, self.layout = self.layer.dispatch(self.tokens, self.ids, self.weights)
         self.received = self.layout.handle.dispatch(self.tokens, self.weights)
 
     def check(self) -> None:
@@ -124,8 +122,7 @@ class Bench:
         order, offsets = self.layout.expansion.bags
         ones = torch.ones(len(self.rows), dtype=self.rows.dtype, device=self.device)
         shape = len(self.received.tokens), len(self.rows)
-        sums = torch.sparse_csr_tensor(offsets, order, ones, shape,
-                                       check_invariants=False)
+        sums = torch.sparse_csr_tensor(offsets, order, ones, shape, check_invariants=False)
         return sums @ self.rows
 
     def _index_add(self, source: torch.Tensor) -> torch.Tensor:
@@ -177,8 +174,7 @@ def measure(bench: Bench, steps: list[Step], arguments: argparse.Namespace) -> l
     """One record per step with the largest numbers of all ranks, the same on every rank."""
     records = []
     for step in steps:
-        numbers = torch.tensor([*bench.medians(step, arguments.iterations), float(step.bytes)],
-                               dtype=torch.float64)
+        numbers = torch.tensor([*bench.medians(step, arguments.iterations), float(step.bytes)], dtype=torch.float64)
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
         record = {"step": step.name, "microseconds": round(float(numbers[0]), 1),
                   "host_microseconds": round(float(numbers[1]), 1), "bytes": int(numbers[2])}
@@ -206,10 +202,8 @@ def parse_arguments() -> argparse.Namespace:
                        ("iterations", "of each step (30)")):
         parser.add_argument(f"--{name}", type=int, help=text)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--num-sm", type=int, default=20,
-                        help="SMs of communication (20); 0: the library chooses")
-    parser.add_argument("--alternatives", action="store_true",
-                        help="also other ways to expand and reduce")
+    parser.add_argument("--num-sm", type=int, default=20, help="SMs of communication (20); 0: the library chooses")
+    parser.add_argument("--alternatives", action="store_true", help="also other ways to expand and reduce")
     parser.add_argument("--count-kernels", action="store_true", help="with torch's profiler")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write the records there")
     return parser.parse_args()

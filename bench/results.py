@@ -20,8 +20,7 @@ USUAL_SMS = "24"
 ALL_SMS = "132"  # of an H100 or H200
 HT_TOKENS = "4096"  # for comparing numbers of SMs and libraries
 
-# Measured on H200s of one host: what SMs reach when they push to all peers, and one exchange of
-# flags with all of them.
+# Measured on H200s of one host: what SMs reach when they push to all peers, and one exchange of flags with all of them.
 _PUSH_GBPS = 346
 _SIGNALLING_US = 5
 
@@ -63,8 +62,7 @@ def load(file: pathlib.Path = rows.FILE) -> list[Row]:
 def where(table: Iterable[Row], **equal: Any) -> list[Row]:
     """The rows whose columns have these values. `name` stands for the column `set`."""
     wanted = {"set" if column == "name" else column: str(value) for column, value in equal.items()}
-    return [row for row in table
-            if all(row[column] == value for column, value in wanted.items())]
+    return [row for row in table if all(row[column] == value for column, value in wanted.items())]
 
 
 def median(table: Iterable[Row], column: str) -> float | None:

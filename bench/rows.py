@@ -103,8 +103,12 @@ def _options(run: dict[str, Any], entry: dict[str, Any]) -> Iterator[str]:
     if config.get("dispatch", "bf16") != "bf16":
         yield ("cast before" if _casts_outside(run)
                else "forwarded" if config["forward"] else "cast inside")
+    if config.get("interface"):
+        yield f"{config['interface']} interface"
     if config.get("layout", "").startswith("rank"):
         yield "rank-major, view" if config["layout"].endswith("view") else "rank-major"
+    if config["algorithm"] == "ht" and config.get("layout") == "expert":
+        yield f"expert-major, aligned to {config['alignment']}"
     if config.get("memory") == "symmetric":
         yield "mapped"
     if config["masked"] != _USUAL_MASKED[config["algorithm"]]:
@@ -131,7 +135,7 @@ def _times(entry: dict[str, Any], cast_outside: bool) -> dict[str, Any]:
 
 def _facts(entry: dict[str, Any]) -> dict[str, Any]:
     return {"busiest_rows": max(entry["wire_rows_in_max"], entry["wire_rows_out_max"]),
-            "memory_mib": entry["library_bytes"] / _MIB}
+            "memory_mib": entry["library_bytes"] / _MIB if "library_bytes" in entry else None}
 
 
 def _complete(row: dict[str, Any]) -> dict[str, str]:

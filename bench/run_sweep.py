@@ -86,8 +86,7 @@ def main() -> int:
         return 0
     program = _find_program(arguments)
     environment = _environment(arguments)
-    jobs = [job for algorithm in arguments.algorithm for count in ranks
-            for job in jobs_of(algorithm, count, arguments)]
+    jobs = [job for algorithm in arguments.algorithm for count in ranks for job in jobs_of(algorithm, count, arguments)]
     runs: list[dict[str, Any]] = []
     failures = 0
     started = time.monotonic()
@@ -101,8 +100,7 @@ def main() -> int:
         if problem:
             failures += 1
             print(f"FAILED: {problem}\n", flush=True)
-    print(f"{len(jobs) - failures} runs passed, {failures} failed "
-          f"({time.monotonic() - started:.0f} s)")
+    print(f"{len(jobs) - failures} runs passed, {failures} failed ({time.monotonic() - started:.0f} s)")
     return 1 if failures else 0
 
 
@@ -121,10 +119,8 @@ def jobs_of(algorithm: str, ranks: int, arguments: argparse.Namespace) -> list[J
         return [Job(algorithm, ranks, tokens, routing, channels)
                 for routing in arguments.routing or ["uniform"]
                 for channels in arguments.channels or [_USUAL_CHANNELS]]
-    sweeps = [Job(algorithm, ranks, tokens, routing, channels)
-              for routing, channels in _HT_SWEEPS]
-    return sweeps + [Job(algorithm, ranks, _HT_OTHER_TOKENS, "uniform", channels)
-                     for channels in _HT_OTHER_CHANNELS]
+    sweeps = [Job(algorithm, ranks, tokens, routing, channels) for routing, channels in _HT_SWEEPS]
+    return sweeps + [Job(algorithm, ranks, _HT_OTHER_TOKENS, "uniform", channels) for channels in _HT_OTHER_CHANNELS]
 
 
 def uneven_sweep(ranks: int) -> str:
@@ -164,8 +160,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-validate", action="store_true",
                         help="without validation, for another library that orders rows otherwise")
     parser.add_argument("--name", help="of the result file (GPU, label, date)")
-    parser.add_argument("--out", type=pathlib.Path, default=BENCH / "results",
-                        help="directory of results")
+    parser.add_argument("--out", type=pathlib.Path, default=BENCH / "results", help="directory of results")
     parser.add_argument("--library", metavar="DIR", type=pathlib.Path,
                         help="measure the libnccl_ep.so of this directory instead")
     parser.add_argument("--label", default=OURS, help="name of the measured library")
@@ -306,8 +301,7 @@ def _print_table(run: dict[str, Any]) -> None:
               f"{entry['received_imbalance']:>8.3f}  {wrong:>5}")
         if value_at(entry, "idle.cast"):
             timed = [_three(entry[how] and entry[how]["cast"], _WITH_CAST) for how in _WAYS]
-            print(f"{'cast':>8}  {'  '.join(timed)}  the cast outside: alone, and before the "
-                  "dispatch and the pair")
+            print(f"{'cast':>8}  {'  '.join(timed)}  the cast outside: alone, and before the dispatch and the pair")
         if alone := value_at(entry, "network.nccl_alone"):
             timed, host = [_three(alone[how]) for how in _WAYS], alone["host_call"]
             print(f"{'NCCL':>8}  {'  '.join(timed)}  {host['dispatch']['median_us']:>6.2f} "

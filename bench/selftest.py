@@ -35,8 +35,7 @@ _HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
 _SMALL = ("--", "--hidden", "64", "--experts", "16", "--warmup", "1")
 
 
-def _sweep(folder: pathlib.Path, *options: str,
-           extra: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def _sweep(folder: pathlib.Path, *options: str, extra: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Runs the sweep with `options`; `extra` go to the program."""
     command = [sys.executable, run_sweep.__file__, "--kind", "host", "--iters", "4", "--name",
                "trial", "--out", str(folder), *options, *_SMALL, *extra]
@@ -145,8 +144,7 @@ class LowLatencyTest(Sweep):
     def test_a_row_says_what_was_unusual(self) -> None:
         content = _as_if_measured(self.content)
         run = content["runs"][0]
-        run["config"].update({"dispatch": "fp8", "cast": "outside", "masked": 0, "channels": 99,
-                              "nodes": 2})
+        run["config"].update({"dispatch": "fp8", "cast": "outside", "masked": 0, "channels": 99, "nodes": 2})
         entry = run["results"][0]
         entry["max_tokens"] = 8
         entry["idle"]["cast"] = {"dispatch": {"median_us": 1.5}, "pair": {"median_us": 2.25}}
@@ -185,16 +183,13 @@ class ShownTest(unittest.TestCase):
 
     def test_every_table_stands_in_a_document(self) -> None:
         written = "".join(document.read_text() for document in table.DOCUMENTS)
-        self.assertEqual({name for name in table.TABLES if f"table: {name} -->" not in written},
-                         set())
+        self.assertEqual({name for name in table.TABLES if f"table: {name} -->" not in written}, set())
 
     def test_another_result_changes_table_and_picture(self) -> None:
         all_rows = results.load()
-        index = all_rows.index(results.where(all_rows, name="sweep", mode="ll", ranks=4,
-                                             tokens=128)[0])
+        index = all_rows.index(results.where(all_rows, name="sweep", mode="ll", ranks=4, tokens=128)[0])
         changed = list(all_rows)
-        changed[index] = dataclasses.replace(
-            all_rows[index], fields={**all_rows[index].fields, "graph_pair": "43.21"})
+        changed[index] = dataclasses.replace(all_rows[index], fields={**all_rows[index].fields, "graph_pair": "43.21"})
         document = "<!-- table: peers-ll -->\nold\n<!-- end -->\n"
         self.assertIn("| graph | 20.0 | 22.4 | 42.0 |", table.fill(document, all_rows))
         self.assertIn("| graph | 20.0 | 22.4 | 43.2 |", table.fill(document, changed))
@@ -269,8 +264,7 @@ class HighThroughputTest(Sweep):
                 self.assertEqual(entry["wrong_rows"], {"dispatch": 0, "combine": 0})
                 self.assertIsNone(entry["blocks"])
                 self.assertLessEqual(entry["received_max"], 4 * entry["tokens"])
-                self.assertAlmostEqual(entry["received_max"],
-                                       entry["received_imbalance"] * entry["received_rows"], 3)
+                self.assertAlmostEqual(entry["received_max"], entry["received_imbalance"] * entry["received_rows"], 3)
 
     def test_counts_are_those_of_the_routing(self) -> None:
         floor = results.Floor(4, experts=16)
@@ -296,8 +290,7 @@ class HighThroughputTest(Sweep):
             self.assertEqual(skewed[key], again[key])
 
     def test_a_run_that_fails_does_not_cost_the_others(self) -> None:
-        done = _sweep(self.folder, *_HT_SWEEP, "--tokens", "16", "--channels", "4,many,12",
-                      "--name", "holes")
+        done = _sweep(self.folder, *_HT_SWEEP, "--tokens", "16", "--channels", "4,many,12", "--name", "holes")
         self.assertEqual(done.returncode, 1)
         self.assertIn("2 runs passed, 1 failed", done.stdout)
         content = json.loads((self.folder / "holes.json").read_text())
@@ -357,8 +350,7 @@ class MachineTest(unittest.TestCase):
         (self.folder / "host" / "ep_bench").symlink_to(_program())
         alone = [sys.executable, str(self.folder / "run_sweep.py"), "--kind", "host", "--prebuilt",
                  str(self.folder), "--iters", "4", "--name", "alone", "--out", str(self.folder)]
-        done = subprocess.run([*alone, *_LL_SWEEP, *_SMALL], capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run([*alone, *_LL_SWEEP, *_SMALL], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, f"{done.stdout}{done.stderr}")
         self.assertTrue((self.folder / "alone.json").exists())
 

@@ -21,8 +21,7 @@ class CommandLineTest(unittest.TestCase):
     def test_unknown_routings_and_channels_are_refused(self) -> None:
         for options in (("--routing", "zip"), ("--routing", "zipf:much"), ("--routing", "zipf:"),
                         ("--channels", "many"), ("--channels", "-1")):
-            done = subprocess.run([_PROGRAM, *options], capture_output=True, text=True,
-                                  check=False)
+            done = subprocess.run([_PROGRAM, *options], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 1)
             self.assertIn(f"ep_bench: {options[0]}", done.stderr)
 
@@ -34,8 +33,7 @@ class CommandLineTest(unittest.TestCase):
                                "nvfp4 is always forwarded"),
                               (("--forward", "--dispatch", "fp8", "--cast", "inside"),
                                "with --forward nothing is cast")):
-            done = subprocess.run([_PROGRAM, *options], capture_output=True, text=True,
-                                  check=False)
+            done = subprocess.run([_PROGRAM, *options], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 1)
             self.assertIn(f"ep_bench: --cast: {said}", done.stderr)
 

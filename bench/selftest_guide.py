@@ -16,8 +16,7 @@ from nccl_ep import memory
 
 __all__ = ["EpBenchPageTest", "MemoryTest"]
 
-# Runs in which something besides the group took memory meanwhile: other runs of the same shape
-# took 6 and 34 MiB.
+# Runs in which something besides the group took memory meanwhile: other runs of the same shape took 6 and 34 MiB.
 _OUTLIERS = {(4, 2): 276, (4, 128): 162}
 
 
@@ -45,16 +44,14 @@ class MemoryTest(unittest.TestCase):
 
     def test_the_tables_of_the_documents(self) -> None:
         guide = (rows.ROOT / "docs" / "guide" / "sizing.md").read_text()
-        found = re.findall(r"^\| (LL|HT) \| (\d+) \| (\d+|any) \| (\d+) MiB \| (\d+) MiB \|$", guide,
-                          re.MULTILINE)
+        found = re.findall(r"^\| (LL|HT) \| (\d+) \| (\d+|any) \| (\d+) MiB \| (\d+) MiB \|$", guide, re.MULTILINE)
         self.assertEqual(len(found), 7)
         for mode, ranks, tokens, window, together in found:
             for each in ("64", "4096") if tokens == "any" else (tokens,):
                 shape = memory.Shape(mode.lower(), int(ranks), int(each))
                 self.assertEqual((_window(shape), _mebibytes(shape)), (int(window), int(together)))
         nodes = (rows.ROOT / "docs" / "several-nodes.md").read_text()
-        found = re.findall(r"^\| (LL|HT) \| (\d+) x (\d+) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", nodes,
-                          re.MULTILINE)
+        found = re.findall(r"^\| (LL|HT) \| (\d+) x (\d+) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", nodes, re.MULTILINE)
         self.assertGreater(len(found), 8)
         for mode, *numbers in found:
             others, each, tokens, window, together = map(int, numbers)

@@ -30,8 +30,7 @@ def _host(all_rows: Sequence[Row]) -> str:
     for mode, tokens, sms in (("ll", "1", ""), ("ll", "128", ""), ("ht", HT_TOKENS, USUAL_SMS)):
         line = [f"{mode.upper()} {tokens}"]
         for ranks in ("2", "4"):
-            row = where(all_rows, name="sweep", mode=mode, tokens=tokens, sms=sms, ranks=ranks,
-                        routing="scores")[0]
+            row = where(all_rows, name="sweep", mode=mode, tokens=tokens, sms=sms, ranks=ranks, routing="scores")[0]
             for operation in ("dispatch", "combine"):
                 line += numbers(row.number(f"host_{operation}{figure}") for figure in ("", "_p99"))
         lines.append(line)
@@ -42,8 +41,7 @@ def _rows_low_latency(all_rows: Sequence[Row]) -> str:
     """A line for each kind: dispatch by tokens in a graph, then the pair of the most tokens."""
     chosen = where(all_rows, name="rows", mode="ll")
     columns = [("2", tokens, "dispatch") for tokens in ("1", "8", "32", "64", "128")]
-    columns += [("2", "128", "pair"), ("4", "1", "dispatch"), ("4", "128", "dispatch"),
-                ("4", "128", "pair")]
+    columns += [("2", "128", "pair"), ("4", "1", "dispatch"), ("4", "128", "dispatch"), ("4", "128", "pair")]
     head = ["row", *(f"{'2 GPUs: ' if index == 0 else '4 GPUs: ' if index == 6 else ''}"
                      f"{tokens}{', D+C' if operation == 'pair' else ''}"
                      for index, (_, tokens, operation) in enumerate(columns))]
@@ -56,8 +54,7 @@ def _rows_low_latency(all_rows: Sequence[Row]) -> str:
 def _rows_high_throughput(all_rows: Sequence[Row]) -> str:
     """A line for each kind: dispatch and pair in a graph, by SMs."""
     chosen = where(all_rows, name="rows", mode="ht")
-    columns = [(sms, operation) for sms in (USUAL_SMS, ALL_SMS)
-               for operation in ("dispatch", "pair")]
+    columns = [(sms, operation) for sms in (USUAL_SMS, ALL_SMS) for operation in ("dispatch", "pair")]
     head = ["row", *(f"{'all' if sms == ALL_SMS else sms} SMs: {'D' if operation == 'dispatch' else 'D+C'}"
                      for sms, operation in columns)]
     return table(head, [(_label(kind), *(
@@ -118,8 +115,7 @@ def _tuning(all_rows: Sequence[Row], mode: str) -> str:
         lines.append((tokens, *cells))
     each = (("own choice", "tuned") if mode == "ll"
             else (f"own {USUAL_SMS} SMs", f"tuned, {USUAL_SMS} SMs", "tuned, all SMs"))
-    head = ("tokens", *(f"{operation}, {name}" for operation in ("dispatch", "combine")
-                        for name in each))
+    head = ("tokens", *(f"{operation}, {name}" for operation in ("dispatch", "combine") for name in each))
     return table(head, lines)
 
 

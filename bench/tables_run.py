@@ -26,8 +26,7 @@ def _all_libraries(all_rows: Sequence[Row]) -> str:
         low = where(chosen, library=library, mode="ll")
         high = where(chosen, library=library, mode="ht", sms=USUAL_SMS)
         name = f"**{OURS}**" if library == OURS else library
-        lines.append((name, *_pairs(low),
-                      *(numbers(high[0].times("graph"), 0) if high else ["-"] * 3)))
+        lines.append((name, *_pairs(low), *(numbers(high[0].times("graph"), 0) if high else ["-"] * 3)))
     return table(("us", *(f"LL {tokens}" for tokens in _TOKENS),
                   f"HT {HT_TOKENS}, {USUAL_SMS} SMs: D", "C", "D+C"), lines)
 

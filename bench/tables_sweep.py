@@ -35,8 +35,7 @@ def _low_latency(all_rows: Sequence[Row]) -> str:
     for tokens in (1, 8, 32, 64, 128, 256, 1024):
         line = [str(tokens)]
         for ranks in _RANKS:
-            line += _shown(_ours(all_rows, mode="ll", ranks=ranks, tokens=tokens), *_GRAPH,
-                           "graph_pair", "idle_pair")
+            line += _shown(_ours(all_rows, mode="ll", ranks=ranks, tokens=tokens), *_GRAPH, "graph_pair", "idle_pair")
             line.append(number(Floor(ranks).us(tokens)))
         lines.append(line)
     return table(head, lines)
@@ -52,8 +51,7 @@ def _high_throughput(all_rows: Sequence[Row]) -> str:
         line = [str(tokens)]
         for ranks in _RANKS[:2]:
             for sms in (USUAL_SMS, ALL_SMS):
-                line += _shown(_ours(all_rows, mode="ht", ranks=ranks, sms=sms, tokens=tokens),
-                               *_GRAPH)
+                line += _shown(_ours(all_rows, mode="ht", ranks=ranks, sms=sms, tokens=tokens), *_GRAPH)
             line.append(number(Floor(ranks).us(tokens)))
         lines.append(line)
     return table(head, lines)
@@ -65,8 +63,7 @@ def _by_sms(all_rows: Sequence[Row]) -> str:
     for ranks in map(str, _RANKS):
         head += [f"{ranks} GPUs: D", "C"]
         for sms, line in lines.items():
-            line += _shown(_ours(all_rows, mode="ht", ranks=ranks, sms=sms, tokens=HT_TOKENS),
-                           *_GRAPH)
+            line += _shown(_ours(all_rows, mode="ht", ranks=ranks, sms=sms, tokens=HT_TOKENS), *_GRAPH)
         if ranks != "8":
             head += [f"{ranks} GPUs, newest: D", "C"]
             for sms, line in lines.items():

@@ -77,9 +77,9 @@ pub enum Why {
 /// Names that begin so are the project's.
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
-/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts; and budgets of SMs, which
-/// only NVIDIA's library reads.
-const OTHERS: [&str; 14] = [
+/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts; and what programs set for
+/// NVIDIA's library alone: budgets of SMs, the folder that it is in.
+const OTHERS: [&str; 17] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
     "NCCL_EP_COMBINE_SMS",
@@ -87,11 +87,14 @@ const OTHERS: [&str; 14] = [
     "NCCL_EP_CUDA",
     "NCCL_EP_DEPS",
     "NCCL_EP_DISPATCH_SMS",
+    "NCCL_EP_HOME",
     "NCCL_EP_LIBRARIES",
     "NCCL_EP_LIBRARY",
     "NCCL_EP_NVCC",
+    "NCCL_EP_PREPROCESS_NUM_SMS",
     "NCCL_EP_RELEASE",
     "NCCL_EP_ROOT",
+    "NCCL_EP_SHUFFLE_SMS",
     "NCCL_EP_TARGET",
     "NCCL_EP_UPDATE_HEADER",
 ];

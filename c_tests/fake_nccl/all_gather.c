@@ -53,21 +53,16 @@ static cudaError_t gather_part(ncclComm_t comm, const unsigned char* send, unsig
 static size_t size_of(ncclDataType_t datatype) {
     switch (datatype) {
         case ncclInt8:
-        case ncclUint8:
-            return 1;
+        case ncclUint8: return 1;
         case ncclFloat16:
-        case ncclBfloat16:
-            return 2;
+        case ncclBfloat16: return 2;
         case ncclInt32:
         case ncclUint32:
-        case ncclFloat32:
-            return 4;
+        case ncclFloat32: return 4;
         case ncclInt64:
         case ncclUint64:
-        case ncclFloat64:
-            return 8;
-        default:
-            return 0;
+        case ncclFloat64: return 8;
+        default: return 0;
     }
 }
 

@@ -131,9 +131,7 @@ FAKE_NCCL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
     ncclResult_t result = ncclGetUniqueId(&mine.id);
     if (result == ncclSuccess) result = finish(comm);
     if (result != ncclSuccess) return result;
-    if (!meeting_exchange(&comm->meeting, &mine, sizeof(mine), wishes, sizeof(mine))) {
-        return ncclRemoteError;
-    }
+    if (!meeting_exchange(&comm->meeting, &mine, sizeof(mine), wishes, sizeof(mine))) return ncclRemoteError;
     if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
     const int self = comm->meeting.rank;
     int first = self;
@@ -150,21 +148,13 @@ FAKE_NCCL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
 
 FAKE_NCCL_EXPORT const char* ncclGetErrorString(ncclResult_t result) {
     switch (result) {
-        case ncclSuccess:
-            return "no error";
-        case ncclUnhandledCudaError:
-            return "a CUDA call failed";
-        case ncclSystemError:
-            return "a system call failed";
-        case ncclInternalError:
-            return "internal error";
-        case ncclInvalidArgument:
-            return "invalid argument";
-        case ncclInvalidUsage:
-            return "invalid usage";
-        case ncclRemoteError:
-            return "remote process failed or was lost";
-        default:
-            return "unknown result code";
+        case ncclSuccess: return "no error";
+        case ncclUnhandledCudaError: return "a CUDA call failed";
+        case ncclSystemError: return "a system call failed";
+        case ncclInternalError: return "internal error";
+        case ncclInvalidArgument: return "invalid argument";
+        case ncclInvalidUsage: return "invalid usage";
+        case ncclRemoteError: return "remote process failed or was lost";
+        default: return "unknown result code";
     }
 }

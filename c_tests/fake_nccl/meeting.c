@@ -54,9 +54,7 @@ static MeetingRoom* open_room(const char* name) {
 
 bool meeting_join(Meeting* meeting, const char* name, int num_ranks, int rank, unsigned seconds) {
     memset(meeting, 0, sizeof(*meeting));
-    if (num_ranks < 1 || num_ranks > kMeetingMaxRanks || rank < 0 || rank >= num_ranks) {
-        return false;
-    }
+    if (num_ranks < 1 || num_ranks > kMeetingMaxRanks || rank < 0 || rank >= num_ranks) return false;
     MeetingRoom* room = open_room(name);
     if (room == NULL) return false;
     meeting->room = room;
@@ -67,9 +65,7 @@ bool meeting_join(Meeting* meeting, const char* name, int num_ranks, int rank, u
     const bool last = agree && atomic_fetch_add(&room->joined, 1) + 1 == num_ranks;
     const double deadline = seconds_now() + seconds;
     long pause = kFirstPauseNs;
-    while (agree && atomic_load(&room->joined) < num_ranks && seconds_now() < deadline) {
-        pause_a_while(&pause);
-    }
+    while (agree && atomic_load(&room->joined) < num_ranks && seconds_now() < deadline) pause_a_while(&pause);
     const bool complete = agree && atomic_load(&room->joined) == num_ranks;
     if (last || !complete) shm_unlink(name);
     if (!complete) meeting_close(meeting);

@@ -38,8 +38,7 @@ const char* ep_skip_reason(void) { return g_skip_reason; }
 void ep_checks_are_of_rank(int rank) { g_rank_without_mpi = rank; }
 
 EpSite ep_site(const char* file, int line, const char* expression) {
-    const EpSite site = {file, line, expression};
-    return site;
+    return (EpSite){file, line, expression};
 }
 
 static bool has_mpi(void) {

@@ -121,16 +121,13 @@ void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float*
 size_t ep_datatype_size(ncclDataType_t datatype) {
     switch (datatype) {
         case ncclFloat16:
-        case ncclBfloat16:
-            return 2;
+        case ncclBfloat16: return 2;
         case ncclInt32:
         case ncclUint32:
-        case ncclFloat32:
-            return 4;
+        case ncclFloat32: return 4;
         case ncclInt64:
         case ncclUint64:
-        case ncclFloat64:
-            return 8;
+        case ncclFloat64: return 8;
         default:
             return 1;  // the 8-bit integers and floats
     }

@@ -15,6 +15,14 @@ __BEGIN_DECLS
 // is missing, each call of the function counts it as skipped.
 extern const ncclEpAlgorithm_t kEpAlgorithms[2];
 unsigned ep_num_algorithms(const EpEnv* env);
+// A case that runs with each of them, as `algorithm`.
+#define EP_TEST_EACH(name)                                                         \
+    static void name##_in(EpEnv* env, ncclEpAlgorithm_t algorithm);                \
+    EP_TEST(name) {                                                                \
+        const unsigned modes = ep_num_algorithms(env);                             \
+        for (unsigned i = 0; i < modes; ++i) name##_in(env, kEpAlgorithms[i]);     \
+    }                                                                              \
+    static void name##_in(__attribute__((unused)) EpEnv* env, ncclEpAlgorithm_t algorithm)
 // High throughput if the backend has it, else low latency: for cases that are not about a mode.
 ncclEpAlgorithm_t ep_algorithm_for_any_case(const EpEnv* env);
 // ---- Groups and tensors (tensor.c)

@@ -70,9 +70,7 @@ static ncclResult_t move_header(Connection* connection, Request* request) {
     }
     const ncclResult_t moved = socket_move(connection->socket, connection->sends, header,
                                            sizeof(*header), &connection->header_moved);
-    if (connection->sends || moved != ncclSuccess || connection->header_moved < sizeof(*header)) {
-        return moved;
-    }
+    if (connection->sends || moved != ncclSuccess || connection->header_moved < sizeof(*header)) return moved;
     if (header->magic != kMessageMagic || header->number != (uint32_t)connection->messages) {
         return ncclInternalError;
     }
@@ -105,9 +103,7 @@ static ncclResult_t advance(Connection* connection) {
 
 ncclResult_t connection_test(Request* request, bool* done, size_t* bytes) {
     Connection* connection = request->connection;
-    if (!request->done && connection->failure == ncclSuccess) {
-        connection->failure = advance(connection);
-    }
+    if (!request->done && connection->failure == ncclSuccess) connection->failure = advance(connection);
     *done = request->done;
     *bytes = request->bytes;
     if (!request->done) return connection->failure;

@@ -74,9 +74,7 @@ void ref_cast_row(const RefFormat* format, const void* row, uint8_t* payload, vo
         float scale = 0;
         float factor = 0;
         scale_of(&elements[begin], count, bytes || format->round, &scale, &factor);
-        for (unsigned i = begin; i < begin + count; ++i) {
-            payload[i] = ref_e4m3(elements[i] * factor);
-        }
+        for (unsigned i = begin; i < begin + count; ++i) payload[i] = ref_e4m3(elements[i] * factor);
         if (bytes) {
             ((uint8_t*)scales)[block] = (uint8_t)(bits_of(scale) >> 23);
         } else {
@@ -111,14 +109,11 @@ static float element(unsigned kind, uint64_t random, unsigned index, int exponen
             return index == 0 ? largest : tie(random, exponent);
         case 2:  // the next larger one
             return index == 0 ? largest * (1.0f + 1.0f / 128) : plain(random, exponent);
-        case 3:
-            return index % 29 == 3 ? NAN : plain(random, exponent);
-        case 4:
-            return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY) : plain(random, exponent);
+        case 3: return index % 29 == 3 ? NAN : plain(random, exponent);
+        case 4: return index == 17 ? ((random & 1u) != 0 ? -INFINITY : INFINITY) : plain(random, exponent);
         case 5:  // below the least maximum
             return plain(random, -20);
-        default:
-            return plain(random, exponent);
+        default: return plain(random, exponent);
     }
 }
 
@@ -151,9 +146,7 @@ void ref_cast_input(const RefFormat* format, uint64_t seed, uint64_t number, voi
             if (kind != kKinds - 1) continue;
             // Any bits at all.
             const size_t width = ep_datatype_size(format->from);
-            if (ep_random_below(&state, 8) == 0) {
-                memcpy((char*)row + (begin + i) * width, &random, width);
-            }
+            if (ep_random_below(&state, 8) == 0) memcpy((char*)row + (begin + i) * width, &random, width);
         }
     }
 }

@@ -215,9 +215,7 @@ void ref_format_place(const RefFormat* format, uint64_t seed, uint64_t number, R
         source_scales(format, seed, number, scales);
     }
     if (out != NULL) memcpy((char*)out + row * bytes, payload, bytes);
-    if (out_scales != NULL) {
-        put_scales(format, format->out_order, layout, row, scales, out_scales);
-    }
+    if (out_scales != NULL) put_scales(format, format->out_order, layout, row, scales, out_scales);
 }
 
 void ref_format_clear(const RefFormat* format, RefLayout layout, size_t row, void* out, void* out_scales) {

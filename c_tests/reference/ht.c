@@ -63,9 +63,7 @@ static void count_copy(const Copy* copy, void* context) {
     Count* count = context;
     if (copy->destination != count->rank) return;
     ++count->received;
-    for (unsigned i = 0; i < copy->num_experts && count->counts != NULL; ++i) {
-        ++count->counts[copy->experts[i]];
-    }
+    for (unsigned i = 0; i < copy->num_experts && count->counts != NULL; ++i) ++count->counts[copy->experts[i]];
 }
 
 unsigned ref_ht_received(const RefRouting* routing, unsigned rank) {
@@ -103,9 +101,7 @@ void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefR
     const unsigned received = ref_ht_received(routing, rank);
     EP_SCOPED uint64_t* rows = ref_ht_rows(routing, rank);
     memset(out, 0, num_rows * row_bytes);
-    for (size_t i = 0; i < received; ++i) {
-        ref_row_fill(tokens, rows[i], (unsigned char*)out + i * row_bytes);
-    }
+    for (size_t i = 0; i < received; ++i) ref_row_fill(tokens, rows[i], (unsigned char*)out + i * row_bytes);
 }
 
 typedef struct {

@@ -104,8 +104,8 @@ static void allocate_buffers(HtRun* run) {
     run->gradients_out = ref_buffer_new(tokens * run->columns * sizeof(float));
 }
 
-HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                 RefRouting* routing, HtOpening opening) {
+HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing,
+                  HtOpening opening) {
     HtRun made = {.env = env, .shape = *shape};
     HtRun* run = &made;
     run->local_experts = shape->num_experts / (unsigned)env->size;
@@ -120,8 +120,8 @@ HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
     return made;
 }
 
-HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                      RefStyle style, bool uneven, HtOpening opening) {
+HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefStyle style, bool uneven,
+                       HtOpening opening) {
     RefRouting* routing = ref_routing_drawn((unsigned)env->size, shape, style, uneven, opening.seed);
     return ht_run_open(env, group, shape, routing, opening);
 }

@@ -49,9 +49,7 @@ static void add_dispatched(HtRun* run, HtPass pass, RefList* inputs, RefList* ou
     if (format->meaning == kRefForward) {
         ref_list_add_scales(inputs, &run->scales_in, format, format->in_order, in);
     }
-    if (!pass.no_tokens) {
-        ref_list_add_rows(outputs, &run->tokens_out, format->to, format->hidden, out);
-    }
+    if (!pass.no_tokens) ref_list_add_rows(outputs, &run->tokens_out, format->to, format->hidden, out);
     if (format->meaning != kRefOpaque) {
         ref_list_add_scales(outputs, &run->scales_out, format, format->out_order, out);
     }
@@ -148,9 +146,7 @@ bool ht_check_combine(HtRun* run) {
     EP_SCOPED void* combined = ref_host_poison(run->combined.bytes);
     EP_SCOPED float* gradients = ref_host_poison(run->gradients_out.bytes);
     ref_ht_combine(run->routing, rank_of(run), &run->results, combined);
-    if (run->backward) {
-        ref_ht_gradients(run->routing, rank_of(run), run->columns, run->results.seed, gradients);
-    }
+    if (run->backward) ref_ht_gradients(run->routing, rank_of(run), run->columns, run->results.seed, gradients);
     bool match = REF_CHECK_BUFFER(&run->combined, combined);
     match = REF_CHECK_BUFFER(&run->gradients_out, gradients) && match;
     return match;

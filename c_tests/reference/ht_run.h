@@ -32,20 +32,20 @@ typedef struct {
     const EpEnv* env;
     RefShape shape;
     unsigned local_experts;
-    unsigned received;   // rows that this rank receives
-    unsigned num_rows;   // of the output tensors
-    uint64_t seed;       // of the next inputs
-    unsigned variation;  // of the next list of tensors
-    HtPass pass;         // of the last dispatch
-    bool backward;       // whether the last combine had gradients
+    unsigned received;        // rows that this rank receives
+    unsigned num_rows;        // of the output tensors
+    uint64_t seed;            // of the next inputs
+    unsigned variation;       // of the next list of tensors
+    HtPass pass;              // of the last dispatch
+    bool backward;            // whether the last combine had gradients
     ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
-    RefRouting* routing;  // the handle's
-    RefRouting* given;    // ids and weights that dispatches are called with
-    RefFormat format;     // of dispatches; opaque rows of the shape unless set otherwise
+    RefRouting* routing;   // the handle's
+    RefRouting* given;     // ids and weights that dispatches are called with
+    RefFormat format;      // of dispatches; opaque rows of the shape unless set otherwise
     uint64_t tokens_seed;  // of the last dispatch
-    RefRows results;      // of the experts, for the last combine
-    unsigned columns;     // of the gradients; top_k unless set otherwise
+    RefRows results;       // of the experts, for the last combine
+    unsigned columns;      // of the gradients; top_k unless set otherwise
     RefBuffer ids, weights, tokens_in;
     RefBuffer scales_in, scales_out;
     RefBuffer tokens_out, ids_out, weights_out, counter;
@@ -62,8 +62,8 @@ typedef struct {
 // Takes over `routing`. The ids that the handle is made from are overwritten at once.
 HtRun ht_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, HtOpening opening);
 // A run with the given style and `most` tokens, on every rank or at most.
-HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                      RefStyle style, bool uneven, HtOpening opening);
+HtRun ht_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefStyle style, bool uneven,
+                       HtOpening opening);
 // The same in a group of its own.
 HtRun ht_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, HtOpening opening);
 void ht_run_close(HtRun* run);

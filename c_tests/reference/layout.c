@@ -3,18 +3,15 @@
 
 RefLayout ref_expert_major(unsigned local_experts, unsigned slots) {
     EP_REQUIRE(local_experts > 0);
-    const RefLayout layout = {local_experts, slots};
-    return layout;
+    return (RefLayout){local_experts, slots};
 }
 
 RefLayout ref_rank_major(unsigned ranks, unsigned max_tokens) {
-    const RefLayout layout = {ranks, max_tokens};
-    return layout;
+    return (RefLayout){ranks, max_tokens};
 }
 
 RefLayout ref_flat(unsigned rows) {
-    const RefLayout layout = {0, rows};
-    return layout;
+    return (RefLayout){0, rows};
 }
 
 size_t ref_layout_rows(RefLayout layout) {

@@ -70,8 +70,8 @@ LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, 
     return made;
 }
 
-LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                      RefStyle style, bool uneven, uint64_t seed) {
+LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefStyle style, bool uneven,
+                       uint64_t seed) {
     RefRouting* routing = ref_routing_drawn((unsigned)env->size, shape, style, uneven, seed);
     return ll_run_open(env, group, shape, routing, seed);
 }
@@ -113,8 +113,8 @@ void ll_run_change(LlRun* run, RefChange change) {
 
 void ll_prepare_dispatch(LlRun* run) {
     run->tokens_seed = ++run->seed;
-    ref_format_fill(&run->format, run->tokens_seed, (unsigned)run->env->rank, my_tokens(run),
-                    &run->tokens_in, &run->scales_in);
+    ref_format_fill(&run->format, run->tokens_seed, (unsigned)run->env->rank, my_tokens(run), &run->tokens_in,
+                    &run->scales_in);
     ref_buffer_poison(&run->packed);
     ref_buffer_poison(&run->scales_out);
     ref_buffer_poison(&run->counter);
@@ -132,8 +132,8 @@ static void add_beside(LlRun* run, RefList* inputs, RefList* outputs) {
     const unsigned dims = ref_layout_sizes(layout_of(run, true), run->shape.top_k, sizes);
     add_weights(inputs, run);
     ref_list_add(outputs, ref_buffer_data(&run->ids_out), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, dims, sizes);
-    ref_list_add(outputs, ref_buffer_data(&run->weights_out), ncclFloat32,
-                 NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, dims, sizes);
+    ref_list_add(outputs, ref_buffer_data(&run->weights_out), ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, dims,
+                 sizes);
 }
 
 static void add_dispatched(LlRun* run, RefList* inputs, RefList* outputs) {
@@ -164,8 +164,8 @@ static size_t view_bytes(const LlRun* run) {
 void ll_keep_view(LlRun* run, cudaStream_t stream) {
     if (!run->keeps_view) return;
     run->keeps_view = false;
-    EP_CHECK_CUDA(cudaMemcpyAsync(ref_buffer_data(&run->packed), run->view, view_bytes(run),
-                                  cudaMemcpyDeviceToDevice, stream));
+    EP_CHECK_CUDA(
+        cudaMemcpyAsync(ref_buffer_data(&run->packed), run->view, view_bytes(run), cudaMemcpyDeviceToDevice, stream));
 }
 
 ncclResult_t ll_launch_dispatch(LlRun* run, cudaStream_t stream, bool send_only) {
@@ -210,8 +210,8 @@ typedef struct {
 static void place_row(unsigned source, size_t token, size_t row, void* context) {
     const Expected* expected = context;
     const LlRun* run = expected->run;
-    ref_format_place(&run->format, run->tokens_seed, ref_row_of(source, token),
-                     layout_of(run, true), row, expected->packed, expected->scales);
+    ref_format_place(&run->format, run->tokens_seed, ref_row_of(source, token), layout_of(run, true), row,
+                     expected->packed, expected->scales);
 }
 
 static void expect_by_rank(Expected* expected) {
@@ -230,8 +230,8 @@ static void expect_by_expert(Expected* expected) {
     for (unsigned expert = 0; expert < run->local_experts; ++expert) {
         for (int32_t slot = 0; slot < used[expert]; ++slot) {
             const size_t row = ref_layout_row(run->layout, expert, (size_t)slot);
-            ref_format_place(&run->format, run->tokens_seed, *number++, run->layout, row,
-                             expected->packed, expected->scales);
+            ref_format_place(&run->format, run->tokens_seed, *number++, run->layout, row, expected->packed,
+                             expected->scales);
         }
     }
     if (!run->without_counter) memcpy(expected->counts, used, run->local_experts * sizeof(*used));

@@ -18,21 +18,21 @@ typedef struct {
     uint64_t seed;       // of the next inputs
     unsigned variation;  // of the next list of tensors
     bool without_counter;
-    bool by_rank;        // dispatches are rank-major from now on; a combine is as its dispatch
-    bool sent_by_rank;   // the last one was
-    bool as_view;        // rank-major ones leave their rows in a view from now on
-    bool in_place;       // the experts write into it, and the combine reads it
-    void* view;          // of the last dispatch, until the combine; NULL if it had none
-    bool keeps_view;     // its rows are yet to be copied for the check
-    bool sent_as_view;   // the last dispatch had one
+    bool by_rank;             // dispatches are rank-major from now on; a combine is as its dispatch
+    bool sent_by_rank;        // the last one was
+    bool as_view;             // rank-major ones leave their rows in a view from now on
+    bool in_place;            // the experts write into it, and the combine reads it
+    void* view;               // of the last dispatch, until the combine; NULL if it had none
+    bool keeps_view;          // its rows are yet to be copied for the check
+    bool sent_as_view;        // the last dispatch had one
     ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
-    RefRouting* now;   // what the ids and weights in device memory are
-    RefRouting* sent;  // what they were in the last dispatch
+    RefRouting* now;       // what the ids and weights in device memory are
+    RefRouting* sent;      // what they were in the last dispatch
     RefFormat format;      // of dispatches; opaque rows of the shape unless set otherwise
     uint64_t tokens_seed;  // of the last dispatch
-    RefRows results;   // of the experts, for the last combine
-    RefLlSum sums;     // how the last combine summed; the group's way unless set otherwise
+    RefRows results;       // of the experts, for the last combine
+    RefLlSum sums;         // how the last combine summed; the group's way unless set otherwise
     RefBuffer ids, weights, tokens_in, scales_in, packed, scales_out, counter;
     RefBuffer ids_out, weights_out;  // of a rank-major dispatch
     RefBuffer results_in, combined;
@@ -41,8 +41,8 @@ typedef struct {
 // Takes over `routing`, whose numbers must match the shape.
 LlRun ll_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefRouting* routing, uint64_t seed);
 // A run with the given style and token counts full or uneven.
-LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape,
-                      RefStyle style, bool uneven, uint64_t seed);
+LlRun ll_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefStyle style, bool uneven,
+                       uint64_t seed);
 // The same in a group of its own.
 LlRun ll_run_open_alone(const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven, uint64_t seed);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.

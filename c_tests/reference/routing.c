@@ -56,19 +56,14 @@ static int64_t messy_id(unsigned num_experts, uint64_t* state) {
 static int64_t draw_id(const RefRouting* routing, RefStyle style, uint64_t* state) {
     const unsigned local_experts = ref_local_experts(routing);
     switch (style) {
-        case kRefMessy:
-            return messy_id(routing->num_experts, state);
+        case kRefMessy: return messy_id(routing->num_experts, state);
         case kRefSkewed:
             return (int64_t)(ep_random_below(
                 state, ep_random_below(state, 4) > 0 ? (routing->num_experts + 3) / 4 : routing->num_experts));
-        case kRefOneRank:
-            return (int64_t)(routing->num_experts - 1 - ep_random_below(state, local_experts));
-        case kRefOneExpert:
-            return 0;
-        case kRefNowhere:
-            return -1 - (int64_t)ep_random_below(state, 3);
-        default:
-            return (int64_t)ep_random_below(state, routing->num_experts);
+        case kRefOneRank: return (int64_t)(routing->num_experts - 1 - ep_random_below(state, local_experts));
+        case kRefOneExpert: return 0;
+        case kRefNowhere: return -1 - (int64_t)ep_random_below(state, 3);
+        default: return (int64_t)ep_random_below(state, routing->num_experts);
     }
 }
 

@@ -68,9 +68,7 @@ void Block::Run(const std::function<void()>& kernel) {
         ready_.push_back(i);
     }
     while (alive_ != 0) {
-        if (ready_.empty()) {
-            Fail("no thread of the block can go on: " + WhereThreadsAre());
-        }
+        if (ready_.empty()) Fail("no thread of the block can go on: " + WhereThreadsAre());
         stores_.Step();
         thread_ = PickReady();
         fibers_[thread_].Enter();
@@ -102,20 +100,14 @@ void Block::EndThread() {
     warp.live &= ~(1u << thread_ % kLanes);
     --alive_;
     stores_.MeetBlock(thread_);
-    if (whole_.arrived != 0 && whole_.arrived == alive_) {
-        EndRound(whole_);
-    }
+    if (whole_.arrived != 0 && whole_.arrived == alive_) EndRound(whole_);
     EndRoundIfAllLiveWait(warp, kAllLanes, warp.of_all);
-    for (auto& [mask, meeting] : warp.of_some) {
-        EndRoundIfAllLiveWait(warp, mask, meeting);
-    }
+    for (auto& [mask, meeting] : warp.of_some) EndRoundIfAllLiveWait(warp, mask, meeting);
     SwitchOut();
 }
 
 void Block::EndRoundIfAllLiveWait(const Warp& warp, uint32_t mask, Meeting& meeting) {
-    if (meeting.arrived != 0 && meeting.arrived == Count(mask & warp.live)) {
-        EndRound(meeting);
-    }
+    if (meeting.arrived != 0 && meeting.arrived == Count(mask & warp.live)) EndRound(meeting);
 }
 
 void Block::Arrive(Meeting& meeting, const char* operation) {
@@ -155,9 +147,7 @@ const WarpValues& Block::MeetWarp(const char* operation, uint32_t mask, uint64_t
     stores_.MeetWarp(thread_);
     Arrive(meeting, operation);
     WarpValues& values = meeting.values[meeting.round % 2];
-    if (meeting.arrived == 0) {
-        values.not_zero = 0;
-    }
+    if (meeting.arrived == 0) values.not_zero = 0;
     values.of[lane] = value;
     values.not_zero |= value != 0 ? 1u << lane : 0;
     const uint32_t all = mask & warp.live;
@@ -169,9 +159,7 @@ uint32_t Block::MeetBlock(const char* operation, bool vote) {
     stores_.MeetBlock(thread_);
     Arrive(whole_, operation);
     uint32_t& votes = whole_.votes[whole_.round % 2];
-    if (whole_.arrived == 0) {
-        votes = 0;
-    }
+    if (whole_.arrived == 0) votes = 0;
     votes += vote ? 1 : 0;
     EndRoundOrWait(whole_, alive_);
     return votes;
@@ -210,15 +198,11 @@ void Block::EndPollingRound() {
 }
 
 void Block::MayYield() {
-    if (random_.OneIn(kOneInYields)) {
-        SwitchOut();
-    }
+    if (random_.OneIn(kOneInYields)) SwitchOut();
 }
 
 void Block::MayLinger() {
-    if (random_.OneIn(kOneInLingers)) {
-        usleep(kLingerMicroseconds);
-    }
+    if (random_.OneIn(kOneInLingers)) usleep(kLingerMicroseconds);
     MayYield();
 }
 

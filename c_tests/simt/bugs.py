@@ -60,8 +60,7 @@ FOR_ITSELF = Lie(
     "            const uint32_t rank = block.params.peers.rank;\n"
     "            if (peer != rank) put_value(counts + (peer - rank) * (local_experts + 2),"
     " make_packet(epoch, 1));\n")
-STRAY_IDS = Lie("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }",
-                "static_cast<uint32_t>(id + 1000);\n    }")
+STRAY_IDS = Lie("ht/tail.cuh", "static_cast<uint32_t>(id);\n    }", "static_cast<uint32_t>(id + 1000);\n    }")
 MANY_TOKENS = Lie("ll/dispatch_notices.cuh", "? source.tokens() : word;", "? source.tokens() + 1000 : word;")
 # Of the entries that are for others.
 STRAY_EXPERTS = Lie("ll/dispatch_notices.cuh", "EntryWord word = EntryWord::elsewhere();",

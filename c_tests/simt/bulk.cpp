@@ -1,8 +1,10 @@
 // The rules of bulk copies and mbarriers.
 #include "bulk.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "failure.h"
 
@@ -22,9 +24,7 @@ void CheckCopy(const void* to, const void* from, uint32_t bytes) {
 }  // namespace
 
 void Bulk::InitBarrier(const uint64_t* barrier, uint32_t arrivals) {
-    if (arrivals == 0) {
-        Fail("an mbarrier for no arrivals");
-    }
+    if (arrivals == 0) Fail("an mbarrier for no arrivals");
     const auto found = barriers_.find(barrier);
     if (found != barriers_.end() && !found->second.loads.empty()) {
         Fail("an mbarrier is initialised while bulk copies to it are under way");
@@ -34,9 +34,7 @@ void Bulk::InitBarrier(const uint64_t* barrier, uint32_t arrivals) {
 
 void Bulk::ArriveExpecting(const uint64_t* barrier, uint32_t bytes) {
     Barrier& found = Find(barrier);
-    if (found.pending == 0) {
-        Fail("more arrivals at an mbarrier than it was initialised for");
-    }
+    if (found.pending == 0) Fail("more arrivals at an mbarrier than it was initialised for");
     found.bytes += bytes;
     --found.pending;
     EndPhaseIfComplete(found);
@@ -44,9 +42,7 @@ void Bulk::ArriveExpecting(const uint64_t* barrier, uint32_t bytes) {
 
 bool Bulk::HasEnded(const uint64_t* barrier, uint32_t parity) {
     Barrier& found = Find(barrier);
-    if (!found.loads.empty() && random_.OneIn(2)) {
-        LandLoad(found, random_.Below(found.loads.size()));
-    }
+    if (!found.loads.empty() && random_.OneIn(2)) LandLoad(found, random_.Below(found.loads.size()));
     return found.phase % 2 != parity;
 }
 
@@ -54,18 +50,14 @@ void Bulk::Load(void* shared_to, const void* from, uint32_t bytes, const uint64_
     CheckCopy(shared_to, from, bytes);
     Barrier& found = Find(barrier);
     found.loads.push_back({static_cast<uint8_t*>(shared_to), static_cast<const uint8_t*>(from), bytes});
-    if (random_.OneIn(3)) {
-        LandLoad(found, found.loads.size() - 1);
-    }
+    if (random_.OneIn(3)) LandLoad(found, found.loads.size() - 1);
 }
 
 void Bulk::Store(uint32_t thread, void* to, const void* shared_from, uint32_t bytes) {
     CheckCopy(to, shared_from, bytes);
     Group& open = threads_[thread].open;
     open.push_back({static_cast<uint8_t*>(to), static_cast<const uint8_t*>(shared_from), bytes});
-    if (random_.OneIn(3)) {
-        Read(open.back());
-    }
+    if (random_.OneIn(3)) Read(open.back());
 }
 
 void Bulk::CommitStores(uint32_t thread) {
@@ -77,9 +69,7 @@ void Bulk::CommitStores(uint32_t thread) {
 void Bulk::WaitUntilRead(uint32_t thread, uint32_t groups) {
     std::deque<Group>& committed = threads_[thread].committed;
     for (std::size_t i = 0; i + groups < committed.size(); ++i) {
-        for (Copy& copy : committed[i]) {
-            Read(copy);
-        }
+        for (Copy& copy : committed[i]) Read(copy);
     }
 }
 
@@ -96,6 +86,33 @@ void Bulk::WaitUntilWritten(uint32_t thread, uint32_t groups) {
     }
 }
 
+void Bulk::LoadForThread(uint32_t thread, void* shared_to, const void* from) {
+    CheckCopy(shared_to, from, kUnit);
+    threads_[thread].open_loads.push_back({static_cast<uint8_t*>(shared_to), static_cast<const uint8_t*>(from), kUnit});
+}
+
+void Bulk::CommitLoads(uint32_t thread) {
+    Thread& own = threads_[thread];
+    own.loads.push_back(std::move(own.open_loads));
+    own.open_loads.clear();
+    // Later groups may end first.
+    if (random_.OneIn(3)) {
+        for (const Copy& copy : std::exchange(own.loads.back(), {})) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        }
+    }
+}
+
+void Bulk::WaitUntilLoaded(uint32_t thread, uint32_t groups) {
+    std::deque<Group>& loads = threads_[thread].loads;
+    while (loads.size() > groups) {
+        for (const Copy& copy : loads.front()) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        }
+        loads.pop_front();
+    }
+}
+
 void Bulk::Finish() {
     for (const auto& [address, barrier] : barriers_) {
         if (!barrier.loads.empty()) {
@@ -103,14 +120,14 @@ void Bulk::Finish() {
         }
     }
     for (auto& [number, thread] : threads_) {
-        if (!thread.open.empty()) {
-            Fail("a block ended with bulk stores that were never committed");
+        const auto is_under_way = [](const Group& group) { return !group.empty(); };
+        if (std::any_of(thread.loads.begin(), thread.loads.end(), is_under_way) || !thread.open_loads.empty()) {
+            Fail("a block ended while loads into its shared memory were under way");
         }
+        if (!thread.open.empty()) Fail("a block ended with bulk stores that were never committed");
         for (const Group& group : thread.committed) {
             for (const Copy& copy : group) {
-                if (!copy.has_read) {
-                    Fail("a block ended before it waited until its bulk stores had read");
-                }
+                if (!copy.has_read) Fail("a block ended before it waited until its bulk stores had read");
             }
         }
         WaitUntilWritten(number, 0);
@@ -119,9 +136,7 @@ void Bulk::Finish() {
 
 Bulk::Barrier& Bulk::Find(const uint64_t* barrier) {
     const auto found = barriers_.find(barrier);
-    if (found == barriers_.end()) {
-        Fail("an mbarrier is used that was not initialised");
-    }
+    if (found == barriers_.end()) Fail("an mbarrier is used that was not initialised");
     return found->second;
 }
 

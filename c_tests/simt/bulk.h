@@ -35,6 +35,11 @@ class Bulk {
     void WaitUntilRead(uint32_t thread, uint32_t groups);
     void WaitUntilWritten(uint32_t thread, uint32_t groups);
 
+    // A thread's own loads of 16 bytes (cp.async), in groups of their own.
+    void LoadForThread(uint32_t thread, void* shared_to, const void* from);
+    void CommitLoads(uint32_t thread);
+    void WaitUntilLoaded(uint32_t thread, uint32_t groups);
+
     // The kernel ends: everything must have been waited for, but for the writing of stores.
     void Finish();
 
@@ -57,6 +62,8 @@ class Bulk {
     struct Thread {
         Group open;
         std::deque<Group> committed;
+        Group open_loads;
+        std::deque<Group> loads;
     };
 
     Barrier& Find(const uint64_t* barrier);

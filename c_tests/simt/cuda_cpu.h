@@ -73,9 +73,7 @@ T FromBits(uint64_t bits) {
 template <typename T>
 T Shuffle(const char* operation, uint32_t mask, T value, uint32_t from) {
     const WarpValues& all = Block::Current().MeetWarp(operation, mask, ToBits(value));
-    if ((mask >> from & 1) == 0) {
-        Fail(std::string(operation) + " from a lane that the mask does not name");
-    }
+    if ((mask >> from & 1) == 0) Fail(std::string(operation) + " from a lane that the mask does not name");
     return FromBits<T>(all.of[from]);
 }
 

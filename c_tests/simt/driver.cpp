@@ -96,9 +96,7 @@ void RunKernel(void* data) {
     const auto* work = static_cast<Work*>(data);
     simt::Launch(work->shape, seed * 1000003 + launches.fetch_add(1), [work] {
         // The first thread of the block waits for all: they share an OS thread.
-        while (holds && simt::Block::Current().BlockIdx().x == work->held_block) {
-            usleep(kHeldMicroseconds);
-        }
+        while (holds && simt::Block::Current().BlockIdx().x == work->held_block) usleep(kHeldMicroseconds);
         work->kernel->run(work->params.data());
     });
     if (work->runs_once) delete work;
@@ -330,9 +328,7 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfuncti
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard<std::mutex> lock(mutex);
     shared_bytes_allowed[function] = static_cast<uint32_t>(value);
     return CUDA_SUCCESS;

@@ -184,9 +184,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     } else {
         Allocation& allocation = found->second;
         const Pages pages(address, allocation.bytes);
-        if (allocation.importers == nullptr && !Export(&allocation, pages)) {
-            return CUDA_ERROR_OPERATING_SYSTEM;
-        }
+        if (allocation.importers == nullptr && !Export(&allocation, pages)) return CUDA_ERROR_OPERATING_SYSTEM;
         said = {getpid(), allocation.file, address - reinterpret_cast<uintptr_t>(pages.begin), pages.bytes};
     }
     std::memset(handle, 0, sizeof(*handle));

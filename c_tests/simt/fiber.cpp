@@ -51,9 +51,7 @@ constexpr std::size_t kFirstStack = kPage - kCanaryWords * sizeof(uint64_t);
 uint8_t* MapStacks() {
     const std::size_t bytes = kPage + kStacksPerMapping * kStackBytes;
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-        Fail("no memory for the stacks of threads");
-    }
+    if (memory == MAP_FAILED) Fail("no memory for the stacks of threads");
     // A huge page would make all of 20 stacks resident. Kernels without them refuse the advice.
     madvise(memory, bytes, MADV_NOHUGEPAGE);
     return static_cast<uint8_t*>(memory) + kFirstStack;
@@ -62,9 +60,7 @@ uint8_t* MapStacks() {
 }  // namespace
 
 Fiber::Fiber(uint8_t* stack) : canary_(reinterpret_cast<uint64_t*>(stack)) {
-    for (std::size_t i = 0; i < kCanaryWords; ++i) {
-        canary_[i] = kCanary;
-    }
+    for (std::size_t i = 0; i < kCanaryWords; ++i) canary_[i] = kCanary;
 }
 
 void Fiber::Prepare(void (*body)()) {
@@ -81,18 +77,14 @@ void Fiber::FailForStack() {
 
 void Fiber::CheckCanary() const {
     for (std::size_t i = 0; i < kCanaryWords; ++i) {
-        if (canary_[i] != kCanary) {
-            FailForStack();
-        }
+        if (canary_[i] != kCanary) FailForStack();
     }
 }
 
 void Fibers::Reserve(std::size_t count) {
     while (fibers_.size() < count) {
         uint8_t* stacks = MapStacks();
-        for (std::size_t i = 0; i < kStacksPerMapping; ++i) {
-            fibers_.emplace_back(stacks + i * kStackBytes);
-        }
+        for (std::size_t i = 0; i < kStacksPerMapping; ++i) fibers_.emplace_back(stacks + i * kStackBytes);
     }
 }
 

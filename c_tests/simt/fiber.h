@@ -23,9 +23,7 @@ class Fiber {
     // Refuses one that leaves from below its stack.
     void Enter() {
         simt_switch(&caller_top_, fiber_top_);
-        if (fiber_top_ < static_cast<void*>(canary_)) {
-            FailForStack();
-        }
+        if (fiber_top_ < static_cast<void*>(canary_)) FailForStack();
     }
     // Goes back to the caller of Enter; called inside the fiber.
     void Leave() { simt_switch(&fiber_top_, caller_top_); }

@@ -30,13 +30,9 @@ class SharedMemory {
     SharedMemory() {
         void* memory = mmap(nullptr, kMappedBytes + kPage, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) {
-            Fail("no shared memory for a block");
-        }
+        if (memory == MAP_FAILED) Fail("no shared memory for a block");
         end_ = static_cast<uint8_t*>(memory) + kMappedBytes;
-        if (mprotect(end_, kPage, PROT_NONE) != 0) {
-            Fail("no page behind a block's shared memory");
-        }
+        if (mprotect(end_, kPage, PROT_NONE) != 0) Fail("no page behind a block's shared memory");
     }
     // Poisoned memory of so many bytes, rounded up to the alignment that kernels ask for.
     uint8_t* Take(uint32_t bytes) {
@@ -61,9 +57,7 @@ class Workers {
     void Run(const Grid& grid, const std::function<void()>& kernel) {
         std::unique_lock<std::mutex> lock(mutex_);
         Job job = {grid, &kernel, grid.blocks};
-        for (uint32_t index = 0; index < grid.blocks; ++index) {
-            queue_.push_back({&job, index});
-        }
+        for (uint32_t index = 0; index < grid.blocks; ++index) queue_.push_back({&job, index});
         while (workers_ < busy_ + queue_.size()) {
             ++workers_;
             std::thread([this] { Serve(); }).detach();
@@ -89,9 +83,7 @@ class Workers {
             }
             lock.lock();
             --busy_;
-            if (--job->left == 0) {
-                end_.notify_all();
-            }
+            if (--job->left == 0) end_.notify_all();
         }
     }
 

@@ -57,8 +57,7 @@ def main() -> int:
         expected = sum(item.bytes for item in library(shape) if item.name != SMALL_THINGS)
         right = measured is not None and 0 <= measured - expected <= MOST_SMALL
         failed += not right
-        print(f"{shape}: {'ok' if right else 'FAILED'}, {expected} bytes by formula, {measured} taken",
-              flush=True)
+        print(f"{shape}: {'ok' if right else 'FAILED'}, {expected} bytes by formula, {measured} taken", flush=True)
         if measured is None:
             print(output)
     print(f"{len(SHAPES) - failed} passed, {failed} failed")
@@ -90,8 +89,7 @@ def run_rank(shape: Shape) -> None:
     entries = shape.tokens * shape.top_k
     numbers = [entry % shape.experts for entry in range(entries)]
     assert cuda.cudaMalloc(ctypes.byref(ids), ctypes.c_size_t(8 * entries)) == 0
-    assert cuda.cudaMemcpy(ids, struct.pack(f"<{entries}q", *numbers), ctypes.c_size_t(8 * entries),
-                           1) == 0
+    assert cuda.cudaMemcpy(ids, struct.pack(f"<{entries}q", *numbers), ctypes.c_size_t(8 * entries), 1) == 0
     tensor = nccl_ep.ncclNDTensor_t()
     tensor.version, tensor.ndim, tensor.datatype, tensor.tag = (
         1, 2, nccl_ep.ncclDataTypeEnum.ncclInt64, nccl_ep.ncclEpTensorTag_t.NCCL_EP_TENSOR_TAG_TOPK_IDX)

@@ -28,8 +28,7 @@ KERNELS = C_TESTS.parent / "cuda"
 LIST = C_TESTS / "simt" / "kernel_list.cpp"
 ENVIRONMENT = {"EP_TEST_DEADLINE": "60", "NCCLEP_HOSTSIM_WITH_GPU": "1"}
 # With a bug one failure says enough, and what never comes must not be waited for long.
-IMPATIENT = {"NCCL_EP_TIMEOUT_MS": "2000", "NCCLEP_SIMT_HANG_SECONDS": "5",
-             "EP_TEST_FIRST_FAILURE": "1"}
+IMPATIENT = {"NCCL_EP_TIMEOUT_MS": "2000", "NCCLEP_SIMT_HANG_SECONDS": "5", "EP_TEST_FIRST_FAILURE": "1"}
 SECONDS = 90
 TRIES = 10
 LINES_SHOWN = 12
@@ -51,8 +50,7 @@ def main() -> int:
              for run, lie, beside in dict.fromkeys((bug.run, bug.lie, bug.beside) for bug in bugs)
              if lie or beside or not quick]
     failed = 0
-    with (tempfile.TemporaryDirectory() as work,
-          concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor):
+    with (tempfile.TemporaryDirectory() as work, concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor):
         workshop = Workshop(target, pathlib.Path(work))
         judged = {bug: executor.submit(judge, bug, workshop) for bug in (*sound, *bugs)}
         for bug, future in judged.items():
@@ -81,15 +79,12 @@ class Workshop:
         self._objects = {file: work / f"{i}.o" for i, file in enumerate(files)}
         self._list = work / "list.o"
         with concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor:
-            list(executor.map(self._compile_object, (LIST, *files),
-                              (self._list, *self._objects.values())))
+            list(executor.map(self._compile_object, (LIST, *files), (self._list, *self._objects.values())))
 
     def build(self, folder: pathlib.Path) -> pathlib.Path:
         """The library of the kernels in `folder`/cuda."""
-        copies = {file: folder / "cuda" / file.relative_to(KERNELS)
-                  for file in KERNELS.rglob("*.*")}
-        changed = {str(file) for file, copy in copies.items()
-                   if file.read_bytes() != copy.read_bytes()}
+        copies = {file: folder / "cuda" / file.relative_to(KERNELS) for file in KERNELS.rglob("*.*")}
+        changed = {str(file) for file, copy in copies.items() if file.read_bytes() != copy.read_bytes()}
         stale = [file for file, made in self._objects.items() if changed & sources_of(made)]
         unit = folder / "kernels.cpp"
         unit.write_text("".join(f'#include "{copies[file]}"\n' for file in stale))
@@ -152,8 +147,7 @@ def plant(change: Bug | Lie | Setting, path: pathlib.Path) -> None:
     path.write_text(text.replace(change.old, change.new))
 
 
-def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path],
-         seed: int) -> subprocess.CompletedProcess:
+def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path], seed: int) -> subprocess.CompletedProcess:
     """Runs the program; rank 0 has the first module, the others the last."""
     ranks, *words = bug.run.split()
     settings = dict(word.split("=") for word in words if "=" in word)
@@ -165,8 +159,7 @@ def play(bug: Bug, workshop: Workshop, modules: list[pathlib.Path],
         contexts += [":"] if contexts else []
         contexts += ["-np", "1", "env", f"NCCLEP_SIMT_KERNELS={module}", f"NCCL_HOSTID=node{node}",
                      str(workshop.programs / program), *options]
-    return run("mpirun", *contexts, NCCLEP_SIMT_SEED=str(seed), **settings,
-               **(IMPATIENT if bug.file else {}))
+    return run("mpirun", *contexts, NCCLEP_SIMT_SEED=str(seed), **settings, **(IMPATIENT if bug.file else {}))
 
 
 def run(*command: str, **settings: str) -> subprocess.CompletedProcess:

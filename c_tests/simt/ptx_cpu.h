@@ -107,9 +107,7 @@ inline uint32_t inc_acq_rel_gpu(uint32_t* at, uint32_t last) {
 inline Vec16 ld_relaxed_sys(const Vec16* from) {
     simt::CheckAligned(from);
     Vec16 v;
-    for (int i = 0; i < 4; ++i) {
-        v.word[i] = __atomic_load_n(&from->word[i], __ATOMIC_RELAXED);
-    }
+    for (int i = 0; i < 4; ++i) v.word[i] = __atomic_load_n(&from->word[i], __ATOMIC_RELAXED);
     simt::Block::Current().stores().Overlay(from, &v, sizeof(v));
     return v;
 }
@@ -149,6 +147,22 @@ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
 
 inline bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
     return simt::Block::Current().bulk().HasEnded(barrier, parity);
+}
+
+inline void async_load(Vec16* shared_to, const Vec16* from) {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().LoadForThread(block.thread(), shared_to, from);
+}
+
+inline void async_load_commit() {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().CommitLoads(block.thread());
+}
+
+template <uint32_t Groups>
+inline void async_load_wait() {
+    simt::Block& block = simt::Block::Current();
+    block.bulk().WaitUntilLoaded(block.thread(), Groups);
 }
 
 // Without bulk copies kernels are as for chips before sm_90.

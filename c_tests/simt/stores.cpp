@@ -29,9 +29,7 @@ Stores::Stores(uint32_t threads, Random& random)
 void Stores::Put(uint32_t thread, void* to, const void* bytes, std::size_t size, std::size_t piece, Landing landing) {
     const auto address = reinterpret_cast<uintptr_t>(to);
     const std::size_t offset = address % kUnit;
-    if (address % size != 0) {
-        Fail("a store of " + std::to_string(size) + " bytes is misaligned");
-    }
+    if (address % size != 0) Fail("a store of " + std::to_string(size) + " bytes is misaligned");
     LandAt(to);  // two stores to one address keep their order
     Entry entry = {};
     std::memcpy(entry.bytes + offset, bytes, size);
@@ -41,9 +39,7 @@ void Stores::Put(uint32_t thread, void* to, const void* bytes, std::size_t size,
     const Name name = {address - offset, entry.number};
     entries_.emplace(name.unit, entry);
     of_thread_[thread].push_back(name);
-    if (landing == Landing::kSomeTime) {
-        some_time_.push_back(name);
-    }
+    if (landing == Landing::kSomeTime) some_time_.push_back(name);
 }
 
 void Stores::Overlay(const void* from, void* bytes, std::size_t size) const {
@@ -87,9 +83,7 @@ void Stores::Release(uint32_t thread) {
 }
 
 void Stores::Step() {
-    if (!some_time_.empty() && one_in_steps_ != 0 && random_.OneIn(one_in_steps_)) {
-        LandSome();
-    }
+    if (!some_time_.empty() && one_in_steps_ != 0 && random_.OneIn(one_in_steps_)) LandSome();
 }
 
 void Stores::LandSome() {
@@ -109,9 +103,7 @@ void Stores::LandSome() {
             } else {
                 Land(found->first, entry, entry.held);
             }
-            if (entry.held != 0) {
-                continue;
-            }
+            if (entry.held != 0) continue;
             entries_.erase(found);
         }
         chosen = some_time_.back();
@@ -124,18 +116,14 @@ void Stores::LandAll() {
         LandSome();
         usleep(1);  // others may see the one and not yet the other
     }
-    for (auto& [unit, entry] : entries_) {
-        Land(unit, entry, entry.held);
-    }
+    for (auto& [unit, entry] : entries_) Land(unit, entry, entry.held);
     entries_.clear();
 }
 
 // Writes the held bytes of `which`, a piece at a time, and takes them off the entry.
 void Stores::Land(uintptr_t unit, Entry& entry, uint32_t which) const {
     for (std::size_t at = 0; at < kUnit; at += entry.piece) {
-        if ((which >> at & 1) == 0) {
-            continue;
-        }
+        if ((which >> at & 1) == 0) continue;
         if (entry.piece == sizeof(uint64_t)) {
             uint64_t value;
             std::memcpy(&value, entry.bytes + at, sizeof(value));

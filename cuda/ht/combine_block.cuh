@@ -25,11 +25,19 @@ static_assert(sizeof(SharedStorage) <= HT_STATIC_SHARED_BYTES, "launches leave n
 // Rows that the caller has summed, as they lie where a dispatch without zones has put their tokens.
 struct SummedRows {
     static constexpr bool kZones = false;
+    // The shared memory of a warp that sends, with zones of any.
+    using Buffers = Staging;
+    struct Nothing {};
+    template <typename Block, typename Part>
+    __device__ Nothing addends_of(const Block&, LaneMask, const Part&) const {
+        return {};
+    }
 };
 
 template <typename Scope, typename Partials, typename InputRows, typename LayoutOfRows = Flat>
 struct Block {
     using Layout = LayoutOfRows;
+    using Buffers = typename InputRows::Buffers;
     static constexpr bool kZones = InputRows::kZones;
     const HtCombineParams& params;
     Scope scope;

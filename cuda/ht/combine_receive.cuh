@@ -63,11 +63,7 @@ __device__ __forceinline__ void sum_chunk(const Block& block, uint32_t token, La
     const RowFormat format = row_format(block.common);
     const uint32_t vecs = format.vecs();
     float sum[kVecs][Type::kPerVec] = {};
-    if constexpr (Block::kZones) {
-        block.input.add_parts(block, sum, firsts, part, first, out);
-    } else {
-        add_rows<Type>(sum, firsts, part.row, first, vecs);
-    }
+    add_rows<Type>(sum, firsts, part.row, first, vecs);
     if (block.partials.rounds_own_node()) {
         // Each lane reads what it has stored.
         store_sum<Type>(sum, first, vecs, out);
@@ -122,7 +118,7 @@ __device__ void gather_gradients(const Block& block, uint32_t token, const Token
 }
 
 template <typename Type, typename Block>
-__device__ void sum_tokens(const Block& block) {
+__device__ void sum_tokens(const Block& block, typename Block::Buffers* buffers) {
     const HtCommon& common = block.common;
     const uint32_t vecs = row_format(common).vecs();
     for (;;) {
@@ -132,14 +128,19 @@ __device__ void sum_tokens(const Block& block) {
         }
         const TokenEntries entries(common, token);
         const Part part = part_of(block, entries);
+        const auto addends = block.input.addends_of(block, entries.firsts, part);
         if (!wait_for_parts(block, entries, part)) {
             break;
         }
         Vec16* out = reinterpret_cast<Vec16*>(block.scope.row_of_token(
             block.params.out, row_format(common), block.scope.place(common, token), token));
-        const uint8_t* partial = block.partials.row(row_format(common), token, lane_idx());
-        for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
-            sum_chunk<Type>(block, token, entries.firsts, part, partial, first, out);
+        if constexpr (Block::kZones) {
+            block.input.sum_to(out, addends, row_format(common).bytes, *buffers);
+        } else {
+            const uint8_t* partial = block.partials.row(row_format(common), token, lane_idx());
+            for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
+                sum_chunk<Type>(block, token, entries.firsts, part, partial, first, out);
+            }
         }
         if (block.params.columns != 0) {
             gather_gradients(block, token, entries, part);

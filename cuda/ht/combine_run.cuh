@@ -35,14 +35,18 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         }
         return;
     }
-    if (!block.senders.has_this_block()) {
-        sum_tokens<Type>(block);
+    if (!InputRows::kZones && !block.senders.has_this_block()) {
+        sum_tokens<Type>(block, nullptr);
     } else if (warp_idx() < common.shape.copy_warps) {
-        Staging staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
-                        &shared.barriers[warp_idx()]);
+        typename InputRows::Buffers staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,
+                                            &shared.barriers[warp_idx()]);
+        if (InputRows::kZones && !block.senders.has_this_block()) {
+            sum_tokens<Type>(block, &staging);
+            return;
+        }
         NotifyQueue queue(shared.notify_state, queue_of_warp(common, buffers, warp_idx()), staging);
         send_rows(block, staging, queue);
-    } else if (warp_idx() == common.shape.copy_warps) {
+    } else if (warp_idx() == common.shape.copy_warps && (!InputRows::kZones || block.senders.has_this_block())) {
         notify_peers(common, WholeSlots{}, shared.pairs, shared.notify_state, buffers,
                      [&] { poll_credits(block); });
     }

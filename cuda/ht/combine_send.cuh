@@ -21,14 +21,14 @@ struct Returning {
     }
 };
 
+// With zones there is nothing to load ahead: what is sent is a sum.
 template <typename Block>
 __device__ __forceinline__ void load_chunk(const Block& block, const Returning& returning,
                                            uint32_t offset, Staging& staging) {
-    const RowFormat format = row_format(block.common);
     if constexpr (Block::kZones) {
-        block.input.load(block, returning.row(block), offset, staging);
         return;
     }
+    const RowFormat format = row_format(block.common);
     const uint8_t* row = block.params.rows + format.offset(returning.row(block));
     staging.wait_reusable();
     staging.load_to(staging.chunk(), row + offset, format.chunk_at(offset));
@@ -40,6 +40,7 @@ __device__ void write_tail(const Block& block, const Returning& returning, Stagi
     const uint32_t columns = block.params.columns;
     float* tail = reinterpret_cast<float*>(staging.tails());
     if constexpr (Block::kZones) {
+        staging.wait_reusable();
         const float gradient = block.input.gradient(block, returning.row(block), lane_idx());
         if (lane_idx() < columns) {
             tail[lane_idx()] = gradient;
@@ -51,9 +52,10 @@ __device__ void write_tail(const Block& block, const Returning& returning, Stagi
     staging.settle();
 }
 
-// Stores the row, whose first chunk was loaded.
+// Stores the row, whose first chunk was loaded. It has departed then with zones, else when the next one is loaded.
 template <typename Block>
-__device__ void store_row(const Block& block, const Returning& returning, Staging& staging) {
+__device__ void store_row(const Block& block, const Returning& returning, typename Block::Buffers& staging,
+                          NotifyQueue& queue) {
     const HtCommon& common = block.common;
     const RowFormat format = row_format(common);
     const Remote<uint8_t> slot =
@@ -61,7 +63,11 @@ __device__ void store_row(const Block& block, const Returning& returning, Stagin
     if (common.shape.tail_bytes != 0) {
         write_tail(block, returning, staging);
     }
-    for (uint32_t offset = 0; offset < format.bytes; offset += format.chunk_bytes) {
+    if constexpr (Block::kZones) {
+        block.input.send_row(block, returning.row(block), slot, staging,
+                             [&] { queue.depart(lane_idx() == 0, returning.home, returning.sequence(block)); });
+    }
+    for (uint32_t offset = 0; !Block::kZones && offset < format.bytes; offset += format.chunk_bytes) {
         if (offset != 0) {
             staging.commit();
             load_chunk(block, returning, offset, staging);
@@ -84,7 +90,7 @@ __device__ __forceinline__ void poll_credits(const Block& block) {
 }
 
 template <typename Block>
-__device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
+__device__ void send_rows(const Block& block, typename Block::Buffers& staging, NotifyQueue& queue) {
     HtPairs& pairs = block.shared.pairs;
     Scheduler& scheduler = block.shared.scheduler;
     const auto is_ready = [&](uint32_t home, uint32_t index, uint32_t) {
@@ -105,7 +111,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
     }
     while (work.peer != kNoPeer) {
         const Returning returning = {work.peer, work.index};
-        store_row(block, returning, staging);
+        store_row(block, returning, staging, queue);
         // The next row is loaded while this one is under way; but if no next one has a credit, nobody must
         // wait for the notification of this one.
         work = try_next_row(scheduler, pairs.to_send, block.senders, block.ranks(), is_ready);
@@ -113,7 +119,9 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
         if (is_loading) {
             load_chunk(block, {work.peer, work.index}, 0, staging);
         }
-        queue.depart(lane_idx() == 0, returning.home, returning.sequence(block));
+        if (!Block::kZones) {
+            queue.depart(lane_idx() == 0, returning.home, returning.sequence(block));
+        }
         if (!is_loading && work.left != kNoPeer) {
             queue.flush();
             work = wait_for_row();

@@ -1,5 +1,9 @@
 // The rows of a combine that lie by expert in its input: what a rank returns for a token is the sum of its slots, by
 // ascending expert in fp32, rounded. A slot that was dropped adds nothing.
+//
+// A warp sums a row part by part. The parts of all rows that it adds come through a few stages of shared memory, one
+// behind the other, so the same number of them is under way all the time, however many rows a sum has. Each lane loads
+// what it adds itself, so stages need no barrier.
 #pragma once
 
 #include "combine_block.cuh"
@@ -8,28 +12,178 @@
 
 namespace nccl_ep::ht_combine_impl {
 
+static_assert(HT_ZONE_PART_BYTES == kVecs * kWarpSize * sizeof(Vec16), "a sum in registers");
+
+// The shared memory of a warp: a sum on its way to a peer, and stages of what is summed, in each of which one part is
+// under way or has come.
+class ZonedBuffers : public Staging {
+   public:
+    using Staging::Staging;
+
+    // Where this lane's first access of the next part is when that has come.
+    __device__ __forceinline__ const Vec16* wait_part() {
+        async_load_wait<HT_ZONE_STAGES - 1>();
+        return stage(added_);
+    }
+    __device__ __forceinline__ void end_part() { added_ = next(added_); }
+    // Begins to load `vecs` accesses of the lanes from `from`, or none, to the next stage, whose part was added.
+    __device__ __forceinline__ void load_part(const uint8_t* from, uint32_t vecs) {
+#pragma unroll
+        for (uint32_t v = 0; v < kVecs; ++v) {
+            const uint32_t at = v * kWarpSize + lane_idx();
+            if (at < vecs) {
+                async_load(stage(loaded_) + v * kWarpSize, reinterpret_cast<const Vec16*>(from) + at);
+            }
+        }
+        async_load_commit();
+        loaded_ = next(loaded_);
+    }
+
+   private:
+    __device__ static uint32_t next(uint32_t number) { return number + 1 == HT_ZONE_STAGES ? 0 : number + 1; }
+    __device__ Vec16* stage(uint32_t number) const {
+        return reinterpret_cast<Vec16*>(chunk() + (1 + number) * HT_ZONE_PART_BYTES) + lane_idx();
+    }
+
+    uint32_t added_ = 0;
+    uint32_t loaded_ = 0;
+};
+
+// What a warp adds, rows in lanes. First the slots of this rank's row; at home their sum is rounded then, and added to
+// the rows of the ranks before this one, which those behind it follow.
+struct Addends {
+    const uint8_t* slot = nullptr;
+    LaneMask slots = {};
+    const uint8_t* part = nullptr;
+    LaneMask before = {};
+    LaneMask behind = {};
+
+    __device__ LaneMask of_phase(uint32_t phase) const { return phase == 0 ? slots : phase == 1 ? before : behind; }
+};
+
+// Loads the parts of addends, in the order in which they are added.
+class AddendsAhead {
+   public:
+    __device__ AddendsAhead(const Addends& from, uint32_t row_bytes)
+        : from_(from), left_(from.slots), row_bytes_(row_bytes) {}
+
+    __device__ __forceinline__ void load(ZonedBuffers& buffers) {
+#pragma unroll 1
+        while (!left_.any() && offset_ < row_bytes_) {
+            const bool is_last = phase_ == 2;
+            phase_ = is_last ? 0 : phase_ + 1;
+            offset_ += is_last ? HT_ZONE_PART_BYTES : 0;
+            left_ = from_.of_phase(phase_);
+        }
+        const uint32_t bytes = offset_ < row_bytes_ ? min(row_bytes_ - offset_, HT_ZONE_PART_BYTES) : 0;
+        const uint8_t* row = shuffle(phase_ == 0 ? from_.slot : from_.part, left_.any() ? left_.first() : 0);
+        buffers.load_part(row + offset_, bytes / sizeof(Vec16));
+        left_.drop_first();
+    }
+
+   private:
+    const Addends from_;
+    LaneMask left_;
+    uint32_t phase_ = 0;
+    uint32_t row_bytes_;
+    uint32_t offset_ = 0;
+};
+
+// A part of a row that is summed.
+template <typename Type>
+struct PartSum {
+    float sum[kVecs][Type::kPerVec];
+
+    __device__ __forceinline__ void add(uint32_t v, const Vec16& data) {
+        float addend[Type::kPerVec];
+        Type::unpack(data, addend);
+#pragma unroll
+        for (uint32_t j = 0; j < Type::kPerVec; ++j) {
+            sum[v][j] += addend[j];
+        }
+    }
+    // This lane's accesses; what lies behind a shorter part is added, too, and not used.
+    __device__ __forceinline__ void add(const Vec16* part) {
+#pragma unroll
+        for (uint32_t v = 0; v < kVecs; ++v) {
+            add(v, part[v * kWarpSize]);
+        }
+    }
+    // Rounds it, and adds it again to nothing or to what comes before.
+    __device__ __forceinline__ void round(Vec16 (&row)[kVecs]) {
+#pragma unroll
+        for (uint32_t v = 0; v < kVecs; ++v) {
+            row[v] = Type::pack(sum[v]);
+        }
+        clear_sum<Type>(sum);
+    }
+};
+
+// Calls `store(offset, bytes, sum)` for all parts of a row.
+template <typename Type, bool kIsHome, typename Store>
+__device__ __forceinline__ void sum_row(const Addends& addends, uint32_t row_bytes, ZonedBuffers& buffers, Store store) {
+    const bool is_empty = !addends.slots.any() && !addends.before.any() && !addends.behind.any();
+    AddendsAhead ahead(addends, is_empty ? 0 : row_bytes);
+#pragma unroll 1
+    for (uint32_t i = 0; i < HT_ZONE_STAGES; ++i) {
+        ahead.load(buffers);
+    }
+#pragma unroll 1
+    for (uint32_t offset = 0; offset < row_bytes; offset += HT_ZONE_PART_BYTES) {
+        PartSum<Type> part;
+        clear_sum<Type>(part.sum);
+        Vec16 own[kVecs];
+#pragma unroll 1
+        for (uint32_t phase = 0; phase < (kIsHome ? 3 : 1); ++phase) {
+#pragma unroll 1
+            for (LaneMask left = addends.of_phase(phase); left.any(); left.drop_first()) {
+                part.add(buffers.wait_part());
+                buffers.end_part();
+                ahead.load(buffers);
+            }
+            if (kIsHome && phase == 0) {
+                part.round(own);
+            }
+            if (kIsHome && phase == 1) {
+#pragma unroll
+                for (uint32_t v = 0; v < kVecs; ++v) {
+                    part.add(v, own[v]);
+                }
+            }
+        }
+        store(offset, min(row_bytes - offset, HT_ZONE_PART_BYTES), part.sum);
+    }
+}
+
 template <typename Type>
 struct ZonedInput {
     static constexpr bool kZones = true;
+    using Buffers = ZonedBuffers;
 
     HtZones zones;
 
     __device__ uint32_t needed() const { return slots_needed(zones); }
 
-    // Begins to fill the staging buffer with bytes from `offset` on of what this rank returns of `row`.
-    template <typename Block>
-    __device__ void load(const Block& block, uint32_t row, uint32_t offset, Staging& staging) const {
-        const RowFormat format = row_format(block.common);
-        const uint32_t bytes = format.chunk_at(offset);
-        const Slots slots(*this, block, row);
-        staging.wait_reusable();
-        if (slots.kept.count() == 1) {
-            staging.load_to(staging.chunk(), shuffle(slots.row, slots.kept.first()) + offset, bytes);
-            return;
-        }
-        sum_to(staging.chunk(), slots, offset, bytes);
-        settle_shared();
-        staging.load_to(staging.chunk(), nullptr, 0);
+    // Sums a row and stores it to the slot `to` of its home. `depart` is called when nothing but its first part has been
+    // committed behind the rows before.
+    template <typename Block, typename Depart>
+    __device__ __forceinline__ void send_row(const Block& block, uint32_t row, Remote<uint8_t> to,
+                                             ZonedBuffers& buffers, Depart depart) const {
+        const auto store = [&](uint32_t offset, uint32_t bytes, const float (&sum)[kVecs][Type::kPerVec]) {
+            uint8_t* out = buffers.chunk();
+            buffers.wait_reusable();
+#pragma unroll
+            for (uint32_t v = 0; v < kVecs; ++v) {
+                reinterpret_cast<Vec16*>(out)[v * kWarpSize + lane_idx()] = Type::pack(sum[v]);
+            }
+            buffers.settle();
+            buffers.store(to + offset, bytes);
+            buffers.commit();
+            if (offset == 0) {
+                depart();
+            }
+        };
+        sum_row<Type, false>(slots_of(block, row), block.common.shape.row_bytes, buffers, store);
     }
 
     // The gradient of weight `number` of the row.
@@ -41,53 +195,36 @@ struct ZonedInput {
         return is_slot(slot, block.params.in_rows) ? block.params.gradients[slot] : 0.0f;
     }
 
-    // Adds what all ranks return of a token, accesses from number `first` on. This rank's part is rounded to the
-    // output row first, from which it is added at its place among the others: each lane reads what it has stored.
+    // What is added for a token, one of whose ranks are in the lanes `firsts`; `part` is that of each.
     template <typename Block, typename Part>
-    __device__ __forceinline__ void add_parts(const Block& block, float (&sum)[kVecs][Type::kPerVec],
-                                              LaneMask firsts, const Part& part, uint32_t first,
-                                              Vec16* out) const {
-        const uint32_t vecs = row_format(block.common).vecs();
-        const LaneMask own = firsts & ~ballot(part.is_remote);
-        const uint8_t* row = part.row;
+    __device__ __forceinline__ Addends addends_of(const Block& block, LaneMask firsts, const Part& part) const {
+        const LaneMask parts = ballot(part.is_remote);
+        const LaneMask own = firsts & ~parts;
+        Addends all;
         if (own.any()) {
-            const Slots slots(*this, block, shuffle(part.sequence, own.first()));
-            add_rows<Type>(sum, slots.kept, slots.row, first, vecs);
-            store_sum<Type>(sum, first, vecs, out);
-            clear_sum<Type>(sum);
-            row = own.has_this() ? reinterpret_cast<const uint8_t*>(out) : row;
+            all = slots_of(block, shuffle(part.sequence, own.first()));
+            all.behind = parts.behind(own.first());
         }
-        add_rows<Type>(sum, firsts, row, first, vecs);
+        all.before = parts & ~all.behind;
+        all.part = part.row;
+        return all;
+    }
+
+    // Sums a token's, which are all there, to the row `out`.
+    __device__ __forceinline__ static void sum_to(Vec16* out, const Addends& addends, uint32_t row_bytes,
+                                                  ZonedBuffers& buffers) {
+        const auto store = [&](uint32_t offset, uint32_t bytes, const float (&sum)[kVecs][Type::kPerVec]) {
+            store_sum<Type>(sum, 0, bytes / sizeof(Vec16), out + offset / sizeof(Vec16));
+        };
+        sum_row<Type, true>(addends, row_bytes, buffers, store);
     }
 
    private:
-    // The slots of a row, one in each lane, and those that are there.
-    struct Slots {
-        const uint8_t* row;
-        LaneMask kept;
-
-        template <typename Block>
-        __device__ Slots(const ZonedInput& input, const Block& block, uint32_t of_row) {
-            const uint32_t slot = slot_of_lane(input.zones, of_row);
-            kept = ballot(is_slot(slot, block.params.in_rows));
-            row = block.params.rows + row_format(block.common).offset(kept.has_this() ? slot : 0);
-        }
-    };
-
-    // The lanes sum a chunk of a row into shared memory.
-    __device__ void sum_to(uint8_t* chunk, const Slots& slots, uint32_t offset, uint32_t bytes) const {
-        const uint32_t vecs = bytes / sizeof(Vec16);
-        for (uint32_t first = 0; first < vecs; first += kVecs * kWarpSize) {
-            float sum[kVecs][Type::kPerVec] = {};
-            add_rows<Type>(sum, slots.kept, slots.row + offset, first, vecs);
-#pragma unroll
-            for (uint32_t v = 0; v < kVecs; ++v) {
-                const uint32_t at = first + v * kWarpSize + lane_idx();
-                if (at < vecs) {
-                    reinterpret_cast<Vec16*>(chunk)[at] = Type::pack(sum[v]);
-                }
-            }
-        }
+    template <typename Block>
+    __device__ __forceinline__ Addends slots_of(const Block& block, uint32_t row) const {
+        const uint32_t slot = slot_of_lane(zones, row);
+        const LaneMask kept = ballot(is_slot(slot, block.params.in_rows));
+        return {block.params.rows + row_format(block.common).offset(kept.has_this() ? slot : 0), kept};
     }
 };
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../base/warp.cuh"
+#include "../peer/wait.cuh"
 #include "params/ht_kept.h"
 
 namespace nccl_ep {
@@ -22,6 +23,35 @@ __device__ __forceinline__ bool is_slot(uint32_t slot, uint32_t rows) {
 // Slots that a tensor must have; what is beyond a bound is dropped.
 __device__ __forceinline__ uint32_t slots_needed(const HtZones& zones) {
     return zones.limit == HT_NO_SLOT ? zones.begins[zones.experts] : 0;
+}
+
+// ---- What a routing tells its caller, in numbers as wide as the caller wants
+
+__device__ inline void tell(const HtNumbers& numbers, uint32_t i, uint32_t value) {
+    if (numbers.data == nullptr) {
+        return;
+    }
+    if (numbers.is_wide != 0) {
+        static_cast<int64_t*>(numbers.data)[i] = value;
+    } else {
+        static_cast<int32_t*>(numbers.data)[i] = static_cast<int32_t>(value);
+    }
+}
+
+// One thread: of the zone of `expert`, as far as its slots are there.
+__device__ inline void tell_zone(const HtTold& told, const HtZones& zones, uint32_t expert, uint32_t begin,
+                                 uint32_t end) {
+    begin = min(begin, zones.limit);
+    tell(told.experts, expert, min(end, zones.limit) - begin);
+    tell(told.offsets, expert, begin);
+}
+
+// One thread: of all zones, also to the host.
+__device__ inline void tell_slots(const HtTold& told, uint32_t slots) {
+    tell(told.total, 0, slots);
+    if (told.page != nullptr) {
+        st_release_sys(reinterpret_cast<uint64_t*>(told.page), make_packet(told.epoch, slots));
+    }
 }
 
 }  // namespace nccl_ep

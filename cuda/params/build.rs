@@ -80,8 +80,8 @@ const FILES: [File; 8] = [
     File {
         name: "ht_kept",
         base: Some("ht.h"),
-        sizes: sizes![ht_kept: HtNumbers HtZones HtZonesParams HtCountersParams HtByKParams HtZonesDispatchParams
-            HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
+        sizes: sizes![ht_kept: HtNumbers HtZones HtTold HtZonesParams HtCountersParams HtByKParams
+            HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
     },
     File {
         name: "ht_mapped",

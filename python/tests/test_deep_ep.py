@@ -183,7 +183,7 @@ def test_wrong_tensors_take_nothing(buffer, problem):
         dispatched(buffer, problem, more)
 
 
-def test_under_a_dispatch_mode(buffer, problem):
+def test_operators_of_a_dispatch_mode(buffer, problem, two_ranks):
     """As FlopCounterMode or selective checkpointing have one: the same results."""
     def step(hooks):
         rows, _, weights, counts, handle, _ = dispatched(buffer, problem)

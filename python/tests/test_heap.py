@@ -159,6 +159,22 @@ def test_registered_tensors(ep, group, world, device):
     assert (tensor == 3).all()
 
 
+def test_tensors_of_symmetric_memory(group, world, device):
+    """Torch puts them together of pieces."""
+    if device.type == "cpu":
+        pytest.skip("torch has such memory on GPUs only")
+    from torch.distributed import _symmetric_memory as symmetric
+
+    ep = group(num_experts=world[1], hidden=64, max_tokens_per_rank=8)
+    tensor = symmetric.empty(4096, dtype=torch.float32, device=device)
+    tensor.fill_(world[0])
+    ep.register(tensor[1024:])
+    [piece] = ep.memory()
+    assert (piece.kind, piece.bytes, piece.peers) == ("tensor", 4 * 3072, world[1] - 1)
+    ep.deregister(tensor[1024:])
+    assert (tensor == world[0]).all()
+
+
 def test_a_pool_of_torch(group, world, device):
     ep = group(num_experts=world[1], hidden=64, max_tokens_per_rank=8)
     ep.heap(64 * MIB)

@@ -43,14 +43,14 @@ def test_the_documented_example(world, device, code, autocast):
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         # Backward needs the layer, which the code may close.
         exec(code.replace("layer.finalize()", ""), names)
-    names["output"].backward(problem.grad)
+    problem.backward(names["output"])
     names["layer"].finalize()
 
     want_tokens, want_weights = (each.detach().float().requires_grad_()
                                  for each in (tokens, weights))
     taken = torch.where(problem.topk_idx >= 0, want_weights, 0.0)
     want = 2 * want_tokens * taken.sum(dim=1, keepdim=True)
-    want.backward(problem.grad.float())
+    problem.backward(want)
     assert names["output"].dtype == torch.bfloat16
     problem.close(names["output"], want)
     problem.close(tokens.grad, want_tokens.grad)

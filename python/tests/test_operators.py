@@ -183,6 +183,8 @@ def test_shapes_without_memory(low_latency, high_throughput):
         received = handle.dispatch(tokens, cast="ue8m0")
         output = handle.combine(torch.empty_like(received.tokens, dtype=torch.bfloat16),
                                 problem.weights)
+    with pytest.raises(TypeError, match="^tokens: .*not FakeTensor; it has no memory; call inside its FakeTensorMode"):
+        handle.dispatch(tokens)
     ep = handle.group
     assert received.tokens.shape == (ep.num_local_experts, 32 * ep.world_size, 128)
     assert received.scales.dtype == torch.uint8 and output.shape == problem.tokens.shape

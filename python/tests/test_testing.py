@@ -69,7 +69,7 @@ def abort(rank: int, ranks: int) -> None:
 
 def test_the_documented_program(tmp_path, monkeypatch):
     """As a module of its own, which the ranks import."""
-    need(4)
+    need(2)
     [code] = [code for code in snippets(_DOCUMENT) if "testing.run(" in code]
     (tmp_path / "test_moe.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

@@ -123,6 +123,8 @@ pub struct GroupSettings {
     pub channels: Option<usize>,
     /// HT: whether handles may have rows that lie by expert, for which there is room in windows then.
     pub zones: bool,
+    /// HT: rows that an ABI's tensors must have room for; 0 for none. The same on all ranks.
+    pub tensor_rows: usize,
     /// How long any wait for another rank may last, unless the environment says so; `None`: the library chooses.
     pub timeout: Option<Duration>,
     /// The most SMs that were asked for, which the device must have.
@@ -174,6 +176,8 @@ pub struct GroupFacts {
     pub channels: Option<usize>,
     /// HT: whether handles may have rows that lie by expert.
     pub zones: bool,
+    /// HT: rows that an ABI's tensors must have room for; 0 for none.
+    pub tensor_rows: usize,
 }
 
 impl GroupFacts {
@@ -227,6 +231,7 @@ impl GroupFacts {
         ht_chunk_bytes: None,
         channels: None,
         zones: false,
+        tensor_rows: 0,
     };
 }
 

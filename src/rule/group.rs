@@ -25,6 +25,7 @@ pub fn check(settings: &GroupSettings, choices: &GroupChoices, ranks: usize, ran
         },
         channels: settings.channels,
         zones: settings.zones,
+        tensor_rows: settings.tensor_rows,
     })
 }
 
@@ -101,6 +102,7 @@ mod tests {
         row_bytes: 14_336,
         channels: None,
         zones: false,
+        tensor_rows: 0,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

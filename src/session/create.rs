@@ -101,10 +101,11 @@ fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
 }
 
 /// The numbers that must be the same on every rank.
-const COMPARED: [Setting; 7] = [
+const COMPARED: [Setting; 8] = [
     Setting::Algorithm,
     Setting::Experts,
     Setting::MaxTokens,
+    Setting::RecvRows,
     Setting::RowBytes,
     Setting::LlCombine,
     Setting::NodeSums,
@@ -162,6 +163,7 @@ fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
         u64::from(facts.algorithm as u32),
         facts.experts as u64,
         facts.max_tokens.unwrap_or(0) as u64,
+        facts.tensor_rows as u64,
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
         u64::from(env.node_sums as u32),
@@ -176,7 +178,7 @@ fn shown(setting: Setting, number: u64) -> String {
         Setting::LlCombine => name_of(&LlCombineMode::ALL, number, |it| (it as u32, it.name())),
         Setting::NodeSums => name_of(&NodeSums::ALL, number, |it| (it as u32, it.name())),
         Setting::HtChunkBytes if number == 0 => Some("unset"),
-        Setting::MaxTokens if number == 0 => Some("no bound"),
+        Setting::MaxTokens | Setting::RecvRows if number == 0 => Some("no bound"),
         _ => None,
     };
     named.map_or_else(|| number.to_string(), str::to_owned)

@@ -162,6 +162,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         row_bytes: token_size_bytes as usize,
         channels: given(num_channels),
         zones: false,
+        tensor_rows: 0,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

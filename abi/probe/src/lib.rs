@@ -104,6 +104,7 @@ pub unsafe extern "C" fn epProbeOpen(
         row_bytes: settings.hidden * DType::Bfloat16.size(),
         channels: None,
         zones: false,
+        tensor_rows: 0,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

@@ -66,6 +66,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         row_bytes: row_bytes.next_multiple_of(ROW_ALIGN as usize),
         channels: channels(config),
         zones: is_ht,
+        tensor_rows: kept.recv_rows.unwrap_or(0),
         sms: sms(config),
         ll_combine: LlCombineMode::Exact,
         timeout: (config.timeout_ns > 0).then(|| Duration::from_nanos(config.timeout_ns)),

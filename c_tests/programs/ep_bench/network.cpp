@@ -98,9 +98,7 @@ NcclAlone::NcclAlone(const EpEnv& env, const Network& network) : env_(env), netw
     size_t most_sent = 1;
     size_t most_received = 1;
     for (const Exchange* exchange : {&network_.dispatch, &network_.combine}) {
-        for (const Message& message : exchange->sends) {
-            most_sent = std::max(most_sent, message.bytes);
-        }
+        for (const Message& message : exchange->sends) most_sent = std::max(most_sent, message.bytes);
         most_received = std::max(most_received, TotalBytes(exchange->receives));
     }
     sent_ = static_cast<char*>(ep_device_alloc(most_sent));

@@ -94,9 +94,7 @@ std::string ReadRouting(const std::string& text, Options* options) {
         options->routing = RoutingKind::kConsecutive;
     } else if (text.substr(0, colon) == "zipf") {
         options->routing = RoutingKind::kZipf;
-        if (colon != std::string::npos) {
-            return ReadExponent(text.substr(colon + 1), &options->zipf_exponent);
-        }
+        if (colon != std::string::npos) return ReadExponent(text.substr(colon + 1), &options->zipf_exponent);
     } else {
         return "--routing: expected uniform, zipf, zipf:S or consecutive, got \"" + text + "\"";
     }
@@ -114,9 +112,7 @@ std::string ReadChannels(const std::string& text, Options* options) {
 }
 
 std::string ReadLayout(const std::string& name, Options* options) {
-    if (name != "expert" && name != "rank") {
-        return "--layout: expected expert or rank, got \"" + name + "\"";
-    }
+    if (name != "expert" && name != "rank") return "--layout: expected expert or rank, got \"" + name + "\"";
     options->by_rank = name == "rank";
     return "";
 }
@@ -246,12 +242,9 @@ std::string CheckMaxTokens(const Options& options) {
 
 const char* RoutingName(const Options& options) {
     switch (options.routing) {
-        case RoutingKind::kUniform:
-            return "scores";
-        case RoutingKind::kZipf:
-            return "zipf";
-        default:
-            return "consecutive";
+        case RoutingKind::kUniform: return "scores";
+        case RoutingKind::kZipf: return "zipf";
+        default: return "consecutive";
     }
 }
 
@@ -270,9 +263,7 @@ ParsedOptions ParseOptions(int argc, char** argv, bool on_hostsim) {
     if (parsed.options.by_rank && !parsed.options.low_latency()) {
         parsed.error = "--layout: high throughput has one alone";
     }
-    if (parsed.options.view && !parsed.options.by_rank) {
-        parsed.error = "--view: needs --layout rank";
-    }
+    if (parsed.options.view && !parsed.options.by_rank) parsed.error = "--view: needs --layout rank";
     if (parsed.error.empty()) parsed.error = CheckMaxTokens(parsed.options);
     if (parsed.error.empty()) parsed.error = SizeRows(parsed.options.hidden, &parsed.options.rows);
     return parsed;

@@ -173,9 +173,7 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
                                              ? "NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1"
                                              : "ignored, it applies to low latency");
     }
-    if (options.use_cuda_graph) {
-        printf("--use-cuda-graph: %u operation(s) in each graph\n", options.graph_ops);
-    }
+    if (options.use_cuda_graph) printf("--use-cuda-graph: %u operation(s) in each graph\n", options.graph_ops);
     if (options.dynamic_tokens) printf("max_tokens_per_rank = NCCL_EP_AUTO\n");
     if (options.max_tokens > 0) printf("max_tokens_per_rank = %u\n", options.max_tokens);
     fflush(stdout);

@@ -82,12 +82,9 @@ std::vector<int64_t> DrawConsecutive(const Shape& shape, unsigned rank) {
 
 std::vector<int64_t> Draw(const Shape& shape, unsigned rank, std::mt19937* generator) {
     switch (shape.kind) {
-        case RoutingKind::kUniform:
-            return DrawUniform(shape, shape.tokens[rank], generator);
-        case RoutingKind::kZipf:
-            return DrawZipf(shape, shape.tokens[rank], generator);
-        default:
-            return DrawConsecutive(shape, rank);
+        case RoutingKind::kUniform: return DrawUniform(shape, shape.tokens[rank], generator);
+        case RoutingKind::kZipf: return DrawZipf(shape, shape.tokens[rank], generator);
+        default: return DrawConsecutive(shape, rank);
     }
 }
 

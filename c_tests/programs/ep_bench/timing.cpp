@@ -126,9 +126,7 @@ CastTimes MeasureIdleCast(const EpEnv& env, const Options& options, const Calls&
         calls.CastAndDispatch();
         calls.Combine();
     };
-    for (unsigned i = 0; i < options.iterations; ++i) {
-        TimeFromIdle(env, &events, all, &with_pair);
-    }
+    for (unsigned i = 0; i < options.iterations; ++i) TimeFromIdle(env, &events, all, &with_pair);
     for (Samples* samples : {&alone, &with_dispatch, &with_pair}) DropFirst(samples);
     return {SlowestRank(alone), SlowestRank(with_dispatch), SlowestRank(with_pair)};
 }
@@ -153,9 +151,7 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls, O
         calls.Dispatch();
         calls.Combine();
     };
-    for (unsigned i = 0; i < options.iterations; ++i) {
-        TimeFromIdle(env, &events, both, &pair);
-    }
+    for (unsigned i = 0; i < options.iterations; ++i) TimeFromIdle(env, &events, both, &pair);
     for (Samples* samples : {&dispatched, &combined, &pair, &host.dispatch, &host.combine, &host.complete}) {
         DropFirst(samples);
     }
@@ -174,9 +170,7 @@ HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* se
         TimeCall([&] { handle = session->CallCreateHandle(); }, &host);
         EP_REQUIRE_NCCL(ncclEpHandleDestroy(handle));
     };
-    for (unsigned i = 0; i <= options.iterations; ++i) {
-        TimeFromIdle(env, &events, make_and_destroy, &stream);
-    }
+    for (unsigned i = 0; i <= options.iterations; ++i) TimeFromIdle(env, &events, make_and_destroy, &stream);
     DropFirst(&host);
     DropFirst(&stream);
     return {SlowestRank(host), SlowestRank(stream)};

@@ -74,9 +74,7 @@ std::string NameOf(const Tokens& tokens) {
     size_t numbers = tokens.size();
     while (numbers > 1 && tokens[numbers - 2] == tokens.back()) --numbers;
     std::string name;
-    for (size_t rank = 0; rank < numbers; ++rank) {
-        name += (rank == 0 ? "" : "/") + std::to_string(tokens[rank]);
-    }
+    for (size_t rank = 0; rank < numbers; ++rank) name += (rank == 0 ? "" : "/") + std::to_string(tokens[rank]);
     return name;
 }
 

@@ -119,9 +119,7 @@ void Validation::Prepare() const {
     std::vector<const ncclNDTensor_t*> written = {
         &session_.received, &session_.received_scales, &session_.received_weights, &session_.received_idx,
         &session_.counter,  &session_.expert_outputs,  &session_.combined};
-    if (options_.rows.casts_outside()) {
-        written.insert(written.end(), {&session_.tokens, &session_.scales});
-    }
+    if (options_.rows.casts_outside()) written.insert(written.end(), {&session_.tokens, &session_.scales});
     for (const ncclNDTensor_t* tensor : written) {
         // In a view nothing is written but by the library.
         const bool is_view = options_.view && tensor == &session_.received;

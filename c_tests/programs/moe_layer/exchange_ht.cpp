@@ -28,9 +28,7 @@ struct ReceivedRouting {
 
 size_t CountReceivedRows(const ReceivedRouting& routing, size_t top_k) {
     size_t count = 0;
-    while (count * top_k < routing.local_ids.size() && routing.local_ids[count * top_k] >= 0) {
-        ++count;
-    }
+    while (count * top_k < routing.local_ids.size() && routing.local_ids[count * top_k] >= 0) ++count;
     return count;
 }
 

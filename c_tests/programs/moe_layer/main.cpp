@@ -39,9 +39,7 @@ Stripe TakeStripe(const EpEnv& env, size_t max_tokens_per_rank, const std::vecto
     const auto num_ranks = static_cast<size_t>(env.size);
     const auto rank = static_cast<size_t>(env.rank);
     Stripe stripe;
-    for (size_t r = 0; r < rank; ++r) {
-        stripe.first_position += NumTokensOf(r, num_ranks, max_tokens_per_rank);
-    }
+    for (size_t r = 0; r < rank; ++r) stripe.first_position += NumTokensOf(r, num_ranks, max_tokens_per_rank);
     stripe.tokens.resize(NumTokensOf(rank, num_ranks, max_tokens_per_rank));
     for (size_t t = 0; t < stripe.tokens.size(); ++t) {
         stripe.tokens[t] = text[(stripe.first_position + t) % text.size()];

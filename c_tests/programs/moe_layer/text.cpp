@@ -21,9 +21,7 @@ bool IsWordCharacter(char c) {
 
 uint64_t HashOfSpelling(const std::string& spelling) {
     uint64_t hash = 0xCBF29CE484222325ull;
-    for (char c : spelling) {
-        hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
-    }
+    for (char c : spelling) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
     return hash;
 }
 

@@ -51,9 +51,7 @@ void RunPipeline(Pipeline& pipeline) {
     for (uint32_t i = 0; i < kStages && mistake != Mistake::kNoInit; ++i) {
         nccl_ep::mbarrier_init(&barriers[i], 1);
     }
-    for (uint32_t piece = 0; piece < kStages; ++piece) {
-        StartLoad(pipeline, piece, shared, barriers);
-    }
+    for (uint32_t piece = 0; piece < kStages; ++piece) StartLoad(pipeline, piece, shared, barriers);
     for (uint32_t piece = 0; piece < kPieces; ++piece) {
         const uint32_t stage = piece % kStages;
         const uint32_t parity = piece / kStages % 2 ^ (mistake == Mistake::kWrongParity ? 1 : 0);

@@ -71,9 +71,7 @@ bool WordsArriveOnTheirOwn(uint64_t seed) {
             return;
         }
         for (uint32_t i = 0; i < 4; ++i) {
-            while (nccl_ep::ld_relaxed_sys(&box.data[threadIdx.x].word[i]) != i + 1) {
-                nccl_ep::spin_hint();
-            }
+            while (nccl_ep::ld_relaxed_sys(&box.data[threadIdx.x].word[i]) != i + 1) nccl_ep::spin_hint();
         }
     });
     return true;

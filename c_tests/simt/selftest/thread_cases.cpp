@@ -39,9 +39,7 @@ bool HalfWarpsOnTheirOwn(uint64_t seed) {
         const uint32_t lane = threadIdx.x;
         const uint32_t mask = lane < 16 ? 0x0000ffffu : 0xffff0000u;
         bool right = true;
-        for (uint32_t turn = 0; turn < lane / 16 * 5 + 1; ++turn) {
-            right &= __ballot_sync(mask, true) == mask;
-        }
+        for (uint32_t turn = 0; turn < lane / 16 * 5 + 1; ++turn) right &= __ballot_sync(mask, true) == mask;
         return right;
     });
 }
@@ -145,9 +143,7 @@ bool PartsOfWarps(uint64_t seed) {
 bool MoreThanAStack(uint64_t seed) {
     return AllThreads(seed, 64, [] {
         volatile uint8_t large[128 << 10];
-        for (uint32_t i = 0; i < sizeof(large); ++i) {
-            large[i] = 1;
-        }
+        for (uint32_t i = 0; i < sizeof(large); ++i) large[i] = 1;
         return __syncthreads_count(large[0] == 1) == 64;
     });
 }
@@ -157,9 +153,7 @@ bool MoreThanAStackForAWhile(uint64_t seed) {
         // Only of the thread below whose stack is none.
         const auto low = [] {
             volatile uint8_t large[101 << 10];
-            for (uint32_t i = 0; i < sizeof(large); ++i) {
-                large[i] = 1;
-            }
+            for (uint32_t i = 0; i < sizeof(large); ++i) large[i] = 1;
             return large[0] == 1;
         };
         return __syncthreads_count(threadIdx.x != 0 || low()) == 64;

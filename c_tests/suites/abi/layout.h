@@ -69,12 +69,13 @@ FIELD(ncclEpQuery_t, ranks, 20, unsigned);
 FIELD(ncclEpQuery_t, sms, 24, unsigned);
 FIELD(ncclEpQuery_t, symmetric, 28, unsigned);
 
-LAYOUT(ncclEpChoice_t, 20, 4);
+LAYOUT(ncclEpChoice_t, 24, 4);
 FIELD(ncclEpChoice_t, size, 0, unsigned);
 FIELD(ncclEpChoice_t, variant, 4, unsigned);
 FIELD(ncclEpChoice_t, blocks, 8, unsigned);
 FIELD(ncclEpChoice_t, send_blocks, 12, unsigned);
 FIELD(ncclEpChoice_t, threads, 16, unsigned);
+FIELD(ncclEpChoice_t, in_order, 20, unsigned);
 LAYOUT(ncclEpMemInfo_t, 64, 8);
 FIELD(ncclEpMemInfo_t, size, 0, size_t);
 FIELD(ncclEpMemInfo_t, object, 8, unsigned);

@@ -167,12 +167,12 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     Handle handle(std::exchange(run.handle, nullptr));
     unsigned strides[3];
     ref_scale_strides(&format, format.out_order, run.layout.rows, strides);
-    const Tensor scales = Tensor::scales(Data(run.scales_out), format.scale_type,
-                                         {run.local_experts, run.layout.rows, format.num_scales})
-                              .with_strides(strides);
+    const Tensor scales =
+        Tensor::scales(Data(run.scales_out), format.scale_type, {run.local_experts, run.layout.rows, format.num_scales})
+            .with_strides(strides);
     const Tensor rows = Tensor::tokens(Data(run.packed), format.to, {run.local_experts, run.layout.rows, shape.hidden});
-    const Tensor tokens = Tensor::tokens(Data(run.tokens_in), format.from,
-                                         {run.now->num_tokens[env->rank], shape.hidden});
+    const Tensor tokens =
+        Tensor::tokens(Data(run.tokens_in), format.from, {run.now->num_tokens[env->rank], shape.hidden});
     run.without_counter = true;
     EP_CHECK(
         handle.dispatch(tokens, {rows, scales}, {}, env->stream, Phase::whole, nccl_ep::ScaleRounding::power_of_two)
@@ -191,8 +191,8 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     RefShape shape = SmallShape(env);
     shape.max_tokens = NCCL_EP_AUTO;
     const Group group = Open(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
-    HtRun run = ht_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true,
-                     {kHtRowsExact, kHtNoCounter, 41});
+    HtRun run =
+        ht_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, {kHtRowsExact, kHtNoCounter, 41});
     Handle handle(std::exchange(run.handle, nullptr));
     EP_CHECK_EQ_U64(*handle.num_recv_tokens(), run.received);
 
@@ -235,29 +235,29 @@ EP_TEST(refusals_have_code_call_and_text) {
     const RefShape shape = SmallShape(env);
     ncclEpGroupConfig_t config = Config(NCCL_EP_ALGO_LOW_LATENCY, shape);
     config.token_size_bytes = 7;
-    EP_CHECK(Refused(Group::create(env->comm, config, env->stream), ncclInvalidArgument,
-                     "ncclEpCreateGroup", "token_size_bytes"));
+    EP_CHECK(Refused(Group::create(env->comm, config, env->stream), ncclInvalidArgument, "ncclEpCreateGroup",
+                     "token_size_bytes"));
 
     Group group = Open(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
     void* memory = ep_device_alloc(4096);
     const auto ids = static_cast<int64_t*>(memory);
     const Tensor four = Tensor::topk_idx(ids, {4, 2});
-    EP_CHECK(Refused(Handle::create(group, Tensor::topk_idx(ids, {99, 2}), {}, env->stream),
-                     ncclInvalidArgument, "ncclEpCreateHandle", "got 99"));
-    EP_CHECK(Refused(Handle::create(group, Tensor::topk_idx(ids, {-4, 2}), {}, env->stream),
-                     ncclInvalidArgument, "ncclEpCreateHandle", "ndim"));
+    EP_CHECK(Refused(Handle::create(group, Tensor::topk_idx(ids, {99, 2}), {}, env->stream), ncclInvalidArgument,
+                     "ncclEpCreateHandle", "got 99"));
+    EP_CHECK(Refused(Handle::create(group, Tensor::topk_idx(ids, {-4, 2}), {}, env->stream), ncclInvalidArgument,
+                     "ncclEpCreateHandle", "ndim"));
 
     auto handle = Handle::create(group, four, {}, env->stream);
     if (!EP_CHECK(handle.has_value())) return;
     const Tensor rows = Tensor::tokens(memory, ncclBfloat16, {4, 64});
-    EP_CHECK(Refused(handle->dispatch(rows, rows, {}, env->stream), ncclInvalidArgument,
-                     "ncclEpDispatch", "outputs[TOKENS]"));
-    EP_CHECK(Refused(handle->dispatch({}, rows, {}, env->stream), ncclInvalidArgument,
-                     "ncclEpDispatch", "inputs[TOKENS]"));
-    EP_CHECK(Refused(handle->dispatch(std::vector<Tensor>(17, rows), rows, {}, env->stream),
-                     ncclInvalidArgument, "ncclEpDispatch", "num_inputs"));
-    EP_CHECK(Refused(handle->combine(rows, rows, {}, env->stream), ncclInvalidUsage,
-                     "ncclEpCombine", "needs a dispatch before its first combine"));
+    EP_CHECK(Refused(handle->dispatch(rows, rows, {}, env->stream), ncclInvalidArgument, "ncclEpDispatch",
+                     "outputs[TOKENS]"));
+    EP_CHECK(
+        Refused(handle->dispatch({}, rows, {}, env->stream), ncclInvalidArgument, "ncclEpDispatch", "inputs[TOKENS]"));
+    EP_CHECK(Refused(handle->dispatch(std::vector<Tensor>(17, rows), rows, {}, env->stream), ncclInvalidArgument,
+                     "ncclEpDispatch", "num_inputs"));
+    EP_CHECK(Refused(handle->combine(rows, rows, {}, env->stream), ncclInvalidUsage, "ncclEpCombine",
+                     "needs a dispatch before its first combine"));
     EP_CHECK(Refused(handle->num_recv_tokens(), ncclInvalidUsage, "ncclEpHandleGetNumRecvTokens", "handle"));
     EP_CHECK(handle->destroy().has_value());
     EP_CHECK(group.destroy(env->stream).has_value());
@@ -301,11 +301,11 @@ EP_TEST(what_was_moved_from_is_empty) {
     Handle taken = std::move(handle);
     EP_CHECK(!group && group.get() == nullptr && other);
     EP_CHECK(!handle && handle.get() == nullptr && taken);
-    EP_CHECK(Refused(handle.dispatch(tensor, tensor, {}, env->stream), ncclInvalidArgument,
-                     "ncclEpDispatch", "handle"));
+    EP_CHECK(
+        Refused(handle.dispatch(tensor, tensor, {}, env->stream), ncclInvalidArgument, "ncclEpDispatch", "handle"));
     EP_CHECK(Refused(handle.complete(env->stream), ncclInvalidArgument, "ncclEpComplete", ""));
-    EP_CHECK(Refused(Handle::create(group, tensor, {}, env->stream), ncclInvalidArgument,
-                     "ncclEpCreateHandle", "ep_group"));
+    EP_CHECK(
+        Refused(Handle::create(group, tensor, {}, env->stream), ncclInvalidArgument, "ncclEpCreateHandle", "ep_group"));
     EP_CHECK(Refused(group.async_error(), ncclInvalidArgument, "ncclEpGetAsyncError", "ep_group"));
     EP_CHECK(Refused(group.count_rows(nullptr), ncclInvalidArgument, "ncclEpGroupCountRows", "ep_group"));
     EP_CHECK(group.destroy(env->stream).has_value() && handle.destroy().has_value());

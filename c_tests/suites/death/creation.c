@@ -2,14 +2,12 @@
 #define _GNU_SOURCE  // setenv, usleep
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
 #include "suites/death/work.h"
 
-static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStream_t stream,
-                                 ncclEpGroup_t* group) {
+static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStream_t stream, ncclEpGroup_t* group) {
     const RefShape shape = shape_for(&self->env);
     const ncclEpGroupConfig_t config =
         ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, shape.max_tokens, 128);
@@ -95,9 +93,7 @@ DEATH_CASE(stops_in_creation, kVictimDies) {
     const bool is_near = ep_node_distance((unsigned)self->env.rank, (unsigned)self->victim) == 0;
     if (stops && is_near) EP_CHECK(names(ep_last_error(), self->victim));
     meet(self, kNoticed, survivors(self));
-    if (stops && self->env.rank == 0) {
-        EP_CHECK(kill(atomic_load(&self->shared->victim_process), SIGKILL) == 0);
-    }
+    if (stops && self->env.rank == 0) EP_CHECK(kill(atomic_load(&self->shared->victim_process), SIGKILL) == 0);
     abort_and_go_on(self);
     EP_REQUIRE(pthread_join(freed.thread, NULL) == 0);
 }
@@ -106,8 +102,7 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
     EpView sent;
     EpView received;
     ep_view_2d(&sent, memory, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 1, 64);
-    ep_view_2d(&received, (char*)memory + 128, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-               (unsigned)env->size, 64);
+    ep_view_2d(&received, (char*)memory + 128, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, (unsigned)env->size, 64);
     const ncclNDTensor_t* inputs[] = {&sent.tensor};
     ncclNDTensor_t* outputs[] = {&received.tensor};
     return ncclEpDispatch(handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream);
@@ -118,8 +113,7 @@ static ncclResult_t dispatch_to_rank_0(const EpEnv* env, ncclEpHandle_t handle, 
 DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
     const EpEnv* env = &self->env;
     take_a_long_deadline(self);
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
     ncclEpGroup_t group = NULL;
     ncclEpHandle_t handle = NULL;
     ncclEpHandle_t next = NULL;

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -17,17 +16,13 @@ static atomic_bool g_refuses_threads;
 
 static bool is_called_by_library(const void* caller) {
     Dl_info info;
-    return dladdr(caller, &info) != 0 && info.dli_fname != NULL &&
-           strstr(info.dli_fname, "libnccl_ep.") != NULL;
+    return dladdr(caller, &info) != 0 && info.dli_fname != NULL && strstr(info.dli_fname, "libnccl_ep.") != NULL;
 }
 
 // As at the limit of a container, for the library alone.
-int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
-                   void* argument) {
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument) {
     static _Atomic(int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)) create;
-    if (atomic_load(&g_refuses_threads) && is_called_by_library(__builtin_return_address(0))) {
-        return EAGAIN;
-    }
+    if (atomic_load(&g_refuses_threads) && is_called_by_library(__builtin_return_address(0))) return EAGAIN;
     if (atomic_load(&create) == NULL) {
         void* found = dlsym(RTLD_NEXT, "pthread_create");
         int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
@@ -88,9 +83,7 @@ DEATH_CASE(several_groups_lose_a_rank_while_memory_is_freed, kVictimDies) {
     void* memory = ep_device_alloc(1 << 20);
     lose_victim(self);
     const double start = seconds_now();
-    for (int i = 0; i < kGroups; ++i) {
-        EP_CHECK_NCCL(ll_launch_dispatch(&work[i].run, env[i].stream, false));
-    }
+    for (int i = 0; i < kGroups; ++i) EP_CHECK_NCCL(ll_launch_dispatch(&work[i].run, env[i].stream, false));
     ep_device_free(memory);
     check_in_time(self, start);
     for (int i = 0; i < kGroups; ++i) expect_fault(self, work[i].group, start);

@@ -9,9 +9,6 @@
 // It starts its own processes: do not start it with mpirun on more than one rank. The deadline is
 // NCCL_EP_TIMEOUT_MS, by default 1000.
 #define _GNU_SOURCE  // usleep
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -36,8 +33,7 @@ DEATH_CASE(dies_before_an_operation, kVictimDies) {
 // The exchange of a high-throughput handle's routing; on the GPUs of one node the host does not wait for it.
 DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
     const EpEnv* env = &self->env;
-    const ncclEpGroupConfig_t config =
-        ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
+    const ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size, 1, 128);
     ncclEpGroup_t group = NULL;
     ncclEpHandle_t handle = NULL;
     const int64_t id = 0;
@@ -107,9 +103,8 @@ static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
     double launched = seconds_now();
     for (unsigned i = 0; i < most; ++i) {
         launched = seconds_now();
-        const ncclResult_t result = i % 2 == 0
-                                        ? ll_launch_dispatch(&work->run, self->env.stream, false)
-                                        : ll_launch_combine(&work->run, self->env.stream, false);
+        const ncclResult_t result = i % 2 == 0 ? ll_launch_dispatch(&work->run, self->env.stream, false)
+                                               : ll_launch_combine(&work->run, self->env.stream, false);
         if (result != ncclSuccess) break;
         if (i % kOpsInFlight != kOpsInFlight - 1) continue;
         EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
@@ -180,13 +175,10 @@ DEATH_CASE(stalls_and_comes_back, kVictimLives) {
 
 // Why a case cannot run here; NULL if it can.
 static const char* obstacle(const DeathCase* test, bool has_nodes) {
-    const bool needs_another_communicator =
-        strcmp(test->name, "creation_is_lost_beside_a_group") == 0 ||
-        strcmp(test->name, "creation_is_lost_after_a_failure") == 0 ||
-        strcmp(test->name, "group_ends_behind_a_lost_creation") == 0;
-    if (ep_on_fake_nccl() && needs_another_communicator) {
-        return "communicators take turns here";
-    }
+    const bool needs_another_communicator = strcmp(test->name, "creation_is_lost_beside_a_group") == 0 ||
+                                            strcmp(test->name, "creation_is_lost_after_a_failure") == 0 ||
+                                            strcmp(test->name, "group_ends_behind_a_lost_creation") == 0;
+    if (ep_on_fake_nccl() && needs_another_communicator) return "communicators take turns here";
     if (ep_on_host_backend() && strcmp(test->name, "dies_before_many_operations") == 0) {
         return "streams of the CPU backend are never full";
     }

@@ -1,7 +1,6 @@
 // A rank dies in the middle of high-throughput operations on rows in memory that peers map. Its last kernels may have
 // offered such memory, and may be storing in that of the others or loading from there.
 #define _GNU_SOURCE  // setenv
-#include <stdlib.h>
 
 #include "reference/ht_run.h"
 #include "reference/mapped.h"

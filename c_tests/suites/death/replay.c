@@ -1,7 +1,5 @@
 // A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
 // waits have the deadline.
-#include <string.h>
-
 #include "harness/graphs.h"
 #include "reference/ht_run.h"
 #include "suites/death/work.h"
@@ -67,8 +65,7 @@ DEATH_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
     open_work(&other, &self->env, 2);
     ncclNDTensor_t spare;
     memset(&spare, 0, sizeof(spare));
-    EP_REQUIRE_NCCL(ncclEpTensorCreate(work.group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20,
-                                       1, 1, 1, 1));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(work.group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20, 1, 1, 1, 1));
     const double start = replay_without_victim(self, &captured);
     EP_CHECK_NCCL(ncclEpTensorDestroy(work.group, &spare));
     // The CPU backend calls instead of replaying, and waits for what it has called.

@@ -29,32 +29,16 @@ static void add_tensor(TensorList* list, unsigned tag, void* data) {
 static void change_tensor(EpView* view, Change change, unsigned value) {
     ncclNDTensor_t* tensor = &view->tensor;
     switch (change) {
-        case kNullSizes:
-            tensor->sizes = NULL;
-            break;
-        case kNullData:
-            tensor->data = NULL;
-            break;
-        case kNdim:
-            tensor->ndim = value;
-            break;
-        case kDatatype:
-            tensor->datatype = (ncclDataType_t)value;
-            break;
-        case kTag:
-            tensor->tag = value;
-            break;
+        case kNullSizes: tensor->sizes = NULL; break;
+        case kNullData: tensor->data = NULL; break;
+        case kNdim: tensor->ndim = value; break;
+        case kDatatype: tensor->datatype = (ncclDataType_t)value; break;
+        case kTag: tensor->tag = value; break;
         case kSize0:
         case kSize1:
-        case kSize2:
-            view->sizes[change - kSize0] = value;
-            break;
-        case kStride0:
-            view->strides[0] = value;
-            break;
-        case kShiftData:
-            tensor->data = (char*)tensor->data + value;
-            break;
+        case kSize2: view->sizes[change - kSize0] = value; break;
+        case kStride0: view->strides[0] = value; break;
+        case kShiftData: tensor->data = (char*)tensor->data + value; break;
         default:
             EP_REQUIRE(!"a change of a tensor");
     }
@@ -64,18 +48,10 @@ static void break_call(const Session* session, const BrokenCall* broken, CallTen
     TensorList* list = &tensors->lists[broken->list];
     EpView* view = find(list, broken->tag);
     switch (broken->change) {
-        case kNullList:
-            list->null = true;
-            break;
-        case kNullItem:
-            list->items[0] = NULL;
-            break;
-        case kAdd:
-            add_tensor(list, broken->tag, session->weights);
-            break;
-        case kCount:
-            list->count = broken->value;
-            break;
+        case kNullList: list->null = true; break;
+        case kNullItem: list->items[0] = NULL; break;
+        case kAdd: add_tensor(list, broken->tag, session->weights); break;
+        case kCount: list->count = broken->value; break;
         case kRemove:
             EP_REQUIRE(view != NULL);
             remove_tensor(list, view);

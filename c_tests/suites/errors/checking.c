@@ -32,9 +32,7 @@ static void expect_printed(const char* pattern) {
     rewind(g_printed);
     text[fread(text, 1, sizeof(text) - 1, g_printed)] = '\0';
     fclose(g_printed);
-    if (!EP_CHECK(fits(text, pattern))) {
-        fprintf(stderr, "got:      %s\nexpected: %s\n", text, pattern);
-    }
+    if (!EP_CHECK(fits(text, pattern))) fprintf(stderr, "got:      %s\nexpected: %s\n", text, pattern);
 }
 
 static void expect_line(const EpEnv* env, const char* call, const char* finding) {

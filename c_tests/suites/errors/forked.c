@@ -81,7 +81,4 @@ static void check_with(EpEnv* env, ncclEpAlgorithm_t algorithm) {
     finish_session(&session);
 }
 
-EP_TEST(forked_process) {
-    const unsigned num_algorithms = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_algorithms; ++i) check_with(env, kEpAlgorithms[i]);
-}
+EP_TEST_EACH(forked_process) { check_with(env, algorithm); }

@@ -95,9 +95,7 @@ static void fill_inputs(Session* session) {
             ids[t][k] = (int64_t)((rank + t) % ranks) * kLocalExperts + k;
             weights[t][k] = 1.0F / kTopK;
         }
-        for (int c = 0; c < kHidden; ++c) {
-            tokens[t][c] = ep_bf16_from_f32((float)(rank + t) + 0.25F * (float)c);
-        }
+        for (int c = 0; c < kHidden; ++c) tokens[t][c] = ep_bf16_from_f32((float)(rank + t) + 0.25F * (float)c);
     }
     session->ids = ep_device_upload(ids, sizeof(ids));
     session->weights = ep_device_upload(weights, sizeof(weights));
@@ -283,9 +281,7 @@ void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) 
 
 ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tensors, unsigned send_only) {
     ncclNDTensor_t* const* arrays[kNumLists];
-    for (int i = 0; i < kNumLists; ++i) {
-        arrays[i] = tensors->lists[i].null ? NULL : tensors->lists[i].items;
-    }
+    for (int i = 0; i < kNumLists; ++i) arrays[i] = tensors->lists[i].null ? NULL : tensors->lists[i].items;
     const ncclNDTensor_t* inputs[kMaxTensors];
     for (int i = 0; i < kMaxTensors; ++i) inputs[i] = tensors->lists[kInputs].items[i];
     const ncclNDTensor_t* const* in = tensors->lists[kInputs].null ? NULL : inputs;

@@ -44,9 +44,7 @@ static Plan g_plan;
 
 static void disturb(SharedState* shared, int num_ranks, pid_t victim) {
     const double limit = seconds_now() + kSetUpSeconds;
-    while (atomic_load(&shared->arrived[kReady]) < num_ranks && seconds_now() < limit) {
-        usleep(kPollUs);
-    }
+    while (atomic_load(&shared->arrived[kReady]) < num_ranks && seconds_now() < limit) usleep(kPollUs);
     usleep(g_plan.moment_us);
     atomic_store(&shared->lost, seconds_now());
     kill(victim, g_plan.fault == kKill ? SIGKILL : SIGSTOP);

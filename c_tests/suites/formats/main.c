@@ -132,9 +132,7 @@ EP_TEST_HT(long_rows_ht) {
         ref_format_cast(ncclBfloat16, 20016, ncclFloat32, 128),
         ref_format_cast(ncclFloat32, 20016, ncclUint8, 32),
     };
-    for (unsigned i = 0; i < COUNT(formats); ++i) {
-        in_high_throughput(env, &formats[i], kMaxTokens, 600 + i);
-    }
+    for (unsigned i = 0; i < COUNT(formats); ++i) in_high_throughput(env, &formats[i], kMaxTokens, 600 + i);
 }
 
 // All numbers of bfloat16: in order, mixed, and below powers of two. Few enough rows for every rank
@@ -195,7 +193,5 @@ EP_TEST(known_casts) {
     } kKnown[] = {{0.0f, 0},         {-0.0f, 0x80},     {448.0f, 0x7e},   {-448.0f, 0xfe},
                   {1e9f, 0x7e},      {1.0f, 0x38},      {0.0625f, 0x18},  {17.0f, 0x58},
                   {19.0f, 0x5a},     {0.001953125f, 1}, {0.0009765625f, 0}, {0.002929688f, 2}};
-    for (unsigned i = 0; i < COUNT(kKnown); ++i) {
-        EP_CHECK_EQ_U64(ref_e4m3(kKnown[i].value), kKnown[i].code);
-    }
+    for (unsigned i = 0; i < COUNT(kKnown); ++i) EP_CHECK_EQ_U64(ref_e4m3(kKnown[i].value), kKnown[i].code);
 }

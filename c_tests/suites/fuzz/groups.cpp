@@ -110,9 +110,7 @@ void Player::CreateGroup(Draw& draw) {
     // A rank without a communicator takes no part.
     if (change == 2 && !draw.together) comm = nullptr;
     if (change <= 2) detail = "NULL " + std::to_string(change) + ", ";
-    if (change > 2 && change != kNoChange) {
-        detail = Break(draw.how, num_ranks, !options_.agree, &config) + ", ";
-    }
+    if (change > 2 && change != kNoChange) detail = Break(draw.how, num_ranks, !options_.agree, &config) + ", ";
     const cudaStream_t stream = AnyStream(draw.how);
     Order(&groups_[slot], stream);
     const ncclResult_t result = referee_.Judge("ncclEpCreateGroup", detail + Describe(config), kArgument | kUsage, [&] {

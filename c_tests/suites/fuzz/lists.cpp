@@ -149,12 +149,9 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
             if (!any_empty) tensor->data = nullptr;
             return name + "data NULL";
         case 8:
-            if (!any_empty && tensor->data != nullptr) {
-                tensor->data = Moved(tensor->data, dice.Pick(kShifts));
-            }
+            if (!any_empty && tensor->data != nullptr) tensor->data = Moved(tensor->data, dice.Pick(kShifts));
             return name + "data moved";
-        default:
-            return name + ChangeSize(dice, index);
+        default: return name + ChangeSize(dice, index);
     }
 }
 
@@ -173,12 +170,9 @@ bool List::IsAsRemembered() const { return std::memcmp(before_, views_, sizeof(b
 
 std::string Lists::Change(ep::Dice& dice, bool any_empty) {
     switch (dice.Below(4)) {
-        case 0:
-            return "local " + local.Change(dice, any_empty);
-        case 1:
-            return "out " + out.Change(dice, any_empty);
-        default:
-            return "in " + in.Change(dice, any_empty);
+        case 0: return "local " + local.Change(dice, any_empty);
+        case 1: return "out " + out.Change(dice, any_empty);
+        default: return "in " + in.Change(dice, any_empty);
     }
 }
 

@@ -158,9 +158,7 @@ void Player::Operate(Draw& draw) {
         return;
     }
     referee_.Check(index >= 0, "a bad number is accepted");
-    if (index >= 0) {
-        handles_[static_cast<size_t>(index)].staged = send_only != 0 && facts.group.low_latency;
-    }
+    if (index >= 0) handles_[static_cast<size_t>(index)].staged = send_only != 0 && facts.group.low_latency;
 }
 
 void Player::Complete(Draw& draw) {

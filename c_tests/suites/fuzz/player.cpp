@@ -39,9 +39,7 @@ cudaStream_t Player::AnyStream(Dice& dice) const {
 }
 
 void Player::Order(const void* group, cudaStream_t stream) {
-    if (last_group_ != nullptr && last_group_ != group) {
-        EP_REQUIRE_CUDA(cudaStreamWaitEvent(stream, last_, 0));
-    }
+    if (last_group_ != nullptr && last_group_ != group) EP_REQUIRE_CUDA(cudaStreamWaitEvent(stream, last_, 0));
     last_group_ = group;
 }
 
@@ -49,9 +47,7 @@ void Player::Ordered(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaEventRecord(last
 
 void Player::Rest() {
     bool good = true;
-    for (cudaStream_t stream : streams_) {
-        good = cudaStreamSynchronize(stream) == cudaSuccess && good;
-    }
+    for (cudaStream_t stream : streams_) good = cudaStreamSynchronize(stream) == cudaSuccess && good;
     if (options_.threads == 1) good = cudaStreamSynchronize(nullptr) == cudaSuccess && good;
     // A lost exchange leaves its error on the stream; on the stand-ins, so do messages of different sizes, also on
     // streams of the library, and a free would give that error.
@@ -72,16 +68,11 @@ void* Player::BadNumber(Dice& dice, bool as_group) const {
     void* const other = as_group ? static_cast<void*>(handles_[index % kMostHandles].number)
                                  : static_cast<void*>(groups_[index % kGroups].number);
     switch (dice.Below(5)) {
-        case 0:
-            return nullptr;
-        case 1:
-            return other;
-        case 2:
-            return reinterpret_cast<void*>(uintptr_t{dice.Below(16)});
-        case 3:
-            return reinterpret_cast<void*>(uintptr_t{dice.Seed() | (1ULL << 52)});
-        default:
-            return dead.empty() ? WildPointer() : dead[index % dead.size()];
+        case 0: return nullptr;
+        case 1: return other;
+        case 2: return reinterpret_cast<void*>(uintptr_t{dice.Below(16)});
+        case 3: return reinterpret_cast<void*>(uintptr_t{dice.Seed() | (1ULL << 52)});
+        default: return dead.empty() ? WildPointer() : dead[index % dead.size()];
     }
 }
 

@@ -51,20 +51,13 @@ void Referee::Before(const char* function, const std::string& detail) {
 
 bool Referee::Permitted(unsigned codes, ncclResult_t result) const {
     switch (result) {
-        case ncclSuccess:
-            return true;
-        case ncclInvalidArgument:
-            return (codes & kArgument) != 0;
-        case ncclInvalidUsage:
-            return (codes & kUsage) != 0;
-        case ncclSystemError:
-            return (codes & kSystem) != 0;
-        case ncclUnhandledCudaError:
-            return (codes & kCuda) != 0;
-        case ncclRemoteError:
-            return !strict();
-        default:
-            return false;
+        case ncclSuccess: return true;
+        case ncclInvalidArgument: return (codes & kArgument) != 0;
+        case ncclInvalidUsage: return (codes & kUsage) != 0;
+        case ncclSystemError: return (codes & kSystem) != 0;
+        case ncclUnhandledCudaError: return (codes & kCuda) != 0;
+        case ncclRemoteError: return !strict();
+        default: return false;
     }
 }
 

@@ -40,15 +40,9 @@ Shape AnyShape(Dice& dice) {
 void Break(Dice& dice, Shape* shape) {
     static const unsigned kDims[] = {0, 6, 7, UINT_MAX};
     switch (dice.Below(4)) {
-        case 0:
-            shape->ndim = dice.Pick(kDims);
-            break;
-        case 1:
-            shape->datatype = dice.OneIn(2) ? 12 + dice.Below(9) : UINT_MAX;
-            break;
-        case 2:
-            *shape = {2, {1u << 25, 1u << 25, 1, 1, 1}, ncclInt8};
-            break;
+        case 0: shape->ndim = dice.Pick(kDims); break;
+        case 1: shape->datatype = dice.OneIn(2) ? 12 + dice.Below(9) : UINT_MAX; break;
+        case 2: *shape = {2, {1u << 25, 1u << 25, 1, 1, 1}, ncclInt8}; break;
         default:
             *shape = {5, {UINT_MAX, UINT_MAX, UINT_MAX, UINT_MAX, UINT_MAX}, ncclFloat64};
     }

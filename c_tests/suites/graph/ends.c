@@ -46,9 +46,7 @@ EP_TEST(groups_end_before_their_graphs) {
 }
 
 static void close_group(LlPair* pair) {
-    for (unsigned i = 0; i < kPair; ++i) {
-        EP_CHECK_NCCL(ep_handle_destroy(&pair->runs[i].handle));
-    }
+    for (unsigned i = 0; i < kPair; ++i) EP_CHECK_NCCL(ep_handle_destroy(&pair->runs[i].handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->aside));
 }
 

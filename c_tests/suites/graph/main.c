@@ -88,12 +88,8 @@ static void play_step(Fixture* fixture, const Step* step) {
             EP_CHECK_NCCL(ll_launch_dispatch(run, stream, step->action == kSendDispatch));
             break;
         case kCombine:
-        case kSendCombine:
-            EP_CHECK_NCCL(ll_launch_combine(run, stream, step->action == kSendCombine));
-            break;
-        case kComplete:
-            EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
-            break;
+        case kSendCombine: EP_CHECK_NCCL(ll_launch_combine(run, stream, step->action == kSendCombine)); break;
+        case kComplete: EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream)); break;
         case kCompleteAside:
             fork_aside(fixture);
             EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, fixture->aside));
@@ -106,17 +102,10 @@ static void play_step(Fixture* fixture, const Step* step) {
         case kFork:
             fork_aside(fixture);
             break;
-        case kDispatchAside:
-            EP_CHECK_NCCL(ll_launch_dispatch(run, fixture->aside, false));
-            break;
-        case kCombineAside:
-            EP_CHECK_NCCL(ll_launch_combine(run, fixture->aside, false));
-            break;
-        case kJoin:
-            join_aside(fixture);
-            break;
-        case kEnd:
-            break;
+        case kDispatchAside: EP_CHECK_NCCL(ll_launch_dispatch(run, fixture->aside, false)); break;
+        case kCombineAside: EP_CHECK_NCCL(ll_launch_combine(run, fixture->aside, false)); break;
+        case kJoin: join_aside(fixture); break;
+        case kEnd: break;
     }
 }
 
@@ -127,9 +116,7 @@ typedef struct {
 
 static void play(void* context) {
     const Sequence* sequence = context;
-    for (const Step* step = sequence->steps; step->action != kEnd; ++step) {
-        play_step(sequence->fixture, step);
-    }
+    for (const Step* step = sequence->steps; step->action != kEnd; ++step) play_step(sequence->fixture, step);
 }
 
 static bool contains(const Step* steps, unsigned run, Action action) {

@@ -83,9 +83,7 @@ EP_TEST(calls_beside_a_capture) {
     LlPair pair = ll_pair_open_ready(env);
     LlPair ending = ll_pair_open_ready(env);
     LlRun* run = &pair.runs[0];
-    for (unsigned i = 0; i < kPair; ++i) {
-        EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));
-    }
+    for (unsigned i = 0; i < kPair; ++i) EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, false));
         EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));

@@ -33,9 +33,7 @@ static void open_fixture(Fixture* fixture, EpEnv* env) {
 
 static ncclResult_t go_on(Fixture* fixture, Behind behind) {
     const cudaStream_t stream = fixture->env->stream;
-    if (behind == kDispatchBehind) {
-        return ht_launch_dispatch(&fixture->run, (HtPass){.forward = true}, stream);
-    }
+    if (behind == kDispatchBehind) return ht_launch_dispatch(&fixture->run, (HtPass){.forward = true}, stream);
     if (behind == kCombineBehind) return ht_launch_combine(&fixture->run, true, stream);
     EpView ids, counter;
     ep_view_2d(&ids, ref_buffer_data(&fixture->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);

@@ -14,9 +14,8 @@ typedef struct {
 } Shape;
 
 static RefShape shape_for(const EpEnv* env, const Shape* shape) {
-    const RefShape result = {shape->local_experts * (unsigned)env->size, shape->max_tokens,
+    return (RefShape){shape->local_experts * (unsigned)env->size, shape->max_tokens,
                              shape->top_k, shape->datatype, shape->hidden};
-    return result;
 }
 
 // A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.

@@ -3,8 +3,7 @@
 #include "reference/ht_run.h"
 
 static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
-    const RefShape shape = {3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
-    return shape;
+    return (RefShape){3 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, 40};
 }
 
 // No two runs of a program have the same data.
@@ -107,9 +106,7 @@ EP_TEST(ht_unordered_streams) {
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ht_prepare(&runs[r]);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        for (unsigned r = 0; r < kRuns; ++r) {
-            EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
-        }
+        for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_NCCL(ht_launch_dispatch(&runs[r], forward, streams[r]));
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ht_launch_combine(&runs[r], i % 4 < 2, streams[(r + i) % kRuns]));
         }
@@ -172,9 +169,7 @@ EP_TEST(ht_ranks_without_rows_run_ahead) {
         ht_prepare_dispatch(&run);
         const bool is_late = env->rank == 0;
         if (is_late) ep_gate_close(&gate, env->stream);
-        for (unsigned i = 0; i < kTimes; ++i) {
-            EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
-        }
+        for (unsigned i = 0; i < kTimes; ++i) EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
         if (is_late) ep_gate_open(&gate);
         ep_sync(env);
         ht_check_dispatch(&run);

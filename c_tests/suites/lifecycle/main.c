@@ -3,46 +3,37 @@
 #include "suites/lifecycle/lifecycle.h"
 
 // The first release's benchmark frees the ids before the handle.
-EP_TEST(handle_destroyed_after_its_ids) {
-    const unsigned num_algorithms = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK(destroy_tensors(&trip, trip.group));
-        EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
-        EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
-    }
+EP_TEST_EACH(handle_destroyed_after_its_ids) {
+    Trip trip = open_trip(algorithm, place_of(env));
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(destroy_tensors(&trip, trip.group));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
 }
 
-EP_TEST(group_destroyed_before_its_handles) {
-    const unsigned num_algorithms = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
-        EP_CHECK_RESULT(start_dispatch(&trip, 0), ncclInvalidUsage);
-        EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
-        EP_CHECK_RESULT(ncclEpHandleDestroy(trip.handle), ncclInvalidArgument);
-        EP_CHECK(destroy_tensors(&trip, trip.group));
-    }
+EP_TEST_EACH(group_destroyed_before_its_handles) {
+    Trip trip = open_trip(algorithm, place_of(env));
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(trip.group, env->stream));
+    EP_CHECK_RESULT(start_dispatch(&trip, 0), ncclInvalidUsage);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
+    EP_CHECK_RESULT(ncclEpHandleDestroy(trip.handle), ncclInvalidArgument);
+    EP_CHECK(destroy_tensors(&trip, trip.group));
 }
 
 // Handles of one group are created and destroyed while others run operations.
-EP_TEST(handles_come_and_go) {
-    const unsigned num_algorithms = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_algorithms; ++i) {
-        Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
-        ncclEpHandle_t first = trip.handle;
-        for (int round = 0; round < 10; ++round) {
-            open_trip_handle(&trip);
-            EP_CHECK(trip.handle != first);
-            EP_CHECK(make_trip(&trip));
-            EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
-        }
-        trip.handle = first;
+EP_TEST_EACH(handles_come_and_go) {
+    Trip trip = open_trip(algorithm, place_of(env));
+    ncclEpHandle_t first = trip.handle;
+    for (int round = 0; round < 10; ++round) {
+        open_trip_handle(&trip);
+        EP_CHECK(trip.handle != first);
         EP_CHECK(make_trip(&trip));
-        EP_CHECK(close_trip(&trip));
+        EP_CHECK_NCCL(ncclEpHandleDestroy(trip.handle));
     }
+    trip.handle = first;
+    EP_CHECK(make_trip(&trip));
+    EP_CHECK(close_trip(&trip));
 }
 
 // Destroying a handle abandons its staged operation; the group keeps working.

@@ -23,9 +23,7 @@ static void* run_job(void* argument) {
 static void run_jobs(Job* jobs, size_t count) {
     pthread_t threads[2];
     EP_REQUIRE(count <= COUNT(threads));
-    for (size_t i = 0; i < count; ++i) {
-        EP_REQUIRE(pthread_create(&threads[i], NULL, run_job, &jobs[i]) == 0);
-    }
+    for (size_t i = 0; i < count; ++i) EP_REQUIRE(pthread_create(&threads[i], NULL, run_job, &jobs[i]) == 0);
     for (size_t i = 0; i < count; ++i) {
         EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
         EP_CHECK(jobs[i].good);
@@ -63,28 +61,25 @@ static void* launch_from_the_first_device(void* argument) {
 
 // A thread that never chose a device has the first. The default stream of a call is that of the group's device even so:
 // the operation waits for what is there, and the first device has nothing to do.
-EP_TEST(default_stream_of_another_device) {
-    const unsigned num_algorithms = ep_num_algorithms(env);
-    for (unsigned i = 0; i < num_algorithms; ++i) {
-        Place place = place_of(env);
-        place.stream = NULL;
-        Trip trip = open_trip(kEpAlgorithms[i], place);
-        EpGate gate;
-        ep_gate_close(&gate, NULL);
-        Launch launch = {&trip, false};
-        pthread_t thread;
-        if (env->device != 0) {
-            EP_REQUIRE(pthread_create(&thread, NULL, launch_from_the_first_device, &launch) == 0);
-            EP_REQUIRE(pthread_join(thread, NULL) == 0);
-            EP_CHECK(launch.good);
-        } else {
-            EP_CHECK_NCCL(start_dispatch(&trip, 0));
-        }
-        ep_gate_open(&gate);
-        EP_CHECK_NCCL(start_combine(&trip, 0));
-        EP_CHECK(came_back(&trip));
-        EP_CHECK(close_trip(&trip));
+EP_TEST_EACH(default_stream_of_another_device) {
+    Place place = place_of(env);
+    place.stream = NULL;
+    Trip trip = open_trip(algorithm, place);
+    EpGate gate;
+    ep_gate_close(&gate, NULL);
+    Launch launch = {&trip, false};
+    pthread_t thread;
+    if (env->device != 0) {
+        EP_REQUIRE(pthread_create(&thread, NULL, launch_from_the_first_device, &launch) == 0);
+        EP_REQUIRE(pthread_join(thread, NULL) == 0);
+        EP_CHECK(launch.good);
+    } else {
+        EP_CHECK_NCCL(start_dispatch(&trip, 0));
     }
+    ep_gate_open(&gate);
+    EP_CHECK_NCCL(start_combine(&trip, 0));
+    EP_CHECK(came_back(&trip));
+    EP_CHECK(close_trip(&trip));
 }
 
 // ---- Groups in threads -------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 #include "suites/lifecycle/lifecycle.h"
 
 Place place_of(const EpEnv* env) {
-    const Place place = {env->comm, env->stream, NULL, NULL};
-    return place;
+    return (Place){env->comm, env->stream, NULL, NULL};
 }
 
 static bool is_ht(const Trip* trip) { return trip->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }

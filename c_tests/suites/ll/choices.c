@@ -17,7 +17,7 @@ typedef struct {
 
 static int select_choice(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* choice) {
     Selector* selector = user;
-    static const ncclEpChoice_t kEmpty = {sizeof(kEmpty), 0, 0, 0, 0};
+    static const ncclEpChoice_t kEmpty = {sizeof(kEmpty), 0, 0, 0, 0, 0};
     EP_CHECK_EQ_BYTES(choice, &kEmpty, sizeof(kEmpty));
     ++selector->asked;
     selector->query = *query;

@@ -135,17 +135,13 @@ static void check_fused(EpEnv* env, LlRun* run, float factor) {
         const float sum = fmaf(weight, factor, -product);
         weights[2 * token] = -product;
         weights[2 * token + 1] = weight;
-        for (unsigned i = 0; i < kFusedHidden; ++i) {
-            ep_store(datatype, expected, token * kFusedHidden + i, sum);
-        }
+        for (unsigned i = 0; i < kFusedHidden; ++i) ep_store(datatype, expected, token * kFusedHidden + i, sum);
         EP_CHECK(ep_load(datatype, expected, token * kFusedHidden) != 0.0f);
     }
     ll_prepare_combine(run);
     EP_SCOPED void* rows = ref_host_new(run->results_in.bytes);
     const size_t elements = run->results_in.bytes / ep_datatype_size(datatype);
-    for (size_t i = 0; i < elements; ++i) {
-        ep_store(datatype, rows, i, i < elements / 2 ? 1.0f : factor);
-    }
+    for (size_t i = 0; i < elements; ++i) ep_store(datatype, rows, i, i < elements / 2 ? 1.0f : factor);
     ref_buffer_upload(&run->results_in, rows);
     ref_buffer_upload(&run->weights, weights);
     EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));

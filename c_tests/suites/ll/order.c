@@ -8,8 +8,7 @@
 enum { kHidden = 40 };
 
 static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_k) {
-    const RefShape shape = {2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
-    return shape;
+    return (RefShape){2 * (unsigned)env->size, max_tokens, top_k, ncclBfloat16, kHidden};
 }
 
 // No two runs of a program have the same data.
@@ -19,8 +18,8 @@ static void open_runs(LlRun* runs, unsigned count, const EpEnv* env, ncclEpGroup
         const unsigned n = opened++;
         RefShape own = *shape;
         own.top_k = 1 + n % shape->top_k;
-        runs[i] = ll_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct,
-                         n % 3 != 0, 1000 + 1000 * (uint64_t)n);
+        runs[i] = ll_run_open_with(env, group, &own, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
+                                   1000 + 1000 * (uint64_t)n);
         runs[i].variation = n;
     }
 }
@@ -80,7 +79,7 @@ EP_TEST(ll_interleaved_handles) {
     }
     for (unsigned r = 0; r < kRuns; ++r) ll_dispatch(&runs[r]);
     for (unsigned r = kRuns; r-- > 0;) ll_combine(&runs[r]);  // in the reverse order
-    ll_run_close(&runs[0]);  // destroy a handle after an odd number of operations
+    ll_run_close(&runs[0]);                                   // destroy a handle after an odd number of operations
     ll_dispatch(&runs[1]);
     ll_combine(&runs[2]);
     close_runs(runs + 1, kRuns - 1);
@@ -118,9 +117,7 @@ EP_TEST(ll_unordered_streams) {
     for (unsigned i = 0; i < kRounds; ++i) {
         for (unsigned r = 0; r < kRuns; ++r) ll_prepare(&runs[r]);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        for (unsigned r = 0; r < kRuns; ++r) {
-            EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
-        }
+        for (unsigned r = 0; r < kRuns; ++r) EP_CHECK_NCCL(ll_launch_dispatch(&runs[r], streams[r], false));
         for (unsigned r = 0; r < kRuns; ++r) {
             EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[(r + i) % kRuns], false));
         }

@@ -57,9 +57,7 @@ EP_TEST(ll_weights_follow_their_ids) {
     LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 21);
     RefRouting* routing = ref_routing_copy(run.now);
     for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
-        for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) {
-            routing->topk_idx[rank][i] = i % 2 == 0 ? 0 : last;
-        }
+        for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) routing->topk_idx[rank][i] = i % 2 == 0 ? 0 : last;
     }
     ll_run_reroute(&run, routing);
     ll_dispatch(&run);

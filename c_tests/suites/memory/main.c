@@ -1,9 +1,6 @@
 // Memory that peers map: objects, what is in them, how they end.
 #include "suites/memory/memory.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 // Bytes that each rank has of any object.
 enum { kHidden = 64, kLeastBytes = 1000 };
 
@@ -11,13 +8,9 @@ ncclEpGroup_t open_group(const EpEnv* env) {
     return ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, 2u * (unsigned)env->size, 4, 2 * kHidden);
 }
 
-void close_group(const EpEnv* env, ncclEpGroup_t group) {
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-}
+void close_group(const EpEnv* env, ncclEpGroup_t group) { EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream)); }
 
-size_t bytes_of(const EpEnv* env, size_t number) {
-    return 1000 + 4096 * number + 16 * (size_t)env->rank;
-}
+size_t bytes_of(const EpEnv* env, size_t number) { return 1000 + 4096 * number + 16 * (size_t)env->rank; }
 
 uint8_t* new_memory(ncclEpGroup_t group, size_t bytes) {
     void* memory = NULL;
@@ -43,11 +36,10 @@ static void expected(uint8_t* to, size_t bytes, uint64_t seed, int rank) {
 }
 
 void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed) {
-    uint8_t* host = malloc(bytes);
+    EP_SCOPED uint8_t* host = malloc(bytes);
     EP_REQUIRE(host != NULL);
     expected(host, bytes, seed, env->rank);
     EP_REQUIRE_CUDA(cudaMemcpy(memory, host, bytes, cudaMemcpyDefault));
-    free(host);
 }
 
 void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, uint64_t seed) {

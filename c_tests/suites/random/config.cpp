@@ -70,8 +70,7 @@ GroupPlan DrawGroup(uint64_t seed, unsigned index, unsigned num_ranks) {
             group.max_tokens = dice.Between(1, 6);
             group.row_bytes = 16 * dice.Between(38, 75);
             break;
-        default:
-            break;
+        default: break;
     }
     group.num_experts = local_experts * num_ranks;
     if (!group.low_latency && dice.OneIn(5)) group.max_tokens = NCCL_EP_AUTO;
@@ -85,9 +84,7 @@ Config Draw(uint64_t seed, unsigned index, unsigned num_ranks) {
     config.index = index;
     config.group = DrawGroup(seed, index, num_ranks);
     const unsigned num_handles = dice.OneIn(2) ? 1 : dice.Between(2, 3);
-    for (unsigned i = 0; i < num_handles; ++i) {
-        config.handles.push_back(DrawHandle(config.group, dice));
-    }
+    for (unsigned i = 0; i < num_handles; ++i) config.handles.push_back(DrawHandle(config.group, dice));
     config.steps = dice.Between(2, 6);
     config.delays = dice.OneIn(4);
     return config;

@@ -35,15 +35,9 @@ class Play {
         course_.MaybeDelay();
         switch (course_.Shared(5)) {
             case 0:
-            case 1:
-                Dispatch(i, Forward());
-                break;
-            case 2:
-                Dispatch(i, TokensOnly());
-                break;
-            default:
-                Combine(i);
-                break;
+            case 1: Dispatch(i, Forward()); break;
+            case 2: Dispatch(i, TokensOnly()); break;
+            default: Combine(i); break;
         }
         if (course_.OneIn(3)) Check(handles_[i]);
     }

@@ -170,8 +170,7 @@ class Play {
                 course_.Note("permute", i);
                 ll_run_change(&handle.run, static_cast<RefChange>(course_.Shared(kRefNumChanges)));
                 return;
-            default:
-                break;
+            default: break;
         }
         course_.Note("reroute", i);
         handle.dispatched = false;  // other experts need a dispatch before a combine

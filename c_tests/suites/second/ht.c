@@ -1,15 +1,12 @@
 // High throughput, flat: every byte of dispatches and combines of both passes, against the reference.
-#include <stdlib.h>
-
 #include "suites/second/ht_run.h"
 
 // The bytes of the handle's memory serve another handle at another address, without an update.
 static void exchange_elsewhere(const HtRun* run, ncclEpGroup_t group) {
     RefBuffer before = *run->in.test->memory;
-    void* bytes = ref_host_new(before.bytes);
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
     ep_download(bytes, ref_buffer_data(&before), before.bytes);
     ncclEpHandle_t handle = handle_in_memory(group, run->in.test, bytes);
-    free(bytes);
     ref_buffer_free(&before);
     ht_exchange(run, handle);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
@@ -113,13 +110,11 @@ EP_TEST(more_rows_than_the_bound_fail_the_group) {
     if (is_full) {
         CHECK_REFUSED(ht_launch_dispatch(&run, handle), ncclInvalidUsage, "outputs.tokens.sizes[0]");
         const size_t used = test.recv_rows * run.in.row_bytes;
-        void* poison = ref_host_poison(kHtSpare * run.in.row_bytes);
-        void* got = ref_host_new(kHtSpare * run.in.row_bytes);
+        EP_SCOPED void* poison = ref_host_poison(kHtSpare * run.in.row_bytes);
+        EP_SCOPED void* got = ref_host_new(kHtSpare * run.in.row_bytes);
         const unsigned char* rows = ref_buffer_data(&run.tokens_out);
         ep_download(got, rows + used, kHtSpare * run.in.row_bytes);
         EP_CHECK_EQ_BYTES(got, poison, kHtSpare * run.in.row_bytes);
-        free(poison);
-        free(got);
     }
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));

@@ -1,9 +1,6 @@
 // A run of high throughput, flat; see ht_run.h.
 #include "suites/second/ht_run.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/ht.h"
 
 static bool has_wide_counters(const Case* test) { return test->generation % 2 == 0; }
@@ -13,11 +10,10 @@ static size_t counter_bytes(const Case* test) {
 }
 
 static void fill_results(const HtRun* run) {
-    void* rows = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED void* rows = ref_host_poison(run->results_in.bytes);
     const unsigned most = run->received < run->rows ? run->received : run->rows;
     ref_rows_fill(&run->in.results, run->in.rank, 0, most, rows);
     ref_buffer_upload(&run->results_in, rows);
-    free(rows);
 }
 
 void ht_renew(HtRun* run, uint64_t seed) {
@@ -43,10 +39,9 @@ void ht_open(HtRun* run, const EpEnv* env, const Case* test, uint64_t seed) {
     fill_results(run);
     run->gradients_in = ref_buffer_new_input(entries_out * sizeof(float));
     run->gradients = ref_buffer_new(ref_entries_of(run->in.routing, run->in.rank) * sizeof(float));
-    float* gradients = ref_host_new(entries_out * sizeof(float));
+    EP_SCOPED float* gradients = ref_host_new(entries_out * sizeof(float));
     for (size_t i = 0; i < entries_out; ++i) gradients[i] = ref_weight(seed, run->in.rank, i);
     ref_buffer_upload(&run->gradients_in, gradients);
-    free(gradients);
 }
 
 void ht_close(HtRun* run) {
@@ -59,9 +54,9 @@ void ht_close(HtRun* run) {
 
 void ht_check_counters(const HtRun* run) {
     const Case* test = run->in.test;
-    int32_t* counts = ref_host_new((test->local_experts + 1) * sizeof(int32_t));
+    EP_SCOPED int32_t* counts = ref_host_new((test->local_experts + 1) * sizeof(int32_t));
     ref_ht_counts(run->in.routing, run->in.rank, counts);
-    int32_t* narrow = ref_host_poison(run->counters.bytes);
+    EP_SCOPED int32_t* narrow = ref_host_poison(run->counters.bytes);
     int64_t* wide = (int64_t*)narrow;
     union {
         int64_t wide;
@@ -76,8 +71,6 @@ void ht_check_counters(const HtRun* run) {
     else total.narrow = (int32_t)run->received;
     REF_CHECK_BUFFER(&run->counters, narrow);
     REF_CHECK_BUFFER(&run->total, &total);
-    free(counts);
-    free(narrow);
 }
 
 typedef struct {
@@ -155,18 +148,17 @@ ncclResult_t ht_launch_dispatch(const HtRun* run, ncclEpHandle_t handle) {
 }
 
 static void check_scales(const HtRun* run) {
-    void* scales = ref_host_poison(run->scales_out.bytes);
+    EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
     if (run->in.test->scaled) {
         ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.scales, run->used, scales);
     }
     REF_CHECK_BUFFER(&run->scales_out, scales);
-    free(scales);
 }
 
 void ht_check_dispatch(const HtRun* run) {
-    void* tokens = ref_host_poison(run->tokens_out.bytes);
-    int64_t* ids = ref_host_poison(run->ids_out.bytes);
-    float* weights = ref_host_poison(run->weights_out.bytes);
+    EP_SCOPED void* tokens = ref_host_poison(run->tokens_out.bytes);
+    EP_SCOPED int64_t* ids = ref_host_poison(run->ids_out.bytes);
+    EP_SCOPED float* weights = ref_host_poison(run->weights_out.bytes);
     ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
     ref_ht_dispatch_routing(run->in.routing, run->in.routing, run->in.rank, run->used, ids, weights);
     const size_t used = (size_t)run->used * run->in.test->top_k;
@@ -176,9 +168,6 @@ void ht_check_dispatch(const HtRun* run) {
     check_scales(run);
     REF_CHECK_BUFFER(&run->ids_out, ids);
     REF_CHECK_BUFFER(&run->weights_out, weights);
-    free(tokens);
-    free(ids);
-    free(weights);
 }
 
 ncclResult_t ht_launch_combine(const HtRun* run, ncclEpHandle_t handle) {
@@ -198,7 +187,6 @@ ncclResult_t ht_launch_combine(const HtRun* run, ncclEpHandle_t handle) {
     view_scrap(&combined);
     return result;
 }
-
 
 ncclResult_t ht_launch_dispatch_back(const HtRun* run, ncclEpHandle_t handle) {
     const Case* test = run->in.test;
@@ -249,26 +237,23 @@ void ht_poison(const HtRun* run) {
 }
 
 void ht_check_dispatch_back(const HtRun* run) {
-    void* tokens = ref_host_poison(run->tokens_out.bytes);
+    EP_SCOPED void* tokens = ref_host_poison(run->tokens_out.bytes);
     ref_ht_dispatch_tokens(run->in.routing, run->in.rank, &run->in.tokens, run->used, tokens);
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
     check_scales(run);
-    free(tokens);
 }
 
 void ht_check_combine(const HtRun* run) {
-    void* expected = ref_host_new(run->in.combined.bytes);
+    EP_SCOPED void* expected = ref_host_new(run->in.combined.bytes);
     ref_ht_combine(run->in.routing, run->in.rank, &run->in.results, expected);
     REF_CHECK_BUFFER(&run->in.combined, expected);
-    free(expected);
 }
 
 void ht_check_combine_back(const HtRun* run) {
     ht_check_combine(run);
-    float* expected = ref_host_new(run->gradients.bytes);
+    EP_SCOPED float* expected = ref_host_new(run->gradients.bytes);
     ref_ht_gradients_by_k(run->in.routing, run->in.rank, run->seed, expected);
     REF_CHECK_BUFFER(&run->gradients, expected);
-    free(expected);
 }
 
 void ht_exchange(const HtRun* run, ncclEpHandle_t handle) {

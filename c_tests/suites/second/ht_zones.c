@@ -74,8 +74,8 @@ EP_TEST(high_throughput_delivers_rows_by_expert) {
     } kShapes[] = {
         {2, 16, 4, 4, ncclBfloat16, 64, kRefDistinct, false, 8},
         {3, 16, 6, 8, ncclBfloat16, 16, kRefMessy, true, 8},
-        {4, 20, 4, 1, ncclFloat16, 40, kRefRepeating, true, 4},
-        {2, 9, 2, 16, ncclFloat32, 12, kRefSkewed, true, 0},
+        {4, 20, 4, 1, ncclFloat16, 2600, kRefRepeating, true, 4},
+        {2, 600, 2, 16, ncclFloat32, 12, kRefSkewed, true, 0},
         {2, 9, 2, 32, ncclBfloat16, 64, kRefNowhere, true, 0},
         {40, 6, 5, 2, ncclBfloat16, 64, kRefMessy, true, 40},
         {1, 5, 1, 64, ncclBfloat16, 7168, kRefDistinct, true, 32},

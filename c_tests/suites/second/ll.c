@@ -1,6 +1,4 @@
 // Low latency, expert-major: every byte of a dispatch and of its combine, against the reference.
-#include <stdlib.h>
-
 #include "reference/ll.h"
 #include "suites/second/second.h"
 
@@ -23,10 +21,9 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
     run->counters = ref_buffer_new((test->local_experts + kSpare) * sizeof(int32_t));
     run->scales_out = ref_buffer_new(scale_bytes(test, all_slots));
     run->results_in = ref_buffer_new_input(all_slots * run->in.row_bytes);
-    void* rows = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED void* rows = ref_host_poison(run->results_in.bytes);
     ref_ll_results(run->in.routing, run->in.rank, run->layout, &run->in.results, rows);
     ref_buffer_upload(&run->results_in, rows);
-    free(rows);
 }
 
 static void close_run(Run* run) {
@@ -69,19 +66,16 @@ static void dispatch(const Run* run, ncclEpHandle_t handle) {
 }
 
 static void check_dispatch(const Run* run) {
-    unsigned char* packed = ref_host_poison(run->packed.bytes);
-    int32_t* counts = ref_host_poison(run->counters.bytes);
+    EP_SCOPED unsigned char* packed = ref_host_poison(run->packed.bytes);
+    EP_SCOPED int32_t* counts = ref_host_poison(run->counters.bytes);
     ref_ll_dispatch(run->in.routing, run->in.rank, run->layout, &run->in.tokens, packed, counts);
     REF_CHECK_BUFFER(&run->packed, packed);
     REF_CHECK_BUFFER(&run->counters, counts);
-    unsigned char* scales = ref_host_poison(run->scales_out.bytes);
+    EP_SCOPED unsigned char* scales = ref_host_poison(run->scales_out.bytes);
     if (run->in.test->scaled) {
         ref_ll_dispatch(run->in.routing, run->in.rank, run->layout, &run->in.scales, scales, NULL);
     }
     REF_CHECK_BUFFER(&run->scales_out, scales);
-    free(scales);
-    free(packed);
-    free(counts);
 }
 
 static void combine(const Run* run, ncclEpHandle_t handle) {
@@ -110,10 +104,9 @@ static void combine(const Run* run, ncclEpHandle_t handle) {
     const ncclEpCompleteConfig_t complete = NCCL_EP_COMPLETE_CONFIG_INIT;
     EP_CHECK_NCCL(ncclEpComplete(handle, &complete, run->in.env->stream));
     ep_sync(run->in.env);
-    void* expected = ref_host_new(run->in.combined.bytes);
+    EP_SCOPED void* expected = ref_host_new(run->in.combined.bytes);
     ref_ll_combine(run->in.routing, run->in.routing, run->in.rank, run->layout, &run->in.results, expected);
     REF_CHECK_BUFFER(&run->in.combined, expected);
-    free(expected);
 }
 
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {

@@ -1,7 +1,4 @@
 // Low latency, rank-major: every byte of a dispatch and of its combine, against the reference.
-#include <stdlib.h>
-#include <string.h>
-
 #include "reference/rank_major.h"
 #include "suites/second/second.h"
 
@@ -28,10 +25,9 @@ static void open_run(Run* run, const EpEnv* env, const Case* test, uint64_t seed
     run->counters = ref_buffer_new((size_t)(env->size + kSpare) * sizeof(int32_t));
     run->scales_out = ref_buffer_new(scale_bytes(test, run->rows));
     run->results_in = ref_buffer_new_input(run->rows * run->in.row_bytes);
-    void* rows = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED void* rows = ref_host_poison(run->results_in.bytes);
     ref_rank_results(run->in.routing, run->in.rank, run->layout, &run->in.results, rows);
     ref_buffer_upload(&run->results_in, rows);
-    free(rows);
 }
 
 static void close_run(Run* run) {
@@ -97,25 +93,21 @@ static void check_dispatch(const Run* run) {
     if (test->scaled) ref_rank_each(routing, run->in.rank, run->layout, write_row, &scales);
     REF_CHECK_BUFFER(&run->scales_out, scales.out);
     free(scales.out);
-    int64_t* ids = ref_host_new(entries * sizeof(int64_t));
-    float* weights = ref_host_poison(run->weights_out.bytes);
+    EP_SCOPED int64_t* ids = ref_host_new(entries * sizeof(int64_t));
+    EP_SCOPED float* weights = ref_host_poison(run->weights_out.bytes);
     ref_rank_beside(routing, run->in.rank, run->layout, ids, weights);
-    int32_t* narrow = ref_host_new(entries * sizeof(int32_t));
+    EP_SCOPED int32_t* narrow = ref_host_new(entries * sizeof(int32_t));
     for (size_t i = 0; i < entries; ++i) {
         if (test->global_ids && ids[i] >= 0) ids[i] += run->in.rank * test->local_experts;
         narrow[i] = (int32_t)ids[i];
     }
-    int32_t* counts = ref_host_poison(run->counters.bytes);
+    EP_SCOPED int32_t* counts = ref_host_poison(run->counters.bytes);
     ref_rank_counts(routing, run->in.rank, counts);
     REF_CHECK_BUFFER(&run->tokens_out, rows.out);
     REF_CHECK_BUFFER(&run->ids_out, test->narrow_ids ? (void*)narrow : (void*)ids);
     REF_CHECK_BUFFER(&run->weights_out, weights);
     REF_CHECK_BUFFER(&run->counters, counts);
     free(rows.out);
-    free(ids);
-    free(narrow);
-    free(weights);
-    free(counts);
 }
 
 static void combine(const Run* run, ncclEpHandle_t handle) {
@@ -135,10 +127,9 @@ static void combine(const Run* run, ncclEpHandle_t handle) {
     view_scrap(&combined);
     EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->in.env->stream));
     ep_sync(run->in.env);
-    void* expected = ref_host_new(run->in.combined.bytes);
+    EP_SCOPED void* expected = ref_host_new(run->in.combined.bytes);
     ref_rank_combine(run->in.routing, run->in.rank, run->layout, &run->in.results, expected);
     REF_CHECK_BUFFER(&run->in.combined, expected);
-    free(expected);
 }
 
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {

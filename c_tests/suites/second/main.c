@@ -4,10 +4,6 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -133,12 +129,11 @@ static void upload_ids(Inputs* in) {
         return;
     }
     const size_t entries = ref_entries_of(in->routing, in->rank);
-    int32_t* narrow = ref_host_new(entries * sizeof(int32_t));
+    EP_SCOPED int32_t* narrow = ref_host_new(entries * sizeof(int32_t));
     for (size_t i = 0; i < entries; ++i) {
         narrow[i] = ids[i] < -1 ? INT32_MIN : ids[i] > INT32_MAX ? INT32_MAX : (int32_t)ids[i];
     }
     ref_buffer_upload(&in->ids, narrow);
-    free(narrow);
 }
 
 void inputs_renew(Inputs* in, uint64_t seed) {

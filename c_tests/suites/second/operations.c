@@ -258,6 +258,21 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     close_call(&it);
 }
 
+EP_TEST(what_rows_by_expert_have_not_is_refused) {
+    const ncclResult_t no = ncclInvalidArgument;
+    Case test = kSmallHt;
+    test.alignment = 4;
+    test.recv_rows = (unsigned)env->size * kTokens;
+    Call it;
+    open_call(&it, env, &test);
+    REFUSED(dispatch, (void)0, no, "outputs.topk_idx: must be NULL, as each slot is of one expert");
+    REFUSED(dispatch, it.out.topk_idx = NULL, no, "outputs.topk_weights.ndim");
+    REFUSED(dispatch, it.out.topk_idx = it.out.topk_weights = NULL, no, "outputs.topk_weights: is required");
+    REFUSED(dispatch, (it.out.topk_idx = NULL, it.received.sizes[0] -= 1), no, "outputs.tokens.sizes[0]: must have");
+    REFUSED(combine, it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8, ncclInvalidUsage, "MXFP8 is not");
+    close_call(&it);
+}
+
 // Without a bound, rows must be those that come.
 EP_TEST(rows_of_an_unbounded_group_are_counted_first) {
     Call it;

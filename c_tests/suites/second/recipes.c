@@ -1,7 +1,5 @@
 // Recipes: what they refuse, and a cast. Rows with scales that are forwarded are in the tests of each layout.
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "suites/second/second.h"
 
@@ -46,8 +44,8 @@ static void open_cast(Cast* cast, const EpEnv* env) {
     cast->packed = ref_buffer_new(2 * ranks * kTokens * kHidden);
     cast->scales = ref_buffer_new(2 * ranks * kTokens * kBlocks * sizeof(float));
     cast->counters = ref_buffer_new(2 * sizeof(int32_t));
-    int64_t* ids = ref_host_new(cast->ids.bytes);
-    void* tokens = ref_host_new(cast->tokens.bytes);
+    EP_SCOPED int64_t* ids = ref_host_new(cast->ids.bytes);
+    EP_SCOPED void* tokens = ref_host_new(cast->tokens.bytes);
     for (unsigned token = 0; token < kTokens; ++token) {
         for (unsigned rank = 0; rank < ranks; ++rank) ids[token * ranks + rank] = 2 * rank;
         for (unsigned i = 0; i < kHidden; ++i) {
@@ -58,8 +56,6 @@ static void open_cast(Cast* cast, const EpEnv* env) {
     }
     ref_buffer_upload(&cast->ids, ids);
     ref_buffer_upload(&cast->tokens, tokens);
-    free(ids);
-    free(tokens);
     View view;
     view_of(&view, ref_buffer_data(&cast->ids), ncclInt64, kTokens, ranks, 0);
     cast->handle = handle_of(cast->group, &test, &view, NULL, env->stream);
@@ -74,8 +70,8 @@ static void close_cast(Cast* cast) {
 
 static void check_cast(const Cast* cast) {
     const unsigned ranks = (unsigned)cast->env->size;
-    uint8_t* packed = ref_host_poison(cast->packed.bytes);
-    float* scales = ref_host_poison(cast->scales.bytes);
+    EP_SCOPED uint8_t* packed = ref_host_poison(cast->packed.bytes);
+    EP_SCOPED float* scales = ref_host_poison(cast->scales.bytes);
     for (unsigned slot = 0; slot < ranks * kTokens; ++slot) {
         const unsigned source = slot / kTokens, token = slot % kTokens;
         for (unsigned i = 0; i < kHidden; ++i) packed[slot * kHidden + i] = code_of(source, token, i);
@@ -83,8 +79,6 @@ static void check_cast(const Cast* cast) {
     }
     REF_CHECK_BUFFER(&cast->packed, packed);
     REF_CHECK_BUFFER(&cast->scales, scales);
-    free(packed);
-    free(scales);
 }
 
 typedef struct {

@@ -114,6 +114,17 @@ EP_TEST(one_rank_refuses_for_all) {
     ep_barrier();
 }
 
+EP_TEST(ranks_agree_on_the_bound_of_rows) {
+    if (env->size == 1) return;
+    ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
+    config.max_recv_tokens_per_rank = env->rank == 0 ? 0 : config.max_dispatch_tokens_per_rank;
+    ncclEpGroup_t group = NULL;
+    CHECK_REFUSED(ncclEpCreateGroup(&group, env->comm, &config), ncclInvalidArgument,
+                  "config.max_recv_tokens_per_rank: must be the same on every rank");
+    EP_CHECK(group == NULL);
+    ep_barrier();
+}
+
 // The backend of the CPU has no SMs.
 EP_TEST(budgets_above_the_device_are_refused) {
     ncclEpGroupConfig_t config = config_of(env, &kSmallHt);

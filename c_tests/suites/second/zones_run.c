@@ -1,23 +1,19 @@
 #include "suites/second/zones_run.h"
 
-#include <stdlib.h>
-
 // Slots that the tensors have beyond those that are used.
 enum { kSpare = 3 };
 
 static size_t counter_bytes(const ZonesRun* run) { return ep_datatype_size(run->counter); }
 
 static void fill_inputs(ZonesRun* run) {
-    unsigned char* rows = ref_host_poison(run->results_in.bytes);
-    float* gradients = ref_host_new(run->gradients_in.bytes);
+    EP_SCOPED unsigned char* rows = ref_host_poison(run->results_in.bytes);
+    EP_SCOPED float* gradients = ref_host_new(run->gradients_in.bytes);
     for (size_t slot = 0; slot < run->slots; ++slot) {
         ref_row_fill(&run->in.results, ref_row_of(run->in.rank, slot), rows + slot * run->in.row_bytes);
         gradients[slot] = ref_weight(run->seed, run->in.rank, slot);
     }
     ref_buffer_upload(&run->results_in, rows);
     ref_buffer_upload(&run->gradients_in, gradients);
-    free(rows);
-    free(gradients);
 }
 
 static void find_zones(ZonesRun* run) {
@@ -81,8 +77,8 @@ static void put_number(const ZonesRun* run, void* numbers, size_t index, size_t 
 
 void zones_check_counters(const ZonesRun* run) {
     const unsigned experts = run->in.test->local_experts;
-    void* counters = ref_host_poison(run->counters.bytes);
-    void* offsets = ref_host_poison(run->offsets.bytes);
+    EP_SCOPED void* counters = ref_host_poison(run->counters.bytes);
+    EP_SCOPED void* offsets = ref_host_poison(run->offsets.bytes);
     int64_t total = 0;
     for (unsigned i = 0; i < experts; ++i) {
         put_number(run, counters, i, ref_zones_length(run->own, i));
@@ -94,8 +90,6 @@ void zones_check_counters(const ZonesRun* run) {
     REF_CHECK_BUFFER(&run->total, &total);
     const RefBuffer* all[] = {&run->counters, &run->offsets, &run->total};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); ++i) ref_buffer_poison(all[i]);
-    free(counters);
-    free(offsets);
 }
 
 // ---- Operations
@@ -130,18 +124,15 @@ ncclResult_t zones_launch_dispatch(const ZonesRun* run, ncclEpHandle_t handle, n
 }
 
 void zones_check_dispatch(const ZonesRun* run, ncclEpPassDir_t pass) {
-    void* tokens = ref_host_poison(run->tokens_out.bytes);
-    float* weights = ref_host_poison(run->weights_out.bytes);
+    EP_SCOPED void* tokens = ref_host_poison(run->tokens_out.bytes);
+    EP_SCOPED float* weights = ref_host_poison(run->weights_out.bytes);
     ref_zones_dispatch(run->own, &run->in.tokens, tokens);
     if (pass == NCCL_EP_FWD_PASS) ref_zones_weights(run->own, run->used, weights);
     REF_CHECK_BUFFER(&run->tokens_out, tokens);
     REF_CHECK_BUFFER(&run->weights_out, weights);
-    void* scales = ref_host_poison(run->scales_out.bytes);
+    EP_SCOPED void* scales = ref_host_poison(run->scales_out.bytes);
     if (run->in.test->scaled) ref_zones_dispatch(run->own, &run->in.scales, scales);
     REF_CHECK_BUFFER(&run->scales_out, scales);
-    free(scales);
-    free(tokens);
-    free(weights);
 }
 
 ncclResult_t zones_launch_combine(const ZonesRun* run, ncclEpHandle_t handle, ncclEpPassDir_t pass) {
@@ -168,14 +159,12 @@ ncclResult_t zones_launch_combine(const ZonesRun* run, ncclEpHandle_t handle, nc
 }
 
 void zones_check_combine(const ZonesRun* run, ncclEpPassDir_t pass) {
-    void* expected = ref_host_new(run->in.combined.bytes);
+    EP_SCOPED void* expected = ref_host_new(run->in.combined.bytes);
     ref_zones_combine(run->zones, run->in.rank, &run->in.results, expected);
     REF_CHECK_BUFFER(&run->in.combined, expected);
-    float* gradients = ref_host_poison(run->gradients.bytes);
+    EP_SCOPED float* gradients = ref_host_poison(run->gradients.bytes);
     if (pass == NCCL_EP_BWD_PASS) ref_zones_gradients(run->zones, run->in.rank, run->seed, gradients);
     REF_CHECK_BUFFER(&run->gradients, gradients);
-    free(expected);
-    free(gradients);
 }
 
 void zones_exchange(const ZonesRun* run, ncclEpHandle_t handle, ncclEpPassDir_t pass) {

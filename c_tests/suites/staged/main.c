@@ -41,9 +41,7 @@ STAGED_TEST(completed_before_the_send_began) {
         const RefBuffer* out = combine ? &run->combined : &run->packed;
         combine ? ll_prepare_combine(run) : ll_prepare_dispatch(run);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        if (env->rank == (int)(i / 2)) {
-            EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, sleep_a_while, NULL));
-        }
+        if (env->rank == (int)(i / 2)) EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, sleep_a_while, NULL));
         EP_CHECK_CUDA(cudaMemsetAsync(ref_buffer_data(out), kRefPoison, out->bytes, env->stream));
         EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true) : ll_launch_dispatch(run, env->stream, true));
         combine ? complete_combine(run, setup->other) : complete_dispatch(run, setup->other);

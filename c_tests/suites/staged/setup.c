@@ -1,8 +1,7 @@
 #include "suites/staged/staged.h"
 
 static RefShape small_shape(const EpEnv* env) {
-    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
-    return shape;
+    return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
 }
 
 LlRun open_run(const EpEnv* env, ncclEpGroup_t group) {
@@ -10,7 +9,7 @@ LlRun open_run(const EpEnv* env, ncclEpGroup_t group) {
     const RefShape shape = small_shape(env);
     const unsigned n = opened++;
     LlRun run = ll_run_open_with(env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
-                     1000 + 1000 * (uint64_t)n);
+                                 1000 + 1000 * (uint64_t)n);
     run.variation = n;
     return run;
 }

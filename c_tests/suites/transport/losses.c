@@ -64,9 +64,7 @@ void expect_failure(DeathRank* self, Way* way, double start) {
 
 void expect_end_of_stream(const DeathRank* self, double start) {
     stage("waits for the stream");
-    while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) {
-        usleep(kPollUs);
-    }
+    while (cudaStreamQuery(self->env.stream) == cudaErrorNotReady && in_time(self, start)) usleep(kPollUs);
     EP_CHECK(cudaStreamQuery(self->env.stream) != cudaErrorNotReady);
     check_stage_in_time(self, start);
     (void)cudaStreamSynchronize(self->env.stream);

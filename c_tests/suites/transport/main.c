@@ -76,9 +76,7 @@ DEATH_CASE(the_end_waits_for_operations, kVictimLives) {
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
     if (is_victim(self)) usleep(self->timeout_ms * 1000 / 3);
-    for (unsigned op = 0; op < kOpsInFlight; ++op) {
-        EP_CHECK_EQ_I64(enqueue(&way, op, self->env.stream), 0);
-    }
+    for (unsigned op = 0; op < kOpsInFlight; ++op) EP_CHECK_EQ_I64(enqueue(&way, op, self->env.stream), 0);
     epProbeRailClose(way.rail);
     EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
     for (unsigned op = 0; op < kOpsInFlight; ++op) check_received(&way, op);

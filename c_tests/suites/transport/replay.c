@@ -22,9 +22,7 @@ static void replay_and_check(Way* way, cudaGraphExec_t graph, cudaStream_t strea
 
 static void replay_for_long(Way* way, cudaGraphExec_t graph, cudaStream_t stream) {
     for (unsigned batch = 0; batch < kBatches; ++batch) {
-        for (unsigned i = 0; i < kReplaysPerBatch; ++i) {
-            EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
-        }
+        for (unsigned i = 0; i < kReplaysPerBatch; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
         EP_CHECK_CUDA(cudaStreamSynchronize(stream));
     }
     EP_CHECK_EQ_I64(epProbeRailHealth(way->rail), 0);

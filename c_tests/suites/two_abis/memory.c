@@ -258,9 +258,7 @@ static void expect_foreign(const EpEnv* env, bool high_throughput, size_t tokens
     open_side(env, &side, high_throughput);
     void *ids = upload_ids(env, 6), *block = new_block(&side);
     EpProbeRoute *first = route_in(&side, block, 0), *second = route_in(&side, block, tokens);
-    if (routed) {
-        EP_CHECK_EQ_I64(epProbeUpdate(first, ids, tokens_of(env, 6), kTopK), 0);
-    }
+    if (routed) EP_CHECK_EQ_I64(epProbeUpdate(first, ids, tokens_of(env, 6), kTopK), 0);
     if (!high_throughput) EP_CHECK_EQ_I64(epProbeUpdate(second, ids, tokens, kTopK), 0);
     fill_rows(env, &side, 6);
     epProbeHome(second, &side.rows, side.stream);

@@ -3,16 +3,25 @@
 use core::ffi::c_void;
 
 use crate::common::{PeerTable, WaitParams};
-use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtScaledDispatchParams};
+use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledDispatchParams};
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
 /// Threads of a block of `ht_spread` and `ht_gather_bf16`.
 pub const HT_APART_THREADS: u32 = 256;
+/// Experts that a packet of `ht_zones` is about; behind their bits it has how many experts the row is for before them,
+/// and a bit for whether there are more.
+pub const HT_ZONE_WORD_EXPERTS: u32 = 26;
 /// Behind the last slot of a row.
 pub const HT_NO_SLOT: u32 = 0xffff_ffff;
 /// Instead of a slot that there is not.
 pub const HT_DROPPED: u32 = 0xffff_fffe;
+/// What a warp of a combine of zones sums at a time, of a row.
+pub const HT_ZONE_PART_BYTES: u32 = 2048;
+/// Parts of rows under way to that warp.
+pub const HT_ZONE_STAGES: u32 = 6;
+/// Its shared memory: a sum on its way, and the stages.
+pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES;
 /// Threads of `ht_counters`, one block.
 pub const HT_COUNTERS_THREADS: u32 = 256;
 /// Threads of a block of `ht_by_k`.
@@ -45,6 +54,22 @@ pub struct HtZones {
     pub experts: u32,
 }
 
+/// What a routing tells its caller; of each, no address if he does not want it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtTold {
+    /// Gets the rows for each local expert, with zones the slots.
+    pub experts: HtNumbers,
+    /// Gets the rows, with zones all slots; none if ranks disagree.
+    pub total: HtNumbers,
+    /// With zones, gets the first slot of each expert.
+    pub offsets: HtNumbers,
+    /// With zones, gets their total for the host.
+    pub page: *mut HtCount,
+    /// The handle's number, which goes there.
+    pub epoch: u32,
+}
+
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtZonesParams {
@@ -60,7 +85,11 @@ pub struct HtZonesParams {
     pub sources: u32,
     /// The one that this launch sends for.
     pub source: u32,
-    /// Offset in a window: u64 packets `[ranks][max_tokens][experts / 32, rounded up]`, by source.
+    /// Where `ht_route` has heard of counts; not over several nodes.
+    pub layout: HtLayout,
+    pub own_counts: *const u64,
+    pub told: HtTold,
+    /// Offset in a window: u64 packets `[ranks][experts / HT_ZONE_WORD_EXPERTS, rounded up][max_tokens]`, by source.
     pub packets: u64,
     pub max_tokens: u32,
     /// As of `ht_route`, which has counted; NULL over several nodes.
@@ -78,18 +107,9 @@ pub struct HtCountersParams {
     pub rows: *const u32,
     /// `[local_experts]`: received rows per expert.
     pub counts: *const i32,
-    /// Gets these.
-    pub experts: HtNumbers,
-    /// Gets the rows, none if ranks disagree.
-    pub total: HtNumbers,
-    /// With zones, gets the first slot of each expert; `experts` and `total` then are about slots.
-    pub offsets: HtNumbers,
+    pub told: HtTold,
     /// With zones, of the handle; its addresses are NULL without.
     pub zones: HtZones,
-    /// With zones, gets their total for the host, or NULL.
-    pub page: *mut HtCount,
-    /// As of `ht_route`.
-    pub epoch: u32,
     pub local_experts: u32,
 }
 

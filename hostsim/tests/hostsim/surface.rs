@@ -15,7 +15,7 @@ use crate::kit::processes;
 
 /// Functions that the library stands in for; one that vanishes breaks programs when they link.
 const CUDA_NAMES: usize = 48;
-const NCCL_NAMES: usize = 30;
+const NCCL_NAMES: usize = 36;
 const INVALID_DEVICE: i32 = 101;
 const NOT_SUPPORTED: i32 = 801;
 /// `ncclUnhandledCudaError`.

@@ -1,23 +1,18 @@
 //! Waits for a change of a number in shared memory, across processes.
-#![allow(unsafe_code)]
 
+use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// Sleeps while `word` equals `seen`, at most `patience`. May wake up without a reason.
 pub fn wait(word: &AtomicU32, seen: u32, patience: Duration) {
-    let timeout = libc::timespec {
-        tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(patience.subsec_nanos().cast_signed()),
-    };
-    // SAFETY: `word` is a live, aligned 32-bit word; the kernel only compares and sleeps.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout) };
+    let timeout = Timespec::try_from(patience).ok();
+    let _ = futex::wait(word, Flags::empty(), seen, timeout.as_ref());
 }
 
 /// Wakes all sleepers on `word`.
 pub fn wake_all(word: &AtomicU32) {
-    // SAFETY: `word` is a live, aligned 32-bit word.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    let _ = futex::wake(word, Flags::empty(), u32::MAX / 2);
 }
 
 #[cfg(test)]

@@ -2,17 +2,16 @@
 //!
 //! A peer's claims about its file are checked before use: it must be a memory file of the expected kind with a sealed
 //! length, so that no access to its mapping can end this process.
-#![allow(unsafe_code)]
 
 use crate::error::{Code, Error, Result};
+use rustix::fs::{SealFlags, fcntl_get_seals};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The length never changes.
-pub const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Where another process finds a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,9 +66,7 @@ pub fn open(address: Address, link: &str) -> Result<File> {
         return Err(foreign(address));
     }
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).map_err(failed)?;
-    // SAFETY: takes numbers only.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & SEALS != SEALS { Err(foreign(address)) } else { Ok(file) }
+    if fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) { Ok(file) } else { Err(foreign(address)) }
 }
 
 pub fn length(file: &File) -> Result<u64> {

@@ -12,8 +12,10 @@ use crate::backend::host::futex;
 use crate::backend::host::shared_file::{self, Address, SEALS};
 use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
+use rustix::process::{Resource, getrlimit};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -49,20 +51,12 @@ pub struct Window {
 impl Window {
     /// Creates a window that `ranks` ranks will read.
     pub fn create(ranks: usize) -> Result<Self> {
-        // SAFETY: the name is NUL-terminated; the result is checked.
-        let descriptor =
-            unsafe { libc::memfd_create(c"nccl_ep".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if descriptor < 0 {
-            return Err(Error::system("memfd_create", &std::io::Error::last_os_error()));
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let file = unsafe { File::from_raw_fd(descriptor) };
-        file.set_len(bank_bytes(file_limit()?)? * PARTS)
-            .map_err(|cause| Error::system("sizing a shared window", &cause))?;
-        // SAFETY: takes numbers only.
-        if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
-            return Err(Error::system("sealing a shared window", &std::io::Error::last_os_error()));
-        }
+        let file = memfd_create("nccl_ep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let file = File::from(file.map_err(|cause| Error::system("memfd_create", &cause.into()))?);
+        // A file larger than this process may make would end it by a signal.
+        let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        file.set_len(bank_bytes(limit)? * PARTS).map_err(|cause| Error::system("sizing a shared window", &cause))?;
+        fcntl_add_seals(&file, SEALS).map_err(|cause| Error::system("sealing a shared window", &cause.into()))?;
         Self::map(file, ranks)
     }
 
@@ -130,16 +124,6 @@ impl Window {
         // mapping, and only used atomically.
         unsafe { AtomicU64::from_ptr(self.header.as_mut_ptr().add(offset).cast()) }
     }
-}
-
-/// Largest file size of this process. A larger file would end the process by a signal.
-fn file_limit() -> Result<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: writes the struct.
-    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } != 0 {
-        return Err(Error::system("getrlimit", &std::io::Error::last_os_error()));
-    }
-    Ok(limit.rlim_cur)
 }
 
 /// Bytes per bank if a file may have `limit` bytes.

@@ -1,7 +1,7 @@
 //! Unit tests of windows: which files are opened, how long they may be, and which messages are refused.
-#![allow(unsafe_code)]
 
 use super::*;
+use rustix::fs::SealFlags;
 
 #[test]
 fn a_second_mapping_sees_what_the_first_posts() {
@@ -19,13 +19,10 @@ fn a_second_mapping_sees_what_the_first_posts() {
 }
 
 /// Opens an anonymous file of this process as if a peer had named it.
-fn open_as_window(name: &std::ffi::CStr, bytes: u64, seals: libc::c_int) -> Result<Window> {
-    // SAFETY: the name is NUL-terminated, the descriptor fresh.
-    let file = unsafe { File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING)) };
+fn open_as_window(name: &str, bytes: u64, seals: SealFlags) -> Result<Window> {
+    let file = File::from(memfd_create(name, MemfdFlags::ALLOW_SEALING).unwrap());
     file.set_len(bytes).unwrap();
-    // SAFETY: takes numbers only.
-    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-    assert_eq!(sealed, 0);
+    fcntl_add_seals(&file, seals).unwrap();
     open_descriptor(file.as_raw_fd())
 }
 
@@ -36,12 +33,12 @@ fn open_descriptor(descriptor: i32) -> Result<Window> {
 #[test]
 fn only_windows_are_opened() {
     let whole = BANK_BYTES * PARTS;
-    assert!(open_as_window(c"nccl_ep", whole, SEALS).is_ok());
+    assert!(open_as_window("nccl_ep", whole, SEALS).is_ok());
     let foreign = [
-        open_as_window(c"nccl_ep", whole, 0),
-        open_as_window(c"nccl_ep", whole, libc::F_SEAL_GROW),
-        open_as_window(c"nccl_ep", 4096, SEALS),
-        open_as_window(c"other", whole, SEALS),
+        open_as_window("nccl_ep", whole, SealFlags::empty()),
+        open_as_window("nccl_ep", whole, SealFlags::GROW),
+        open_as_window("nccl_ep", 4096, SEALS),
+        open_as_window("other", whole, SEALS),
         open_descriptor(std::fs::File::open("/dev/zero").unwrap().as_raw_fd()),
     ];
     for opened in foreign {
@@ -58,7 +55,7 @@ fn a_window_cannot_be_cut_short() {
 
 #[test]
 fn a_limit_makes_windows_smaller() {
-    assert_eq!(bank_bytes(libc::RLIM_INFINITY).unwrap(), BANK_BYTES);
+    assert_eq!(bank_bytes(u64::MAX).unwrap(), BANK_BYTES);
     assert_eq!(bank_bytes(PARTS * BANK_BYTES).unwrap(), BANK_BYTES);
     let small = bank_bytes(1 << 20).unwrap();
     assert_eq!(small % ALIGNMENT, 0);

@@ -95,9 +95,7 @@ __global__ void __launch_bounds__(kThreads, 8) CastRows(CastWork work, unsigned 
     for (unsigned i = 0; i < kAccesses; ++i) {
         const unsigned element = first + i * kStep;
         loaded[i] = make_uint4(0, 0, 0, 0);
-        if (element < work.hidden) {
-            loaded[i] = __ldg(reinterpret_cast<const uint4*>(rows + row + element));
-        }
+        if (element < work.hidden) loaded[i] = __ldg(reinterpret_cast<const uint4*>(rows + row + element));
     }
     const unsigned blocks = (work.hidden + kBlock - 1) / kBlock;
 #pragma unroll
@@ -131,17 +129,12 @@ struct Launch {
 };
 
 inline Kernel KernelFor(const CastWork& work) {
-    if (work.block == 32 && work.form == ScaleForm::kExponent) {
-        return CastRows<32, ScaleForm::kExponent>;
-    }
+    if (work.block == 32 && work.form == ScaleForm::kExponent) return CastRows<32, ScaleForm::kExponent>;
     if (work.block != 128) return nullptr;
     switch (work.form) {
-        case ScaleForm::kFloat:
-            return CastRows<128, ScaleForm::kFloat>;
-        case ScaleForm::kPower:
-            return CastRows<128, ScaleForm::kPower>;
-        default:
-            return CastRows<128, ScaleForm::kExponent>;
+        case ScaleForm::kFloat: return CastRows<128, ScaleForm::kFloat>;
+        case ScaleForm::kPower: return CastRows<128, ScaleForm::kPower>;
+        default: return CastRows<128, ScaleForm::kExponent>;
     }
 }
 

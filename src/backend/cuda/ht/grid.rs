@@ -23,6 +23,11 @@ const MANY_BLOCKS: u32 = 96;
 const CAST_SENDERS: u32 = 17;
 /// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
+/// Of rows by expert: what it costs to send a row in a dispatch, where few blocks store and where memory keeps many
+/// waiting, and to send a sum in a combine, in slots that are stored or read.
+const ROW_SENT: f64 = 1.6;
+const ROW_SENT_OF_MANY: f64 = 2.8;
+const SUM_SENT: f64 = 0.6;
 /// A sending block needs one warp that copies and one that notifies.
 const LEAST_WARPS: u32 = 2;
 
@@ -136,6 +141,31 @@ impl Grid {
         Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS) }
     }
 
+    /// Grid of an operation on rows that lie by expert, for tokens with `top_k` experts each, whatever was measured:
+    /// measurements are of rows that lie flat. Where the caller leaves the choice to us all SMs take part, as a rank stores,
+    /// or sums, several times what crosses NVLink.
+    pub fn of_zones(facts: &GroupFacts, kind: HtKind, top_k: usize, device: DeviceLimits) -> Self {
+        let blocks = granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2);
+        let (ranks, slots) = (facts.ranks as f64, top_k as f64);
+        // Of a token: rows on all ranks, and those that are sent.
+        let rows = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
+        let sent = rows * (1.0 - 1.0 / ranks);
+        let row_sent = if blocks < MANY_BLOCKS { ROW_SENT } else { ROW_SENT_OF_MANY };
+        let (sends, receives) = match kind {
+            HtKind::Dispatch { .. } => (row_sent * sent, slots),
+            HtKind::Combine { .. } => (slots - slots / ranks + SUM_SENT * sent, slots / ranks + sent + 1.0),
+        };
+        let senders = (f64::from(blocks) * sends / (sends + receives)).round() as u32;
+        Self {
+            blocks,
+            send_blocks: match facts.ranks {
+                1 => 0,
+                _ => senders.clamp(1, blocks - 1),
+            },
+            warps: kind.most_threads() / WARP,
+        }
+    }
+
     /// This grid as a call of this kind wants it. What the call leaves open is as here.
     pub fn asked(self, launch: Launch, kind: HtKind) -> Self {
         if launch.is_own() {
@@ -220,6 +250,19 @@ mod tests {
             let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
             assert_eq!(grid.send_blocks, senders);
         }
+    }
+
+    #[test]
+    fn rows_by_expert_have_fewer_senders_and_all_blocks() {
+        for (channels, top_k, senders) in
+            [(Some(8), 8, (3, 7)), (Some(12), 8, (4, 10)), (Some(12), 2, (9, 8)), (None, 8, (34, 57))]
+        {
+            let grid = |kind| Grid::of_zones(&facts(2, channels), kind, top_k, H200);
+            let (dispatch, combine) = (grid(DISPATCH), grid(COMBINE));
+            assert_eq!((dispatch.send_blocks, combine.send_blocks), senders);
+            assert_eq!(dispatch.blocks, channels.map_or(132, |channels| 2 * channels as u32));
+        }
+        assert_eq!(Grid::of_zones(&facts(1, None), COMBINE, 8, H200).send_blocks, 0);
     }
 
     #[test]

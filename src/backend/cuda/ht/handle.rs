@@ -65,20 +65,18 @@ impl CudaHt {
     /// memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
-        self.find_slots(block, at)?;
-        let page = self.memory.as_ref().map(|memory| &memory.received);
-        let told = Told {
-            rows: self.rows_of(block),
-            counts: block.counts,
-            counters: &self.counters,
-            zones: self.zones()?,
-            page: page.map(|page| (page.device().wrapping_add(SLOTS_OF_PAGE), self.epoch)),
-        };
-        kept::tell(group, &told, at)?;
+        match self.zones()? {
+            Some(zones) => self.find_slots(block, &zones, at)?,
+            None => kept::tell(group, &self.told(block, &self.counters, None), at)?,
+        }
         match &self.header {
             Some(header) => header.write(&group.context, KernelOp::HtRoute, self.rows_of(block), at),
             None => Ok(()),
         }
+    }
+
+    fn told<'a>(&self, block: &HtHandleMemory, counters: &'a RoutingCounters, zones: Option<HtZones>) -> Told<'a> {
+        Told { rows: self.rows_of(block), counts: block.counts, counters, zones }
     }
 
     /// Where the number of rows is that come.
@@ -190,10 +188,8 @@ impl HtBackend for CudaHt {
         let params = dispatch_params(op, common, &Inputs::of(op, &self.routing));
         let zones = self.zones()?;
         let after = || {
-            let told =
-                Told { rows: self.rows_of(&memory), counts: memory.counts, counters: &op.counters, zones, page: None };
             kept::move_ids(group, op, self.top_k, at)?;
-            kept::tell(group, &told, at)
+            kept::tell(group, &self.told(&memory, &op.counters, zones), at)
         };
         if let Some(zones) = zones {
             return self.dispatch_by_expert(op, (params, zones), &launch, at, after);

@@ -7,7 +7,7 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_kept::{
-    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtZones,
+    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtTold, HtZones,
 };
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
@@ -27,32 +27,36 @@ pub struct Told<'a> {
     pub counters: &'a RoutingCounters,
     /// Where rows lie by expert.
     pub zones: Option<HtZones>,
-    /// Gets the number of slots, with the epoch.
-    pub page: Option<(*mut HtCount, u32)>,
 }
 
-/// Enqueues what a routing tells its caller, and the host, behind it.
+/// Enqueues what a routing tells its caller, behind it.
 pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
-    let Told { rows, counts, counters, zones, page } = *told;
-    let page = page.filter(|_| zones.is_some());
-    if *counters == RoutingCounters::default() && page.is_none() {
+    let Told { rows, counts, counters, zones } = *told;
+    if *counters == RoutingCounters::default() {
         return Ok(());
     }
-    let (page, epoch) = page.unwrap_or((null_mut(), 0));
     let params = HtCountersParams {
         rows,
         counts,
-        experts: numbers(counters.experts),
-        total: numbers(counters.total),
-        offsets: numbers(counters.offsets),
+        told: self::told(counters, None),
         zones: zones.unwrap_or(NO_ZONES),
-        page,
-        epoch,
         local_experts: group.layout.local_experts,
     };
     let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
     let module = &group.context.module;
     module.launch(kernels::ht_counters(), shape, &params, at)
+}
+
+/// The same as kernels see it; with zones a page of the host gets the number of slots, with the handle's.
+pub fn told(counters: &RoutingCounters, page: Option<(*mut HtCount, u32)>) -> HtTold {
+    let (page, epoch) = page.unwrap_or((null_mut(), 0));
+    HtTold {
+        experts: numbers(counters.experts),
+        total: numbers(counters.total),
+        offsets: numbers(counters.offsets),
+        page,
+        epoch,
+    }
 }
 
 const NO_ZONES: HtZones =

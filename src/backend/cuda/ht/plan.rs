@@ -10,6 +10,7 @@ use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtShape,
 };
+use crate::backend::cuda::params::ht_kept::{HT_ZONE_BUFFER_BYTES, HT_ZONE_WORD_EXPERTS};
 use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
 use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
@@ -87,6 +88,8 @@ pub struct HandleGrids {
     combine: Grid,
     top_k: usize,
     device: DeviceLimits,
+    /// Rows lie by expert.
+    zones: bool,
 }
 
 /// Offsets in the group's memory for `ht_route`, and its size.
@@ -261,14 +264,24 @@ impl HtPlan {
     }
 
     /// What a handle for `tokens` with `top_k` ids each fixes of its launches.
-    pub fn grids(&self, tokens: usize, top_k: usize, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
-        let grid = |kind| Grid::new(&self.facts, tuning, kind, tokens, device);
+    pub fn grids(&self, routing: &Routing, device: DeviceLimits, tuning: &Tuning) -> HandleGrids {
+        let Routing { tokens, top_k, .. } = *routing;
+        let grid = |kind| match self.has_zones(routing) {
+            false => Grid::new(&self.facts, tuning, kind, tokens, device),
+            true => Grid::of_zones(&self.facts, kind, top_k, device),
+        };
         HandleGrids {
             dispatch: grid(HtKind::Dispatch { forward: true }),
             combine: grid(HtKind::Combine { columns: 0 }),
             top_k,
             device,
+            zones: self.has_zones(routing),
         }
+    }
+
+    /// Whether operations are on rows that lie by expert: over several nodes such rows are apart.
+    fn has_zones(&self, routing: &Routing) -> bool {
+        routing.form.zones.is_some() && self.nodes.is_none()
     }
 
     /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
@@ -283,7 +296,11 @@ impl HtPlan {
             None => plain,
         }
         .asked(asked, kind);
-        let (row_bytes, staging) = (row.image_bytes(), row.staging());
+        let (row_bytes, mut staging) = (row.image_bytes(), row.staging());
+        if let (HtKind::Combine { .. }, true) = (kind, of.zones) {
+            staging.chunk_bytes = HT_ZONE_BUFFER_BYTES as usize;
+            staging.buffer_bytes = staging.chunk_bytes;
+        }
         let (tail_bytes, tails) = match kind {
             HtKind::Dispatch { forward: true } => (top_k * TAIL_ENTRY_BYTES, top_k.min(self.facts.ranks)),
             HtKind::Dispatch { forward: false } => (0, 0),
@@ -327,9 +344,9 @@ impl HtPlan {
     }
 }
 
-/// Words that hold a bit for each local expert.
+/// Words of `ht_zones` about a row.
 fn mask_words(facts: &GroupFacts) -> usize {
-    facts.local_experts().div_ceil(u32::BITS as usize)
+    facts.local_experts().div_ceil(HT_ZONE_WORD_EXPERTS as usize)
 }
 
 /// Bytes that a rank sends to another about a new handle.

@@ -78,9 +78,8 @@ impl HtShared {
 
     /// What a new handle with this routing fixes of its launches.
     pub fn grids(&self, routing: &Routing) -> HandleGrids {
-        let Routing { tokens, top_k, .. } = *routing;
         let tuning = self.context.tuning.read();
-        self.plan.grids(tokens, top_k, self.device, &tuning)
+        self.plan.grids(routing, self.device, &tuning)
     }
 
     /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.

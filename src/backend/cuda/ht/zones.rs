@@ -2,15 +2,18 @@
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::handle::CudaHt;
+use crate::backend::cuda::ht::kept;
+use crate::backend::cuda::ht::memory::SLOTS_OF_PAGE;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::HtHandleMemory;
-use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtZones, HtZonesParams};
+use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtTold, HtZones, HtZonesParams};
 use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
-use crate::model::ops::Zones;
+use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
@@ -26,8 +29,8 @@ pub struct SlotsOf {
     pub source: u32,
     /// That of a route over several nodes.
     pub epoch: Option<u32>,
-    /// Whether this rank's slots are found as well.
-    pub finds: bool,
+    /// If this rank's slots are found as well, what is told of them.
+    pub finds: Option<HtTold>,
 }
 
 impl CudaHt {
@@ -39,13 +42,12 @@ impl CudaHt {
     }
 
     /// Enqueues the kernel that finds the slots, behind that which has counted rows into `handle`.
-    pub fn find_slots(&self, handle: &HtHandleMemory, at: &StreamScope) -> Result<()> {
-        let Some(zones) = self.zones()? else {
-            return Ok(());
-        };
+    pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
         let PeerTable { ranks, rank, .. } = self.group.context.peers();
-        let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: true };
-        self.group.find_slots(handle, &zones, &of, at)
+        let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
+        let told = kept::told(&self.counters, page.map(|page| (page, self.epoch)));
+        let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
+        self.group.find_slots(handle, zones, &of, at)
     }
 }
 
@@ -70,8 +72,8 @@ impl HtShared {
     /// Enqueues the kernel that finds slots.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, of: &SlotsOf, at: &StreamScope) -> Result<()> {
         let group = self;
-        let senders = handle.tokens as usize;
-        let senders = senders.div_ceil(HT_ZONES_THREADS as usize).clamp(1, MOST_SENDERS);
+        let senders = (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS);
+        let own_counts = group.tally() + group.plan.tally().own_counts;
         let params = HtZonesParams {
             peers: group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
@@ -80,13 +82,18 @@ impl HtShared {
             rows: of.rows,
             sources: of.sources,
             source: of.source,
+            layout: group.layout,
+            own_counts: own_counts as *const u64,
+            told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
             packets: group.plan.packets(&group.layout),
             max_tokens: to_u32(group.plan.max_tokens())?,
             epochs: of.epoch.map_or(group.epochs().cast_const(), |_| null()),
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
         };
-        let blocks = params.send_blocks + if of.finds { zones.experts } else { 0 };
+        // Over several nodes a block counts the rows of all sources.
+        let sources = if of.epoch.is_some() { 1 } else { of.sources };
+        let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
         let module = &group.context.module;
         module.launch(kernels::ht_zones(), shape, &params, at)

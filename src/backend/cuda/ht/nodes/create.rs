@@ -21,7 +21,7 @@ use crate::backend::cuda::kernels;
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory};
-use crate::backend::cuda::params::ht_kept::HtZones;
+use crate::backend::cuda::params::ht_kept::{HtTold, HtZones};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
@@ -307,18 +307,20 @@ impl Creation<'_> {
         let HandleParts { memory, slots, zones, .. } = part.memory.parts(plan, part.size)?;
         let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
         let turn = self.group.order.begin(self.at)?;
-        let found = zones.map_or(Ok(()), |zones| self.find_slots(&memory, &zones, counted));
         let index = plan.announced();
         let page = Some((part.memory.announced.device().wrapping_add(index), self.epoch));
-        let told = Told { rows: memory.total, counts: memory.counts, counters: &part.counters, zones, page };
-        turn.end_after(found.and_then(|()| kept::tell(self.group, &told, self.at)))?;
+        let told = Told { rows: memory.total, counts: memory.counts, counters: &part.counters, zones: None };
+        turn.end_after(match zones {
+            Some(zones) => self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)),
+            None => kept::tell(self.group, &told, self.at),
+        })?;
         let read = || Ok((part.memory.announced).complete(index, |it| it.epoch == self.epoch));
         let slots = zones.map(|_| self.group.wait_for_routing(read)).transpose()?;
         Ok(slots.map(|told| told.value as usize))
     }
 
     /// Enqueues the kernels that find the slots of rows: one for each rank that this one forwards for, itself last.
-    fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts) -> Result<()> {
+    fn find_slots(&self, memory: &HtNodesMemory, zones: &HtZones, counted: &Counts, told: HtTold) -> Result<()> {
         let plan = &self.rails.plan;
         let firsts = SourceIx::all(plan.forwarded).scan(0, |first, source| {
             let before = *first;
@@ -343,7 +345,7 @@ impl Creation<'_> {
                 sources: to_u32(plan.ranks)?,
                 source: rank.word(),
                 epoch: Some(self.epoch),
-                finds: is_own,
+                finds: is_own.then_some(told),
             };
             self.group.find_slots(&handle, zones, &of, self.at)?;
         }

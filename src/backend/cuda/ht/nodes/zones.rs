@@ -99,7 +99,7 @@ pub fn dispatch(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()>
     dispatch::run(handle, &flat, stream, |at| {
         group.context.module.launch(kernels::ht_spread(), shape, &params, at)?;
         let (rows, counts) = (device.total.cast_const(), device.counts.cast_const());
-        kept::tell(group, &Told { rows, counts, counters: &op.counters, zones: Some(zones), page: None }, at)
+        kept::tell(group, &Told { rows, counts, counters: &op.counters, zones: Some(zones) }, at)
     })
 }
 

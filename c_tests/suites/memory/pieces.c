@@ -9,7 +9,8 @@ enum { kPieceBytes = 2 << 20, kMostPieces = 3, kBefore = 512, kBytes = 4096 };
 
 // The driver's functions, which no program here links.
 #define FUNCTIONS(f) \
-    f(cuMemCreate) f(cuMemRelease) f(cuMemAddressReserve) f(cuMemAddressFree) f(cuMemMap) f(cuMemUnmap) f(cuMemSetAccess)
+    f(cuMemCreate) f(cuMemRelease) f(cuMemAddressReserve) f(cuMemAddressFree) \
+    f(cuMemMap) f(cuMemUnmap) f(cuMemSetAccess)
 #define DECLARE(name) static __typeof__(&name) p_##name;
 FUNCTIONS(DECLARE)
 

@@ -4,9 +4,11 @@
 //! end faults at once; the few bytes of padding keep the poison, which is checked when the block is freed.
 #![allow(unsafe_code)]
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::param::page_size;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
 /// What fresh memory is filled with: a value that is no plausible index, size or float.
@@ -122,22 +124,13 @@ impl Drop for Region {
 
 /// A file that has `length` bytes at `begin`, whole pages of a mapping, and takes their place.
 fn into_file(begin: usize, length: usize) -> Option<File> {
-    const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: the name is NUL-terminated; the result is checked.
-    let raw = unsafe { libc::memfd_create(c"ncclep_hostsim".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if raw < 0 {
-        return None;
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let mut file = unsafe { File::from_raw_fd(raw) };
+    let file = memfd_create("ncclep_hostsim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let mut file = File::from(file.ok()?);
     // SAFETY: the callers' pages, readable and not written meanwhile.
     let bytes = unsafe { std::slice::from_raw_parts(begin as *const u8, length) };
     file.write_all(bytes).ok()?;
     file.set_len((length + page_size()) as u64).ok()?;
-    // SAFETY: takes numbers only.
-    if unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) } != 0 {
-        return None;
-    }
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).ok()?;
     // SAFETY: the pages are the callers'; what takes their place has the same bytes.
     let mapped = unsafe {
         libc::mmap(
@@ -145,17 +138,11 @@ fn into_file(begin: usize, length: usize) -> Option<File> {
             length,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_FIXED,
-            raw,
+            file.as_raw_fd(),
             0,
         )
     };
     (mapped != libc::MAP_FAILED).then_some(file)
-}
-
-fn page_size() -> usize {
-    // SAFETY: sysconf has no preconditions.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
 }
 
 #[cfg(test)]

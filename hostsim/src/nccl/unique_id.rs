@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use parking_lot::Mutex;
 
@@ -110,9 +110,7 @@ pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
     if file.metadata().map_err(|_| system("fstat"))?.len() >= size as u64 {
         return Ok(());
     }
-    // SAFETY: the descriptor is open; growing a memfd disturbs no mapping of it.
-    let result = unsafe { libc::ftruncate(file.as_raw_fd(), size as libc::off_t) };
-    if result == 0 { Ok(()) } else { Err(system("ftruncate")) }
+    file.set_len(size as u64).map_err(|_| system("ftruncate"))
 }
 
 /// The failure of a system call that just failed.

@@ -10,16 +10,16 @@ import torch
 from nccl_ep.arguments import integer
 from nccl_ep.deep_ep import high_throughput, low_latency
 from nccl_ep.deep_ep.config import Config, low_latency_bytes
-from nccl_ep.deep_ep.events import CommStream, EventHandle, EventOverlap
+from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.low_latency import Hook, Timing
 from nccl_ep.deep_ep.pool import Slot
-from nccl_ep.deep_ep.shared import Shared, enter, leave
+from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.tensors import checked_integers
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class Buffer:
+class Buffer(Sharing):
     """Dispatch and combine of both modes on the ranks of `group`, a torch.distributed group of any
     backend; constructing one is collective, and so is `destroy`.
 
@@ -38,27 +38,10 @@ class Buffer:
             raise NotImplementedError("enable_shrink: a rank that is lost fails the whole group")
         if comm is not None:
             raise NotImplementedError("comm: pass a torch.distributed group as `group`")
-        self._shared: Shared | None = enter(group, explicitly_destroy)
-        self.group, self.rank, self.group_size = group, self._shared.rank, self._shared.size
+        super().__init__(group, explicitly_destroy)
+        self.rank, self.group_size = self.shared.rank, self.shared.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
-        self.enable_shrink = enable_shrink
-        self._comm = CommStream(self._shared.device)
-
-    @property
-    def shared(self) -> Shared:
-        """What Buffers of this process group share; RuntimeError after `destroy`."""
-        if self._shared is None:
-            raise RuntimeError("the Buffer is destroyed")
-        return self._shared
-
-    def destroy(self) -> None:
-        """Releases it; collective, and for those made with `explicitly_destroy` only."""
-        if not self.explicitly_destroy:
-            raise ValueError("explicitly_destroy: must be True in the constructor for destroy()")
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            leave(shared)
+        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -92,10 +75,6 @@ class Buffer:
     def capture() -> EventOverlap:
         """An event at this point of the current stream."""
         return EventOverlap(EventHandle())
-
-    def get_comm_stream(self) -> Any:
-        """The stream of high throughput; None on the CPU."""
-        return self._comm.stream
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Any = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:

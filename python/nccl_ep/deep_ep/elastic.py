@@ -10,10 +10,10 @@ import torch
 from nccl_ep.arguments import integer
 from nccl_ep.choices import Choice
 from nccl_ep.deep_ep import high_throughput
-from nccl_ep.deep_ep.events import CommStream, EventHandle, EventOverlap
+from nccl_ep.deep_ep.events import EventHandle, EventOverlap
 from nccl_ep.deep_ep.expanded import PaddedExpansion, aligned_begins, most_rows, padded_expansion
 from nccl_ep.deep_ep.high_throughput import First, Routing
-from nccl_ep.deep_ep.shared import Shared, enter, leave
+from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.group import EpGroup
 from nccl_ep.layers.expand import received_rows, reduce, weight_of_row
 from nccl_ep.results import DispatchResult
@@ -58,7 +58,7 @@ class EPHandle:
                                   "tells where each is from")
 
 
-class ElasticBuffer:
+class ElasticBuffer(Sharing):
     """Dispatch and combine on the ranks of `group`, a torch.distributed group of any backend;
     constructing one is collective, and so is `destroy`.
 
@@ -74,33 +74,17 @@ class ElasticBuffer:
                  explicitly_destroy: bool = False) -> None:
         if num_cpu_bytes:
             raise NotImplementedError("num_cpu_bytes: there is no memory of the host")
-        self._shared: Shared | None = enter(group, explicitly_destroy)
-        self.group, self.rank_idx, self.num_ranks = group, self._shared.rank, self._shared.size
+        super().__init__(group, explicitly_destroy)
+        self.rank_idx, self.num_ranks = self.shared.rank, self.shared.size
         self.num_max_tokens_per_rank = integer("num_max_tokens_per_rank", num_max_tokens_per_rank)
         self.num_bytes = num_bytes or _size(self.num_ranks, num_max_tokens_per_rank, hidden)
-        self.deterministic, self.explicitly_destroy = deterministic, explicitly_destroy
+        self.deterministic = deterministic
         self.allow_hybrid_mode, self.allow_multiple_reduction = allow_hybrid_mode, allow_multiple_reduction
         self.prefer_overlap_with_compute, self.num_allocated_qps = prefer_overlap_with_compute, num_allocated_qps
         # To callers the ranks are one domain, over several nodes, too.
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
-        self._comm = CommStream(self._shared.device)
-
-    @property
-    def shared(self) -> Shared:
-        """What buffers of this process group share; RuntimeError after `destroy`."""
-        if self._shared is None:
-            raise RuntimeError("the ElasticBuffer is destroyed")
-        return self._shared
-
-    def destroy(self) -> None:
-        """Releases it; collective, and for those made with `explicitly_destroy` only."""
-        if not self.explicitly_destroy:
-            raise ValueError("explicitly_destroy: must be True in the constructor for destroy()")
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            leave(shared)
 
     @staticmethod
     def get_buffer_size_hint(group: Any, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
@@ -113,10 +97,6 @@ class ElasticBuffer:
     def capture() -> EventHandle:
         """An event at this point of the current stream."""
         return EventHandle()
-
-    def get_comm_stream(self) -> Any:
-        """The stream of operations; None on the CPU."""
-        return self._comm.stream
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """1 and all ranks."""

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from nccl_ep.arguments import require_group
+from nccl_ep.deep_ep.events import CommStream
 from nccl_ep.deep_ep.pool import Pool
 from nccl_ep.group import EpGroup
 from nccl_ep.nccl_wrapper import NCCLLibrary
@@ -113,6 +114,34 @@ def leave(shared: Shared) -> None:
     if shared.users == 0 and not shared.is_kept:
         del _SHARED[shared.group]
         shared.close()
+
+
+class Sharing:
+    """What the two kinds of Buffers have in common."""
+
+    def __init__(self, group: Any, explicitly_destroy: bool) -> None:
+        self.group, self.explicitly_destroy = group, explicitly_destroy
+        self._shared: Shared | None = enter(group, explicitly_destroy)
+        self._comm = CommStream(self._shared.device)
+
+    @property
+    def shared(self) -> Shared:
+        """What Buffers of this process group share; RuntimeError after `destroy`."""
+        if self._shared is None:
+            raise RuntimeError(f"the {type(self).__name__} is destroyed")
+        return self._shared
+
+    def destroy(self) -> None:
+        """Releases it; collective, and for those made with `explicitly_destroy` only."""
+        if not self.explicitly_destroy:
+            raise ValueError("explicitly_destroy: must be True in the constructor for destroy()")
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            leave(shared)
+
+    def get_comm_stream(self) -> Any:
+        """The stream of high throughput; None on the CPU."""
+        return self._comm.stream
 
 
 def _is_one_node(group: Any) -> bool:

@@ -30,7 +30,8 @@ pub struct ObjectMemory {
 
 /// How ranks give each other memory that was put together of pieces, which have no handles that a record could hold.
 struct Shared {
-    socket: Socket,
+    /// An error where the system gives none, which matters only if a rank's memory is in pieces.
+    socket: Result<Socket>,
     /// Bytes and descriptors of this rank's; none if its memory is another kind.
     pieces: Vec<(usize, OwnedFd)>,
 }
@@ -94,14 +95,14 @@ impl ObjectMemory {
             return Err(Error::argument(Subject::MemoryBytes, OfMemory::InOneAllocation)
                 .got(bytes, format_args!("at most {left}")));
         }
-        Ok(Self::at(begin, window, Some(Shared { socket: Socket::new()?, pieces })))
+        Ok(Self::at(begin, window, Some(Shared { socket: Socket::new(), pieces })))
     }
 
     fn at(begin: DevPtr, (window, record): (Window, WindowRecord), shared: Option<Shared>) -> (Self, Vec<u8>) {
         let record = Record {
             window: record,
             offset: begin.0 - window.base().0,
-            socket: shared.as_ref().map_or(0, |it| it.socket.name()),
+            socket: shared.as_ref().and_then(|it| it.socket.as_ref().ok()).map_or(0, Socket::name),
             pieces: shared.as_ref().map_or(0, |it| it.pieces.len()),
         };
         (Self { windows: PeerWindows::new(window), begin, shared }, record.to_bytes())
@@ -117,9 +118,9 @@ impl ObjectMemory {
         self.windows.publish();
     }
 
-    /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group, and what comes from
-    /// them comes within `timeout`. Gives where it begins here, by rank of the group; 0 on other nodes. If one fails, the
-    /// earlier mappings stay.
+    /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group, and descriptors
+    /// come within `timeout`. Gives where it begins here, by rank of the group; 0 on other nodes. If one fails, the earlier
+    /// mappings stay.
     pub fn map(&mut self, view: &NodeView, records: &[&[u8]], timeout: Duration) -> Result<Vec<usize>> {
         let mut bases = vec![0; records.len()];
         let others = GroupRank::all(records.len()).zip(records);
@@ -169,14 +170,18 @@ impl Shared {
     ) -> Result<HashMap<usize, Received>> {
         let this = ProcessId::this()?;
         let away = || others.iter().filter(|(_, record)| record.window.process() != this);
-        if !self.pieces.is_empty() {
-            away().try_for_each(|(_, record)| self.socket.send(record.socket, rank.index(), &self.pieces))?;
-        }
         let awaited = away().filter(|(_, record)| record.pieces > 0).count();
+        if awaited == 0 && self.pieces.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let socket = self.socket?;
+        if !self.pieces.is_empty() {
+            away().try_for_each(|(_, record)| socket.send(record.socket, rank.index(), &self.pieces))?;
+        }
         let is_known = |process| away().any(|(_, record)| record.window.process() == process);
         let mut came = HashMap::new();
         while came.len() < awaited {
-            let got = self.socket.receive(timeout, is_known)?;
+            let got = socket.receive(timeout, is_known)?;
             came.insert(got.rank, got);
         }
         Ok(came)

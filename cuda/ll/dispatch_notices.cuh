@@ -124,22 +124,52 @@ __device__ __noinline__ void report_surplus(const LlCommon& common, const Layout
     report_difference(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
 }
 
-// Waits for what sources have notified this rank of: their words from number `first` to `last`. `with` takes each.
-template <typename Op, typename With>
-__device__ __forceinline__ void hear_sources(const Block<Op>& block, uint32_t first, uint32_t last, With with) {
+// A source's word of the operation, its fingerprint or its scales word, is not that of this rank.
+template <typename Nodes>
+__device__ __noinline__ void report_word(const LlCommon& common, const Nodes nodes, uint32_t epoch, uint32_t source,
+                                         bool is_scales, uint32_t theirs) {
+    if (is_scales) {
+        report_difference(common, FAULT_DIFFERS, {WAIT_BEGIN, source, epoch}, common.fingerprint, common.fingerprint,
+                          theirs);
+    } else {
+        report_fingerprint(common, nodes, epoch, source, theirs);
+    }
+}
+
+// Waits for what the sources have notified this rank of. The first block checks what they run, too.
+template <typename Op>
+__device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
-    const uint32_t width = last - first;
+    const uint32_t local = block.shape.local_experts;
+    const uint32_t words = local + LL_COUNTS_BESIDE_EXPERTS;
+    const uint32_t heard = is_first ? words_of_counts(block) : local + 1;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < op.ranks() * width; i += blockDim.x) {
-        const uint32_t source = i / width;
-        const uint32_t word = first + i % width;
-        const bool says_what_runs = word > block.shape.local_experts;
+    for (uint32_t i = threadIdx.x; i < op.ranks() * words; i += blockDim.x) {
+        const Divided at = divide(i, words, block.shape.counts_reciprocal);
+        const uint32_t source = at.quotient;
+        const uint32_t word = at.remainder;
+        if (word >= heard) {
+            continue;
+        }
+        uint32_t data = 0;
         if (is_active(op.common.peers, op.nodes.forwarder_of(source))) {
-            const uint32_t what = says_what_runs ? WAIT_BEGIN : WAIT_COUNTS;
-            const uint64_t* at = op.here().counts(source) + word;
-            with(source, word, wait_for_packet_in(op, at, op.from(source, what)).data);
-        } else if (!says_what_runs) {
-            with(source, word, 0u);
+            const uint32_t what = word > local ? WAIT_BEGIN : WAIT_COUNTS;
+            data = wait_for_packet_in(op, op.here().counts(0) + i, op.from(source, what)).data;
+        } else if (word > local) {
+            continue;
+        }
+        if (word < local) {
+            block.per_expert[block.output.cell(source, word)] = data;
+        } else if (word == local) {
+            // It becomes an address: a peer cannot have more tokens than a rank may have.
+            const uint32_t tokens = min(data, block.shape.max_tokens);
+            block.tokens_of[source] = tokens;
+            atomicMax(&block.shared.most_tokens, tokens);
+            if (is_first) {
+                block.params.common.handle.tokens_of[source] = tokens;
+            }
+        } else if (data != (word == local + 1 ? op.common.fingerprint : op.common.scales_word)) {
+            report_word(op.common, op.nodes, op.epoch, source, word != local + 1, data);
         }
     }
 }
@@ -150,31 +180,10 @@ __device__ void find_begins(const Block<Op>& block) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
     const bool is_first = block.receivers.index() == 0;
-    // The first block checks what the sources run, too.
-    const uint32_t last = is_first ? words_of_counts(block) : local + 1;
-    hear_sources(block, local, last, [&](uint32_t source, uint32_t word, uint32_t data) {
-        if (word == local) {
-            // It becomes an address: a peer cannot have more tokens than a rank may have.
-            const uint32_t tokens = min(data, block.shape.max_tokens);
-            block.tokens_of[source] = tokens;
-            atomicMax(&block.shared.most_tokens, tokens);
-            if (is_first) {
-                block.params.common.handle.tokens_of[source] = tokens;
-            }
-        } else if (word == local + 1 && data != op.common.fingerprint) {
-            report_fingerprint(op.common, op.nodes, op.epoch, source, data);
-        } else if (word == local + 2 && data != op.common.scales_word) {
-            report_difference(op.common, FAULT_DIFFERS, op.from(source, WAIT_BEGIN), op.common.fingerprint,
-                              op.common.fingerprint, data);
-        }
-    });
-    __syncthreads();  // the histograms are done with, too
-    if (!is_first && block.receivers.index() >= arriving_units(block)) {
-        return;
+    if (block.notifies()) {
+        __syncthreads();  // the histograms are done with
     }
-    hear_sources(block, 0, local, [&](uint32_t source, uint32_t expert, uint32_t data) {
-        block.per_expert[block.output.cell(source, expert)] = data;
-    });
+    hear_sources(block, is_first);
     __syncthreads();
 #pragma unroll 1
     for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x) {

@@ -75,9 +75,12 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
 template <typename Op, typename Take>
 __device__ void receive_rows(const Block<Op>& block, Take take) {
     const uint32_t units = arriving_units(block);
-    const uint32_t step = num_warps() * block.receivers.blocks;
+    const Share& receivers = block.receivers;
+    const uint32_t step = num_warps() * receivers.blocks;
+    // The first blocks, and the first warp of each, have notified the peers, so they take chunks last.
+    const uint32_t turn = (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
 #pragma unroll 1
-    for (uint32_t unit = block.receivers.unit(warp_idx()); unit < units; unit += step) {
+    for (uint32_t unit = (turn + 1) * receivers.blocks - 1 - receivers.index(); unit < units; unit += step) {
         const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
         if (arriving.token < block.tokens_of[arriving.rank]) {
             take(arriving.rank, arriving.token, arriving.number);

@@ -290,12 +290,13 @@ __device__ __forceinline__ bool wait_until_bank_is_free(const Op& op) {
 }
 
 // All threads call it after a barrier, once no thread of the block reads the channel's state any more. Behind the
-// block's sends, as its thread waits for most of a microsecond; before it receives, so that the end of the
-// operation does not wait for it.
+// block's sends, as its thread waits for the count; before it receives, so that the end of the operation does not
+// wait for it. The count orders nothing, or it would wait for the block's stores to peers: the state has been read, as
+// it has gone through the barrier.
 template <typename Op>
 __device__ inline void advance_epoch(const Op& op) {
     if (threadIdx.x == blockDim.x - 1 && op.sends() &&
-        inc_acq_rel_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+        inc_relaxed_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
         st_relaxed_gpu(&op.common.channel_state->epoch, op.epoch);
     }
 }

@@ -185,8 +185,7 @@ __device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, 
     return vec;
 }
 
-// As advance_epoch, and sets the owner of the bank if there is one. The count orders nothing, or it would wait for the
-// block's stores to peers: the state has been read, as it has gone through a barrier.
+// As advance_epoch, and sets the owner of the bank if there is one.
 template <typename Op>
 __device__ __forceinline__ void advance(const Op& op, const LlView& view, bool sets_owner, uint32_t owner) {
     if (threadIdx.x == blockDim.x - 1 && op.sends() &&

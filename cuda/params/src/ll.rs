@@ -94,6 +94,8 @@ pub struct LlShape {
     pub ranks_reciprocal: u32,
     /// For divisions by `local_experts`.
     pub local_experts_reciprocal: u32,
+    /// For divisions by the words of a source's counts.
+    pub counts_reciprocal: u32,
     /// For divisions by `top_k`.
     pub top_k_reciprocal: u32,
     /// For divisions by `chunks`.

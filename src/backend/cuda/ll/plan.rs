@@ -211,6 +211,7 @@ impl LlPlan {
                 chunks: 0,
                 ranks_reciprocal: reciprocal(to_u32(self.facts.ranks)?),
                 local_experts_reciprocal: reciprocal(to_u32(self.facts.local_experts())?),
+                counts_reciprocal: reciprocal(to_u32(self.facts.local_experts())? + LL_COUNTS_BESIDE_EXPERTS),
                 top_k_reciprocal: reciprocal(to_u32(routing.top_k)?),
                 chunks_reciprocal: 0,
             },

@@ -221,7 +221,7 @@ BUGS = (
         "", "2 NODES=01 test_errors ht_different_calls_over", slow=True),
     Bug("an epoch for each stage", "ht/messages.cuh", "if (header.stage == 0) {", "if (true) {",
         HT_NODES_BACKWARD, slow=True),
-    Bug("the mask asked for no rank", "ht/route.cu", "expert >= 0 && is_active(", "is_active(",
+    Bug("the mask asked for no rank", "ht/route_ids.cuh", "        if (expert != kNowhere) {", "        if (true) {",
         "2 test_ht routing_styles", slow=True, beside=(
             Setting("peer/mask.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",
                     "bool is_active(const PeerTable& peers, uint32_t rank) {\n"
@@ -307,10 +307,10 @@ BUGS = (
         "mbarrier_arrive_expect(barrier_, bytes + tail_bytes)",
         "mbarrier_arrive_expect(barrier_, bytes)", HT, slow=True),
     Bug("numbers given before all warps have counted", "ht/route.cu",
-        "        __syncthreads();\n        for (uint32_t rank = threadIdx.x; rank < block.ranks(); "
-        "rank += HT_ROUTE_THREADS) {\n            uint32_t rows",
-        "        for (uint32_t rank = threadIdx.x; rank < block.ranks(); "
-        "rank += HT_ROUTE_THREADS) {\n            uint32_t rows", HT, slow=True),
+        "            atomicAdd(&of_warp[named.rank], 1u);\n        }\n    });\n    __syncthreads();\n",
+        "            atomicAdd(&of_warp[named.rank], 1u);\n        }\n    });\n", HT, slow=True),
+    Bug("numbers given before the parts before have been counted", "ht/route.cu",
+        "!= block.epoch()) {\n            spin_hint();", "== ~0u) {\n            spin_hint();", HT_MANY, slow=True),
     Bug("a tally that goes on from handle to handle", "ht/route.cu",
         "        st_relaxed_gpu(block.rows_for(i), 0);\n", "", "3 test_ht ht_without_a_pause",
         slow=True),
@@ -348,8 +348,8 @@ BUGS = (
         "shared.rows[source] = block.bounded(rows.data);", "shared.rows[source] = rows.data;",
         HT_MOST, lie=MANY_ROWS),
     Bug("more rows for an expert than a rank may have", "ht/route.cu",
-        "total += block.bounded(wait_for_count(block, source, i).data);",
-        "total += wait_for_count(block, source, i).data;", HT_MOST, slow=True, lie=MANY_FOR_EXPERTS),
+        "atomicAdd(&totals[at.remainder], block.bounded(rows.data));",
+        "atomicAdd(&totals[at.remainder], rows.data);", HT_MOST, slow=True, lie=MANY_FOR_EXPERTS),
     Bug("what a rank tells itself in its window", "ht/route.cu",
         "return rank == params.peers.rank;", "return false;", HT_MOST, slow=True, lie=FOR_ITSELF),
     Bug("ids of experts that are not there", "ht/tail.cuh",

@@ -20,27 +20,32 @@
 // have tokens, and all of them together fit 31 bits. A rank that announces other numbers than it sends
 // leaves others waiting, but nothing is written or read outside of what they have.
 //
-// No counting block waits for another: each also counts the tokens before its part itself. Ids are in L2
-// and few.
+// A counting block numbers its tokens behind those of the parts before: it waits until their blocks have told their
+// counts in device memory. Parts are taken in the order in which blocks begin, and a block tells before it waits for
+// anything, so the wait ends, also where not all blocks run at a time. Later kernels tell by another epoch, so these
+// words need not be cleared, and no kernel of the group begins before the one before it has ended.
 
+#include "../base/divide.cuh"
 #include "../base/entry.cuh"
-#include "../base/expert.cuh"
 #include "../layout/flat.cuh"
 #include "rings.cuh"
+#include "route_ids.cuh"
 
 namespace nccl_ep::ht_route_impl {
 
-constexpr uint32_t kWordBits = 8 * sizeof(uint32_t);
-constexpr uint32_t kMaskWords = MAX_PEERS / kWordBits + 1;
 constexpr uint32_t kWarps = HT_ROUTE_THREADS / kWarpSize;
 
 struct SharedStorage {
     // Of this kernel.
     uint32_t epoch;
-    // Rows to each rank of the tokens before those at hand.
-    uint32_t rows[kMaskWords * kWordBits];
-    // The same of each warp's tokens.
-    uint32_t of_warp[kWarps][kMaskWords * kWordBits];
+    // Which part of the tokens the block counts.
+    uint32_t part;
+    // Rows to each rank of the tokens before the block's. In the receiving block, rows from each rank.
+    uint32_t rows[MAX_PEERS];
+    // The same of the block's tokens before those at hand, by warp.
+    uint32_t of_warp[kWarps][MAX_PEERS];
+    // Received rows for some experts.
+    uint32_t for_expert[HT_ROUTE_THREADS];
     // Whether this block was the last to have counted, and notifies the ranks.
     bool is_last;
     // The conclusion of the receiving block: kAgreed, or the mark that replaces the number of rows. Of
@@ -63,15 +68,13 @@ struct Block {
     __device__ uint32_t bank() const { return shared.epoch % 2; }
     __device__ bool refuses() const { return params.verdict >> HT_VERDICT_CODE_SHIFT != 0; }
 
-    // The expert that entry k of `token` names; kNowhere if none, or if its rank is not active.
-    __device__ int32_t expert(uint32_t token, uint32_t k) const {
-        const int64_t id = params.topk_idx[uint64_t{token} * top_k() + k];
-        const int32_t expert = expert_of_id(id, experts());
-        return expert >= 0 && is_active(params.peers, expert / local_experts()) ? expert : kNowhere;
-    }
     // What the blocks have counted so far.
-    __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 1 + rank; }
+    __device__ uint32_t* rows_to(uint32_t rank) const { return params.tally + 2 + rank; }
     __device__ uint32_t* rows_for(uint32_t expert) const { return rows_to(ranks()) + expert; }
+    // Where the block of part `part` tells how many rows it has to `rank`.
+    __device__ uint64_t* counted(uint32_t part, uint32_t rank) const {
+        return params.counted + uint64_t{part} * ranks() + rank;
+    }
     // A rank's packets for itself are not in its window, where peers could change them.
     __device__ bool is_own(uint32_t rank) const { return rank == params.peers.rank; }
     __device__ uint64_t* own_counts() const { return params.own_counts + bank() * packets(); }
@@ -94,141 +97,99 @@ struct Block {
     __device__ uint32_t bounded(uint32_t tokens) const { return min(tokens, params.max_tokens); }
 };
 
-// The ranks that a token goes to.
-struct RankMask {
-    uint32_t word[kMaskWords];
-
-    __device__ RankMask(const Block& block, uint32_t token) {
-#pragma unroll
-        for (uint32_t w = 0; w < kMaskWords; ++w) {
-            word[w] = 0;
-        }
-#pragma unroll 4
-        for (uint32_t k = 0; token < block.tokens() && k < block.top_k(); ++k) {
-            const int32_t expert = block.expert(token, k);
-            const uint32_t rank = expert < 0 ? kMaskWords * kWordBits : expert / block.local_experts();
-#pragma unroll
-            for (uint32_t w = 0; w < kMaskWords; ++w) {
-                word[w] |= rank / kWordBits == w ? 1u << (rank % kWordBits) : 0;
-            }
-        }
-    }
-};
-
-// One warp, one token per lane: calls `use(rank, lanes)` for every rank with the lanes whose token
-// goes there.
+// A warp goes through its tokens of the block's, [first, last): calls `use(token of the lane, ids)` for some at once.
 template <typename Use>
-__device__ __forceinline__ void for_each_rank(const Block& block, const RankMask& mask, Use use) {
-#pragma unroll
-    for (uint32_t w = 0; w < kMaskWords; ++w) {
-        for (uint32_t bit = 0; bit < kWordBits && w * kWordBits + bit < block.ranks(); ++bit) {
-            use(w * kWordBits + bit, ballot((mask.word[w] >> bit & 1) != 0));
-        }
+__device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, uint32_t last, Use use) {
+    const Lanes lanes(block.top_k());
+    const uint32_t tiles = (last - first + kWarps * lanes.tokens() - 1) / (kWarps * lanes.tokens());
+    const uint32_t begin = first + warp_idx() * tiles * lanes.tokens() + lanes.token();
+    const auto id_at = [&](uint32_t tile) {
+        const uint32_t token = begin + tile * lanes.tokens();
+        const bool is_there = tile < tiles && token < last && lanes.k() < lanes.top_k;
+        return is_there ? block.params.topk_idx[uint64_t{token} * lanes.top_k + lanes.k()] : int64_t{kNowhere};
+    };
+    // Loaded well before it is needed.
+    int64_t next = id_at(0);
+#pragma unroll 1
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+        const int64_t id = next;
+        next = id_at(tile + 1);
+        use(lanes, begin + tile * lanes.tokens(), Named(block.params.peers, block.local_experts(), lanes, id));
     }
 }
 
-// Adds the rows of tokens [first, last) to the block's. `first` is a multiple of kWarpSize. All threads call
-// it.
-__device__ void count_rows(const Block& block, uint32_t first, uint32_t last) {
+// Counts the block's tokens [first, last), for each expert and, by warp, for each rank. All threads call it, behind a
+// barrier.
+__device__ void count_tokens(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
-    for (uint32_t rank = lane_idx(); rank < block.ranks(); rank += kWarpSize) {
-        of_warp[rank] = 0;
-    }
-    sync_warp();
-    for (uint32_t base = first + warp_idx() * kWarpSize; base < last;
-         base += kWarps * kWarpSize) {
-        const uint32_t token = base + lane_idx();
-        const RankMask mask(block, token < last ? token : block.tokens());
-        for_each_rank(block, mask, [&](uint32_t rank, LaneMask lanes) {
-            if (lane_idx() == rank % kWarpSize) {
-                of_warp[rank] += lanes.count();
-            }
-        });
-    }
-    sync_warp();
-    for (uint32_t rank = lane_idx(); rank < block.ranks(); rank += kWarpSize) {
-        atomicAdd(&block.shared.rows[rank], of_warp[rank]);
+    for_tokens(block, first, last, [&](const Lanes&, uint32_t, const Named& named) {
+        if (named.expert != kNowhere) {
+            atomicAdd(block.rows_for(named.expert), 1u);
+        }
+        if (named.rows.has_this()) {
+            atomicAdd(&of_warp[named.rank], 1u);
+        }
+    });
+    __syncthreads();
+}
+
+// Tells the block's rows to each rank to the blocks of later parts, and adds them to the tally. Those of each warp
+// become those of the warps before it. All threads call it.
+__device__ void tell_rows(const Block& block) {
+    SharedStorage& shared = block.shared;
+    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_ROUTE_THREADS) {
+        uint32_t rows = 0;
+#pragma unroll 4
+        for (uint32_t warp = 0; warp < kWarps; ++warp) {
+            const uint32_t count = shared.of_warp[warp][rank];
+            shared.of_warp[warp][rank] = rows;
+            rows += count;
+        }
+        put_value(Remote<uint64_t>(block.counted(shared.part, rank)), make_packet(block.epoch(), rows));
+        atomicAdd(block.rows_to(rank), rows);
     }
     __syncthreads();
 }
 
-// One thread writes the experts of `token` on `rank`, ascending: the entries after number `written`.
-// Returns how many entries are written then.
-__device__ uint32_t write_entries(const Block& block, uint32_t token, uint32_t rank,
-                                  uint32_t index, uint32_t written) {
-    HtEntry* entries = block.params.handle.entries + uint64_t{token} * block.top_k();
-    const int32_t end = static_cast<int32_t>((rank + 1) * block.local_experts());
-    int32_t last = static_cast<int32_t>(rank * block.local_experts()) - 1;
-    for (;;) {
-        int32_t next = end;
-        for (uint32_t k = 0; k < block.top_k(); ++k) {
-            const int32_t expert = block.expert(token, k);
-            next = expert > last && expert < next ? expert : next;
-        }
-        if (next == end) {
-            return written;
-        }
-        entries[written++] = {next, index};
-        last = next;
-    }
-}
-
-// Numbers tokens [first, last), in tiles of one token per thread; the block's rows are those before.
-__device__ void number_tokens(const Block& block, uint32_t first, uint32_t last) {
+// Adds what the blocks of earlier parts have told. All threads call it.
+__device__ void hear_rows(const Block& block) {
     SharedStorage& shared = block.shared;
-    for (uint32_t tile = first; tile < last; tile += HT_ROUTE_THREADS) {
-        const uint32_t token = tile + threadIdx.x;
-        const RankMask mask(block, token < last ? token : block.tokens());
-        for_each_rank(block, mask, [&](uint32_t rank, LaneMask lanes) {
-            if (lane_idx() == rank % kWarpSize) {
-                shared.of_warp[warp_idx()][rank] = lanes.count();
-            }
-        });
-        __syncthreads();
-        for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_ROUTE_THREADS) {
-            uint32_t rows = shared.rows[rank];
-            for (uint32_t warp = 0; warp < kWarps; ++warp) {
-                const uint32_t count = shared.of_warp[warp][rank];
-                shared.of_warp[warp][rank] = rows;
-                rows += count;
-            }
-            shared.rows[rank] = rows;
+    for (uint32_t i = threadIdx.x; i < shared.part * block.ranks(); i += HT_ROUTE_THREADS) {
+        uint64_t packet;
+        while (packet_epoch(packet = ld_relaxed_sys(block.counted(0, i))) != block.epoch()) {
+            spin_hint();
         }
-        __syncthreads();
-        uint32_t written = 0;
-        for_each_rank(block, mask, [&](uint32_t rank, LaneMask lanes) {
-            if (lanes.has_this()) {
-                const uint32_t before = lanes.count_before();
-                const uint32_t index = shared.of_warp[warp_idx()][rank] + before;
-                written = write_entries(block, token, rank, index, written);
-            }
-            sync_warp();
-        });
-        for (; token < last && written < block.top_k(); ++written) {
-            block.params.handle.entries[uint64_t{token} * block.top_k() + written] = {-1, 0};
-        }
-        __syncthreads();
+        atomicAdd(&shared.rows[i % block.ranks()], packet_data(packet));
     }
+    __syncthreads();
 }
 
-// Adds tokens [first, last) to the group's tally.
-__device__ void tally_tokens(const Block& block, uint32_t first, uint32_t last) {
-    for (uint32_t token = first + threadIdx.x; token < last; token += HT_ROUTE_THREADS) {
-        for (uint32_t k = 0; k < block.top_k(); ++k) {
-            const int32_t expert = block.expert(token, k);
-            bool counts = expert >= 0;
-            for (uint32_t earlier = 0; counts && earlier < k; ++earlier) {
-                counts = block.expert(token, earlier) != expert;
-            }
-            if (counts) {
-                atomicAdd(block.rows_for(expert), 1u);
-            }
+// Numbers the block's tokens [first, last): stores the experts of each, ascending, with the numbers of their rows.
+__device__ void number_tokens(const Block& block, uint32_t first, uint32_t last) {
+    uint32_t* of_warp = block.shared.of_warp[warp_idx()];
+    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, const Named& named) {
+        const bool is_named = named.expert != kNowhere;
+        const LaneMask experts = ballot(is_named) & lanes.own();
+        uint32_t place = is_named ? 0 : experts.count() + (~experts & lanes.before()).count();
+#pragma unroll 1
+        for (uint32_t k = 0; k < lanes.top_k; ++k) {
+            const int32_t other = shuffle(named.expert, lanes.first() + k);
+            place += is_named && other != kNowhere && other < named.expert ? 1 : 0;
         }
-    }
-    count_rows(block, first, last);
-    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_ROUTE_THREADS) {
-        atomicAdd(block.rows_to(rank), block.shared.rows[rank]);
-    }
+        uint32_t index = 0;
+        if (is_named) {
+            const uint32_t before = (named.same_rank & named.rows & lanes.earlier()).count();
+            index = block.shared.rows[named.rank] + of_warp[named.rank] + before;
+        }
+        if (token < last && lanes.k() < lanes.top_k) {
+            block.params.handle.entries[uint64_t{token} * lanes.top_k + place] = {named.expert, index};
+        }
+        sync_warp();
+        if (named.rows.has_this()) {
+            atomicAdd(&of_warp[named.rank], 1u);
+        }
+        sync_warp();
+    });
 }
 
 // Notifies every rank of what it gets, from the tally of all blocks, which is zero again afterwards.
@@ -242,7 +203,8 @@ __device__ void notify(const Block& block) {
         }
         st_relaxed_gpu(block.rows_for(i), 0);
     }
-    for (uint32_t peer = threadIdx.x; peer < block.ranks(); peer += HT_ROUTE_THREADS) {
+    // By other warps than the first experts.
+    for (uint32_t peer = HT_ROUTE_THREADS - 1 - threadIdx.x; peer < block.ranks(); peer += HT_ROUTE_THREADS) {
         const uint32_t rows = ld_relaxed_gpu(block.rows_to(peer));
         const Remote<uint64_t> counts = block.counts_for(peer) + local_experts;
         if (is_active(block.params.peers, peer)) {
@@ -256,11 +218,9 @@ __device__ void notify(const Block& block) {
     }
 }
 
-// Counts tokens [first, last); the last block to have done so notifies the ranks of all counts. After a
-// failure nobody is notified, and who waits gives up.
-__device__ void count_and_notify(const Block& block, uint32_t first, uint32_t last) {
-    tally_tokens(block, first, last);
-    __syncthreads();
+// This block has counted; the last one to have done so notifies the ranks of all counts. After a failure nobody is
+// notified, and who waits gives up.
+__device__ void notify_if_last(const Block& block) {
     if (threadIdx.x == 0) {
         const uint32_t others = gridDim.x - 2;
         const bool has_failed = known_failure(block.params.wait) != 0;
@@ -329,6 +289,30 @@ __device__ void store_rows(const Block& block) {
     }
 }
 
+// Stores the rows for `count` experts from number `first` on. All threads call it; each waits for packets of its own.
+__device__ void receive_counts(const Block& block, uint32_t first, uint32_t count) {
+    const HtRouteParams& params = block.params;
+    uint32_t* totals = block.shared.for_expert;
+    const uint32_t sources = block.shared.conclusion == kAgreed ? block.ranks() : 0;
+    totals[threadIdx.x] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < sources * count; i += HT_ROUTE_THREADS) {
+        const Divided at = divide(i, count, 0xffffffffu / count);
+        if (is_active(params.peers, at.quotient)) {
+            const Arrival rows = wait_for_count(block, at.quotient, first + at.remainder);
+            atomicAdd(&totals[at.remainder], block.bounded(rows.data));
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < count) {
+        const int32_t total = static_cast<int32_t>(totals[threadIdx.x]);
+        params.handle.counts[first + threadIdx.x] = total;
+        if (params.counter != nullptr) {
+            params.counter[first + threadIdx.x] = total;
+        }
+    }
+}
+
 // The last block: receives from every rank.
 template <typename Layout>
 __device__ void receive(const Block& block) {
@@ -343,25 +327,8 @@ __device__ void receive(const Block& block) {
     if (threadIdx.x == 0) {
         store_rows<Layout>(block);
     }
-    const uint32_t sources = block.shared.conclusion == kAgreed ? block.ranks() : 0;
-    for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_ROUTE_THREADS) {
-        uint32_t total = 0;
-        for (uint32_t source = 0; source < sources; ++source) {
-            if (is_active(params.peers, source)) {
-                total += block.bounded(wait_for_count(block, source, i).data);
-            }
-        }
-        params.handle.counts[i] = static_cast<int32_t>(total);
-        if (params.counter != nullptr) {
-            params.counter[i] = static_cast<int32_t>(total);
-        }
-    }
-}
-
-// All threads call it; a barrier must follow.
-__device__ void clear_rows(const Block& block) {
-    for (uint32_t rank = threadIdx.x; rank < block.ranks(); rank += HT_ROUTE_THREADS) {
-        block.shared.rows[rank] = 0;
+    for (uint32_t first = 0; first < block.local_experts(); first += HT_ROUTE_THREADS) {
+        receive_counts(block, first, min(block.local_experts() - first, HT_ROUTE_THREADS));
     }
 }
 
@@ -369,26 +336,29 @@ template <typename Layout>
 __device__ void run(const HtRouteParams& params) {
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
+    const bool counts = blockIdx.x != gridDim.x - 1;
     if (threadIdx.x == 0) {
         shared.epoch = ld_relaxed_gpu(params.epochs) + 1;
+        shared.part = counts ? inc_relaxed_gpu(params.tally + 1, gridDim.x - 2) : 0;
+    }
+    for (uint32_t i = threadIdx.x; i < MAX_PEERS; i += HT_ROUTE_THREADS) {
+        shared.rows[i] = 0;
+    }
+    for (uint32_t rank = lane_idx(); rank < MAX_PEERS; rank += kWarpSize) {
+        shared.of_warp[warp_idx()][rank] = 0;
     }
     __syncthreads();
-    if (blockIdx.x == gridDim.x - 1) {
+    if (!counts) {
         receive<Layout>(block);
         return;
     }
-    const uint32_t first = min(blockIdx.x * params.block_tokens, block.tokens());
+    const uint32_t first = min(shared.part * params.block_tokens, block.tokens());
     const uint32_t last = min(first + params.block_tokens, block.tokens());
-    clear_rows(block);
-    __syncthreads();
-    count_and_notify(block, first, last);
-    __syncthreads();
-    clear_rows(block);
-    __syncthreads();
-    if (first < last) {
-        count_rows(block, 0, first);
-        number_tokens(block, first, last);
-    }
+    count_tokens(block, first, last);
+    tell_rows(block);
+    notify_if_last(block);
+    hear_rows(block);
+    number_tokens(block, first, last);
 }
 
 ENTRY(ht_route) { run<Flat>(params); }

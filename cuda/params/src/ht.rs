@@ -113,9 +113,11 @@ pub struct HtRouteParams {
     pub counter: *mut i32,
     /// The rows that this rank receives, or `HT_DISAGREED` and why.
     pub received: *mut HtCount,
-    /// `[1 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted,
-    /// what they have counted for each rank, and for each expert.
+    /// `[2 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted, blocks
+    /// that have begun to, what they have counted for each rank, and for each expert.
     pub tally: *mut u32,
+    /// u64 packets `[blocks that count][ranks]`: rows that each block has counted for each rank.
+    pub counted: *mut u64,
     /// u64 packets `[2][local_experts + HT_COUNTS_BESIDE_EXPERTS]`, by epoch: from this rank to itself. Not
     /// in the window, where peers could change it.
     pub own_counts: *mut u64,

@@ -192,6 +192,7 @@ impl HtGroup {
             counter: null_mut(),
             received: null_mut(),
             tally: (tally + layout.tally) as *mut u32,
+            counted: (tally + layout.counted) as *mut u64,
             own_counts: (tally + layout.own_counts) as *mut u64,
             max_tokens: saturated(self.shared.plan.max_tokens()),
             epochs: self.shared.epochs(),

@@ -96,6 +96,7 @@ pub struct HandleGrids {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TallyLayout {
     pub tally: usize,
+    pub counted: usize,
     pub epochs: usize,
     pub own_counts: usize,
     pub bytes: usize,
@@ -205,7 +206,8 @@ impl HtPlan {
     pub fn tally(&self) -> TallyLayout {
         let mut memory = Regions::new(REGION_ALIGN);
         TallyLayout {
-            tally: memory.take((1 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            tally: memory.take((2 + self.facts.ranks + self.facts.experts) * size_of::<u32>()),
+            counted: memory.take(ROUTE_BLOCKS * self.facts.ranks * PACKET_BYTES),
             epochs: memory.take(size_of::<u32>()),
             own_counts: memory.take(2 * counts_bytes(&self.facts)),
             bytes: memory.bytes(),

@@ -92,7 +92,7 @@ fn regions_follow_each_other() {
     assert!(layout.unit_bytes >= 7168 + 224 + 16 + 256);
     assert!(layout.slots + units * layout.unit_bytes <= 4096 + plan.bytes() as u64);
     let tally = plan.tally();
-    assert!(tally.tally + (1 + 8 + 256) * 4 <= tally.own_counts);
+    assert!(tally.tally + (2 + 8 + 256) * 4 <= tally.counted && tally.counted + 64 * 8 * 8 <= tally.epochs);
     assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);
     let handle = plan.handle(&routing(4096, 8));
     assert!(handle.entries + 4096 * 8 * 8 <= handle.bytes);

@@ -11,7 +11,7 @@ from results import ALL_SMS, Row, where
 _BATCHES = (*(("2", tokens) for tokens in ("1", "8", "32", "64", "128")),
             *(("4", tokens) for tokens in ("1", "8", "32", "128")))
 # How rows of low latency lie, as rows.py names it in `options`.
-_LAYOUTS = (("by expert", ""), ("by expert, launched early", "launched early"), ("by rank", "rank-major"),
+_LAYOUTS = (("by expert", ""), ("by expert, cast to FP8", "cast inside"), ("by rank", "rank-major"),
             ("by rank, in a view", "rank-major, view"))
 
 

@@ -215,6 +215,22 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t p
     return ended != 0;
 }
 
+// Begins to copy 16 bytes to shared memory, past L1; joins the loads of this thread that its next commit is for. Other
+// accesses of the thread are ordered with it as with a load, once it has waited.
+__device__ __forceinline__ void async_load(Vec16* shared_to, const Vec16* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared_to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void async_load_commit() {
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// This thread's loads are there, but for those of the last `Groups` commits.
+template <uint32_t Groups>
+__device__ __forceinline__ void async_load_wait() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(Groups) : "memory");
+}
+
 // Bulk copies: the copy engine of an SM moves data between shared and global memory, its own
 // GPU's or a peer's. Addresses and sizes are multiples of 16. Chips before sm_90 have none.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -236,22 +252,6 @@ __device__ __forceinline__ void bulk_load(void* shared_to, const void* from, uin
         :
         : "r"(shared_address(shared_to)), "l"(from), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
-}
-
-// Begins to copy 16 bytes to shared memory, past L1; joins the loads of this thread that its next commit is for. Other
-// accesses of the thread are ordered with it as with a load, once it has waited.
-__device__ __forceinline__ void async_load(Vec16* shared_to, const Vec16* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared_to)), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void async_load_commit() {
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
-// This thread's loads are there, but for those of the last `Groups` commits.
-template <uint32_t Groups>
-__device__ __forceinline__ void async_load_wait() {
-    asm volatile("cp.async.wait_group %0;" : : "n"(Groups) : "memory");
 }
 
 // Joins the stores of this thread that its next commit is for.

@@ -15,16 +15,6 @@ namespace nccl_ep::ht_dispatch_impl {
 // Loops over scales are not unrolled: most rows take one turn, and the kernels have to stay in the instruction cache.
 constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
-// Scales in an order that takes more than an access for 16 bytes.
-__device__ __noinline__ static Vec16 load_scales_slowly(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
-                                                        uint32_t first) {
-    return ScalePart{rows, view, scales, first}.load();
-}
-__device__ __noinline__ static void store_scales_slowly(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
-                                                        uint32_t first, const Vec16 part) {
-    ScalePart{rows, view, scales, first}.store(part);
-}
-
 // What rows that are forwarded and rows that are cast have in common.
 struct ScaledImage {
     static constexpr bool kHasScales = true;
@@ -49,15 +39,6 @@ struct ScaledImage {
     __device__ ScalePart part_of(const ScaleView& view, uint8_t* scales, uint32_t number) const {
         return {scaled.rows, view, scales, number * static_cast<uint32_t>(sizeof(Vec16))};
     }
-    // Part `number` of the scales of a row.
-    __device__ __forceinline__ void store_part(uint8_t* scales, uint32_t number, const Vec16& part) const {
-        const ScalePart at = part_of(scaled.rows.out, scales, number);
-        if (at.is_one_access()) {
-            st_row(reinterpret_cast<Vec16*>(scales + at.first), part);
-        } else {
-            store_scales_slowly(scaled.rows, at.view, scales, at.first, part);
-        }
-    }
 
     template <typename Block>
     __device__ __forceinline__ void deliver(const Block& block, uint32_t row, uint32_t offset,
@@ -72,7 +53,8 @@ struct ScaledImage {
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
             const uint32_t at = scales_at() + part * sizeof(Vec16) - offset;
             if (at < bytes) {
-                store_part(scales, part, *reinterpret_cast<const Vec16*>(chunk + at));
+                part_of(scaled.rows.out, scales, part)
+                    .store(*reinterpret_cast<const Vec16*>(chunk + at));
             }
         }
         staging.settle();
@@ -103,7 +85,7 @@ struct ScaledImage {
         uint8_t* scales = out_scales(static_cast<uint32_t>(number));
 #pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
-            store_part(scales, part, {{0, 0, 0, 0}});
+            part_of(scaled.rows.out, scales, part).store({{0, 0, 0, 0}});
         }
         return true;
     }
@@ -172,7 +154,7 @@ struct ForwardedRows : ScaledImage {
         return load_part(block, token, {}, part);
     }
     __device__ void store_scale_part(uint32_t row, uint32_t part, const Vec16& scales) const {
-        store_part(out_scales(row), part, scales);
+        part_of(scaled.rows.out, out_scales(row), part).store(scales);
     }
     template <typename Block>
     __device__ void keep_scales(const Block& block, uint32_t token, uint32_t row) const {
@@ -190,9 +172,7 @@ struct ForwardedRows : ScaledImage {
                                                uint32_t number) const {
         const ScaleView& from = scaled.rows.from;
         if (from.data != nullptr) {
-            const ScalePart at = part_of(from, scales_of_row(scaled.rows, from, 0, token), number);
-            return at.is_one_access() ? at.load_at_once()
-                                      : load_scales_slowly(scaled.rows, from, at.scales, at.first);
+            return part_of(from, scales_of_row(scaled.rows, from, 0, token), number).load();
         }
         const uint8_t* row = block.row_of_token(token, place);
         return ld_const(reinterpret_cast<const Vec16*>(row + scaled.rows.payload_bytes) + number);

@@ -67,6 +67,10 @@ FEW_EP_TESTS = ("ll-default", "ll-both-c-r", "ht-default", "ht-both-c-r-m")
 # --experts follows: this times the number of ranks.
 _BENCH_EXPERTS_PER_RANK = 32
 _BENCH_SMALL = ("--tokens", "32", "--hidden", "1024", "--warmup", "1", "--iters", "3", "--validate")
+# A line for each of the later interface's layouts.
+_BENCH_2_SMALL = ("--tokens", "16", "--hidden", "512", "--experts", "8", "--top-k", "2", "--iters", "2", "--ops", "2",
+                  "--sms", "24", "--layouts", "ll-expert,ll-rank,ht-flat,ht-expert")
+_BENCH_2_LINE = r"^(?:ll|ht)-\w+ +SMs 24 .* pair +[\d.]+ update"
 # Most tokens have the same few experts, and every SM may be used.
 _BENCH_SKEWED = ("--routing", "zipf:2", "--channels", "all")
 # Most tokens on the first rank; on the others; a group that allows more than any has.
@@ -142,6 +146,7 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
                     continue
                 yield Run(f"ep_test/{label}", "ep_test", options, count, needs_ht=label.startswith("ht"))
         if count == 2:
+            yield Run("ep_bench_2", "ep_bench_2", _BENCH_2_SMALL, count, counts.says(_BENCH_2_LINE, 4), needs_ht=True)
             yield Run("moe_layer/fp8", "moe_layer", ("--fp8",), count, needs_ht=True)
             for algorithm in ("ll", "ht"):
                 yield Run(f"ep_bench/{algorithm}-fp8", "ep_bench",

@@ -61,8 +61,12 @@ impl Objects {
 
     /// Where kernels count operations that could not use this rank's tensor where it lies.
     pub fn fallbacks_on_device(&self) -> Result<*mut u64> {
-        let page = self.fallbacks.get_or_try_init(|| HostPage::new(self.memory.context(), 1))?;
-        Ok(page.device())
+        Ok(self.page()?.device())
+    }
+
+    /// Made with the first object: an operation may be captured.
+    fn page(&self) -> Result<&HostPage<u64>> {
+        self.fallbacks.get_or_try_init(|| HostPage::new(self.memory.context(), 1))
     }
 
     /// How many they have counted.
@@ -72,6 +76,7 @@ impl Objects {
 
     /// Tells kernels where they find the ranks' memory of `object`; zeros for one that ends.
     pub fn write(&self, object: u32, bases: &[usize]) -> Result<()> {
+        self.page()?;
         let row = self.ranks * ADDRESS_BYTES;
         let mut bytes: Vec<u8> = bases.iter().flat_map(|it| it.to_ne_bytes()).collect();
         bytes.resize(row, 0);

@@ -90,8 +90,8 @@ impl LlPlan {
         Some(choice.at_most(multiprocessors))
     }
 
-    /// With how many tokens each of two ranks has as many pairs of a token and a rank: with four, of 8 tokens each, a
-    /// pair of operations takes 10.5 us with the blocks of 16, and 12.6 with those of 8.
+    /// With how many tokens each of two ranks has as many pairs of a token and a rank. The blocks that suit these are too
+    /// few for as many tokens of four ranks (docs/development/README.md).
     fn pairs_of_two(&self, tokens: usize) -> usize {
         tokens * self.forwarders.peers.div_ceil(2)
     }

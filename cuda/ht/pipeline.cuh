@@ -83,13 +83,7 @@ class Pipeline {
 
     // Stores `bytes` of shared memory to a rank.
     __device__ __forceinline__ void store(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {
-#ifdef NCCL_EP_HAS_BULK_COPY
-        if (lane_idx() == 0) {
-            put_bulk(to, from, bytes);
-        }
-#else
-        put_by_lanes(to, from, bytes);
-#endif
+        store_from(from, to, bytes);
     }
     // Closes a group of stores, and waits until those of earlier groups have read.
     __device__ __forceinline__ void commit_and_wait_read_but_last() {
@@ -101,15 +95,7 @@ class Pipeline {
 #endif
         sync_warp();
     }
-    // All stores are complete for lane 0, or each lane's for itself.
-    __device__ __forceinline__ void wait_stored() {
-#ifdef NCCL_EP_HAS_BULK_COPY
-        if (lane_idx() == 0) {
-            bulk_store_wait<0>();
-        }
-#endif
-        sync_warp();
-    }
+    __device__ __forceinline__ void wait_stored() { wait_stored_but<0>(); }
     // What lanes did in shared memory comes before what the engine does there next.
     __device__ __forceinline__ void settle() {
         settle_shared();

@@ -17,6 +17,29 @@ __device__ __forceinline__ void settle_shared() {
 #endif
 }
 
+// ---- Bulk stores of a warp, which lane 0 issues ---------------------------------------------------
+// To a peer's memory.
+__device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {
+#ifdef NCCL_EP_HAS_BULK_COPY
+    if (lane_idx() == 0) {
+        put_bulk(to, from, bytes);
+    }
+#else
+    put_by_lanes(to, from, bytes);
+#endif
+}
+// All stores are complete, but for those of the last `Groups` commits; for lane 0, or each lane's for itself: a fence by
+// a thread that has since synchronised with them covers them.
+template <uint32_t Groups>
+__device__ __forceinline__ void wait_stored_but() {
+#ifdef NCCL_EP_HAS_BULK_COPY
+    if (lane_idx() == 0) {
+        bulk_store_wait<Groups>();
+    }
+#endif
+    sync_warp();
+}
+
 class Staging {
    public:
     // `memory` is this warp's, `barrier` its word in shared memory.
@@ -118,38 +141,13 @@ class Staging {
         sync_warp();
     }
 
-    // The stores are complete for lane 0, or each lane's for itself: a fence by a thread that has since
-    // synchronised with them covers them.
-    __device__ __forceinline__ void wait_stored() {
-#ifdef NCCL_EP_HAS_BULK_COPY
-        if (lane_idx() == 0) {
-            bulk_store_wait<0>();
-        }
-#endif
-        sync_warp();
-    }
-
-    // The same, but for those of the last commit.
-    __device__ __forceinline__ void wait_stored_but_last() {
-#ifdef NCCL_EP_HAS_BULK_COPY
-        if (lane_idx() == 0) {
-            bulk_store_wait<1>();
-        }
-#endif
-        sync_warp();
-    }
+    __device__ __forceinline__ void wait_stored() { wait_stored_but<0>(); }
+    __device__ __forceinline__ void wait_stored_but_last() { wait_stored_but<1>(); }
 
    private:
     // To a slot of a peer.
-    __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> to,
-                                               uint32_t bytes) {
-#ifdef NCCL_EP_HAS_BULK_COPY
-        if (lane_idx() == 0) {
-            put_bulk(to, from, bytes);
-        }
-#else
-        put_by_lanes(to, from, bytes);
-#endif
+    __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {
+        nccl_ep::store_from(from, to, bytes);
     }
 
     // To an output.

@@ -19,7 +19,8 @@ _ENVIRONMENT = (("NCCLEP_HOSTSIM_WITH_GPU", "1"),)
 _EXACT = (("NCCL_EP_LL_COMBINE", "exact"),)
 # Tensors in high throughput lie in memory that peers map: all, or on each rank others.
 _MAPPED, _MIXED = ((("EP_TEST_MEMORY", where),) for where in ("mapped", "mixed"))
-_EARLY = (("NCCL_EP_PROGRAMMATIC", "1"),)
+# Kernels wait for the one before them where they are launched.
+_IN_ORDER = (("NCCL_EP_PROGRAMMATIC", "0"),)
 # Options of ep_bench, with uneven tokens.
 _UNEVEN = "--experts 24 --hidden 256 --masked 3 --warmup 0 --iters 1 --validate"
 
@@ -41,7 +42,7 @@ _RUNS = (
     _Run("test_random", "test_random --configs 50 --seed 10", 2, 2),
     _Run("test_random/exact", "test_random --configs 30 --seed 16", 3, 2, _EXACT),
     _Run("test_random/odd-grids", "test_random --configs 20 --seed 18", 3, 6, ODD_GRIDS),
-    _Run("test_random", "test_random --configs 20 --seed 4", 5, 1, _EARLY),
+    _Run("test_random", "test_random --configs 20 --seed 4", 5, 1, _IN_ORDER),
     _Run("test_random/exact", "test_random --configs 20 --seed 5", 8, 1, _EXACT),
     _Run("test_ll/every_top_k", "test_ll every_top_k", 2, 2),
     _Run("test_ll/widths/exact", "test_ll widths", 2, 6, _EXACT),
@@ -53,7 +54,7 @@ _RUNS = (
     _Run("test_ht/unordered_streams", "test_ht ht_unordered_streams", 2, 4),
     _Run("test_ht/routing_styles", "test_ht routing_styles", 4, 2),
     _Run("test_ht/widths", "test_ht widths", 2, 4),
-    _Run("test_formats", "test_formats", 2, 2, _EARLY),
+    _Run("test_formats", "test_formats", 2, 2, _IN_ORDER),
     _Run("test_ht/without_a_pause", "test_ht without_a_pause", 2, 2),
     _Run("test_ht/behind_a_failure", "test_ht behind_a_failure", 3, 2),
     _Run("test_errors/ht", "test_errors ht_", 3, 2),
@@ -61,9 +62,9 @@ _RUNS = (
     _Run("test_errors/ll_rank_that_stops", "test_errors ll_rank_that_stops", 3, 2),
     _Run("test_lifecycle/cannot_map", "test_lifecycle one_rank_cannot_map", 3, 2),
     _Run("test_lifecycle/threads", "test_lifecycle two_threads_make", 2, 2),
-    _Run("test_staged", "test_staged", 2, 2, _EARLY),
+    _Run("test_staged", "test_staged", 2, 2, _IN_ORDER),
     _Run("test_stress", "test_stress --ops 100", 4, 1),
-    _Run("test_graph", "test_graph", 2, 2, _EARLY),
+    _Run("test_graph", "test_graph", 2, 2, _IN_ORDER),
     _Run("test_fuzz/agree", "test_fuzz agree --calls 2500 --seed 6", 2, 2),
     _Run("test_fuzz/differ", "test_fuzz differ --calls 600 --seed 7", 3, 2),
     _Run("test_fuzz/threads", "test_fuzz --threads 2 --calls 600 --seed 8", 2, 2),

@@ -2,6 +2,7 @@
 //!
 //! Pure functions of the group's facts and of an operation's shape.
 
+mod few;
 mod grids;
 
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes};
@@ -200,6 +201,7 @@ impl LlPlan {
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
             view: ViewGrid { tokens: routing.tokens, most_tokens: self.max_tokens, multiprocessors },
             combine_kernel: self.combine_kernel(routing.tokens),
+            few: self.few(routing, multiprocessors, shared_bytes),
             shape_of_handle: LlShape {
                 local_experts: to_u32(self.facts.local_experts())?,
                 max_tokens: to_u32(self.max_tokens)?,

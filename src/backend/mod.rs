@@ -12,20 +12,21 @@ pub mod host;
 pub mod nccl;
 pub mod net;
 pub mod objects;
-pub mod own_stream;
-pub mod platform;
 pub mod quiescence;
 pub mod select;
 
+use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
+use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::error::{Code, Error, Result};
-use crate::model::group::ByMode;
+use crate::model::group::{ByMode, GroupFacts, RankChoices};
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{
     HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
 use crate::model::tensor::DevPtr;
+use crate::model::topology::Topology;
 use crate::tuning::Tuning;
 use std::sync::Arc;
 
@@ -148,4 +149,23 @@ pub trait HtBackend: Send + Sync {
     /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange. An error on a handle that
     /// was opened again: its number is on the device alone.
     fn num_recv_tokens(&self) -> Result<usize>;
+}
+
+/// A device that groups can be opened on.
+pub trait Platform {
+    fn device(&self) -> Arc<dyn Device>;
+    /// Marks with so many places for operations of NCCL's two-sided network in graphs; `None` on a device without graphs.
+    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
+        Ok(None)
+    }
+    /// Opens a group in the mode of the facts, for ranks on these nodes. Collective: every rank
+    /// gets a group, or every rank an error.
+    fn open(
+        &self,
+        facts: GroupFacts,
+        topology: Topology,
+        bootstrap: Bootstrap,
+        choices: &RankChoices,
+        stream: Stream,
+    ) -> Result<OpenGroup>;
 }

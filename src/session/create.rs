@@ -3,28 +3,24 @@
 //! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
 //! and return an error instead of waiting.
 
-use crate::backend::Profile;
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::device::Device;
+use crate::backend::device::{Device, OwnStream};
 use crate::backend::nccl::Communicator;
-use crate::backend::own_stream::OwnStream;
-use crate::backend::select;
+use crate::backend::{Profile, select};
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Code, Error, Formatter, Result};
-use crate::fork;
-use crate::log;
 use crate::model::group::{Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices};
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HandleForm, Stream};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
-use crate::rule;
 use crate::rule::handle::HandleTensors;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
 use crate::tuning::Learned;
+use crate::{fork, log, rule};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! A group: its facts, its backend, and whether it still works.
 
-use crate::backend::device::{Device, EnteredDevice};
-use crate::backend::own_stream::OwnStream;
+use crate::backend::device::{Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subject};
 use crate::error::{Code, Context, Error, Result};

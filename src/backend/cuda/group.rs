@@ -15,13 +15,10 @@ use crate::backend::device::Device;
 use crate::backend::objects::group::Objects;
 use crate::backend::objects::{Found, Kind, Wanted};
 use crate::backend::quiescence::Graphs;
-use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Profile,
-};
+use crate::backend::{Faults, GroupBackend, HtGroupBackend, LlGroupBackend, OpenGroup, Profile};
 use crate::error::{Error, Result};
 use crate::model::group::ByMode;
-use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{Routing, Stream};
+use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use parking_lot::Mutex;
@@ -168,21 +165,5 @@ impl GroupBackend for CudaGroup {
             group.forget_staged();
         }
         self.close_windows(windows, stream)
-    }
-}
-
-impl LlGroupBackend for LlGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(Self::open_handle(&self, routing, home)?))
-    }
-}
-
-impl HtGroupBackend for HtGroup {
-    fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        Self::open_handle(&self, routing, stream)
-    }
-
-    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
-        Self::reopen_handle(&self, routing, block)
     }
 }

@@ -3,10 +3,10 @@
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::peer::objects::Objects;
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
 use crate::model::tensor::DevPtr;

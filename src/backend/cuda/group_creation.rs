@@ -5,7 +5,6 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
@@ -124,13 +123,13 @@ impl Prepared {
         let _entered = context.enter()?;
         let plan = Plan::new(facts, view)?;
         let of_mode = match &plan {
-            Plan::Ll(_) => ll::fault::of_report,
-            Plan::Ht(_) => ht::fault::of_report,
+            Plan::Ll(_) => ll::fingerprint::of_report,
+            Plan::Ht(_) => ht::fingerprint::of_report,
         };
         let layout = WindowLayout::new(ranks, plan.bytes());
         let all = driver::multiprocessors()?;
         let tuning_file = |path: &String| -> Result<TuningFile> {
-            Ok(TuningFile { path: path.clone(), gpu: device_name(context)?, ranks: facts.ranks, multiprocessors: all })
+            Ok(TuningFile { path: path.clone(), gpu: driver::device_name()?, ranks: facts.ranks, multiprocessors: all })
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
         let windows = GroupWindows::new(memory, layout.bytes, view.others() > 0 && ranks > 1)?;

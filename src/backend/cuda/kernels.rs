@@ -164,6 +164,11 @@ kernels! {
     ht_combine_nodes_f32(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
 }
 
+/// `count` in the integer type of kernel parameters.
+pub(super) fn to_u32(count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
+}
+
 /// Of kernels that differ in the type of the numbers that they sum or cast, the one for a type.
 macro_rules! by_type {
     ($($name:ident($params:ident): $bf16:ident, $f16:ident, $f32:ident;)+) => {

@@ -12,9 +12,8 @@ use crate::backend::host::shared_file::Address;
 use crate::backend::host::window::Window;
 use crate::backend::objects::group::Objects;
 use crate::backend::objects::{Found, Kind, Wanted};
-use crate::backend::platform::Platform;
 use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Platform, Profile,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};

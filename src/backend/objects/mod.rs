@@ -1,6 +1,5 @@
 //! Objects of a group: memory of its ranks that those of a node map of each other.
 
-mod call;
 pub mod group;
 
 use crate::error::refusal::{AmongRanks, OfMemory, Subject};

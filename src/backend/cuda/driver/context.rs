@@ -3,11 +3,11 @@
 //! Every call into the driver happens inside [`Context::enter`], which pushes the context on the
 //! calling thread and pops it again: the caller's current context never changes.
 
-use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::context_handle::{self, ContextHandle, ContextId, Entered, Held, Key};
-use crate::backend::cuda::driver::context_resources::ContextResources;
-use crate::backend::cuda::driver::pinned;
+use crate::backend::cuda::driver::context_handle::{
+    self, ApartFromCaptures, ContextHandle, ContextId, Entered, Held, Key,
+};
+use crate::backend::cuda::driver::function::{self, Functions};
+use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Works};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
@@ -263,4 +263,45 @@ fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bo
 
 fn stuck_behind() -> Error {
     Error::new(crate::error::Code::RemoteError, "its operations are behind an exchange that a lost rank never joined")
+}
+
+/// The resources of one context. Locked while they are made, which waits for that context's device;
+/// so each context has a lock of its own.
+type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
+
+static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
+
+/// The resources that one context's groups share.
+pub struct ContextResources {
+    stream: Stream,
+    kernels: Result<Functions>,
+}
+
+impl ContextResources {
+    /// The resources of the context `held`, made if there are none. If the kernels cannot be loaded, the rest is made
+    /// all the same, so that the other ranks can learn of it; the next group tries again.
+    pub fn of(held: &Held) -> Result<Arc<Self>> {
+        let place = Arc::clone(PLACES.lock().entry(held.id()).or_default());
+        let mut place = place.lock();
+        let stream = match &*place {
+            Some(known) if known.kernels.is_ok() => return Ok(Arc::clone(known)),
+            Some(known) => Some(known.stream),
+            None => None,
+        };
+        let _entered = held.enter()?;
+        let resources =
+            Arc::new(Self { stream: stream.map_or_else(driver::create_stream, Ok)?, kernels: function::load() });
+        *place = Some(Arc::clone(&resources));
+        Ok(resources)
+    }
+
+    /// A stream that is not ordered with any other, not even with the legacy default one. It holds
+    /// only copies that the host waits for.
+    pub fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    pub fn functions(&self) -> Result<Functions> {
+        self.kernels.clone()
+    }
 }

@@ -1,16 +1,17 @@
-//! A context of the driver: the calls about it, keeping it alive, and entering it.
+//! A context of the driver: the calls about it, keeping it alive, entering it, and staying apart from captures there.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, check, functions};
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::ipc::IPC_HANDLE_BYTES;
 use crate::error::{Code, Error, Result};
 use cudarc::driver::sys;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
+
+/// Bytes of a handle that lets another process map an allocation.
+pub const IPC_HANDLE_BYTES: usize = 64;
 
 /// What can be reused instead of being made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,4 +209,35 @@ pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
     let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
     if status == ALREADY_ENABLED { Ok(()) } else { check("cuCtxEnablePeerAccess", status) }
+}
+
+/// As long as this lives the calling thread may ask about events, and free, while any thread captures. Otherwise that
+/// would end a capture in the mode that is the runtime's default.
+#[derive(Debug)]
+#[must_use]
+pub struct ApartFromCaptures(c_uint);
+
+impl ApartFromCaptures {
+    pub fn enter() -> Result<Self> {
+        const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        exchange_mode(RELAXED).map(Self)
+    }
+}
+
+impl Drop for ApartFromCaptures {
+    fn drop(&mut self) {
+        // The same call has succeeded before.
+        let _ = exchange_mode(self.0);
+    }
+}
+
+/// Sets how this thread minds captures; gives how it did before.
+fn exchange_mode(mode: c_uint) -> Result<c_uint> {
+    let mut mode = mode;
+    if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {
+        // SAFETY: reads and writes one number.
+        let status = unsafe { exchange(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", status)?;
+    }
+    Ok(mode)
 }

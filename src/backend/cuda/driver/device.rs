@@ -1,12 +1,9 @@
 //! What the rest of the library asks of a group's GPU: memory, copies, streams and marks.
 
-use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::context_handle::{Key, was_reset};
-use crate::backend::cuda::driver::device_name::device_name;
+use crate::backend::cuda::driver::context_handle::{ApartFromCaptures, Key, was_reset};
 use crate::backend::cuda::driver::event::Mark;
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::cuda::driver::stream;
+use crate::backend::cuda::driver::{self, stream};
 use crate::backend::device::{Device, EnteredDevice, Marks, Memory, StreamMark, may_run};
 use crate::backend::quiescence::{Attempt, UnderWay, Works};
 use crate::error::{Code, Error, Result};
@@ -119,7 +116,8 @@ impl Device for CudaMemory {
     }
 
     fn name(&self) -> Result<String> {
-        device_name(self.context())
+        let _entered = self.context().enter()?;
+        driver::device_name()
     }
 
     fn multiprocessors(&self) -> Option<u32> {

@@ -4,16 +4,15 @@
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Key;
-use crate::backend::cuda::driver::pinned;
+use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::params::common::{FaultReport, MessageHeader, SelftestResult};
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::HtForwarded;
-use crate::backend::cuda::regions::Regions;
 use crate::backend::device::Memory;
 use crate::error::{Error, Result};
+use crate::model::regions::Regions;
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;
 use std::ptr::NonNull;

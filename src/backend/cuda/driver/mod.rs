@@ -7,23 +7,17 @@
 #![allow(unsafe_code)]
 
 mod api;
-pub mod capture_mode;
 pub mod context;
 pub mod context_handle;
-mod context_resources;
 mod device;
-pub mod device_name;
 pub mod event;
+pub mod exports;
 pub mod function;
-mod graph_count;
 pub mod graph_marks;
-pub mod ipc;
-mod kernel_image;
 pub mod memory;
 pub mod module;
 mod pinned;
 pub mod stream;
-pub mod vmm;
 
 use crate::backend::cuda::driver::api::{NOT_READY, Status, check, functions, raw_stream};
 use crate::backend::cuda::driver::context_handle::current_device;
@@ -31,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use cudarc::driver::sys;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
@@ -48,6 +42,16 @@ fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     // SAFETY: writes one number.
     check("cuDeviceGetAttribute", unsafe { (functions()?.cuDeviceGetAttribute)(&mut number, attribute, device.0) })?;
     u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
+}
+
+/// The name of the current context's device, such as "NVIDIA H200": the identity that measurements belong to. Empty if the
+/// driver does not report it.
+pub fn device_name() -> Result<String> {
+    let Some(get) = functions()?.cuDeviceGetName else { return Ok(String::new()) };
+    let mut name = [0_u8; 256];
+    // SAFETY: writes at most the number of bytes that it is given.
+    check("cuDeviceGetName", unsafe { get(name.as_mut_ptr().cast(), name.len() as c_int, current_device()?.0) })?;
+    Ok(String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned())
 }
 
 /// The most shared memory that a block may have on the current context's device.
@@ -160,28 +164,4 @@ pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
         copy(to.as_mut_ptr().cast(), from.0 as u64, to.len(), raw_stream(stream))
     })?;
     synchronize_stream(stream)
-}
-
-/// Kernels loaded into a context.
-#[derive(Clone, Copy, Debug)]
-pub struct ModuleHandle(usize);
-
-impl ModuleHandle {
-    pub fn raw(self) -> sys::CUmodule {
-        self.0 as sys::CUmodule
-    }
-}
-
-/// Loads `image`, an aligned fatbin, into the current context, which keeps it until it ends or [`unload_module`].
-pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
-    let mut module = null_mut();
-    // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
-    let status = unsafe { (functions()?.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
-    check("cuModuleLoadData", status)?;
-    Ok(ModuleHandle(module as usize))
-}
-
-pub fn unload_module(module: ModuleHandle) -> Result<()> {
-    // SAFETY: its owner unloads it once, in the same context.
-    check("cuModuleUnload", unsafe { (functions()?.cuModuleUnload)(module.0 as sys::CUmodule) })
 }

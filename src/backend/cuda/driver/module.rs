@@ -4,8 +4,7 @@
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Held;
-use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
-use crate::backend::cuda::driver::kernel_image::Functions;
+use crate::backend::cuda::driver::function::{FunctionHandle, Functions, LaunchShape};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{Entry, Kernel};
 use crate::error::{Error, Result};

@@ -7,12 +7,12 @@ use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtShape,
 };
 use crate::backend::cuda::params::ht_kept::{HT_ZONE_BUFFER_BYTES, HT_ZONE_WORD_EXPERTS};
 use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
-use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
@@ -20,6 +20,7 @@ use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{Launch, Routing};
+use crate::model::regions::Regions;
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;

@@ -3,15 +3,13 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
-use crate::backend::cuda::ht::handle::CudaHt;
+use crate::backend::cuda::ht::handle::{CudaHt, SLOTS_OF_PAGE};
 use crate::backend::cuda::ht::kept;
-use crate::backend::cuda::ht::memory::SLOTS_OF_PAGE;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::HtHandleMemory;
 use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtTold, HtZones, HtZonesParams};
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;

@@ -1,12 +1,11 @@
 //! An LL handle: the parameters of the kernels that run its operations.
 
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
+use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::handle_ids::IdCopy;
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels::{self, Kernel, to_u32};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -17,7 +16,6 @@ use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};

@@ -6,17 +6,17 @@ pub mod two_sided;
 
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::graph_marks;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::failure_marks::FailureMarks;
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::side_streams::SideStreams;
 use crate::backend::cuda::network::two_sided::Exchanges;
 use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::backend::cuda::params::ht_nodes::HT_NONE;
-use crate::backend::cuda::regions::to_u32;
+use crate::backend::device::Memory;
 use crate::backend::net::two_sided::open::{Wanted, over_nccl};
 use crate::backend::net::{Net, OnFault};
 use crate::error::{Error, Result};
@@ -24,6 +24,7 @@ use crate::model::ids::{GroupRank, Node};
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
@@ -195,14 +196,87 @@ impl OnFault for Failure {
     }
 }
 
+/// The words of one group.
+pub struct FailureMarks {
+    memory: Arc<dyn Memory>,
+    /// Where each is, and what it says after a failure. Locked while one is written: who forgets it gives its memory to
+    /// others.
+    marks: Mutex<Vec<(DevPtr, u32)>>,
+}
+
+impl FailureMarks {
+    /// `marks` in device memory that `memory` reaches.
+    pub fn new(memory: Arc<dyn Memory>, marks: Vec<(DevPtr, u32)>) -> Self {
+        Self { memory, marks: Mutex::new(marks) }
+    }
+
+    /// Writes them in their order, but for those that are forgotten meanwhile.
+    pub fn write(&self) {
+        let mut index = 0;
+        while self.write_one(index) {
+            index += 1;
+        }
+    }
+
+    /// Forgets all but the first `kept`: none of the others is written from now on. Waits for the one that is being
+    /// written, as long as the device holds that up.
+    pub fn forget_all_but(&self, kept: usize) {
+        self.marks.lock().truncate(kept);
+    }
+
+    fn write_one(&self, index: usize) -> bool {
+        let marks = self.marks.lock();
+        let Some(&(at, word)) = marks.get(index) else { return false };
+        // A device that takes no copy runs no kernel either.
+        let _ = self.memory.upload(at, &word.to_le_bytes());
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::device::tests::TestDevice;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     #[test]
     fn some_multiprocessors_are_left() {
         assert_eq!(blocks_beside_network(132), 96);
         assert_eq!(blocks_beside_network(40), 20);
         assert_eq!(blocks_beside_network(1), 1);
+    }
+
+    fn marks(device: &TestDevice) -> FailureMarks {
+        let words = vec![(DevPtr(0x100), 1), (DevPtr(0x200), 3), (DevPtr(0x300), 3)];
+        FailureMarks::new(Arc::new(device.clone()), words)
+    }
+
+    #[test]
+    fn all_that_are_not_forgotten_are_written() {
+        let device = TestDevice::default();
+        let marks = marks(&device);
+        marks.forget_all_but(2);
+        marks.write();
+        assert_eq!(device.uploads(), [DevPtr(0x100), DevPtr(0x200)]);
+    }
+
+    #[test]
+    fn memory_is_given_away_after_what_is_being_written() {
+        let device = TestDevice::default();
+        let marks = marks(&device);
+        let has_forgotten = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let held = device.hold_up();
+            scope.spawn(|| marks.write());
+            device.wait_for_somebody();
+            scope.spawn(|| {
+                marks.forget_all_but(0);
+                has_forgotten.store(true, Ordering::SeqCst);
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!has_forgotten.load(Ordering::SeqCst));
+            drop(held);
+        });
     }
 }

@@ -3,12 +3,11 @@
 //! Joining a capture makes a stream part of it until EndCapture, even if it was joined back before. So each open
 //! capture has a stream of its own here, and work outside of graphs has one that no capture ever gets.
 
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::event::MOST_CAPTURES;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::{Capture, is_captured};
-use crate::backend::device::Device;
-use crate::backend::own_stream::OwnStream;
+use crate::backend::device::{Device, OwnStream};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;

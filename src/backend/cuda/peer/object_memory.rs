@@ -1,10 +1,9 @@
 //! A rank's memory of one object, which is a window of its own or part of a caller's allocation, and the peers'.
 
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::exports::Piece;
 use crate::backend::cuda::driver::memory::CudaMemory;
-use crate::backend::cuda::driver::vmm::Piece;
-use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, Received, Socket};
-use crate::backend::cuda::peer::process::ProcessId;
+use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, ProcessId, Received, Socket};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
 use crate::error::refusal::{OfMemory, Subject};

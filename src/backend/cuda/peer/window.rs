@@ -4,14 +4,12 @@
 //! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
 //! another provider of mappings needs no change elsewhere.
 
-use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};
-use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
+use crate::backend::cuda::driver::context_handle::{self, ContextHandle, IPC_HANDLE_BYTES, Key};
+use crate::backend::cuda::driver::exports::{self, Piece};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::cuda::driver::vmm::{self, Piece};
-use crate::backend::cuda::peer::descriptors::Received;
-use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
+use crate::backend::cuda::driver::{self};
+use crate::backend::cuda::peer::descriptors::{PROCESS_ID_BYTES, ProcessId, Received};
 use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
@@ -148,7 +146,7 @@ impl WindowRecord {
 
     pub fn new(window: &Window) -> Result<Self> {
         let _entered = window.context.enter()?;
-        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
+        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: exports::export(window.base())? })
     }
 
     /// The same of one that the peers get in pieces.
@@ -230,8 +228,8 @@ impl Import {
     /// Unmaps what is at `address` from the current context. A destroyed context has closed its mappings.
     fn close(&self, address: usize) {
         match self {
-            Self::Handle(_) => drop(ipc::close_import(DevPtr(address))),
-            Self::Pieces(sizes) => vmm::unmap(DevPtr(address), sizes),
+            Self::Handle(_) => drop(exports::close_import(DevPtr(address))),
+            Self::Pieces(sizes) => exports::unmap(DevPtr(address), sizes),
         }
     }
 }
@@ -250,7 +248,7 @@ impl PeerMapping {
             }
             None => match context.quiescence().take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
-                None => ipc::import(record.ipc).map_err(rank_is_gone)?,
+                None => exports::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
         let imported = here.is_none().then_some(Import::Handle(record.ipc));
@@ -271,7 +269,7 @@ impl PeerMapping {
         if sizes.iter().sum::<usize>() != record.bytes() {
             return Err(Error::new(Code::RemoteError, "the memory has changed since its rank has registered it"));
         }
-        let base = vmm::map(&pieces)?;
+        let base = exports::map(&pieces)?;
         Ok(Self { context: Arc::clone(context), base, imported: Some(Import::Pieces(sizes)) })
     }
 

@@ -10,7 +10,7 @@ use crate::backend::host::fingerprint::{announce, read_as};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
-use crate::backend::host::rows::copy_row;
+use crate::backend::host::numeric::copy_row;
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;

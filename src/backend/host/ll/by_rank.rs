@@ -7,7 +7,7 @@ use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::dispatch::{Landed, SentTokens};
 use crate::backend::host::ll::last::Placed;
 use crate::backend::host::message::Message;
-use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::numeric::{copy_row, row};
 use crate::backend::host::scaled;
 use crate::error::{Error, Result};
 use crate::model::layout::RowOf;

@@ -5,7 +5,6 @@ mod combine;
 mod dispatch;
 mod last;
 mod topk_weights;
-pub mod views;
 
 use crate::backend::LlBackend;
 use crate::backend::host::device::add_counts;

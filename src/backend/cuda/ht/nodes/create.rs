@@ -5,19 +5,18 @@
 //! many rows each message has: so operations need not wait.
 
 use crate::backend::HtRouting;
+use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
-use crate::backend::cuda::ht::nodes::memory::NodesMemory;
 use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
-use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::ht::zones::SlotsOf;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory};
@@ -25,7 +24,6 @@ use crate::backend::cuda::params::ht_kept::{HtTold, HtZones};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};

@@ -4,7 +4,7 @@
 //! or while a running kernel waits for the one to be loaded. And it waits for everything on the device.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{Status, check, functions};
+use crate::backend::cuda::driver::api::{Status, call, check, functions};
 use crate::backend::cuda::kernels::Entry;
 #[cfg(not(nccl_ep_cuda))]
 use crate::error::refusal::{OfSettings, Subject};
@@ -44,8 +44,7 @@ fn most_threads(function: FunctionHandle) -> Result<u32> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     let mut threads = 0;
     // SAFETY: writes one number; the function is loaded.
-    let status = unsafe { (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction) };
-    check("cuFuncGetAttribute", status)?;
+    unsafe { call!(cuFuncGetAttribute(&mut threads, attribute, function.0 as sys::CUfunction))? };
     u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
 }
 
@@ -54,8 +53,7 @@ pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     let bytes = c_int::try_from(bytes).map_err(|_| Error::internal(format!("{bytes} shared bytes")))?;
     // SAFETY: no pointers are passed; the function is loaded.
-    let status = unsafe { (functions()?.cuFuncSetAttribute)(function.0 as sys::CUfunction, attribute, bytes) };
-    check("cuFuncSetAttribute", status)
+    unsafe { call!(cuFuncSetAttribute(function.0 as sys::CUfunction, attribute, bytes)) }
 }
 
 /// How many threads run a kernel.
@@ -134,12 +132,11 @@ struct ModuleHandle(sys::CUmodule);
 fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
     let mut module = null_mut();
     // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
-    let status = unsafe { (functions()?.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
-    check("cuModuleLoadData", status)?;
+    unsafe { call!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
     Ok(ModuleHandle(module))
 }
 
 fn unload_module(module: ModuleHandle) -> Result<()> {
     // SAFETY: its owner unloads it once, in the same context.
-    check("cuModuleUnload", unsafe { (functions()?.cuModuleUnload)(module.0) })
+    unsafe { call!(cuModuleUnload(module.0)) }
 }

@@ -4,7 +4,7 @@
 //! that writes zero. So a look is a read of memory: no call of the driver that a busy device could hold up. Copies of
 //! words instead of kernels took more than three times as long (`docs/development/host-time.md`).
 
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::call;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::HostPage;
@@ -93,17 +93,14 @@ impl GraphCount {
     /// next launch says so.
     pub fn add(&self, stream: Stream) -> Result<()> {
         let Some(graph) = graph_of(stream)? else { return Ok(()) };
-        let driver = functions()?;
         let mut object = null_mut();
         // If a call fails, it is not known what the graph has, so it counts for ever.
         self.0.fetch_add(1, Ordering::SeqCst);
         let count = Arc::into_raw(Arc::clone(&self.0)) as *mut c_void;
         // SAFETY: writes one handle; `count` is a reference that `let_go` drops.
-        check("cuUserObjectCreate", unsafe {
-            (driver.cuUserObjectCreate)(&mut object, count, Some(let_go), 1, NO_SYNC)
-        })?;
+        unsafe { call!(cuUserObjectCreate(&mut object, count, Some(let_go), 1, NO_SYNC))? };
         // SAFETY: the graph is under construction and the object has one reference, which is given away.
-        check("cuGraphRetainUserObject", unsafe { (driver.cuGraphRetainUserObject)(graph, object, 1, MOVE) })
+        unsafe { call!(cuGraphRetainUserObject(graph, object, 1, MOVE)) }
     }
 
     /// Whether a graph has any of them.

@@ -66,12 +66,6 @@ impl Handle {
         }
     }
 
-    /// The bank that `part` of a dispatch fills where its rows stay.
-    pub fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
-        let stays = self.views.is_some() && op.scaled.is_none() && part.is_whole();
-        op.view.filter(|_| stays)
-    }
-
     /// Enqueues a rank-major dispatch into `bank`.
     pub fn launch_dispatch_view(
         &self,

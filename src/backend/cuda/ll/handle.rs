@@ -20,7 +20,7 @@ use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::layout::Layout;
-use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, Routing};
+use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, Routing, ViewBank};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -147,6 +147,12 @@ impl Handle {
             },
             LlOp::Combine(op) => self.launch_combine(op, part, at),
         }
+    }
+
+    /// The bank that `part` of a dispatch fills where its rows stay.
+    fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
+        let stays = self.views.is_some() && op.scaled.is_none() && part.is_whole();
+        op.view.filter(|_| stays)
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {

@@ -6,24 +6,25 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
-use crate::backend::cuda::objects::{CudaMapper, unmap};
 use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
 use crate::backend::device::Device;
 use crate::backend::objects::group::Objects;
-use crate::backend::objects::{Found, Kind, Wanted};
+use crate::backend::objects::{Found, Kind, Mapped, Mapper, Wanted};
 use crate::backend::quiescence::Graphs;
 use crate::backend::{Faults, GroupBackend, HtGroupBackend, LlGroupBackend, OpenGroup, Profile};
-use crate::error::{Error, Result};
+use crate::error::refusal::{InSequence, OfMemory, Subject};
+use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
+use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 
@@ -64,7 +65,7 @@ impl CudaGroup {
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
             // Unlike windows they may be large, and serve nobody else.
-            objects.iter_mut().all(unmap);
+            objects.iter_mut().all(Mapped::unmap);
         }
         let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
         if let Some(network) = &self.network {
@@ -165,5 +166,79 @@ impl GroupBackend for CudaGroup {
             group.forget_staged();
         }
         self.close_windows(windows, stream)
+    }
+}
+
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Maps memory of this node's ranks.
+pub(super) struct CudaMapper {
+    memory: Arc<CudaMemory>,
+    group: Arc<GroupContext>,
+    view: Arc<NodeView>,
+    timeout: Duration,
+}
+
+impl CudaMapper {
+    pub(super) fn objects(
+        memory: &Arc<CudaMemory>,
+        group: &Arc<GroupContext>,
+        view: &Arc<NodeView>,
+        timeout: Duration,
+    ) -> Objects<Self> {
+        let (memory, view) = (Arc::clone(memory), Arc::clone(view));
+        let mapper = Self { memory, group: Arc::clone(group), view, timeout };
+        Objects::new(mapper, Arc::clone(group.objects().recognised()))
+    }
+}
+
+impl Mapper for CudaMapper {
+    type Mapped = ObjectMemory;
+
+    fn check(&self) -> Result<()> {
+        let captured = |stream| self.memory.is_captured(stream);
+        if captured(Stream::DEFAULT)? || captured(Stream::PER_THREAD)? {
+            return Err(Error::usage(Subject::Group, InSequence::NoCaptureOfMemory));
+        }
+        Ok(())
+    }
+
+    fn take(&self, wanted: Wanted) -> Result<(ObjectMemory, Vec<u8>)> {
+        match wanted {
+            Wanted::New(bytes) => ObjectMemory::new(&self.memory, bytes),
+            Wanted::Given(data, bytes) => ObjectMemory::given(self.memory.context(), data, bytes),
+        }
+    }
+
+    fn map(&self, mapped: &mut ObjectMemory, records: &[&[u8]]) -> Result<Vec<usize>> {
+        mapped.map(&self.view, records, self.timeout)
+    }
+
+    fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
+        let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
+        self.group.objects().write(object, &bases.collect::<Vec<_>>())
+    }
+
+    fn check_graphs(&self) -> Result<()> {
+        if self.memory.context().has_captured() {
+            return Err(Error::usage(Subject::Memory, OfMemory::NotInGraphs));
+        }
+        Ok(())
+    }
+
+    fn rest(&self, left: Duration) -> Result<()> {
+        let start = Instant::now();
+        while !self.memory.context().has_rested()? {
+            if start.elapsed() > left {
+                let text = format!("its operations have not ended within {} ms", left.as_millis());
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn fallbacks(&self) -> u64 {
+        self.group.objects().fallbacks()
     }
 }

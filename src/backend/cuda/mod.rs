@@ -15,7 +15,6 @@ mod ht;
 mod kernels;
 mod ll;
 mod network;
-mod objects;
 mod order;
 mod peer;
 mod pool;

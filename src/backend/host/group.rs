@@ -6,12 +6,12 @@ use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::mailboxes::Mailboxes;
-use crate::backend::host::objects::{HostMapper, ObjectMemory};
+use crate::backend::host::objects::HostMapper;
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::shared_file::Address;
 use crate::backend::host::window::Window;
 use crate::backend::objects::group::Objects;
-use crate::backend::objects::{Found, Kind, Wanted};
+use crate::backend::objects::{Found, Kind, Mapped, Wanted};
 use crate::backend::{
     Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Platform, Profile,
 };
@@ -128,7 +128,7 @@ impl GroupBackend for HostGroup {
     /// objects they do not write to: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
         self.shared.wait_for_pending(self.timeout)?;
-        self.objects.take_all().into_iter().for_each(ObjectMemory::free);
+        self.objects.take_all().into_iter().for_each(|it| it.give_back(true));
         Ok(())
     }
 }

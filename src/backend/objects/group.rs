@@ -6,7 +6,7 @@
 //! that rank may still map it and write there.
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::objects::{Found, Kind, Mapper, Recognised, Wanted};
+use crate::backend::objects::{Found, Kind, Mapped, Mapper, Recognised, Wanted};
 use crate::error::refusal::{AmongRanks, OfMemory, Operation, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::ids::GroupRank;
@@ -67,14 +67,14 @@ impl<M: Mapper> Objects<M> {
         let call = Call::making(kind, object.unwrap_or(MAX_OBJECTS) as u32);
         let taken = wanted.and_then(|wanted| self.take(wanted, call.object));
         let mine = taken.as_ref().map(|(_, _, record)| record.clone());
-        let records = meet(bootstrap, call, mine.map_err(Error::clone), M::RECORD_BYTES, stream);
+        let records = meet(bootstrap, call, mine.map_err(Error::clone), M::Mapped::RECORD_BYTES, stream);
         let (mut mapped, range, _) = match taken {
             Ok(taken) => taken,
             Err(error) => return records.and(Err(error)),
         };
         // Where a rank is known to have refused, none maps anything.
         if records.is_ok() || bootstrap.lost().is_some() {
-            M::publish(&mut mapped);
+            mapped.publish();
         }
         let records = records?;
         let records: Vec<&[u8]> = records.iter().map(|it| &it[..]).collect();
@@ -112,7 +112,7 @@ impl<M: Mapper> Objects<M> {
             self.check_apart(data, bytes)?;
         }
         let (mapped, record) = self.mapper.take(wanted)?;
-        let begin = M::begin(&mapped);
+        let begin = mapped.begin();
         // Memory that was given, and has been freed since, is known here as long as its object lives.
         self.check_apart(begin, wanted.bytes())?;
         Ok((mapped, Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object }, record))
@@ -137,9 +137,9 @@ impl<M: Mapper> Objects<M> {
         let mine = found.and_then(|_| {
             self.mapper.check()?;
             self.mapper.check_graphs()?;
-            Ok(vec![0; M::RECORD_BYTES])
+            Ok(vec![0; M::Mapped::RECORD_BYTES])
         });
-        meet(bootstrap, call, mine, M::RECORD_BYTES, stream)?;
+        meet(bootstrap, call, mine, M::Mapped::RECORD_BYTES, stream)?;
         let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
         let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
         self.recognised.change(|ranges| ranges.remove(call.object));
@@ -169,9 +169,9 @@ impl<M: Mapper> Objects<M> {
         stream: Stream,
     ) -> Result<()> {
         let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
-        let mine = hidden.map(|()| vec![u8::from(self.mapper.unmap(&mut mapped))]);
+        let mine = hidden.map(|()| vec![u8::from(mapped.unmap())]);
         // If a rank is lost, or its operations may still run, what was published stays.
-        M::give_back(mapped, bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
+        mapped.give_back(bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
         Ok(())
     }
 

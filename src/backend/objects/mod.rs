@@ -107,22 +107,30 @@ impl Recognised {
     }
 }
 
-/// How a backend maps memory. An object is known to it by its number.
-pub trait Mapper: Send + Sync {
-    /// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the
-    /// memory stays, as a peer may map it.
-    type Mapped: Send;
+/// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the
+/// memory stays, as a peer may map it.
+pub trait Mapped: Send {
     /// Bytes of what a peer needs to map it.
     const RECORD_BYTES: usize;
+
+    /// The first byte of this rank's memory.
+    fn begin(&self) -> DevPtr;
+    /// Peers have the record from now on.
+    fn publish(&mut self);
+    /// Unmaps the peers' memory, and says whether nothing is left.
+    fn unmap(&mut self) -> bool;
+    /// Ends it; the peers have unmapped all or will not use the rest.
+    fn give_back(self, all_unmapped: bool);
+}
+
+/// How a backend maps memory. An object is known to it by its number.
+pub trait Mapper: Send + Sync {
+    type Mapped: Mapped;
 
     /// Refuses what this rank cannot do now.
     fn check(&self) -> Result<()>;
     /// Memory for an object, and its record.
     fn take(&self, wanted: Wanted) -> Result<(Self::Mapped, Vec<u8>)>;
-    /// The first byte of this rank's memory.
-    fn begin(mapped: &Self::Mapped) -> DevPtr;
-    /// Peers have the record from now on.
-    fn publish(mapped: &mut Self::Mapped);
     /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Gives where it sees each rank's
     /// memory, its own too, and 0 for what it does not see. What was mapped before an error stays in `mapped`.
     fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]]) -> Result<Vec<usize>>;
@@ -132,14 +140,10 @@ pub trait Mapper: Send + Sync {
     fn check_graphs(&self) -> Result<()>;
     /// Waits until the group's operations of this rank have run.
     fn rest(&self, left: Duration) -> Result<()>;
-    /// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
-    fn unmap(&self, mapped: &mut Self::Mapped) -> bool;
     /// [`Found::fallbacks`], where operations go another way at all.
     fn fallbacks(&self) -> u64 {
         0
     }
-    /// Ends `mapped`, of which the peers have unmapped all or will not use the rest.
-    fn give_back(mapped: Self::Mapped, all_unmapped: bool);
 }
 
 impl Wanted {

@@ -6,6 +6,7 @@ use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, ProcessId, Received, Socket};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::objects::Mapped;
 use crate::error::refusal::{OfMemory, Subject};
 use crate::error::{Code, Error, Result, Value};
 use crate::model::ids::GroupRank;
@@ -14,10 +15,15 @@ use crate::model::tensor::DevPtr;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Windows are whole pages of the device: what shares one with other memory would be mapped with it.
 const PAGE_BYTES: usize = 2 << 20;
+
+/// How long the unmapping waits for a quiescent device: not until the deadline, as another thread's exchange may be
+/// there whose peers wait for this rank.
+const PATIENCE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// This rank's memory of an object, and its mappings of the peers'.
 pub struct ObjectMemory {
@@ -70,9 +76,6 @@ impl Record {
 }
 
 impl ObjectMemory {
-    /// Length of a record.
-    pub const RECORD_BYTES: usize = Record::BYTES;
-
     /// New memory of `bytes`, with arbitrary content, and its record.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<(Self, Vec<u8>)> {
         let window = Window::with_any(memory, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes))?;
@@ -107,16 +110,6 @@ impl ObjectMemory {
         (Self { windows: PeerWindows::new(window), begin, shared }, record.to_bytes())
     }
 
-    /// Its first byte here.
-    pub fn begin(&self) -> DevPtr {
-        self.begin
-    }
-
-    /// The record was sent: other ranks may map it from now on.
-    pub fn publish(&mut self) {
-        self.windows.publish();
-    }
-
     /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group, and descriptors
     /// come within `timeout`. Gives where it begins here, by rank of the group; 0 on other nodes. If one fails, the earlier
     /// mappings stay.
@@ -148,14 +141,36 @@ impl ObjectMemory {
         Ok(bases)
     }
 
-    /// Unmaps the peers' memory if the device is quiescent, and says whether none is mapped.
-    pub fn unmap(&mut self) -> bool {
-        self.windows.unmap()
-    }
-
     /// As windows end.
     pub fn into_windows(self) -> PeerWindows {
         self.windows
+    }
+}
+
+impl Mapped for ObjectMemory {
+    const RECORD_BYTES: usize = Record::BYTES;
+
+    fn begin(&self) -> DevPtr {
+        self.begin
+    }
+
+    fn publish(&mut self) {
+        self.windows.publish();
+    }
+
+    fn unmap(&mut self) -> bool {
+        let start = Instant::now();
+        while !self.windows.unmap() {
+            if start.elapsed() > PATIENCE {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
+    fn give_back(self, all_unmapped: bool) {
+        self.windows.give_back(all_unmapped);
     }
 }
 

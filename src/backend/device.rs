@@ -111,7 +111,7 @@ pub mod tests;
 /// Destroyed when it is dropped.
 pub struct OwnStream {
     device: Arc<dyn Device>,
-    stream: Stream,
+    pub stream: Stream,
 }
 
 impl OwnStream {
@@ -119,10 +119,6 @@ impl OwnStream {
     pub fn new(device: Arc<dyn Device>) -> Result<Self> {
         let stream = device.create_stream()?;
         Ok(Self { device, stream })
-    }
-
-    pub fn stream(&self) -> Stream {
-        self.stream
     }
 }
 

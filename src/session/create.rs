@@ -47,7 +47,7 @@ pub fn group(
         Some(_) => Ok(None),
         None => OwnStream::new(Arc::clone(&device)).map(Some),
     };
-    let own = own_stream.iter().flatten().next().map(OwnStream::stream);
+    let own = own_stream.iter().flatten().next().map(|own| own.stream);
     // A rank that got no stream tells the others so, on whichever stream that runs.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);

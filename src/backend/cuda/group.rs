@@ -61,7 +61,7 @@ impl CudaGroup {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let left = self.leave(self.memory.context().wait_for_operations(self.timeout, stream, launches));
+        let left = self.leave(self.memory.context.wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
             // Unlike windows they may be large, and serve nobody else.
@@ -100,7 +100,7 @@ impl CudaGroup {
         if let Some(network) = &self.network {
             network.forget_peers();
         }
-        self.teardown.leave_together(self.memory.context().is_hung())
+        self.teardown.leave_together(self.memory.context.is_hung())
     }
 }
 
@@ -188,7 +188,7 @@ impl CudaMapper {
     ) -> Objects<Self> {
         let (memory, view) = (Arc::clone(memory), Arc::clone(view));
         let mapper = Self { memory, group: Arc::clone(group), view, timeout };
-        Objects::new(mapper, Arc::clone(group.objects().recognised()))
+        Objects::new(mapper, Arc::clone(&group.objects.recognised))
     }
 }
 
@@ -206,7 +206,7 @@ impl Mapper for CudaMapper {
     fn take(&self, wanted: Wanted) -> Result<(ObjectMemory, Vec<u8>)> {
         match wanted {
             Wanted::New(bytes) => ObjectMemory::new(&self.memory, bytes),
-            Wanted::Given(data, bytes) => ObjectMemory::given(self.memory.context(), data, bytes),
+            Wanted::Given(data, bytes) => ObjectMemory::given(&self.memory.context, data, bytes),
         }
     }
 
@@ -216,11 +216,11 @@ impl Mapper for CudaMapper {
 
     fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
         let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
-        self.group.objects().write(object, &bases.collect::<Vec<_>>())
+        self.group.objects.write(object, &bases.collect::<Vec<_>>())
     }
 
     fn check_graphs(&self) -> Result<()> {
-        if self.memory.context().has_captured() {
+        if self.memory.context.has_captured() {
             return Err(Error::usage(Subject::Memory, OfMemory::NotInGraphs));
         }
         Ok(())
@@ -228,7 +228,7 @@ impl Mapper for CudaMapper {
 
     fn rest(&self, left: Duration) -> Result<()> {
         let start = Instant::now();
-        while !self.memory.context().has_rested()? {
+        while !self.memory.context.has_rested()? {
             if start.elapsed() > left {
                 let text = format!("its operations have not ended within {} ms", left.as_millis());
                 return Err(Error::new(Code::RemoteError, text));
@@ -239,6 +239,6 @@ impl Mapper for CudaMapper {
     }
 
     fn fallbacks(&self) -> u64 {
-        self.group.objects().fallbacks()
+        self.group.objects.fallbacks()
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct GroupContext {
     pub(super) programmatic: bool,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
-    objects: Objects,
+    pub(super) objects: Objects,
     /// In this rank's window: the peer that has reported its failure.
     peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
@@ -112,10 +112,6 @@ impl GroupContext {
 
     pub(super) fn peers(&self) -> PeerTable {
         PeerTable { window: self.windows.map(|base| base.0 as *mut u8), ranks: self.ranks, rank: self.rank.word() }
-    }
-
-    pub(super) fn objects(&self) -> &Objects {
-        &self.objects
     }
 
     /// This rank, among those of its node.

@@ -47,8 +47,8 @@ impl Plan {
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Ll(plan) => plan.bytes(),
-            Self::Ht(plan) => plan.bytes(),
+            Self::Ll(plan) => plan.bytes,
+            Self::Ht(plan) => plan.bytes,
         }
     }
 
@@ -68,7 +68,7 @@ impl Plan {
             tuned: false,
             chunk_bytes: match self {
                 Self::Ll(_) => None,
-                Self::Ht(plan) => plan.nodes().map(|nodes| nodes.stage_bytes),
+                Self::Ht(plan) => plan.nodes.map(|nodes| nodes.stage_bytes),
             },
         }
     }
@@ -118,7 +118,7 @@ impl Prepared {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(ranks, format_args!("at most {MAX_PEERS}")));
         }
-        let context = memory.context();
+        let context = &memory.context;
         let _entered = context.enter()?;
         let plan = Plan::new(facts, view)?;
         let of_mode = match &plan {

@@ -18,16 +18,12 @@ use std::marker::PhantomData;
 /// A kernel whose only parameter is a `P`.
 #[derive(Clone, Copy)]
 pub struct Kernel<P> {
-    entry: Entry,
+    /// The kernel without the type of its parameter.
+    pub(super) entry: Entry,
     params: PhantomData<fn(P)>,
 }
 
 impl<P> Kernel<P> {
-    /// The kernel without the type of its parameter.
-    pub(super) fn entry(&self) -> Entry {
-        self.entry
-    }
-
     pub(super) fn most_threads(&self) -> u32 {
         self.entry.definition().threads
     }

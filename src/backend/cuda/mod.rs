@@ -52,7 +52,7 @@ impl Platform for CudaPlatform {
     }
 
     fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
-        graph_marks::new_replay_marks(self.0.context(), places)
+        graph_marks::new_replay_marks(&self.0.context, places)
     }
 
     fn open(

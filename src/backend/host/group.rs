@@ -54,7 +54,7 @@ impl Platform for HostPlatform {
         let timeout = choices.timeout;
         let view = NodeView::new(topology.clone(), facts.rank);
         let mailboxes = Mailboxes::new(facts.rank.index(), windows, timeout);
-        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter(), self.runtime));
+        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter, self.runtime));
         let mapper = HostMapper { runtime: self.runtime, shared: Arc::clone(&shared), view };
         let recognised = Arc::clone(&shared.recognised);
         let group = Arc::new(HostGroup { shared, objects: Objects::new(mapper, recognised), bootstrap, timeout });

@@ -34,8 +34,10 @@ pub trait Enqueued: Works {
 
 /// A context as one group uses it.
 pub struct Context {
-    held: Arc<Held>,
-    quiescence: Arc<Quiescence<Key>>,
+    /// The context alone.
+    pub held: Arc<Held>,
+    /// When its device is quiescent.
+    pub quiescence: Arc<Quiescence<Key>>,
     resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run when the group is gone: nothing else may reuse its memory.
@@ -79,20 +81,10 @@ impl Context {
         })
     }
 
-    /// The context alone.
-    pub fn held(&self) -> &Arc<Held> {
-        &self.held
-    }
-
     /// The resources that all groups of the context share.
     pub fn resources(&self) -> Result<&Arc<ContextResources>> {
         let resources = || ContextResources::of(&self.held);
         self.resources.get_or_try_init(resources)
-    }
-
-    /// When its device is quiescent.
-    pub fn quiescence(&self) -> &Arc<Quiescence<Key>> {
-        &self.quiescence
     }
 
     /// Whether an exchange that was given up is on the device at this moment.
@@ -142,7 +134,7 @@ impl Context {
     pub fn free_soon(&self, data: DevPtr, free: impl FnMut(usize) + Send + 'static) {
         let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
         let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {
-            (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream()).is_ok(),
+            (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream).is_ok(),
             _ => false,
         };
         self.quiescence.free_soon(Allocation {
@@ -259,7 +251,9 @@ static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default
 
 /// The resources that one context's groups share.
 pub struct ContextResources {
-    stream: Stream,
+    /// A stream that is not ordered with any other, not even with the legacy default one. It holds
+    /// only copies that the host waits for.
+    pub stream: Stream,
     kernels: Result<Functions>,
 }
 
@@ -279,12 +273,6 @@ impl ContextResources {
             Arc::new(Self { stream: stream.map_or_else(driver::create_stream, Ok)?, kernels: function::load() });
         *place = Some(Arc::clone(&resources));
         Ok(resources)
-    }
-
-    /// A stream that is not ordered with any other, not even with the legacy default one. It holds
-    /// only copies that the host waits for.
-    pub fn stream(&self) -> Stream {
-        self.stream
     }
 
     pub fn functions(&self) -> Result<Functions> {

@@ -238,7 +238,7 @@ impl Mark {
 impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
         let context = Arc::clone(&self.event.context);
-        let at = StreamScope::enter(context.held(), stream)?;
+        let at = StreamScope::enter(&context.held, stream)?;
         if at.is_captured() { Ok(false) } else { Mark::record(self, &at).map(|()| true) }
     }
 

@@ -17,7 +17,7 @@ const DESCRIPTOR: sys::CUmemAllocationHandleType =
 #[derive(Debug)]
 pub struct Piece {
     handle: sys::CUmemGenericAllocationHandle,
-    bytes: usize,
+    pub bytes: usize,
 }
 
 impl Drop for Piece {
@@ -56,11 +56,6 @@ impl Piece {
         Ok((begin, pieces))
     }
 
-    /// Its bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// A descriptor by which another process has it, too.
     pub fn export(&self) -> Result<OwnedFd> {
         let mut descriptor: c_int = -1;
@@ -87,7 +82,7 @@ impl Piece {
 
 /// A mapping of pieces for the current context's device alone, to be undone by [`unmap`].
 pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
-    let sizes: Vec<usize> = pieces.iter().map(Piece::bytes).collect();
+    let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
     let all = sizes.iter().sum();
     let mut base = 0;
     // SAFETY: writes one address.

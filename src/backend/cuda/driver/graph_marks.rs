@@ -53,7 +53,7 @@ impl GraphMarks {
             return Err(Error::internal(format!("no place {place} for a mark")));
         }
         let params = ReplayMarkParams { place: self.places.device().wrapping_add(place), begins: u32::from(begins) };
-        let _entered = self.module.context().enter()?;
+        let _entered = self.module.context.enter()?;
         if begins {
             self.in_graphs.add(stream)?;
         }

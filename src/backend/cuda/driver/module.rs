@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// All kernels, ready to be launched by one group.
 pub struct Module {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
     /// The same, for each launch.
     held: Arc<Held>,
     functions: Functions,
@@ -26,13 +26,9 @@ impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
-            held: Arc::clone(context.held()),
+            held: Arc::clone(&context.held),
             functions: context.resources()?.functions()?,
         })
-    }
-
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
     }
 
     /// Inside the context, on `stream`, until the result is dropped.
@@ -63,7 +59,7 @@ impl Module {
         stream: Stream,
         early: bool,
     ) -> Result<()> {
-        let entry = kernel.entry();
+        let entry = kernel.entry;
         let function = self.function(entry)?;
         // SAFETY: `P` is what this kernel takes: one list and one definition for both sides (`kernels`, `params`).
         unsafe { launch(function, shape, from_ref(params).cast(), stream, early) }

@@ -86,7 +86,7 @@ pub fn order_gradients(group: &HtShared, op: &HtCombine, routing: &Routing, at: 
     let params = HtByKParams {
         topk_idx: routing.ids.0 as *const i64,
         gradients: gradients.output.0 as *mut f32,
-        experts: to_u32(group.plan.all_experts())?,
+        experts: to_u32(group.plan.all_experts)?,
         tokens: to_u32(routing.tokens)?,
         top_k: to_u32(routing.top_k)?,
     };

@@ -76,7 +76,7 @@ impl Offer {
     pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
         let row_bytes = op.row.bytes();
         let wanted = match op.way {
-            HtWay::Own => is_pull_faster(group.plan.ranks(), launch),
+            HtWay::Own => is_pull_faster(group.plan.facts.ranks, launch),
             way => way == HtWay::Straight,
         };
         let pulls = op.gradients.is_none() && wanted;
@@ -91,7 +91,7 @@ fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
         return Some(Place { object: 0, offset: 0 });
     }
     let bytes = rows.rows.checked_mul(row_bytes)?;
-    let objects = group.context.objects();
+    let objects = &group.context.objects;
     objects.place_of(rows.data.0 as u64, bytes as u64)
 }
 
@@ -166,7 +166,7 @@ fn even_parts(whole: usize, parts: usize) -> usize {
 
 /// What a kernel with offers needs beside the others' parameters.
 pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
-    let objects = group.context.objects();
+    let objects = &group.context.objects;
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
@@ -191,7 +191,7 @@ impl CudaHt {
     /// Whether operations make offers, which all ranks know alike.
     pub(super) fn makes_offers(&self) -> bool {
         let group = &*self.group;
-        group.plan.ranks() > 1 && group.context.objects().any()
+        group.plan.facts.ranks > 1 && group.context.objects.any()
     }
 
     /// Enqueues a dispatch whose kernel through rings would have the parameters `rows`.
@@ -207,7 +207,7 @@ impl CudaHt {
     ) -> Result<()> {
         let (group, name) = (&*self.group, KernelOp::HtDispatch);
         let offer = Offer::of_dispatch(group, op, launch);
-        let staged = Staged::of_dispatch(group.plan.ranks(), op.row.bytes(), launch)?;
+        let staged = Staged::of_dispatch(group.plan.facts.ranks, op.row.bytes(), launch)?;
         let mapped = mapped(group, &offer, launch, &staged)?;
         let shape = staged.launch(launch.launch)?;
         let Some(given) = &op.scaled else {
@@ -242,7 +242,7 @@ impl CudaHt {
     ) -> Result<()> {
         let group = &*self.group;
         let offer = Offer::of_combine(group, op, launch);
-        let rows_of_token = self.routing.top_k.min(group.plan.ranks());
+        let rows_of_token = self.routing.top_k.min(group.plan.facts.ranks);
         let shared_bytes = group.device.dynamic_shared_bytes();
         let staged = Staged::of_combine(op.row.bytes(), launch, rows_of_token, shared_bytes);
         let mapped = mapped(group, &offer, launch, &staged)?;

@@ -60,7 +60,7 @@ impl HtGroup {
         layout: HtLayout,
     ) -> Result<Self> {
         let shared = Arc::new(HtShared::new(context, memory, plan, layout)?);
-        let rails = match (network, plan.nodes()) {
+        let rails = match (network, plan.nodes) {
             (Some(network), Some(nodes)) => Some(Arc::new(Rails::new(&shared, network, memory, nodes)?)),
             _ => None,
         };
@@ -105,7 +105,7 @@ impl HtGroup {
             HandleHome::Own => self.shared.plan.handle(&wanted.routing).bytes,
             HandleHome::Given(_) => 0,
         };
-        let context = self.shared.context.module.context();
+        let context = &self.shared.context.module.context;
         let waste = |memory: &HandleMemory| memory.waste(bytes);
         let make = || HandleMemory::new(context, &self.memory, bytes);
         self.handle(wanted, Some(self.pool.take(waste, make)?), epoch)
@@ -172,7 +172,7 @@ impl HtGroup {
             tally: (tally + layout.tally) as *mut u32,
             counted: (tally + layout.counted) as *mut u64,
             own_counts: (tally + layout.own_counts) as *mut u64,
-            max_tokens: saturated(self.shared.plan.max_tokens()),
+            max_tokens: saturated(self.shared.plan.max_tokens),
             epochs: self.shared.epochs(),
             number: epoch,
             block_tokens: 0,

@@ -57,7 +57,7 @@ pub struct HtShared {
 impl HtShared {
     /// For a group whose `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(context: Arc<GroupContext>, memory: &Arc<CudaMemory>, plan: HtPlan, layout: HtLayout) -> Result<Self> {
-        let driver_context = Arc::clone(context.module.context());
+        let driver_context = Arc::clone(&context.module.context);
         let _entered = driver_context.enter()?;
         let device =
             DeviceLimits { multiprocessors: context.multiprocessors, shared_bytes: driver::most_shared_bytes()? };
@@ -86,7 +86,7 @@ impl HtShared {
 
     /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.
     pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
-        let experts = self.plan.local_experts();
+        let experts = self.plan.facts.local_experts();
         auxiliary::add_counts(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at)
     }
 
@@ -156,7 +156,7 @@ impl HtShared {
                 return Err(fault);
             }
             let waited = start.elapsed();
-            if waited > 2 * faults.timeout() {
+            if waited > 2 * faults.timeout {
                 let text = "the handle's routing was not exchanged in time";
                 return Err(Error::new(Code::RemoteError, text));
             }

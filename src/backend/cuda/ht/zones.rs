@@ -84,7 +84,7 @@ impl HtShared {
             own_counts: own_counts as *const u64,
             told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
             packets: group.plan.packets(&group.layout),
-            max_tokens: to_u32(group.plan.max_tokens())?,
+            max_tokens: to_u32(group.plan.max_tokens)?,
             epochs: of.epoch.map_or(group.epochs().cast_const(), |_| null()),
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,

@@ -65,9 +65,9 @@ impl LlGroup {
         plan: LlPlan,
         start: usize,
     ) -> Result<Self> {
-        let network = network.map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts())).transpose()?;
-        let order = Order::new(context.module.context())?;
-        let staged = Staged::new(context.module.context())?;
+        let network = network.map(|network| LlNetwork::new(Arc::clone(network), memory, &plan.facts)).transpose()?;
+        let order = Order::new(&context.module.context)?;
+        let staged = Staged::new(&context.module.context)?;
         let views = plan.view_state(start).map(|state| {
             let state = DevPtr(context.own_window().0 + state);
             Arc::new(ViewBanks::new(state, plan.view_bytes(), context.rank()))
@@ -120,7 +120,7 @@ impl LlGroupBackend for LlGroup {
                 HandleHome::Given(block) => Arc::new(HandleMemory::given(&self.plan, &routing, block)),
             },
             header: (home.given())
-                .map(|GivenBlock(block)| GivenHeader::new(block, header(self.plan.facts(), &routing, 0))),
+                .map(|GivenBlock(block)| GivenHeader::new(block, header(&self.plan.facts, &routing, 0))),
             number: 1 + self.handles.fetch_add(1, Relaxed),
             source_tokens: OnceCell::new(),
             routing,
@@ -242,7 +242,7 @@ impl LlBackend for CudaLl {
 
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
         let at = &self.0.enter(stream)?;
-        let (counts, experts) = (counts.0 as *const i32, self.0.group.plan.facts().local_experts());
+        let (counts, experts) = (counts.0 as *const i32, self.0.group.plan.facts.local_experts());
         auxiliary::add_counts(&self.0.handle.context, KernelOp::LlDispatch, (counts, totals), experts, at)
     }
 }

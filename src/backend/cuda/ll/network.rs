@@ -44,7 +44,7 @@ impl Deref for LlNetwork {
 impl LlNetwork {
     /// The LL side of `network`, for operations with the bounds of `facts`.
     pub fn new(network: Arc<Network>, memory: &Arc<CudaMemory>, facts: &GroupFacts) -> Result<Self> {
-        let context = memory.context();
+        let context = &memory.context;
         let channel = |_| ChannelMemory::new(memory, &network.view, facts);
         Ok(Self {
             channels: (0..LL_CHANNELS).map(channel).collect::<Result<_>>()?,

@@ -40,7 +40,8 @@ const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
 pub struct LlPlan {
-    facts: GroupFacts,
+    /// The facts of the group.
+    pub facts: GroupFacts,
     forwarders: Forwarders,
     max_tokens: usize,
     /// Offsets from the start of the LL region.
@@ -49,7 +50,8 @@ pub struct LlPlan {
     rows_bytes: usize,
     /// Offset of the state of views, on one node.
     view_state: Option<usize>,
-    bytes: usize,
+    /// Bytes of the LL region of a window.
+    pub bytes: usize,
     /// Grids that take precedence over the rules below.
     tuning: Tuning,
 }
@@ -118,16 +120,6 @@ impl LlPlan {
     /// Whether it takes other grids: a caller's bound comes first.
     pub fn takes_shapes(&self) -> bool {
         self.facts.channels.is_none()
-    }
-
-    /// The facts of the group.
-    pub fn facts(&self) -> &GroupFacts {
-        &self.facts
-    }
-
-    /// Bytes of the LL region of a window.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Most bytes of a message between nodes.

@@ -120,11 +120,11 @@ impl Network {
         let on_fault: Arc<dyn OnFault> = failure.clone();
         let wanted = Wanted {
             view,
-            timeout: group.faults.timeout(),
+            timeout: group.faults.timeout,
             most_blocks: NETWORK_BLOCKS as usize,
             most_bytes,
             on_fault,
-            new_replay_marks: &|places| graph_marks::new_replay_marks(memory.context(), places),
+            new_replay_marks: &|places| graph_marks::new_replay_marks(&memory.context, places),
         };
         Ok(Self {
             view: Arc::clone(view),

@@ -31,7 +31,7 @@ impl SideStreams {
 
     /// The stream for work outside of graphs.
     pub fn outside(&self) -> Stream {
-        self.outside.stream()
+        self.outside.stream
     }
 
     /// The stream that may follow one with this capture. The calling thread is inside the context.
@@ -39,12 +39,12 @@ impl SideStreams {
         let Some(capture) = capture else { return Ok(self.outside()) };
         let mut inside = self.inside.lock();
         if let Some((_, own)) = inside.iter().find(|(last, _)| *last == capture) {
-            return Ok(own.stream());
+            return Ok(own.stream);
         }
         for (last, free) in inside.iter_mut() {
-            if !is_captured(free.stream())? {
+            if !is_captured(free.stream)? {
                 *last = capture;
-                return Ok(free.stream());
+                return Ok(free.stream);
             }
         }
         if inside.len() == MOST_CAPTURES {
@@ -52,7 +52,7 @@ impl SideStreams {
         }
         let _apart = ApartFromCaptures::enter()?;
         let new = OwnStream::new(Arc::clone(&self.device))?;
-        let stream = new.stream();
+        let stream = new.stream;
         inside.push((capture, new));
         Ok(stream)
     }

@@ -128,7 +128,7 @@ impl ObjectMemory {
                 self.windows.map(view, *peer, &record.window, None)?
             } else {
                 let mapping =
-                    PeerMapping::of_pieces(self.windows.context(), &record.window, came.remove(&peer.index()));
+                    PeerMapping::of_pieces(&self.windows.window.context, &record.window, came.remove(&peer.index()));
                 self.windows.keep(view, *peer, mapping)?
             };
             if let Some(to) = bases.get_mut(peer.index()) {
@@ -183,7 +183,7 @@ impl Shared {
         timeout: Duration,
     ) -> Result<HashMap<usize, Received>> {
         let this = ProcessId::this()?;
-        let away = || others.iter().filter(|(_, record)| record.window.process() != this);
+        let away = || others.iter().filter(|(_, record)| record.window.process != this);
         let awaited = away().filter(|(_, record)| record.pieces > 0).count();
         if awaited == 0 && self.pieces.is_empty() {
             return Ok(HashMap::new());
@@ -192,7 +192,7 @@ impl Shared {
         if !self.pieces.is_empty() {
             away().try_for_each(|(_, record)| socket.send(record.socket, rank.index(), &self.pieces))?;
         }
-        let is_known = |process| away().any(|(_, record)| record.window.process() == process);
+        let is_known = |process| away().any(|(_, record)| record.window.process == process);
         let mut came = HashMap::new();
         while came.len() < awaited {
             let got = socket.receive(timeout, is_known)?;
@@ -209,8 +209,8 @@ fn pieces_of(context: &Arc<Context>, begin: DevPtr, bytes: usize, cause: Error) 
         let text = format!("{} pieces, expected at most {MOST_DESCRIPTORS}", pieces.len());
         return Err(unmappable(Error::new(Code::InvalidArgument, text)));
     }
-    let all = pieces.iter().map(Piece::bytes).sum();
-    let exported = pieces.iter().map(|piece| Ok((piece.bytes(), piece.export()?)));
+    let all = pieces.iter().map(|piece| piece.bytes).sum();
+    let exported = pieces.iter().map(|piece| Ok((piece.bytes, piece.export()?)));
     let exported = exported.collect::<Result<_>>().map_err(unmappable)?;
     let window = Window::of_pieces(context, base, all);
     let record = WindowRecord::of_pieces(&window)?;

@@ -31,7 +31,7 @@ static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 /// Device memory that the other ranks may map. If dropped after its record was sent,
 /// it stays allocated, as a peer may map it.
 pub struct Window {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
     allocation: Allocation,
     /// The memory is a caller's.
     is_given: bool,
@@ -50,8 +50,8 @@ impl Window {
 
     /// The same with arbitrary content, perhaps reused from another group.
     pub fn with_any(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        let context = memory.context();
-        let left = context.quiescence().take(&Key::Window(bytes));
+        let context = &memory.context;
+        let left = context.quiescence.take(&Key::Window(bytes));
         let base = match left {
             Some(left) => DevPtr(left.address),
             None => memory.alloc(bytes)?,
@@ -83,10 +83,6 @@ impl Window {
     /// Records that other ranks may map it from now on.
     pub fn publish(&mut self) {
         self.is_published = true;
-    }
-
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
     }
 
     pub fn base(&self) -> DevPtr {
@@ -132,7 +128,7 @@ impl Drop for Window {
 /// The record of a window: what other ranks need to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRecord {
-    process: ProcessId,
+    pub process: ProcessId,
     allocation: Allocation,
     ipc: [u8; IPC_HANDLE_BYTES],
 }
@@ -152,10 +148,6 @@ impl WindowRecord {
     /// The same of one that the peers get in pieces.
     pub fn of_pieces(window: &Window) -> Result<Self> {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: [0; IPC_HANDLE_BYTES] })
-    }
-
-    pub fn process(&self) -> ProcessId {
-        self.process
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -246,7 +238,7 @@ impl PeerMapping {
                 }
                 DevPtr(allocation.base as usize)
             }
-            None => match context.quiescence().take(&Key::Import(record.ipc)) {
+            None => match context.quiescence.take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
                 None => exports::import(record.ipc).map_err(rank_is_gone)?,
             },
@@ -265,7 +257,7 @@ impl PeerMapping {
                 all.map(|(descriptor, size)| Piece::import(descriptor.as_fd(), *size)).collect::<Result<_>>()
             })?,
         };
-        let sizes: Vec<usize> = pieces.iter().map(Piece::bytes).collect();
+        let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
         if sizes.iter().sum::<usize>() != record.bytes() {
             return Err(Error::new(Code::RemoteError, "the memory has changed since its rank has registered it"));
         }

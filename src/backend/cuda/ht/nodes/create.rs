@@ -169,7 +169,7 @@ impl Creation<'_> {
 
     /// Waits for what the ranks announce that this one forwards for; what it has announced itself is the first.
     fn wait_for_all(&self, own: Announced) -> Result<Vec<Announced>> {
-        let most = self.group.plan.max_tokens();
+        let most = self.group.plan.max_tokens;
         // Verdicts are compared on the device, among all ranks.
         let agree = |_, _| Ok(());
         let others = self.rails.handshake.wait(&self.new_handle(), most, agree)?;
@@ -186,15 +186,15 @@ impl Creation<'_> {
         let (own, top_k) = (routing.tokens, routing.top_k);
         let keeps_ids = routing.form.keeps_ids;
         let slots = match routing.form.zones {
-            Some(_) => rails.plan.ranks * self.group.plan.max_tokens() * top_k.min(rails.plan.local_experts),
+            Some(_) => rails.plan.ranks * self.group.plan.max_tokens * top_k.min(rails.plan.local_experts),
             None => 0,
         };
         let size = HandleSize { own, remote, top_k, keeps_ids, slots };
         let bytes = rails.plan.memory(0, size)?.bytes;
-        let context = self.group.context.module.context();
+        let context = &self.group.context.module.context;
         // Of one size where the group has a bound, so that later handles can use it.
         let room = |own, remote| HandleSize { own, remote, ..size };
-        let room = match self.group.plan.bound() {
+        let room = match self.group.plan.facts.max_tokens {
             Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
@@ -265,7 +265,7 @@ impl Creation<'_> {
             counter: part.counter.unwrap_or_default().0 as *mut i32,
             tally: work as *mut u32,
             own_counts: (work + rails.own_counts) as *mut u64,
-            max_tokens: u32::try_from(group.plan.max_tokens()).unwrap_or(u32::MAX),
+            max_tokens: u32::try_from(group.plan.max_tokens).unwrap_or(u32::MAX),
             epoch: self.epoch,
             bank: group.next_bank(),
             verdict: part.verdict,

@@ -48,7 +48,7 @@ pub struct Turn {
 impl Rails {
     /// The rails of a group with the plan `plan`.
     pub fn new(shared: &HtShared, network: Arc<Network>, memory: &Arc<CudaMemory>, plan: NodesPlan) -> Result<Self> {
-        let on: &Arc<Context> = shared.context.module.context();
+        let on: &Arc<Context> = &shared.context.module.context;
         let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>()).next_multiple_of(256);
         let turn = Turn { join: DriverEvent::new(on)?, landed: [DriverEvent::new(on)?, DriverEvent::new(on)?] };
         let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
@@ -61,13 +61,13 @@ impl Rails {
             handshake: Handshake::new(memory, plan.forwarded)?,
             pool: Pool::default(),
             spare: Arc::new(spare),
-            row_bytes: shared.plan.row_bytes(),
+            row_bytes: shared.plan.facts.row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),
             apart: Mutex::default(),
             turn: Mutex::new(turn),
         };
-        if let Some(tokens) = shared.plan.bound() {
+        if let Some(tokens) = shared.plan.facts.max_tokens {
             rails.banks_for(rails.plan.room(tokens))?;
         }
         Ok(rails)

@@ -31,7 +31,7 @@ struct Apart {
 
 /// Bytes for `rows` of them in any operation.
 pub fn bytes_apart(group: &HtShared, rows: usize, top_k: usize) -> usize {
-    let row = group.plan.row_bytes() + top_k * (size_of::<i64>() + size_of::<f32>());
+    let row = group.plan.facts.row_bytes + top_k * (size_of::<i64>() + size_of::<f32>());
     rows * row + 4 * ALIGN
 }
 

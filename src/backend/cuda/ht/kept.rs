@@ -42,8 +42,7 @@ pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
         local_experts: group.layout.local_experts,
     };
     let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
-    let module = &group.context.module;
-    module.launch(kernels::ht_counters(), shape, &params, at)
+    group.context.module.launch(kernels::ht_counters(), shape, &params, at)
 }
 
 /// The same as kernels see it; with zones a page of the host gets the number of slots, with the handle's.
@@ -92,6 +91,5 @@ pub fn order_gradients(group: &HtShared, op: &HtCombine, routing: &Routing, at: 
     };
     let blocks = routing.tokens.div_ceil(BLOCK_TOKENS).min(MOST_BLOCKS);
     let shape = LaunchShape::new(to_u32(blocks)?, HT_BY_K_THREADS);
-    let module = &group.context.module;
-    module.launch(kernels::ht_by_k(), shape, &params, at)
+    group.context.module.launch(kernels::ht_by_k(), shape, &params, at)
 }

@@ -239,8 +239,7 @@ impl<'a> OverNodes<'a> {
             true => kernels::ll_rank_combine_nodes(op.row.dtype)?,
             false => kernels::ll_combine_nodes(op.row.dtype)?,
         };
-        let module = &self.handle.context.module;
-        module.launch(kernel, grid.launch_shape(0), &params, at)
+        self.handle.context.module.launch(kernel, grid.launch_shape(0), &params, at)
     }
 
     fn launch_topk_weights(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
@@ -252,8 +251,7 @@ impl<'a> OverNodes<'a> {
             blocks(self.handle.routing.tokens, LL_TOPK_WEIGHTS_THREADS / WARP)?,
             LL_TOPK_WEIGHTS_THREADS,
         );
-        let module = &self.handle.context.module;
-        module.launch(kernels::ll_topk_weights(), shape, &params, at)
+        self.handle.context.module.launch(kernels::ll_topk_weights(), shape, &params, at)
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
@@ -305,8 +303,7 @@ impl<'a> OverNodes<'a> {
             num_weights: (tokens * top_k) as u64,
         };
         let shape = LaunchShape::new(blocks(tokens * top_k, LL_PACK_THREADS)?, LL_PACK_THREADS);
-        let module = &self.handle.context.module;
-        module.launch(kernels::ll_rank_pack(), shape, &params, at)
+        self.handle.context.module.launch(kernels::ll_rank_pack(), shape, &params, at)
     }
 
     /// This rank's rows and ids, rank-major also its weights, go to the rail peers, those of the remote ranks come here.

@@ -131,8 +131,7 @@ impl Combine<'_> {
         let header = handle.header(&self.launch, stage)?;
         let params = handle.headers(KernelOp::HtCombine, header, bank, count)?;
         let shape = LaunchShape::new(1, HT_HEADER_THREADS);
-        let module = &self.handle.group.context.module;
-        module.launch_on(kernels::ht_header(), shape, &params, at.side)
+        self.handle.group.context.module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
 
     /// Sums a stage of this rank's own tokens.
@@ -174,7 +173,6 @@ impl Combine<'_> {
         let (handle, op) = (&self.handle, self.op);
         let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
         let params = HtCombineNodesParams { of_node: combine_params(op, common, &out), stage, partials };
-        let module = &handle.group.context.module;
-        module.launch(self.kernel, self.launch.launch, &params, at.at)
+        handle.group.context.module.launch(self.kernel, self.launch.launch, &params, at.at)
     }
 }

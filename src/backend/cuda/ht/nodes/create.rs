@@ -271,8 +271,7 @@ impl Creation<'_> {
             verdict: part.verdict,
         };
         let shape = LaunchShape::new(to_u32(rails.plan.forwarded + rails.plan.others + 1)?, HT_ROUTE_THREADS);
-        let module = &group.context.module;
-        module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
+        group.context.module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
     }
 
     fn launch_place(&self, part: &Part) -> Result<()> {
@@ -295,8 +294,7 @@ impl Creation<'_> {
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
         let params = HtPlaceParams { piece_blocks: to_u32(piece_blocks)?, ..params };
         let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
-        let module = &self.group.context.module;
-        module.launch(kernels::ht_place(), shape, &params, self.at)
+        self.group.context.module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
     /// What the routing tells its caller, and where rows lie by expert: then the slots of all zones.

@@ -258,7 +258,6 @@ impl Dispatch<'_> {
             Some(_) => kernels::ht_dispatch_nodes_cast(),
             None => kernels::ht_dispatch_nodes_scaled(),
         };
-        let module = &self.handle.group.context.module;
-        module.launch(kernel, launch.launch, &params, at.at)
+        self.handle.group.context.module.launch(kernel, launch.launch, &params, at.at)
     }
 }

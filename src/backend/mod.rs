@@ -18,7 +18,7 @@ pub mod select;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
 use crate::backend::net::two_sided::replays::ReplayMarks;
-use crate::backend::objects::{Found, Kind, Wanted};
+use crate::backend::objects::GroupObjects;
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts, RankChoices};
 use crate::model::handle_state::{GivenBlock, HandleHome};
@@ -65,20 +65,11 @@ pub trait GroupBackend: Send + Sync {
     /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
     /// that are enqueued, from now on. A matter of this rank alone.
     fn tune(&self, _tuning: Tuning) {}
-    /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
-    /// one, or every rank an error.
-    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
-    /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as
-    /// [`GroupBackend::make_object`].
+    fn objects(&self) -> &dyn GroupObjects;
+    /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as [`GroupObjects::make`].
     fn make_views(&self, _stream: Stream) -> Result<()> {
         Ok(())
     }
-    /// Ends the object whose memory, of `kind`, begins at `data` on this rank. Collective.
-    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
-    /// The object that the byte at `data` is in.
-    fn find_object(&self, data: DevPtr) -> Option<Found>;
-    /// The error of an exchange that other ranks never joined: no other can follow.
-    fn lost(&self) -> Option<Error>;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }

@@ -12,7 +12,7 @@ use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
 use crate::backend::device::Device;
 use crate::backend::objects::group::Objects;
-use crate::backend::objects::{Found, Kind, Mapped, Mapper, Wanted};
+use crate::backend::objects::{GroupObjects, Kind, Mapped, Mapper, Wanted};
 use crate::backend::quiescence::Graphs;
 use crate::backend::{Faults, GroupBackend, HtGroupBackend, LlGroupBackend, OpenGroup, Profile};
 use crate::error::refusal::{InSequence, OfMemory, Subject};
@@ -31,7 +31,6 @@ pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 /// A group whose ranks are GPUs that map each other's memory.
 pub(super) struct CudaGroup {
     pub(super) memory: Arc<CudaMemory>,
-    pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
     pub(super) group: Arc<GroupContext>,
     pub(super) objects: Objects<CudaMapper>,
@@ -55,7 +54,7 @@ impl CudaGroup {
     }
 
     fn close_windows(&self, windows: GroupWindows, stream: Stream) -> Result<()> {
-        self.bootstrap.begin_call();
+        self.objects.bootstrap.begin_call();
         // Over nodes the end of the network asks for the graphs themselves.
         let launches = match self.network {
             None => Graphs::Count,
@@ -74,7 +73,7 @@ impl CudaGroup {
         match left {
             Ok(End::Together { meet: true }) if self.network.is_none() => {
                 objects.push(windows.operations);
-                PeerWindows::release(objects, &self.bootstrap, stream)
+                PeerWindows::release(objects, &self.objects.bootstrap, stream)
             }
             // Only the ranks of a node know whether they meet.
             Ok(End::Together { .. }) => windows.part(objects, &self.teardown),
@@ -87,7 +86,7 @@ impl CudaGroup {
     /// operations have not `rested`.
     fn leave(&self, rested: Result<()>) -> Result<End> {
         // Whoever has lost an exchange has waited for a rank already, and takes part in no other.
-        if self.group.faults.first().is_some() || self.bootstrap.lost().is_some() {
+        if self.group.faults.first().is_some() || self.objects.bootstrap.lost().is_some() {
             return self.teardown.leave().and(rested).map(|()| End::Broken);
         }
         if let Err(error) = rested {
@@ -129,9 +128,8 @@ impl GroupBackend for CudaGroup {
         *self.group.tuning.write() = tuning;
     }
 
-    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
-        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
+    fn objects(&self) -> &dyn GroupObjects {
+        &self.objects
     }
 
     fn make_views(&self, stream: Stream) -> Result<()> {
@@ -139,25 +137,13 @@ impl GroupBackend for CudaGroup {
             return Ok(());
         };
         group.make_views(|bytes| {
-            let bases = self.objects.make(Ok(Wanted::New(bytes)), Kind::Views, &self.bootstrap, stream)?;
-            let own = bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default();
+            let bases = self.objects.make_of_all(Ok(Wanted::New(bytes)), Kind::Views, stream)?;
+            let own = bases.get(self.objects.bootstrap.rank().index()).copied().unwrap_or_default();
             let filled = self.memory.fill(DevPtr(own), LL_SENTINEL, bytes);
             // Nobody sends a row there before all banks are ready.
-            self.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
+            self.objects.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
             Ok(bases)
         })
-    }
-
-    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
-        self.objects.end(data, kind, &self.bootstrap, stream)
-    }
-
-    fn find_object(&self, data: DevPtr) -> Option<Found> {
-        self.objects.find(data)
-    }
-
-    fn lost(&self) -> Option<Error> {
-        self.bootstrap.lost()
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
@@ -181,6 +167,7 @@ pub(super) struct CudaMapper {
 
 impl CudaMapper {
     pub(super) fn objects(
+        bootstrap: Bootstrap,
         memory: &Arc<CudaMemory>,
         group: &Arc<GroupContext>,
         view: &Arc<NodeView>,
@@ -188,7 +175,7 @@ impl CudaMapper {
     ) -> Objects<Self> {
         let (memory, view) = (Arc::clone(memory), Arc::clone(view));
         let mapper = Self { memory, group: Arc::clone(group), view, timeout };
-        Objects::new(mapper, Arc::clone(&group.objects.recognised))
+        Objects::new(bootstrap, mapper, Arc::clone(&group.objects.recognised))
     }
 }
 

@@ -204,11 +204,10 @@ pub(super) fn open(
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
-    let objects = CudaMapper::objects(&on, &group, view, choices.timeout);
+    let objects = CudaMapper::objects(bootstrap, &on, &group, view, choices.timeout);
     let group = CudaGroup {
         teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
-        bootstrap,
         timeout: choices.timeout,
         group,
         objects,

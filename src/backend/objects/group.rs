@@ -6,7 +6,7 @@
 //! that rank may still map it and write there.
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::objects::{Found, Kind, Mapped, Mapper, Recognised, Wanted};
+use crate::backend::objects::{Found, GroupObjects, Kind, Mapped, Mapper, Recognised, Wanted};
 use crate::error::refusal::{AmongRanks, OfMemory, Operation, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::ids::GroupRank;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 /// The objects of a group, of one rank.
 pub struct Objects<M: Mapper> {
+    pub bootstrap: Bootstrap,
     mapper: M,
     recognised: Arc<Recognised>,
     /// Held by a call as long as it needs the other ranks.
@@ -48,19 +49,19 @@ impl<T> Entry<T> {
 
 impl<M: Mapper> Objects<M> {
     /// Those of a new group: none yet. Their tensors are `recognised`.
-    pub fn new(mapper: M, recognised: Arc<Recognised>) -> Self {
-        Self { mapper, recognised, calls: Mutex::default(), entries: Mutex::new([const { None }; MAX_OBJECTS]) }
+    pub fn new(bootstrap: Bootstrap, mapper: M, recognised: Arc<Recognised>) -> Self {
+        Self {
+            bootstrap,
+            mapper,
+            recognised,
+            calls: Mutex::default(),
+            entries: Mutex::new([const { None }; MAX_OBJECTS]),
+        }
     }
 
-    /// Makes an object, with this rank's memory as `wanted`, and gives where this rank sees that of each. Collective:
-    /// every rank gets one, or every rank an error.
-    pub fn make(
-        &self,
-        wanted: Result<Wanted>,
-        kind: Kind,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<Box<[usize]>> {
+    /// As [`GroupObjects::make`], and gives where this rank sees the memory of each.
+    pub fn make_of_all(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<Box<[usize]>> {
+        let bootstrap = &self.bootstrap;
         let _call = self.calls.lock();
         bootstrap.begin_call();
         let object = self.entries.lock().iter().position(Option::is_none);
@@ -86,7 +87,7 @@ impl<M: Mapper> Objects<M> {
         let verdict = shown.as_ref().map(|_| Vec::new()).map_err(Error::clone);
         if let Err(error) = bootstrap.agree(verdict, 0, stream) {
             // The error is what matters; memory that cannot be freed stays.
-            let _ = self.part(call.object, mapped, Ok(()), bootstrap, stream);
+            let _ = self.part(call.object, mapped, Ok(()), stream);
             return Err(error);
         }
         let bases = shown?;
@@ -128,25 +129,6 @@ impl<M: Mapper> Objects<M> {
         })
     }
 
-    /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
-    pub fn end(&self, data: DevPtr, kind: Kind, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
-        let _call = self.calls.lock();
-        bootstrap.begin_call();
-        let found = self.begins_at(data, kind);
-        let call = Call::ending(kind, found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object));
-        let mine = found.and_then(|_| {
-            self.mapper.check()?;
-            self.mapper.check_graphs()?;
-            Ok(vec![0; M::Mapped::RECORD_BYTES])
-        });
-        meet(bootstrap, call, mine, M::Mapped::RECORD_BYTES, stream)?;
-        let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
-        let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
-        self.recognised.change(|ranges| ranges.remove(call.object));
-        let rested = bootstrap.within_deadline(|left| self.mapper.rest(left));
-        self.part(call.object, entry.mapped, rested, bootstrap, stream)
-    }
-
     fn begins_at(&self, data: DevPtr, kind: Kind) -> Result<Range> {
         let is_it = |it: &Found| it.range.begin == data.0 as u64 && it.kind == kind;
         self.find(data).filter(is_it).map(|it| it.range).ok_or_else(|| {
@@ -160,27 +142,12 @@ impl<M: Mapper> Objects<M> {
 
     /// Unmaps what this rank has of the others' memory, tells them so, and gives the own one back once all have; none of
     /// that if its operations have not `rested`. Collective.
-    fn part(
-        &self,
-        object: u32,
-        mut mapped: M::Mapped,
-        rested: Result<()>,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<()> {
+    fn part(&self, object: u32, mut mapped: M::Mapped, rested: Result<()>, stream: Stream) -> Result<()> {
         let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
         let mine = hidden.map(|()| vec![u8::from(mapped.unmap())]);
         // If a rank is lost, or its operations may still run, what was published stays.
-        mapped.give_back(bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
+        mapped.give_back(self.bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
         Ok(())
-    }
-
-    /// The object that the byte at `data` is in; local.
-    pub fn find(&self, data: DevPtr) -> Option<Found> {
-        let range = self.recognised.ranges.read().find(data.0 as u64)?;
-        let entries = self.entries.lock();
-        let counts = self.recognised.counts(range.object);
-        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
     }
 
     /// Takes out all that is left when the group ends, as the ranks do together.
@@ -191,6 +158,42 @@ impl<M: Mapper> Objects<M> {
         drop(entries);
         self.recognised.change(|ranges| *ranges = Ranges::default());
         taken
+    }
+}
+
+impl<M: Mapper> GroupObjects for Objects<M> {
+    fn make(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
+        let bases = self.make_of_all(wanted, kind, stream)?;
+        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
+    }
+
+    fn end(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
+        let _call = self.calls.lock();
+        self.bootstrap.begin_call();
+        let found = self.begins_at(data, kind);
+        let call = Call::ending(kind, found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object));
+        let mine = found.and_then(|_| {
+            self.mapper.check()?;
+            self.mapper.check_graphs()?;
+            Ok(vec![0; M::Mapped::RECORD_BYTES])
+        });
+        meet(&self.bootstrap, call, mine, M::Mapped::RECORD_BYTES, stream)?;
+        let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
+        let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
+        self.recognised.change(|ranges| ranges.remove(call.object));
+        let rested = self.bootstrap.within_deadline(|left| self.mapper.rest(left));
+        self.part(call.object, entry.mapped, rested, stream)
+    }
+
+    fn find(&self, data: DevPtr) -> Option<Found> {
+        let range = self.recognised.ranges.read().find(data.0 as u64)?;
+        let entries = self.entries.lock();
+        let counts = self.recognised.counts(range.object);
+        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
+    }
+
+    fn lost(&self) -> Option<Error> {
+        self.bootstrap.lost()
     }
 }
 

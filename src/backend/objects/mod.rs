@@ -5,6 +5,7 @@ pub mod group;
 use crate::error::refusal::{AmongRanks, OfMemory, Subject};
 use crate::error::{Error, Result};
 use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place, Range, Ranges};
+use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -105,6 +106,19 @@ impl Recognised {
         change(&mut ranges);
         self.any.store(!ranges.is_empty(), Ordering::Relaxed);
     }
+}
+
+/// The objects of a group, whatever maps their memory.
+pub trait GroupObjects: Send + Sync {
+    /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
+    /// one, or every rank an error.
+    fn make(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
+    /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
+    fn end(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
+    /// The object that the byte at `data` is in; local.
+    fn find(&self, data: DevPtr) -> Option<Found>;
+    /// The error of an exchange that other ranks never joined: no other can follow.
+    fn lost(&self) -> Option<Error>;
 }
 
 /// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the

@@ -1,24 +1,25 @@
 //! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
 //! network does to the group.
 
-mod side_streams;
 pub mod two_sided;
 
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
+use crate::backend::cuda::driver::event::MOST_CAPTURES;
 use crate::backend::cuda::driver::graph_marks;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::driver::stream::{Capture, is_captured};
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::to_u32;
-use crate::backend::cuda::network::side_streams::SideStreams;
 use crate::backend::cuda::network::two_sided::Exchanges;
 use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::backend::cuda::params::ht_nodes::HT_NONE;
-use crate::backend::device::Memory;
+use crate::backend::device::{Device, Memory, OwnStream};
 use crate::backend::net::two_sided::open::{Wanted, over_nccl};
 use crate::backend::net::{Net, OnFault};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ids::{GroupRank, Node};
 use crate::model::node_view::NodeView;
@@ -230,6 +231,50 @@ impl FailureMarks {
         // A device that takes no copy runs no kernel either.
         let _ = self.memory.upload(at, &word.to_le_bytes());
         true
+    }
+}
+
+/// One stream for work outside of graphs, and up to [`MOST_CAPTURES`] for captures.
+pub struct SideStreams {
+    device: Arc<dyn Device>,
+    outside: OwnStream,
+    /// With the capture that each had last.
+    inside: Mutex<Vec<(Capture, OwnStream)>>,
+}
+
+impl SideStreams {
+    /// The one outside of graphs; the others are made when a capture needs them.
+    pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
+        let device: Arc<dyn Device> = memory.clone();
+        Ok(Self { outside: OwnStream::new(Arc::clone(&device))?, inside: Mutex::default(), device })
+    }
+
+    /// The stream for work outside of graphs.
+    pub fn outside(&self) -> Stream {
+        self.outside.stream
+    }
+
+    /// The stream that may follow one with this capture. The calling thread is inside the context.
+    pub fn of(&self, capture: Option<Capture>) -> Result<Stream> {
+        let Some(capture) = capture else { return Ok(self.outside()) };
+        let mut inside = self.inside.lock();
+        if let Some((_, own)) = inside.iter().find(|(last, _)| *last == capture) {
+            return Ok(own.stream);
+        }
+        for (last, free) in inside.iter_mut() {
+            if !is_captured(free.stream)? {
+                *last = capture;
+                return Ok(free.stream);
+            }
+        }
+        if inside.len() == MOST_CAPTURES {
+            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most: MOST_CAPTURES }));
+        }
+        let _apart = ApartFromCaptures::enter()?;
+        let new = OwnStream::new(Arc::clone(&self.device))?;
+        let stream = new.stream;
+        inside.push((capture, new));
+        Ok(stream)
     }
 }
 

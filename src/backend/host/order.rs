@@ -45,20 +45,12 @@ struct ReceivedInSlot {
 impl Received {
     /// The receive phase of the operation `epoch` is enqueued.
     pub fn enqueued(&self, slot: StagedSlot, epoch: u64) {
-        self.slot(slot).last.store(epoch, Ordering::Release);
+        slot.of(&self.0).last.store(epoch, Ordering::Release);
     }
 
     /// It has ended.
     pub fn end(&self, slot: StagedSlot, epoch: u64) {
-        self.slot(slot).ended.end(epoch);
-    }
-
-    fn slot(&self, slot: StagedSlot) -> &ReceivedInSlot {
-        let [first, second] = &self.0;
-        match slot.index() {
-            0 => first,
-            _ => second,
-        }
+        slot.of(&self.0).ended.end(epoch);
     }
 
     /// The wait that an operation enqueued now must do when it runs. It waits for earlier ones, so it terminates.

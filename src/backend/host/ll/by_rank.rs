@@ -72,7 +72,7 @@ impl HostLl {
                     IntWidth::Bits64 => copy_row(ids, at * top_k + k, &id.to_ne_bytes())?,
                 }
             }
-            landed.counts.push(placed.len());
+            landed.counts.push(placed.len() as u32);
             landed.placed.push(placed);
         }
         Ok(landed)

@@ -76,8 +76,16 @@ EP_TEST(updates_are_captured) {
     test.memory = &memory;
     test.narrow_ids = true;
     replay_beside(env, &test, &other);
-    test = other;
+}
+
+EP_TEST(updates_by_expert_are_captured) {
+    if (!ranks_share_a_node()) return;
+    Case test = kSmallHt;
     test.kind = kHtZones;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.local_experts = 3;
+    test.uneven = true;
     test.alignment = 4;
     test.recv_rows = 24;
     test.drops = true;

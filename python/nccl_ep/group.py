@@ -208,6 +208,16 @@ class EpGroup(Generic[Mode]):
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
+    def open_handle(self, *, expert_alignment: int = 0) -> EpHandle[Mode]:
+        """A handle without a routing, which `EpHandle.update` gives it; local.
+
+        In HT the update can be captured in a CUDA graph, and with `expert_alignment`, a power of two, rows lie by expert:
+        `EpHandle` says how. That needs max_tokens_per_rank.
+        """
+        from nccl_ep.handle import EpHandle
+
+        return EpHandle(self, expert_alignment=expert_alignment)
+
     def variants(self, operation: OperationName) -> list[Variant]:
         """The ways to run "ll_combine", "ht_dispatch" or "ht_combine" that have names."""
         return variants(operation, self._exact)

@@ -174,6 +174,8 @@ def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
     """The handle in traced code."""
     if handle.group.algorithm == "ll":
         return TracedLowLatency(handle)
+    if handle.keeps_ids:
+        raise RuntimeError("handle: of open_handle, which code that is traced cannot use; it calls create_handle")
     return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
 
 

@@ -127,7 +127,9 @@ class EpHandle(Routed[Mode]):
                                      send_only=send_only, stream=stream, view=view)
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
         check_view(view, by_rank, out is not None)
-        if is_traced(stream) and not (self.keeps_ids and runs_now(tokens)):
+        if is_traced(stream) and not ((self.keeps_ids or view) and runs_now(tokens)):
+            if view:
+                raise RuntimeError("view: not in code that is traced")
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)

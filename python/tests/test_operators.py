@@ -65,6 +65,30 @@ def test_low_latency_is_seen_by_dispatch_modes(low_latency):
     assert type(have) is type(want)
 
 
+@pytest.mark.parametrize("cast", [None, "fp8"])
+@pytest.mark.parametrize("staged", [False, True])
+def test_rank_major_rows_in_a_graph(low_latency, cast, staged):
+    problem, handle = low_latency
+
+    def step(tokens, weights):
+        received = handle.dispatch(tokens, weights, layout="rank", cast=cast, send_only=staged)
+        if staged:
+            handle.complete()
+        factors = torch.where(received.topk_idx >= 0, received.topk_weights, 0.0).sum(dim=2, keepdim=True)
+        rows = received.tokens if cast is None else received.tokens.float() * received.scales
+        sums = handle.combine((torch.where(factors > 0, rows, 0) * factors).to(torch.bfloat16), send_only=staged)
+        if staged:
+            handle.complete()
+        return sums, received.counts, received.topk_idx
+
+    want = step(problem.tokens, problem.weights)
+    graph = make_fx(step)(problem.tokens, problem.weights)
+    names = [node.target._opname for node in graph.graph.nodes
+             if getattr(node.target, "namespace", "") == "nccl_ep" and "complete" not in node.target._opname]
+    assert names == ["ll_dispatch_rank", "ll_combine"]
+    assert all(map(torch.equal, graph(problem.tokens, problem.weights), want))
+
+
 @pytest.mark.parametrize("order", ["row", "column"])
 def test_scales_are_seen_by_dispatch_modes(low_latency, order):
     problem, handle = low_latency

@@ -26,24 +26,15 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.fixture
-def low_latency(group, world, device):
+def low_latency(opened):
     """A problem and a handle of low latency."""
-    problem = Problem(*world, device=device, hidden=128, dtype=torch.bfloat16)
-    ep = group(num_experts=problem.num_experts, hidden=128, max_tokens_per_rank=32)
-    handle = ep.create_handle(problem.topk_idx)
-    yield problem, handle
-    handle.close()
+    return opened("ll", bound=32, hidden=128, dtype=torch.bfloat16)[::2]
 
 
 @pytest.fixture(params=[32, 0], ids=["bound", "auto"])
-def high_throughput(group, world, device, request):
+def high_throughput(opened, request):
     """A problem and a handle of high throughput."""
-    problem = Problem(*world, device=device, masked=True)
-    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32,
-               max_tokens_per_rank=request.param)
-    handle = ep.create_handle(problem.topk_idx)
-    yield problem, handle
-    handle.close()
+    return opened("ht", bound=request.param, masked=True)[::2]
 
 
 def valid(received):

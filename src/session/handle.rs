@@ -319,10 +319,17 @@ impl Handle {
         counted
     }
 
-    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the exact number.
+    /// Rows that an HT dispatch can deliver: the bound of the group, or of a routing's slots; in a group without a bound
+    /// the exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
         match (&self.mode, self.group.facts().max_recv_rows) {
-            (ByMode::Ht(_), Some(rows)) => Ok(rows),
+            (ByMode::Ht((_, handle)), Some(rows)) => Ok(match self.form.zones {
+                None => rows,
+                Some(zones) => {
+                    let top_k = routed(&handle.read())?.routing.top_k;
+                    zones.most(rows, top_k, self.group.facts().local_experts())
+                }
+            }),
             _ => self.expected_rows(),
         }
     }

@@ -108,6 +108,7 @@ impl HtPlan {
     /// The plan of a high-throughput group.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         check_limits(facts)?;
+        let has_zones = facts.has_zones();
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
         let nodes = (view.others() > 0).then(|| NodesPlan::new(facts, view));
         let all_experts = facts.experts;
@@ -123,7 +124,7 @@ impl HtPlan {
         let arrivals = window.take(ranks * units * PACKET_BYTES);
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
-        let packets = window.take(match (facts.zones, &nodes) {
+        let packets = window.take(match (has_zones, &nodes) {
             (false, _) => 0,
             (true, nodes) => {
                 let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);

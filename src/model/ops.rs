@@ -89,6 +89,12 @@ impl Zones {
     pub fn padded(self, rows: usize) -> usize {
         rows.next_multiple_of(self.alignment)
     }
+
+    /// The most slots that there are for `rows` rows, each of at most `top_k` of the `experts` here.
+    pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
+        let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
+        most / self.alignment * self.alignment
+    }
 }
 
 /// Numbers of a caller's.
@@ -352,5 +358,13 @@ impl StagedSlot {
     /// Its number, below [`STAGED_SLOTS`].
     pub fn index(self) -> usize {
         self.0
+    }
+
+    /// Its own of `all`.
+    pub fn of<T>(self, [first, second]: &[T; STAGED_SLOTS]) -> &T {
+        match self.0 {
+            0 => first,
+            _ => second,
+        }
     }
 }

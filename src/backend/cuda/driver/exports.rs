@@ -1,13 +1,13 @@
-//! Memory that was put together of pieces (`cuMemMap`): what they are, and mappings of a peer's.
+//! Memory that other processes map: whole allocations, and memory that was put together of pieces (`cuMemMap`).
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::allocation_of;
-use crate::backend::cuda::driver::api::{check, functions};
-use crate::backend::cuda::driver::context_handle::current_device;
+use crate::backend::cuda::driver::api::{call, functions};
+use crate::backend::cuda::driver::context_handle::{IPC_HANDLE_BYTES, current_device};
 use crate::error::Result;
 use crate::model::tensor::DevPtr;
 use cudarc::driver::sys;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
@@ -17,7 +17,7 @@ const DESCRIPTOR: sys::CUmemAllocationHandleType =
 #[derive(Debug)]
 pub struct Piece {
     handle: sys::CUmemGenericAllocationHandle,
-    bytes: usize,
+    pub bytes: usize,
 }
 
 impl Drop for Piece {
@@ -32,9 +32,7 @@ impl Piece {
     fn at(data: DevPtr) -> Result<(DevPtr, Self)> {
         let mut handle = 0;
         // SAFETY: writes one handle; the driver knows its mappings and refuses other addresses.
-        check("cuMemRetainAllocationHandle", unsafe {
-            (functions()?.cuMemRetainAllocationHandle)(&mut handle, data.0 as *mut c_void)
-        })?;
+        unsafe { call!(cuMemRetainAllocationHandle(&mut handle, data.0 as *mut c_void))? };
         let mut piece = Self { handle, bytes: 0 };
         let (begin, bytes) = allocation_of(data)?;
         piece.bytes = bytes;
@@ -58,19 +56,11 @@ impl Piece {
         Ok((begin, pieces))
     }
 
-    /// Its bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// A descriptor by which another process has it, too.
     pub fn export(&self) -> Result<OwnedFd> {
         let mut descriptor: c_int = -1;
         // SAFETY: writes one descriptor, as the kind says.
-        check("cuMemExportToShareableHandle", unsafe {
-            let export = functions()?.cuMemExportToShareableHandle;
-            export((&raw mut descriptor).cast(), self.handle, DESCRIPTOR, 0)
-        })?;
+        unsafe { call!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), self.handle, DESCRIPTOR, 0))? };
         // SAFETY: it is new, and nobody else's.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -79,27 +69,29 @@ impl Piece {
     pub fn import(descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         let mut handle = 0;
         // SAFETY: writes one handle; the driver takes the number itself for the kind's pointer.
-        check("cuMemImportFromShareableHandle", unsafe {
-            let import = functions()?.cuMemImportFromShareableHandle;
-            import(&mut handle, descriptor.as_raw_fd() as usize as *mut c_void, DESCRIPTOR)
-        })?;
+        unsafe {
+            call!(cuMemImportFromShareableHandle(
+                &mut handle,
+                descriptor.as_raw_fd() as usize as *mut c_void,
+                DESCRIPTOR
+            ))?
+        };
         Ok(Self { handle, bytes })
     }
 }
 
 /// A mapping of pieces for the current context's device alone, to be undone by [`unmap`].
 pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
-    let functions = functions()?;
-    let sizes: Vec<usize> = pieces.iter().map(Piece::bytes).collect();
+    let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
     let all = sizes.iter().sum();
     let mut base = 0;
     // SAFETY: writes one address.
-    check("cuMemAddressReserve", unsafe { (functions.cuMemAddressReserve)(&mut base, all, 0, 0, 0) })?;
+    unsafe { call!(cuMemAddressReserve(&mut base, all, 0, 0, 0))? };
     let mut end = base;
     let mut mapped = 0;
     let done = pieces.iter().try_for_each(|piece| {
         // SAFETY: the place was reserved, and nothing is mapped there yet.
-        check("cuMemMap", unsafe { (functions.cuMemMap)(end, piece.bytes, 0, piece.handle, 0) })?;
+        unsafe { call!(cuMemMap(end, piece.bytes, 0, piece.handle, 0))? };
         end += piece.bytes as u64;
         mapped += 1;
         Ok(())
@@ -113,7 +105,7 @@ pub fn map(pieces: &[Piece]) -> Result<DevPtr> {
     };
     let done = done.and_then(|()| {
         // SAFETY: reads one description; all of the range is mapped.
-        check("cuMemSetAccess", unsafe { (functions.cuMemSetAccess)(base, all, &access, 1) })
+        unsafe { call!(cuMemSetAccess(base, all, &access, 1)) }
     });
     done.map(|()| DevPtr(base as usize)).inspect_err(|_| {
         undo(base, sizes.get(..mapped).unwrap_or_default(), all);
@@ -136,4 +128,27 @@ fn undo(base: u64, mapped: &[usize], reserved: usize) {
     }
     // SAFETY: as it was reserved.
     let _: c_int = unsafe { (functions.cuMemAddressFree)(base, reserved) };
+}
+
+/// An IPC handle for the allocation that begins at `data`.
+pub fn export(data: DevPtr) -> Result<[u8; IPC_HANDLE_BYTES]> {
+    let mut handle = sys::CUipcMemHandle { reserved: [0; IPC_HANDLE_BYTES] };
+    // SAFETY: writes one handle.
+    unsafe { call!(cuIpcGetMemHandle(&mut handle, data.0 as u64))? };
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Maps another process's allocation, to be closed once.
+pub fn import(handle: [u8; IPC_HANDLE_BYTES]) -> Result<DevPtr> {
+    const LAZY: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+    let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as c_char) };
+    let mut address = 0;
+    // SAFETY: writes one address; the driver checks the handle.
+    unsafe { call!(cuIpcOpenMemHandle_v2(&mut address, handle, LAZY))? };
+    Ok(DevPtr(address as usize))
+}
+
+pub fn close_import(data: DevPtr) -> Result<()> {
+    // SAFETY: the driver knows its mappings and refuses other addresses.
+    unsafe { call!(cuIpcCloseMemHandle(data.0 as u64)) }
 }

@@ -359,4 +359,12 @@ impl StagedSlot {
     pub fn index(self) -> usize {
         self.0
     }
+
+    /// Its own of `all`.
+    pub fn of<T>(self, [first, second]: &[T; STAGED_SLOTS]) -> &T {
+        match self.0 {
+            0 => first,
+            _ => second,
+        }
+    }
 }

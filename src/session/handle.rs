@@ -235,7 +235,7 @@ impl Handle {
             row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
             mapped: mapped.is_some_and(|it| self.group.is_mapped(it.data)),
         };
-        let choices = self.group.choices();
+        let choices = &self.group.choices;
         match &self.mode {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {
                 let handle = handle.lock();

@@ -3,15 +3,13 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
-use crate::backend::cuda::ht::handle::CudaHt;
+use crate::backend::cuda::ht::handle::{CudaHt, SLOTS_OF_PAGE};
 use crate::backend::cuda::ht::kept;
-use crate::backend::cuda::ht::memory::SLOTS_OF_PAGE;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::HtHandleMemory;
 use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtTold, HtZones, HtZonesParams};
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
@@ -86,7 +84,7 @@ impl HtShared {
             own_counts: own_counts as *const u64,
             told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
             packets: group.plan.packets(&group.layout),
-            max_tokens: to_u32(group.plan.max_tokens())?,
+            max_tokens: to_u32(group.plan.max_tokens)?,
             epochs: of.epoch.map_or(group.epochs().cast_const(), |_| null()),
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
@@ -95,7 +93,6 @@ impl HtShared {
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
-        let module = &group.context.module;
-        module.launch(kernels::ht_zones(), shape, &params, at)
+        group.context.module.launch(kernels::ht_zones(), shape, &params, at)
     }
 }

@@ -88,7 +88,7 @@ impl HtMap {
         for (source, of_source) in all.iter().enumerate() {
             for ids in of_source.by_token() {
                 let ranks = by_rank(facts, ids);
-                if let Some((_, experts)) = ranks.iter().find(|(rank, _)| *rank == me) {
+                if let Some(Destination { experts, .. }) = ranks.iter().find(|it| it.rank == me) {
                     rows += 1;
                     for expert in experts {
                         if let Some(count) = map.counts.get_mut(*expert) {
@@ -111,9 +111,9 @@ impl HtMap {
     }
 
     /// Appends the entries of this rank's next token, which goes to `ranks`.
-    fn push(&mut self, facts: &GroupFacts, ranks: &[(usize, Vec<usize>)], top_k: usize) {
+    fn push(&mut self, facts: &GroupFacts, ranks: &[Destination], top_k: usize) {
         let mut entries = Vec::new();
-        for (rank, experts) in ranks {
+        for Destination { rank, experts, .. } in ranks {
             let Some(index) = self.departures.get_mut(*rank) else { continue };
             let first = rank * facts.local_experts();
             entries.extend(experts.iter().map(|expert| [(first + expert) as u32, *index]));
@@ -204,27 +204,27 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
         let (Some(expert), Some(index)) = (words.next(), words.next()) else { continue };
         let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else { continue };
         let (rank, local) = (facts.owner(expert), expert % facts.local_experts());
-        match all.last_mut() {
-            Some(last) if last.rank == rank => last.experts.push(local),
-            _ => all.push(Destination { rank, index: index as usize, experts: vec![local] }),
-        }
+        add(&mut all, rank, local, index as usize);
     }
     all
 }
 
-/// The ranks that host the experts in `ids` (int64), ascending, each with its local ids.
-fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
+/// Adds the `local` expert of `rank`, where a token that has none there yet gets row `index`.
+fn add(all: &mut Vec<Destination>, rank: usize, local: usize, index: usize) {
+    match all.last_mut() {
+        Some(last) if last.rank == rank => last.experts.push(local),
+        _ => all.push(Destination { rank, index, experts: vec![local] }),
+    }
+}
+
+/// The ranks that host the experts in `ids` (int64), ascending; rows are not numbered yet.
+fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<Destination> {
     let mut experts: Vec<usize> = numeric::i64s(ids).filter_map(|id| facts.expert(id)).collect();
     experts.sort_unstable();
     experts.dedup();
-    let mut ranks: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut ranks = Vec::new();
     for expert in experts {
-        let rank = facts.owner(expert);
-        let local = expert % facts.local_experts();
-        match ranks.last_mut() {
-            Some((last, locals)) if *last == rank => locals.push(local),
-            _ => ranks.push((rank, vec![local])),
-        }
+        add(&mut ranks, facts.owner(expert), expert % facts.local_experts(), 0);
     }
     ranks
 }

@@ -52,6 +52,9 @@
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
 
+// It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
+#define NCCL_EP_HAS_HANDLE_UPDATE 1
+
 // Let the library choose a value.
 #define NCCL_EP_AUTO 0
 
@@ -414,6 +417,50 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
                                 cudaStream_t stream,
                                 bool use_fp8);
 
+// Opens a handle without a routing, which `ncclEpHandleUpdate` gives it. Local, enqueues nothing.
+//
+// In HT it keeps the ids of its update. So a dispatch is a forward one if it has inputs TOPK_WEIGHTS; TOPK_IDX is not
+// read there. A combine gives gradients of weights [T, K] by k: those of the expert that each id names, 0 for others.
+//
+// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has outputs
+// TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and token; those
+// of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them TOKENS and SCALES,
+// `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A combine has inputs TOKENS
+// [n, H], to which the caller has applied the weights: each rank sums a token's rows by ascending expert and rounds that
+// sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the most rows that an update may bring.
+//
+// @param handle            gets the handle; written on success only
+// @param ep_group          the group
+// @param expert_alignment  0, or a power of two: HT, with max_tokens_per_rank, which all ranks together have at most
+//                          1048576 of
+//
+// Returns `ncclInvalidArgument` for a NULL or dead argument or another alignment.
+ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
+                              ncclEpGroup_t ep_group,
+                              unsigned int expert_alignment);
+
+// Gives a handle a routing, in the place of the one that it may have. As `ncclEpCreateHandle` in what it reads, writes
+// and waits for, and as collective.
+//
+// HT on the GPUs of one node: `stream` may be captured into a graph, with a handle of `ncclEpHandleOpen`. Each replay
+// then routes by the ids that are there, and writes the counter. What is enqueued on the handle belongs into the same
+// graph, and needs rows for any routing, as nobody waits for the number of those that come.
+//
+// @param handle            the handle
+// @param topk_idx          as of `ncclEpCreateHandle`; with a handle of `ncclEpHandleOpen` also int32
+// @param local_tensors     as of `ncclEpCreateHandle`; where rows lie by expert they are counted as they come, without
+//                          what fills up
+// @param num_local_tensors number of local tensors
+// @param stream            stream that orders the exchange; NULL is the default stream
+//
+// Returns as `ncclEpCreateHandle`, `ncclInvalidUsage` while a staged operation waits for completion. After a refusal
+// this rank's routing is what it was.
+ncclResult_t ncclEpHandleUpdate(ncclEpHandle_t handle,
+                                const struct ncclNDTensor_t *topk_idx,
+                                struct ncclNDTensor_t *const *local_tensors,
+                                unsigned int num_local_tensors,
+                                cudaStream_t stream);
+
 // Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch
 // the tensor of the ids. NULL is a successful no-op.
 //
@@ -421,8 +468,8 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 // Gets the number of rows that an HT dispatch of this handle can deliver to this rank: R *
-// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO.
-// Local. The real count is known only once the stream of the handle's creation has reached that
+// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Where
+// rows lie by expert, those that any update with its K may bring, filled up. Local. The real count is known only once the stream of the handle's creation has reached that
 // call; this call waits for it.
 //
 // @param handle          an HT handle
@@ -430,7 +477,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument, `ncclInvalidUsage` for an LL handle;
 // with NCCL_EP_AUTO also the error of an exchange for which the creation did not wait.
-ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle, unsigned int *num_recv_tokens);
+ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
+                                          unsigned int *num_recv_tokens);
 
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
 // same order of operations. Enqueued on `stream`; the host does not wait, except in the first

@@ -123,4 +123,4 @@ export OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 export OMPI_MCA_pml="${OMPI_MCA_pml:-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl:-self,vader}"
-export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--linuxio}"
+export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--linuxio,-pci}"

@@ -3,6 +3,9 @@
 //! A group reads it once, when it is created; `log` and `nvtx` once per process. No other module asks the
 //! system for variables. `docs/env.md` lists the same names; a test compares.
 
+mod later;
+
+pub use crate::env::later::LaterEnv;
 use crate::model::group::{LlCombineMode, NodeSums};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
@@ -24,6 +27,8 @@ pub struct Env {
     pub check: bool,
     /// `NCCL_EP_PROGRAMMATIC`: whether kernels may be launched while those before them run.
     pub programmatic: bool,
+    /// Of the later interface: budgets of SMs, and contradictions.
+    pub later: LaterEnv,
     /// `NCCL_HOSTID`: replaces the machine's boot id when ranks are grouped into nodes.
     pub host_id: Option<String>,
     /// `NVTX_INJECTION64_PATH`: the library of a profiler that wants to hear of ranges.
@@ -77,28 +82,20 @@ pub enum Why {
 /// Names that begin so are the project's.
 const PREFIX: &str = "NCCL_EP_";
 const NCCL_LIBRARY: &str = "NCCL_EP_NCCL_LIBRARY";
-/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts; and what programs set for
-/// NVIDIA's library alone: budgets of SMs, the folder that it is in.
-const OTHERS: [&str; 17] = [
+/// Those that are read elsewhere: by [`nccl_library`], the Python package, the build, scripts.
+const OTHERS: [&str; 11] = [
     NCCL_LIBRARY,
     "NCCL_EP_ARCHS",
-    "NCCL_EP_COMBINE_SMS",
-    "NCCL_EP_COMM_SMS",
     "NCCL_EP_CUDA",
     "NCCL_EP_DEPS",
-    "NCCL_EP_DISPATCH_SMS",
-    "NCCL_EP_HOME",
     "NCCL_EP_LIBRARIES",
     "NCCL_EP_LIBRARY",
     "NCCL_EP_NVCC",
-    "NCCL_EP_PREPROCESS_NUM_SMS",
     "NCCL_EP_RELEASE",
     "NCCL_EP_ROOT",
-    "NCCL_EP_SHUFFLE_SMS",
     "NCCL_EP_TARGET",
     "NCCL_EP_UPDATE_HEADER",
 ];
-
 impl Env {
     /// Reads the process environment.
     pub fn read() -> Self {
@@ -116,10 +113,12 @@ impl Env {
         let env = Self::from_reader(&mut reader);
         let Reader { asked, unused, .. } = reader;
         let known = [asked.as_slice(), &OTHERS].concat();
-        let unknown =
-            names.into_iter().filter(|name| name.starts_with(PREFIX) && !known.contains(&name.as_str())).map(|name| {
-                Unused { value: lookup(&name).unwrap_or_default(), why: Why::Name(most_alike(&name, &known)), name }
-            });
+        let is_known = |name: &str| known.contains(&name) || is_of_others(name);
+        let unknown = names.into_iter().filter(|name| name.starts_with(PREFIX) && !is_known(name)).map(|name| Unused {
+            value: lookup(&name).unwrap_or_default(),
+            why: Why::Name(most_alike(&name, &known)),
+            name,
+        });
         (env, unused.into_iter().chain(unknown).collect())
     }
 
@@ -145,11 +144,27 @@ impl Env {
             ht_chunk_bytes: chunk_bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             check: check.unwrap_or(false),
             programmatic: programmatic.unwrap_or(true),
+            later: later_env(reader),
             host_id: reader.text("NCCL_HOSTID"),
             nvtx_injection: reader.text("NVTX_INJECTION64_PATH"),
             verbosity: reader.text("NCCL_DEBUG").map_or(Verbosity::Nothing, |level| Verbosity::of(&level)),
             debug_file: reader.text("NCCL_DEBUG_FILE"),
         }
+    }
+}
+
+fn is_of_others(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(later::is_of_others)
+}
+
+fn later_env(reader: &mut Reader<'_>) -> LaterEnv {
+    let mut sms = |name| reader.number(name, "SMs, 1 or more").map(|sms| u32::try_from(sms).unwrap_or(u32::MAX));
+    let copies = ["NCCL_EP_HT_EM_LOCAL_DUP", "NCCL_EP_HT_EM_NVLINK_DUP"];
+    LaterEnv {
+        sms: sms("NCCL_EP_COMM_SMS"),
+        dispatch_sms: sms("NCCL_EP_DISPATCH_SMS"),
+        combine_sms: sms("NCCL_EP_COMBINE_SMS"),
+        copies_twice: copies.map(|name| reader.switch(name)) == [Some(true); 2],
     }
 }
 
@@ -273,6 +288,8 @@ mod tests {
             "NCCL_DEBUG" => Some("info".to_owned()),
             "NCCL_EP_CHECK" => Some("1".to_owned()),
             "NCCL_EP_PROGRAMMATIC" => Some("0".to_owned()),
+            "NCCL_EP_DISPATCH_SMS" => Some("24".to_owned()),
+            "NCCL_EP_HT_EM_LOCAL_DUP" | "NCCL_EP_HT_EM_NVLINK_DUP" => Some("1".to_owned()),
             _ => None,
         };
         let (env, unused) = read(&set);
@@ -283,6 +300,8 @@ mod tests {
         assert_eq!(env.tuning_file.as_deref(), Some("times.json"));
         assert_eq!(env.verbosity, Verbosity::Groups);
         assert!(env.check && !env.programmatic);
+        let later = LaterEnv { dispatch_sms: Some(24), copies_twice: true, ..LaterEnv::default() };
+        assert_eq!(env.later, later);
         assert_eq!(unused, []);
     }
 
@@ -307,6 +326,11 @@ mod tests {
                 told("NCCL_EP_HT_CHUNK_BYTES", "bytes, 1 or more"),
                 told("NCCL_EP_CHECK", "0 or 1"),
                 told("NCCL_EP_PROGRAMMATIC", "0 or 1"),
+                told("NCCL_EP_COMM_SMS", "SMs, 1 or more"),
+                told("NCCL_EP_DISPATCH_SMS", "SMs, 1 or more"),
+                told("NCCL_EP_COMBINE_SMS", "SMs, 1 or more"),
+                told("NCCL_EP_HT_EM_LOCAL_DUP", "0 or 1"),
+                told("NCCL_EP_HT_EM_NVLINK_DUP", "0 or 1"),
             ];
             assert_eq!(unused, expected);
         }
@@ -328,7 +352,7 @@ mod tests {
         assert_eq!(told("NCCL_EP_NCCL_LIBARY"), library);
         assert_eq!(told("NCCL_EP_ENABLE_RDMA"), Some(Why::Name(None)));
         assert_eq!(told("NCCL_EP_"), Some(Why::Name(None)));
-        for known in ["NCCL_EP_TIMEOUT_MS", "NCCL_EP_LIBRARY", "NCCL_EPS", "PATH"] {
+        for known in ["NCCL_EP_TIMEOUT_MS", "NCCL_EP_LIBRARY", "NCCL_EPS", "PATH", "NCCL_EP_HT_EM_AG_SCAN_MODE"] {
             assert_eq!(told(known), None, "{known}");
         }
         assert_eq!(distance("kitten", "sitting"), 3);
@@ -349,7 +373,10 @@ mod tests {
         let exported = exported.filter(|name| name.starts_with(PREFIX));
         for name in names.chain(exported).map(|it| it.split('=').next()) {
             let name = name.unwrap_or_default();
-            assert!(OTHERS.contains(&name) || reader.asked.contains(&name), "a group would warn of {name}");
+            assert!(
+                OTHERS.contains(&name) || is_of_others(name) || reader.asked.contains(&name),
+                "a group would warn of {name}"
+            );
         }
     }
 }

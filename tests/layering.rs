@@ -22,7 +22,8 @@ model:
 nvtx: env
 tuning: log
 rule: error::* model::*
-backend: backend::device backend::objects error::* model::* tuning
+backend: backend::bootstrap backend::device backend::net::two_sided::replays backend::objects error::* model::*
+    tuning
 backend::detached: error::*
 backend::device: backend::quiescence error::* model::*
 backend::dylib: env
@@ -33,16 +34,13 @@ backend::bootstrap: backend::detached backend::device backend::nccl backend::qui
 backend::net: backend::bootstrap backend::detached backend::device backend::nccl::*
     backend::quiescence error::* model::*
 backend::objects: backend::bootstrap error::* model::*
-backend::platform: backend backend::bootstrap backend::device
-    backend::net::two_sided::replays error::* model::*
-backend::select: backend::cuda::CudaPlatform backend::host::HostPlatform backend::nccl
-    backend::platform error::*
+backend::select: backend backend::cuda::CudaPlatform backend::host::HostPlatform backend::nccl error::*
 backend::host: backend backend::bootstrap backend::device backend::dylib backend::objects::*
-    backend::quiescence backend::platform error::* model::*
+    backend::quiescence error::* model::*
 backend::cuda: backend backend::bootstrap backend::device backend::dylib backend::objects::*
-    backend::own_stream backend::platform backend::quiescence backend::net::* error::* log model::* tuning::*
+    backend::quiescence backend::net::* error::* log model::* tuning::*
 session: backend backend::bootstrap backend::device backend::nccl backend::objects
-    backend::own_stream backend::select env error::* fork log model::* rule::* tuning
+    backend::select env error::* fork log model::* rule::* tuning
 ";
 
 /// Where code may be unsafe; everywhere else nothing switches the lint `unsafe_code` off.

@@ -9,9 +9,9 @@ RefShape shape_for(const EpEnv* env) {
 void open_work(Work* work, const EpEnv* env, uint64_t seed) {
     const RefShape shape = shape_for(env);
     work->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    work->run = ll_run_open_with(env, work->group, &shape, kRefDistinct, true, seed);
-    ll_dispatch(&work->run);
-    ll_combine(&work->run);
+    work->run = ref_run_open_with(env, work->group, &shape, kRefDistinct, true, ref_ll(seed));
+    ref_dispatch(&work->run);
+    ref_combine(&work->run);
 }
 
 int survivors(const DeathRank* self) { return self->env.size - 1; }
@@ -105,7 +105,7 @@ void go_on_without_victim(DeathRank* self) {
     env.comm = open_comm(self, kSecondId, env.rank, env.size);
     Work work;
     open_work(&work, &env, 2);
-    ll_run_close(&work.run);
+    ref_run_close(&work.run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env.stream));
     EP_CHECK_NCCL(ncclCommDestroy(env.comm));
 }

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "forked/ranks.h"
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 // A small low-latency group with a handle.
 typedef struct {
     ncclEpGroup_t group;
-    LlRun run;
+    RefRun run;
 } Work;
 
 RefShape shape_for(const EpEnv* env);

@@ -7,10 +7,11 @@ from planting import Bug
 HT = "3 test_ht uneven_tokens"
 ZONES = "3 test_second high_throughput_delivers"
 ZONES_NODES = "3 NODES=001 test_second high_throughput_delivers"
+CUT = "3 test_second what_is_beyond"
 
 BUGS_OF_ROUTES = (
     Bug("experts of rows before they are told", "ht/zones.cu",
-        "late |= packet_epoch(packet[i]) != block.epoch ? 1u << i : 0;", "late |= 0;", "3 test_second handles_by_expert"),
+        "late |= packet_epoch(packet[i]) != block.epoch ? 1u << i : 0;", "late |= 0;", "3 test_second handles_take_turns"),
     Bug("an epoch that no block counts", "ht/route.cu", "        st_relaxed_gpu(params.epochs, block.epoch());\n", "",
         "2 test_second updates_are_captured", slow=True),
     Bug("an epoch counted before all blocks have read it", "ht/route.cu",
@@ -33,13 +34,20 @@ BUGS_OF_ROUTES = (
     Bug("no end of a row's slots", "ht/zones.cu", "        slots[i] = HT_NO_SLOT;\n", "",
         "2 test_second updates_by_expert", slow=True),
     Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
-        "3 test_second slots_beyond", slow=True),
+        "3 test_second what_is_beyond", slow=True),
+    Bug("dropped rows whose ids stay", "ht/cut.cu", "ids[k] == entry.expert ? kNowhere : ids[k]", "ids[k]", CUT, slow=True),
+    Bug("dropped rows that count", "ht/cut.cu", "        if (stay > 0 && stay < all) {", "        if (false) {", CUT,
+        slow=True),
+    Bug("rows of a handle before that count", "ht/cut.cu", "        st_relaxed_gpu(params.tally + i, 0);\n", "", CUT,
+        slow=True),
+    Bug("a bound for each source", "ht/cut.cu", "block.cut(handle.begins[rank + 1]) - block.cut(handle.begins[rank])",
+        "block.cut(handle.begins[rank + 1] - handle.begins[rank])", CUT, slow=True),
     Bug("experts told in the name of the forwarder", "ht/zones.cu", "params.source, word) + index",
         "params.peers.rank, word) + index", ZONES_NODES, slow=True),
     Bug("scales that stay where they came", "ht/zones_apart.cu", "        if (params.scales.out != nullptr) {\n",
         "        if (false) {\n", ZONES_NODES, slow=True),
     Bug("gradients of slots that are dropped", "ht/zones_apart.cu", "is_slot(slot, params.in_rows);",
-        "slot != HT_NO_SLOT;", "3 NODES=001 test_second slots_beyond", slow=True),
+        "slot != HT_NO_SLOT;", "3 NODES=001 test_second what_is_beyond", slow=True),
     Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
         slow=True),
     Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "        clear_sum<Type>(sum);\n    }\n", "    }\n",

@@ -23,7 +23,6 @@
 #![allow(missing_docs, clippy::missing_safety_doc, non_camel_case_types)]
 
 pub mod cuda;
-mod fork;
 mod handles;
 pub mod nccl;
 mod presence;

@@ -1,12 +1,14 @@
-//! Refusal to work where a GPU is.
+//! Refusal to work where a GPU is, and in a forked process.
 //!
 //! A program linked by mistake against the stand-ins must not compute on the CPU of a GPU machine and
-//! report that as a GPU result. So every entry point asks here first.
+//! report that as a GPU result. So every entry point asks here first. And as with CUDA, whose context does not survive a
+//! fork, a child of a process that had a stream can make no call: it has none of the threads that run the streams.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 
 use crate::report;
 
@@ -57,6 +59,25 @@ fn loads(library: &CStr) -> bool {
     // SAFETY: the handle came from the dlopen above and is closed once.
     unsafe { libc::dlclose(handle) };
     true
+}
+
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// From now on the children of this process are told from it.
+pub(crate) fn watch() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: the handler is a function of this library, forgotten when the library is unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(note_child)) };
+    });
+}
+
+extern "C" fn note_child() {
+    IS_CHILD.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

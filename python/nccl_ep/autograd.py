@@ -26,7 +26,7 @@ def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
     """Sends `tokens` [T, H] and `topk_weights` float32 [T, K]; both get gradients.
 
     Returns tokens [n, H], topk_idx int64 [n, K] (local ids, ascending, then -1) and topk_weights
-    float32 [n, K].
+    float32 [n, K]; where rows lie by expert tokens [P, H], None and topk_weights [P].
     """
     _require_ht(handle)
     if is_traced() or isinstance(handle, TracedHandle):
@@ -52,7 +52,7 @@ def dispatch(handle: EpHandle, tokens: torch.Tensor,
     if topk_weights is None:
         return DispatchResult(_apply(_DispatchTokens, handle, tokens))
     rows, topk_idx, weights = ht_dispatch(handle, tokens, topk_weights)
-    return WeightedResult(rows, None, topk_idx, weights)
+    return (DispatchResult if handle.expert_alignment else WeightedResult)(rows, None, topk_idx, weights)
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -73,7 +73,8 @@ class _Dispatch(torch.autograd.Function):
                 topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         received = handle.dispatch(tokens, topk_weights)
         ctx.handle = handle
-        ctx.mark_non_differentiable(received.topk_idx)
+        if received.topk_idx is not None:
+            ctx.mark_non_differentiable(received.topk_idx)
         return received.tokens, received.topk_idx, received.topk_weights
 
     @staticmethod
@@ -86,8 +87,9 @@ class _Dispatch(torch.autograd.Function):
                 return None, handle.combine(tokens), None
             # autograd passes zeros for unused results, so every rank makes this call.
             home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
-        return None, home_tokens, in_callers_order(handle.topk_idx, home_weights,
-                                                   handle.group.num_experts)
+        if not handle.keeps_ids:
+            home_weights = in_callers_order(handle.topk_idx, home_weights, handle.group.num_experts)
+        return None, home_tokens, home_weights
 
 
 class _DispatchTokens(torch.autograd.Function):
@@ -117,6 +119,8 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         [grad] = grads
         handle: EpHandle = ctx.handle
-        out = torch.empty((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
+        # Behind the rows of all experts nothing is written.
+        new = torch.zeros if handle.expert_alignment else torch.empty
+        out = new((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
         with handle.group.backward_of("combine"):
             return None, handle.dispatch(grad, out=out).tokens

@@ -32,6 +32,7 @@ from nccl_ep.words import in_python
 
 if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle
+    from nccl_ep.routed import Routed
 
 _ALGORITHMS = {"ll": ncclEpAlgorithm_t.LOW_LATENCY, "ht": ncclEpAlgorithm_t.HIGH_THROUGHPUT}
 ROW_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -94,7 +95,7 @@ class EpGroup(Generic[Mode]):
             raise ValueError("max_tokens_per_rank: must be 1 or more with algorithm 'll'; only "
                              "'ht' can do without")
         self._owned_comm: Any = None
-        self._kept: set[EpHandle] = set()
+        self._kept: set[Routed[Any]] = set()
         self._counted: list[torch.Tensor | None] = []
         self.views = Views()
         self.label = ""
@@ -208,6 +209,16 @@ class EpGroup(Generic[Mode]):
 
         return EpHandle(self, topk_idx, counts=counts, stream=stream)
 
+    def open_handle(self, *, expert_alignment: int = 0) -> EpHandle[Mode]:
+        """A handle without a routing, which `EpHandle.update` gives it; local.
+
+        In HT the update can be captured in a CUDA graph, and with `expert_alignment`, a power of two, rows lie by expert:
+        `EpHandle` says how. That needs max_tokens_per_rank.
+        """
+        from nccl_ep.handle import EpHandle
+
+        return EpHandle(self, expert_alignment=expert_alignment)
+
     def variants(self, operation: OperationName) -> list[Variant]:
         """The ways to run "ll_combine", "ht_dispatch" or "ht_combine" that have names."""
         return variants(operation, self._exact)
@@ -237,7 +248,7 @@ class EpGroup(Generic[Mode]):
 
         return retune(self, top_k, max_tokens, **options)
 
-    def keep(self, handle: EpHandle) -> None:
+    def keep(self, handle: Routed[Any]) -> None:
         """Keeps a handle, as one that a CUDA graph has captured, until the group is closed."""
         self._kept.add(handle)
 

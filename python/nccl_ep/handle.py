@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from nccl_ep.arguments import cannot_be_copied
 from nccl_ep.choices import Choice, chosen
 from nccl_ep.gradients import check_differentiable, needs_gradient
 from nccl_ep.modes import Mode
-from nccl_ep.operators.numbers import forget, register
 from nccl_ep.operators.traced import is_traced, runs_now, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
                              RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult,
                              result_class)
+from nccl_ep.routed import Routed
 from nccl_ep.row_layout import (RowLayout, check_weights_of_combine, checked_layout,
                                 low_latency_shape)
 from nccl_ep.scales import (CastName, ScalesOrder, checked_scale_output, checked_scales,
                             new_scales, scaled_rows)
-from nccl_ep.tensors import (Tag, TensorList, checked, checked_integers, checked_output,
-                             describe, written)
+from nccl_ep.tensors import Tag, TensorList, checked, checked_output, written
 from nccl_ep.types import ncclEpDispatchConfig_t
 from nccl_ep.views import WITHOUT_MEMORY, check_view, without_views
 
@@ -37,7 +33,7 @@ _NO_OPTIONS = ncclEpDispatchConfig_t()
 _ROUND_SCALES = ncclEpDispatchConfig_t(round_scales=1)
 
 
-class EpHandle(Generic[Mode]):
+class EpHandle(Routed[Mode]):
     """One routing. Made by `EpGroup.create_handle`; destroyed by `close`, or with the object.
 
     Operations are enqueued on `stream` (a torch stream; None: the current one), and every rank
@@ -48,57 +44,12 @@ class EpHandle(Generic[Mode]):
     if it is int64 and contiguous, else the copy `handle.topk_idx`. HT reads it once: its
     `handle.topk_idx` is always a copy, which is not to be changed.
     A handle that a CUDA graph has captured lives until `close` or the end of the group.
+
+    One of `EpGroup.open_handle` gets its routings by `update`. With `expert_alignment` in HT a dispatch delivers rows
+    [P, H] by expert, then source rank and token, one for each expert that a token names, and weights [P], no ids.
+    Those of an expert begin at a multiple of the alignment, with zeros behind the last; what is behind all of them is
+    undefined, its weights are 0. A combine of such rows sums a token's.
     """
-
-    def __init__(self, group: EpGroup[Mode], topk_idx: torch.Tensor, *,
-                 counts: torch.Tensor | None = None, stream: Any = None) -> None:
-        self._handle: Any = None
-        self._staged: list[TensorList] = []
-        self._staged_on: int | None = None
-        self.staged_outputs: list[torch.Tensor] = []
-        self._rows: int | None = None
-        self._by_rank = False
-        self.number = register(self)  # of operators
-        self.group = group
-        self.topk_idx = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
-        # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
-        # knows of, for the stream that it was made on.
-        self._ids_kept_for = {group.runtime.stream(None), group.runtime.stream(stream)}
-        self.num_tokens, self.top_k = self.topk_idx.shape
-        if counts is not None:
-            counts = checked_output("counts", counts, (group.num_local_experts,), group.device,
-                                    torch.int32)
-        counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, counts))
-        group.runtime.follow(stream)
-        with group.runtime.current():
-            self._handle = group.call(
-                group.library.ncclEpCreateHandle, group.handle,
-                describe(self.topk_idx, Tag.TOPK_IDX), None, group.runtime.stream(stream),
-                counter.descriptors)
-        group.runtime.hand_over(stream, [self.topk_idx, *counter.tensors])
-        written(counter.tensors)
-        if group.algorithm == "ht" and self.topk_idx.data_ptr() == topk_idx.data_ptr():
-            # A dispatch with weights finds them by the ids. Behind the exchange, which others wait
-            # for.
-            with group.runtime.on(stream):
-                self.topk_idx = self.topk_idx.clone()
-            self._ids_kept_for = {group.runtime.stream(stream)}
-
-    @property
-    def handle(self) -> Any:
-        """The ncclEpHandle_t, for calls to the library."""
-        if self._handle is None:
-            raise RuntimeError("the handle is closed")
-        return self._handle
-
-    @property
-    def num_recv_tokens(self) -> int:
-        """HT: rows that a dispatch can deliver here; the exact count if the group has no bound M.
-        """
-        if self._rows is None:
-            ask = self.group.library.ncclEpHandleGetNumRecvTokens
-            self._rows = int(self.group.call(ask, self.handle))
-        return self._rows
 
     @overload
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
@@ -176,7 +127,9 @@ class EpHandle(Generic[Mode]):
                                      send_only=send_only, stream=stream, view=view)
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
         check_view(view, by_rank, out is not None)
-        if is_traced(stream):
+        if is_traced(stream) and not ((self.keeps_ids or view) and runs_now(tokens)):
+            if view:
+                raise RuntimeError("view: not in code that is traced")
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
@@ -185,7 +138,7 @@ class EpHandle(Generic[Mode]):
         tokens = checked("tokens", tokens, (self.num_tokens, "H"), group.device)
         ids = None
         if topk_weights is not None:
-            ids = None if low_latency else self.topk_idx
+            ids = None if low_latency or self.keeps_ids else self.topk_idx
             topk_weights = self._weights(topk_weights, self.num_tokens)
         is_scaled = scales is not None or cast is not None
         if needs_gradient(tokens, topk_weights, scales):
@@ -200,7 +153,7 @@ class EpHandle(Generic[Mode]):
                             (Tag.TOPK_WEIGHTS, topk_weights))
         # In HT the host may wait here, and the GPU then waits for the host: do as little as
         # possible afterwards.
-        shape = self._received_shape(tokens.shape[1], by_rank)
+        shape = self._received_shape(tokens.shape[1], by_rank, out is None, stream)
         rows = scaled_rows(tokens, scales, cast) if is_scaled else None
         dtype = tokens.dtype if rows is None else rows.dtype
         given = [each for each in (out, out_scales) if each is not None]
@@ -216,14 +169,17 @@ class EpHandle(Generic[Mode]):
         else:
             out_scales = new_scales((*out.shape[:-1], rows.scales), rows.scale_dtype, scales_order,
                                     group.device)
-        result = result_class(low_latency, topk_weights is not None, is_scaled)(out)
+        has_ids = topk_weights is not None and not self.expert_alignment
+        result = result_class(low_latency, has_ids, is_scaled)(out)
         if low_latency:
             zones = group.world_size if by_rank else group.num_local_experts
             result = result._replace(counts=self._new((zones,), torch.int32))
-        if topk_weights is not None:
+        if has_ids:
             routing = (*out.shape[:-1], self.top_k)
             result = result._replace(topk_idx=self._new(routing, torch.int64),
                                      topk_weights=self._new(routing, torch.float32))
+        elif topk_weights is not None:
+            result = result._replace(topk_weights=self._new((out.shape[0],), torch.float32))
         if rows is not None:
             result = result._replace(scales=out_scales)
         outputs = TensorList((Tag.TOKENS, out), (Tag.SCALES, result.scales),
@@ -249,7 +205,7 @@ class EpHandle(Generic[Mode]):
             with chosen(self, "combine", choice, tokens):
                 return self.combine(tokens, topk_weights, out=out, send_only=send_only,
                                     stream=stream)
-        if is_traced(stream) and not (self._by_rank and runs_now(tokens)):
+        if is_traced(stream) and not ((self._by_rank or self.keeps_ids) and runs_now(tokens)):
             return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
                                         stream=stream)
         group = self.group
@@ -273,12 +229,14 @@ class EpHandle(Generic[Mode]):
                              stream: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         """HT, the backward of a dispatch with weights: `tokens` [n, H], `topk_weights` [n, K].
 
-        Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros.
+        Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros; of a handle of
+        `open_handle` by k. Where rows lie by expert `topk_weights` are [P].
         """
-        if is_traced(stream):
+        if is_traced(stream) and not (self.keeps_ids and runs_now(tokens)):
             return traced(self).combine_with_weights(tokens, topk_weights, stream=stream)
         tokens = self._results(tokens)
-        weights = self._weights(topk_weights, tokens.shape[0])
+        weights = (checked("topk_weights", topk_weights, tokens.shape[:1], self.group.device, torch.float32)
+                   if self.expert_alignment else self._weights(topk_weights, tokens.shape[0]))
         if needs_gradient(tokens, weights):
             check_differentiable(self.group.algorithm, "combine_with_weights", False)
         out = self._home(tokens, None)
@@ -307,14 +265,6 @@ class EpHandle(Generic[Mode]):
         if staged and address != self._staged_on:
             group.runtime.keep_for(stream, self._memory(staged))
         group.settle()
-
-    def close(self) -> None:
-        """Destroys the handle; local. A second call does nothing."""
-        handle, self._handle = self._handle, None
-        self._staged, self.staged_outputs = [], []
-        forget(self.number)
-        if handle is not None:
-            self.group.library.ncclEpHandleDestroy(handle)
 
     def _run(self, operation: Literal["dispatch", "combine"],
              lists: tuple[TensorList, TensorList, TensorList], given: list[torch.Tensor],
@@ -348,20 +298,18 @@ class EpHandle(Generic[Mode]):
         # LL reads the ids in every phase, even after the caller has dropped the handle.
         return [self.topk_idx, *(tensor for each in lists for tensor in each.tensors)]
 
-    def _keep_if_captured(self, stream: Any) -> None:
-        """If `stream` is captured, keeps the handle: replays of the graph use it."""
-        if self.group.runtime.is_capturing(stream):
-            self.group.keep(self)
-
-    def _received_shape(self, hidden: int, by_rank: bool) -> tuple[int, ...]:
-        if self.group.algorithm == "ht":
-            return self.num_recv_tokens, hidden
-        return low_latency_shape(self.group, hidden, by_rank)
+    def _received_shape(self, hidden: int, by_rank: bool, needed: bool, stream: Any) -> tuple[int, ...]:
+        """Of the rows that a dispatch delivers; if that is not `needed`, the number is asked for where it is known, so
+        that the library can refuse an output that is too short."""
+        if self.group.algorithm == "ll":
+            return low_latency_shape(self.group, hidden, by_rank)
+        is_known = needed or self._rows is not None or not self.group.runtime.is_capturing(stream)
+        return self.num_recv_tokens if is_known else 0, hidden
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")
         if self.group.algorithm == "ll":
-            shape = (*self._received_shape(0, self._by_rank)[:-1], "H")
+            shape = (*low_latency_shape(self.group, 0, self._by_rank)[:-1], "H")
         return checked("tokens", tokens, shape, self.group.device)
 
     def _home(self, tokens: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -376,24 +324,3 @@ class EpHandle(Generic[Mode]):
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.group.device)
-
-    def __enter__(self) -> EpHandle[Mode]:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        cannot_be_copied(self, "group.create_handle(topk_idx) makes another")
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._handle is None else ", staged" if self._staged else ""
-        return (f"<EpHandle of {self.num_tokens} tokens, top-{self.top_k}{state}, "
-                f"{self.group!r}>")
-
-    # At the end of the interpreter the names that `close` needs may be None already, and the
-    # process gives everything back.
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not _ending() and getattr(self, "_handle", None) is not None:
-            self.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import signal
 from collections.abc import Iterable
 
 MIB = 1 << 20
@@ -32,6 +33,8 @@ _HT_COUNTS, _HT_HEAD, _HT_ENTRY, _ORIGIN = 2, 32, 8, 8
 # Rows that go straight to memory that peers map: packets of an offer, ids and weights of a row beside which scales lie,
 # and the most bytes of all that lies beside rows.
 _OFFER, _SIDE_ENTRIES, _SIDE_BYTES, _SIDE_ALIGN = 6, 8, 16 * MIB, 16
+# Rows that lie by expert: experts that a packet tells of, and the most rows of groups that have room for that.
+_ZONE_EXPERTS, _ZONE_ROWS = 26, 1 << 20
 # Over several nodes: passes of an operation and their least and most bytes, where each node has one
 # rank and otherwise.
 _ALONE, _WITH_OTHERS = (2, 16 * MIB, 32 * MIB), (8, 4 * MIB, 16 * MIB)
@@ -191,8 +194,13 @@ def _ht_window(shape: Shape, place: _Place, counts: int) -> int:
     depth = 1 << (min(wanted, fitting).bit_length() - 1)
     units = place.locals * _UNITS * depth
     rings = sum(_up(size, _REGION) for size in (
-        2 * counts, units * _PACKET, units * _WORD, units * unit))
+        2 * counts, units * _PACKET, units * _WORD, units * unit, _ht_zones(shape)))
     return rings + (_ht_mapped(shape) if not place.others and shape.ranks > 1 else 0)
+
+
+def _ht_zones(shape: Shape) -> int:
+    rows = shape.ranks * shape.tokens
+    return rows * -(-shape.local_experts // _ZONE_EXPERTS) * _PACKET if rows <= _ZONE_ROWS else 0
 
 
 def _ht_mapped(shape: Shape) -> int:
@@ -305,4 +313,5 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
     main()

@@ -287,6 +287,17 @@ class NCCLLibrary:
                    count, None, stream, bool(use_fp8))
         return handle
 
+    def ncclEpHandleOpen(self, group: Any, expert_alignment: int = 0) -> ncclEpHandle_t:
+        """A handle without a routing; local."""
+        handle = ncclEpHandle_t()
+        self._call("ncclEpHandleOpen", ctypes.byref(handle), group, expert_alignment)
+        return handle
+
+    def ncclEpHandleUpdate(self, handle: Any, topk_tensor: Any,
+                           local_tensors: Sequence[ncclNDTensor_t] | None = None, stream: Any = None) -> None:
+        """Gives a handle a routing; arguments as in `ncclEpCreateHandle`, and collective like that."""
+        self._call("ncclEpHandleUpdate", handle, _pointer(topk_tensor), *tensor_list(local_tensors or ()), stream)
+
     def ncclEpHandleDestroy(self, handle: Any) -> None:
         """Destroys a handle; local."""
         self._call("ncclEpHandleDestroy", handle)

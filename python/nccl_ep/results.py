@@ -17,6 +17,7 @@ class DispatchResult(NamedTuple):
     Scales, if rows have them: [L, R*M, S], [R, M, S] or [n, S].
     HT: tokens [n, H], one row per received token, by source rank and token; with weights also
     topk_idx int64 [n, K], local ids ascending, then -1, and topk_weights float32 [n, K], then 0.
+    HT by expert (`EpGroup.open_handle`): tokens [P, H], and topk_weights float32 [P].
     """
 
     tokens: torch.Tensor

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from nccl_ep.operators.traced import is_traced
-
 if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
 
@@ -23,8 +21,6 @@ def checked_layout(layout: str, algorithm: str, weighted: bool) -> bool:
         raise ValueError("topk_weights: needed with layout=\"rank\"")
     if algorithm == "ll" and weighted and not by_rank:
         raise ValueError("topk_weights: in low latency they belong to combine")
-    if by_rank and is_traced():
-        raise RuntimeError("layout: code that is traced has expert-major rows only")
     return by_rank
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import gc
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nccl_ep import EpGroup
+from nccl_ep import EpGroup, EpHandle
 from nccl_ep.layers import EPAll2AllLayer
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import launched_local_rank, launched_rank
@@ -69,6 +70,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _config = session.config
     _config.failed_tests = set()
     _config.passed_tests = set()
+    # What PyTorch brings stays. Tests that collect garbage would look at all of it each time.
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -153,6 +156,31 @@ def group(comm):
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def opened(group, world, device):
+    """Makes a problem, a group with a bound in low latency and none in high throughput, and a handle."""
+    def make(algorithm: str, *, bound: int | None = None, **settings) -> tuple[Problem, EpGroup, EpHandle]:
+        problem = Problem(*world, device=device, **settings)
+        most = (0 if algorithm == "ht" else 9 + 2 * world[1]) if bound is None else bound
+        ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm=algorithm,
+                   max_tokens_per_rank=most, dtype=problem.dtype)
+        return problem, ep, ep.create_handle(problem.topk_idx)
+
+    return make
+
+
+@pytest.fixture
+def small(group, world, device):
+    """Makes a group with an expert on each rank, and a handle that sends so many tokens to the first."""
+    def make(tokens: int, algorithm: str = "ll", **settings) -> tuple[EpGroup, EpHandle]:
+        most = {} if algorithm == "ht" else {"max_tokens_per_rank": tokens}
+        ep = group(**{"num_experts": world[1], "hidden": 8, "algorithm": algorithm, "dtype": torch.float32, **most,
+                      **settings})
+        return ep, ep.create_handle(torch.zeros((tokens, 1), dtype=torch.int64, device=device))
+
+    return make
 
 
 @pytest.fixture

@@ -60,10 +60,9 @@ def test_types_that_no_operation_takes(world, dtype):
         nccl_ep.tune("times.json", nccl_ep.MoeShape(size, 8, 1, 1, dtype))
 
 
-def test_what_is_no_tensor(group, world, device):
+def test_what_is_no_tensor(small, world, device):
     rank, size = world
-    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
-    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
+    ep, handle = small(2)
     for call, text in (
             (lambda: handle.dispatch([[0.0]]), "tokens: must be a tensor, not list; "
                                                r"torch.as_tensor\(tokens\) makes one"),
@@ -83,11 +82,9 @@ def test_what_is_no_tensor(group, world, device):
                 handle.complete(stream=stream)
 
 
-def test_a_result_is_not_its_tokens(group, world, device):
-    _, size = world
-    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
-    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
-    received = handle.dispatch(torch.zeros((2, 8), dtype=torch.bfloat16, device=device))
+def test_a_result_is_not_its_tokens(small, device):
+    _, handle = small(2)
+    received = handle.dispatch(torch.zeros((2, 8), device=device))
     with pytest.raises(TypeError, match="tokens: must be a tensor, not LowLatencyResult; pass "
                                         "result.tokens$"):
         handle.combine(received, torch.ones((2, 1), device=device))
@@ -169,7 +166,7 @@ def test_the_text_begins_with_what_matters(library, comm, world):
         library.ncclCommCount(nccl_ep.ncclComm_t())
 
 
-def test_texts_have_the_names_of_python(group, world, device):
+def test_texts_have_the_names_of_python(small, world, device):
     rank, size = world
     for call, text in (
             (lambda: EpGroup(size + 1, 8, max_tokens_per_rank=1) if size > 1 else
@@ -180,9 +177,8 @@ def test_texts_have_the_names_of_python(group, world, device):
              f"num_tot_experts: 0 is no multiple of world_size, {size}")):
         with pytest.raises((nccl_ep.NcclEpError, ValueError), match=text):
             call()
-    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2)
-    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
-    long = torch.zeros((2, 16), dtype=torch.bfloat16, device=device)
+    _, handle = small(2)
+    long = torch.zeros((2, 16), device=device)
     with pytest.raises(nccl_ep.InvalidArgumentError, match=r"ncclEpDispatch: tokens.shape\[1\]: "):
         handle.dispatch(long)
 
@@ -196,11 +192,10 @@ def test_torch_tensors_for_c(library: NCCLLibrary):
         library.ncclEpCreateHandle(None, tensor)
 
 
-def test_what_things_are_called(group, world, device):
+def test_what_things_are_called(small, world, device):
     """`repr` says what tells one from another; `dir` has what loads at first use."""
     rank, size = world
-    ep = group(num_experts=2 * size, hidden=8, max_tokens_per_rank=2)
-    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
+    ep, handle = small(2, num_experts=2 * size, dtype=torch.bfloat16)
     text = f"<EpGroup ll, rank {rank} of {size}, {2 * size} experts, hidden 8 torch.bfloat16, "
     assert repr(ep).startswith(text) and repr(ep).endswith(f"{device}>")
     assert repr(handle).startswith("<EpHandle of 2 tokens, top-1, <EpGroup ll")

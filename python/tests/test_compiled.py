@@ -38,12 +38,9 @@ def unknown_sizes():
 
 
 @pytest.fixture
-def low_latency(group, world, device):
+def low_latency(opened):
     """A problem and a handle of low latency."""
-    problem = Problem(*world, device=device, hidden=128, dtype=torch.bfloat16)
-    ep = group(num_experts=problem.num_experts, hidden=128, max_tokens_per_rank=32)
-    with ep.create_handle(problem.topk_idx) as handle:
-        yield problem, handle
+    return opened("ll", bound=32, hidden=128, dtype=torch.bfloat16)[::2]
 
 
 def same(got, want):

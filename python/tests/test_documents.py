@@ -38,8 +38,16 @@ def values(problem: Problem, size: int) -> dict[str, object]:
             "max_tokens": 32, "hidden": problem.hidden, "experts": doubled, **same}
 
 
+@pytest.fixture
+def as_launched(device, monkeypatch):
+    """What torchrun tells a program; a default device that it sets ends with it."""
+    monkeypatch.setenv("LOCAL_RANK", str(device.index or 0))
+    yield
+    torch.set_default_device(None)
+
+
 @pytest.mark.parametrize("code", _CASES)
-def test_a_documented_block(world, device, code, tmp_path, monkeypatch, request):
+def test_a_documented_block(world, device, code, tmp_path, monkeypatch, request, as_launched):
     """In a folder of its own. What it leaves open is closed; an `output` has the right sums, and
     `sums` have them up to the rounding to 8 bits."""
     if _COMPILER in code:

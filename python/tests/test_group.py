@@ -127,10 +127,9 @@ def test_high_throughput_counts_at_creation(group, world, device):
             ep.create_handle(ids, counts=wrong)
 
 
-def test_shapes_types_and_devices_are_checked(group, world, device):
+def test_shapes_types_and_devices_are_checked(small, world, device):
     _, size = world
-    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=2, dtype=torch.float32)
-    handle = ep.create_handle(torch.zeros((2, 1), dtype=torch.int64, device=device))
+    ep, handle = small(2)
     tokens = torch.zeros((2, 8), device=device)
     slots = torch.zeros((1, 2 * size, 8), device=device)
     weights = torch.ones((2, 1), device=device)

@@ -227,7 +227,7 @@ def test_configurations_that_make_no_sense(world):
     dist.barrier()
 
 
-def test_a_mode_of_torch_that_looks_on(layer, world, device):
+def test_operators_of_a_mode_that_looks_on(layer, world, device, two_ranks):
     """The layout is the same, with its list."""
     problem = Problem(*world, device=device)
     ep = layer(problem)

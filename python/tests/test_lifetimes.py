@@ -15,11 +15,9 @@ from problems import Problem
 HIDDEN = 4096
 
 
-def test_what_a_staged_operation_writes_to_is_kept(group, world, device):
+def test_what_a_staged_operation_writes_to_is_kept(small, device):
     """It is kept when the caller drops it: the receive phase would write into reused memory."""
-    _, size = world
-    ep = group(num_experts=size, hidden=8, max_tokens_per_rank=1, dtype=torch.float32)
-    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    _, handle = small(1)
     result = weakref.ref(handle.dispatch(torch.ones((1, 8), device=device), send_only=True).tokens)
     gc.collect()
     assert result() is not None
@@ -29,11 +27,9 @@ def test_what_a_staged_operation_writes_to_is_kept(group, world, device):
 
 
 @pytest.mark.high_throughput
-def test_high_throughput_has_nothing_in_flight(group, world, device):
+def test_high_throughput_has_nothing_in_flight(small, device):
     """HT ignores send_only, so nothing is kept for a `complete` that never comes."""
-    _, size = world
-    ep = group(num_experts=size, hidden=8, algorithm="ht", dtype=torch.float32)
-    handle = ep.create_handle(torch.zeros((1, 1), dtype=torch.int64, device=device))
+    _, handle = small(1, "ht")
     result = weakref.ref(handle.dispatch(torch.ones((1, 8), device=device), send_only=True).tokens)
     gc.collect()
     assert result() is None

@@ -26,24 +26,15 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.fixture
-def low_latency(group, world, device):
+def low_latency(opened):
     """A problem and a handle of low latency."""
-    problem = Problem(*world, device=device, hidden=128, dtype=torch.bfloat16)
-    ep = group(num_experts=problem.num_experts, hidden=128, max_tokens_per_rank=32)
-    handle = ep.create_handle(problem.topk_idx)
-    yield problem, handle
-    handle.close()
+    return opened("ll", bound=32, hidden=128, dtype=torch.bfloat16)[::2]
 
 
 @pytest.fixture(params=[32, 0], ids=["bound", "auto"])
-def high_throughput(group, world, device, request):
+def high_throughput(opened, request):
     """A problem and a handle of high throughput."""
-    problem = Problem(*world, device=device, masked=True)
-    ep = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", dtype=torch.float32,
-               max_tokens_per_rank=request.param)
-    handle = ep.create_handle(problem.topk_idx)
-    yield problem, handle
-    handle.close()
+    return opened("ht", bound=request.param, masked=True)[::2]
 
 
 def valid(received):
@@ -63,6 +54,30 @@ def test_low_latency_is_seen_by_dispatch_modes(low_latency):
     assert seen.names == ["ll_dispatch", "ll_combine"]
     assert torch.equal(again, combined) and torch.equal(have.counts, want.counts)
     assert type(have) is type(want)
+
+
+@pytest.mark.parametrize("cast", [None, "fp8"])
+@pytest.mark.parametrize("staged", [False, True])
+def test_rank_major_rows_in_a_graph(low_latency, cast, staged):
+    problem, handle = low_latency
+
+    def step(tokens, weights):
+        received = handle.dispatch(tokens, weights, layout="rank", cast=cast, send_only=staged)
+        if staged:
+            handle.complete()
+        factors = torch.where(received.topk_idx >= 0, received.topk_weights, 0.0).sum(dim=2, keepdim=True)
+        rows = received.tokens if cast is None else received.tokens.float() * received.scales
+        sums = handle.combine((torch.where(factors > 0, rows, 0) * factors).to(torch.bfloat16), send_only=staged)
+        if staged:
+            handle.complete()
+        return sums, received.counts, received.topk_idx
+
+    want = step(problem.tokens, problem.weights)
+    graph = make_fx(step)(problem.tokens, problem.weights)
+    names = [node.target._opname for node in graph.graph.nodes
+             if getattr(node.target, "namespace", "") == "nccl_ep" and "complete" not in node.target._opname]
+    assert names == ["ll_dispatch_rank", "ll_combine"]
+    assert all(map(torch.equal, graph(problem.tokens, problem.weights), want))
 
 
 @pytest.mark.parametrize("order", ["row", "column"])

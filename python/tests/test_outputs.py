@@ -5,22 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import Problem
-
 HT = pytest.param("ht", marks=pytest.mark.high_throughput)
-
-
-@pytest.fixture
-def opened(group, world, device):
-    """Makes a problem, a group without a bound in HT, and a handle."""
-    def make(algorithm: str, **settings):
-        rank, size = world
-        problem = Problem(rank, size, device=device, dtype=torch.bfloat16, hidden=128)
-        most = 0 if algorithm == "ht" else 9 + 2 * size
-        ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm=algorithm,
-                   max_tokens_per_rank=most, dtype=problem.dtype)
-        return problem, ep, ep.create_handle(problem.topk_idx, **settings)
-    return make
+ROWS = {"dtype": torch.bfloat16, "hidden": 128}
 
 
 def saved(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,7 +22,7 @@ def refuses_backward(graph: torch.Tensor) -> None:
 @pytest.mark.parametrize("algorithm", ["ll", HT])
 def test_a_graph_that_saved_an_output(opened, algorithm):
     """Its backward would compute with other values."""
-    problem, ep, handle = opened(algorithm)
+    problem, ep, handle = opened(algorithm, **ROWS)
     received = handle.dispatch(problem.tokens)
     weights = problem.weights if algorithm == "ll" else None
     out, home = torch.zeros_like(received.tokens), torch.zeros_like(problem.tokens)
@@ -64,7 +50,7 @@ def test_counters(group, world, device):
 
 def test_what_a_staged_operation_writes_to(opened):
     """Its second half writes, also to a result that the package made."""
-    problem, ep, handle = opened("ll")
+    problem, ep, handle = opened("ll", **ROWS)
     received = handle.dispatch(problem.tokens, send_only=True)
     graph, versions = saved(received.tokens), received.counts._version
     handle.complete()
@@ -79,7 +65,7 @@ def test_what_a_staged_operation_writes_to(opened):
 @pytest.mark.parametrize("algorithm", ["ll", HT])
 def test_outputs_that_require_gradients(opened, algorithm):
     """As torch's own `out`: refused, but under no_grad."""
-    problem, ep, handle = opened(algorithm)
+    problem, ep, handle = opened(algorithm, **ROWS)
     weights = problem.weights if algorithm == "ll" else None
     scaled = handle.dispatch(problem.tokens, cast="fp8")
     received = handle.dispatch(problem.tokens)
@@ -99,7 +85,7 @@ def test_outputs_that_require_gradients(opened, algorithm):
 
 def test_outputs_of_inference_mode(opened):
     """They have no versions, and no graph saves them."""
-    problem, ep, handle = opened("ll")
+    problem, ep, handle = opened("ll", **ROWS)
     with torch.inference_mode():
         out = torch.empty_like(handle.dispatch(problem.tokens).tokens)
         handle.dispatch(problem.tokens, out=out)
@@ -110,7 +96,7 @@ def test_outputs_of_inference_mode(opened):
 
 def test_memory_for_scales(opened):
     """The library sees neither the device nor the type of what it is given."""
-    problem, ep, handle = opened("ll")
+    problem, ep, handle = opened("ll", **ROWS)
     scales = handle.dispatch(problem.tokens, cast="fp8").scales
     for wrong, text in (([1.0], "out_scales: must be a tensor, not list"),
                         (scales.to("meta"), "out_scales: is on meta, the group on"),
@@ -122,7 +108,7 @@ def test_memory_for_scales(opened):
 @pytest.mark.high_throughput
 def test_fewer_rows_than_come(opened):
     """Refused at the call, so that the group goes on: the host knows how many come."""
-    problem, ep, handle = opened("ht")
+    problem, ep, handle = opened("ht", **ROWS)
     received = handle.dispatch(problem.tokens)
     rows = received.tokens.shape[0]
     assert rows > 1

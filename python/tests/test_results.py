@@ -9,32 +9,25 @@ import torch
 
 from nccl_ep import (DispatchResult, LowLatencyResult, LowLatencyScaledResult, ScaledResult,
                      WeightedResult, WeightedScaledResult)
-from problems import Problem
 
 
 def what_is_there(result: DispatchResult) -> set[str]:
     return {name for name in result._fields if getattr(result, name) is not None}
 
 
-def test_low_latency(group, world, device):
-    rank, size = world
-    problem = Problem(rank, size, dtype=torch.bfloat16, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, dtype=problem.dtype,
-               max_tokens_per_rank=9 + 2 * size)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_low_latency(opened):
+    problem, _, handle = opened("ll", dtype=torch.bfloat16)
+    with handle:
         plain, scaled = handle.dispatch(problem.tokens), handle.dispatch(problem.tokens, cast="fp8")
     assert type(plain) is LowLatencyResult and what_is_there(plain) == {"tokens", "counts"}
     assert type(scaled) is LowLatencyScaledResult and what_is_there(scaled) == {"tokens", "counts", "scales"}
 
 
 @pytest.mark.high_throughput
-def test_high_throughput(group, world, device):
-    rank, size = world
-    problem = Problem(rank, size, dtype=torch.bfloat16, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=problem.hidden, algorithm="ht",
-               dtype=problem.dtype)
+def test_high_throughput(opened):
+    problem, _, handle = opened("ht", dtype=torch.bfloat16)
     routing = {"topk_idx", "topk_weights"}
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         for weights, cast, kind, there in (
                 (None, None, DispatchResult, set()), (problem.weights, None, WeightedResult, routing),
                 (None, "fp8", ScaledResult, {"scales"}),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from problems import Problem
-from test_group import expected_slots, ll_group
+from test_group import expected_slots
 
 _HIDDEN = 256
 
@@ -20,11 +19,10 @@ def dequantised(rows: torch.Tensor, scales: torch.Tensor, cast: str) -> torch.Te
 
 @pytest.mark.parametrize("cast", ["fp8", "fp8_pow2", "ue8m0", "ue8m0_packed", "mxfp8"])
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_low_latency_casts(group, world, device, cast, order):
+def test_low_latency_casts(opened, world, cast, order):
     rank, size = world
-    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
-    ep = ll_group(group, problem, size)
-    with ep.create_handle(problem.topk_idx) as handle:
+    problem, ep, handle = opened("ll", hidden=_HIDDEN, dtype=torch.bfloat16)
+    with handle:
         received = handle.dispatch(problem.tokens, cast=cast, scales_order=order)
         assert received.tokens.dtype == torch.float8_e4m3fn
         if received.scales.shape[-1] > 1:
@@ -39,13 +37,11 @@ def test_low_latency_casts(group, world, device, cast, order):
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_high_throughput_forwards_scales(group, world, device, order):
-    rank, size = world
-    problem = Problem(rank, size, hidden=_HIDDEN, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=_HIDDEN, algorithm="ht", dtype=problem.dtype)
+def test_high_throughput_forwards_scales(opened, order):
+    problem, _, handle = opened("ht", hidden=_HIDDEN)
     rows = problem.tokens.to(torch.float8_e4m3fn)
     scales = problem.tokens[:, :3]  # with a pitch
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         received = handle.dispatch(rows, problem.weights, scales=scales, scales_order=order)
         plain = handle.dispatch(problem.tokens, problem.weights)
     assert torch.equal(received.tokens.view(torch.uint8),
@@ -55,11 +51,10 @@ def test_high_throughput_forwards_scales(group, world, device, order):
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
-def test_low_latency_forwards_scales(group, world, device, order):
+def test_low_latency_forwards_scales(opened, world, order):
     rank, size = world
-    problem = Problem(rank, size, hidden=_HIDDEN, device=device)
-    ep = ll_group(group, problem, size)
-    with ep.create_handle(problem.topk_idx) as handle:
+    problem, ep, handle = opened("ll", hidden=_HIDDEN)
+    with handle:
         received = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn),
                                    scales=problem.tokens[:, :3], scales_order=order)
         for local in range(ep.num_local_experts):
@@ -71,11 +66,9 @@ def test_low_latency_forwards_scales(group, world, device, order):
 
 @pytest.mark.high_throughput
 @pytest.mark.parametrize("cast", ["fp8", "ue8m0_packed", "mxfp8"])
-def test_high_throughput_casts(group, world, device, cast):
-    rank, size = world
-    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=_HIDDEN, algorithm="ht", dtype=problem.dtype)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_high_throughput_casts(opened, cast):
+    problem, _, handle = opened("ht", hidden=_HIDDEN, dtype=torch.bfloat16)
+    with handle:
         plain = handle.dispatch(problem.tokens, problem.weights)
         received = handle.dispatch(problem.tokens, problem.weights, cast=cast)
     assert received.tokens.dtype == torch.float8_e4m3fn and len(plain.tokens) > 0
@@ -87,11 +80,9 @@ def test_high_throughput_casts(group, world, device, cast):
 
 
 @pytest.mark.high_throughput
-def test_scales_go_to_memory_of_the_caller(group, world, device):
-    rank, size = world
-    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
-    ep = group(num_experts=problem.num_experts, hidden=_HIDDEN, algorithm="ht", dtype=problem.dtype)
-    with ep.create_handle(problem.topk_idx) as handle:
+def test_scales_go_to_memory_of_the_caller(opened, device):
+    problem, _, handle = opened("ht", hidden=_HIDDEN, dtype=torch.bfloat16)
+    with handle:
         plain = handle.dispatch(problem.tokens, problem.weights, cast="fp8")
         rows = len(plain.scales)
         memory = torch.full((_HIDDEN // 128, rows + 3), -1.0, device=device)
@@ -102,12 +93,10 @@ def test_scales_go_to_memory_of_the_caller(group, world, device):
     assert torch.all(memory[:, rows:] == -1)
 
 
-def test_what_makes_no_sense_is_refused(group, world, device):
-    rank, size = world
-    problem = Problem(rank, size, hidden=_HIDDEN, dtype=torch.bfloat16, device=device)
-    ep = ll_group(group, problem, size)
+def test_what_makes_no_sense_is_refused(opened, device):
+    problem, _, handle = opened("ll", hidden=_HIDDEN, dtype=torch.bfloat16)
     scales = torch.ones((len(problem.tokens), 2), device=device)
-    with ep.create_handle(problem.topk_idx) as handle:
+    with handle:
         for arguments, text in [(dict(cast="int4"), "cast: must be one of fp8,"),
                                 (dict(cast="fp8", scales=scales), "cast: rows that have scales"),
                                 (dict(scales=scales[:-1]), "scales: has shape"),

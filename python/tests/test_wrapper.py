@@ -240,7 +240,7 @@ def test_a_library_without_the_functions(tmp_path):
             only_nccl.ncclEpGroupDestroy(None)
 
 
-def test_importing_needs_neither_torch_nor_a_library():
+def test_importing_needs_neither_torch_nor_a_library(alone):
     code = ("import sys, nccl_ep; assert nccl_ep.HAVE_NCCL_EP and 'torch' not in sys.modules; "
             "nccl_ep.NCCLLibrary")
     environment = {**os.environ, "NCCL_EP_LIBRARY": "/nowhere"}

@@ -32,7 +32,7 @@ pub struct Bootstrap {
     comm: Communicator,
     device: Arc<dyn Device>,
     timeout: Duration,
-    formatter: Formatter,
+    pub formatter: Formatter,
     /// Kept for the next exchange: allocating may wait for the whole device.
     buffer: Mutex<Option<Buffer>>,
     /// Number of exchanges so far, the same on every rank.
@@ -74,10 +74,6 @@ impl Bootstrap {
 
     pub fn rank(&self) -> GroupRank {
         self.comm.rank
-    }
-
-    pub fn formatter(&self) -> Formatter {
-        self.formatter
     }
 
     pub fn device(&self) -> &Arc<dyn Device> {

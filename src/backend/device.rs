@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::any::Any;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 pub trait Memory: Send + Sync {
     /// Allocates `bytes`; zero bytes may give NULL.
@@ -107,3 +107,26 @@ impl EnteredDevice {
 #[cfg(test)]
 #[path = "device_tests.rs"]
 pub mod tests;
+
+/// Destroyed when it is dropped.
+pub struct OwnStream {
+    device: Arc<dyn Device>,
+    pub stream: Stream,
+}
+
+impl OwnStream {
+    /// A stream without implicit order.
+    pub fn new(device: Arc<dyn Device>) -> Result<Self> {
+        let stream = device.create_stream()?;
+        Ok(Self { device, stream })
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        // An exchange that a lost rank never joined may block it for ever; then the stream is leaked.
+        if self.device.is_idle(self.stream) == Ok(true) {
+            self.device.destroy_stream(self.stream);
+        }
+    }
+}

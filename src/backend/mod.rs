@@ -12,20 +12,21 @@ pub mod host;
 pub mod nccl;
 pub mod net;
 pub mod objects;
-pub mod own_stream;
-pub mod platform;
 pub mod quiescence;
 pub mod select;
 
+use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
-use crate::backend::objects::{Found, Kind, Wanted};
+use crate::backend::net::two_sided::replays::ReplayMarks;
+use crate::backend::objects::GroupObjects;
 use crate::error::{Code, Error, Result};
-use crate::model::group::ByMode;
+use crate::model::group::{ByMode, GroupFacts, RankChoices};
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{
     HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
 use crate::model::tensor::DevPtr;
+use crate::model::topology::Topology;
 use crate::tuning::Tuning;
 use std::sync::Arc;
 
@@ -64,20 +65,11 @@ pub trait GroupBackend: Send + Sync {
     /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
     /// that are enqueued, from now on. A matter of this rank alone.
     fn tune(&self, _tuning: Tuning) {}
-    /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
-    /// one, or every rank an error.
-    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
-    /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as
-    /// [`GroupBackend::make_object`].
+    fn objects(&self) -> &dyn GroupObjects;
+    /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as [`GroupObjects::make`].
     fn make_views(&self, _stream: Stream) -> Result<()> {
         Ok(())
     }
-    /// Ends the object whose memory, of `kind`, begins at `data` on this rank. Collective.
-    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
-    /// The object that the byte at `data` is in.
-    fn find_object(&self, data: DevPtr) -> Option<Found>;
-    /// The error of an exchange that other ranks never joined: no other can follow.
-    fn lost(&self) -> Option<Error>;
     /// Waits for the group's operations, then releases what peers can see. Collective unless a fault is known.
     fn close(&self, stream: Stream) -> Result<()>;
 }
@@ -148,4 +140,23 @@ pub trait HtBackend: Send + Sync {
     /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange. An error on a handle that
     /// was opened again: its number is on the device alone.
     fn num_recv_tokens(&self) -> Result<usize>;
+}
+
+/// A device that groups can be opened on.
+pub trait Platform {
+    fn device(&self) -> Arc<dyn Device>;
+    /// Marks with so many places for operations of NCCL's two-sided network in graphs; `None` on a device without graphs.
+    fn new_replay_marks(&self, _places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
+        Ok(None)
+    }
+    /// Opens a group in the mode of the facts, for ranks on these nodes. Collective: every rank
+    /// gets a group, or every rank an error.
+    fn open(
+        &self,
+        facts: GroupFacts,
+        topology: Topology,
+        bootstrap: Bootstrap,
+        choices: &RankChoices,
+        stream: Stream,
+    ) -> Result<OpenGroup>;
 }

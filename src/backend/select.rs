@@ -3,10 +3,10 @@
 //! The host backend is used only where NCCL is that of the CPU stand-ins, which their marker symbol
 //! shows. No environment variable can make a communicator of a real NCCL use it.
 
+use crate::backend::Platform;
 use crate::backend::cuda::CudaPlatform;
 use crate::backend::host::HostPlatform;
 use crate::backend::nccl::Communicator;
-use crate::backend::platform::Platform;
 use crate::error::Result;
 
 pub fn platform(comm: &Communicator) -> Result<Box<dyn Platform>> {

@@ -213,6 +213,8 @@ pub enum OfTensor {
     ScaleWidth,
     Pitched,
     ForwardedAsIs,
+    /// No kernel casts rows that lie by expert in high throughput.
+    NotCastByExpert,
     RowMultipleOf16,
     RowBound,
     RowAndScalesBound,

@@ -174,13 +174,21 @@ pub struct GroupFacts {
     pub ht_chunk_bytes: Option<usize>,
     /// Channels to use, 2 SMs each; `None`: the library chooses.
     pub channels: Option<usize>,
-    /// HT: whether handles may have rows that lie by expert.
+    /// HT: whether handles may have rows that lie by expert, however many may come.
     pub zones: bool,
     /// HT: rows that an ABI's tensors must have room for; 0 for none.
     pub tensor_rows: usize,
 }
 
+/// The most rows that a rank may receive in groups that have room for zones because that is little.
+const MOST_ROWS_WITH_ZONES: usize = 1 << 20;
+
 impl GroupFacts {
+    /// HT: whether handles may have rows that lie by expert.
+    pub fn has_zones(&self) -> bool {
+        self.zones || self.max_tokens.is_some_and(|tokens| tokens.saturating_mul(self.ranks) <= MOST_ROWS_WITH_ZONES)
+    }
+
     pub fn local_experts(&self) -> usize {
         self.experts / self.ranks
     }

@@ -72,6 +72,9 @@ pub struct HandleForm {
     pub keeps_ids: bool,
     /// HT: rows lie by expert; a row that comes for several experts is there once for each.
     pub zones: Option<Zones>,
+    /// HT, of rows that do not lie by expert, where the handle keeps its ids and ranks are on one node: rows that there are
+    /// on each rank; what comes beyond is dropped. `None`: nothing is. The same on all ranks.
+    pub most_rows: Option<usize>,
 }
 
 /// How the rows of a handle lie by expert: those of an expert together, by source rank, then token, filled up with zeros
@@ -88,6 +91,12 @@ impl Zones {
     /// A zone of so many rows, with what fills it up.
     pub fn padded(self, rows: usize) -> usize {
         rows.next_multiple_of(self.alignment)
+    }
+
+    /// The most slots that there are for `rows` rows, each of at most `top_k` of the `experts` here.
+    pub fn most(self, rows: usize, top_k: usize, experts: usize) -> usize {
+        let most = rows * top_k.min(experts) + experts * (self.alignment - 1);
+        most / self.alignment * self.alignment
     }
 }
 
@@ -352,5 +361,13 @@ impl StagedSlot {
     /// Its number, below [`STAGED_SLOTS`].
     pub fn index(self) -> usize {
         self.0
+    }
+
+    /// Its own of `all`.
+    pub fn of<T>(self, [first, second]: &[T; STAGED_SLOTS]) -> &T {
+        match self.0 {
+            0 => first,
+            _ => second,
+        }
     }
 }

@@ -21,6 +21,9 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
     let received = Received { out, layout };
     let out_rows = out.map(|out| out.size(0));
     let DispatchRows { row, scaled, tokens, out } = rows::dispatch(facts, routing, (tokens, received), tensors)?;
+    if routing.form.zones.is_some() && scaled.is_some_and(|scaled| scaled.cast().is_some()) {
+        return Err(Error::argument(Subject::Tensor(Role::ScalesIn), OfTensor::NotCastByExpert));
+    }
     let out = out.zip(out_rows).map(|(data, rows)| Rows { data, rows });
     let routing_in = forward_inputs(routing, tensors)?;
     let routing_out = match routing_in {
@@ -141,7 +144,7 @@ fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, rows: usize) -> Re
     let Some(input) = Argument::optional(Role::WeightsIn, tensors.weights) else {
         return Ok(None); // An output without an input is ignored, as the reference does.
     };
-    let HandleForm { keeps_ids, zones } = routing.form;
+    let HandleForm { keeps_ids, zones, .. } = routing.form;
     let input = input.dims(if zones.is_some() { 1 } else { 2 })?.dtype_is(DType::Float32)?.size_is(
         0,
         rows,

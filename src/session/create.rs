@@ -3,28 +3,24 @@
 //! A rank that refuses its arguments still takes part in the exchange, so the others learn of it
 //! and return an error instead of waiting.
 
-use crate::backend::Profile;
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::device::Device;
+use crate::backend::device::{Device, OwnStream};
 use crate::backend::nccl::Communicator;
-use crate::backend::own_stream::OwnStream;
-use crate::backend::select;
+use crate::backend::{Profile, select};
 use crate::env::Env;
 use crate::error::refusal::{AmongRanks, Setting, Subject};
 use crate::error::{Code, Error, Formatter, Result};
-use crate::fork;
-use crate::log;
 use crate::model::group::{Algorithm, GroupChoices, GroupFacts, GroupSettings, LlCombineMode, NodeSums, RankChoices};
 use crate::model::ids::GroupRank;
 use crate::model::ops::{HandleForm, Stream};
 use crate::model::topology::{NODE_ID_BYTES, NodeId, Topology};
-use crate::rule;
 use crate::rule::handle::HandleTensors;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::group::{Group, check_not_captured};
 use crate::session::handle::Handle;
 use crate::tuning::Learned;
+use crate::{fork, log, rule};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +47,7 @@ pub fn group(
         Some(_) => Ok(None),
         None => OwnStream::new(Arc::clone(&device)).map(Some),
     };
-    let own = own_stream.iter().flatten().next().map(OwnStream::stream);
+    let own = own_stream.iter().flatten().next().map(|own| own.stream);
     // A rank that got no stream tells the others so, on whichever stream that runs.
     let stream = stream.or(own).unwrap_or(Stream::DEFAULT);
     let (ranks, rank) = (comm.ranks, comm.rank);

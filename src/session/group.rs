@@ -1,7 +1,6 @@
 //! A group: its facts, its backend, and whether it still works.
 
-use crate::backend::device::{Device, EnteredDevice};
-use crate::backend::own_stream::OwnStream;
+use crate::backend::device::{Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
@@ -28,7 +27,7 @@ pub struct Group {
     own_stream: OnceCell<OwnStream>,
     about: Option<About>,
     checks: Option<Checks>,
-    choices: Choices,
+    pub(super) choices: Choices,
     failed: OnceCell<Error>,
     closed: AtomicBool,
     staged: Mutex<Staged>,
@@ -99,12 +98,17 @@ impl Group {
         self.closed.store(true, Ordering::Release);
         // If the device is gone, closing says so.
         let _entered = self.enter();
-        let own = self.own_stream.get().map(OwnStream::stream);
+        let own = self.own_stream.get().map(|own| own.stream);
         self.backend.common.close(stream.or(own).unwrap_or(Stream::DEFAULT))
     }
 
     pub fn facts(&self) -> &GroupFacts {
         &self.facts
+    }
+
+    /// How many nodes its ranks are on.
+    pub fn nodes(&self) -> usize {
+        self.nodes
     }
 
     /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
@@ -150,10 +154,6 @@ impl Group {
         self.choices.select(selector);
     }
 
-    pub(super) fn choices(&self) -> &Choices {
-        &self.choices
-    }
-
     /// From now on each dispatch adds the rows that each local expert receives to `totals`, int64 `[L]` on the device and
     /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
     pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
@@ -189,7 +189,7 @@ impl Group {
 
     /// The stream of the library's own for exchanges of the group, which is made when it is needed first.
     pub(super) fn own_stream(&self) -> Result<Stream> {
-        self.own_stream.get_or_try_init(|| OwnStream::new(self.device())).map(OwnStream::stream)
+        self.own_stream.get_or_try_init(|| OwnStream::new(self.device())).map(|own| own.stream)
     }
 
     /// Refuses work on a closed or failed group.

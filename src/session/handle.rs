@@ -235,7 +235,7 @@ impl Handle {
             row_bytes: rows.and_then(Tensor::row_bytes).unwrap_or(0),
             mapped: mapped.is_some_and(|it| self.group.is_mapped(it.data)),
         };
-        let choices = self.group.choices();
+        let choices = &self.group.choices;
         match &self.mode {
             ByMode::Ll((_, handle)) => choices.of(of_ll, || {
                 let handle = handle.lock();
@@ -319,10 +319,17 @@ impl Handle {
         counted
     }
 
-    /// Rows that an HT dispatch can deliver: the group's bound or, in a group without one, the exact number.
+    /// Rows that an HT dispatch can deliver: the bound of the group, or of a routing's slots; in a group without a bound
+    /// the exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
         match (&self.mode, self.group.facts().max_recv_rows) {
-            (ByMode::Ht(_), Some(rows)) => Ok(rows),
+            (ByMode::Ht((_, handle)), Some(rows)) => Ok(match self.form.zones {
+                None => rows,
+                Some(zones) => {
+                    let top_k = routed(&handle.read())?.routing.top_k;
+                    zones.most(rows, top_k, self.group.facts().local_experts())
+                }
+            }),
             _ => self.expected_rows(),
         }
     }

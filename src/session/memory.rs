@@ -12,23 +12,23 @@ impl Group {
     /// end does. `bytes` is an error if they could not be read. Collective, in one order on all ranks.
     pub fn allocate_memory(&self, bytes: Result<usize>) -> Result<DevPtr> {
         let wanted = bytes.map(Wanted::New);
-        self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Own, stream))
+        self.exchange(|stream| self.backend().common.objects().make(wanted, Kind::Own, stream))
     }
 
     /// Ends the object of [`Group::allocate_memory`] at `data`, and frees it. Collective.
     pub fn free_memory(&self, data: DevPtr) -> Result<()> {
-        self.exchange(|stream| self.backend().common.end_object(data, Kind::Own, stream))
+        self.exchange(|stream| self.backend().common.objects().end(data, Kind::Own, stream))
     }
 
     /// Makes an object of the caller's memory, `bytes` at `data`, until [`Group::forget_memory`]. Collective.
     pub fn register_memory(&self, given: Result<(DevPtr, usize)>) -> Result<()> {
         let wanted = given.map(|(data, bytes)| Wanted::Given(data, bytes));
-        self.exchange(|stream| self.backend().common.make_object(wanted, Kind::Given, stream)).map(drop)
+        self.exchange(|stream| self.backend().common.objects().make(wanted, Kind::Given, stream)).map(drop)
     }
 
     /// Ends the object of [`Group::register_memory`] at `data`, which stays the caller's. Collective.
     pub fn forget_memory(&self, data: DevPtr) -> Result<()> {
-        self.exchange(|stream| self.backend().common.end_object(data, Kind::Given, stream))
+        self.exchange(|stream| self.backend().common.objects().end(data, Kind::Given, stream))
     }
 
     /// The address of a view by `view`, for a dispatch on `stream`. The first one whose rows stay where they arrive meets
@@ -47,12 +47,12 @@ impl Group {
 
     /// Whether peers map the byte at `data`.
     pub(super) fn is_mapped(&self, data: DevPtr) -> bool {
-        self.backend().common.find_object(data).is_some()
+        self.backend().common.objects().find(data).is_some()
     }
 
     /// What object the byte at `data` is in.
     pub fn memory_at(&self, data: DevPtr) -> Result<Found> {
-        let found = self.backend().common.find_object(data);
+        let found = self.backend().common.objects().find(data);
         found.ok_or_else(|| Error::argument(Subject::Memory, OfMemory::OfGroup))
     }
 
@@ -61,7 +61,7 @@ impl Group {
         self.check_usable()?;
         let _entered = self.enter()?;
         call(self.own_stream()?).inspect_err(|_| {
-            if let Some(lost) = self.backend().common.lost() {
+            if let Some(lost) = self.backend().common.objects().lost() {
                 self.mark_failed(lost);
             }
         })

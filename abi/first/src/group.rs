@@ -1,9 +1,9 @@
 //! Creation and destruction of groups.
 #![allow(unsafe_code)]
 
-use crate::callbacks::Callbacks;
 use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
+use crate::owners::Allocator;
 use crate::texts;
 use crate::types::{
     cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         if let Some(about) = session.about() {
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));
         }
-        let allocator = Arc::new(Callbacks { alloc: alloc_fn, free: free_fn, device: session.device() });
+        let allocator = Arc::new(Allocator { alloc: alloc_fn, free: free_fn, device: session.device() });
         let number = Group::register(session, allocator);
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }

@@ -7,9 +7,11 @@ use crate::read::{self, Tag, TensorSet};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::model::ops::{HandleForm, RoutingCounters, Stream};
+use nccl_ep_core::model::group::{Algorithm, GroupFacts};
+use nccl_ep_core::model::ops::{HandleForm, RoutingCounters, Stream, Zones};
 use nccl_ep_core::rule::handle::HandleTensors;
 use nccl_ep_core::session::create;
+use nccl_ep_core::session::handle::Handle;
 use std::ffi::c_uint;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -110,6 +112,93 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
     if config.is_null() { Ok(()) } else { Err(refuse::argument("config", "must be NULL")) }
 }
 
+/// Opens a handle without a routing, which `ncclEpHandleUpdate` gives it. Local, enqueues nothing.
+///
+/// In HT it keeps the ids of its update. So a dispatch is a forward one if it has inputs TOPK_WEIGHTS; TOPK_IDX is not
+/// read there. A combine gives gradients of weights [T, K] by k: those of the expert that each id names, 0 for others.
+///
+/// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has outputs
+/// TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and token; those
+/// of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them TOKENS and SCALES,
+/// `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A combine has inputs TOKENS
+/// [n, H], to which the caller has applied the weights: each rank sums a token's rows by ascending expert and rounds that
+/// sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the most rows that an update may bring.
+///
+/// @param handle            gets the handle; written on success only
+/// @param ep_group          the group
+/// @param expert_alignment  0, or a power of two: HT, with max_tokens_per_rank, which all ranks together have at most
+///                          1048576 of
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead argument or another alignment.
+///
+/// # Safety
+/// `handle` is NULL or points to a writable handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHandleOpen(
+    handle: *mut ncclEpHandle_t,
+    ep_group: ncclEpGroup_t,
+    expert_alignment: c_uint,
+) -> ncclResult_t {
+    GUARD.run("ncclEpHandleOpen", Subject::Group(ep_group as usize), || {
+        let group = Group::resolve(ep_group as usize)?;
+        check_out("handle", handle)?;
+        let zones = zones(group.session.facts(), expert_alignment)?;
+        let made = Handle::new(Arc::clone(&group.session), HandleForm { keeps_ids: true, zones });
+        let number = objects::register_handle(made);
+        // SAFETY: this function's contract.
+        unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
+    })
+}
+
+fn zones(facts: &GroupFacts, alignment: c_uint) -> Result<Option<Zones>> {
+    if alignment == 0 {
+        return Ok(None);
+    }
+    let refused = |rule, expected| Err(refuse::argument("expert_alignment", rule).got(alignment, expected));
+    if facts.algorithm == Algorithm::LowLatency || !facts.has_zones() {
+        return refused("must be 0 but in high throughput with few enough max_tokens_per_rank", "0");
+    }
+    if !alignment.is_power_of_two() {
+        return refused("must be 0 or a power of two", "a power of two");
+    }
+    Ok(Some(Zones { alignment: alignment as usize, most_slots: None }))
+}
+
+/// Gives a handle a routing, in the place of the one that it may have. As `ncclEpCreateHandle` in what it reads, writes
+/// and waits for, and as collective.
+///
+/// HT on the GPUs of one node: `stream` may be captured into a graph, with a handle of `ncclEpHandleOpen`. Each replay
+/// then routes by the ids that are there, and writes the counter. What is enqueued on the handle belongs into the same
+/// graph, and needs rows for any routing, as nobody waits for the number of those that come.
+///
+/// @param handle            the handle
+/// @param topk_idx          as of `ncclEpCreateHandle`; with a handle of `ncclEpHandleOpen` also int32
+/// @param local_tensors     as of `ncclEpCreateHandle`; where rows lie by expert they are counted as they come, without
+///                          what fills up
+/// @param num_local_tensors number of local tensors
+/// @param stream            stream that orders the exchange; NULL is the default stream
+///
+/// Returns as `ncclEpCreateHandle`, `ncclInvalidUsage` while a staged operation waits for completion. After a refusal
+/// this rank's routing is what it was.
+///
+/// # Safety
+/// Pointers are NULL or valid for what they are documented to be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHandleUpdate(
+    handle: ncclEpHandle_t,
+    topk_idx: *const ncclNDTensor_t,
+    local_tensors: *const *mut ncclNDTensor_t,
+    num_local_tensors: c_uint,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    GUARD.run("ncclEpHandleUpdate", Subject::Handle(handle as usize), || {
+        let handle = objects::handle(handle as usize)?;
+        // SAFETY: this function's contract.
+        let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
+        handle.update(arguments, Stream(stream as usize))
+    })
+}
+
 /// Destroys a handle. Local. Gives up a staged operation that was not completed. Does not touch
 /// the tensor of the ids. NULL is a successful no-op.
 ///
@@ -128,8 +217,8 @@ pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResu
 }
 
 /// Gets the number of rows that an HT dispatch of this handle can deliver to this rank: R *
-/// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO.
-/// Local. The real count is known only once the stream of the handle's creation has reached that
+/// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Where
+/// rows lie by expert, those that any update with its K may bring, filled up. Local. The real count is known only once the stream of the handle's creation has reached that
 /// call; this call waits for it.
 ///
 /// @param handle          an HT handle

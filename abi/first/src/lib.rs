@@ -7,9 +7,7 @@
 //! All exported functions work alike: enter the guard, read the arguments, call the core, return a
 //! code.
 
-mod callbacks;
 mod choices;
-mod cuts;
 mod group;
 mod guard;
 mod handle;

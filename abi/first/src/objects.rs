@@ -1,6 +1,6 @@
 //! The objects behind the numbers that C holds, and those numbers.
 
-use crate::owners::{Freeing, TensorAllocator};
+use crate::owners::{Allocator, Freeing};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
 use nccl_ep_core::error::Result;
 use nccl_ep_core::session;
@@ -13,22 +13,22 @@ static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", 
 static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
 
 /// Allocators of destroyed groups, which still free those groups' tensors.
-static FREEING: Mutex<Freeing> = Mutex::new(Freeing::EMPTY);
+static FREEING: Mutex<Freeing<Allocator>> = Mutex::new(Freeing::EMPTY);
 
 /// A group of this ABI.
 pub struct Group {
     pub session: Arc<session::group::Group>,
-    pub allocator: Arc<dyn TensorAllocator>,
+    pub allocator: Arc<Allocator>,
     reported: AtomicBool,
 }
 
 impl Group {
-    pub fn register(session: session::group::Group, allocator: Arc<dyn TensorAllocator>) -> usize {
+    pub fn register(session: session::group::Group, allocator: Arc<Allocator>) -> usize {
         let group =
             Self { session: Arc::new(session), allocator: Arc::clone(&allocator), reported: AtomicBool::new(false) };
         let mut freeing = FREEING.lock();
         let number = GROUPS.insert(Arc::new(group));
-        freeing.note(number, &allocator);
+        freeing.note(number, allocator.free_fn(), &allocator);
         number
     }
 
@@ -42,7 +42,7 @@ impl Group {
     }
 
     /// The allocator of the live or destroyed group `number`.
-    pub fn allocator_of(number: usize) -> Option<Arc<dyn TensorAllocator>> {
+    pub fn allocator_of(number: usize) -> Option<Arc<Allocator>> {
         match GROUPS.find(number) {
             Ok(group) => Some(Arc::clone(&group.allocator)),
             Err(Missing::Destroyed) => FREEING.lock().find(number),

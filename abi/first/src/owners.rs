@@ -2,50 +2,92 @@
 //!
 //! Programs destroy tensors after their group (the reference's own test does), so ownership is
 //! recorded by data pointer, apart from the group.
+#![allow(unsafe_code)]
 
-use nccl_ep_core::error::Result;
+use crate::types::{cudaError_t, ncclEpAllocFn_t, ncclEpFreeFn_t};
+use nccl_ep_core::backend::device::Device;
+use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::tensor::DevPtr;
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Allocates and frees tensor data: the caller's functions, or the device's.
-pub trait TensorAllocator: Send + Sync {
-    fn alloc(&self, bytes: usize) -> Result<DevPtr>;
-    fn free(&self, data: DevPtr) -> Result<()>;
+/// Allocates and frees tensor data through the caller's functions; a NULL one is replaced by the device's.
+pub struct Allocator {
+    pub alloc: ncclEpAllocFn_t,
+    pub free: ncclEpFreeFn_t,
+    pub device: Arc<dyn Device>,
+}
+
+impl Allocator {
+    fn alloc(&self, bytes: usize) -> Result<DevPtr> {
+        let Some(alloc) = self.alloc else { return self.device.alloc(bytes) };
+        let mut data = std::ptr::null_mut::<c_void>();
+        let mut code = 0;
+        // It may allocate as this library does itself, which spoils no capture.
+        self.device.apart_from_captures(&mut || {
+            // SAFETY: the caller's function has the documented signature; `data` outlives the call.
+            code = unsafe { alloc(&mut data, bytes) };
+        })?;
+        check("alloc_fn", code)?;
+        if data.is_null() && bytes > 0 {
+            return Err(Error::new(Code::SystemError, "alloc_fn: gave NULL and reported success"));
+        }
+        Ok(DevPtr(data as usize))
+    }
+
+    fn free(&self, data: DevPtr) -> Result<()> {
+        let Some(free) = self.free else { return self.device.free(data) };
+        let mut code = 0;
+        self.device.apart_from_captures(&mut || {
+            // SAFETY: the caller's function has the documented signature; it gets memory of the
+            // matching allocator, or a pointer that the caller put into a descriptor to be freed.
+            code = unsafe { free(data.0 as *mut c_void) };
+        })?;
+        check("free_fn", code)
+    }
+
     /// The address of the caller's free function; `None` if the device frees.
-    fn free_fn(&self) -> Option<usize>;
+    pub fn free_fn(&self) -> Option<usize> {
+        self.free.map(|free| free as usize)
+    }
+}
+
+fn check(name: &str, code: cudaError_t) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        _ => Err(Error::new(Code::SystemError, format!("{name}: failed with CUDA error {code}"))),
+    }
 }
 
 /// Allocators for descriptors made by hand that are destroyed with a dead group. Has an entry per
 /// change of the free function, not per group.
-pub struct Freeing(Vec<(usize, Arc<dyn TensorAllocator>)>);
+pub struct Freeing<A>(Vec<(usize, Option<usize>, Arc<A>)>);
 
-impl Freeing {
+impl<A> Freeing<A> {
     /// Knows no group.
     pub const EMPTY: Self = Self(Vec::new());
 
-    /// Records that group `number`, larger than all before, frees by `allocator`.
-    pub fn note(&mut self, number: usize, allocator: &Arc<dyn TensorAllocator>) {
-        let is_same = |(_, last): &(usize, Arc<dyn TensorAllocator>)| last.free_fn() == allocator.free_fn();
-        if !self.0.last().is_some_and(is_same) {
-            self.0.push((number, Arc::clone(allocator)));
+    /// Records that group `number`, larger than all before, frees by `allocator` through the function `free`.
+    pub fn note(&mut self, number: usize, free: Option<usize>, allocator: &Arc<A>) {
+        if self.0.last().is_none_or(|(_, last, _)| *last != free) {
+            self.0.push((number, free, Arc::clone(allocator)));
         }
     }
 
     /// The allocator of group `number`, which must have been recorded.
-    pub fn find(&self, number: usize) -> Option<Arc<dyn TensorAllocator>> {
-        let later = self.0.partition_point(|(first, _)| *first <= number);
-        let (_, allocator) = self.0.get(later.checked_sub(1)?)?;
-        Some(Arc::clone(allocator))
+    pub fn find(&self, number: usize) -> Option<Arc<A>> {
+        let later = self.0.partition_point(|(first, ..)| *first <= number);
+        self.0.get(later.checked_sub(1)?).map(|(.., allocator)| Arc::clone(allocator))
     }
 }
 
-static OWNERS: Lazy<Mutex<HashMap<DevPtr, Arc<dyn TensorAllocator>>>> = Lazy::new(Mutex::default);
+static OWNERS: Lazy<Mutex<HashMap<DevPtr, Arc<Allocator>>>> = Lazy::new(Mutex::default);
 
 /// Allocates tensor data that [`free`] will return to `owner`.
-pub fn alloc(owner: &Arc<dyn TensorAllocator>, bytes: usize) -> Result<DevPtr> {
+pub fn alloc(owner: &Arc<Allocator>, bytes: usize) -> Result<DevPtr> {
     let data = owner.alloc(bytes)?;
     if !data.is_null() {
         OWNERS.lock().insert(data, Arc::clone(owner));
@@ -54,7 +96,7 @@ pub fn alloc(owner: &Arc<dyn TensorAllocator>, bytes: usize) -> Result<DevPtr> {
 }
 
 /// Frees `data` by its allocator or, if unknown, by `fallback`; without either keeps it.
-pub fn free(data: DevPtr, fallback: Option<&Arc<dyn TensorAllocator>>) -> Result<()> {
+pub fn free(data: DevPtr, fallback: Option<&Arc<Allocator>>) -> Result<()> {
     let owner = OWNERS.lock().remove(&data);
     match owner.as_ref().or(fallback) {
         Some(allocator) if !data.is_null() => allocator.free(data),
@@ -66,36 +108,19 @@ pub fn free(data: DevPtr, fallback: Option<&Arc<dyn TensorAllocator>>) -> Result
 mod tests {
     use super::*;
 
-    struct Fake(Option<usize>);
-
-    impl TensorAllocator for Fake {
-        fn alloc(&self, _bytes: usize) -> Result<DevPtr> {
-            Ok(DevPtr::default())
-        }
-
-        fn free(&self, _data: DevPtr) -> Result<()> {
-            Ok(())
-        }
-
-        fn free_fn(&self) -> Option<usize> {
-            self.0
-        }
-    }
-
     #[test]
     fn groups_that_free_alike_cost_nothing() {
         let mut freeing = Freeing::EMPTY;
         let mut note = |numbers: std::ops::Range<usize>, free_fn| {
             for number in numbers {
-                let allocator: Arc<dyn TensorAllocator> = Arc::new(Fake(free_fn));
-                freeing.note(number, &allocator);
+                freeing.note(number, free_fn, &Arc::new(free_fn));
             }
         };
         note(10..1000, None);
         note(1000..2000, Some(7));
         note(2000..2001, Some(8));
         note(2001..3000, None);
-        let found = |number| freeing.find(number).map(|allocator| allocator.free_fn());
+        let found = |number| freeing.find(number).map(|free_fn| *free_fn);
         assert_eq!(freeing.0.len(), 4);
         assert_eq!(found(9), None);
         assert_eq!((found(10), found(999)), (Some(None), Some(None)));

@@ -61,7 +61,8 @@ impl Display for Tag {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorSet {
     by_tag: [Option<Tensor>; Tag::ALL.len()],
-    scale_strides: Option<Strides>,
+    /// The strides of the scales, unless they are dense.
+    pub scale_strides: Option<Strides>,
 }
 
 impl TensorSet {
@@ -74,15 +75,6 @@ impl TensorSet {
         if let Some(place) = self.by_tag.get_mut(tag as usize - 1) {
             *place = Some(tensor);
         }
-    }
-
-    /// The strides of the scales, unless they are dense.
-    pub fn scale_strides(&self) -> Option<&Strides> {
-        self.scale_strides.as_ref()
-    }
-
-    pub fn set_scale_strides(&mut self, strides: Strides) {
-        self.scale_strides = Some(strides);
     }
 }
 
@@ -111,20 +103,20 @@ pub unsafe fn tensor_set(
         // SAFETY: `index` is below the count that the caller vouches for.
         let descriptor = unsafe { list.add(index).read() };
         if descriptor.is_null() {
-            return Err(refuse::argument(ListItem(name, index), "must not be NULL"));
+            return Err(refuse::argument(Item(name, index), "must not be NULL"));
         }
         // SAFETY: not NULL, so by contract it points to a descriptor.
         let raw = unsafe { descriptor.read() };
         if let Some(tag) = Tag::from_raw(raw.tag) {
             if set.get(tag).is_some() {
-                return Err(again(ListItem(name, index), tag));
+                return Err(again(Item(name, index), tag));
             }
             // SAFETY: the caller vouches for the arrays of each descriptor.
             unsafe {
                 if tag == Tag::Scales {
                     add_scales(set, name, &raw)?;
                 } else {
-                    set.add(tag, copy(ListTag(name, tag), &raw)?);
+                    set.add(tag, copy(Item(name, tag), &raw)?);
                 }
             }
         }
@@ -169,13 +161,13 @@ pub unsafe fn tensor(name: &str, descriptor: *const ncclNDTensor_t) -> Result<(u
 unsafe fn add_scales(set: &mut TensorSet, name: &'static str, raw: &ncclNDTensor_t) -> Result<()> {
     let dense = ncclNDTensor_t { strides: std::ptr::null_mut(), ..*raw };
     // SAFETY: this function's contract.
-    let tensor = unsafe { copy(ListTag(name, Tag::Scales), &dense) }?;
+    let tensor = unsafe { copy(Item(name, Tag::Scales), &dense) }?;
     set.add(Tag::Scales, tensor);
     if !raw.strides.is_null() {
         // SAFETY: not NULL, and the caller vouches for `ndim` numbers, which `copy` has bounded.
         let strides = unsafe { std::slice::from_raw_parts(raw.strides, raw.ndim as usize) };
         if !is_dense(tensor.sizes(), strides) {
-            set.set_scale_strides(Strides::new(strides));
+            set.scale_strides = Some(Strides::new(strides));
         }
     }
     Ok(())
@@ -188,7 +180,7 @@ fn too_many(name: &str, count: c_uint) -> Error {
 }
 
 #[cold]
-fn again(item: ListItem, tag: Tag) -> Error {
+fn again(item: Item<usize>, tag: Tag) -> Error {
     let rule = format_args!("{tag} is in the list already");
     refuse::argument(format_args!("{item}.tag"), rule)
 }
@@ -236,20 +228,11 @@ fn is_dense(sizes: &[c_uint], strides: &[c_uint]) -> bool {
     })
 }
 
-/// Prints as `inputs[2]`.
-struct ListItem(&'static str, usize);
-
-impl Display for ListItem {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}[{}]", self.0, self.1)
-    }
-}
-
-/// Prints as `inputs[TOKENS]`.
+/// Prints as `inputs[2]` or `inputs[TOKENS]`.
 #[derive(Clone, Copy)]
-struct ListTag(&'static str, Tag);
+struct Item<T>(&'static str, T);
 
-impl Display for ListTag {
+impl<T: Display> Display for Item<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}[{}]", self.0, self.1)
     }

@@ -38,6 +38,8 @@ pub const NCCL_EP_HAS_CHOICES: c_int = 1;
 pub const NCCL_EP_HAS_GROUP_COUNT_ROWS: c_int = 1;
 /// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 pub const NCCL_EP_HAS_MEM: c_int = 1;
+/// It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
+pub const NCCL_EP_HAS_HANDLE_UPDATE: c_int = 1;
 
 /// Let the library choose a value.
 pub const NCCL_EP_AUTO: c_int = 0;

@@ -7,6 +7,7 @@ use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t}
 use crate::{read, settings, texts, version};
 use nccl_ep_abi::process;
 use nccl_ep_core::backend::nccl::Communicator;
+use nccl_ep_core::env::Env;
 use nccl_ep_core::error::Error;
 use nccl_ep_core::{log, session};
 use std::sync::Arc;
@@ -40,7 +41,9 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         // SAFETY: this function's contract.
         let config = unsafe { read::required("config", config) }?;
         let claim = process::claim("libnccl_ep.so.0");
-        let settings = claim.as_ref().map_err(Error::clone).and(settings::of(&config));
+        let given = settings::with_environment(config, &Env::read().later);
+        let given = given.and_then(|config| settings::of(&config));
+        let settings = claim.as_ref().map_err(Error::clone).and(given);
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
         let (_, kept) = settings?;

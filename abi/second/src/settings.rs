@@ -6,6 +6,7 @@ use crate::read::number;
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
 use nccl_ep_abi::{numbers, refuse};
+use nccl_ep_core::env::LaterEnv;
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, GroupSettings, LlCombineMode};
 use std::ffi::c_uint;
@@ -28,6 +29,19 @@ pub struct Kept {
     pub top_k: Option<usize>,
     /// Whether a mask of lost ranks was asked for, which HT accepts and has not.
     pub enable_mask: bool,
+}
+
+/// `config` as the environment changes it.
+pub fn with_environment(mut config: ncclEpGroupConfig_t, env: &LaterEnv) -> Result<ncclEpGroupConfig_t> {
+    if env.copies_twice {
+        let text = "NCCL_EP_HT_EM_LOCAL_DUP: must not be 1 with NCCL_EP_HT_EM_NVLINK_DUP";
+        return Err(Error::new(Code::InvalidUsage, text));
+    }
+    let set = |field: &mut c_uint, sms: Option<u32>| *field = sms.unwrap_or(*field);
+    set(&mut config.max_num_sms, env.sms);
+    set(&mut config.dispatch_num_sms, env.dispatch_sms.or(env.sms));
+    set(&mut config.combine_num_sms, env.combine_sms.or(env.sms));
+    Ok(config)
 }
 
 /// Checks what the core does not know of.
@@ -175,6 +189,23 @@ mod tests {
         let (core, kept) = of(&given).unwrap();
         assert_eq!((kept.recv_rows, core.row_bytes, core.channels), (None, 32, None));
         assert_eq!(core.timeout, Some(Duration::from_nanos(7)));
+    }
+
+    #[test]
+    fn the_environment_goes_before_a_configuration() {
+        let mut given = config(HT);
+        (given.max_num_sms, given.dispatch_num_sms) = (16, 20);
+        let budgets = |env: LaterEnv| {
+            let it = with_environment(given, &env).unwrap();
+            [it.max_num_sms, it.dispatch_num_sms, it.combine_num_sms]
+        };
+        let none = LaterEnv::default();
+        assert_eq!(budgets(none), [16, 20, 0]);
+        assert_eq!(budgets(LaterEnv { sms: Some(8), ..none }), [8, 8, 8]);
+        assert_eq!(budgets(LaterEnv { sms: Some(8), combine_sms: Some(4), ..none }), [8, 8, 4]);
+        assert_eq!(budgets(LaterEnv { dispatch_sms: Some(2), ..none }), [16, 2, 0]);
+        let refused = with_environment(given, &LaterEnv { copies_twice: true, ..none });
+        assert_eq!(refused.err().map(|error| error.code()), Some(Code::InvalidUsage));
     }
 
     #[test]

@@ -12,23 +12,24 @@ libraries=$(cd "${1:-$NCCL_EP_TARGET/release}" && pwd)
 . "$here/../checks.sh"
 
 build() {
-    local compile=(gcc -std=c11 -O1 -Wall -Wextra -Wpedantic -Werror -I"$NCCL_EP_ROOT/include"
+    local flags=(-O1 -Wall -Wextra -Wpedantic -Werror -I"$NCCL_EP_ROOT/include"
         -I"$here/../.." -isystem "$CUDA_HOME/include" -isystem "$NCCL_INCLUDE")
     local mpi_compile mpi_link
     read -ra mpi_compile <<<"$(mpicc --showme:compile)"
     read -ra mpi_link <<<"$(mpicc --showme:link)"
     mkdir "$work/dummy" "$work/with_rpath" "$work/no_rpath" "$work/objects"
-    "${compile[@]}" -fPIC -shared "$here/dummy.c" -o "$work/dummy/libnccl_ep.so"
-    (cd "$work/objects" &&
-        "${compile[@]}" "${mpi_compile[@]}" -c "$here/roundtrip.c" "$here"/../../{harness,reference}/*.c)
+    gcc -std=c11 "${flags[@]}" -fPIC -shared "$here/dummy.c" -o "$work/dummy/libnccl_ep.so"
+    (cd "$work/objects" && flags+=(-DOMPI_SKIP_MPICXX "${mpi_compile[@]}") &&
+        gcc -std=c11 "${flags[@]}" -c "$here/roundtrip.c" "$here"/../../{harness,reference}/*.c &&
+        g++ -std=c++17 "${flags[@]}" -c "$here"/../../reference/*.cpp)
     # The stand-ins for CUDA and NCCL are found by their own rpath; ours is what the test varies.
     local link=("$work"/objects/*.o -L"$work/dummy" -lnccl_ep -L"$libraries" -lncclep_hostsim
         "${mpi_link[@]}" -lm -lpthread -ldl)
     cp "$libraries/libncclep_hostsim.so" "$work/with_rpath"
     cp "$work/dummy/libnccl_ep.so" "$work/with_rpath"
     cp "$libraries/libncclep_hostsim.so" "$work/no_rpath"
-    gcc "${link[@]}" -o "$work/with_rpath/roundtrip" -Wl,-rpath,'$ORIGIN'
-    gcc "${link[@]}" -o "$work/no_rpath/roundtrip"
+    g++ "${link[@]}" -o "$work/with_rpath/roundtrip" -Wl,-rpath,'$ORIGIN'
+    g++ "${link[@]}" -o "$work/no_rpath/roundtrip"
 }
 
 # run NAME EXPECTED PROGRAM [VARIABLE=VALUE...]: two ranks, the variables set in the program only.

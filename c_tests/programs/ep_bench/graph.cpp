@@ -2,7 +2,6 @@
 // capture in any thread fails. What works here works in every framework.
 #include "programs/ep_bench/graph.h"
 
-#include "programs/ep_bench/events.h"
 #include "programs/ep_bench/machine.h"
 
 namespace ep_bench {

@@ -4,15 +4,50 @@
 
 #include <vector>
 
-#include "programs/ep_bench/heap.h"
-
 namespace ep_bench {
-double FreeBytes() {
-    size_t free = 0;
-    size_t total = 0;
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&free, &total));
-    return static_cast<double>(free);
+namespace {
+
+// Where the rows of experts lie: each tensor in an allocation of its own, or with --memory symmetric all in one object
+// of the group, which the peers map. For ncclEpCreateGroup, which takes functions without a context: tensors that the
+// library makes while a heap is open lie there.
+struct Heap {
+    char* begin = nullptr;
+    char* end = nullptr;
+    char* next = nullptr;
+    bool is_open = false;
+};
+Heap heap;
+
+cudaError_t HeapAlloc(void** device, size_t bytes) {
+    constexpr size_t kAlign = 256;
+    if (!heap.is_open) return ep_counted_alloc(device, bytes);
+    const size_t taken = (bytes + kAlign - 1) / kAlign * kAlign;
+    if (taken > static_cast<size_t>(heap.end - heap.next)) return cudaErrorMemoryAllocation;
+    *device = heap.next;
+    heap.next += taken;
+    return cudaSuccess;
 }
+
+cudaError_t HeapFree(void* device) {
+    const char* const at = static_cast<const char*>(device);
+    return at >= heap.begin && at < heap.end ? cudaSuccess : ep_counted_free(device);
+}
+
+// Makes an object of the group. Collective; it ends with the group.
+void OpenHeap(ncclEpGroup_t group, size_t bytes) {
+    void* memory = nullptr;
+    EP_REQUIRE_NCCL(ncclEpMemAlloc(group, &memory, bytes));
+    heap.begin = heap.next = static_cast<char*>(memory);
+    heap.end = heap.begin + bytes;
+    heap.is_open = true;
+}
+
+// Tensors that are made from now on are not in it.
+void CloseHeap() { heap.is_open = false; }
+
+}  // namespace
+
+double FreeBytes() { return static_cast<double>(ep_free_bytes()); }
 
 RefRows TokenRows(const Options& options) {
     constexpr uint64_t kSeed = 1;

@@ -13,7 +13,7 @@
 
 #include "harness/nodes.h"
 #include "programs/ep_bench/between/between.h"
-#include "programs/ep_bench/events.h"
+#include "programs/ep_bench/calls.h"
 
 namespace ep_bench {
 namespace {

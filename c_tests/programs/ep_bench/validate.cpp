@@ -80,6 +80,25 @@ std::vector<uint8_t> DownloadBytes(const ncclNDTensor_t& tensor, size_t first, s
     return host;
 }
 
+// What came, and what should have; with the bytes of a row.
+struct Compared {
+    const void *got, *expected;
+    size_t row_bytes;
+};
+
+// Rows of which one of the parts differs.
+uint64_t WrongRows(const std::vector<Compared>& parts, size_t rows) {
+    uint64_t wrong = 0;
+    for (size_t row = 0; row < rows; ++row) {
+        wrong += std::any_of(parts.begin(), parts.end(), [row](const Compared& part) {
+            const size_t at = row * part.row_bytes;
+            return std::memcmp(static_cast<const char*>(part.got) + at, static_cast<const char*>(part.expected) + at,
+                               part.row_bytes) != 0;
+        });
+    }
+    return wrong;
+}
+
 class Validation {
    public:
     Validation(const Options& options, const Routing& routing, const Session& session, bool replays)
@@ -102,7 +121,6 @@ class Validation {
    private:
     uint64_t WrongCounts() const;
     uint64_t WrongRouting() const;
-    uint64_t WrongBeside() const;
     RefLayout LayoutByRank() const { return ref_rank_major(session_.received.sizes[0], session_.received.sizes[1]); }
     uint64_t WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTensor_t& scales, const Part& part) const;
 
@@ -146,38 +164,22 @@ uint64_t Validation::WrongCounts() const {
     return wrong;
 }
 
-// Rows with wrong ids or weights, unused rows included.
+// Rows with wrong ids or weights; unused ones, too, but rank-major their weights may be any.
 uint64_t Validation::WrongRouting() const {
-    const unsigned rows = session_.received.sizes[0];
-    const size_t top_k = routing_.shape().top_k;
-    std::vector<int64_t> ids(rows * top_k);
-    std::vector<float> weights(rows * top_k);
-    ref_ht_dispatch_routing(&routing_.all(), &routing_.all(), routing_.rank(), rows, ids.data(), weights.data());
-    const auto got_ids = Download<int64_t>(session_.received_idx, 0, rows);
-    const auto got_weights = Download<float>(session_.received_weights, 0, rows);
-    uint64_t wrong = 0;
-    for (size_t at = 0; at < rows * top_k; at += top_k) {
-        wrong += std::memcmp(&got_ids[at], &ids[at], top_k * sizeof(int64_t)) != 0 ||
-                 std::memcmp(&got_weights[at], &weights[at], top_k * sizeof(float)) != 0;
-    }
-    return wrong;
-}
-
-// Rank-major: rows with wrong ids, or that came with wrong weights.
-uint64_t Validation::WrongBeside() const {
-    const size_t rows = ref_layout_rows(LayoutByRank());
+    const RefRouting& all = routing_.all();
+    const size_t rows = options_.by_rank ? ref_layout_rows(LayoutByRank()) : session_.received.sizes[0];
     const size_t top_k = routing_.shape().top_k;
     const auto got_ids = Download<int64_t>(session_.received_idx, 0, rows);
     const auto got_weights = Download<float>(session_.received_weights, 0, rows);
     std::vector<int64_t> ids(rows * top_k);
-    std::vector<float> weights(got_weights);  // those of unused rows may be any
-    ref_rank_beside(&routing_.all(), routing_.rank(), LayoutByRank(), ids.data(), weights.data());
-    uint64_t wrong = 0;
-    for (size_t at = 0; at < rows * top_k; at += top_k) {
-        wrong += std::memcmp(&got_ids[at], &ids[at], top_k * sizeof(int64_t)) != 0 ||
-                 std::memcmp(&got_weights[at], &weights[at], top_k * sizeof(float)) != 0;
+    std::vector<float> weights(got_weights);
+    if (options_.by_rank) {
+        ref_rank_beside(&all, routing_.rank(), LayoutByRank(), ids.data(), weights.data());
+    } else {
+        ref_ht_dispatch_routing(&all, &all, routing_.rank(), static_cast<unsigned>(rows), ids.data(), weights.data());
     }
-    return wrong;
+    return WrongRows({{got_ids.data(), ids.data(), top_k * sizeof(int64_t)},
+                      {got_weights.data(), weights.data(), top_k * sizeof(float)}}, rows);
 }
 
 // Rows that differ in payload or scales.
@@ -187,15 +189,13 @@ uint64_t Validation::WrongScaled(const ncclNDTensor_t& tokens, const ncclNDTenso
     const size_t scale_bytes = ref_format_scale_bytes(&format);
     const auto got = DownloadBytes(tokens, part.first_row, part.tokens.size(), row_bytes);
     const auto got_scales = DownloadBytes(scales, part.first_row, part.tokens.size(), scale_bytes);
-    std::vector<uint8_t> row(row_bytes);
-    std::vector<uint8_t> row_scales(scale_bytes);
-    uint64_t wrong = 0;
+    std::vector<uint8_t> rows(got.size());
+    std::vector<uint8_t> row_scales(got_scales.size());
     for (size_t i = 0; i < part.tokens.size(); ++i) {
-        ExpectRow(options_.rows, part.tokens[i], row.data(), row_scales.data());
-        wrong += std::memcmp(&got[i * row_bytes], row.data(), row_bytes) != 0 ||
-                 std::memcmp(&got_scales[i * scale_bytes], row_scales.data(), scale_bytes) != 0;
+        ExpectRow(options_.rows, part.tokens[i], &rows[i * row_bytes], &row_scales[i * scale_bytes]);
     }
-    return wrong;
+    return WrongRows({{got.data(), rows.data(), row_bytes}, {got_scales.data(), row_scales.data(), scale_bytes}},
+                     part.tokens.size());
 }
 
 // All rows of this rank, also those that go nowhere.
@@ -210,8 +210,8 @@ uint64_t Validation::WrongCast() const {
 
 // Replays have their view elsewhere, so its rows are compared after a call alone.
 uint64_t Validation::WrongDispatch() const {
-    uint64_t wrong = options_.low_latency() ? WrongCounts() : WrongRouting();
-    if (options_.by_rank) wrong += WrongBeside();
+    uint64_t wrong = options_.low_latency() ? WrongCounts() : 0;
+    if (options_.by_rank || !options_.low_latency()) wrong += WrongRouting();
     if (options_.view && replays_) return wrong;
     for (const Part& part : parts_) {
         const size_t rows = part.tokens.size();
@@ -245,11 +245,7 @@ uint64_t Validation::WrongCombine() const {
         ref_ht_combine(&all, rank, &results_, expected.data());
     }
     const auto got = Download<uint16_t>(session_.combined, 0, routing_.tokens());
-    uint64_t wrong = 0;
-    for (size_t at = 0; at < got.size(); at += hidden) {
-        wrong += std::memcmp(&got[at], &expected[at], hidden * sizeof(uint16_t)) != 0;
-    }
-    return wrong;
+    return WrongRows({{got.data(), expected.data(), hidden * sizeof(uint16_t)}}, routing_.tokens());
 }
 
 }  // namespace

@@ -1,222 +1,156 @@
 // ep_test: is the library correct on this machine? One dispatch and one combine, checked on every rank; with -c both
 // again on the same handle. The options, the order of the calls and the line that scripts look for are those of the
-// reference's program of this name. Works with any number of ranks.
+// reference's program of this name, which checks the first ten elements of a row; here every byte of every output is
+// compared with the reference. Works with any number of ranks.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
 
-#include "harness/harness.h"
 #include "harness/options.hpp"
-#include "programs/ep_test/checks.h"
-#include "programs/ep_test/options.h"
-#include "programs/ep_test/routing.h"
-#include "reference/ht.h"
+#include "reference/run.h"
 
-namespace ep_test {
 namespace {
 
-class Run {
-   public:
-    Run(EpEnv* env, const Options& options)
-        : env_(env),
-          options_(options),
-          exchange_(MakeRouting(static_cast<unsigned>(env->size), options.tokens, options.random),
-                    static_cast<unsigned>(env->rank), options.hidden) {}
+const char kUsage[] =
+    "Usage: ep_test [options], one process for each GPU under mpirun\n"
+    "  -a, --algorithm ll|ht    low latency (default) or high throughput\n"
+    "  -t, --tokens N           tokens of each rank (50)\n"
+    "  -d, --hidden N           elements of a token, bfloat16 (7168)\n"
+    "  -s, --send-only none|dispatch|combine|both\n"
+    "                           which operations are staged and finished by ncclEpComplete;\n"
+    "                           high throughput ignores staging\n"
+    "  -c, --cached             repeat dispatch and combine on the same handle (ht)\n"
+    "  -r, --random             random first expert of each token instead of the next rank's\n"
+    "  -m, --dynamic-tokens     max_tokens_per_rank = NCCL_EP_AUTO (ht only)\n  -h, --help               this text\n";
 
-    void All() {
-        CreateGroupAndHandle();
-        CreateTensors();
-        Dispatch();
-        Combine();
-        if (options_.cached && !options_.low_latency()) Repeat();
-        Destroy();
-    }
+struct Options {
+    ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    unsigned tokens = 50;
+    unsigned hidden = 7168;
+    bool stage_dispatch = false;
+    bool stage_combine = false;
+    bool cached = false;
+    bool random = false;
+    bool dynamic_tokens = false;
+    bool help = false;
 
-   private:
-    void CreateGroupAndHandle();
-    void CreateTensors();
-    void Dispatch();
-    void Combine();
-    void Repeat();
-    void Destroy();
-    void CompleteAndSync();
-    unsigned ReceivedRows();
-
-    const RefRouting& routing() const { return exchange_.routing(); }
-
-    EpEnv* env_;
-    Options options_;
-    Exchange exchange_;
-    ncclEpGroup_t group_ = nullptr;
-    ncclEpHandle_t handle_ = nullptr;
-
-    ncclNDTensor_t topk_idx_{};
-    ncclNDTensor_t tokens_{};
-    ncclNDTensor_t weights_{};
-    ncclNDTensor_t received_{};
-    ncclNDTensor_t received_weights_{};  // high throughput
-    ncclNDTensor_t received_idx_{};      // high throughput
-    ncclNDTensor_t counter_{};           // low latency
-    ncclNDTensor_t expert_outputs_{};
-    ncclNDTensor_t combined_{};
+    bool high_throughput() const { return algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
 };
 
-void Run::CreateGroupAndHandle() {
-    const unsigned max_tokens = options_.dynamic_tokens ? NCCL_EP_AUTO : options_.tokens;
-    const ncclEpGroupConfig_t config = ep_group_config(options_.algorithm, routing().num_experts, max_tokens,
-                                                       options_.hidden * static_cast<unsigned>(sizeof(uint16_t)));
-    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group_, env_->comm, &config, env_->stream, ep_counted_alloc, ep_counted_free));
-    topk_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, options_.tokens, routing().top_k);
-    ep_tensor_upload(&topk_idx_, routing().topk_idx[env_->rank]);
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&handle_, group_, &topk_idx_, nullptr, 0, nullptr, env_->stream));
-    EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
-}
-
-// Rows of the high-throughput outputs: the library's bound or, with dynamic tokens, the exact number.
-unsigned Run::ReceivedRows() {
-    unsigned rows = 0;
-    EP_REQUIRE_NCCL(ncclEpHandleGetNumRecvTokens(handle_, &rows));
-    const unsigned expected = options_.dynamic_tokens ? ref_ht_received(&routing(), static_cast<unsigned>(env_->rank))
-                                                      : routing().num_ranks * options_.tokens;
-    EP_CHECK_EQ_U64(rows, expected);
-    return rows;
-}
-
-void Run::CreateTensors() {
-    const unsigned hidden = options_.hidden;
-    const unsigned top_k = routing().top_k;
-    const auto tokens_tag = NCCL_EP_TENSOR_TAG_TOKENS;
-    const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
-
-    tokens_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, options_.tokens, hidden);
-    ep_tensor_upload(&tokens_, exchange_.Tokens().data());
-    weights_ = ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
-    ep_tensor_upload(&weights_, routing().weights[env_->rank]);
-    combined_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, options_.tokens, hidden);
-
-    if (options_.low_latency()) {
-        const unsigned experts = ref_local_experts(&routing());
-        const unsigned slots = exchange_.layout().rows;
-        received_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
-        expert_outputs_ = ep_tensor_3d(group_, ncclBfloat16, tokens_tag, experts, slots, hidden);
-        counter_ = ep_tensor_1d(group_, ncclInt32, NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, experts);
-        ep_tensor_upload(&expert_outputs_, exchange_.ResultsLl().data());
-        return;
+std::string ReadStaging(const std::string& text, Options* options) {
+    if (text != "none" && text != "dispatch" && text != "combine" && text != "both") {
+        return "--send-only: expected none, dispatch, combine or both, got \"" + text + "\"";
     }
-    const unsigned rows = ReceivedRows();
-    received_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
-    received_weights_ = ep_tensor_2d(group_, ncclFloat32, weights_tag, rows, top_k);
-    received_idx_ = ep_tensor_2d(group_, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, top_k);
-    expert_outputs_ = ep_tensor_2d(group_, ncclBfloat16, tokens_tag, rows, hidden);
-    ep_tensor_upload(&expert_outputs_, exchange_.ResultsHt(rows).data());
+    options->stage_dispatch = text == "dispatch" || text == "both";
+    options->stage_combine = text == "combine" || text == "both";
+    return "";
 }
 
-// Callers complete every operation, staged or not: without a staged one this does nothing.
-void Run::CompleteAndSync() {
-    EP_REQUIRE_NCCL(ncclEpComplete(handle_, nullptr, env_->stream));
-    EP_REQUIRE_CUDA(cudaStreamSynchronize(env_->stream));
-}
-
-void Run::Dispatch() {
-    const ncclEpDispatchConfig_t config{};
-    const ncclNDTensor_t* inputs[] = {&tokens_, &weights_, &topk_idx_};
-    ncclNDTensor_t* outputs[] = {&received_, &received_weights_, &received_idx_};
-    ncclNDTensor_t* locals[] = {&counter_};
-    const bool ll = options_.low_latency();
-    for (unsigned i = 0; i < (ll ? 1 : 3); ++i) Poison(*outputs[i]);
-    if (ll) Poison(counter_);
-    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, inputs, ll ? 1 : 3, outputs, ll ? 1 : 3, locals,
-                                   ll ? 1 : 0, options_.stage_dispatch, &config, env_->stream));
-    CompleteAndSync();
-    if (ll) {
-        exchange_.CheckDispatchLl(received_, counter_);
-    } else {
-        exchange_.CheckTokensHt(received_);
-        exchange_.CheckRoutingHt(received_idx_, received_weights_);
+// Returns what is wrong with the command line.
+std::string ReadOptions(int argc, char** argv, Options* options) {
+    const auto read_staging = [=](const std::string& text) { return ReadStaging(text, options); };
+    const std::string error = ep::ParseOptions(
+        argc, argv,
+        {ep::Algorithm(&options->algorithm), ep::Number('t', "tokens", 1, &options->tokens),
+         ep::Number('d', "hidden", 1, &options->hidden), {'s', "send-only", true, read_staging},
+         ep::Switch('c', "cached", &options->cached), ep::Switch('r', "random", &options->random),
+         ep::Switch('m', "dynamic-tokens", &options->dynamic_tokens), ep::Switch('h', "help", &options->help)});
+    if (error.empty() && !options->high_throughput() && options->dynamic_tokens) {
+        return "--dynamic-tokens: low latency needs a fixed max_tokens_per_rank";
     }
+    return error;
 }
 
-void Run::Combine() {
-    const ncclNDTensor_t* inputs[] = {&expert_outputs_};
-    ncclNDTensor_t* outputs[] = {&combined_};
-    ncclNDTensor_t* locals[] = {&weights_};
-    Poison(combined_);
-    EP_REQUIRE_NCCL(ncclEpCombine(handle_, inputs, 1, outputs, 1, locals, options_.low_latency() ? 1 : 0,
-                                  options_.stage_combine, nullptr, env_->stream));
-    CompleteAndSync();
-    options_.low_latency() ? exchange_.CheckCombineLl(combined_) : exchange_.CheckCombineHt(combined_);
+// One line that repeats what is going to run.
+std::string Describe(const Options& options) {
+    std::string text = options.high_throughput() ? "high throughput" : "low latency";
+    text += ", " + std::to_string(options.tokens) + " tokens of " + std::to_string(options.hidden);
+    if (options.stage_dispatch) text += ", staged dispatch";
+    if (options.stage_combine) text += ", staged combine";
+    if (options.cached) text += options.high_throughput() ? ", cached" : ", cached (ignored)";
+    if (options.random) text += ", random routing";
+    if (options.dynamic_tokens) text += ", dynamic tokens";
+    return text;
 }
 
-// The cached dispatch moves only tokens, into another buffer; the backward combine also returns
-// gradients of the weights. Both must repeat the first results bit for bit, unused rows included.
-void Run::Repeat() {
-    ncclNDTensor_t received = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                           received_.sizes[0], options_.hidden);
-    ncclNDTensor_t combined = ep_tensor_2d(group_, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                           options_.tokens, options_.hidden);
-    const auto weights_tag = NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS;
-    const unsigned top_k = routing().top_k;
-    ncclNDTensor_t given = ep_tensor_2d(group_, ncclFloat32, weights_tag, received_.sizes[0], top_k);
-    ncclNDTensor_t gradients = ep_tensor_2d(group_, ncclFloat32, weights_tag, options_.tokens, top_k);
-    ep_tensor_upload(&given, exchange_.Gradients(received_.sizes[0]).data());
-    for (const ncclNDTensor_t* output : {&received, &combined, &gradients}) Poison(*output);
-    const ncclEpDispatchConfig_t config{};
-    const ncclNDTensor_t* tokens_in[] = {&tokens_};
-    ncclNDTensor_t* tokens_out[] = {&received};
-    EP_REQUIRE_NCCL(ncclEpDispatch(handle_, tokens_in, 1, tokens_out, 1, nullptr, 0,
-                                   options_.stage_dispatch, &config, env_->stream));
-    CompleteAndSync();
-    exchange_.CheckTokensHt(received);
-
-    const ncclNDTensor_t* gradients_in[] = {&expert_outputs_, &given};
-    ncclNDTensor_t* gradients_out[] = {&combined, &gradients};
-    EP_REQUIRE_NCCL(ncclEpCombine(handle_, gradients_in, 2, gradients_out, 2, nullptr, 0,
-                                  options_.stage_combine, nullptr, env_->stream));
-    CompleteAndSync();
-    exchange_.CheckCombineHt(combined);
-    exchange_.CheckGradients(gradients);
-    for (ncclNDTensor_t* tensor : {&received, &combined, &given, &gradients}) {
-        EP_CHECK_NCCL(ncclEpTensorDestroy(group_, tensor));
+// Every token goes to the experts of the next rank or, if `random`, to consecutive experts from a random first one.
+// top-k is the largest power of two up to min(8, ranks), and every rank has top-k experts. For 2, 4, 8, 16 and 32 ranks
+// these are the choices and seeds of the reference's program, so that a configuration means the same routing in both.
+// Every process computes the routing of all ranks, so the expectation involves no message and no call of the library.
+RefRouting* MakeRouting(unsigned ranks, unsigned tokens, bool random) {
+    constexpr uint64_t kSeedOfWeights = 42;
+    unsigned top_k = 1;
+    while (2 * top_k <= std::min(8u, ranks)) top_k *= 2;
+    const unsigned experts = top_k * ranks;
+    std::vector<int64_t> ids;
+    for (unsigned rank = 0; rank < ranks; ++rank) {
+        srand(rank + 42);
+        for (unsigned token = 0; token < tokens; ++token) {
+            const unsigned first = random ? static_cast<unsigned>(rand()) % experts : (rank + 1) * top_k;
+            for (unsigned k = 0; k < top_k; ++k) ids.push_back((first + k) % experts);
+        }
     }
+    const std::vector<unsigned> num_tokens(ranks, tokens);
+    return ref_routing_of_ids(ranks, experts, top_k, num_tokens.data(), ids.data(), kSeedOfWeights);
 }
 
-// Destroys some tensors after the group and the communicator with which they were made, as existing programs do.
-void Run::Destroy() {
-    EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &topk_idx_));
-    EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &tokens_));
-    EP_CHECK_NCCL(ncclEpTensorDestroy(group_, &weights_));
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle_));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group_, env_->stream));
-    EP_REQUIRE_NCCL(ncclCommDestroy(env_->comm));
-    env_->comm = nullptr;
-    for (ncclNDTensor_t* tensor : {&received_, &received_weights_, &received_idx_, &counter_,
-                                   &expert_outputs_, &combined_}) {
-        EP_CHECK_NCCL(ncclEpTensorDestroy(group_, tensor));
+void Run(EpEnv* env, const Options& options) {
+    RefRouting* routing = MakeRouting(static_cast<unsigned>(env->size), options.tokens, options.random);
+    const unsigned max_tokens = options.dynamic_tokens ? NCCL_EP_AUTO : options.tokens;
+    const RefShape shape = {routing->num_experts, max_tokens, routing->top_k, ncclBfloat16, options.hidden};
+    const ncclEpGroupConfig_t config = ep_group_config(options.algorithm, routing->num_experts, max_tokens,
+                                                       options.hidden * static_cast<unsigned>(sizeof(uint16_t)));
+    ncclEpGroup_t group = nullptr;
+    EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, ep_counted_alloc, ep_counted_free));
+    ncclNDTensor_t kept = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, options.tokens, options.hidden);
+    RefRun run = ref_run_open(env, group, &shape, routing, options.high_throughput() ? ref_ht(1) : ref_ll(1));
+
+    // Every operation is completed, staged or not: without a staged one this does nothing.
+    RefPass dispatch = options.stage_dispatch ? kRefStaged : kRefWhole;
+    RefPass combine = options.stage_combine ? kRefStaged : kRefWhole;
+    ref_dispatch_as(&run, dispatch);
+    ref_combine_as(&run, combine);
+    if (options.cached && options.high_throughput()) {
+        dispatch.cached = true;   // moves only tokens
+        combine.backward = true;  // also returns gradients of the weights
+        ref_dispatch_as(&run, dispatch);
+        ref_combine_as(&run, combine);
     }
+    EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_run_close(&run);
+    EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
+    env->comm = nullptr;
+    // After the group and the communicator with which it was made, as existing programs do.
+    EP_CHECK_NCCL(ncclEpTensorDestroy(group, &kept));
     EP_CHECK_EQ_I64(ep_counted_live(), 0);
 }
 
 }  // namespace
-}  // namespace ep_test
 
 int main(int argc, char** argv) {
-    const ep_test::ParsedOptions parsed = ep_test::ParseOptions(argc, argv);
+    Options options;
+    const std::string error = ReadOptions(argc, argv, &options);
     EpEnv env;
     ep_init_mpi(&env, &argc, &argv);
-    if (parsed.help || !parsed.error.empty()) {
-        if (env.rank == 0 && parsed.help) printf("%s", ep_test::kUsage);
-        if (env.rank == 0 && !parsed.help) ep::PrintRefusal("ep_test", parsed.error);
+    if (options.help || !error.empty()) {
+        if (env.rank == 0 && options.help) printf("%s", kUsage);
+        if (env.rank == 0 && !options.help) ep::PrintRefusal("ep_test", error);
         ep_release(&env);
-        return parsed.help ? 0 : 1;
+        return options.help ? 0 : 1;
     }
     ep_init_device(&env);
-    if (!parsed.options.low_latency() && !ep_has_high_throughput(&env)) {
+    if (options.high_throughput() && !ep_has_high_throughput(&env)) {
         ep_skip_high_throughput();
         return ep_finish(&env);
     }
     if (env.rank == 0) {
-        printf("ep_test: %d ranks, %s\n", env.size, ep_test::Describe(parsed.options).c_str());
+        printf("ep_test: %d ranks, %s\n", env.size, Describe(options).c_str());
         fflush(stdout);
     }
-    ep_test::Run(&env, parsed.options).All();
+    Run(&env, options);
     if (ep_failed() == 0) {
         printf("[MPI Rank %d] Success\n", env.rank);
     } else {

@@ -4,7 +4,6 @@
 
 #include "programs/moe_layer/exchange.h"
 #include "programs/moe_layer/received.h"
-#include "programs/moe_layer/tensor.h"
 
 namespace moe {
 namespace {

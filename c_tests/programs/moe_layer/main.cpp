@@ -5,8 +5,15 @@
 // results back (exchange_ll.cpp, exchange_ht.cpp), and rank 0 repeats the layer for the tokens of
 // all ranks without any exchange and compares (dense.h). --help lists the options.
 
-#include <algorithm>
+#include <unistd.h>
+
+#include <cctype>
+#include <climits>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,11 +23,121 @@
 #include "programs/moe_layer/exchange.h"
 #include "programs/moe_layer/model.h"
 #include "programs/moe_layer/options.h"
-#include "programs/moe_layer/report.h"
-#include "programs/moe_layer/text.h"
 
 namespace moe {
 namespace {
+
+// ---- The text ----------------------------------------------------------------------------------
+
+constexpr char kTextInRepository[] = "c_tests/programs/moe_layer/data/loomings.txt";
+
+bool IsWordCharacter(char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '\'';
+}
+
+uint64_t HashOfSpelling(const std::string& spelling) {
+    uint64_t hash = 0xCBF29CE484222325ull;
+    for (char c : spelling) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
+    return hash;
+}
+
+// The text shipped beside the programs, found relative to the running executable
+// (target/c/<kind>/moe_layer) or else to the working directory.
+std::string DefaultTextPath() {
+    char executable[4096];
+    const ssize_t length = readlink("/proc/self/exe", executable, sizeof(executable) - 1);
+    if (length > 0) {
+        const std::string path(executable, static_cast<size_t>(length));
+        const std::string directory = path.substr(0, path.rfind('/'));
+        const std::string candidate = directory + "/../../../" + kTextInRepository;
+        char resolved[PATH_MAX];
+        if (realpath(candidate.c_str(), resolved) != nullptr) return resolved;
+    }
+    return kTextInRepository;
+}
+
+// The whole file, or an empty string if it cannot be read.
+std::string ReadTextFile(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream content;
+    content << file.rdbuf();
+    return content.str();
+}
+
+// Splits a text into words (letters, digits, apostrophes; lower case) and punctuation marks, and returns one id per
+// token: the 64-bit FNV-1a hash of its spelling. Equal words get equal ids.
+std::vector<uint64_t> Tokenise(const std::string& text) {
+    std::vector<uint64_t> tokens;
+    std::string word;
+    const auto end_word = [&] {
+        if (!word.empty()) tokens.push_back(HashOfSpelling(word));
+        word.clear();
+    };
+    for (char c : text) {
+        if (IsWordCharacter(c)) {
+            word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+            continue;
+        }
+        end_word();
+        if (std::ispunct(static_cast<unsigned char>(c)) != 0) {
+            tokens.push_back(HashOfSpelling(std::string(1, c)));
+        }
+    }
+    end_word();
+    return tokens;
+}
+
+// ---- What is printed, on rank 0 ----------------------------------------------------------------
+
+struct LayerReport {
+    ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    size_t layer = 0;
+    std::vector<uint64_t> sent;      // by each rank to each, computed from the routing
+    std::vector<uint64_t> received;  // by each rank, as the library reported it
+    double error = 0.0;             // largest relative error against the dense computation
+    double error_if_swapped = 0.0;  // the same with the results of two tokens swapped
+    double bound = 0.0;             // for error; error_if_swapped has to exceed it
+};
+
+// Who sent how many rows to whom: a line for each source, a column for each rank of experts.
+void PrintRows(const LayerReport& report) {
+    const size_t num_ranks = report.received.size();
+    std::printf("\n  rows      ");
+    for (size_t rank = 0; rank < num_ranks; ++rank) std::printf(" to %-2zu", rank);
+    for (size_t i = 0; i < report.sent.size(); ++i) {
+        if (i % num_ranks == 0) std::printf("\n  from %-5zu", i / num_ranks);
+        const auto rows = static_cast<unsigned long long>(report.sent[i]);
+        if (rows == 0) std::printf("%6s", ".");
+        if (rows != 0) std::printf("%6llu", rows);
+    }
+    std::printf("\n\n");
+}
+
+// num_tokens: of all ranks together.
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path, uint64_t num_tokens) {
+    const ModelConfig& model = options.model;
+    std::printf(
+        "moe_layer (%s): ranks %d, layers %zu, hidden %zu, ffn %zu, experts %zu, top-k %zu, "
+        "seed %llu%s\n%llu tokens from %s\n",
+        ep_on_hostsim() ? "host" : "gpu", env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
+        model.top_k, static_cast<unsigned long long>(model.seed), options.fp8 ? ", dispatch in e4m3" : "",
+        static_cast<unsigned long long>(num_tokens), text_path.c_str());
+    std::fflush(stdout);
+}
+
+void PrintLayer(const Options& options, const LayerReport& report) {
+    const bool low_latency = report.algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    const auto rows = static_cast<unsigned long long>(
+        std::accumulate(report.received.begin(), report.received.end(), uint64_t{0}));
+    std::printf(
+        "%-16s layer %zu: %llu rows to experts; max relative error %.5f, bound %.5f; with two results swapped %.2f\n",
+        low_latency ? "low latency," : "high throughput,", report.layer, rows, report.error,
+        report.bound, report.error_if_swapped);
+    if (options.picture && report.layer == 0) PrintRows(report);
+    std::fflush(stdout);
+}
+
+// ---- The run -----------------------------------------------------------------------------------
 
 // The tokens of one rank and their position in the text.
 struct Stripe {
@@ -139,15 +256,9 @@ void CheckLayer(const LayerContext& context, const Options& options, const std::
 // One group serves all layers; each layer has a handle of its own, as each has its own routing.
 void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe, ncclEpAlgorithm_t algorithm) {
     const ModelConfig& model = options.model;
-    ncclEpGroupConfig_t config = {};
-    config.version = 1;
-    config.algorithm = algorithm;
-    config.num_experts = static_cast<unsigned>(model.num_experts);
-    config.max_tokens_per_rank = static_cast<unsigned>(options.max_tokens_per_rank);
-    config.token_size_bytes = static_cast<unsigned>(model.hidden * sizeof(uint16_t));
-    config.rdma_buffer_size = NCCL_EP_AUTO;
-    config.num_qp_per_rank = NCCL_EP_AUTO;
-    config.num_channels = NCCL_EP_AUTO;
+    const ncclEpGroupConfig_t config = ep_group_config(algorithm, static_cast<unsigned>(model.num_experts),
+                                                       static_cast<unsigned>(options.max_tokens_per_rank),
+                                                       static_cast<unsigned>(model.hidden * sizeof(uint16_t)));
     ncclEpGroup_t group = nullptr;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env.comm, &config, env.stream));
 

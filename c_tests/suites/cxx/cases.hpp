@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "reference/ht_run.h"
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 namespace {
 
@@ -61,7 +60,7 @@ Group Open(const EpEnv* env, ncclEpAlgorithm_t algorithm, const RefShape& shape)
 class LowLatency {
    public:
     LowLatency(const EpEnv* env, const Group& group, const RefShape& shape, uint64_t seed) {
-        run_ = ll_run_open_with(env, group.get(), &shape, kRefMessy, /*uneven=*/true, seed);
+        run_ = ref_run_open_with(env, group.get(), &shape, kRefMessy, /*uneven=*/true, ref_ll(seed));
         tokens_ = run_.now->num_tokens[env->rank];
         auto made =
             Handle::create(group, Tensor::topk_idx(Data<int64_t>(run_.ids), {tokens_, shape.top_k}), {}, env->stream);
@@ -70,21 +69,21 @@ class LowLatency {
     }
     ~LowLatency() {
         EP_CHECK(handle_.destroy().has_value());
-        ll_run_close(&run_);
+        ref_run_close(&run_);
     }
     LowLatency(const LowLatency&) = delete;
     LowLatency& operator=(const LowLatency&) = delete;
 
     void Dispatch(Phase phase) {
-        ll_prepare_dispatch(&run_);
+        ref_prepare_dispatch(&run_);
         const Tensor counts = Tensor::expert_counts(Data<int32_t>(run_.counter), run_.local_experts);
         EP_CHECK(
-            handle_.dispatch(Home(run_.tokens_in), Away(run_.packed), counts, run_.env->stream, phase).has_value());
+            handle_.dispatch(Home(run_.tokens_in), Away(run_.tokens_out), counts, run_.env->stream, phase).has_value());
         ref_routing_free(run_.sent);
         run_.sent = ref_routing_copy(run_.now);
     }
     void Combine(Phase phase) {
-        ll_prepare_combine(&run_);
+        ref_prepare_combine(&run_);
         const Tensor weights = Tensor::topk_weights(Data<float>(run_.weights), {tokens_, run_.shape.top_k});
         EP_CHECK(
             handle_.combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream, phase).has_value());
@@ -96,8 +95,8 @@ class LowLatency {
         EP_CHECK(Refused(handle_.combine(Away(run_.results_in), Home(run_.combined), weights, run_.env->stream),
                          ncclInvalidUsage, "ncclEpCombine", "staged"));
     }
-    void CheckDispatch() { ll_check_dispatch(&run_); }
-    void CheckCombine() { ll_check_combine(&run_); }
+    void CheckDispatch() { ref_check_dispatch(&run_); }
+    void CheckCombine() { ref_check_combine(&run_); }
 
    private:
     Tensor Home(const RefBuffer& buffer) const {
@@ -108,7 +107,7 @@ class LowLatency {
                               {run_.local_experts, run_.layout.rows, run_.shape.hidden});
     }
 
-    LlRun run_;
+    RefRun run_;
     unsigned tokens_ = 0;
     Handle handle_;
 };
@@ -157,12 +156,12 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     RefShape shape = SmallShape(env);
     shape.hidden = 256;
     const Group group = Open(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
-    LlRun run = ll_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, 31);
+    RefRun run = ref_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, ref_ll(31));
     RefFormat format = ref_format_cast(shape.datatype, shape.hidden, ncclFloat32, 128);
     format.out_order = kRefColumns;
     format.round = true;
-    ll_run_set_format(&run, &format);
-    ll_prepare_dispatch(&run);
+    ref_run_set_format(&run, &format);
+    ref_prepare_dispatch(&run);
 
     Handle handle(std::exchange(run.handle, nullptr));
     unsigned strides[3];
@@ -170,7 +169,8 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     const Tensor scales =
         Tensor::scales(Data(run.scales_out), format.scale_type, {run.local_experts, run.layout.rows, format.num_scales})
             .with_strides(strides);
-    const Tensor rows = Tensor::tokens(Data(run.packed), format.to, {run.local_experts, run.layout.rows, shape.hidden});
+    const Tensor rows =
+        Tensor::tokens(Data(run.tokens_out), format.to, {run.local_experts, run.layout.rows, shape.hidden});
     const Tensor tokens =
         Tensor::tokens(Data(run.tokens_in), format.from, {run.now->num_tokens[env->rank], shape.hidden});
     run.without_counter = true;
@@ -180,9 +180,9 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     ref_routing_free(run.sent);
     run.sent = ref_routing_copy(run.now);
     ep_sync(env);
-    ll_check_dispatch(&run);
+    ref_check_dispatch(&run);
     handle = Handle();  // destroys the one that it was
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 // ---- High throughput
@@ -191,12 +191,12 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     RefShape shape = SmallShape(env);
     shape.max_tokens = NCCL_EP_AUTO;
     const Group group = Open(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape);
-    HtRun run =
-        ht_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, {kHtRowsExact, kHtNoCounter, 41});
+    RefRun run = ref_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true,
+                                   ref_ht_as(kHtRowsExact, kHtNoCounter, 41));
     Handle handle(std::exchange(run.handle, nullptr));
     EP_CHECK_EQ_U64(*handle.num_recv_tokens(), run.received);
 
-    const unsigned tokens = run.routing->num_tokens[env->rank], rows = run.num_rows;
+    const unsigned tokens = run.now->num_tokens[env->rank], rows = run.num_rows;
     const auto tokens_of = [&](const RefBuffer& buffer, unsigned count) {
         return Tensor::tokens(Data(buffer), shape.datatype, {count, shape.hidden});
     };
@@ -206,8 +206,8 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
     const auto ids_of = [&](const RefBuffer& buffer, unsigned count) {
         return Tensor::topk_idx(Data<int64_t>(buffer), {count, shape.top_k});
     };
-    ht_prepare_dispatch(&run);
-    run.pass = {/*forward=*/true, false, false, /*counter=*/true, false};
+    ref_prepare_dispatch(&run);
+    run.pass = kRefCounted;
     const std::vector<Tensor> arriving = {tokens_of(run.tokens_out, rows), ids_of(run.ids_out, rows),
                                           weights_of(run.weights_out, rows)};
     EP_CHECK(handle
@@ -215,18 +215,18 @@ EP_TEST_HT(high_throughput_agrees_with_the_reference) {
                            arriving, Tensor::expert_counts(Data<int32_t>(run.counter), run.local_experts), env->stream)
                  .has_value());
     ep_sync(env);
-    ht_check_dispatch(&run);
+    ref_check_dispatch(&run);
 
-    ht_prepare_combine(&run);
+    ref_prepare_combine(&run);
     run.backward = true;
     EP_CHECK(handle
                  .combine({tokens_of(run.results_in, rows), weights_of(run.gradients_in, rows)},
                           {tokens_of(run.combined, tokens), weights_of(run.gradients_out, tokens)}, {}, env->stream)
                  .has_value());
     ep_sync(env);
-    ht_check_combine(&run);
+    ref_check_combine(&run);
     EP_CHECK(handle.destroy().has_value());
-    ht_run_close(&run);
+    ref_run_close(&run);
 }
 
 // ---- Refusals

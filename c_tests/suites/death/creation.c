@@ -143,8 +143,8 @@ DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
 
 static void make_trip(Work* work, const DeathRank* self) {
     const cudaStream_t stream = self->env.stream;
-    EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
-    EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, stream));
+    EP_CHECK_NCCL(ref_launch_combine(&work->run, kRefWhole, stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(stream));
     EP_CHECK_RESULT(ep_group_state(work->group), ncclSuccess);
 }
@@ -204,8 +204,8 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     meet(self, kAllKnow, env->size);
 
     abort_lost(lost, lost_stream);
-    ll_run_close(&before.run);
-    ll_run_close(&after.run);
+    ref_run_close(&before.run);
+    ref_run_close(&after.run);
     connect_ranks(self, later, env->stream);
     expect_context_usable(self);
     EP_CHECK_NCCL(ncclCommDestroy(later));
@@ -222,7 +222,7 @@ static void make_lost(const EpEnv* env, ncclComm_t* lost, cudaStream_t* stream) 
 
 static void end_with_lost(DeathRank* self, Work* work, ncclComm_t lost, cudaStream_t stream) {
     abort_lost(lost, stream);
-    ll_run_close(&work->run);
+    ref_run_close(&work->run);
     expect_context_usable(self);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     EP_CHECK_CUDA(cudaStreamDestroy(stream));
@@ -239,17 +239,17 @@ static void lose_a_creation(DeathRank* self, bool fails_first) {
     Work work;
     open_work(&work, env, 1);
     connect_ranks(self, lost, lost_stream);
-    ll_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work.run);
     meet(self, kReady, env->size);
 
     if (!is_victim(self)) {
         const double start = seconds_now();
         if (fails_first) {
-            EP_CHECK_NCCL(ll_launch_dispatch(&work.run, env->stream, false));
+            EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, env->stream));
             expect_fault(self, work.group, start);
         }
         expect_no_group(self, lost, lost_stream);
-        if (!fails_first) EP_CHECK_NCCL(ll_launch_dispatch(&work.run, lost_stream, false));
+        if (!fails_first) EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, lost_stream));
     }
     meet(self, kNoticed, env->size);
     const double start = seconds_now();

@@ -43,7 +43,7 @@ static double start_operations(const DeathRank* self, Work* work) {
     double launched = seconds_now();
     for (int i = 0; i < (is_victim(self) ? kOperations : 1); ++i) {
         launched = seconds_now();
-        if (ll_launch_dispatch(&work->run, self->env.stream, false) != ncclSuccess) break;
+        if (ref_launch_dispatch(&work->run, kRefWhole, self->env.stream) != ncclSuccess) break;
     }
     return launched;
 }
@@ -52,7 +52,7 @@ static double start_operations(const DeathRank* self, Work* work) {
 DEATH_CASE(stalls_where_no_thread_is_left, kVictimLives) {
     Work work;
     open_work(&work, &self->env, 1);
-    ll_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work.run);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) meet(self, kNoticed, self->env.size);
     atomic_store(&g_refuses_threads, true);
@@ -78,12 +78,12 @@ DEATH_CASE(several_groups_lose_a_rank_while_memory_is_freed, kVictimDies) {
         env[i] = self->env;
         if (i > 0) EP_REQUIRE_CUDA(cudaStreamCreate(&env[i].stream));
         open_work(&work[i], &env[i], 1);
-        ll_prepare_dispatch(&work[i].run);
+        ref_prepare_dispatch(&work[i].run);
     }
     void* memory = ep_device_alloc(1 << 20);
     lose_victim(self);
     const double start = seconds_now();
-    for (int i = 0; i < kGroups; ++i) EP_CHECK_NCCL(ll_launch_dispatch(&work[i].run, env[i].stream, false));
+    for (int i = 0; i < kGroups; ++i) EP_CHECK_NCCL(ref_launch_dispatch(&work[i].run, kRefWhole, env[i].stream));
     ep_device_free(memory);
     check_in_time(self, start);
     for (int i = 0; i < kGroups; ++i) expect_fault(self, work[i].group, start);

@@ -23,9 +23,9 @@ DEATH_CASE(dies_before_an_operation, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
     lose_victim(self);
-    ll_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work.run);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, self->env.stream));
     expect_fault(self, work.group, start);
     finish_survivor(self, &work);
 }
@@ -68,14 +68,14 @@ DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
 DEATH_CASE(dies_while_others_wait, kVictimDies) {
     Work work;
     open_work(&work, &self->env, 1);
-    ll_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work.run);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) {
         usleep(self->timeout_ms * 1000 / 4);
         die(self);
     }
     const double start = seconds_now();
-    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, true));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefStaged, self->env.stream));
     EP_CHECK_NCCL(ncclEpComplete(work.run.handle, NULL, self->env.stream));
     expect_fault(self, work.group, start);
     finish_survivor(self, &work);
@@ -86,11 +86,11 @@ DEATH_CASE(dies_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
     Work work;
     open_work(&work, &self->env, 1);
-    ll_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work.run);
     void* memory = ep_device_alloc(1 << 20);
     lose_victim(self);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, self->env.stream));
     ep_device_free(memory);
     check_in_time(self, start);
     expect_fault(self, work.group, start);
@@ -103,8 +103,8 @@ static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
     double launched = seconds_now();
     for (unsigned i = 0; i < most; ++i) {
         launched = seconds_now();
-        const ncclResult_t result = i % 2 == 0 ? ll_launch_dispatch(&work->run, self->env.stream, false)
-                                               : ll_launch_combine(&work->run, self->env.stream, false);
+        const ncclResult_t result = i % 2 == 0 ? ref_launch_dispatch(&work->run, kRefWhole, self->env.stream)
+                                               : ref_launch_combine(&work->run, kRefWhole, self->env.stream);
         if (result != ncclSuccess) break;
         if (i % kOpsInFlight != kOpsInFlight - 1) continue;
         EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
@@ -135,8 +135,8 @@ DEATH_CASE(dies_before_many_operations, kVictimDies) {
     const double start = seconds_now();
     ncclResult_t result = ncclSuccess;
     for (unsigned i = 0; result == ncclSuccess && in_time(self, start); ++i) {
-        result = i % 2 == 0 ? ll_launch_dispatch(&work.run, self->env.stream, false)
-                            : ll_launch_combine(&work.run, self->env.stream, false);
+        result = i % 2 == 0 ? ref_launch_dispatch(&work.run, kRefWhole, self->env.stream)
+                            : ref_launch_combine(&work.run, kRefWhole, self->env.stream);
     }
     EP_CHECK_EQ_I64(result, ncclRemoteError);
     expect_fault(self, work.group, start);

@@ -2,17 +2,16 @@
 // offered such memory, and may be storing in that of the others or loading from there.
 #define _GNU_SOURCE  // setenv
 
-#include "reference/ht_run.h"
+#include "reference/run.h"
 #include "reference/mapped.h"
 #include "suites/death/work.h"
 
 enum { kMostOps = 400, kOpsOfVictim = 7, kOpsInFlight = 4 };
 
-static const HtPass kForward = {.forward = true};
 
 typedef struct {
     ncclEpGroup_t group;
-    HtRun run;
+    RefRun run;
 } Mapped;
 
 static void open_mapped(Mapped* mapped, const EpEnv* env) {
@@ -21,17 +20,16 @@ static void open_mapped(Mapped* mapped, const EpEnv* env) {
     mapped->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     const ncclEpChoice_t pull = {.size = sizeof(pull), .variant = NCCL_EP_VARIANT_HT_PULL};
     EP_REQUIRE_NCCL(ncclEpSetChoice(mapped->group, NCCL_EP_OPERATION_HT_COMBINE, &pull));
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 5};
-    mapped->run = ht_run_open_with(env, mapped->group, &shape, kRefDistinct, false, opening);
-    ht_forward(&mapped->run);
-    ht_combine(&mapped->run, false);
-    ht_prepare(&mapped->run);
+    mapped->run = ref_run_open_with(env, mapped->group, &shape, kRefDistinct, false, ref_ht(5));
+    ref_dispatch(&mapped->run);
+    ref_combine(&mapped->run);
+    ref_prepare(&mapped->run);
 }
 
 static ncclResult_t launch(Mapped* mapped, bool combines) {
     const cudaStream_t stream = mapped->run.env->stream;
-    return combines ? ht_launch_combine(&mapped->run, false, stream)
-                    : ht_launch_dispatch(&mapped->run, kForward, stream);
+    return combines ? ref_launch_combine(&mapped->run, kRefWhole, stream)
+                    : ref_launch_dispatch(&mapped->run, kRefWhole, stream);
 }
 
 // A few are in flight at a time.
@@ -70,7 +68,7 @@ static void lose_in_mapped(DeathRank* self, bool combines) {
     EP_CHECK_NCCL(ep_handle_destroy(&mapped.run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(mapped.group, env->stream));
     check_in_time(self, start);
-    ht_run_close(&mapped.run);
+    ref_run_close(&mapped.run);
     ref_mapped_close();
     abort_and_go_on(self);
 }

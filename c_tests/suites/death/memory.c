@@ -15,7 +15,7 @@ static void lose_in_a_memory_call(DeathRank* self, MemoryCall call) {
     lose_victim(self);
     const double start = seconds_now();
     work.run.by_rank = work.run.as_view = call == kViews;
-    const ncclResult_t result = call == kViews   ? ll_launch_dispatch(&work.run, env->stream, false)
+    const ncclResult_t result = call == kViews   ? ref_launch_dispatch(&work.run, kRefWhole, env->stream)
                                 : call == kFrees ? ncclEpMemFree(work.group, memory)
                                                  : ncclEpMemAlloc(work.group, &none, kBytes);
     if (result == ncclSuccess && call == kViews) {
@@ -42,7 +42,7 @@ static void lose_in_a_memory_call(DeathRank* self, MemoryCall call) {
     EP_CHECK_NCCL(ncclCommAbort(env->comm));
     (void)cudaStreamSynchronize(env->stream);
     (void)cudaGetLastError();
-    ll_run_close(&work.run);
+    ref_run_close(&work.run);
     expect_context_usable(self);
     go_on_without_victim(self);
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
@@ -62,7 +62,7 @@ DEATH_CASE(dies_in_a_group_with_memory, kVictimDies) {
     EP_REQUIRE_NCCL(ncclEpMemAlloc(work.group, &memory, kBytes));
     lose_victim(self);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ll_launch_dispatch(&work.run, self->env.stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, self->env.stream));
     expect_fault(self, work.group, start);
     EP_CHECK_RESULT(ncclEpMemFree(work.group, memory), ncclRemoteError);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");

@@ -1,7 +1,7 @@
 // A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
 // waits have the deadline.
 #include "harness/graphs.h"
-#include "reference/ht_run.h"
+#include "reference/run.h"
 #include "suites/death/work.h"
 
 enum { kReplays = 2 };
@@ -9,8 +9,8 @@ enum { kReplays = 2 };
 static void play_ll(void* context) {
     Work* work = context;
     const cudaStream_t stream = work->run.env->stream;
-    EP_CHECK_NCCL(ll_launch_dispatch(&work->run, stream, false));
-    EP_CHECK_NCCL(ll_launch_combine(&work->run, stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, stream));
+    EP_CHECK_NCCL(ref_launch_combine(&work->run, kRefWhole, stream));
 }
 
 // Opens `work` and captures a pair of operations on it, which replays as it should.
@@ -18,10 +18,10 @@ static EpCaptured captured_pair(DeathRank* self, Work* work) {
     open_work(work, &self->env, 1);
     const EpCaptured captured = ep_capture(self->env.stream, play_ll, work);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare(&work->run);
+        ref_prepare(&work->run);
         ep_replay(&captured);
         ep_sync(&self->env);
-        ll_check(&work->run);
+        ref_check(&work->run);
     }
     return captured;
 }
@@ -77,24 +77,22 @@ DEATH_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
 }
 
 static void play_ht(void* context) {
-    HtRun* run = context;
-    const HtPass forward = {.forward = true};
-    EP_CHECK_NCCL(ht_launch_dispatch(run, forward, run->env->stream));
-    EP_CHECK_NCCL(ht_launch_combine(run, true, run->env->stream));
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefBackward, run->env->stream));
 }
 
 DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const EpEnv* env = &self->env;
     const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
-    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 1};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
+    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
     const EpCaptured captured = ep_capture(env->stream, play_ht, &run);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ht_prepare(&run);
+        ref_prepare(&run);
         ep_replay(&captured);
         ep_sync(env);
-        ht_check(&run);
+        ref_check(&run);
     }
     const double start = replay_without_victim(self, &captured);
     expect_fault(self, group, start);
@@ -106,5 +104,5 @@ DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     check_in_time(self, closing);
     abort_and_go_on(self);
-    ht_run_close(&run);
+    ref_run_close(&run);
 }

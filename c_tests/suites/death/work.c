@@ -30,9 +30,9 @@ void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
 
 void expect_refusals(Work* work) {
     const cudaStream_t stream = work->run.env->stream;
-    EP_CHECK(ll_launch_dispatch(&work->run, stream, false) != ncclSuccess);
+    EP_CHECK(ref_launch_dispatch(&work->run, kRefWhole, stream) != ncclSuccess);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
-    EP_CHECK(ll_launch_combine(&work->run, stream, true) != ncclSuccess);
+    EP_CHECK(ref_launch_combine(&work->run, kRefStaged, stream) != ncclSuccess);
 }
 
 void close_work(DeathRank* self, Work* work) {
@@ -40,7 +40,7 @@ void close_work(DeathRank* self, Work* work) {
     EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
     check_in_time(self, start);
-    ll_run_close(&work->run);
+    ref_run_close(&work->run);
 }
 
 void end_without_victim(DeathRank* self, Work* work) {
@@ -50,7 +50,7 @@ void end_without_victim(DeathRank* self, Work* work) {
     // A backend whose teardown exchanges nothing has nothing to report.
     EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
     check_in_time(self, start);
-    ll_run_close(&work->run);
+    ref_run_close(&work->run);
 }
 
 void finish_survivor(DeathRank* self, Work* work) {

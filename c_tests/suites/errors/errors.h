@@ -4,8 +4,6 @@
 
 #include "harness/harness.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
 // ---- One refusal -------------------------------------------------------------------------------
 
 // Checks the result of a call and the text it leaves: `...` is a printf format with its values, in
@@ -25,6 +23,11 @@ bool enough_ranks(const EpEnv* env, int ranks, const char* ids);
 
 // Sets NCCL_EP_TIMEOUT_MS for groups created from now on; 0 is the default.
 void set_timeout_ms(unsigned milliseconds);
+
+// An exchange that lacks a rank stays open on its communicator and stream, so such a case has its own. It aborts the
+// communicator, as NCCL requires after a lost rank, before it closes the rest.
+EpEnv open_own(const EpEnv* env);
+void close_own(const EpEnv* own);
 
 // ---- A session ---------------------------------------------------------------------------------
 
@@ -171,8 +174,18 @@ void check_broken_calls(const Session* session, CallKind kind, const BrokenCall*
 
 // ---- Parts of other files ----------------------------------------------------------------------
 
-// running.c
+// running.c: the odd rank and every rank that hears from it in `kind` get an error. The error names a rank whose call
+// differs from this one's (for the odd rank: any rank), unless another rank's failure arrives first.
 void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values);
+// A call that the odd rank makes otherwise than the others.
+typedef struct {
+    ncclEpAlgorithm_t algorithm;
+    CallKind kind, odd_kind;
+    void (*change)(CallTensors* tensors);  // on the odd rank; or NULL
+    const char *id, *rule;
+    const char *usual, *odd;  // what texts say of a rank's call; or NULL
+} OtherCall;
+void check_other_call(const EpEnv* env, const OtherCall* call);
 // stderr.c: what this program does when it is started again.
 int refuse_once(void);
 int make_groups(void);

@@ -28,6 +28,9 @@ static void check_child(Session* session) {
     expect_refused("ncclEpDispatch", make_valid_call(session, kDispatch, 0));
     expect_refused("ncclEpCombine", make_valid_call(session, kCombine, 0));
     expect_refused("ncclEpCreateHandle", make_valid_call(session, kCreateHandle, 0));
+    ncclEpHandle_t opened = NULL;
+    expect_refused("ncclEpHandleOpen", ncclEpHandleOpen(&opened, group, 0));
+    expect_refused("ncclEpHandleUpdate", ncclEpHandleUpdate(handle, NULL, NULL, 0, stream));
     expect_refused("ncclEpComplete", ncclEpComplete(handle, NULL, stream));
     unsigned rows = 0;
     expect_refused("ncclEpHandleGetNumRecvTokens", ncclEpHandleGetNumRecvTokens(handle, &rows));

@@ -220,13 +220,9 @@ EP_TEST(group_refused_by_one_rank) {
 
 // ---- A rank that never calls -------------------------------------------------------------------
 
-// The exchange stays open on this communicator and stream, so the case has its own. It aborts the
-// communicator, as NCCL requires after a lost rank.
 EP_TEST(group_with_a_missing_rank) {
     if (!enough_ranks(env, 2, "group-rank-missing")) return;
-    EpEnv own = *env;
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
+    EpEnv own = open_own(env);
     // NCCL connects the ranks in a communicator's first collective and waits for them without a deadline.
     check_creation_works(&own);
     const ncclEpGroupConfig_t config = config_of(env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -242,10 +238,7 @@ EP_TEST(group_with_a_missing_rank) {
     set_timeout_ms(0);
     ep_barrier();
     EP_CHECK_NCCL(ncclCommAbort(own.comm));
-    // The aborted exchange may have left its error on the stream.
-    (void)cudaStreamSynchronize(own.stream);
-    (void)cudaStreamDestroy(own.stream);
-    (void)cudaGetLastError();
+    close_own(&own);
     check_creation_works(env);
 }
 

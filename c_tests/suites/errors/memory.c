@@ -12,9 +12,8 @@ static void* alloc(ncclEpGroup_t group) {
 }
 
 // Every rank has the same wrong argument.
-EP_TEST(memory_arguments) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    const ncclEpGroup_t group = session.group;
+LL_SESSION_TEST(memory_arguments) {
+    const ncclEpGroup_t group = session->group;
     void* memory = alloc(group);
     void* none = NULL;
     EP_REFUSED("mem-alloc-out-null", ncclEpMemAlloc(group, NULL, 16), ncclInvalidArgument,
@@ -22,7 +21,7 @@ EP_TEST(memory_arguments) {
     EP_REFUSED("mem-alloc-bytes", ncclEpMemAlloc(group, &none, 0), ncclInvalidArgument,
                "ncclEpMemAlloc: bytes: must not be 0");
     EP_CHECK(none == NULL);
-    void* const foreign[] = {NULL, session.tokens, (char*)memory + 16};
+    void* const foreign[] = {NULL, session->tokens, (char*)memory + 16};
     for (size_t i = 0; i < COUNT(foreign); ++i) {
         EP_REFUSED("mem-free-ptr", ncclEpMemFree(group, foreign[i]), ncclInvalidArgument,
                    "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
@@ -31,33 +30,29 @@ EP_TEST(memory_arguments) {
     }
     EP_REFUSED("mem-deregister-ptr", ncclEpMemDeregister(group, memory), ncclInvalidArgument,
                "ncclEpMemDeregister: ptr: must be what ncclEpMemRegister took");
-    check_works(&session);
     EP_CHECK_NCCL(ncclEpMemFree(group, memory));
     EP_REFUSED("mem-free-ptr", ncclEpMemFree(group, memory), ncclInvalidArgument,
                "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
-    close_session(&session);
 }
 
-EP_TEST(memory_questions) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    void* memory = alloc(session.group);
+LL_SESSION_TEST(memory_questions) {
+    void* memory = alloc(session->group);
     ncclEpMemInfo_t info = {.size = sizeof(info), .object = 77};
-    EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session.group, memory, NULL), ncclInvalidArgument,
+    EP_REFUSED("mem-info-out-null", ncclEpMemInfo(session->group, memory, NULL), ncclInvalidArgument,
                "ncclEpMemInfo: info: must not be NULL");
-    EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session.group, session.ids, &info), ncclInvalidArgument,
+    EP_REFUSED("mem-info-ptr", ncclEpMemInfo(session->group, session->ids, &info), ncclInvalidArgument,
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
     info.size = 55;
-    EP_REFUSED("mem-info-size", ncclEpMemInfo(session.group, memory, &info), ncclInvalidArgument,
+    EP_REFUSED("mem-info-size", ncclEpMemInfo(session->group, memory, &info), ncclInvalidArgument,
                "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
                "or more)");
     EP_CHECK_EQ_U64(info.object, 77);
-    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, session.ids, 16), ncclInvalidArgument,
+    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session->group, session->ids, 16), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
-    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session.group, memory, kBytes + 1), ncclInvalidArgument,
+    EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session->group, memory, kBytes + 1), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got "
                "4097 bytes, expected at most 4096)");
-    EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
-    close_session(&session);
+    EP_CHECK_NCCL(ncclEpMemFree(session->group, memory));
 }
 
 LL_SESSION_TEST(memory_of_callers) {
@@ -95,74 +90,57 @@ LL_SESSION_TEST(memory_of_callers) {
     ep_device_free(memory);
 }
 
-EP_TEST(too_much_memory_of_a_group) {
+LL_SESSION_TEST(too_much_memory_of_a_group) {
     enum { kMost = 64 };
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    for (int i = 0; i < kMost; ++i) (void)alloc(session.group);
+    for (int i = 0; i < kMost; ++i) (void)alloc(session->group);
     void* none = NULL;
-    EP_REFUSED("mem-alloc-many", ncclEpMemAlloc(session.group, &none, 16), ncclInvalidUsage,
+    EP_REFUSED("mem-alloc-many", ncclEpMemAlloc(session->group, &none, 16), ncclInvalidUsage,
                "ncclEpMemAlloc: ep_group: has too many pieces of memory that peers map (got 65, "
                "expected at most 64)");
-    close_session(&session);
 }
 
 // One rank refuses for all, in any of the calls; the ranks then agree on the next number.
-EP_TEST(one_rank_refuses_memory) {
+LL_SESSION_TEST(one_rank_refuses_memory) {
     if (!enough_ranks(env, 2, "mem-alloc-rank-refused")) return;
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     void* memory = NULL;
-    const ncclResult_t result = ncclEpMemAlloc(session.group, &memory, is_odd(env) ? 0 : kBytes);
-    EP_CHECK(memory == NULL);
     if (is_odd(env)) {
-        EP_CHECK_RESULT(result, ncclInvalidArgument);
+        EP_CHECK_RESULT(ncclEpMemAlloc(session->group, &memory, 0), ncclInvalidArgument);
     } else {
-        char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemAlloc: rank %d refused: bytes: must not be 0", odd_rank(env));
-        EP_CHECK_RESULT(result, ncclRemoteError);
-        ep_check(EP_HERE("mem-alloc-rank-refused"), strcmp(ep_last_error(), text) == 0);
+        EP_REFUSED("mem-alloc-rank-refused", ncclEpMemAlloc(session->group, &memory, kBytes), ncclRemoteError,
+                   "ncclEpMemAlloc: rank %d refused: bytes: must not be 0", odd_rank(env));
     }
-    memory = alloc(session.group);
-    const ncclResult_t freed = ncclEpMemFree(session.group, is_odd(env) ? NULL : memory);
-    EP_CHECK_RESULT(freed, is_odd(env) ? ncclInvalidArgument : ncclRemoteError);
-    if (!is_odd(env)) {
-        char text[128];
-        snprintf(text, sizeof(text), "ncclEpMemFree: rank %d refused: ptr: must be what ", odd_rank(env));
-        EP_CHECK_STR_CONTAINS(ep_last_error(), text);
+    EP_CHECK(memory == NULL);
+    memory = alloc(session->group);
+    if (is_odd(env)) {
+        EP_CHECK_RESULT(ncclEpMemFree(session->group, NULL), ncclInvalidArgument);
+    } else {
+        EP_REFUSED("mem-alloc-rank-refused", ncclEpMemFree(session->group, memory), ncclRemoteError,
+                   "ncclEpMemFree: rank %d refused: ptr: must be what *", odd_rank(env));
     }
-    EP_CHECK_NCCL(ncclEpMemFree(session.group, memory));
-    finish_session(&session);
+    EP_CHECK_NCCL(ncclEpMemFree(session->group, memory));
 }
 
-EP_TEST(ranks_make_different_memory_calls) {
+LL_SESSION_TEST(ranks_make_different_memory_calls) {
     if (!enough_ranks(env, 2, "mem-alloc-operation, mem-free-object")) return;
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    void* memory[2] = {alloc(session.group), alloc(session.group)};
+    void* memory[2] = {alloc(session->group), alloc(session->group)};
     void* none = NULL;
     // Each names the first rank that differs from itself.
     const int named = env->rank == odd_rank(env) ? 0 : odd_rank(env);
     if (is_odd(env)) {
-        EP_CHECK_RESULT(ncclEpMemFree(session.group, memory[0]), ncclInvalidUsage);
-        EP_CHECK_RESULT(ncclEpMemFree(session.group, memory[0]), ncclInvalidUsage);
+        EP_CHECK_RESULT(ncclEpMemFree(session->group, memory[0]), ncclInvalidUsage);
+        EP_CHECK_RESULT(ncclEpMemFree(session->group, memory[0]), ncclInvalidUsage);
     } else {
-        EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session.group, &none, 16), ncclInvalidUsage,
+        EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session->group, &none, 16), ncclInvalidUsage,
                    "ncclEpMemAlloc: operation: must be the same on every rank, but rank %d differs "
                    "(got ncclEpMemAlloc, expected ncclEpMemFree)",
                    named);
-        EP_REFUSED("mem-free-object", ncclEpMemFree(session.group, memory[1]), ncclInvalidUsage,
+        EP_REFUSED("mem-free-object", ncclEpMemFree(session->group, memory[1]), ncclInvalidUsage,
                    "ncclEpMemFree: ptr: must be the same on every rank, but rank %d differs (got "
                    "object 1, expected object 0)",
                    named);
     }
     EP_CHECK(none == NULL);
-    for (int i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpMemFree(session.group, memory[i]));
-    finish_session(&session);
-}
-
-// The exchange stays open on this communicator, so the case has its own.
-static void open_own(EpEnv* own, const EpEnv* env) {
-    *own = *env;
-    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own->comm, NULL));
-    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpMemFree(session->group, memory[i]));
 }
 
 static void check_session_works(const EpEnv* env) {
@@ -189,21 +167,17 @@ static void check_refuses_memory(const Session* session, void* memory) {
 
 // One rank never calls: the group has failed on the others, whose memory stays as it is.
 static void miss(const EpEnv* env, bool frees) {
-    EpEnv own;
-    open_own(&own, env);
+    EpEnv own = open_own(env);
     Session session = open_timed_session(&own, NCCL_EP_ALGO_LOW_LATENCY, kShortTimeoutMs);
     void* memory = alloc(session.group);
     void* none = NULL;
     ep_barrier();
     if (!is_odd(env)) {
         const double start = seconds();
-        const ncclResult_t result = frees ? ncclEpMemFree(session.group, memory)
-                                          : ncclEpMemAlloc(session.group, &none, 16);
-        EP_CHECK_RESULT(result, ncclRemoteError);
-        char text[128];
-        snprintf(text, sizeof(text), "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
-                 frees ? "ncclEpMemFree" : "ncclEpMemAlloc", env->rank, env->size, kShortTimeoutMs);
-        ep_check(EP_HERE("mem-alloc-deadline"), strcmp(ep_last_error(), text) == 0);
+        EP_REFUSED("mem-alloc-deadline",
+                   frees ? ncclEpMemFree(session.group, memory) : ncclEpMemAlloc(session.group, &none, 16),
+                   ncclRemoteError, "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
+                   frees ? "ncclEpMemFree" : "ncclEpMemAlloc", env->rank, env->size, kShortTimeoutMs);
         EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
         EP_CHECK(none == NULL);
         check_refuses_memory(&session, memory);
@@ -212,10 +186,7 @@ static void miss(const EpEnv* env, bool frees) {
     // Freeing memory waits for the device, and so for the exchange.
     EP_CHECK_NCCL(ncclCommAbort(own.comm));
     close_session(&session);
-    // It may have left its error.
-    (void)cudaStreamSynchronize(own.stream);
-    (void)cudaStreamDestroy(own.stream);
-    (void)cudaGetLastError();
+    close_own(&own);
     check_session_works(env);
 }
 

@@ -21,6 +21,10 @@ static ncclResult_t num_recv_tokens(void* handle) {
     return result;
 }
 
+static ncclResult_t update_handle(void* handle) {
+    return ncclEpHandleUpdate((ncclEpHandle_t)handle, NULL, NULL, 0, NULL);
+}
+
 static ncclResult_t destroy_handle(void* handle) { return ncclEpHandleDestroy((ncclEpHandle_t)handle); }
 
 static ncclResult_t destroy_group(void* group) { return ncclEpGroupDestroy((ncclEpGroup_t)group, NULL); }
@@ -33,6 +37,13 @@ static ncclResult_t create_tensor(void* group) {
 static ncclResult_t create_handle(void* group) {
     ncclEpHandle_t handle = NULL;
     const ncclResult_t result = ncclEpCreateHandle(&handle, (ncclEpGroup_t)group, NULL, NULL, 0, NULL, NULL, false);
+    EP_CHECK(handle == NULL);
+    return result;
+}
+
+static ncclResult_t handle_open(void* group) {
+    ncclEpHandle_t handle = NULL;
+    const ncclResult_t result = ncclEpHandleOpen(&handle, (ncclEpGroup_t)group, 0);
     EP_CHECK(handle == NULL);
     return result;
 }
@@ -88,6 +99,7 @@ static const ObjectCall kHandleCalls[] = {
     {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
     {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead",
      "num-recv-handle-foreign"},
+    {"ncclEpHandleUpdate", update_handle, "handle-update-null", "handle-update-dead", "handle-update-foreign"},
     {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
 };
 
@@ -95,6 +107,7 @@ static const ObjectCall kGroupCalls[] = {
     {"ncclEpTensorCreate", create_tensor, "tensor-create-group-null", "tensor-create-group-dead",
      "tensor-create-group-foreign"},
     {"ncclEpCreateHandle", create_handle, "handle-group-null", "handle-group-dead", "handle-group-foreign"},
+    {"ncclEpHandleOpen", handle_open, "handle-open-group-null", "handle-open-group-dead", "handle-open-group-foreign"},
     {"ncclEpGetAsyncError", async_error, "async-error-group-null", "async-error-group-dead",
      "async-error-group-foreign"},
     {"ncclEpSetChoice", set_choice, "set-choice-group-null", "set-choice-group-dead", "set-choice-group-foreign"},
@@ -161,6 +174,8 @@ LL_SESSION_TEST(places_for_results) {
     EP_REFUSED("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
                "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
+    EP_REFUSED("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0), ncclInvalidArgument,
+               "ncclEpHandleOpen: handle: must not be NULL");
     unsigned count = 77;
     EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count), ncclInvalidUsage,
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "

@@ -188,8 +188,6 @@ EP_TEST_HT(ht_outputs_too_small) {
 
 // ---- One rank makes another call than the others -----------------------------------------------
 
-// The odd rank and every rank that hears from it in `kind` get an error. The error names a rank whose call differs from
-// this one's (for the odd rank: any rank), unless another rank's failure arrives first.
 void check_all_notice(Session* session, CallKind kind, const char* id, const char* rule, const char* values) {
     const EpEnv* env = session->env;
     char named[16] = "*";
@@ -207,20 +205,63 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
     recover_and_close(session);
 }
 
-static void other_row_bytes(const EpEnv* env, ncclEpAlgorithm_t algorithm, const char* id) {
-    Session session = open_session(env, algorithm);
+void check_other_call(const EpEnv* env, const OtherCall* call) {
+    Session session = open_session(env, call->algorithm);
+    check_works(&session);
     CallTensors tensors;
-    valid_tensors(&session, kDispatch, &tensors);
-    if (is_odd(env)) {
-        tensors.lists[kInputs].views[0].sizes[1] = 8;
-        EpView* out = &tensors.lists[kOutputs].views[0];
-        out->sizes[out->tensor.ndim - 1] = 8;
-    }
+    valid_tensors(&session, is_odd(env) ? call->odd_kind : call->kind, &tensors);
+    if (is_odd(env) && call->change != NULL) call->change(&tensors);
     ep_barrier();
-    EP_CHECK_NCCL(make_call(&session, kDispatch, &tensors, 0));
-    check_all_notice(&session, kDispatch, id, "row bytes: must be the same",
-                     is_odd(env) ? " (got 16, expected 32)" : " (got 32, expected 16)");
+    EP_CHECK_NCCL(make_call(&session, is_odd(env) ? call->odd_kind : call->kind, &tensors, 0));
+    char values[128] = "";
+    if (call->usual != NULL) {
+        snprintf(values, sizeof(values), " (got %s, expected %s)", is_odd(env) ? call->odd : call->usual,
+                 is_odd(env) ? call->usual : call->odd);
+    }
+    check_all_notice(&session, call->kind, call->id, call->rule, values);
 }
+
+static void shorten_rows(CallTensors* tensors) {
+    tensors->lists[kInputs].views[0].sizes[1] = 8;
+    EpView* out = &tensors->lists[kOutputs].views[0];
+    out->sizes[out->tensor.ndim - 1] = 8;
+}
+
+// Another element type of the same width.
+static void make_float16(CallTensors* tensors) {
+    for (ListName list = kInputs; list <= kOutputs; ++list) {
+        for (unsigned i = 0; i < tensors->lists[list].count; ++i) {
+            ncclNDTensor_t* tensor = &tensors->lists[list].views[i].tensor;
+            if (tensor->tag == NCCL_EP_TENSOR_TAG_TOKENS) tensor->datatype = ncclFloat16;
+        }
+    }
+}
+
+#define LL NCCL_EP_ALGO_LOW_LATENCY
+#define HT NCCL_EP_ALGO_HIGH_THROUGHPUT
+#define OTHER_ROWS(mode) \
+    {mode, kDispatch, kDispatch, shorten_rows, "running-row-bytes", "row bytes: must be the same", "32", "16"}
+#define OTHER_TYPE(mode, kind) \
+    {mode, kind, kind, make_float16, "running-data-type", "data type: must be the same", "bfloat16", "float16"}
+
+static const OtherCall kLlCalls[] = {
+    {LL, kDispatch, kCombine, NULL, "running-operation", "operation: must be the same",
+     "ncclEpDispatch (low latency)", "ncclEpCombine (low latency)"},
+    OTHER_ROWS(LL),
+    OTHER_TYPE(LL, kDispatch),
+    OTHER_TYPE(LL, kCombine),
+};
+
+static const OtherCall kHtCalls[] = {
+    OTHER_ROWS(HT),
+    OTHER_TYPE(HT, kDispatch),
+    OTHER_TYPE(HT, kTokensOnly),
+    OTHER_TYPE(HT, kCombine),
+    OTHER_TYPE(HT, kBackward),
+    {HT, kDispatch, kTokensOnly, NULL, "running-ht-forward", "inputs[TOPK_IDX]: must be forward, or tokens only,", NULL,
+     NULL},
+    {HT, kBackward, kCombine, NULL, "running-ht-columns", "inputs[TOPK_WEIGHTS]: must have the same columns", "2", "0"},
+};
 
 static void other_top_k(const EpEnv* env) {
     Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
@@ -247,52 +288,6 @@ static void other_handle(const EpEnv* env) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(first));
 }
 
-static void tokens_only_on_one_rank(const EpEnv* env) {
-    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    ep_barrier();
-    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kTokensOnly : kDispatch, 0));
-    check_all_notice(&session, kDispatch, "running-ht-forward",
-                     "inputs[TOPK_IDX]: must be forward, or tokens only,", "");
-}
-
-static void forward_combine_on_one_rank(const EpEnv* env) {
-    Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
-    check_works(&session);
-    ep_barrier();
-    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kBackward, 0));
-    check_all_notice(&session, kCombine, "running-ht-columns", "inputs[TOPK_WEIGHTS]: must have the same columns",
-                     is_odd(env) ? " (got 0, expected 2)" : " (got 2, expected 0)");
-}
-
-// One rank combines where the others dispatch.
-static void other_operation(const EpEnv* env) {
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_works(&session);
-    ep_barrier();
-    EP_CHECK_NCCL(make_valid_call(&session, is_odd(env) ? kCombine : kDispatch, 0));
-    check_all_notice(&session, kDispatch, "running-operation", "operation: must be the same",
-                     is_odd(env) ? " (got ncclEpCombine (low latency), expected ncclEpDispatch *"
-                                 : " (got ncclEpDispatch (low latency), expected ncclEpCombine *");
-}
-
-// The odd rank calls `kind` with another element type of the same width.
-static void other_datatype(const EpEnv* env, ncclEpAlgorithm_t algorithm, CallKind kind) {
-    Session session = open_session(env, algorithm);
-    check_works(&session);
-    CallTensors tensors;
-    valid_tensors(&session, kind, &tensors);
-    for (ListName list = kInputs; is_odd(env) && list <= kOutputs; ++list) {
-        for (unsigned i = 0; i < tensors.lists[list].count; ++i) {
-            ncclNDTensor_t* tensor = &tensors.lists[list].views[i].tensor;
-            if (tensor->tag == NCCL_EP_TENSOR_TAG_TOKENS) tensor->datatype = ncclFloat16;
-        }
-    }
-    ep_barrier();
-    EP_CHECK_NCCL(make_call(&session, kind, &tensors, 0));
-    check_all_notice(&session, kind, "running-data-type", "data type: must be the same",
-                     is_odd(env) ? " (got float16, expected bfloat16)" : " (got bfloat16, expected float16)");
-}
-
 // Either the odd rank alone stages its operation, or all but that rank do. A rank that stages may
 // learn of the difference when it completes the call, which is then refused or fails.
 static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stages) {
@@ -308,11 +303,8 @@ static void staged_on_some_ranks(const EpEnv* env, CallKind kind, bool odd_stage
 EP_TEST(ll_different_calls_on_one_rank) {
     if (!enough_ranks(env, 2, "running-operation, -row-bytes, -data-type, -ll-*")) return;
     if (ep_num_nodes() > 1) return;  // nodes.c
-    other_operation(env);
-    other_row_bytes(env, NCCL_EP_ALGO_LOW_LATENCY, "running-row-bytes");
+    for (size_t i = 0; i < COUNT(kLlCalls); ++i) check_other_call(env, &kLlCalls[i]);
     other_top_k(env);
-    other_datatype(env, NCCL_EP_ALGO_LOW_LATENCY, kDispatch);
-    other_datatype(env, NCCL_EP_ALGO_LOW_LATENCY, kCombine);
     for (int odd_stages = 0; odd_stages < 2; ++odd_stages) {
         staged_on_some_ranks(env, kDispatch, odd_stages);
         staged_on_some_ranks(env, kCombine, odd_stages);
@@ -322,12 +314,6 @@ EP_TEST(ll_different_calls_on_one_rank) {
 EP_TEST_HT(ht_different_calls_on_one_rank) {
     if (ep_num_nodes() > 1) return;  // nodes.c
     if (!enough_ranks(env, 2, "running-row-bytes, running-data-type, running-ht-*")) return;
-    other_row_bytes(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, "running-row-bytes");
-    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kDispatch);
-    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kTokensOnly);
-    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kCombine);
-    other_datatype(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kBackward);
+    for (size_t i = 0; i < COUNT(kHtCalls); ++i) check_other_call(env, &kHtCalls[i]);
     other_handle(env);
-    tokens_only_on_one_rank(env);
-    forward_combine_on_one_rank(env);
 }

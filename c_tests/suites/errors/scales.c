@@ -128,32 +128,17 @@ HT_SESSION_TEST(ht_scales_arguments) {
 
 // ---- Ranks whose scales differ -----------------------------------------------------------------
 
-// The odd rank sends rows of `kBytesOfRow` bytes without scales, the others with them.
-static void scales_on_some_ranks(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    Session session = open_session(env, algorithm);
-    CallTensors tensors;
-    valid_tensors(&session, kForward, &tensors);
-    if (is_odd(env)) --tensors.lists[kInputs].count;
-    if (is_odd(env)) --tensors.lists[kOutputs].count;
-    ep_barrier();
-    EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
-    check_all_notice(&session, kForward, "running-scale-bytes", "row bytes: must be the same",
-                     is_odd(env) ? " (got 32 + 0, expected 32 + 12)" : " (got 32 + 12, expected 32 + 0)");
+// They come last.
+static void remove_scales(CallTensors* tensors) {
+    --tensors->lists[kInputs].count;
+    --tensors->lists[kOutputs].count;
 }
 
-// The odd rank sends as many scales of another type of the same width.
-static void other_scale_type(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    Session session = open_session(env, algorithm);
-    CallTensors tensors;
-    valid_tensors(&session, kForward, &tensors);
-    for (ListName list = kInputs; is_odd(env) && list <= kOutputs; ++list) {
-        const unsigned last = tensors.lists[list].count - 1;
-        tensors.lists[list].views[last].tensor.datatype = ncclInt32;
+// As many of another type of the same width.
+static void change_scales(CallTensors* tensors) {
+    for (ListName list = kInputs; list <= kOutputs; ++list) {
+        tensors->lists[list].views[tensors->lists[list].count - 1].tensor.datatype = ncclInt32;
     }
-    ep_barrier();
-    EP_CHECK_NCCL(make_call(&session, kForward, &tensors, 0));
-    check_all_notice(&session, kForward, "running-scale-type", "data type of scales: must be the same",
-                     is_odd(env) ? " (got int32, expected float32)" : " (got float32, expected int32)");
 }
 
 // The odd rank sends long rows, the others short ones, which take half a slot of the receiver's ring:
@@ -188,8 +173,12 @@ static void scales_that_differ(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
     if (!enough_ranks(env, 2, "running-scale-bytes, running-scale-type")) return;
     // Between GPUs of several nodes messages have another size then, of which NCCL promises nothing: there
     // *_different_calls_over_nodes want some error, here the text is checked.
-    if (ep_on_host_backend() || ep_num_nodes() == 1) scales_on_some_ranks(env, algorithm);
-    other_scale_type(env, algorithm);
+    const OtherCall calls[] = {{algorithm, kForward, kForward, remove_scales, "running-scale-bytes",
+                                "row bytes: must be the same", "32 + 12", "32 + 0"},
+                               {algorithm, kForward, kForward, change_scales, "running-scale-type",
+                                "data type of scales: must be the same", "float32", "int32"}};
+    if (ep_on_host_backend() || ep_num_nodes() == 1) check_other_call(env, &calls[0]);
+    check_other_call(env, &calls[1]);
 }
 
 EP_TEST(ll_scales_that_differ) { scales_that_differ(env, NCCL_EP_ALGO_LOW_LATENCY); }

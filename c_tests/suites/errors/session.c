@@ -59,6 +59,20 @@ double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+EpEnv open_own(const EpEnv* env) {
+    EpEnv own = *env;
+    EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &own.comm, NULL));
+    EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
+    return own;
+}
+
+// The aborted exchange may have left its error on the stream.
+void close_own(const EpEnv* own) {
+    (void)cudaStreamSynchronize(own->stream);
+    (void)cudaStreamDestroy(own->stream);
+    (void)cudaGetLastError();
+}
+
 // ---- Opening and closing -----------------------------------------------------------------------
 
 unsigned max_recv_rows(const Session* session) { return (unsigned)session->env->size * kMaxTokens; }

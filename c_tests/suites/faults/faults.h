@@ -2,7 +2,7 @@
 #pragma once
 
 #include "forked/survivors.h"
-#include "reference/ht_run.h"
+#include "reference/run.h"
 
 typedef enum { kLl, kStaged, kHt, kHandles, kGroups, kNumKinds } Kind;
 
@@ -11,8 +11,7 @@ typedef struct {
     const EpEnv* env;
     Kind kind;
     ncclEpGroup_t group;  // not in kGroups
-    LlRun ll;
-    HtRun ht;
+    RefRun run;           // kLl, kStaged, kHt
     void* ids;           // kHandles
     double began;        // start of the round
     ncclResult_t fault;  // of the failed call or operation

@@ -3,23 +3,19 @@
 
 enum { kMaxTokens = 12, kTopK = 3, kHidden = 64, kLocalExperts = 2 };
 
-static bool is_ll(const Job* job) { return job->kind == kLl || job->kind == kStaged; }
+static bool has_run(const Job* job) { return job->kind <= kHt; }
 
 void job_open(Job* job, const EpEnv* env, Kind kind, uint64_t seed) {
     memset(job, 0, sizeof(*job));
     job->env = env;
     job->kind = kind;
     const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const RefStyle style = (RefStyle)(seed % (kRefSkewed + 1));
-    if (is_ll(job)) {
+    if (has_run(job)) {
         const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
-        job->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        job->ll = ll_run_open_with(env, job->group, &shape, style, true, seed);
-    } else if (kind == kHt) {
-        const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
-        const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, seed};
-        job->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-        job->ht = ht_run_open_with(env, job->group, &shape, style, true, opening);
+        const RefStyle style = (RefStyle)(seed % (kRefSkewed + 1));
+        job->run = ref_run_open_with(env, NULL, &shape, style, true, kind == kHt ? ref_ht(seed) : ref_ll(seed));
+        job->group = job->run.own_group;
+        job->run.own_group = NULL;
     } else if (kind == kHandles) {
         const int64_t id = 0;
         job->group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, 1, 128);
@@ -42,33 +38,19 @@ static bool went_well(Job* job) {
 }
 
 static bool complete(Job* job) {
-    const bool staged = job->kind == kStaged;
-    return !staged || works(job, ncclEpComplete(job->ll.handle, NULL, job->env->stream));
+    return job->kind != kStaged || works(job, ncclEpComplete(job->run.handle, NULL, job->env->stream));
 }
 
-static bool ll_round(Job* job) {
-    const bool staged = job->kind == kStaged;
-    LlRun* run = &job->ll;
-    ll_prepare_dispatch(run);
-    if (!works(job, ll_launch_dispatch(run, job->env->stream, staged))) return false;
+static bool run_round(Job* job) {
+    const RefPass pass = job->kind == kStaged ? kRefStaged : kRefCounted;
+    RefRun* run = &job->run;
+    ref_prepare_dispatch(run);
+    if (!works(job, ref_launch_dispatch(run, pass, job->env->stream))) return false;
     if (!complete(job) || !went_well(job)) return false;
-    ll_check_dispatch(run);
-    ll_prepare_combine(run);
-    if (!works(job, ll_launch_combine(run, job->env->stream, staged))) return false;
-    if (!complete(job) || !went_well(job)) return false;
-    return ll_check_combine(run);
-}
-
-static bool ht_round(Job* job) {
-    const HtPass forward = {true, false, false, true, false};
-    HtRun* run = &job->ht;
-    ht_prepare_dispatch(run);
-    if (!works(job, ht_launch_dispatch(run, forward, job->env->stream))) return false;
-    if (!went_well(job)) return false;
-    ht_check_dispatch(run);
-    ht_prepare_combine(run);
-    if (!works(job, ht_launch_combine(run, true, job->env->stream))) return false;
-    return went_well(job) && ht_check_combine(run);
+    ref_check_dispatch(run);
+    ref_prepare_combine(run);
+    if (!works(job, ref_launch_combine(run, run->ht ? kRefBackward : pass, job->env->stream))) return false;
+    return complete(job) && went_well(job) && ref_check_combine(run);
 }
 
 static bool handle_round(Job* job) {
@@ -88,32 +70,22 @@ static bool group_round(Job* job) {
 
 bool job_round(Job* job) {
     job->began = seconds_now();
-    if (is_ll(job)) return ll_round(job);
-    if (job->kind == kHt) return ht_round(job);
+    if (has_run(job)) return run_round(job);
     return job->kind == kHandles ? handle_round(job) : group_round(job);
 }
 
 void job_expect_refusals(Job* job) {
-    if (is_ll(job)) {
-        EP_CHECK(ll_launch_combine(&job->ll, job->env->stream, false) != ncclSuccess);
-    } else if (job->kind == kHt) {
-        EP_CHECK(ht_launch_combine(&job->ht, false, job->env->stream) != ncclSuccess);
-    } else {
-        return;
-    }
+    if (!has_run(job)) return;
+    EP_CHECK(ref_launch_combine(&job->run, kRefWhole, job->env->stream) != ncclSuccess);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
 }
 
 void job_end(Job* job) {
-    if (is_ll(job)) EP_CHECK_NCCL(ncclEpHandleDestroy(job->ll.handle));
-    if (job->kind == kHt) EP_CHECK_NCCL(ncclEpHandleDestroy(job->ht.handle));
+    if (has_run(job)) EP_CHECK_NCCL(ep_handle_destroy(&job->run.handle));
     if (job->kind != kGroups) EP_CHECK_NCCL(ncclEpGroupDestroy(job->group, job->env->stream));
-    job->ll.handle = NULL;
-    job->ht.handle = NULL;
 }
 
 void job_free(Job* job) {
-    if (is_ll(job)) ll_run_close(&job->ll);
-    if (job->kind == kHt) ht_run_close(&job->ht);
+    if (has_run(job)) ref_run_close(&job->run);
     if (job->kind == kHandles) ep_device_free(job->ids);
 }

@@ -2,10 +2,7 @@
 // and cached, with scales in every order. Every byte of rows and scales is compared with a reference; what lies between
 // is poison and stays so. Combines between them keep their own rows.
 #include "reference/cast.h"
-#include "reference/ht_run.h"
-#include "reference/ll_run.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "reference/run.h"
 
 enum { kMaxTokens = 9, kTopK = 4, kLocalExperts = 2, kEveryHidden = 4096, kEveryTokens = 16 };
 
@@ -18,44 +15,42 @@ static unsigned largest(const RefFormat* format) {
     return (unsigned)(slot > 64 ? slot : 64);
 }
 
+static RefRun open_run(EpEnv* env, const RefFormat* format, unsigned tokens, RefOpening opening) {
+    const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const ncclEpAlgorithm_t algorithm = opening.ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
+    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
+    ncclEpGroup_t group = ep_group_create(env, algorithm, experts, tokens, largest(format));
+    const RefStyle style = opening.ht && format->every_bf16 ? kRefDistinct : kRefMessy;
+    RefRun run = ref_run_open_with(env, group, &shape, style, !format->every_bf16, opening);
+    run.own_group = group;
+    run.variation = (unsigned)opening.seed;
+    ref_run_set_format(&run, format);
+    return run;
+}
+
 // Blocking, staged, and after other rows have been combined.
 static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
-    const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, tokens, largest(format));
-    LlRun run = ll_run_open_with(env, group, &shape, kRefMessy, !format->every_bf16, seed);
-    run.variation = (unsigned)seed;
-    ll_run_set_format(&run, format);
-    ll_dispatch(&run);
-    ll_combine(&run);
-    ll_prepare_dispatch(&run);
-    EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, true));
+    RefRun run = open_run(env, format, tokens, ref_ll(seed));
+    ref_pair(&run);
+    ref_prepare_dispatch(&run);
+    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefStaged, env->stream));
     ep_sync(env);
-    ll_overwrite_inputs(&run);
+    ref_overwrite_inputs(&run);
     EP_CHECK_NCCL(ncclEpComplete(run.handle, NULL, env->stream));
     ep_sync(env);
-    ll_check_dispatch(&run);
-    ll_combine(&run);
-    ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_check_dispatch(&run);
+    ref_combine(&run);
+    ref_run_close(&run);
 }
 
 // Forward, cached, and forward without rows, where the format allows that.
 static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
-    const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const RefShape shape = {experts, tokens, kTopK, ncclBfloat16, 16};
-    const HtOpening opening = {(HtRows)(seed % 3), kHtNoCounter, seed};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, tokens, largest(format));
-    HtRun run = ht_run_open_with(env, group, &shape, kRefMessy, !format->every_bf16, opening);
-    run.variation = (unsigned)seed;
-    ht_run_set_format(&run, format);
-    ht_forward(&run);
-    ht_combine(&run, true);
-    ht_cached(&run);
-    const HtPass no_rows = {.forward = true, .no_tokens = true};
-    if (format->meaning != kRefCast) ht_dispatch(&run, no_rows);
-    ht_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    RefRun run = open_run(env, format, tokens, ref_ht_as((HtRows)(seed % 3), kHtNoCounter, seed));
+    ref_dispatch(&run);
+    ref_combine_as(&run, kRefBackward);
+    ref_dispatch_as(&run, kRefCached);
+    if (format->meaning != kRefCast) ref_dispatch_as(&run, (RefPass){.no_tokens = true});
+    ref_run_close(&run);
 }
 
 static void in_both_modes(EpEnv* env, const RefFormat* format, uint64_t seed) {
@@ -155,20 +150,14 @@ EP_TEST(all_bfloat16) {
 // High throughput has loops of its own around the same cast. Every token travels, and each dispatch
 // has the seed, so the order of the numbers, after the last one's.
 EP_TEST_HT(all_bfloat16_ht) {
-    const unsigned experts = kLocalExperts * (unsigned)env->size;
     const RefFormat first = every_number(0);
-    const RefShape shape = {experts, kEveryTokens, kTopK, ncclBfloat16, 16};
-    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 0};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kEveryTokens, largest(&first));
-    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
+    RefRun run = open_run(env, &first, kEveryTokens, ref_ht_as(kHtRowsExact, kHtNoCounter, 0));
     for (unsigned i = 0; i < 4; ++i) {
         const RefFormat format = every_number(i);
-        const HtPass pass = {.forward = i == 0};
-        ht_run_set_format(&run, &format);
-        ht_dispatch(&run, pass);
+        ref_run_set_format(&run, &format);
+        ref_dispatch_as(&run, i == 0 ? kRefWhole : kRefCached);
     }
-    ht_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_run_close(&run);
 }
 
 // The layout that block-scaled matrix products read: columns with a pitch of whole 16 bytes.

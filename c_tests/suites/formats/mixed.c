@@ -1,7 +1,6 @@
 // Ranks that cast and ranks that forward what a cast would give, in one dispatch: the receivers cannot tell them apart.
 #include "reference/cast.h"
-#include "reference/ht_run.h"
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 enum { kMaxTokens = 7, kTopK = 3, kHidden = 272, kLocalExperts = 3 };
 
@@ -28,22 +27,18 @@ static Cast cast_all(const RefFormat* format, const EpEnv* env, unsigned tokens,
     return cast;
 }
 
-// Where rows and scales arrive.
-typedef struct {
-    const RefBuffer *rows, *scales;
-    RefLayout layout;
-} Outputs;
-
-static void forward(const EpEnv* env, ncclEpHandle_t handle, const RefFormat* format,
-                    const Cast* cast, const Outputs* to) {
-    const unsigned tokens = (unsigned)(cast->rows.bytes / kHidden);
+static void forward(RefRun* run, const Cast* cast) {
+    const RefFormat* format = &run->format;
+    const RefLayout in = ref_flat((unsigned)(cast->rows.bytes / kHidden));
+    const RefLayout out = ref_run_layout(run, false);
     RefLists lists;
     memset(&lists, 0, sizeof(lists));
-    ref_list_add_rows(&lists.inputs, &cast->rows, format->to, kHidden, ref_flat(tokens));
-    ref_list_add_scales(&lists.inputs, &cast->scales, format, kRefDense, ref_flat(tokens));
-    ref_list_add_rows(&lists.outputs, to->rows, format->to, kHidden, to->layout);
-    ref_list_add_scales(&lists.outputs, to->scales, format, format->out_order, to->layout);
-    EP_CHECK_NCCL(ref_lists_dispatch(&lists, handle, 0, NULL, env->stream));
+    ref_list_add_rows(&lists.inputs, &cast->rows, format->to, kHidden, in);
+    ref_list_add_scales(&lists.inputs, &cast->scales, format, kRefDense, in);
+    ref_list_add_rows(&lists.outputs, &run->tokens_out, format->to, kHidden, out);
+    ref_list_add_scales(&lists.outputs, &run->scales_out, format, format->out_order, out);
+    EP_CHECK_NCCL(ref_lists_dispatch(&lists, run->handle, 0, NULL, run->env->stream));
+    run->pass = kRefCached;
 }
 
 static RefFormat format_of(const EpEnv* env) {
@@ -53,54 +48,30 @@ static RefFormat format_of(const EpEnv* env) {
     return format;
 }
 
-EP_TEST(casts_on_some_ranks) {
+static void on_some_ranks(EpEnv* env, RefOpening opening) {
     const unsigned experts = kLocalExperts * (unsigned)env->size;
+    const ncclEpAlgorithm_t algorithm = opening.ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY;
     const RefFormat format = format_of(env);
     const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, experts, kMaxTokens,
+    ncclEpGroup_t group = ep_group_create(env, algorithm, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
-    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 3);
+    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, opening);
+    run.own_group = group;
     run.without_counter = true;
-    ll_run_set_format(&run, &format);
-    ll_prepare_dispatch(&run);
+    ref_run_set_format(&run, &format);
+    ref_prepare_dispatch(&run);
     Cast cast = cast_all(&format, env, run.now->num_tokens[env->rank], run.tokens_seed);
-    const Outputs outputs = {&run.packed, &run.scales_out, run.layout};
     if (casts(env)) {
-        EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
+        EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefCached, env->stream));
     } else {
-        forward(env, run.handle, &format, &cast, &outputs);
+        forward(&run, &cast);
     }
     ep_sync(env);
-    ll_check_dispatch(&run);
+    ref_check_dispatch(&run);
     ref_buffer_free(&cast.rows);
     ref_buffer_free(&cast.scales);
-    ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_run_close(&run);
 }
 
-EP_TEST_HT(casts_on_some_ranks_ht) {
-    const unsigned experts = kLocalExperts * (unsigned)env->size;
-    const RefFormat format = format_of(env);
-    const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
-    const HtOpening opening = {kHtRowsSpare, kHtNoCounter, 5};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, kMaxTokens,
-                                          (unsigned)ref_format_slot_bytes(&format));
-    HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
-    ht_run_set_format(&run, &format);
-    ht_prepare_dispatch(&run);
-    Cast cast = cast_all(&format, env, run.routing->num_tokens[env->rank], run.tokens_seed);
-    const Outputs outputs = {&run.tokens_out, &run.scales_out, ref_flat(run.num_rows)};
-    const HtPass cached = {.forward = false};
-    if (casts(env)) {
-        EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
-    } else {
-        forward(env, run.handle, &format, &cast, &outputs);
-        run.pass = cached;
-    }
-    ep_sync(env);
-    ht_check_dispatch(&run);
-    ref_buffer_free(&cast.rows);
-    ref_buffer_free(&cast.scales);
-    ht_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-}
+EP_TEST(casts_on_some_ranks) { on_some_ranks(env, ref_ll(3)); }
+EP_TEST_HT(casts_on_some_ranks_ht) { on_some_ranks(env, ref_ht_as(kHtRowsSpare, kHtNoCounter, 5)); }

@@ -4,50 +4,52 @@
 #define _GNU_SOURCE  // usleep
 #include <unistd.h>
 
-#include "harness/graphs.h"
 #include "suites/graph/pairs.h"
 
 enum { kGroups = 3, kMeanwhileUs = 30000, kLooksUs = 300000, kStreams = 2 };
 
-static cudaGraphExec_t capture(LlRun* run, cudaStream_t stream) {
+// A graph that was launched once.
+static cudaGraphExec_t capture(RefRun* run) {
+    const cudaStream_t stream = run->env->stream;
     if (!ep_begin_capture(stream)) return NULL;
-    EP_CHECK_NCCL(ll_launch_dispatch(run, stream, false));
-    EP_CHECK_NCCL(ll_launch_combine(run, stream, false));
-    return ep_instantiate(ep_end_capture(stream));
+    play_pair(run);
+    cudaGraphExec_t graph = ep_instantiate(ep_end_capture(stream));
+    EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
+    ep_sync(run->env);
+    ref_check(run);
+    return graph;
 }
 
 // On a stream that waits for the program, which waits for no other thread.
-static void dispatch_behind_a_gate(LlRun* run) {
+static void dispatch_behind_a_gate(RefRun* run) {
     EpGate gate;
-    ll_prepare_dispatch(run);
+    ref_prepare_dispatch(run);
     ep_gate_close(&gate, run->env->stream);
     usleep(kMeanwhileUs);
-    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
     ep_gate_open(&gate);
     ep_sync(run->env);
-    ll_check_dispatch(run);
+    ref_check_dispatch(run);
 }
 
 EP_TEST(groups_end_before_their_graphs) {
     cudaGraphExec_t graphs[kGroups];
     for (unsigned i = 0; i < kGroups; ++i) {
-        LlPair pair = ll_pair_open(env, kRefDistinct);
-        LlRun* run = &pair.runs[0];
-        ll_dispatch(run);  // a combine needs a dispatch before it, also at its capture
-        ll_prepare(run);
-        graphs[i] = capture(run, env->stream);
-        if (graphs[i] != NULL) ll_run_replay(run, graphs[i]);
+        Pair pair = pair_open_ready(env, false);
+        RefRun* run = &pair.runs[0];
+        graphs[i] = capture(run);
         // The graph of the group before has outlived it.
         if (i > 0 && graphs[i - 1] != NULL) EP_CHECK_CUDA(cudaGraphExecDestroy(graphs[i - 1]));
         if (i > 0) dispatch_behind_a_gate(run);
-        ll_pair_close(&pair);
+        pair_close(&pair);
     }
     if (graphs[kGroups - 1] != NULL) EP_CHECK_CUDA(cudaGraphExecDestroy(graphs[kGroups - 1]));
 }
 
-static void close_group(LlPair* pair) {
+static void close_group(Pair* pair) {
     for (unsigned i = 0; i < kPair; ++i) EP_CHECK_NCCL(ep_handle_destroy(&pair->runs[i].handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->aside));
+    pair->group = NULL;
 }
 
 // As another group is busy, the network of the group that has ended cannot be freed yet. Whenever it is, NCCL's own
@@ -59,14 +61,14 @@ EP_TEST(a_group_ends_beside_a_capture) {
     }
     cudaStream_t streams[kStreams];
     EpGate gate;
-    LlPair ending = ll_pair_open(env, kRefDistinct);
-    LlPair busy = ll_pair_open(env, kRefDistinct);
+    Pair ending = pair_open(env, false);
+    Pair busy = pair_open(env, false);
     ep_open_streams(streams, kStreams);
-    ll_dispatch(&ending.runs[0]);
-    ll_dispatch(&busy.runs[0]);
-    ll_prepare_dispatch(&busy.runs[0]);
+    ref_dispatch(&ending.runs[0]);
+    ref_dispatch(&busy.runs[0]);
+    ref_prepare_dispatch(&busy.runs[0]);
     ep_gate_close(&gate, streams[0]);
-    EP_CHECK_NCCL(ll_launch_dispatch(&busy.runs[0], streams[0], false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&busy.runs[0], kRefWhole, streams[0]));
     close_group(&ending);
     ep_barrier();
     const bool captures = ep_begin_capture_in(streams[1], cudaStreamCaptureModeGlobal);
@@ -78,9 +80,8 @@ EP_TEST(a_group_ends_beside_a_capture) {
         if (graph != NULL) EP_CHECK_CUDA(cudaGraphDestroy(graph));
     }
     EP_CHECK_CUDA(cudaStreamSynchronize(streams[0]));
-    ll_check_dispatch(&busy.runs[0]);
+    ref_check_dispatch(&busy.runs[0]);
     ep_close_streams(streams, kStreams);
-    ep_close_streams(&ending.aside, 1);
-    for (unsigned i = 0; i < kPair; ++i) ll_run_close(&ending.runs[i]);
-    ll_pair_close(&busy);
+    pair_close(&ending);
+    pair_close(&busy);
 }

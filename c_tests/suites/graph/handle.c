@@ -1,7 +1,7 @@
 // A high-throughput handle cannot be created while its stream is captured: its routing is exchanged once, not at every
 // replay. All ranks are refused here, so none waits and the group keeps working. The CPU backend captures nothing.
-#include "reference/ht_run.h"
 #include "harness/graphs.h"
+#include "reference/run.h"
 
 enum { kHidden = 32 };
 
@@ -22,17 +22,13 @@ EP_TEST_HT(ht_handle_in_a_capture) {
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
     // No wait between the three: a refused creation must not shift the others' exchanges.
-    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 3};
-    HtRun before = ht_run_open_with(env, group, &shape, kRefDistinct, true, opening);
+    RefRun before = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 3));
     if (ep_begin_capture(env->stream)) create_in_capture(env, group, ids);
-    HtRun run = ht_run_open_with(env, group, &shape, kRefMessy, true, opening);
-    const HtPass forward = {.forward = true};
-    ht_dispatch(&run, forward);
-    ht_combine(&run, false);
-    ht_dispatch(&before, forward);
-    ht_combine(&before, false);
-    ht_run_close(&run);
-    ht_run_close(&before);
+    RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 3));
+    ref_pair(&run);
+    ref_pair(&before);
+    ref_run_close(&run);
+    ref_run_close(&before);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     ep_device_free(ids);
 }

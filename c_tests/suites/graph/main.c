@@ -4,8 +4,8 @@
 //
 // The CPU backend captures nothing. There the same sequences run directly, which checks this
 // program's expectations, and the replays are reported as skipped.
-#include "reference/ll_run.h"
 #include "harness/graphs.h"
+#include "reference/run.h"
 
 enum { kMaxRuns = 2, kReplays = 5, kHidden = 64, kLateReplays = 7 };
 
@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     const EpEnv* env;
     ncclEpGroup_t group;
-    LlRun runs[kMaxRuns];
+    RefRun runs[kMaxRuns];
     unsigned num_runs;
     uint64_t seed;
     cudaStream_t aside;
@@ -45,7 +45,7 @@ static Fixture open_fixture(const EpEnv* env, unsigned num_runs) {
     Fixture fixture = {.env = env, .num_runs = num_runs, .seed = 1};
     fixture.group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < num_runs; ++i) {
-        fixture.runs[i] = ll_run_open_with(env, fixture.group, &shape, kRefDistinct, true, 1 + i);
+        fixture.runs[i] = ref_run_open_with(env, fixture.group, &shape, kRefDistinct, true, ref_ll(1 + i));
     }
     ep_open_streams(&fixture.aside, 1);
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture.fork, cudaEventDisableTiming));
@@ -57,7 +57,7 @@ static void close_fixture(Fixture* fixture) {
     EP_REQUIRE_CUDA(cudaEventDestroy(fixture->join));
     EP_REQUIRE_CUDA(cudaEventDestroy(fixture->fork));
     EP_REQUIRE_CUDA(cudaStreamDestroy(fixture->aside));
-    for (unsigned i = 0; i < fixture->num_runs; ++i) ll_run_close(&fixture->runs[i]);
+    ref_runs_close(fixture->runs, fixture->num_runs);
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
 }
 
@@ -80,15 +80,17 @@ static bool is_captured(cudaStream_t stream) {
 }
 
 static void play_step(Fixture* fixture, const Step* step) {
-    LlRun* run = &fixture->runs[step->run];
+    RefRun* run = &fixture->runs[step->run];
     const cudaStream_t stream = fixture->env->stream;
     switch (step->action) {
         case kDispatch:
         case kSendDispatch:
-            EP_CHECK_NCCL(ll_launch_dispatch(run, stream, step->action == kSendDispatch));
+            EP_CHECK_NCCL(ref_launch_dispatch(run, step->action == kSendDispatch ? kRefStaged : kRefWhole, stream));
             break;
         case kCombine:
-        case kSendCombine: EP_CHECK_NCCL(ll_launch_combine(run, stream, step->action == kSendCombine)); break;
+        case kSendCombine:
+            EP_CHECK_NCCL(ref_launch_combine(run, step->action == kSendCombine ? kRefStaged : kRefWhole, stream));
+            break;
         case kComplete: EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream)); break;
         case kCompleteAside:
             fork_aside(fixture);
@@ -102,8 +104,8 @@ static void play_step(Fixture* fixture, const Step* step) {
         case kFork:
             fork_aside(fixture);
             break;
-        case kDispatchAside: EP_CHECK_NCCL(ll_launch_dispatch(run, fixture->aside, false)); break;
-        case kCombineAside: EP_CHECK_NCCL(ll_launch_combine(run, fixture->aside, false)); break;
+        case kDispatchAside: EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, fixture->aside)); break;
+        case kCombineAside: EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, fixture->aside)); break;
         case kJoin: join_aside(fixture); break;
         case kEnd: break;
     }
@@ -139,24 +141,23 @@ static bool combines(const Step* steps, unsigned run) {
 // so this function records what it sends.
 static void renew(Fixture* fixture, const Step* steps) {
     for (unsigned i = 0; i < fixture->num_runs; ++i) {
-        LlRun* run = &fixture->runs[i];
+        RefRun* run = &fixture->runs[i];
         if (dispatches(steps, i)) {
             const RefStyle style = (RefStyle)(fixture->seed % kRefNumStyles);
-            ll_run_reroute(run, ref_routing_new((unsigned)fixture->env->size, run->shape.num_experts, run->shape.top_k,
-                                                run->now->num_tokens, style, ++fixture->seed));
+            ref_run_draw(run, style, ++fixture->seed);
             ref_routing_free(run->sent);
             run->sent = ref_routing_copy(run->now);
-            ll_prepare_dispatch(run);
+            ref_prepare_dispatch(run);
         }
-        if (combines(steps, i)) ll_prepare_combine(run);
+        if (combines(steps, i)) ref_prepare_combine(run);
     }
 }
 
 static void check(Fixture* fixture, const Step* steps) {
     EP_CHECK_CUDA(cudaStreamSynchronize(fixture->env->stream));
     for (unsigned i = 0; i < fixture->num_runs; ++i) {
-        if (dispatches(steps, i)) ll_check_dispatch(&fixture->runs[i]);
-        if (combines(steps, i)) ll_check_combine(&fixture->runs[i]);
+        if (dispatches(steps, i)) ref_check_dispatch(&fixture->runs[i]);
+        if (combines(steps, i)) ref_check_combine(&fixture->runs[i]);
     }
 }
 
@@ -212,9 +213,9 @@ EP_TEST(between_direct_operations) {
         renew(&fixture, kOdd);
         ep_replay(&captured);
         check(&fixture, kOdd);
-        ll_combine(&fixture.runs[0]);
-        ll_dispatch(&fixture.runs[1]);
-        if (i % 2 == 0) ll_combine(&fixture.runs[1]);
+        ref_combine(&fixture.runs[0]);
+        ref_dispatch(&fixture.runs[1]);
+        if (i % 2 == 0) ref_combine(&fixture.runs[1]);
     }
     ep_release_captured(&captured);
     close_fixture(&fixture);
@@ -223,7 +224,7 @@ EP_TEST(between_direct_operations) {
 // A graph for each half of a layer, replayed alternately and in other orders.
 static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_steps) {
     Fixture fixture = open_fixture(env, 1);
-    ll_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
+    ref_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
     Sequence there_sequence = {&fixture, there_steps}, back_sequence = {&fixture, back_steps};
     const EpCaptured there = ep_capture(env->stream, play, &there_sequence);
     const EpCaptured back = ep_capture(env->stream, play, &back_sequence);

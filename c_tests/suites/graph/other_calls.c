@@ -1,6 +1,5 @@
 // Calls that no graph can hold, while a stream is captured. Each works as it does otherwise, or is refused, and in
 // either case the capture goes on, in whatever mode, and the group works.
-#include "harness/graphs.h"
 #include "suites/graph/pairs.h"
 
 // ---- On a captured stream ----------------------------------------------------------------------
@@ -29,7 +28,7 @@ static void make_a_tensor(ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
 }
 
-static void replace_handle(LlRun* run, ncclEpGroup_t group, cudaStream_t stream) {
+static void replace_handle(RefRun* run, ncclEpGroup_t group, cudaStream_t stream) {
     ncclEpHandle_t made = NULL;
     EP_CHECK_NCCL(ep_handle_create(&made, group, ref_buffer_data(&run->ids),
                                    run->now->num_tokens[run->env->rank], run->shape.top_k, stream));
@@ -38,21 +37,19 @@ static void replace_handle(LlRun* run, ncclEpGroup_t group, cudaStream_t stream)
 }
 
 static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
-    LlPair pair = ll_pair_open_ready(env);
-    LlRun *run = &pair.runs[0], *other = &pair.runs[1];
+    Pair pair = pair_open_ready(env, false);
+    RefRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture_in(env->stream, mode)) {
-        EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
+        EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, env->stream));
         check_groups_are_refused(env, pair.group);
         make_a_tensor(pair.group);
         replace_handle(other, pair.group, env->stream);
-        EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+        EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env->stream));
-        ll_run_replay(run, graph);
-        ll_dispatch(other);
-        ll_combine(other);
-        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+        replay_pair(run, graph);
+        ref_pair(other);
     }
-    ll_pair_close(&pair);
+    pair_close(&pair);
 }
 
 EP_TEST(calls_in_a_capture) {
@@ -80,22 +77,20 @@ static void make_a_group(const EpEnv* env, ncclEpAlgorithm_t algorithm) {
 
 EP_TEST(calls_beside_a_capture) {
     const ncclEpAlgorithm_t algorithm = ep_algorithm_for_any_case(env);
-    LlPair pair = ll_pair_open_ready(env);
-    LlPair ending = ll_pair_open_ready(env);
-    LlRun* run = &pair.runs[0];
+    Pair pair = pair_open_ready(env, false);
+    Pair ending = pair_open_ready(env, false);
+    RefRun* run = &pair.runs[0];
     for (unsigned i = 0; i < kPair; ++i) EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));
     if (ep_begin_capture(pair.aside)) {
-        EP_CHECK_NCCL(ll_launch_dispatch(run, pair.aside, false));
+        EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, pair.aside));
         EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));
         make_a_group(env, algorithm);
-        EP_CHECK_NCCL(ll_launch_combine(run, pair.aside, false));
-        cudaGraphExec_t graph = ep_instantiate(ep_end_capture(pair.aside));
-        ll_run_replay(run, graph);
-        EP_REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+        EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, pair.aside));
+        replay_pair(run, ep_instantiate(ep_end_capture(pair.aside)));
     } else {
         EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));
     }
-    ep_close_streams(&ending.aside, 1);
-    for (unsigned i = 0; i < kPair; ++i) ll_run_close(&ending.runs[i]);
-    ll_pair_close(&pair);
+    ending.group = NULL;
+    pair_close(&ending);
+    pair_close(&pair);
 }

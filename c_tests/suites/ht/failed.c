@@ -1,7 +1,7 @@
 // Operations and handles that were enqueued before their group's failure was known run behind it. None of them sends or
 // writes anything, neither on the rank that failed nor on one that heard of it.
 #include "harness/nodes.h"
-#include "reference/ht_run.h"
+#include "reference/run.h"
 #include "reference/mapped.h"
 
 enum { kHidden = 32, kLocalExperts = 2, kTokens = 12 };
@@ -11,7 +11,7 @@ typedef enum { kDispatchBehind, kCombineBehind, kHandleBehind } Behind;
 typedef struct {
     EpEnv* env;
     ncclEpGroup_t group;
-    HtRun run;
+    RefRun run;
     RefBuffer ids, counter;  // of a handle that is created behind the failure
     ncclEpHandle_t handle;
 } Fixture;
@@ -19,22 +19,21 @@ typedef struct {
 // All tokens go to rank 0: the other ranks receive nothing, so a failure there makes none of them wait.
 static void open_fixture(Fixture* fixture, EpEnv* env) {
     const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 8};
     fixture->env = env;
     fixture->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    fixture->run = ht_run_open_with(env, fixture->group, &shape, kRefOneExpert, false, opening);
+    fixture->run = ref_run_open_with(env, fixture->group, &shape, kRefOneExpert, false, ref_ht(8));
     const int64_t id = env->rank * kLocalExperts;
     fixture->ids = ref_buffer_new(sizeof(id));
     ref_buffer_upload(&fixture->ids, &id);
     fixture->counter = ref_buffer_new(kLocalExperts * sizeof(int32_t));
     fixture->handle = NULL;
-    ht_prepare(&fixture->run);
+    ref_prepare(&fixture->run);
 }
 
 static ncclResult_t go_on(Fixture* fixture, Behind behind) {
     const cudaStream_t stream = fixture->env->stream;
-    if (behind == kDispatchBehind) return ht_launch_dispatch(&fixture->run, (HtPass){.forward = true}, stream);
-    if (behind == kCombineBehind) return ht_launch_combine(&fixture->run, true, stream);
+    if (behind == kDispatchBehind) return ref_launch_dispatch(&fixture->run, kRefWhole, stream);
+    if (behind == kCombineBehind) return ref_launch_combine(&fixture->run, kRefBackward, stream);
     EpView ids, counter;
     ep_view_2d(&ids, ref_buffer_data(&fixture->ids), ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, 1, 1);
     ep_view_1d(&counter, ref_buffer_data(&fixture->counter), ncclInt32,
@@ -66,12 +65,12 @@ static void check_untouched(const Fixture* fixture, Behind behind) {
 // Rank 0 has no room for what it receives, and continues before it knows.
 static void fail_and_go_on(Fixture* fixture, Behind behind) {
     EpEnv* env = fixture->env;
-    HtRun* run = &fixture->run;
+    RefRun* run = &fixture->run;
     EpGate gate;
     const unsigned rows = run->num_rows;
     ep_gate_close(&gate, env->stream);
     run->num_rows = run->received - 1;
-    EP_CHECK_NCCL(ht_launch_dispatch(run, (HtPass){.forward = false}, env->stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefCached, env->stream));
     run->num_rows = rows;
     EP_CHECK_NCCL(go_on(fixture, behind));
     ep_gate_open(&gate);
@@ -91,9 +90,9 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
     Fixture fixture;
     open_fixture(&fixture, env);
     if (env->rank != 0) {
-        EP_CHECK_NCCL(ht_launch_dispatch(&fixture.run, (HtPass){.forward = false}, env->stream));
+        EP_CHECK_NCCL(ref_launch_dispatch(&fixture.run, kRefCached, env->stream));
         ep_sync(env);
-        ht_prepare_dispatch(&fixture.run);
+        ref_prepare_dispatch(&fixture.run);
     }
     ep_barrier();
     if (env->rank == 0) fail_and_go_on(&fixture, behind);
@@ -103,7 +102,7 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
     if (fixture.handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(fixture.handle));
     ref_buffer_free(&fixture.counter);
     ref_buffer_free(&fixture.ids);
-    ht_run_close(&fixture.run);
+    ref_run_close(&fixture.run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture.group, env->stream));
 }
 

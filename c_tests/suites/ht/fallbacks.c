@@ -1,6 +1,6 @@
 // Operations that could not use a tensor where it lies, in memory that peers map, are counted.
 #include "harness/nodes.h"
-#include "reference/ht_run.h"
+#include "reference/run.h"
 
 enum { kBytes = 1 << 20, kAlign = 256 };
 
@@ -26,7 +26,6 @@ EP_TEST(ht_fallbacks_are_counted) {
     static const RefElsewhere kMapped = {take, give_back};
     const RefElsewhere* before = ref_elsewhere;
     const RefShape shape = {2 * (unsigned)env->size, 8, 2, ncclBfloat16, 64};
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 91};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     void* memory = NULL;
     EP_REQUIRE_NCCL(ncclEpMemAlloc(group, &memory, kBytes));
@@ -37,12 +36,12 @@ EP_TEST(ht_fallbacks_are_counted) {
         const bool is_mapped = env->rank != 0 || round % 2 == 0;
         g_memory.next = is_mapped ? memory : NULL;
         ref_elsewhere = &kMapped;
-        HtRun run = ht_run_open_with(env, group, &shape, kRefDistinct, false, opening);
-        ht_forward(&run);
+        RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht(91));
+        ref_dispatch(&run);
         ep_sync(env);
         expected += counts && round % 2 == 1;
         EP_CHECK_EQ_U64(fallbacks_of(group, memory), expected);
-        ht_run_close(&run);
+        ref_run_close(&run);
     }
     ref_elsewhere = before;
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));

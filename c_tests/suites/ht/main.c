@@ -1,7 +1,7 @@
 // High-throughput handles, dispatch and combine: the results of single operations, byte by byte.
 // Every kind of routing, output sizes, counters, cached and backward passes, element types, and
 // bounds that the library computes. Sequences of operations are in order.c.
-#include "reference/ht_run.h"
+#include "reference/run.h"
 
 typedef struct {
     unsigned local_experts, max_tokens, top_k;
@@ -13,28 +13,24 @@ typedef struct {
     HtCounter counter;
 } Shape;
 
-static RefShape shape_for(const EpEnv* env, const Shape* shape) {
-    return (RefShape){shape->local_experts * (unsigned)env->size, shape->max_tokens,
-                             shape->top_k, shape->datatype, shape->hidden};
-}
-
 // A training step, twice: forward dispatch and combine, backward (tokens only) dispatch and combine.
 static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        const RefShape shape = shape_for(env, &shapes[i]);
-        const HtOpening opening = {shapes[i].rows, shapes[i].counter, 200 + i};
-        HtRun run = ht_run_open_alone(env, &shape, shapes[i].style, shapes[i].uneven, opening);
+        const RefShape shape = {shapes[i].local_experts * (unsigned)env->size, shapes[i].max_tokens, shapes[i].top_k,
+                                shapes[i].datatype, shapes[i].hidden};
+        RefRun run = ref_run_open_with(env, NULL, &shape, shapes[i].style, shapes[i].uneven,
+                                       ref_ht_as(shapes[i].rows, shapes[i].counter, 200 + i));
         run.variation = (unsigned)i;
         for (unsigned step = 0; step < 2; ++step) {
-            ht_forward(&run);
-            ht_combine(&run, false);
-            ht_cached(&run);
-            ht_combine(&run, true);
+            ref_dispatch(&run);
+            ref_combine(&run);
+            ref_dispatch_as(&run, kRefCached);
+            ref_combine_as(&run, kRefBackward);
         }
-        ht_run_close(&run);
+        ref_run_close(&run);
     }
 }
-#define STEPS(env, shapes) steps(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
+#define STEPS(env, shapes) steps(env, shapes, COUNT(shapes))
 
 EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
@@ -129,22 +125,21 @@ EP_TEST(many_tokens) {
 EP_TEST(most_rows) {
     const unsigned experts = 2 * (unsigned)env->size;
     const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
-    const HtOpening opening = {kHtRowsExact, kHtDeviceCounter, 9};
-    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, false, opening);
+    const RefOpening opening = ref_ht_as(kHtRowsExact, kHtDeviceCounter, 9);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, opening);
     EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
-    ht_forward(&run);
-    ht_combine(&run, true);
-    ht_run_close(&run);
+    ref_dispatch(&run);
+    ref_combine_as(&run, kRefBackward);
+    ref_run_close(&run);
 }
 
 // Callers index by the ids that come with rows: each must name an expert of this rank or none,
 // whatever its sender sent: a planted bug sends others.
 EP_TEST(ids_in_range) {
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 10};
-    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, false, opening);
-    ht_prepare_dispatch(&run);
-    EP_CHECK_NCCL(ht_launch_dispatch(&run, (HtPass){.forward = true}, env->stream));
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht(10));
+    ref_prepare_dispatch(&run);
+    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
     ep_sync(env);
     EP_SCOPED int64_t* ids = ref_host_new(run.ids_out.bytes);
     ep_download(ids, ref_buffer_data(&run.ids_out), run.ids_out.bytes);
@@ -153,42 +148,39 @@ EP_TEST(ids_in_range) {
         strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
     }
     EP_CHECK_EQ_U64(strays, 0);
-    ht_run_close(&run);
+    ref_run_close(&run);
 }
 
 // Each list of a dispatch with and without its optional tensors.
 EP_TEST(optional_tensors) {
-    static const HtPass kPasses[] = {
-        {.forward = true, .no_tokens = true},
-        {.forward = true, .no_routing = true},
-        {.forward = true, .no_tokens = true, .no_routing = true, .counter = true},
-        {.forward = true, .counter = true, .send_only = true},
-        {.forward = false, .counter = true},
-        {.forward = false, .send_only = true},
+    static const RefPass kPasses[] = {
+        {.no_tokens = true},
+        {.no_routing = true},
+        {.no_tokens = true, .no_routing = true, .counter = true},
+        {.counter = true, .send_only = true},
+        {.cached = true, .counter = true},
+        {.cached = true, .send_only = true},
     };
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 3};
-    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
-    for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
-        ht_dispatch(&run, kPasses[i]);
-        ht_combine(&run, i % 2 != 0);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(3));
+    for (size_t i = 0; i < COUNT(kPasses); ++i) {
+        ref_dispatch_as(&run, kPasses[i]);
+        ref_combine_as(&run, i % 2 != 0 ? kRefBackward : kRefWhole);
     }
-    ht_run_close(&run);
+    ref_run_close(&run);
 }
 
 // A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
 // a weight only if both name it.
 EP_TEST(other_ids_at_dispatch) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 4};
-    HtRun run = ht_run_open_alone(env, &shape, kRefDistinct, true, opening);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ht(4));
     for (unsigned style = 0; style < kRefNumStyles; ++style) {
-        ht_run_give(&run, ref_routing_new((unsigned)env->size, shape.num_experts, shape.top_k,
-                                          run.routing->num_tokens, (RefStyle)style, 300 + style));
-        ht_forward(&run);
-        ht_combine(&run, false);
+        ref_run_draw(&run, (RefStyle)style, 300 + style);
+        ref_dispatch(&run);
+        ref_combine(&run);
     }
-    ht_run_close(&run);
+    ref_run_close(&run);
 }
 
 // An expert that a token names more than once gets one row and the sum of its weights, in the order of
@@ -196,38 +188,37 @@ EP_TEST(other_ids_at_dispatch) {
 EP_TEST(repeated_experts) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
     const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
-    const HtOpening opening = {kHtRowsAsTold, kHtDeviceCounter, 11};
-    HtRun run = ht_run_open_alone(env, &shape, kRefRepeating, true, opening);
+    const RefOpening opening = ref_ht_as(kHtRowsAsTold, kHtDeviceCounter, 11);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefRepeating, true, opening);
     for (unsigned round = 0; round < 3; ++round) {
         // Other ids for the same routing: an expert is named as often as these say.
-        RefRouting* given = ref_routing_copy(run.routing);
+        RefRouting* given = ref_routing_copy(run.sent);
         if (round == 1) ref_routing_change(given, kRefShuffle, 12);
         for (unsigned rank = 0; rank < given->num_ranks; ++rank) {
             for (size_t i = 0; i < ref_entries_of(given, rank); ++i) {
                 given->weights[rank][i] = kWeights[(i / shape.top_k + i + round) % 8];
             }
         }
-        ht_run_give(&run, given);
-        ht_forward(&run);
-        ht_combine(&run, true);
+        ref_run_give(&run, given);
+        ref_dispatch(&run);
+        ref_combine_as(&run, kRefBackward);
     }
-    ht_run_close(&run);
+    ref_run_close(&run);
 }
 
 // Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
     const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
-    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 5};
-    HtRun run = ht_run_open_alone(env, &shape, style, true, opening);
+    RefRun run = ref_run_open_with(env, NULL, &shape, style, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 5));
     run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
     const size_t row_bytes = run.columns * sizeof(float);
     run.gradients_in = ref_buffer_new_input(run.num_rows * row_bytes);
-    run.gradients_out = ref_buffer_new(run.routing->num_tokens[env->rank] * row_bytes);
-    ht_forward(&run);
-    ht_combine(&run, true);
-    ht_run_close(&run);
+    run.gradients_out = ref_buffer_new(run.sent->num_tokens[env->rank] * row_bytes);
+    ref_dispatch(&run);
+    ref_combine_as(&run, kRefBackward);
+    ref_run_close(&run);
 }
 
 EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
@@ -239,18 +230,15 @@ EP_TEST(gradients_with_one_column) { gradients_with(env, 1, 2 * (unsigned)env->s
 // Two outputs of the same handle are equal in all rows, used or not.
 EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
-    const HtOpening opening = {kHtRowsAsTold, kHtNoCounter, 6};
-    HtRun run = ht_run_open_alone(env, &shape, kRefMessy, true, opening);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(6));
     EP_SCOPED unsigned char* first = ref_host_new(run.tokens_out.bytes);
-    const HtPass forward = {.forward = true};
-    const HtPass cached = {.forward = false};
-    ht_prepare_dispatch(&run);
-    EP_CHECK_NCCL(ht_launch_dispatch(&run, forward, env->stream));
+    ref_prepare_dispatch(&run);
+    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
     ep_sync(env);
     ep_download(first, ref_buffer_data(&run.tokens_out), run.tokens_out.bytes);
     ref_buffer_poison(&run.tokens_out);
-    EP_CHECK_NCCL(ht_launch_dispatch(&run, cached, env->stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefCached, env->stream));
     ep_sync(env);
     REF_CHECK_BUFFER(&run.tokens_out, first);
-    ht_run_close(&run);
+    ref_run_close(&run);
 }

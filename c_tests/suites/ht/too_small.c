@@ -2,19 +2,18 @@
 // only when the operation runs: the group then fails with ncclInvalidUsage instead of losing
 // tokens, no byte past the tensor's end is written, and no rank hangs.
 #include "harness/nodes.h"
-#include "reference/ht_run.h"
+#include "reference/run.h"
 
 enum { kHidden = 32 };
 
 // In this routing rank 0 receives at least one row, as every rank has tokens for its experts.
-static void open_run(HtRun* run, EpEnv* env, ncclEpGroup_t* group) {
+static RefRun open_run(EpEnv* env) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 2 * (unsigned)env->size, ncclBfloat16, kHidden};
-    const HtOpening opening = {kHtRowsExact, kHtNoCounter, 7};
-    *group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    *run = ht_run_open_with(env, *group, &shape, kRefDistinct, false, opening);
-    EP_CHECK(run->received > 0);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 7));
+    EP_CHECK(run.received > 0);
     // On several nodes a rank that fails early would end what the others still create.
     ep_barrier();
+    return run;
 }
 
 // The buffer on rank 0 is longer than its tensor says: the last row must still be poison.
@@ -27,19 +26,17 @@ static void check_last_row(const RefBuffer* buffer, size_t row_bytes) {
 }
 
 // Rank 0 knows why it failed; the other ranks may or may not have noticed.
-static void close_failed(HtRun* run, EpEnv* env, ncclEpGroup_t group, const char* tensor) {
-    const ncclResult_t failure = ep_group_state(group);
+static void close_failed(RefRun* run, EpEnv* env, const char* tensor) {
+    const ncclResult_t failure = ep_group_state(run->own_group);
     if (env->rank == 0) {
         EP_CHECK_EQ_I64(failure, ncclInvalidUsage);
         EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), tensor);
         EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "sizes[0]");
-        const HtPass cached = {.forward = false};
-        EP_CHECK_RESULT(ht_launch_dispatch(run, cached, env->stream), ncclInvalidUsage);
+        EP_CHECK_RESULT(ref_launch_dispatch(run, kRefCached, env->stream), ncclInvalidUsage);
     } else {
         EP_CHECK(failure == ncclSuccess || failure == ncclRemoteError);
     }
-    ht_run_close(run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_run_close(run);
 }
 
 // On several nodes the host enqueues in steps, and may hear of the failure meanwhile.
@@ -49,37 +46,32 @@ static void check_launched(const EpEnv* env, ncclResult_t launched) {
 }
 
 EP_TEST(ht_token_output_too_small) {
-    const HtPass cached = {.forward = false};
-    ncclEpGroup_t group;
-    HtRun run;
-    open_run(&run, env, &group);
-    ht_prepare_dispatch(&run);
+    RefRun run = open_run(env);
+    ref_prepare_dispatch(&run);
     if (env->rank == 0) --run.num_rows;
-    check_launched(env, ht_launch_dispatch(&run, cached, env->stream));
+    check_launched(env, ref_launch_dispatch(&run, kRefCached, env->stream));
     ep_sync(env);
     if (env->rank == 0) check_last_row(&run.tokens_out, kHidden * sizeof(uint16_t));
-    close_failed(&run, env, group, "outputs[TOKENS]");
+    close_failed(&run, env, "outputs[TOKENS]");
 }
 
 EP_TEST(ht_routing_output_too_small) {
-    const HtPass forward = {.forward = true, .no_tokens = true};
-    ncclEpGroup_t group;
-    HtRun run;
-    open_run(&run, env, &group);
-    ht_prepare_dispatch(&run);
+    const RefPass forward = {.no_tokens = true};
+    RefRun run = open_run(env);
+    ref_prepare_dispatch(&run);
     if (env->rank == 0) --run.num_rows;
-    check_launched(env, ht_launch_dispatch(&run, forward, env->stream));
+    check_launched(env, ref_launch_dispatch(&run, forward, env->stream));
     ep_sync(env);
     if (env->rank == 0) {
         check_last_row(&run.ids_out, run.shape.top_k * sizeof(int64_t));
         check_last_row(&run.weights_out, run.shape.top_k * sizeof(float));
     }
-    close_failed(&run, env, group, "outputs[TOPK_IDX]");
+    close_failed(&run, env, "outputs[TOPK_IDX]");
 }
 
 // The tensor was made for no rows at all: its NULL does not mean "not wanted".
-static ncclResult_t dispatch_into_nothing(const HtRun* run, bool forward, cudaStream_t stream) {
-    const unsigned tokens = run->routing->num_tokens[run->env->rank];
+static ncclResult_t dispatch_into_nothing(const RefRun* run, bool forward, cudaStream_t stream) {
+    const unsigned tokens = run->sent->num_tokens[run->env->rank];
     const unsigned top_k = run->shape.top_k;
     enum { kMost = 3 };
     EpView views[2 * kMost];
@@ -97,30 +89,26 @@ static ncclResult_t dispatch_into_nothing(const HtRun* run, bool forward, cudaSt
                           forward ? 2 : 1, NULL, 0, 0, NULL, stream);
 }
 
-static void into_nothing(EpEnv* env, HtPass pass, const char* tensor) {
-    ncclEpGroup_t group;
-    HtRun run;
-    open_run(&run, env, &group);
-    ht_prepare_dispatch(&run);
-    check_launched(env, env->rank == 0 ? dispatch_into_nothing(&run, pass.forward, env->stream)
-                                       : ht_launch_dispatch(&run, pass, env->stream));
+static void into_nothing(EpEnv* env, RefPass pass, const char* tensor) {
+    RefRun run = open_run(env);
+    ref_prepare_dispatch(&run);
+    check_launched(env, env->rank == 0 ? dispatch_into_nothing(&run, !pass.cached, env->stream)
+                                       : ref_launch_dispatch(&run, pass, env->stream));
     ep_sync(env);
-    close_failed(&run, env, group, tensor);
+    close_failed(&run, env, tensor);
 }
 
 EP_TEST(ht_outputs_without_rows) {
-    into_nothing(env, (HtPass){.forward = false}, "outputs[TOKENS]");
-    into_nothing(env, (HtPass){.forward = true, .no_tokens = true}, "outputs[TOPK_IDX]");
+    into_nothing(env, kRefCached, "outputs[TOKENS]");
+    into_nothing(env, (RefPass){.no_tokens = true}, "outputs[TOPK_IDX]");
 }
 
 EP_TEST(ht_combine_input_too_small) {
-    ncclEpGroup_t group;
-    HtRun run;
-    open_run(&run, env, &group);
-    ht_forward(&run);
-    ht_prepare_combine(&run);
+    RefRun run = open_run(env);
+    ref_dispatch(&run);
+    ref_prepare_combine(&run);
     if (env->rank == 0) --run.num_rows;
-    check_launched(env, ht_launch_combine(&run, false, env->stream));
+    check_launched(env, ref_launch_combine(&run, kRefWhole, env->stream));
     ep_sync(env);
-    close_failed(&run, env, group, "inputs[TOKENS]");
+    close_failed(&run, env, "inputs[TOKENS]");
 }

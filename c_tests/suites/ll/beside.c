@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "harness/nodes.h"
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 enum { kTokens = 128, kTopK = 8, kWide = 7168, kLocalExperts = 16, kReduced = 1 << 20 };
 // More than any GPU has multiprocessors, and few.
@@ -38,18 +38,18 @@ static ncclEpGroup_t open_bounded(const EpEnv* env, const RefShape* shape, unsig
 }
 
 // Returns the state of the group after a combine beside the all-reduce. Both have ended.
-static ncclResult_t combine_beside(LlRun* run, ncclEpGroup_t group, ncclComm_t own, float* sums, cudaStream_t other) {
+static ncclResult_t combine_beside(RefRun* run, ncclEpGroup_t group, ncclComm_t own, float* sums, cudaStream_t other) {
     const EpEnv* env = run->env;
     ep_barrier();
     if (env->rank == 0) {
-        EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+        EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
         usleep(kHeadStartUs);
     }
     EP_CHECK_NCCL(g_all_reduce(sums, sums, kReduced, ncclFloat32, ncclSum, own, other));
     if (env->rank != 0) {
         EP_CHECK_CUDA(cudaStreamSynchronize(other));
         // Refused where the failure of rank 0 is known.
-        const ncclResult_t launched = ll_launch_combine(run, env->stream, false);
+        const ncclResult_t launched = ref_launch_combine(run, kRefWhole, env->stream);
         EP_CHECK(launched == ncclSuccess || launched == ncclRemoteError);
     }
     EP_CHECK_CUDA(cudaStreamSynchronize(other));
@@ -63,7 +63,7 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kWide};
     cudaStream_t other = NULL;
     ncclComm_t own = NULL;
-    LlRun run;
+    RefRun run;
     float* sums = ep_device_alloc(kReduced * sizeof(float));
     EP_REQUIRE_CUDA(cudaMemset(sums, 0, kReduced * sizeof(float)));
     ep_open_streams(&other, 1);
@@ -71,19 +71,19 @@ static void run_with(const EpEnv* env, unsigned channels, Outcome outcome) {
     EP_CHECK_NCCL(g_all_reduce(sums, sums, kReduced, ncclFloat32, ncclSum, own, other));
     EP_CHECK_CUDA(cudaStreamSynchronize(other));
     ncclEpGroup_t group = open_bounded(env, &shape, channels);
-    run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 81);
-    ll_dispatch(&run);
-    ll_combine(&run);
-    ll_prepare_combine(&run);
+    run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ll(81));
+    ref_dispatch(&run);
+    ref_combine(&run);
+    ref_prepare_combine(&run);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     const ncclResult_t state = combine_beside(&run, group, own, sums, other);
     if (outcome != kEither) EP_CHECK_EQ_I64(state, outcome == kHangs ? ncclRemoteError : ncclSuccess);
     EP_CHECK(state == ncclSuccess || state == ncclRemoteError);
-    if (state == ncclSuccess) ll_check_combine(&run);
+    if (state == ncclSuccess) ref_check_combine(&run);
     ep_barrier();
     EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-    ll_run_close(&run);
+    ref_run_close(&run);
     EP_CHECK_NCCL(ncclCommDestroy(own));
     ep_close_streams(&other, 1);
     ep_device_free(sums);

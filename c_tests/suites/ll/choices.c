@@ -2,28 +2,9 @@
 // depend on launch shapes is what `test_random --choices` shows.
 #include "harness/graphs.h"
 #include "harness/nodes.h"
-#include "reference/ll_run.h"
+#include "suites/both/both.h"
 
 enum { kTokens = 9, kHidden = 40 };
-
-// What a selector was told last, and what it chooses.
-typedef struct {
-    unsigned asked;  // how often
-    ncclEpQuery_t query;
-    ncclEpChoice_t choice;
-    bool chooses;
-    ncclEpGroup_t group;
-} Selector;
-
-static int select_choice(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* choice) {
-    Selector* selector = user;
-    static const ncclEpChoice_t kEmpty = {sizeof(kEmpty), 0, 0, 0, 0, 0};
-    EP_CHECK_EQ_BYTES(choice, &kEmpty, sizeof(kEmpty));
-    ++selector->asked;
-    selector->query = *query;
-    *choice = selector->choice;
-    return selector->chooses ? 1 : 0;
-}
 
 static void set(ncclEpGroup_t group, unsigned variant, unsigned blocks) {
     const ncclEpChoice_t choice = {sizeof(choice), variant, blocks, 0, 0, 0};
@@ -31,38 +12,26 @@ static void set(ncclEpGroup_t group, unsigned variant, unsigned blocks) {
 }
 
 // A combine that sums in this order, and asks the selector so often.
-static void combine(LlRun* run, RefLlSum sums, Selector* selector, unsigned asked) {
+static void combine(RefRun* run, RefLlSum sums, Selector* selector, unsigned asked) {
     const unsigned before = selector->asked;
     run->sums = sums;
-    ll_combine(run);
+    ref_combine(run);
     EP_CHECK_EQ_U64(selector->asked - before, asked);
-}
-
-static void check_query(const Selector* selector, const LlRun* run, unsigned operation) {
-    const ncclEpQuery_t* query = &selector->query;
-    EP_CHECK_EQ_U64(query->size, sizeof(*query));
-    EP_CHECK_EQ_U64(query->operation, operation);
-    EP_CHECK_EQ_U64(query->tokens, run->now->num_tokens[run->env->rank]);
-    EP_CHECK_EQ_U64(query->top_k, run->shape.top_k);
-    EP_CHECK_EQ_U64(query->row_bytes, 4 * kHidden);
-    EP_CHECK_EQ_U64(query->ranks, (unsigned)run->env->size);
-    EP_CHECK_EQ_U64(query->symmetric, 0);
 }
 
 // A handle of few enough ids that exact sums are always possible on one node. Rows of float32, where the order of terms
 // shows.
-static void open_run(LlRun* run, EpEnv* env, ncclEpGroup_t* group) {
+static RefRun open_run(EpEnv* env) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks < 4 ? ranks : 4, ncclFloat32, kHidden};
-    *group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
-    *run = ll_run_open_with(env, *group, &shape, kRefDistinct, true, 77);
-    ll_dispatch(run);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(77));
+    ref_dispatch(&run);
+    return run;
 }
 
 EP_TEST(ll_order_of_choices) {
-    LlRun run;
-    ncclEpGroup_t group;
-    open_run(&run, env, &group);
+    RefRun run = open_run(env);
+    ncclEpGroup_t group = run.own_group;
     const RefLlSum own = ref_ll_sum();
     const RefLlSum exact = ep_num_nodes() == 1 ? kRefExact : own;
     Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_LL_EXACT, 0, 0, 0, 0}};
@@ -84,38 +53,34 @@ EP_TEST(ll_order_of_choices) {
     selector.choice.variant = NCCL_EP_VARIANT_HT_PULL;
     combine(&run, own, &selector, 1);  // both are impossible
     selector.choice.variant = NCCL_EP_VARIANT_AUTO;
-    ll_dispatch(&run);
+    ref_dispatch(&run);
     check_query(&selector, &run, NCCL_EP_OPERATION_LL_DISPATCH);
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
     EP_CHECK_NCCL(ncclEpSetSelector(group, NULL, NULL));
     combine(&run, own, &selector, 0);
-    ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_run_close(&run);
 }
 
 // More ids than ranks, whose rows have no room in windows for sums.
 EP_TEST(ll_exact_sums_need_room) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclFloat32, kHidden};
-    ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_LOW_LATENCY, shape.num_experts, kTokens, 4 * kHidden);
-    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, false, 78);
-    set(group, NCCL_EP_VARIANT_LL_EXACT, 0);
-    ll_dispatch(&run);
-    ll_combine(&run);  // as the group's own
-    ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(78));
+    set(run.own_group, NCCL_EP_VARIANT_LL_EXACT, 0);
+    ref_dispatch(&run);
+    ref_combine(&run);  // as the group's own
+    ref_run_close(&run);
 }
 
 static void launch(void* context) {
-    LlRun* run = context;
-    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, run->env->stream));
 }
 
 // A graph keeps the choice of its capture, and what is captured later has another.
 EP_TEST(ll_choices_in_graphs) {
-    LlRun run;
-    ncclEpGroup_t group;
-    open_run(&run, env, &group);
+    RefRun run = open_run(env);
+    ncclEpGroup_t group = run.own_group;
     const bool captures = ep_begin_capture(env->stream);
     if (captures) EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
     const RefLlSum own = ref_ll_sum();
@@ -123,22 +88,21 @@ EP_TEST(ll_choices_in_graphs) {
     const RefLlSum others = own == kRefExact ? kRefReduce : kRefExact;
     if (captures && ep_num_nodes() == 1) {
         set(group, other, 2);
-        ll_prepare_combine(&run);
+        ref_prepare_combine(&run);
         const EpCaptured captured = ep_capture(env->stream, launch, &run);
         EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
         for (unsigned i = 0; i < 2; ++i) {
-            ll_prepare_combine(&run);
+            ref_prepare_combine(&run);
             run.sums = others;
             ep_replay(&captured);
             ep_sync(env);
-            ll_check_combine(&run);
+            ref_check_combine(&run);
             run.sums = own;
-            ll_combine(&run);
+            ref_combine(&run);
         }
         ep_release_captured(&captured);
     }
-    ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
+    ref_run_close(&run);
 }
 
 // A selector may ask for the state of its group: no lock is held.
@@ -150,11 +114,10 @@ static int call_within(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* c
 }
 
 EP_TEST(ll_selector_without_a_lock) {
-    LlRun run;
+    RefRun run = open_run(env);
     Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64, 0}, .chooses = true};
-    open_run(&run, env, &selector.group);
+    selector.group = run.own_group;
     EP_CHECK_NCCL(ncclEpSetSelector(selector.group, call_within, &selector));
     combine(&run, ref_ll_sum(), &selector, 1);
-    ll_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(selector.group, env->stream));
+    ref_run_close(&run);
 }

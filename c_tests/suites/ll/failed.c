@@ -2,7 +2,7 @@
 // failure must not reach the late block: either the block's sums are right or its group has failed.
 #define _GNU_SOURCE  // setenv
 
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 // Not the block that announces its rank's start: without the announcement the late rank itself would fail.
 enum { kRuns = 3, kLateBlock = 1 };
@@ -10,14 +10,14 @@ enum { kRuns = 3, kLateBlock = 1 };
 typedef struct {
     EpEnv* env;
     ncclEpGroup_t group;
-    LlRun runs[kRuns];        // dispatched, and ready to be combined
+    RefRun runs[kRuns];        // dispatched, and ready to be combined
     cudaStream_t streams[2];  // unordered
     bool is_late;             // the last rank
 } Fixture;
 
 // All entries of a token name experts of the next rank, so no rank waits for its own row or, with
 // one entry, for weights before it sends.
-static RefRouting* route_to_next_rank(const LlRun* run) {
+static RefRouting* route_to_next_rank(const RefRun* run) {
     RefRouting* routing = ref_routing_copy(run->now);
     const unsigned num_ranks = (unsigned)run->env->size;
     for (unsigned rank = 0; rank < num_ranks; ++rank) {
@@ -38,24 +38,24 @@ static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
     EP_REQUIRE(unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
     ep_open_streams(fixture->streams, 2);
     for (unsigned r = 0; r < kRuns; ++r) {
-        LlRun* run = &fixture->runs[r];
-        *run = ll_run_open_with(env, fixture->group, &shape, kRefDistinct, false, 80 + 10 * r);
-        ll_run_reroute(run, route_to_next_rank(run));
-        ll_dispatch(run);
-        ll_prepare_combine(run);
+        RefRun* run = &fixture->runs[r];
+        *run = ref_run_open_with(env, fixture->group, &shape, kRefDistinct, false, ref_ll(80 + 10 * r));
+        ref_run_give(run, route_to_next_rank(run));
+        ref_dispatch(run);
+        ref_prepare_combine(run);
     }
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     ep_barrier();
 }
 
 static void close_fixture(Fixture* fixture) {
-    for (unsigned r = 0; r < kRuns; ++r) ll_run_close(&fixture->runs[r]);
+    for (unsigned r = 0; r < kRuns; ++r) ref_run_close(&fixture->runs[r]);
     ep_close_streams(fixture->streams, 2);
     EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
 }
 
 // First the others fail and run what is enqueued behind; then the late block starts.
-static void check_ends(Fixture* fixture, LlRun* late, cudaStream_t stream) {
+static void check_ends(Fixture* fixture, RefRun* late, cudaStream_t stream) {
     if (!fixture->is_late) {
         EP_CHECK_CUDA(cudaDeviceSynchronize());
         EP_CHECK_RESULT(ep_group_state(fixture->group), ncclRemoteError);
@@ -64,7 +64,7 @@ static void check_ends(Fixture* fixture, LlRun* late, cudaStream_t stream) {
     if (fixture->is_late) {
         ep_release_block();
         EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-        if (ep_group_state(fixture->group) == ncclSuccess) ll_check_combine(late);
+        if (ep_group_state(fixture->group) == ncclSuccess) ref_check_combine(late);
     }
     ep_barrier();
 }
@@ -77,7 +77,7 @@ static void fail_in_a_combine(EpEnv* env, unsigned top_k) {
     if (fixture.is_late) (void)ep_hold_block(kLateBlock);
     // The late rank makes no further call, which would tell it of the failure.
     for (unsigned r = 0; r < (fixture.is_late ? 1 : kRuns); ++r) {
-        EP_CHECK_NCCL(ll_launch_combine(&fixture.runs[r], stream, false));
+        EP_CHECK_NCCL(ref_launch_combine(&fixture.runs[r], kRefWhole, stream));
     }
     check_ends(&fixture, &fixture.runs[0], stream);
     close_fixture(&fixture);
@@ -88,13 +88,13 @@ static void fail_in_a_staged_combine(EpEnv* env) {
     Fixture fixture;
     open_fixture(&fixture, env, 1);
     const cudaStream_t* streams = fixture.streams;
-    LlRun* runs = fixture.runs;
-    EP_CHECK_NCCL(ll_launch_combine(&runs[0], streams[0], true));
+    RefRun* runs = fixture.runs;
+    EP_CHECK_NCCL(ref_launch_combine(&runs[0], kRefStaged, streams[0]));
     EP_CHECK_CUDA(cudaStreamSynchronize(streams[0]));
     if (fixture.is_late) (void)ep_hold_block(kLateBlock);
     EP_CHECK_NCCL(ncclEpComplete(runs[0].handle, NULL, streams[0]));
     for (unsigned r = 1; r < (fixture.is_late ? 2 : kRuns); ++r) {
-        EP_CHECK_NCCL(ll_launch_combine(&runs[r], streams[1], true));
+        EP_CHECK_NCCL(ref_launch_combine(&runs[r], kRefStaged, streams[1]));
         EP_CHECK_NCCL(ncclEpComplete(runs[r].handle, NULL, streams[1]));
     }
     check_ends(&fixture, &runs[0], streams[0]);

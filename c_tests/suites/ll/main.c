@@ -11,16 +11,13 @@ enum { kMaxLocalExperts = 4 };
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        LlRun run = open_shape(env, &shapes[i], 100 + i);
+        RefRun run = open_shape(env, &shapes[i], 100 + i);
         run.variation = (unsigned)i;
-        for (unsigned pair = 0; pair < 2; ++pair) {
-            ll_dispatch(&run);
-            ll_combine(&run);
-        }
-        ll_run_close(&run);
+        for (unsigned pair = 0; pair < 2; ++pair) ref_pair(&run);
+        ref_run_close(&run);
     }
 }
-#define ROUND_TRIPS(env, shapes) round_trips(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
+#define ROUND_TRIPS(env, shapes) round_trips(env, shapes, COUNT(shapes))
 
 EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
@@ -42,12 +39,9 @@ EP_TEST(uneven_tokens) {
 }
 
 EP_TEST(no_tokens_anywhere) {
-    LlRun run = open_without_tokens(env);
-    for (unsigned i = 0; i < 4; ++i) {
-        ll_dispatch(&run);
-        ll_combine(&run);
-    }
-    ll_run_close(&run);
+    RefRun run = open_without_tokens(env);
+    for (unsigned i = 0; i < 4; ++i) ref_pair(&run);
+    ref_run_close(&run);
 }
 
 EP_TEST(every_top_k) {
@@ -89,13 +83,12 @@ EP_TEST(slots_are_filled) {
 
 EP_TEST(without_counter) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 5);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(5));
     for (unsigned i = 0; i < 4; ++i) {
         run.without_counter = i % 2 == 0;
-        ll_dispatch(&run);
-        ll_combine(&run);
+        ref_pair(&run);
     }
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 // Operations of one handle with different widths and types, up to the group's width; a combine need
@@ -106,18 +99,18 @@ EP_TEST(rows_narrower_than_the_groups) {
         unsigned hidden;
     } kRows[] = {{ncclBfloat16, 128}, {ncclBfloat16, 8}, {ncclFloat32, 64},
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
-    enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
+    enum { kNumRows = COUNT(kRows) };
     const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    LlRun run = ll_run_open_alone(env, &shape, kRefMessy, true, 6);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(6));
     for (unsigned i = 0; i < kNumRows; ++i) {
         run.shape.datatype = kRows[i].datatype;
         run.shape.hidden = kRows[i].hidden;
-        ll_dispatch(&run);
+        ref_dispatch(&run);
         run.shape.datatype = kRows[(i + 1) % kNumRows].datatype;
         run.shape.hidden = kRows[(i + 1) % kNumRows].hidden;
-        ll_combine(&run);
+        ref_combine(&run);
     }
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 enum { kFusedTokens = 16, kFusedHidden = 16 };
@@ -125,7 +118,7 @@ enum { kFusedTokens = 16, kFusedHidden = 16 };
 // Each rank's tokens go to its own first two experts, which answer with 1 and with `factor`. The
 // weights are w and minus the rounded product of w and factor, so the sum is the rounding error of
 // that product, which only a fused operation keeps: without it the sum would be 0.
-static void check_fused(EpEnv* env, LlRun* run, float factor) {
+static void check_fused(EpEnv* env, RefRun* run, float factor) {
     const ncclDataType_t datatype = run->shape.datatype;
     float weights[2 * kFusedTokens];
     float expected[kFusedTokens * kFusedHidden];  // as wide as the widest element
@@ -138,13 +131,13 @@ static void check_fused(EpEnv* env, LlRun* run, float factor) {
         for (unsigned i = 0; i < kFusedHidden; ++i) ep_store(datatype, expected, token * kFusedHidden + i, sum);
         EP_CHECK(ep_load(datatype, expected, token * kFusedHidden) != 0.0f);
     }
-    ll_prepare_combine(run);
+    ref_prepare_combine(run);
     EP_SCOPED void* rows = ref_host_new(run->results_in.bytes);
     const size_t elements = run->results_in.bytes / ep_datatype_size(datatype);
     for (size_t i = 0; i < elements; ++i) ep_store(datatype, rows, i, i < elements / 2 ? 1.0f : factor);
     ref_buffer_upload(&run->results_in, rows);
     ref_buffer_upload(&run->weights, weights);
-    EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
     ep_sync(env);
     REF_CHECK_BUFFER(&run->combined, expected);
 }
@@ -154,19 +147,19 @@ EP_TEST(products_are_fused) {
         ncclDataType_t datatype;
         float factor;  // with a mantissa as long as the type's
     } kCases[] = {{ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
-    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kCases); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype, kFusedHidden};
-        LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 7);
+        RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(7));
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
             for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
                 at_home->topk_idx[rank][n] = (int64_t)2 * rank + n % 2;
             }
         }
-        ll_run_reroute(&run, at_home);
-        ll_dispatch(&run);
+        ref_run_give(&run, at_home);
+        ref_dispatch(&run);
         check_fused(env, &run, kCases[i].factor);
-        ll_run_close(&run);
+        ref_run_close(&run);
     }
 }
 
@@ -175,13 +168,13 @@ EP_TEST(products_are_fused) {
 EP_TEST(tensors_of_the_library) {
     const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 8);
-    ll_prepare_dispatch(&run);
+    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ll(8));
+    ref_prepare_dispatch(&run);
     ncclNDTensor_t in = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                      run.now->num_tokens[env->rank], shape.hidden);
     ncclNDTensor_t out = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
                                       run.layout.parts, run.layout.rows, shape.hidden);
-    EP_SCOPED void* packed = ref_host_poison(run.packed.bytes);
+    EP_SCOPED void* packed = ref_host_poison(run.tokens_out.bytes);
     ep_download(packed, ref_buffer_data(&run.tokens_in), run.tokens_in.bytes);
     ep_tensor_upload(&in, packed);
     ep_tensor_fill(&out, kRefPoison);
@@ -189,14 +182,14 @@ EP_TEST(tensors_of_the_library) {
     ncclNDTensor_t* outputs[] = {&out};
     EP_CHECK_NCCL(ncclEpDispatch(run.handle, inputs, 1, outputs, 1, NULL, 0, 0, NULL, env->stream));
     ep_sync(env);
-    EP_SCOPED void* expected = ref_host_poison(run.packed.bytes);
+    EP_SCOPED void* expected = ref_host_poison(run.tokens_out.bytes);
     const RefRows tokens = {shape.datatype, shape.hidden, run.tokens_seed, true};
     ref_ll_dispatch(run.now, (unsigned)env->rank, run.layout, &tokens, expected, NULL);
     ep_tensor_download(&out, packed);
-    EP_CHECK_EQ_BYTES(packed, expected, run.packed.bytes);
+    EP_CHECK_EQ_BYTES(packed, expected, run.tokens_out.bytes);
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &in));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &out));
     ref_buffer_free(&run.ids);
-    ll_run_close(&run);
+    ref_run_close(&run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

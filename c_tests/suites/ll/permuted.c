@@ -2,12 +2,12 @@
 // pairs in place, masked some, or replaced them.
 #include <math.h>
 
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 enum { kHidden = 16 };
 
 // Gives every token these two ids and weights, the latter as bits.
-static void give(LlRun* run, const int64_t ids[2], const uint32_t weights[2]) {
+static void give(RefRun* run, const int64_t ids[2], const uint32_t weights[2]) {
     const unsigned entries = 2 * run->shape.max_tokens;
     EP_SCOPED int64_t* all_ids = ref_host_new(entries * sizeof(*all_ids));
     EP_SCOPED uint32_t* all_weights = ref_host_new(entries * sizeof(*all_weights));
@@ -19,13 +19,13 @@ static void give(LlRun* run, const int64_t ids[2], const uint32_t weights[2]) {
     ref_buffer_upload(&run->weights, all_weights);
 }
 
-static void combine(LlRun* run) {
-    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, false));
+static void combine(RefRun* run) {
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, run->env->stream));
     ep_sync(run->env);
 }
 
 // Checks each token's sum for these ids and weights; two experts have answered with 1 and 2.
-static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], float expected) {
+static void check_sum(RefRun* run, const int64_t ids[2], const float weights[2], float expected) {
     const unsigned elements = run->shape.max_tokens * kHidden;
     EP_SCOPED float* sums = ref_host_new(elements * sizeof(*sums));
     for (unsigned i = 0; i < elements; ++i) sums[i] = expected;
@@ -38,7 +38,7 @@ static void check_sum(LlRun* run, const int64_t ids[2], const float weights[2], 
 }
 
 // A NaN is a weight as any other, also the one that the kernels write instead of a masked entry's.
-static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
+static void check_nan(RefRun* run, const int64_t ids[2], uint32_t bits) {
     const unsigned elements = run->shape.max_tokens * kHidden;
     EP_SCOPED float* sums = ref_host_new(elements * sizeof(*sums));
     const uint32_t nan_and_one[2] = {bits, 0x3f800000u};
@@ -54,14 +54,14 @@ static void check_nan(LlRun* run, const int64_t ids[2], uint32_t bits) {
 EP_TEST(ll_weights_follow_their_ids) {
     const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
-    LlRun run = ll_run_open_alone(env, &shape, kRefDistinct, false, 21);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(21));
     RefRouting* routing = ref_routing_copy(run.now);
     for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
         for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) routing->topk_idx[rank][i] = i % 2 == 0 ? 0 : last;
     }
-    ll_run_reroute(&run, routing);
-    ll_dispatch(&run);
-    ll_prepare_combine(&run);
+    ref_run_give(&run, routing);
+    ref_dispatch(&run);
+    ref_prepare_combine(&run);
     EP_SCOPED float* rows = ref_host_new(run.results_in.bytes);
     for (size_t i = 0; i < run.results_in.bytes / sizeof(float); ++i) {
         rows[i] = i < run.results_in.bytes / sizeof(float) / 2 ? 1.0f : 2.0f;
@@ -79,21 +79,21 @@ EP_TEST(ll_weights_follow_their_ids) {
     check_sum(&run, (int64_t[]){other, last}, kWeights, 32.0f);
     check_nan(&run, (int64_t[]){0, last}, 0x7fedcba9u);
     check_nan(&run, (int64_t[]){last, 0}, 0x7fedcba9u);
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 EP_TEST(ll_ids_permuted_before_combine) {
     static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank, kRefOneExpert};
-    for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kStyles); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
-        LlRun run = ll_run_open_alone(env, &shape, kStyles[i], i % 2 == 0, 30 + i);
+        RefRun run = ref_run_open_with(env, NULL, &shape, kStyles[i], i % 2 == 0, ref_ll(30 + i));
         for (unsigned change = 0; change < kRefNumChanges; ++change) {
-            ll_dispatch(&run);
-            ll_run_change(&run, (RefChange)change);
-            ll_combine(&run);
-            ll_run_mask(&run, 3);
-            ll_combine(&run);
+            ref_dispatch(&run);
+            ref_run_change(&run, (RefChange)change);
+            ref_combine(&run);
+            ref_run_mask(&run, 3);
+            ref_combine(&run);
         }
-        ll_run_close(&run);
+        ref_run_close(&run);
     }
 }

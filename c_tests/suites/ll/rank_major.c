@@ -4,26 +4,12 @@
 
 enum { kPairs = 2 };
 
-void pair(LlRun* run) {
-    ll_dispatch(run);
-    ll_combine(run);
+void pair_in_stages(RefRun* run) {
+    ref_dispatch_as(run, kRefStaged);
+    ref_combine_as(run, kRefStaged);
 }
 
-void pair_in_stages(LlRun* run) {
-    const cudaStream_t stream = run->env->stream;
-    ll_prepare_dispatch(run);
-    EP_CHECK_NCCL(ll_launch_dispatch(run, stream, true));
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
-    ep_sync(run->env);
-    ll_check_dispatch(run);
-    ll_prepare_combine(run);
-    EP_CHECK_NCCL(ll_launch_combine(run, stream, true));
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream));
-    ep_sync(run->env);
-    ll_check_combine(run);
-}
-
-void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
+void open_by_rank(RefRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
     *run = open_shape(env, shape, seed);
     run->variation = (unsigned)seed;
     run->by_rank = true;
@@ -39,42 +25,42 @@ EP_TEST(rank_major_shapes) {
         {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},     {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
         {8, 70, 8, ncclBfloat16, 16, kRefMessy, true},
     };
-    for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
-        LlRun run;
+    for (size_t i = 0; i < COUNT(kShapes); ++i) {
+        RefRun run;
         open_by_rank(&run, env, &kShapes[i], 200 + i);
-        for (unsigned n = 0; n < kPairs; ++n) pair(&run);
+        for (unsigned n = 0; n < kPairs; ++n) ref_pair(&run);
         pair_in_stages(&run);
         run.without_counter = true;
-        pair(&run);
-        ll_run_close(&run);
+        ref_pair(&run);
+        ref_run_close(&run);
     }
 }
 
 EP_TEST(rank_major_without_tokens) {
-    LlRun run = open_without_tokens(env);
+    RefRun run = open_without_tokens(env);
     run.by_rank = true;
-    for (unsigned i = 0; i < kPairs; ++i) pair(&run);
-    ll_run_close(&run);
+    for (unsigned i = 0; i < kPairs; ++i) ref_pair(&run);
+    ref_run_close(&run);
 }
 
 // All formats, to which orders of scales belong.
 EP_TEST(rank_major_formats) {
     enum { kFormats = 24, kMostBytes = 8192 };
     const Shape shape = {2, 12, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
-    LlRun run;
+    RefRun run;
     open_by_rank(&run, env, &shape, 300);
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
         const RefFormat format = ref_format_draw(400 + i, kMostBytes);
-        ll_run_set_format(&run, &format);
+        ref_run_set_format(&run, &format);
         run.by_rank = i % 4 != 3;
         if (i % 3 == 0) {
             pair_in_stages(&run);
         } else {
-            pair(&run);
+            ref_pair(&run);
         }
     }
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 // Two handles of a group, whose operations take either layout in turn, with staged ones in between.
@@ -82,42 +68,42 @@ EP_TEST(rank_major_beside_expert_major) {
     enum { kRounds = 10 };
     const RefShape shape = {3 * (unsigned)env->size, 14, 4, ncclBfloat16, 96};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun runs[2];
+    RefRun runs[2];
     for (unsigned i = 0; i < 2; ++i) {
-        runs[i] = ll_run_open_with(env, group, &shape, kRefMessy, true, 500 + 20 * i);
+        runs[i] = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ll(500 + 20 * i));
     }
     for (unsigned round = 0; round < kRounds; ++round) {
-        LlRun* first = &runs[round % 2];
-        LlRun* second = &runs[1 - round % 2];
+        RefRun* first = &runs[round % 2];
+        RefRun* second = &runs[1 - round % 2];
         first->by_rank = round % 3 != 0;
         second->by_rank = round % 3 == 0 || round % 4 == 0;
-        ll_dispatch(first);
-        ll_prepare_dispatch(second);
-        EP_CHECK_NCCL(ll_launch_dispatch(second, env->stream, true));
-        ll_combine(first);
+        ref_dispatch(first);
+        ref_prepare_dispatch(second);
+        EP_CHECK_NCCL(ref_launch_dispatch(second, kRefStaged, env->stream));
+        ref_combine(first);
         EP_CHECK_NCCL(ncclEpComplete(second->handle, NULL, env->stream));
         ep_sync(env);
-        ll_check_dispatch(second);
-        ll_combine(second);
+        ref_check_dispatch(second);
+        ref_combine(second);
         // A combine may come again.
-        ll_combine(first);
+        ref_combine(first);
     }
-    for (unsigned i = 0; i < 2; ++i) ll_run_close(&runs[i]);
+    ref_runs_close(runs, 2);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // The caller's rows hold what the dispatch had found: ids that change before the combine do not matter.
 EP_TEST(rank_major_ids_of_the_dispatch) {
     const Shape shape = {2, 16, 4, ncclBfloat16, 64, kRefMessy, true};
-    LlRun run;
+    RefRun run;
     open_by_rank(&run, env, &shape, 600);
     for (unsigned change = 0; change < kRefNumChanges; ++change) {
-        ll_dispatch(&run);
-        ll_run_change(&run, (RefChange)change);
-        ll_combine(&run);
-        ll_run_mask(&run, 2);
-        ll_combine(&run);
-        pair(&run);
+        ref_dispatch(&run);
+        ref_run_change(&run, (RefChange)change);
+        ref_combine(&run);
+        ref_run_mask(&run, 2);
+        ref_combine(&run);
+        ref_pair(&run);
     }
-    ll_run_close(&run);
+    ref_run_close(&run);
 }

@@ -1,7 +1,7 @@
 // The shapes of low-latency tests, and runs of them.
 #pragma once
 
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 typedef struct {
     unsigned local_experts, max_tokens, top_k;
@@ -12,12 +12,11 @@ typedef struct {
 } Shape;
 
 // A run in a group of its own.
-LlRun open_shape(const EpEnv* env, const Shape* shape, uint64_t seed);
+RefRun open_shape(const EpEnv* env, const Shape* shape, uint64_t seed);
 // One of a group that is returned, where no rank has a token.
-LlRun open_without_tokens(const EpEnv* env);
+RefRun open_without_tokens(const EpEnv* env);
 
 // A run as open_shape gives it, whose dispatches are rank-major.
-void open_by_rank(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
-// A dispatch and its combine, whole or staged.
-void pair(LlRun* run);
-void pair_in_stages(LlRun* run);
+void open_by_rank(RefRun* run, const EpEnv* env, const Shape* shape, uint64_t seed);
+// A dispatch and its combine, staged.
+void pair_in_stages(RefRun* run);

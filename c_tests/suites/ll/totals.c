@@ -3,7 +3,7 @@
 #include "suites/ll/shapes.h"
 
 typedef struct {
-    LlRun run;
+    RefRun run;
     int64_t* totals;    // on the device
     int64_t* expected;
 } Counted;
@@ -17,56 +17,48 @@ static void expect_totals(const Counted* counted) {
 
 // What the last dispatch has delivered here.
 static void expect_more(Counted* counted) {
-    const LlRun* run = &counted->run;
+    const RefRun* run = &counted->run;
     EP_SCOPED int32_t* counts = ref_host_new(run->local_experts * sizeof(int32_t));
     free(ref_ll_slots(run->sent, (unsigned)run->env->rank, run->layout, counts));
     for (unsigned i = 0; i < run->local_experts; ++i) counted->expected[i] += counts[i];
 }
 
 static void play(void* context) {
-    LlRun* run = context;
-    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, false));
-}
-
-static void dispatch_in_stages(LlRun* run) {
-    ll_prepare_dispatch(run);
-    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, true));
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream));
-    ep_sync(run->env);
-    ll_check_dispatch(run);
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
 }
 
 EP_TEST(rows_are_counted) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
     Counted counted;
-    LlRun* const run = &counted.run;
+    RefRun* const run = &counted.run;
     *run = open_shape(env, &kShape, 77);
     const size_t bytes = kShape.local_experts * sizeof(int64_t);
     counted.expected = calloc(1, bytes);
     EP_REQUIRE(counted.expected != NULL);
     counted.expected[0] = INT64_C(1) << 40;  // they go on from what is there
     counted.totals = ep_device_upload(counted.expected, bytes);
-    ll_dispatch(run);
+    ref_dispatch(run);
     expect_totals(&counted);
 
     EP_CHECK_NCCL(ncclEpGroupCountRows(run->own_group, counted.totals));
     for (unsigned i = 0; i < 2; ++i) {
-        ll_run_mask(run, 5);
-        ll_dispatch(run);
-        ll_combine(run);
+        ref_run_mask(run, 5);
+        ref_dispatch(run);
+        ref_combine(run);
         expect_more(&counted);
     }
-    dispatch_in_stages(run);
+    ref_dispatch_as(run, kRefStaged);
     expect_more(&counted);
     expect_totals(&counted);
 
-    ll_prepare_dispatch(run);
+    ref_prepare_dispatch(run);
     const EpCaptured captured = ep_capture(env->stream, play, run);
     for (unsigned i = 0; i < 2; ++i) {
-        ll_prepare_dispatch(run);
+        ref_prepare_dispatch(run);
         ep_replay(&captured);
         ep_sync(env);
-        ll_check_dispatch(run);
+        ref_check_dispatch(run);
         expect_more(&counted);
     }
     ep_release_captured(&captured);
@@ -74,15 +66,15 @@ EP_TEST(rows_are_counted) {
 
     // No numbers of rows by expert.
     run->without_counter = true;
-    ll_dispatch(run);
+    ref_dispatch(run);
     run->without_counter = false;
     run->by_rank = true;
-    ll_dispatch(run);
+    ref_dispatch(run);
     run->by_rank = false;
     EP_CHECK_NCCL(ncclEpGroupCountRows(run->own_group, NULL));
-    ll_dispatch(run);
+    ref_dispatch(run);
     expect_totals(&counted);
     ep_device_free(counted.totals);
     free(counted.expected);
-    ll_run_close(run);
+    ref_run_close(run);
 }

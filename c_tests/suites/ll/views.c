@@ -3,28 +3,28 @@
 #include "harness/graphs.h"
 #include "suites/ll/shapes.h"
 
-static void open_view(LlRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
+static void open_view(RefRun* run, const EpEnv* env, const Shape* shape, uint64_t seed) {
     open_by_rank(run, env, shape, seed);
     run->as_view = true;
 }
 
 // Dispatches without a combine between them, so that banks are to be cleaned; pairs; combines that come again; and
 // staged ones, whose combines clean nothing.
-static void in_every_order(LlRun* run) {
+static void in_every_order(RefRun* run) {
     for (unsigned i = 0; i < 4; ++i) {
         run->in_place = i % 2 == 0;
-        pair(run);
+        ref_pair(run);
     }
-    for (unsigned i = 0; i < 3; ++i) ll_dispatch(run);
-    ll_combine(run);
-    ll_combine(run);
-    pair(run);
+    for (unsigned i = 0; i < 3; ++i) ref_dispatch(run);
+    ref_combine(run);
+    ref_combine(run);
+    ref_pair(run);
     pair_in_stages(run);
-    pair(run);
+    ref_pair(run);
     run->as_view = false;
-    pair(run);
+    ref_pair(run);
     run->as_view = true;
-    pair(run);
+    ref_pair(run);
 }
 
 EP_TEST(views_shapes) {
@@ -34,35 +34,35 @@ EP_TEST(views_shapes) {
         {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},      {4, 9, 32, ncclFloat32, 24, kRefOneExpert, true},
         {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true}, {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
     };
-    for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
-        LlRun run;
+    for (size_t i = 0; i < COUNT(kShapes); ++i) {
+        RefRun run;
         open_view(&run, env, &kShapes[i], 700 + i);
         in_every_order(&run);
-        ll_run_close(&run);
+        ref_run_close(&run);
     }
 }
 
 EP_TEST(views_without_tokens) {
-    LlRun run = open_without_tokens(env);
+    RefRun run = open_without_tokens(env);
     run.by_rank = run.as_view = true;
     in_every_order(&run);
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 // Rows with scales are copied into views.
 EP_TEST(views_formats) {
     enum { kFormats = 6, kMostBytes = 4096 };
     const Shape shape = {2, 7, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
-    LlRun run;
+    RefRun run;
     open_view(&run, env, &shape, 720);
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
         const RefFormat format = ref_format_draw(820 + i, kMostBytes);
-        ll_run_set_format(&run, &format);
-        pair(&run);
+        ref_run_set_format(&run, &format);
+        ref_pair(&run);
         if (i % 3 == 0) pair_in_stages(&run);
     }
-    ll_run_close(&run);
+    ref_run_close(&run);
 }
 
 enum { kBatches = 3 };
@@ -70,21 +70,21 @@ enum { kBatches = 3 };
 // Handles of one group, of which each has a batch.
 typedef struct {
     ncclEpGroup_t group;
-    LlRun runs[kBatches];
+    RefRun runs[kBatches];
 } Batches;
 
 static void open_batches(Batches* batches, const EpEnv* env, uint64_t seed) {
     const RefShape shape = {2 * (unsigned)env->size, 11, 4, ncclBfloat16, 520};
     batches->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned i = 0; i < kBatches; ++i) {
-        LlRun* run = &batches->runs[i];
-        *run = ll_run_open_with(env, batches->group, &shape, kRefMessy, true, seed + 20 * i);
+        RefRun* run = &batches->runs[i];
+        *run = ref_run_open_with(env, batches->group, &shape, kRefMessy, true, ref_ll(seed + 20 * i));
         run->by_rank = run->as_view = true;
     }
 }
 
 static void close_batches(Batches* batches, const EpEnv* env) {
-    for (unsigned i = 0; i < kBatches; ++i) ll_run_close(&batches->runs[i]);
+    ref_runs_close(batches->runs, kBatches);
     EP_CHECK_NCCL(ncclEpGroupDestroy(batches->group, env->stream));
 }
 
@@ -94,16 +94,16 @@ EP_TEST(views_of_two_batches) {
     Batches batches;
     open_batches(&batches, env, 740);
     for (unsigned round = 0; round < kRounds; ++round) {
-        LlRun* first = &batches.runs[round % kBatches];
-        LlRun* second = &batches.runs[(round + 1) % kBatches];
+        RefRun* first = &batches.runs[round % kBatches];
+        RefRun* second = &batches.runs[(round + 1) % kBatches];
         first->in_place = round % 2 == 0;
         second->in_place = round % 3 == 0;
-        ll_dispatch(first);
-        ll_dispatch(second);
+        ref_dispatch(first);
+        ref_dispatch(second);
         EP_CHECK(first->view != second->view);
-        LlRun* combined_first = round % 4 == 3 ? second : first;
-        ll_combine(combined_first);
-        ll_combine(combined_first == first ? second : first);
+        RefRun* combined_first = round % 4 == 3 ? second : first;
+        ref_combine(combined_first);
+        ref_combine(combined_first == first ? second : first);
     }
     close_batches(&batches, env);
 }
@@ -114,25 +114,25 @@ EP_TEST(views_that_are_overtaken) {
     Batches batches;
     open_batches(&batches, env, 760);
     for (unsigned round = 0; round < kRounds; ++round) {
-        for (unsigned i = 0; i < kBatches; ++i) ll_dispatch(&batches.runs[i]);
-        ll_combine(&batches.runs[0]);
+        for (unsigned i = 0; i < kBatches; ++i) ref_dispatch(&batches.runs[i]);
+        ref_combine(&batches.runs[0]);
         batches.runs[2].in_place = round % 2 == 0;
-        LlRun* last = &batches.runs[2];
+        RefRun* last = &batches.runs[2];
         last->keeps_view = true;  // still what the dispatch left there?
-        ll_keep_view(last, env->stream);
+        ref_keep_view(last, env->stream);
         ep_sync(env);
-        ll_check_dispatch(last);
-        for (unsigned i = 1; i < kBatches; ++i) ll_combine(&batches.runs[i]);
+        ref_check_dispatch(last);
+        for (unsigned i = 1; i < kBatches; ++i) ref_combine(&batches.runs[i]);
     }
     close_batches(&batches, env);
 }
 
 static void play_pair(void* context) {
     Batches* batches = context;
-    LlRun* run = &batches->runs[0];
+    RefRun* run = &batches->runs[0];
     const cudaStream_t stream = run->env->stream;
-    EP_CHECK_NCCL(ll_launch_dispatch(run, stream, false));
-    EP_CHECK_NCCL(ll_launch_combine(run, stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stream));
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, stream));
 }
 
 // A graph has its view at the same place in each replay, so the operation before the dispatch cleans its bank. Between
@@ -141,18 +141,18 @@ EP_TEST(views_in_graphs) {
     enum { kReplays = 6 };
     Batches batches;
     open_batches(&batches, env, 780);
-    LlRun* run = &batches.runs[0];
-    pair(run);
+    RefRun* run = &batches.runs[0];
+    ref_pair(run);
     EpCaptured captured = ep_capture(env->stream, play_pair, &batches);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ll_prepare(run);
+        ref_prepare(run);
         ref_routing_free(run->sent);  // what a replay sends
         run->sent = ref_routing_copy(run->now);
         ep_replay(&captured);
         ep_sync(env);
-        ll_check(run);
-        if (i % 3 == 1) pair(&batches.runs[1]);
-        if (i % 3 == 2) ll_dispatch(&batches.runs[2]);
+        ref_check(run);
+        if (i % 3 == 1) ref_pair(&batches.runs[1]);
+        if (i % 3 == 2) ref_dispatch(&batches.runs[2]);
     }
     ep_release_captured(&captured);
     close_batches(&batches, env);
@@ -164,18 +164,18 @@ EP_TEST(views_back_to_back) {
     Batches batches;
     open_batches(&batches, env, 800);
     for (unsigned i = 0; i < 2; ++i) {
-        pair(&batches.runs[i]);
-        ll_prepare(&batches.runs[i]);
+        ref_pair(&batches.runs[i]);
+        ref_prepare(&batches.runs[i]);
     }
     ep_sync(env);
     for (unsigned i = 0; i < kOperations; ++i) {
-        LlRun* run = &batches.runs[i % 2];
-        EP_CHECK_NCCL(ll_launch_dispatch(run, env->stream, false));
-        if (i % 7 != 6) EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+        RefRun* run = &batches.runs[i % 2];
+        EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, env->stream));
+        if (i % 7 != 6) EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
         if (i % 20 == 19) {
-            EP_CHECK_NCCL(ll_launch_combine(run, env->stream, false));
+            EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
             ep_sync(env);
-            ll_check(run);
+            ref_check(run);
         }
     }
     close_batches(&batches, env);

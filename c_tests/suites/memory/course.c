@@ -1,6 +1,6 @@
 // Random courses: objects of both kinds come and go, some calls are refused by one rank, dispatches
 // run in between.
-#include "reference/ll_run.h"
+#include "reference/run.h"
 #include "suites/memory/memory.h"
 
 enum { kSteps = 60, kMost = 9, kLeast = 1000, kMore = 1 << 16, kGroups = 2 };
@@ -90,17 +90,17 @@ EP_TEST(random_courses) {
     for (unsigned i = 0; i < kGroups; ++i) {
         Course course = {.env = env, .dice = 77 + i};
         course.group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        LlRun run = ll_run_open_with(env, course.group, &shape, kRefDistinct, true, i);
+        RefRun run = ref_run_open_with(env, course.group, &shape, kRefDistinct, true, ref_ll(i));
         for (unsigned s = 0; s < kSteps; ++s) {
-            if (s % 8 == 0) ll_dispatch(&run);
+            if (s % 8 == 0) ref_dispatch(&run);
             step(&course);
-            if (s % 8 == 0) ll_combine(&run);
+            if (s % 8 == 0) ref_combine(&run);
         }
         // Half of what is left ends with the group.
         for (unsigned place = 0; place < kMost; place += 2) {
             if (course.pieces[place].memory != NULL) end_piece(&course, &course.pieces[place]);
         }
-        ll_run_close(&run);
+        ref_run_close(&run);
         close_group(env, course.group);
         for (unsigned place = 1; place < kMost; place += 2) {
             const Piece* left = &course.pieces[place];

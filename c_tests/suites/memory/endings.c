@@ -1,32 +1,17 @@
 // How objects end: what they leave behind, what their end waits for, what keeps their memory.
 #define _GNU_SOURCE  // usleep
-#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
 #include "harness/graphs.h"
-#include "reference/ll_run.h"
+#include "reference/run.h"
 #include "suites/memory/memory.h"
 
 enum { kBytes = (2 << 20) + 4096, kTimes = 2 };
 
-static int open_descriptors(void) {
-    DIR* directory = opendir("/proc/self/fd");
-    EP_REQUIRE(directory != NULL);
-    int count = 0;
-    while (readdir(directory) != NULL) ++count;
-    closedir(directory);
-    return count;
-}
-
 // Of this process alone on the stand-ins; other processes of a GPU use it, too.
-static size_t free_bytes(void) {
-    size_t left = 0;
-    size_t total = 0;
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
-    return ep_on_hostsim() ? left : 0;
-}
+static size_t free_bytes(void) { return ep_on_hostsim() ? ep_free_bytes() : 0; }
 
 static void make_and_end(const EpEnv* env, bool frees) {
     ncclEpGroup_t group = open_group(env);
@@ -51,11 +36,11 @@ EP_TEST(memory_is_freed) {
         for (int i = 0; i < 2; ++i) make_and_end(env, frees);
         ep_barrier();
         const size_t before = free_bytes();
-        const int descriptors = open_descriptors();
+        const int descriptors = ep_open_descriptors();
         for (int i = 0; i < kTimes; ++i) make_and_end(env, frees);
         ep_barrier();
         EP_CHECK_EQ_U64(free_bytes(), before);
-        EP_CHECK_EQ_I64(open_descriptors(), descriptors);
+        EP_CHECK_EQ_I64(ep_open_descriptors(), descriptors);
     }
 }
 
@@ -98,25 +83,25 @@ static RefShape shape_of(const EpEnv* env) {
 EP_TEST(memory_outlives_operations) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run = ll_run_open_with(env, group, &shape, kRefDistinct, true, 1);
+    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ll(1));
     uint8_t* memory = new_memory(group, kBytes);
-    ll_prepare_dispatch(&run);
+    ref_prepare_dispatch(&run);
     Held held = {.is_open = false};
     ep_gate_close(&held.gate, env->stream);
-    EP_CHECK_NCCL(ll_launch_dispatch(&run, env->stream, false));
+    EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
     pthread_t opener;
     EP_REQUIRE(pthread_create(&opener, NULL, open_late, &held) == 0);
     EP_CHECK_NCCL(ncclEpMemFree(group, memory));
     EP_CHECK(atomic_load(&held.is_open));
     EP_REQUIRE(pthread_join(opener, NULL) == 0);
     ep_sync(env);
-    ll_run_close(&run);
+    ref_run_close(&run);
     close_group(env, group);
 }
 
 static void play(void* context) {
-    LlRun* run = context;
-    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, false));
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
 }
 
 // While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves
@@ -124,8 +109,8 @@ static void play(void* context) {
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    LlRun run = ll_run_open_with(env, captured_group, &shape, kRefDistinct, true, 2);
-    ll_prepare_dispatch(&run);
+    RefRun run = ref_run_open_with(env, captured_group, &shape, kRefDistinct, true, ref_ll(2));
+    ref_prepare_dispatch(&run);
     const EpCaptured captured = ep_capture(env->stream, play, &run);
     if (captured.executable != NULL) {
         ncclEpGroup_t group = open_group(env);
@@ -140,6 +125,6 @@ EP_TEST(graphs_keep_memory) {
         close_group(env, group);
     }
     ep_release_captured(&captured);
-    ll_run_close(&run);
+    ref_run_close(&run);
     close_group(env, captured_group);
 }

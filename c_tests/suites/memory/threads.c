@@ -2,7 +2,7 @@
 // main thread counts checks.
 #include <pthread.h>
 
-#include "reference/ll_run.h"
+#include "reference/run.h"
 #include "suites/memory/memory.h"
 
 enum { kWorkers = 3, kMakers = 2, kRounds = 12, kBytes = 3 << 20 };
@@ -11,7 +11,7 @@ enum { kWorkers = 3, kMakers = 2, kRounds = 12, kBytes = 3 << 20 };
 typedef struct {
     EpEnv env;
     ncclEpGroup_t group;
-    LlRun run;
+    RefRun run;
     bool good;
 } Worker;
 
@@ -33,8 +33,8 @@ static void* operate(void* argument) {
     const cudaStream_t stream = worker->env.stream;
     worker->good = cudaSetDevice(worker->env.device) == cudaSuccess;
     for (int i = 0; i < kRounds && worker->good; ++i) {
-        worker->good = ll_launch_dispatch(&worker->run, stream, false) == ncclSuccess &&
-                       ll_launch_combine(&worker->run, stream, false) == ncclSuccess &&
+        worker->good = ref_launch_dispatch(&worker->run, kRefWhole, stream) == ncclSuccess &&
+                       ref_launch_combine(&worker->run, kRefWhole, stream) == ncclSuccess &&
                        cudaStreamSynchronize(stream) == cudaSuccess;
     }
     return NULL;
@@ -56,8 +56,8 @@ EP_TEST(threads_beside_memory_calls) {
         EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &worker->env.comm, NULL));
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&worker->env.stream, cudaStreamNonBlocking));
         worker->group = ref_group_new(&worker->env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        worker->run = ll_run_open_with(&worker->env, worker->group, &shape, kRefDistinct, true, 5);
-        ll_prepare_dispatch(&worker->run);
+        worker->run = ref_run_open_with(&worker->env, worker->group, &shape, kRefDistinct, true, ref_ll(5));
+        ref_prepare_dispatch(&worker->run);
     }
     pthread_t threads[kWorkers];
     for (int i = 0; i < kWorkers; ++i) {
@@ -69,7 +69,7 @@ EP_TEST(threads_beside_memory_calls) {
         EP_CHECK(workers[i].good);
     }
     for (int i = 0; i < kWorkers; ++i) {
-        ll_run_close(&workers[i].run);
+        ref_run_close(&workers[i].run);
         close_group(&workers[i].env, workers[i].group);
         EP_CHECK_NCCL(ncclCommDestroy(workers[i].env.comm));
         EP_CHECK_CUDA(cudaStreamDestroy(workers[i].env.stream));

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/ht_run.h"
-#include "reference/routing.h"
+#include "reference/run.h"
 
 namespace test_random {
 

@@ -47,8 +47,7 @@ bool RunOne(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
     std::snprintf(place, sizeof(place), "configuration %u", config.index);
     ep_watchdog_at_case(place);
     const uint64_t failed_before = ep_failed();
-    const std::string history = config.group.low_latency ? PlayLowLatency(env, group, config)
-                                                         : PlayHighThroughput(env, group, config);
+    const std::string history = PlayAll(env, group, config);
     if (ep_failed() == failed_before) return true;
     const std::string text = "[rank " + std::to_string(env.rank) + " of " +
                              std::to_string(env.size) + "] differs: " + Describe(config) + "\n" + history + "\n";

@@ -35,8 +35,7 @@ class Course {
     std::string history_;
 };
 
-// Both return the operations that ran, in order.
-std::string PlayLowLatency(const EpEnv& env, ncclEpGroup_t group, const Config& config);
-std::string PlayHighThroughput(const EpEnv& env, ncclEpGroup_t group, const Config& config);
+// Returns the operations that ran, in order.
+std::string PlayAll(const EpEnv& env, ncclEpGroup_t group, const Config& config);
 
 }  // namespace test_random

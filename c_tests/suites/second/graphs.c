@@ -4,50 +4,51 @@
 #include <unistd.h>
 
 #include "harness/graphs.h"
-#include "suites/second/ht_run.h"
+#include "suites/second/run.h"
 
 enum { kReplays = 3 };
 
 typedef struct {
-    const HtRun* run;
+    const Run* run;
     ncclEpHandle_t handle;
 } Work;
 
 static void play(void* context) {
     const Work* work = context;
-    EP_CHECK_NCCL(ht_launch_update(work->run, work->handle));
-    EP_CHECK_NCCL(ht_launch_dispatch(work->run, work->handle));
-    EP_CHECK_NCCL(ht_launch_combine_back(work->run, work->handle));
+    EP_CHECK_NCCL(run_update(work->run, work->handle));
+    EP_CHECK_NCCL(run_dispatch(work->run, work->handle, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(run_combine(work->run, work->handle, NCCL_EP_BWD_PASS));
 }
 
-static void check_replay(const EpCaptured* captured, const HtRun* run) {
-    ht_poison(run);
+static void check_replay(const EpCaptured* captured, const Run* run) {
+    run_poison(run);
     ep_replay(captured);
-    ep_sync(run->in.env);
-    ht_check_counters(run);
-    ht_check_dispatch(run);
-    ht_check_combine_back(run);
+    ep_sync(run->env);
+    if (run->test->kind == kHtFlat) run_check_counters(run);
+    run_check_dispatch(run, NCCL_EP_FWD_PASS);
+    run_check_combine(run, NCCL_EP_BWD_PASS);
 }
 
 static void replay_beside(const EpEnv* env, const Case* test, const Case* other_test) {
-    HtRun run, other;
-    ht_open(&run, env, test, 900);
-    ht_open(&other, env, other_test, 910);
+    Run run, other;
+    run_open(&run, env, test, 900);
+    run_open(&other, env, other_test, 910);
     ncclEpGroup_t group = group_of(env, test);
     const Work work = {&run, handle_without_routing(group, test)};
     ncclEpHandle_t beside = handle_without_routing(group, other_test);
     const EpCaptured captured = ep_capture(env->stream, play, (void*)&work);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ht_renew(&run, 920 + i);
+        run_renew(&run, 920 + i);
         check_replay(&captured, &run);
         // As often as it shows whether both count alike.
         for (unsigned turn = 0; turn < i; ++turn) {
-            ht_renew(&other, 930 + turn);
-            EP_CHECK_NCCL(ht_launch_update(&other, beside));
+            run_renew(&other, 930 + turn);
+            EP_CHECK_NCCL(run_update(&other, beside));
         }
         if (i > 0) {
-            ht_exchange(&other, beside);
-            ht_check_counters(&other);
+            run_check_counters(&other);
+            run_exchange(&other, beside, NCCL_EP_FWD_PASS);
+            run_exchange(&other, beside, NCCL_EP_BWD_PASS);
         }
         // Twice with the same ids.
         check_replay(&captured, &run);
@@ -57,8 +58,8 @@ static void replay_beside(const EpEnv* env, const Case* test, const Case* other_
     EP_CHECK_NCCL(ncclEpHandleDestroy(beside));
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     if (test->memory != NULL) ref_buffer_free(test->memory);
-    ht_close(&run);
-    ht_close(&other);
+    run_close(&run);
+    run_close(&other);
 }
 
 EP_TEST(updates_are_captured) {
@@ -75,6 +76,31 @@ EP_TEST(updates_are_captured) {
     test.memory = &memory;
     test.narrow_ids = true;
     replay_beside(env, &test, &other);
+}
+
+EP_TEST(updates_that_drop_rows_are_captured) {
+    if (!ranks_share_a_node()) return;
+    Case test = kSmallHt;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.uneven = true;
+    test.drops = true;
+    test.recv_rows = 12;
+    replay_beside(env, &test, &test);
+}
+
+EP_TEST(updates_by_expert_are_captured) {
+    if (!ranks_share_a_node()) return;
+    Case test = kSmallHt;
+    test.kind = kHtZones;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.local_experts = 3;
+    test.uneven = true;
+    test.alignment = 4;
+    test.recv_rows = 24;
+    test.drops = true;
+    replay_beside(env, &test, &test);
 }
 
 enum { kLateTokens = 2, kLateMicroseconds = 100000 };

@@ -126,18 +126,27 @@ EP_TEST(ranks_agree_on_the_bound_of_rows) {
 }
 
 // The backend of the CPU has no SMs.
-EP_TEST(budgets_above_the_device_are_refused) {
+static void ask_for_sms(const EpEnv* env, unsigned sms) {
     ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
-    config.combine_num_sms = 1u << 20;
+    config.combine_num_sms = sms;
     ncclEpGroup_t group = NULL;
     const ncclResult_t made = ncclEpCreateGroup(&group, env->comm, &config);
-    if (made == ncclSuccess) {
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group));
-        ep_skip("a device without SMs");
-        return;
-    }
-    CHECK_REFUSED(made, ncclInvalidUsage, "more SMs are asked for than the device has");
-    EP_CHECK(group == NULL);
+    if (made != ncclSuccess) CHECK_REFUSED(made, ncclInvalidUsage, "more SMs are asked for than the device has");
+    else ep_skip("a device without SMs");
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+}
+
+EP_TEST(budgets_above_the_device_are_refused) {
+    ask_for_sms(env, 1u << 20);
+    EP_REQUIRE(setenv("NCCL_EP_COMM_SMS", "1048576", 1) == 0);
+    ask_for_sms(env, 1);
+    EP_REQUIRE(unsetenv("NCCL_EP_COMM_SMS") == 0);
+}
+
+EP_TEST(variables_that_contradict_each_other_are_refused) {
+    EP_REQUIRE(setenv("NCCL_EP_HT_EM_LOCAL_DUP", "1", 1) == 0 && setenv("NCCL_EP_HT_EM_NVLINK_DUP", "1", 1) == 0);
+    GROUP_REFUSED(kSmallHt, (void)0, ncclInvalidUsage, "NCCL_EP_HT_EM_LOCAL_DUP: must not be 1 with");
+    EP_REQUIRE(unsetenv("NCCL_EP_HT_EM_LOCAL_DUP") == 0 && unsetenv("NCCL_EP_HT_EM_NVLINK_DUP") == 0);
 }
 
 EP_TEST(settings_that_have_no_effect_are_accepted) {

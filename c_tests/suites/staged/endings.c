@@ -6,9 +6,9 @@
 EP_TEST(handle_destroyed_while_pending) {
     enum { kRounds = 25 };
     Setup setup = set_up(env);
-    LlRun* runs = setup.runs;
+    RefRun* runs = setup.runs;
     for (unsigned i = 0; i < kRounds; ++i) {
-        LlRun given_up = open_run(env, setup.group);
+        RefRun given_up = open_run(env, setup.group);
         send_dispatch(&given_up);
         if (i % 3 == 1) {
             complete_dispatch(&given_up, env->stream);
@@ -17,17 +17,11 @@ EP_TEST(handle_destroyed_while_pending) {
         if (i % 4 == 2) send_dispatch(&runs[0]);
         EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));
         ep_sync(env);
-        ll_run_close(&given_up);
+        ref_run_close(&given_up);
         if (i % 4 == 2) complete_dispatch(&runs[0], env->stream);
-        if (i % 5 == 0) {
-            ll_dispatch(&runs[1]);
-            ll_combine(&runs[1]);
-        }
+        if (i % 5 == 0) ref_pair(&runs[1]);
     }
-    for (unsigned pair = 0; pair < 10; ++pair) {
-        ll_dispatch(&runs[2]);
-        ll_combine(&runs[2]);
-    }
+    for (unsigned pair = 0; pair < 10; ++pair) ref_pair(&runs[2]);
     send_dispatch(&runs[3]);  // tear_down abandons this one and destroys the group at once
     tear_down(&setup);
 }
@@ -38,8 +32,8 @@ EP_TEST(handle_destroyed_on_one_rank) {
     Setup setup = set_up(env);
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool combine = i % 3 == 2;
-        LlRun run = open_run(env, setup.group);
-        if (combine) ll_dispatch(&run);
+        RefRun run = open_run(env, setup.group);
+        if (combine) ref_dispatch(&run);
         combine ? send_combine(&run) : send_dispatch(&run);
         if (env->rank == (int)(i % (unsigned)env->size)) {
             EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
@@ -47,8 +41,8 @@ EP_TEST(handle_destroyed_on_one_rank) {
         } else {
             combine ? complete_combine(&run, setup.other) : complete_dispatch(&run, setup.other);
         }
-        ll_run_close(&run);
-        for (unsigned r = 0; r < i % 4; ++r) ll_dispatch(&setup.runs[r]);
+        ref_run_close(&run);
+        for (unsigned r = 0; r < i % 4; ++r) ref_dispatch(&setup.runs[r]);
     }
     tear_down(&setup);
 }
@@ -57,28 +51,28 @@ EP_TEST(handle_destroyed_on_one_rank) {
 EP_TEST(ended_in_another_order) {
     enum { kRounds = 8 };
     Setup setup = set_up(env);
-    LlRun* first = &setup.runs[0];
-    LlRun* second = &setup.runs[1];
+    RefRun* first = &setup.runs[0];
+    RefRun* second = &setup.runs[1];
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool swaps = env->rank == (int)(i % (unsigned)env->size);
         send_dispatch(first);
         send_dispatch(second);
         complete_dispatch(swaps ? second : first, env->stream);
         complete_dispatch(swaps ? first : second, setup.other);
-        LlRun given_up = open_run(env, setup.group);
+        RefRun given_up = open_run(env, setup.group);
         send_dispatch(&given_up);
         if (!swaps) send_dispatch(first);
         EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));
         if (swaps) send_dispatch(first);
         complete_dispatch(first, env->stream);
-        ll_run_close(&given_up);
+        ref_run_close(&given_up);
     }
     tear_down(&setup);
 }
 
 // One operation may stay in flight while others start and end.
 STAGED_TEST(one_stays_in_flight) {
-    LlRun* runs = setup->runs;
+    RefRun* runs = setup->runs;
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(&runs[0]);
         for (unsigned r = 1; r < kMaxRuns; ++r) {

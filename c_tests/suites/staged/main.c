@@ -7,7 +7,7 @@
 #include "suites/staged/staged.h"
 
 STAGED_TEST(one_at_a_time) {
-    LlRun* run = &setup->runs[0];
+    RefRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 6; ++i) {
         send_dispatch(run);
         complete_dispatch(run, env->stream);
@@ -19,7 +19,7 @@ STAGED_TEST(one_at_a_time) {
 // The receive phase follows the send phase even if nothing else orders the two streams.
 STAGED_TEST(completed_on_another_stream) {
     for (unsigned i = 0; i < 6; ++i) {
-        LlRun* run = &setup->runs[i % 2];
+        RefRun* run = &setup->runs[i % 2];
         send_dispatch(run);
         complete_dispatch(run, setup->other);
         send_combine(run);
@@ -35,15 +35,15 @@ static void sleep_a_while(void* unused) {
 // On one rank the send phase is stuck behind other work of its stream, which still writes to the
 // output, while Complete already runs on another stream.
 STAGED_TEST(completed_before_the_send_began) {
-    LlRun* run = &setup->runs[0];
+    RefRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 2 * (unsigned)env->size; ++i) {
         const bool combine = i % 2 != 0;
-        const RefBuffer* out = combine ? &run->combined : &run->packed;
-        combine ? ll_prepare_combine(run) : ll_prepare_dispatch(run);
+        const RefBuffer* out = combine ? &run->combined : &run->tokens_out;
+        combine ? ref_prepare_combine(run) : ref_prepare_dispatch(run);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
         if (env->rank == (int)(i / 2)) EP_CHECK_CUDA(cudaLaunchHostFunc(env->stream, sleep_a_while, NULL));
         EP_CHECK_CUDA(cudaMemsetAsync(ref_buffer_data(out), kRefPoison, out->bytes, env->stream));
-        EP_CHECK_NCCL(combine ? ll_launch_combine(run, env->stream, true) : ll_launch_dispatch(run, env->stream, true));
+        EP_CHECK_NCCL((combine ? ref_launch_combine : ref_launch_dispatch)(run, kRefStaged, env->stream));
         combine ? complete_combine(run, setup->other) : complete_dispatch(run, setup->other);
     }
 }
@@ -51,30 +51,30 @@ STAGED_TEST(completed_before_the_send_began) {
 // A combine on a third stream uses what its dispatch's receive phase leaves in the handle. That
 // phase is stuck behind other work until the combine has had time to run ahead.
 STAGED_TEST(combined_while_the_receive_is_late) {
-    LlRun* run = &setup->runs[0];
+    RefRun* run = &setup->runs[0];
     cudaStream_t third;
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&third, cudaStreamNonBlocking));
     for (unsigned i = 0; i < 4; ++i) {
         const bool stage = i % 2 != 0;
         EpGate gate;
-        if (i > 0) ll_run_change(run, kRefReplace);
+        if (i > 0) ref_run_change(run, kRefReplace);
         send_dispatch(run);
-        ll_prepare_combine(run);
+        ref_prepare_combine(run);
         ep_gate_close(&gate, setup->other);
         EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, setup->other));
-        EP_CHECK_NCCL(ll_launch_combine(run, third, stage));
+        EP_CHECK_NCCL(ref_launch_combine(run, stage ? kRefStaged : kRefWhole, third));
         usleep(30000);
         ep_gate_open(&gate);
         if (stage) EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, env->stream));
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        ll_check(run);
+        ref_check(run);
     }
     EP_CHECK_CUDA(cudaStreamDestroy(third));
 }
 
 // A second Complete, or one without any staged operation, succeeds and changes nothing.
 STAGED_TEST(completed_twice) {
-    LlRun* run = &setup->runs[0];
+    RefRun* run = &setup->runs[0];
     complete(run, env->stream);
     send_dispatch(run);
     complete_dispatch(run, env->stream);
@@ -82,12 +82,12 @@ STAGED_TEST(completed_twice) {
     send_combine(run);
     complete_combine(run, env->stream);
     complete_combine(run, env->stream);
-    ll_check_dispatch(run);
+    ref_check_dispatch(run);
 }
 
 STAGED_TEST(two_in_flight) {
-    LlRun* a = &setup->runs[0];
-    LlRun* b = &setup->runs[1];
+    RefRun* a = &setup->runs[0];
+    RefRun* b = &setup->runs[1];
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(a);
         send_dispatch(b);
@@ -102,8 +102,8 @@ STAGED_TEST(two_in_flight) {
 
 // The schedule of two micro-batches: while one is computed on, the other travels.
 STAGED_TEST(overlapping_micro_batches) {
-    LlRun* a = &setup->runs[0];
-    LlRun* b = &setup->runs[1];
+    RefRun* a = &setup->runs[0];
+    RefRun* b = &setup->runs[1];
     send_dispatch(a);
     for (unsigned i = 0; i < 5; ++i) {
         send_dispatch(b);
@@ -122,50 +122,49 @@ STAGED_TEST(overlapping_micro_batches) {
 EP_TEST(blocking_operations_meanwhile) {
     enum { kPairs = 20 };
     Setup setup = set_up(env);
-    LlRun* runs = setup.runs;
+    RefRun* runs = setup.runs;
     for (unsigned i = 0; i < 3; ++i) {
         const bool combine_pending = i == 1;
-        if (combine_pending) ll_dispatch(&runs[0]);
+        if (combine_pending) ref_dispatch(&runs[0]);
         send_dispatch(&runs[1]);
         combine_pending ? send_combine(&runs[0]) : send_dispatch(&runs[0]);
         for (unsigned pair = 0; pair < kPairs; ++pair) {
-            LlRun* run = &runs[2 + pair % 2];
-            ll_dispatch(run);
-            ll_combine(run);
+            RefRun* run = &runs[2 + pair % 2];
+            ref_pair(run);
         }
         complete_dispatch(&runs[1], env->stream);
-        for (unsigned pair = 0; pair < kPairs; ++pair) ll_dispatch(&runs[1 + pair % 3]);
+        for (unsigned pair = 0; pair < kPairs; ++pair) ref_dispatch(&runs[1 + pair % 3]);
         combine_pending ? complete_combine(&runs[0], env->stream) : complete_dispatch(&runs[0], env->stream);
     }
     tear_down(&setup);
 }
 
 STAGED_TEST(inputs_overwritten_after_sending) {
-    LlRun* run = &setup->runs[0];
+    RefRun* run = &setup->runs[0];
     for (unsigned i = 0; i < 4; ++i) {
         send_dispatch(run);
         ep_sync(env);
-        ll_overwrite_inputs(run);
+        ref_overwrite_inputs(run);
         complete_dispatch(run, setup->other);
         send_combine(run);
         ep_sync(env);
-        ll_overwrite_inputs(run);
+        ref_overwrite_inputs(run);
         complete_combine(run, env->stream);
     }
 }
 
 // A refusal leaves the pending operations alone and sends nothing.
 STAGED_TEST(third_is_refused) {
-    LlRun* runs = setup->runs;
-    ll_dispatch(&runs[3]);
+    RefRun* runs = setup->runs;
+    ref_dispatch(&runs[3]);
     send_dispatch(&runs[0]);
     send_dispatch(&runs[1]);
-    ll_prepare_dispatch(&runs[2]);
-    EP_CHECK_RESULT(ll_launch_dispatch(&runs[2], env->stream, true), ncclInvalidUsage);
-    ll_prepare_combine(&runs[3]);
-    EP_CHECK_RESULT(ll_launch_combine(&runs[3], env->stream, true), ncclInvalidUsage);
+    ref_prepare_dispatch(&runs[2]);
+    EP_CHECK_RESULT(ref_launch_dispatch(&runs[2], kRefStaged, env->stream), ncclInvalidUsage);
+    ref_prepare_combine(&runs[3]);
+    EP_CHECK_RESULT(ref_launch_combine(&runs[3], kRefStaged, env->stream), ncclInvalidUsage);
     EP_CHECK_NCCL(ncclEpComplete(runs[2].handle, NULL, env->stream));  // nothing is pending
-    ll_dispatch(&runs[2]);
+    ref_dispatch(&runs[2]);
     complete_dispatch(&runs[0], env->stream);
     send_dispatch(&runs[2]);  // one slot is free again
     complete_dispatch(&runs[1], env->stream);
@@ -173,17 +172,17 @@ STAGED_TEST(third_is_refused) {
 }
 
 STAGED_TEST(second_on_a_handle_is_refused) {
-    LlRun* run = &setup->runs[0];
-    ll_dispatch(run);
+    RefRun* run = &setup->runs[0];
+    ref_dispatch(run);
     send_dispatch(run);
     for (unsigned send_only = 0; send_only < 2; ++send_only) {
-        EP_CHECK_RESULT(ll_launch_dispatch(run, env->stream, send_only), ncclInvalidUsage);
-        EP_CHECK_RESULT(ll_launch_combine(run, env->stream, send_only), ncclInvalidUsage);
+        EP_CHECK_RESULT(ref_launch_dispatch(run, send_only ? kRefStaged : kRefWhole, env->stream), ncclInvalidUsage);
+        EP_CHECK_RESULT(ref_launch_combine(run, send_only ? kRefStaged : kRefWhole, env->stream), ncclInvalidUsage);
     }
     complete_dispatch(run, env->stream);
     send_combine(run);
-    EP_CHECK_RESULT(ll_launch_dispatch(run, env->stream, false), ncclInvalidUsage);
-    EP_CHECK_RESULT(ll_launch_combine(run, env->stream, true), ncclInvalidUsage);
+    EP_CHECK_RESULT(ref_launch_dispatch(run, kRefWhole, env->stream), ncclInvalidUsage);
+    EP_CHECK_RESULT(ref_launch_combine(run, kRefStaged, env->stream), ncclInvalidUsage);
     complete_combine(run, env->stream);
 }
 
@@ -191,20 +190,20 @@ STAGED_TEST(second_on_a_handle_is_refused) {
 EP_TEST(late_ranks) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
     Setup setup = set_up(env);
-    LlRun* a = &setup.runs[0];
-    LlRun* b = &setup.runs[1];
+    RefRun* a = &setup.runs[0];
+    RefRun* b = &setup.runs[1];
     uint64_t own = 77 + (uint64_t)env->rank;
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool late = env->rank == (int)(i % (unsigned)env->size);
         if (late) usleep(kLateMicroseconds);
         send_dispatch(a);
         usleep((useconds_t)ep_random_below(&own, 500));
-        ll_dispatch(b);
+        ref_dispatch(b);
         if (late) usleep(kLateMicroseconds);
         complete_dispatch(a, setup.other);
         send_combine(b);
         usleep((useconds_t)ep_random_below(&own, 500));
-        ll_combine(a);
+        ref_combine(a);
         if (!late) usleep(kLateMicroseconds / 10);
         complete_combine(b, env->stream);
     }

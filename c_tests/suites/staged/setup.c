@@ -4,12 +4,12 @@ static RefShape small_shape(const EpEnv* env) {
     return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
 }
 
-LlRun open_run(const EpEnv* env, ncclEpGroup_t group) {
+RefRun open_run(const EpEnv* env, ncclEpGroup_t group) {
     static unsigned opened;
     const RefShape shape = small_shape(env);
     const unsigned n = opened++;
-    LlRun run = ll_run_open_with(env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
-                                 1000 + 1000 * (uint64_t)n);
+    RefRun run = ref_run_open_with(env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
+                                   ref_ll(1000 + 1000 * (uint64_t)n));
     run.variation = n;
     return run;
 }
@@ -23,34 +23,34 @@ Setup set_up(EpEnv* env) {
 }
 
 void tear_down(Setup* setup) {
-    for (unsigned r = 0; r < kMaxRuns; ++r) ll_run_close(&setup->runs[r]);
+    for (unsigned r = 0; r < kMaxRuns; ++r) ref_run_close(&setup->runs[r]);
     EP_CHECK_NCCL(ncclEpGroupDestroy(setup->group, setup->env->stream));
     EP_CHECK_CUDA(cudaStreamDestroy(setup->other));
 }
 
-void send_dispatch(LlRun* run) {
-    ll_prepare_dispatch(run);
-    EP_CHECK_NCCL(ll_launch_dispatch(run, run->env->stream, true));
+void send_dispatch(RefRun* run) {
+    ref_prepare_dispatch(run);
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, run->env->stream));
 }
 
-void send_combine(LlRun* run) {
-    ll_prepare_combine(run);
-    EP_CHECK_NCCL(ll_launch_combine(run, run->env->stream, true));
+void send_combine(RefRun* run) {
+    ref_prepare_combine(run);
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefStaged, run->env->stream));
 }
 
-void complete(LlRun* run, cudaStream_t stream) {
+void complete(RefRun* run, cudaStream_t stream) {
     static unsigned calls;
     ncclEpCompleteConfig_t config = {0};
     EP_CHECK_NCCL(ncclEpComplete(run->handle, ++calls % 2 == 0 ? NULL : &config, stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
-void complete_dispatch(LlRun* run, cudaStream_t stream) {
+void complete_dispatch(RefRun* run, cudaStream_t stream) {
     complete(run, stream);
-    ll_check_dispatch(run);
+    ref_check_dispatch(run);
 }
 
-void complete_combine(LlRun* run, cudaStream_t stream) {
+void complete_combine(RefRun* run, cudaStream_t stream) {
     complete(run, stream);
-    ll_check_combine(run);
+    ref_check_combine(run);
 }

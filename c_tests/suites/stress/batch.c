@@ -25,8 +25,8 @@ typedef struct {
 static size_t guarded(const RefBuffer* buffer) { return buffer->bytes + 2 * kRefGuardBytes; }
 
 static size_t snapshot_bytes(const StressHandle* handle) {
-    const LlRun* run = &handle->run;
-    const size_t dispatched = guarded(&run->packed) + guarded(&run->counter);
+    const RefRun* run = &handle->run;
+    const size_t dispatched = guarded(&run->tokens_out) + guarded(&run->counter);
     const size_t combined = guarded(&run->combined);
     return dispatched > combined ? dispatched : combined;
 }
@@ -59,7 +59,7 @@ static void take_snapshot(History* history, const StressHandle* handle, Operatio
     item->operation = operation;
     item->copy = history->memory + history->used;
     if (operation == kDispatch) {
-        move_output(history, &handle->run.packed, stream);
+        move_output(history, &handle->run.tokens_out, stream);
         move_output(history, &handle->run.counter, stream);
     } else {
         move_output(history, &handle->run.combined, stream);
@@ -69,14 +69,14 @@ static void take_snapshot(History* history, const StressHandle* handle, Operatio
 static void check_and_close_history(History* history) {
     for (unsigned i = 0; i < history->count; ++i) {
         const Snapshot* item = &history->items[i];
-        LlRun seen = item->handle->run;  // its state then: the outputs are those of the snapshot
+        RefRun seen = item->handle->run;  // its state then: the outputs are those of the snapshot
         if (item->operation == kDispatch) {
-            seen.packed.base = item->copy;
-            seen.counter.base = item->copy + guarded(&seen.packed);
-            ll_check_dispatch(&seen);
+            seen.tokens_out.base = item->copy;
+            seen.counter.base = item->copy + guarded(&seen.tokens_out);
+            ref_check_dispatch(&seen);
         } else {
             seen.combined.base = item->copy;
-            ll_check_combine(&seen);
+            ref_check_combine(&seen);
         }
     }
     ep_device_free(history->memory);
@@ -111,9 +111,9 @@ static void next_operation(Stress* stress, StressGroup* group, StressHandle* han
     const bool staged = wants_staged && group->num_pending < kMostPending;
     const cudaStream_t stream = stress->env->stream;
     if (operation == kDispatch) {
-        EP_CHECK_NCCL(ll_launch_dispatch(&handle->run, stream, staged));
+        EP_CHECK_NCCL(ref_launch_dispatch(&handle->run, staged ? kRefStaged : kRefWhole, stream));
     } else {
-        EP_CHECK_NCCL(ll_launch_combine(&handle->run, stream, staged));
+        EP_CHECK_NCCL(ref_launch_combine(&handle->run, staged ? kRefStaged : kRefWhole, stream));
     }
     if (staged) {
         handle->pending = operation;
@@ -125,24 +125,24 @@ static void next_operation(Stress* stress, StressGroup* group, StressHandle* han
 
 // New data, sometimes with a new routing; every handle has dispatched once afterwards.
 static void renew(Stress* stress, StressGroup* group, StressHandle* handle) {
-    LlRun* run = &handle->run;
+    RefRun* run = &handle->run;
     if (ep_random_below(&stress->plan, 2) == 0) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
-        ll_run_reroute(run, ref_routing_new((unsigned)stress->env->size, group->shape.num_experts, group->shape.top_k,
+        ref_run_give(run, ref_routing_new((unsigned)stress->env->size, group->shape.num_experts, group->shape.top_k,
                                             run->now->num_tokens, style, ep_random(&stress->plan)));
     }
-    ll_prepare_dispatch(run);
-    EP_CHECK_NCCL(ll_launch_dispatch(run, stress->env->stream, false));
-    ll_prepare_combine(run);
+    ref_prepare_dispatch(run);
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stress->env->stream));
+    ref_prepare_combine(run);
     handle->combined = false;
 }
 
 static void check_last_outputs(const StressGroup* group) {
     for (unsigned h = 0; h < kHandles; ++h) {
         const StressHandle* handle = &group->handles[h];
-        LlRun seen = handle->run;
-        ll_check_dispatch(&seen);
-        if (handle->combined) ll_check_combine(&seen);
+        RefRun seen = handle->run;
+        ref_check_dispatch(&seen);
+        if (handle->combined) ref_check_combine(&seen);
     }
 }
 

@@ -36,12 +36,13 @@ static void open_group(Stress* stress, StressGroup* group) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
         const bool uneven = ep_random_below(&stress->plan, 2) == 0;
         group->handles[h].run =
-            ll_run_open_with(stress->env, group->group, &group->shape, style, uneven, ep_random(&stress->plan));
+            ref_run_open_with(stress->env, group->group, &group->shape, style, uneven,
+                              ref_ll(ep_random(&stress->plan)));
     }
 }
 
 static void close_group(Stress* stress, StressGroup* group) {
-    for (unsigned h = 0; h < kHandles; ++h) ll_run_close(&group->handles[h].run);
+    for (unsigned h = 0; h < kHandles; ++h) ref_run_close(&group->handles[h].run);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group->group, stress->env->stream));
 }
 
@@ -68,7 +69,7 @@ int main(int argc, char** argv) {
     Options options = {kDefaultOps, kDefaultEvery, 1};
     const EpOption table[] = {
         {"--ops", &options.num_ops, NULL}, {"--every", &options.every, NULL}, {"--seed", &options.seed, NULL}};
-    const bool good = ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL);
+    const bool good = ep_read_options(argc, argv, table, COUNT(table), NULL);
     if (!good || options.every == 0 || options.every > 100000) {
         if (env.rank == 0) fprintf(stderr, "usage: test_stress [--ops N] [--every N] [--seed N]\n");
         ep_release(&env);

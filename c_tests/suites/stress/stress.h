@@ -1,7 +1,7 @@
 // What the two halves of test_stress share: groups with handles, and a batch of operations on them.
 #pragma once
 
-#include "reference/ll_run.h"
+#include "reference/run.h"
 
 enum { kGroups = 2, kHandles = 3, kMostPending = 2 };
 
@@ -9,7 +9,7 @@ enum { kGroups = 2, kHandles = 3, kMostPending = 2 };
 typedef enum { kNothing, kDispatch, kCombine } Operation;
 
 typedef struct {
-    LlRun run;
+    RefRun run;
     Operation pending;  // staged, and not completed yet
     bool combined;      // in this batch
 } StressHandle;

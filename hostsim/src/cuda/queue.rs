@@ -12,7 +12,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::error::CudaError;
-use crate::fork;
+use crate::presence;
 
 /// What a stream executes.
 pub(crate) type Job = Box<dyn FnOnce() -> Result<(), CudaError> + Send>;
@@ -80,7 +80,7 @@ impl Stream {
             advanced: Condvar::new(),
             room: room(),
         });
-        fork::watch();
+        presence::watch();
         let worker = Arc::clone(&stream);
         std::thread::Builder::new()
             .name(format!("hostsim-dev{device}"))

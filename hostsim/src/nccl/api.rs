@@ -4,16 +4,15 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::argument::{check_buffer, read_rank};
-use super::boundary::{boundary, store};
+use super::boundary::{boundary, check_buffer, read_rank, store};
 use super::collective::{Collective, Kind};
+use super::comm::find;
+pub use super::comm::ncclComm_t;
 use super::datatype::DataType;
 use super::error::{self, Failure, Outcome, ncclResult_t};
 use super::group::{self, Task};
 pub use super::lifetime::*;
 use super::reduce::sum_of;
-use super::registry::find;
-pub use super::registry::ncclComm_t;
 use super::transfer::{Direction, Transfer};
 use super::unique_id::Rendezvous;
 pub use super::unique_id::ncclUniqueId;

@@ -1,16 +1,18 @@
-//! What every NCCL entry point does around its body.
+//! What every NCCL entry point does around its body, and checks of the arguments that several take.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::error::{self, Code, Failure, Outcome, ncclResult_t};
 use super::group;
-use crate::{fork, presence};
+use crate::cuda::heap::{self, Range};
+use crate::presence;
 
 /// Runs the body of one entry point: refuses where a GPU is and in a forked process, keeps panics from unwinding into C,
 /// keeps the text of a failure, and lets an open group remember that a call in it failed.
 pub(crate) fn boundary(body: impl FnOnce() -> Outcome<()>) -> ncclResult_t {
-    let outcome = if fork::is_child() {
+    let outcome = if presence::is_child() {
         Err(Failure::new(Code::UnhandledCudaError, "initialization error"))
     } else if presence::permitted() {
         catch_unwind(AssertUnwindSafe(body))
@@ -35,4 +37,25 @@ pub(crate) unsafe fn store<T>(out: *mut T, value: T) -> Outcome<()> {
     // SAFETY: not null, and then valid for a write by this function's contract.
     unsafe { out.write(value) };
     Ok(())
+}
+
+/// Refuses memory that a GPU could not reach: only device and pinned memory will do.
+pub(crate) fn check_buffer(call: &str, name: &str, address: usize, bytes: usize) -> Outcome<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let problem = match heap::classify(address, bytes) {
+        Range::Inside(_) => return Ok(()),
+        Range::Pageable => "is neither device nor pinned host memory",
+        Range::Invalid => "leaves its allocation or lies in freed memory",
+    };
+    Err(Failure::argument(format!("{call}: {name} {address:#x} ({bytes} bytes) {problem}")))
+}
+
+/// Reads an argument that names one of `ranks` ranks.
+pub(crate) fn read_rank(name: &str, value: c_int, ranks: usize) -> Outcome<usize> {
+    usize::try_from(value)
+        .ok()
+        .filter(|rank| *rank < ranks)
+        .ok_or_else(|| Failure::argument(format!("{name} must be below {ranks} (got {value})")))
 }

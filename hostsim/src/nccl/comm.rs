@@ -1,5 +1,6 @@
-//! One rank's end of a communicator.
+//! One rank's end of a communicator, and the handles of them that C holds.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use super::segment::Segment;
 use super::unique_id::Rendezvous;
 use crate::cuda::error::CudaError;
 use crate::cuda::queue::{Ticket, refuse_on_worker};
+use crate::handles::Handles;
 use crate::report;
 
 /// How long an operation that other ranks let down waits to be aborted.
@@ -171,4 +173,22 @@ impl Comm {
         }
         Ok(())
     }
+}
+
+pub type ncclComm_t = *mut c_void;
+
+/// The communicators that C holds handles of.
+static COMMS: Handles<Comm> = Handles::new(0x5300_0000_0000);
+
+/// Makes a communicator known to C.
+pub(crate) fn publish(comm: Comm) -> ncclComm_t {
+    COMMS.insert(Arc::new(comm)) as ncclComm_t
+}
+
+pub(crate) fn find(comm: ncclComm_t) -> Outcome<Arc<Comm>> {
+    COMMS.get(comm as usize).ok_or_else(|| Failure::argument("comm is NULL, destroyed, or no communicator"))
+}
+
+pub(crate) fn remove(comm: ncclComm_t) {
+    COMMS.remove(comm as usize);
 }

@@ -5,14 +5,12 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::argument::read_rank;
-use super::boundary::{boundary, store};
-use super::comm::Comm;
+use super::boundary::{boundary, read_rank, store};
+use super::comm::{Comm, find, ncclComm_t, publish, remove};
 use super::config::check_config;
 pub use super::config::ncclConfig_t;
 use super::error::{Failure, Outcome, ncclResult_t};
 use super::group::{self, Task};
-use super::registry::{find, ncclComm_t, publish, remove};
 use super::segment::MAX_RANKS;
 use super::split::{NO_COLOUR, split};
 use super::unique_id::{Rendezvous, ncclUniqueId};

@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::error::{Code, Failure, Outcome};
-use super::futex;
-use super::segment::Segment;
+use super::segment::{self, Segment};
 use crate::report;
 
 /// Which of the two meetings of a communicator.
@@ -47,7 +46,7 @@ pub(crate) fn meet(segment: &Segment, rank: usize, room: Room, operation: &'stat
         // The last one: nobody else touches `present` until the generation has changed.
         meeting.present.store(0, Ordering::Relaxed);
         meeting.generation.fetch_add(1, Ordering::Release);
-        futex::wake_all(&meeting.generation);
+        segment::wake_all(&meeting.generation);
         return Ok(());
     }
     let mut watch = Watch::start(segment, rank, operation);
@@ -101,7 +100,7 @@ impl<'a> Watch<'a> {
             Some(_) if word.load(Ordering::Acquire) != seen => Ok(()),
             Some(reason) => Err(self.give_up(&reason, &missing())),
             None => {
-                futex::wait(word, seen, SLICE.min(limit() - waited));
+                segment::wait(word, seen, SLICE.min(limit() - waited));
                 Ok(())
             }
         }

@@ -4,19 +4,18 @@
 //! |---|---|
 //! | [`api`] | the entry points |
 //! | `lifetime`, `window` | those that make, question and end communicators; those of memory and windows |
-//! | `boundary`, `argument`, `config` | what each does around its body; the checks of arguments |
+//! | `boundary`, `config` | what each does around its body; the checks of arguments |
 //! | `group` | what `ncclGroupStart` keeps until `ncclGroupEnd` |
 //! | `launch` | puts operations into streams |
 //! | `collective`, `transfer` | what the streams' workers execute: collectives; sends and receives |
-//! | `split`, `registry`, `comm` | communicators: splitting, handles for C, one rank's end |
-//! | `meeting`, `segment`, `futex` | how ranks meet in a communicator's shared memory |
+//! | `split`, `comm` | communicators: splitting, one rank's end and its handle |
+//! | `meeting`, `segment` | how ranks meet in a communicator's shared memory |
 //! | `delay` | random delays of operations |
 //! | [`unique_id`], [`error`], `datatype`, `reduce` | ids, result codes, element types, sums |
 //!
 //! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
 
 pub mod api;
-mod argument;
 mod boundary;
 mod collective;
 mod comm;
@@ -24,13 +23,11 @@ mod config;
 mod datatype;
 mod delay;
 pub mod error;
-mod futex;
 mod group;
 mod launch;
 mod lifetime;
 mod meeting;
 mod reduce;
-mod registry;
 mod segment;
 mod split;
 mod transfer;

@@ -4,13 +4,13 @@
 //! to initialise before the others. Bulk data goes through raw slots; meetings (`meeting`) decide who may access them.
 #![allow(unsafe_code)]
 
-use std::os::fd::AsRawFd;
-use std::ptr;
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::error::{Code, Outcome};
-use super::futex;
-use super::unique_id::{Rendezvous, grow, system};
+use super::unique_id::{Rendezvous, failed, grow};
 
 /// Bytes that a rank can show the others in one round of a collective.
 pub(crate) const SLOT: usize = 1 << 20;
@@ -100,9 +100,9 @@ impl Announcements {
     }
 }
 
-/// A mapping of the segment, released when dropped.
+/// A mapping of the segment.
 pub(crate) struct Segment {
-    base: usize,
+    memory: MmapRaw,
     layout: Layout,
 }
 
@@ -137,47 +137,41 @@ impl Segment {
         let layout = Layout::new(ranks);
         let file = rendezvous.open()?;
         grow(&file, layout.size)?;
-        // SAFETY: a fresh shared mapping of an open file at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                layout.size,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED { Err(system("mmap")) } else { Ok(Self { base: base as usize, layout }) }
+        let memory = MmapOptions::new().len(layout.size).no_reserve_swap().map_raw(&file);
+        Ok(Self { memory: memory.map_err(|cause| failed("mmap", &cause))?, layout })
     }
 
     pub(crate) fn ranks(&self) -> usize {
         self.layout.ranks
     }
 
+    fn base(&self) -> usize {
+        self.memory.as_ptr() as usize
+    }
+
     pub(crate) fn header(&self) -> &Header {
         // SAFETY: the header lies at the start of the mapping, which is page-aligned and lives as
         // long as `self`; all its fields are atomics, for which any bytes are valid.
-        unsafe { &*(self.base as *const Header) }
+        unsafe { &*(self.base() as *const Header) }
     }
 
     pub(crate) fn lane(&self, rank: usize) -> &Lane {
         debug_assert!(rank < self.ranks());
         let offset = size_of::<Header>() + rank * size_of::<Lane>();
         // SAFETY: as for the header; the layout reserves `ranks` lanes here.
-        unsafe { &*((self.base + offset) as *const Lane) }
+        unsafe { &*((self.base() + offset) as *const Lane) }
     }
 
     pub(crate) fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
         let offset = self.layout.mailboxes + self.pair(from, to) * size_of::<Mailbox>();
         // SAFETY: as for the header; the layout reserves one mailbox per ordered pair here.
-        unsafe { &*((self.base + offset) as *const Mailbox) }
+        unsafe { &*((self.base() + offset) as *const Mailbox) }
     }
 
     /// Address of the chunk that goes with a mailbox.
     pub(crate) fn chunk(&self, from: usize, to: usize) -> *mut u8 {
         let offset = self.layout.chunks + self.pair(from, to) * self.layout.chunk;
-        (self.base + offset) as *mut u8
+        (self.base() + offset) as *mut u8
     }
 
     /// Bytes of a mailbox chunk.
@@ -188,7 +182,7 @@ impl Segment {
     /// Address of a rank's slot in a bank.
     pub(crate) fn slot(&self, bank: usize, rank: usize) -> *mut u8 {
         debug_assert!(bank < BANKS && rank < self.ranks());
-        (self.base + self.layout.slots + (bank * self.ranks() + rank) * SLOT) as *mut u8
+        (self.base() + self.layout.slots + (bank * self.ranks() + rank) * SLOT) as *mut u8
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {
@@ -200,7 +194,7 @@ impl Segment {
     pub(crate) fn ring(&self, rank: usize) {
         let bell = &self.lane(rank).bell;
         bell.fetch_add(1, Ordering::Release);
-        futex::wake_all(bell);
+        wake_all(bell);
     }
 
     /// The code and the reporter of the communicator's failure, if it has failed.
@@ -231,20 +225,24 @@ impl Segment {
 
     fn wake_everyone(&self) {
         for meeting in &self.header().meetings {
-            futex::wake_all(&meeting.generation);
+            wake_all(&meeting.generation);
         }
         for rank in 0..self.ranks() {
-            futex::wake_all(&self.lane(rank).bell);
+            wake_all(&self.lane(rank).bell);
         }
     }
 }
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map`, is released once, and no reference outlives
-        // `self`.
-        unsafe { libc::munmap(self.base as *mut libc::c_void, self.layout.size) };
-    }
+/// Sleeps while the word, which is in a shared mapping, has the value `seen`, at most for `limit`. May wake early: callers
+/// look again. More ranks than processors so wait without burning the processors that the others need.
+pub(crate) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
+    let timeout = Timespec::try_from(limit).ok();
+    let _ = futex::wait(word, Flags::empty(), seen, timeout.as_ref());
+}
+
+/// Wakes everyone who sleeps on the word.
+pub(crate) fn wake_all(word: &AtomicU32) {
+    let _ = futex::wake(word, Flags::empty(), u32::MAX / 2);
 }
 
 #[cfg(test)]

@@ -13,9 +13,8 @@ use std::time::Instant;
 
 use super::comm::Comm;
 use super::error::{Code, Failure, Outcome};
-use super::futex;
 use super::meeting::Watch;
-use super::segment::{Announcements, Mailbox};
+use super::segment::{self, Announcements, Mailbox};
 
 /// Which way the data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +81,7 @@ pub(crate) fn run(comm: &Comm, transfers: &[Transfer]) -> Outcome<()> {
             watch.restart();
         } else if let Some(until) = held {
             comm.health()?;
-            futex::wait(bell, seen, until.saturating_duration_since(Instant::now()));
+            segment::wait(bell, seen, until.saturating_duration_since(Instant::now()));
             watch.restart();
         } else {
             let missing = || {

@@ -3,14 +3,16 @@
 //! The memory is a memfd, reached through `/proc/<pid>/fd/<fd>` of the process that asked for the id. It has no name in
 //! any file system, so nothing can be left behind, however a process ends, and the size limit of /dev/shm does not
 //! apply. As with NCCL, that process must live until the communicator is made.
-#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char};
+use std::ffi::c_char;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::error::{Code, Failure, Outcome};
 
@@ -38,18 +40,13 @@ static OWNED: Mutex<BTreeMap<u64, OwnedFd>> = Mutex::new(BTreeMap::new());
 impl Rendezvous {
     /// Makes fresh memory of size zero, owned by this process.
     pub(crate) fn create() -> Outcome<Self> {
-        let nonce = random()?;
-        let name = CString::new(format!("{PREFIX}-{nonce:016x}"))
-            .map_err(|_| Failure::new(Code::InternalError, "memfd name"))?;
-        // SAFETY: the name is a C string.
-        let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-        if raw < 0 {
-            return Err(system("memfd_create"));
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
-        OWNED.lock().insert(nonce, descriptor);
-        Ok(Self { process: std::process::id(), descriptor: raw, nonce })
+        let process = std::process::id();
+        let nonce = RandomState::new().hash_one(process);
+        let memory = memfd_create(format!("{PREFIX}-{nonce:016x}"), MemfdFlags::CLOEXEC);
+        let memory = memory.map_err(|cause| failed("memfd_create", &cause.into()))?;
+        let descriptor = memory.as_raw_fd();
+        OWNED.lock().insert(nonce, memory);
+        Ok(Self { process, descriptor, nonce })
     }
 
     pub(crate) fn open(self) -> Outcome<File> {
@@ -63,7 +60,7 @@ impl Rendezvous {
                 format!("the unique id is used up, or process {} that made it has gone", self.process),
             ));
         }
-        OpenOptions::new().read(true).write(true).open(&path).map_err(|_| system("open memfd"))
+        OpenOptions::new().read(true).write(true).open(&path).map_err(|cause| failed("open memfd", &cause))
     }
 
     /// Drops this process's hold on the memory, once all ranks have it mapped.
@@ -107,23 +104,15 @@ impl Rendezvous {
 
 /// Gives `file` at least `size` bytes. All ranks do this with the same size, whoever comes first.
 pub(crate) fn grow(file: &File, size: usize) -> Outcome<()> {
-    if file.metadata().map_err(|_| system("fstat"))?.len() >= size as u64 {
+    if file.metadata().map_err(|cause| failed("fstat", &cause))?.len() >= size as u64 {
         return Ok(());
     }
-    file.set_len(size as u64).map_err(|_| system("ftruncate"))
+    file.set_len(size as u64).map_err(|cause| failed("ftruncate", &cause))
 }
 
-/// The failure of a system call that just failed.
-pub(crate) fn system(call: &str) -> Failure {
-    let reason = std::io::Error::last_os_error();
+/// The failure of a system call.
+pub(crate) fn failed(call: &str, reason: &io::Error) -> Failure {
     Failure::new(Code::SystemError, format!("{call} failed: {reason}"))
-}
-
-fn random() -> Outcome<u64> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer has the given size.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(system("getrandom")) }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::boundary::{boundary, store};
+use super::comm::{find, ncclComm_t};
 use super::error::{Code, Failure, Outcome, ncclResult_t};
-use super::registry::{find, ncclComm_t};
 use crate::cuda::memory::{cudaFree, cudaMalloc};
 use crate::handles::Handles;
 

@@ -123,8 +123,6 @@ class Buffer(Sharing):
             raise NotImplementedError("topk_idx, topk_weights, num_tokens_per_expert: a dispatch "
                                       "without a handle needs all three")
         high_throughput.aligned([], expert_alignment)
-        if num_worst_tokens and tokens.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise NotImplementedError("num_worst_tokens: routing cannot be captured in a CUDA graph")
         inputs = [tokens, scales, topk_idx, topk_weights]
         group, host = self.shared.high_throughput(
             num_tokens_per_expert.shape[0], high_throughput.row_bytes(tokens), Buffer.num_sms)

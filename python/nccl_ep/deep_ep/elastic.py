@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -11,17 +11,16 @@ from nccl_ep.arguments import integer
 from nccl_ep.choices import Choice
 from nccl_ep.deep_ep import high_throughput
 from nccl_ep.deep_ep.events import EventHandle, EventOverlap
-from nccl_ep.deep_ep.expanded import PaddedExpansion, aligned_begins, most_rows, padded_expansion
-from nccl_ep.deep_ep.high_throughput import First, Routing
+from nccl_ep.deep_ep.high_throughput import Routing
 from nccl_ep.deep_ep.shared import Sharing
 from nccl_ep.group import EpGroup
-from nccl_ep.layers.expand import received_rows, reduce, weight_of_row
-from nccl_ep.results import DispatchResult
+from nccl_ep.handle import EpHandle
 from nccl_ep.runtime import HostCopy
 from nccl_ep.scales import ScalesOrder
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _SMS = 24  # that high throughput takes if nobody says otherwise
+_TOKENS = 1 << 17  # of all ranks together, if expanded rows have no bound
 _STEP = 2 << 20  # DeepEP rounds sizes up to this
 
 
@@ -34,6 +33,8 @@ class EPHandle:
     psum_num_recv_tokens_per_scaleup_rank  int32 [1]: the number of received tokens. DeepEP has one for each source
     num_unaligned_recv_tokens_per_expert   int32 [L]
     num_recv_tokens, num_expanded_tokens   rows; without a wait of the host those that tensors have
+
+    If expanded, nobody knows how many tokens the rows are of: the second and `num_recv_tokens` are None.
     """
 
     do_expand: bool
@@ -42,14 +43,13 @@ class EPHandle:
     num_max_tokens_per_rank: int
     num_sms: int
     topk_idx: torch.Tensor
-    num_recv_tokens: int
+    num_recv_tokens: int | None
     num_expanded_tokens: int
     num_recv_tokens_per_expert_list: list[int]
-    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
+    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor | None
     psum_num_recv_tokens_per_expert: torch.Tensor
     num_unaligned_recv_tokens_per_expert: torch.Tensor
     routing: Routing = dataclasses.field(repr=False)
-    expansion: PaddedExpansion | None = dataclasses.field(default=None, repr=False)
 
     @property
     def recv_src_metadata(self) -> NoReturn:
@@ -136,32 +136,30 @@ class ElasticBuffer(Sharing):
         tokens, scales = x if isinstance(x, (tuple, list)) else (x, None)
         order: ScalesOrder = "column" if use_tma_aligned_col_major_sf else "row"
         options: dict[str, Any] = {"scales": scales, "scales_order": order, "choice": _few(num_sms)}
-        group, host = None, None
+        plan, weights = None, topk_weights
         if handle is not None:
             _check_cached(handle, topk_idx=topk_idx, num_experts=num_experts, expert_alignment=expert_alignment,
                           num_max_tokens_per_rank=num_max_tokens_per_rank, do_cpu_sync=do_cpu_sync or None,
                           do_expand=do_expand or None)
         else:
-            most = num_max_tokens_per_rank or self.num_max_tokens_per_rank
-            bound = 0 if do_cpu_sync in (None, True) else integer("num_max_tokens_per_rank", most, least=1)
-            group, host = self._group(tokens, topk_idx, num_experts, bound)
+            most = integer("num_max_tokens_per_rank", num_max_tokens_per_rank or self.num_max_tokens_per_rank)
+            alignment = integer("expert_alignment", expert_alignment or 1, 1)
+            plan = _Plan(do_expand, do_cpu_sync in (None, True), alignment, most, num_sms or _SMS)
+            group, host = self._group(tokens, topk_idx, num_experts, plan)
         with self._comm.on(previous_event, [tokens, scales, topk_idx, topk_weights]):
             _wait(previous_event_before_epilogue)
-            if handle is not None:
-                received = high_throughput.cached_dispatch(handle.routing, tokens, topk_weights, **options)
-            else:
-                assert topk_idx is not None and group is not None
-                weights = topk_weights
-                if weights is None:  # ids come with weights
+            if plan is not None:
+                assert topk_idx is not None
+                handle = plan.handle(*high_throughput.routed(group, host, tokens, topk_idx, plan.zones), host)
+                if weights is None and not do_expand:  # ids come with weights
                     weights = torch.zeros(topk_idx.shape, dtype=torch.float32, device=group.device)
-                first = high_throughput.first_dispatch(group, host, tokens, (topk_idx, weights), **options)
-                handle = _handle(first, most, integer("expert_alignment", expert_alignment or 1, 1),
-                                 (num_sms or _SMS, do_expand))
-                received = first.received
+            assert handle is not None
+            result = high_throughput.cached_dispatch(handle.routing, tokens, weights, do_zero_padding, **options)
+            if plan is not None and result.topk_idx is not None:
+                came = result.topk_idx[:, :1] >= 0
+                handle.psum_num_recv_tokens_per_scaleup_rank = came.sum(dim=0, dtype=torch.int32)
             if cumulative_local_expert_recv_stats is not None:
                 cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
-            result = received if handle.expansion is None else _by_expert(received, handle.expansion, order,
-                                                                          do_zero_padding)
         if topk_weights is None:
             result = result._replace(topk_weights=None)
         event = self._comm.finish(async_with_compute_stream, result)
@@ -169,15 +167,17 @@ class ElasticBuffer(Sharing):
         return rows, result.topk_idx, result.topk_weights, handle, event
 
     def _group(self, tokens: torch.Tensor, topk_idx: torch.Tensor | None, num_experts: int | None,
-               bound: int) -> tuple[EpGroup[Any], HostCopy | None]:
-        """The group of a first dispatch, and host memory for counts if rows have no bound."""
+               plan: _Plan) -> tuple[EpGroup[Any], HostCopy | None]:
+        """The group of a first dispatch, and host memory for counts if the host waits for them."""
         if topk_idx is None or num_experts is None:
             raise ValueError("topk_idx, num_experts: needed without a handle")
-        if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise NotImplementedError("handle: routing cannot be captured in a CUDA graph, a dispatch with one can")
-        row_bytes = high_throughput.row_bytes(tokens)
-        group, host = self.shared.high_throughput(num_experts, row_bytes, 0, bound)
-        return group, None if bound else host
+        if plan.waits and tokens.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ValueError("do_cpu_sync: must be False in a CUDA graph, where nobody can wait for the number of rows")
+        if not plan.waits and not plan.most:
+            raise ValueError("num_max_tokens_per_rank: needed without do_cpu_sync")
+        bound = plan.most or _TOKENS // self.num_ranks if plan.expands or not plan.waits else 0
+        group, host = self.shared.high_throughput(num_experts, high_throughput.row_bytes(tokens), 0, bound)
+        return group, host if plan.waits else None
 
     @torch.no_grad()
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None = None, bias: Any = None,
@@ -190,13 +190,6 @@ class ElasticBuffer(Sharing):
         given = bias if isinstance(bias, (tuple, list)) else (bias,)
         with self._comm.on(previous_event, [x, topk_weights, *given]):
             _wait(previous_event_before_epilogue)
-            expansion = handle.expansion
-            if expansion is not None:
-                x = reduce(x, expansion)
-                if topk_weights is not None:
-                    of_token = torch.where(expansion.slots >= 0, topk_weights[expansion.slots.clamp(min=0)], 0.0)
-                    more = handle.topk_idx.shape[1] - of_token.shape[1]
-                    topk_weights = torch.nn.functional.pad(of_token, (0, more))
             sums, weights = high_throughput.combine(handle.routing, x, topk_weights, bias, _few(num_sms))
         return sums, weights, self._comm.finish(async_with_compute_stream, [sums, weights])
 
@@ -215,19 +208,6 @@ def _wait(event: EventHandle | None) -> None:
         event.current_stream_wait()
 
 
-def _by_expert(received: DispatchResult, expansion: PaddedExpansion, order: ScalesOrder,
-               zeros: bool) -> DispatchResult:
-    """A row for each pair, and those between."""
-    rows, scales = received_rows(received, expansion, order)
-    unused = expansion.filled.logical_not()
-    if zeros:
-        rows.view(torch.uint8).masked_fill_(unused[:, None], 0)
-    weights = received.topk_weights
-    if weights is not None:
-        weights = weight_of_row(weights, expansion, expansion.slots.shape[1]).masked_fill_(unused, 0.0)
-    return DispatchResult(rows, topk_weights=weights, scales=scales)
-
-
 def _check_cached(handle: EPHandle, **given: Any) -> None:
     if not isinstance(handle, EPHandle):
         raise TypeError(f"handle: must be what dispatch returned, not {type(handle).__name__}")
@@ -236,22 +216,36 @@ def _check_cached(handle: EPHandle, **given: Any) -> None:
             raise ValueError(f"{name}: must be None with a handle, or as that has it")
 
 
-def _handle(first: First, most: int, alignment: int, how: tuple[int, bool]) -> EPHandle:
-    """Of a first dispatch, which takes so many SMs and is expanded, or not."""
-    num_sms, do_expand = how
-    counts, topk_idx = first.counts, first.received.topk_idx
-    assert topk_idx is not None
-    begins = aligned_begins(counts, alignment)
-    rows, top_k = topk_idx.shape
-    per_expert = high_throughput.aligned(first.per_expert, alignment)
-    expanded = sum(per_expert) if per_expert else most_rows(rows, top_k, counts.shape[0], alignment)
-    ends = begins[:-1] + counts if do_expand else begins[1:]
-    group = first.routing.handle.group
-    return EPHandle(
-        do_expand=do_expand, num_experts=group.num_experts, expert_alignment=alignment, num_max_tokens_per_rank=most,
-        num_sms=num_sms, topk_idx=first.routing.handle.topk_idx, num_recv_tokens=rows,
-        num_expanded_tokens=expanded, num_recv_tokens_per_expert_list=per_expert,
-        psum_num_recv_tokens_per_scaleup_rank=(topk_idx[:, :1] >= 0).sum(dim=0, dtype=torch.int32),
-        psum_num_recv_tokens_per_expert=ends.to(torch.int32), num_unaligned_recv_tokens_per_expert=counts,
-        routing=first.routing,
-        expansion=padded_expansion(topk_idx, counts, alignment, expanded) if do_expand else None)
+class _Plan(NamedTuple):
+    """How a first dispatch goes: whether its rows are expanded, whether the host waits for their number, to what each
+    expert's are aligned, M and SMs."""
+
+    expands: bool
+    waits: bool
+    alignment: int
+    most: int
+    num_sms: int
+
+    @property
+    def zones(self) -> int:
+        """The alignment of rows by expert, if they lie so."""
+        return self.alignment if self.expands else 0
+
+    def handle(self, routed: EpHandle[Any], counts: torch.Tensor, host: HostCopy | None) -> EPHandle:
+        """Of a handle that has a routing with so many tokens of each expert, which `host` gets."""
+        group, alignment = routed.group, self.alignment
+        per_expert = [] if host is None else high_throughput.aligned(host.wait().tolist(), alignment)
+        padded = (counts.to(torch.int64) + alignment - 1) // alignment * alignment
+        ends = padded.cumsum(dim=0)
+        rows = routed.num_recv_tokens if host is None or not self.expands else sum(per_expert)
+        expanded = rows if self.expands else sum(per_expert)
+        if host is None and not self.expands:
+            most = rows * min(routed.top_k, len(counts)) + len(counts) * (alignment - 1)
+            expanded = -(-most // alignment) * alignment
+        return EPHandle(
+            do_expand=self.expands, num_experts=group.num_experts, expert_alignment=alignment,
+            num_max_tokens_per_rank=self.most, num_sms=self.num_sms, topk_idx=routed.topk_idx.clone(),
+            num_recv_tokens=None if self.expands else rows, num_expanded_tokens=expanded,
+            num_recv_tokens_per_expert_list=per_expert, psum_num_recv_tokens_per_scaleup_rank=None,
+            psum_num_recv_tokens_per_expert=(ends - padded + counts if self.expands else ends).to(torch.int32),
+            num_unaligned_recv_tokens_per_expert=counts, routing=Routing(routed, rows))

@@ -11,7 +11,7 @@ from nccl_ep.choices import Choice
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult
-from nccl_ep.routing import in_callers_order, known_ids
+from nccl_ep.routing import known_ids
 from nccl_ep.runtime import HostCopy
 from nccl_ep.tensors import checked, checked_integers
 
@@ -62,39 +62,46 @@ class First(NamedTuple):
 def first_dispatch(group: EpGroup[Any], host: HostCopy | None, x: torch.Tensor,
                    routing: tuple[torch.Tensor, torch.Tensor], worst_tokens: int = 0, **options: Any) -> First:
     """By ids and weights [T, K]; the host waits for the counts if it has memory for them."""
-    topk_idx, topk_weights = routing
-    x = checked("x", x, ("T", "H"), group.device)
-    topk_idx = checked_integers("topk_idx", topk_idx, (x.shape[0], "K"), group.device)
-    counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
-    handle = group.create_handle(topk_idx, counts=counts)
-    if host is not None:
-        host.start(counts)
+    handle, counts = routed(group, host, x, routing[0])
     out = None
     if worst_tokens:
         out = torch.empty((worst_tokens, x.shape[1]), dtype=x.dtype, device=group.device)
-    received = handle.dispatch(x, topk_weights, out=out, **options)
+    received = handle.dispatch(x, routing[1], out=out, **options)
     per_expert = [] if host is None else host.wait().tolist()
     return First(received, counts, per_expert, Routing(handle, received.tokens.shape[0]))
 
 
-def cached_dispatch(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None = None,
+def routed(group: EpGroup[Any], host: HostCopy | None, x: torch.Tensor, topk_idx: torch.Tensor,
+           alignment: int = 0) -> tuple[EpHandle[Any], torch.Tensor]:
+    """A handle for the ids of `x`, and tokens of each expert int32 [L], which `host` gets; also in a CUDA graph."""
+    checked("x", x, ("T", "H"), group.device)
+    topk_idx = checked_integers("topk_idx", topk_idx, (x.shape[0], "K"), group.device)
+    counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=group.device)
+    handle = group.open_handle(expert_alignment=alignment)
+    handle.update(topk_idx, counts=counts)
+    if host is not None:
+        host.start(counts)
+    return handle, counts
+
+
+def cached_dispatch(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None = None, zeros: bool = False,
                     **options: Any) -> DispatchResult:
     """As many rows as the first had, also with a bound of them."""
-    x = checked("x", x, (routing.handle.num_tokens, "H"), routing.handle.group.device)
-    out = torch.empty((routing.rows, x.shape[1]), dtype=x.dtype, device=x.device)
+    checked("x", x, (routing.handle.num_tokens, "H"), routing.handle.group.device)
+    new = torch.zeros if zeros else torch.empty
+    out = new((routing.rows, x.shape[1]), dtype=x.dtype, device=x.device)
     return routing.handle.dispatch(x, topk_weights, out=out, **options)
 
 
 def combine(routing: Routing, x: torch.Tensor, topk_weights: torch.Tensor | None, bias: Any,
             choice: Choice | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Sums [T, H], and weights [T, K] by k if `topk_weights` [n, K] are given; with weights nothing is chosen."""
-    handle, rows, weights = routing.handle, routing.handle.num_recv_tokens, None
+    """Sums [T, H], and weights [T, K] by k if `topk_weights` of rows are given; with weights nothing is chosen."""
+    handle, weights = routing.handle, None
     x = checked("x", x, (routing.rows, "H"), handle.group.device)
     if topk_weights is None:
-        sums = handle.combine(x[:rows], choice=choice)
+        sums = handle.combine(x, choice=choice)
     else:
-        sums, by_expert = handle.combine_with_weights(x[:rows], topk_weights[:rows])
-        weights = in_callers_order(handle.topk_idx, by_expert, handle.group.num_experts)
+        sums, weights = handle.combine_with_weights(x, topk_weights)
     for each in bias if isinstance(bias, (tuple, list)) else (bias,):
         if each is not None:
             sums += each

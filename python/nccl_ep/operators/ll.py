@@ -13,6 +13,7 @@ import torch
 
 from nccl_ep.operators.define import define
 from nccl_ep.operators.numbers import find
+from nccl_ep.row_layout import low_latency_shape
 from nccl_ep.scales import new_scales, scaled_rows
 
 if TYPE_CHECKING:
@@ -60,16 +61,43 @@ def _(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
             new_scales((*shape, rows.scales), rows.scale_dtype, scales_order, tokens.device))
 
 
-@define("ll_combine(Tensor rows, Tensor topk_idx, Tensor topk_weights, SymInt handle, "
+@define("ll_dispatch_rank(Tensor tokens, Tensor? scales, Tensor topk_idx, Tensor topk_weights, str? cast, "
+        "str scales_order, SymInt handle, int group, bool send_only) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def ll_dispatch_rank(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor,
+                     topk_weights: torch.Tensor, cast: Any, scales_order: Any, handle: int, group: int,
+                     send_only: bool) -> _Tensors:
+    """tokens [T, H] to rows [R, M, H], counts int32 [R], ids and weights [R, M, K], scales ([0] without)."""
+    received = _with_ids(handle, topk_idx).dispatch(tokens, topk_weights, layout="rank", scales=scales, cast=cast,
+                                                    scales_order=scales_order, send_only=send_only)
+    row_scales = tokens.new_empty(0) if received.scales is None else received.scales
+    return received.tokens, received.counts, received.topk_idx, received.topk_weights, row_scales
+
+
+@ll_dispatch_rank.register_fake
+def _(tokens: torch.Tensor, scales: torch.Tensor | None, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+      cast: Any, scales_order: Any, handle: int, group: int, send_only: bool) -> _Tensors:
+    ep: EpGroup = find("group", group)
+    shape, routing = low_latency_shape(ep, tokens.shape[1], True), (ep.world_size, ep.max_tokens_per_rank,
+                                                                    topk_idx.shape[1])
+    dtype, row_scales = tokens.dtype, tokens.new_empty(0)
+    if scales is not None or cast is not None:
+        rows = scaled_rows(tokens, scales, cast)
+        dtype, row_scales = rows.dtype, new_scales((*shape[:2], rows.scales), rows.scale_dtype, scales_order,
+                                                   tokens.device)
+    return (tokens.new_empty(shape, dtype=dtype), tokens.new_empty(shape[:1], dtype=torch.int32),
+            tokens.new_empty(routing, dtype=torch.int64), tokens.new_empty(routing, dtype=torch.float32), row_scales)
+
+
+@define("ll_combine(Tensor rows, Tensor topk_idx, Tensor? topk_weights, SymInt handle, "
         "bool send_only) -> Tensor")
-def ll_combine(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: int,
+def ll_combine(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, handle: int,
                send_only: bool) -> torch.Tensor:
-    """rows [L, R*M, H] to sums [T, H]."""
+    """rows [L, R*M, H], or [R, M, H] without weights, to sums [T, H]."""
     return _with_ids(handle, topk_idx).combine(rows, topk_weights, send_only=send_only)
 
 
 @ll_combine.register_fake
-def _(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: int,
+def _(rows: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, handle: int,
       send_only: bool) -> torch.Tensor:
     return rows.new_empty((topk_idx.shape[0], rows.shape[-1]))
 

@@ -125,22 +125,25 @@ class TracedLowLatency:
                  stream: Any = None) -> DispatchResult:
         """`EpHandle.dispatch`; what is given as `out` is copied to."""
         _check_stream(stream)
-        if topk_weights is not None:
-            raise ValueError("topk_weights: in low latency they belong to combine")
         handle, group = self.handle, self.handle.group
         _refuse_staged_output(send_only, out, out_scales)
         where = handle.number, group.number, send_only
         is_scaled = scales is not None or cast is not None
-        row_scales = None
-        if is_scaled:
+        row_scales = ids = weights = None
+        if topk_weights is not None:  # rank-major
+            rows, counts, ids, weights, row_scales = ll.ll_dispatch_rank(
+                tokens, scales, handle.topk_idx, topk_weights, cast, scales_order, *where)
+            row_scales = row_scales if is_scaled else None
+        elif is_scaled:
             rows, counts, row_scales = ll.ll_dispatch_scaled(tokens, scales, handle.topk_idx, cast,
                                                              scales_order, *where)
         else:
             rows, counts = ll.ll_dispatch(tokens, handle.topk_idx, *where)
         if send_only:
-            handle.staged_outputs = [each for each in (rows, row_scales, counts) if each is not None]
-        return result_class(True, False, is_scaled)(
-            _given(rows, out), counts,
+            results = rows, row_scales, ids, weights, counts
+            handle.staged_outputs = [each for each in results if each is not None]
+        return result_class(True, ids is not None, is_scaled)(
+            _given(rows, out), counts, ids, weights,
             scales=None if row_scales is None else _given(row_scales, out_scales))
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -148,7 +151,8 @@ class TracedLowLatency:
                 stream: Any = None) -> torch.Tensor:
         """`EpHandle.combine`; what is given as `out` is copied to."""
         _check_stream(stream)
-        if topk_weights is None:
+        group = self.handle.group
+        if topk_weights is None and tokens.shape[:2] != (group.world_size, group.max_tokens_per_rank):
             raise ValueError("topk_weights: needed in low latency")
         _refuse_staged_output(send_only, out)
         sums = ll.ll_combine(tokens, self.handle.topk_idx, topk_weights, self.handle.number,
@@ -174,6 +178,8 @@ def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
     """The handle in traced code."""
     if handle.group.algorithm == "ll":
         return TracedLowLatency(handle)
+    if handle.keeps_ids:
+        raise RuntimeError("handle: of open_handle, which code that is traced cannot use; it calls create_handle")
     return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
 
 

@@ -25,7 +25,7 @@ pub struct FaultPage {
     page: HostPage<FaultReport>,
     /// Kernels number the ranks of this node by their local index.
     view: Arc<NodeView>,
-    timeout: Duration,
+    pub timeout: Duration,
     of_mode: OfMode,
     /// The failure of the network between nodes.
     network: OnceCell<Error>,
@@ -58,10 +58,6 @@ impl FaultPage {
             peer_failed: peer_failed.0 as *mut u32,
             op,
         }
-    }
-
-    pub fn timeout(&self) -> Duration {
-        self.timeout
     }
 
     /// The rank that a kernel waited for. Those of HT number this node's ranks by their local index.

@@ -6,34 +6,31 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::HtGroup;
 use crate::backend::cuda::ll::LlGroup;
 use crate::backend::cuda::network::Network;
-use crate::backend::cuda::objects::{CudaMapper, unmap};
 use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
 use crate::backend::device::Device;
 use crate::backend::objects::group::Objects;
-use crate::backend::objects::{Found, Kind, Wanted};
+use crate::backend::objects::{GroupObjects, Kind, Mapped, Mapper, Wanted};
 use crate::backend::quiescence::Graphs;
-use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Profile,
-};
-use crate::error::{Error, Result};
+use crate::backend::{Faults, GroupBackend, HtGroupBackend, LlGroupBackend, OpenGroup, Profile};
+use crate::error::refusal::{InSequence, OfMemory, Subject};
+use crate::error::{Code, Error, Result};
 use crate::model::group::ByMode;
-use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{Routing, Stream};
+use crate::model::node_view::NodeView;
+use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) type Mode = ByMode<Arc<LlGroup>, Arc<HtGroup>>;
 
 /// A group whose ranks are GPUs that map each other's memory.
 pub(super) struct CudaGroup {
     pub(super) memory: Arc<CudaMemory>,
-    pub(super) bootstrap: Bootstrap,
     pub(super) timeout: Duration,
     pub(super) group: Arc<GroupContext>,
     pub(super) objects: Objects<CudaMapper>,
@@ -57,17 +54,17 @@ impl CudaGroup {
     }
 
     fn close_windows(&self, windows: GroupWindows, stream: Stream) -> Result<()> {
-        self.bootstrap.begin_call();
+        self.objects.bootstrap.begin_call();
         // Over nodes the end of the network asks for the graphs themselves.
         let launches = match self.network {
             None => Graphs::Count,
             Some(_) => Graphs::DoNotCount,
         };
-        let left = self.leave(self.memory.context().wait_for_operations(self.timeout, stream, launches));
+        let left = self.leave(self.memory.context.wait_for_operations(self.timeout, stream, launches));
         let mut objects = self.objects.take_all();
         if matches!(left, Ok(End::Together { .. })) {
             // Unlike windows they may be large, and serve nobody else.
-            objects.iter_mut().all(unmap);
+            objects.iter_mut().all(Mapped::unmap);
         }
         let mut objects: Vec<_> = objects.into_iter().map(ObjectMemory::into_windows).collect();
         if let Some(network) = &self.network {
@@ -76,7 +73,7 @@ impl CudaGroup {
         match left {
             Ok(End::Together { meet: true }) if self.network.is_none() => {
                 objects.push(windows.operations);
-                PeerWindows::release(objects, &self.bootstrap, stream)
+                PeerWindows::release(objects, &self.objects.bootstrap, stream)
             }
             // Only the ranks of a node know whether they meet.
             Ok(End::Together { .. }) => windows.part(objects, &self.teardown),
@@ -89,7 +86,7 @@ impl CudaGroup {
     /// operations have not `rested`.
     fn leave(&self, rested: Result<()>) -> Result<End> {
         // Whoever has lost an exchange has waited for a rank already, and takes part in no other.
-        if self.group.faults.first().is_some() || self.bootstrap.lost().is_some() {
+        if self.group.faults.first().is_some() || self.objects.bootstrap.lost().is_some() {
             return self.teardown.leave().and(rested).map(|()| End::Broken);
         }
         if let Err(error) = rested {
@@ -102,7 +99,7 @@ impl CudaGroup {
         if let Some(network) = &self.network {
             network.forget_peers();
         }
-        self.teardown.leave_together(self.memory.context().is_hung())
+        self.teardown.leave_together(self.memory.context.is_hung())
     }
 }
 
@@ -131,9 +128,8 @@ impl GroupBackend for CudaGroup {
         *self.group.tuning.write() = tuning;
     }
 
-    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
-        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
+    fn objects(&self) -> &dyn GroupObjects {
+        &self.objects
     }
 
     fn make_views(&self, stream: Stream) -> Result<()> {
@@ -141,25 +137,13 @@ impl GroupBackend for CudaGroup {
             return Ok(());
         };
         group.make_views(|bytes| {
-            let bases = self.objects.make(Ok(Wanted::New(bytes)), Kind::Views, &self.bootstrap, stream)?;
-            let own = bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default();
+            let bases = self.objects.make_of_all(Ok(Wanted::New(bytes)), Kind::Views, stream)?;
+            let own = bases.get(self.objects.bootstrap.rank().index()).copied().unwrap_or_default();
             let filled = self.memory.fill(DevPtr(own), LL_SENTINEL, bytes);
             // Nobody sends a row there before all banks are ready.
-            self.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
+            self.objects.bootstrap.agree(filled.map(|()| Vec::new()), 0, stream)?;
             Ok(bases)
         })
-    }
-
-    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
-        self.objects.end(data, kind, &self.bootstrap, stream)
-    }
-
-    fn find_object(&self, data: DevPtr) -> Option<Found> {
-        self.objects.find(data)
-    }
-
-    fn lost(&self) -> Option<Error> {
-        self.bootstrap.lost()
     }
 
     fn close(&self, stream: Stream) -> Result<()> {
@@ -171,18 +155,77 @@ impl GroupBackend for CudaGroup {
     }
 }
 
-impl LlGroupBackend for LlGroup {
-    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
-        Ok(Box::new(Self::open_handle(&self, routing, home)?))
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Maps memory of this node's ranks.
+pub(super) struct CudaMapper {
+    memory: Arc<CudaMemory>,
+    group: Arc<GroupContext>,
+    view: Arc<NodeView>,
+    timeout: Duration,
+}
+
+impl CudaMapper {
+    pub(super) fn objects(
+        bootstrap: Bootstrap,
+        memory: &Arc<CudaMemory>,
+        group: &Arc<GroupContext>,
+        view: &Arc<NodeView>,
+        timeout: Duration,
+    ) -> Objects<Self> {
+        let (memory, view) = (Arc::clone(memory), Arc::clone(view));
+        let mapper = Self { memory, group: Arc::clone(group), view, timeout };
+        Objects::new(bootstrap, mapper, Arc::clone(&group.objects.recognised))
     }
 }
 
-impl HtGroupBackend for HtGroup {
-    fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        Self::open_handle(&self, routing, stream)
+impl Mapper for CudaMapper {
+    type Mapped = ObjectMemory;
+
+    fn check(&self) -> Result<()> {
+        let captured = |stream| self.memory.is_captured(stream);
+        if captured(Stream::DEFAULT)? || captured(Stream::PER_THREAD)? {
+            return Err(Error::usage(Subject::Group, InSequence::NoCaptureOfMemory));
+        }
+        Ok(())
     }
 
-    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
-        Self::reopen_handle(&self, routing, block)
+    fn take(&self, wanted: Wanted) -> Result<(ObjectMemory, Vec<u8>)> {
+        match wanted {
+            Wanted::New(bytes) => ObjectMemory::new(&self.memory, bytes),
+            Wanted::Given(data, bytes) => ObjectMemory::given(&self.memory.context, data, bytes),
+        }
+    }
+
+    fn map(&self, mapped: &mut ObjectMemory, records: &[&[u8]]) -> Result<Vec<usize>> {
+        mapped.map(&self.view, records, self.timeout)
+    }
+
+    fn show(&self, object: u32, bases: &[usize]) -> Result<()> {
+        let bases = self.view.locals.iter().map(|rank| bases.get(rank.index()).copied().unwrap_or_default());
+        self.group.objects.write(object, &bases.collect::<Vec<_>>())
+    }
+
+    fn check_graphs(&self) -> Result<()> {
+        if self.memory.context.has_captured() {
+            return Err(Error::usage(Subject::Memory, OfMemory::NotInGraphs));
+        }
+        Ok(())
+    }
+
+    fn rest(&self, left: Duration) -> Result<()> {
+        let start = Instant::now();
+        while !self.memory.context.has_rested()? {
+            if start.elapsed() > left {
+                let text = format!("its operations have not ended within {} ms", left.as_millis());
+                return Err(Error::new(Code::RemoteError, text));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn fallbacks(&self) -> u64 {
+        self.group.objects.fallbacks()
     }
 }

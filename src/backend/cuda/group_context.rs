@@ -3,10 +3,10 @@
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::peer::objects::Objects;
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
 use crate::model::tensor::DevPtr;
@@ -35,7 +35,7 @@ pub(super) struct GroupContext {
     pub(super) programmatic: bool,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
-    objects: Objects,
+    pub(super) objects: Objects,
     /// In this rank's window: the peer that has reported its failure.
     peer_failed: DevPtr,
     windows: [DevPtr; MAX_PEERS],
@@ -112,10 +112,6 @@ impl GroupContext {
 
     pub(super) fn peers(&self) -> PeerTable {
         PeerTable { window: self.windows.map(|base| base.0 as *mut u8), ranks: self.ranks, rank: self.rank.word() }
-    }
-
-    pub(super) fn objects(&self) -> &Objects {
-        &self.objects
     }
 
     /// This rank, among those of its node.

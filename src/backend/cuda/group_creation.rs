@@ -5,18 +5,16 @@
 
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::device_name::device_name;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::fault::FaultPage;
-use crate::backend::cuda::group::{CudaGroup, Mode};
+use crate::backend::cuda::group::{CudaGroup, CudaMapper, Mode};
 use crate::backend::cuda::group_context::{GroupContext, Kept, Launches};
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::{self, HtGroup};
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::ll::{self, LlGroup};
 use crate::backend::cuda::network::{Network, OnDevice, blocks_beside_network};
-use crate::backend::cuda::objects::CudaMapper;
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS};
 use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::layout::WindowLayout;
@@ -49,8 +47,8 @@ impl Plan {
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Ll(plan) => plan.bytes(),
-            Self::Ht(plan) => plan.bytes(),
+            Self::Ll(plan) => plan.bytes,
+            Self::Ht(plan) => plan.bytes,
         }
     }
 
@@ -70,7 +68,7 @@ impl Plan {
             tuned: false,
             chunk_bytes: match self {
                 Self::Ll(_) => None,
-                Self::Ht(plan) => plan.nodes().map(|nodes| nodes.stage_bytes),
+                Self::Ht(plan) => plan.nodes.map(|nodes| nodes.stage_bytes),
             },
         }
     }
@@ -120,17 +118,17 @@ impl Prepared {
             return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
                 .got(ranks, format_args!("at most {MAX_PEERS}")));
         }
-        let context = memory.context();
+        let context = &memory.context;
         let _entered = context.enter()?;
         let plan = Plan::new(facts, view)?;
         let of_mode = match &plan {
-            Plan::Ll(_) => ll::fault::of_report,
-            Plan::Ht(_) => ht::fault::of_report,
+            Plan::Ll(_) => ll::fingerprint::of_report,
+            Plan::Ht(_) => ht::fingerprint::of_report,
         };
         let layout = WindowLayout::new(ranks, plan.bytes());
         let all = driver::multiprocessors()?;
         let tuning_file = |path: &String| -> Result<TuningFile> {
-            Ok(TuningFile { path: path.clone(), gpu: device_name(context)?, ranks: facts.ranks, multiprocessors: all })
+            Ok(TuningFile { path: path.clone(), gpu: driver::device_name()?, ranks: facts.ranks, multiprocessors: all })
         };
         let file = choices.tuning_file.as_ref().map(tuning_file).transpose()?;
         let windows = GroupWindows::new(memory, layout.bytes, view.others() > 0 && ranks > 1)?;
@@ -206,11 +204,10 @@ pub(super) fn open(
         return Err(windows.abandon(&bootstrap, stream, error));
     }
     let (mode, network) = (mode?, network?);
-    let objects = CudaMapper::objects(&on, &group, view, choices.timeout);
+    let objects = CudaMapper::objects(bootstrap, &on, &group, view, choices.timeout);
     let group = CudaGroup {
         teardown: mapped.teardown(windows.words.as_ref(), &on, choices.timeout),
         memory: on,
-        bootstrap,
         timeout: choices.timeout,
         group,
         objects,

@@ -18,16 +18,12 @@ use std::marker::PhantomData;
 /// A kernel whose only parameter is a `P`.
 #[derive(Clone, Copy)]
 pub struct Kernel<P> {
-    entry: Entry,
+    /// The kernel without the type of its parameter.
+    pub(super) entry: Entry,
     params: PhantomData<fn(P)>,
 }
 
 impl<P> Kernel<P> {
-    /// The kernel without the type of its parameter.
-    pub(super) fn entry(&self) -> Entry {
-        self.entry
-    }
-
     pub(super) fn most_threads(&self) -> u32 {
         self.entry.definition().threads
     }
@@ -129,6 +125,7 @@ kernels! {
     ht_combine_f32(HtCombineParams, HT_COMBINE_THREADS, 1);
 
     ht_counters(HtCountersParams, HT_COUNTERS_THREADS, 0);
+    ht_cut(HtCutParams, HT_CUT_THREADS, 0);
     ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
     ht_zones(HtZonesParams, HT_ZONES_THREADS, 0);
     ht_spread(HtSpreadParams, HT_APART_THREADS, 0);
@@ -162,6 +159,11 @@ kernels! {
     ht_combine_nodes_bf16(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
     ht_combine_nodes_f16(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
     ht_combine_nodes_f32(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
+}
+
+/// `count` in the integer type of kernel parameters.
+pub(super) fn to_u32(count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| Error::internal(format!("{count} does not fit a kernel")))
 }
 
 /// Of kernels that differ in the type of the numbers that they sum or cast, the one for a type.

@@ -3,33 +3,27 @@
 //! It is always compiled and loads without any part of CUDA. Without a driver, or without the
 //! kernels that `build.rs` embeds where it finds nvcc, only opening a group fails.
 
+mod auxiliary;
 mod driver;
-mod failure_marks;
 mod fault;
 #[cfg(test)]
 mod gpu_tests;
 mod group;
 mod group_context;
 mod group_creation;
-mod handle_header;
-mod handle_ids;
 mod ht;
 mod kernels;
 mod ll;
 mod network;
-mod objects;
 mod order;
 mod peer;
 mod pool;
-mod regions;
 mod scaled_rows;
-mod totals;
 
-use crate::backend::OpenGroup;
 use crate::backend::bootstrap::Bootstrap;
 use crate::backend::device::Device;
 use crate::backend::net::two_sided::replays::ReplayMarks;
-use crate::backend::platform::Platform;
+use crate::backend::{OpenGroup, Platform};
 use crate::error::Result;
 use crate::model::group::{GroupFacts, RankChoices};
 use crate::model::ops::Stream;
@@ -58,7 +52,7 @@ impl Platform for CudaPlatform {
     }
 
     fn new_replay_marks(&self, places: usize) -> Result<Option<Arc<dyn ReplayMarks>>> {
-        graph_marks::new_replay_marks(self.0.context(), places)
+        graph_marks::new_replay_marks(&self.0.context, places)
     }
 
     fn open(

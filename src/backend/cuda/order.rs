@@ -16,29 +16,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The operations that the group has enqueued, outside of graphs and in captures.
-pub(super) struct Order(Arc<Operations>);
+pub(super) struct Order(Arc<Operations<Event>>);
 
-struct Operations {
-    done: Mutex<Event>,
+/// What events are behind.
+pub(super) trait Events: Send {
+    fn all(&self) -> impl Iterator<Item = &Event>;
+}
+
+impl Events for Event {
+    fn all(&self) -> impl Iterator<Item = &Event> {
+        std::iter::once(self)
+    }
+}
+
+/// Operations that have one order, or several, and the ends of the last ones.
+pub(super) struct Operations<T> {
+    done: Mutex<T>,
     /// Set under the lock of `done`: no operation may follow.
     ended: AtomicBool,
 }
 
+impl<T: Events + 'static> Operations<T> {
+    /// Those of the group in `context`; none yet.
+    pub(super) fn new(context: &Context, done: T) -> Arc<Self> {
+        let operations = Arc::new(Self { done: Mutex::new(done), ended: AtomicBool::new(false) });
+        context.watch(&operations);
+        operations
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.done.lock()
+    }
+
+    /// Refuses an operation, under the lock, that is enqueued while another thread destroys the group.
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.ended.load(Ordering::Relaxed) {
+            return Err(Error::usage(Subject::Group, InSequence::DestroyedMeanwhile));
+        }
+        Ok(())
+    }
+}
+
 impl Order {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
-        let operations = Arc::new(Operations { done: Mutex::new(Event::new(context)?), ended: AtomicBool::new(false) });
-        context.watch(&operations);
-        Ok(Self(operations))
+        Ok(Self(Operations::new(context, Event::new(context)?)))
     }
 
     /// Makes `at` wait for the previous operation. Work launched until [`Turn::end`] is the next
     /// operation; without that call none was launched. Operations captured in one graph stay in
     /// order, too; the caller orders the launches of graphs.
     pub(super) fn begin<'a>(&'a self, at: &'a StreamScope) -> Result<Turn<'a>> {
-        let done = self.0.done.lock();
-        if self.0.ended.load(Ordering::Relaxed) {
-            return Err(group_has_ended());
-        }
+        let done = self.0.lock();
+        self.0.check_open()?;
         done.hold(at)?;
         Ok(Turn { done, at })
     }
@@ -63,34 +92,30 @@ impl Turn<'_> {
     }
 }
 
-impl Works for Operations {
+impl<T: Events> Works for Operations<T> {
     fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
         let graphs_count = graphs == Graphs::Count && !self.ended.load(Ordering::Relaxed);
         if let Some(done) = self.done.try_lock()
-            && !(graphs_count && done.is_in_graphs())
-            && done.is_over() != Ok(false)
+            && !(graphs_count && done.all().any(Event::is_in_graphs))
+            && done.all().all(|it| it.is_over() != Ok(false))
         {
             then();
         }
     }
 }
 
-impl Enqueued for Operations {
+impl<T: Events> Enqueued for Operations<T> {
     fn are_over(&self) -> Result<bool> {
-        self.done.lock().is_over()
+        let over: Result<Vec<bool>> = self.done.lock().all().map(Event::is_over).collect();
+        Ok(!over?.contains(&false))
     }
 
     fn are_captured(&self) -> bool {
-        self.done.lock().is_in_graphs()
+        self.done.lock().all().any(Event::is_in_graphs)
     }
 
     fn end(&self) {
         let _no_launch = self.done.lock();
         self.ended.store(true, Ordering::Relaxed);
     }
-}
-
-/// The refusal of an operation that is enqueued while another thread destroys the group.
-pub(super) fn group_has_ended() -> Error {
-    Error::usage(Subject::Group, InSequence::DestroyedMeanwhile)
 }

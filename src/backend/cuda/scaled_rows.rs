@@ -1,7 +1,7 @@
 //! Rows with scales as kernels take them, and the word by which ranks agree on the scales.
 
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::{ScaleView, ScaledRows, Scales};
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::RowType;
 use crate::model::scales::{Cast, ScaleForm, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow};

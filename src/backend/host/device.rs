@@ -3,6 +3,9 @@
 //! `rule` has checked the tensors that the addresses come from; their extents are the caller's word, as on a GPU.
 #![allow(unsafe_code)]
 
+use crate::backend::host::numeric::copy_row;
+use crate::error::Result;
+use crate::model::ops::{IntWidth, Numbers};
 use crate::model::tensor::DevPtr;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -48,6 +51,24 @@ pub fn add_rows(rows: impl IntoIterator<Item = u32>, totals: DevPtr) {
         let total = unsafe { AtomicI64::from_ptr((totals.0 as *mut i64).wrapping_add(expert)) };
         total.fetch_add(rows.into(), Ordering::Relaxed);
     }
+}
+
+/// Writes `from` to a caller's numbers, if he wants any. Whoever has read the arguments has checked that there is room; the
+/// caller leaves them to the library until the handle is made, or to the operation.
+pub fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u32>) -> Result<()> {
+    let Some(Numbers { data, width }) = to else { return Ok(()) };
+    let from: Vec<u32> = from.into_iter().collect();
+    // SAFETY: as said above.
+    let out = unsafe { bytes_mut(data, from.len() * width.bytes()) };
+    from.iter().enumerate().try_for_each(|(index, number)| match width {
+        IntWidth::Bits32 => copy_row(out, index, &number.to_ne_bytes()),
+        IntWidth::Bits64 => copy_row(out, index, &u64::from(*number).to_ne_bytes()),
+    })
+}
+
+/// The same of int32 at `to`.
+pub fn write_counts(to: Option<DevPtr>, from: &[u32]) -> Result<()> {
+    write_numbers(to.map(|data| Numbers { data, width: IntWidth::Bits32 }), from.iter().copied())
 }
 
 /// Copies the `width` bytes of element `index` at `data` to `to`.

@@ -6,22 +6,20 @@ use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::HostHt;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::mailboxes::Mailboxes;
-use crate::backend::host::objects::{HostMapper, ObjectMemory};
+use crate::backend::host::objects::HostMapper;
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::shared_file::Address;
 use crate::backend::host::window::Window;
 use crate::backend::objects::group::Objects;
-use crate::backend::objects::{Found, Kind, Wanted};
-use crate::backend::platform::Platform;
+use crate::backend::objects::{GroupObjects, Mapped};
 use crate::backend::{
-    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Profile,
+    Faults, GroupBackend, HtBackend, HtGroupBackend, HtRouting, LlBackend, LlGroupBackend, OpenGroup, Platform, Profile,
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{Routing, Stream};
-use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,10 +53,10 @@ impl Platform for HostPlatform {
         let timeout = choices.timeout;
         let view = NodeView::new(topology.clone(), facts.rank);
         let mailboxes = Mailboxes::new(facts.rank.index(), windows, timeout);
-        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter(), self.runtime));
+        let shared = Arc::new(GroupState::new(facts, topology, mailboxes, bootstrap.formatter, self.runtime));
         let mapper = HostMapper { runtime: self.runtime, shared: Arc::clone(&shared), view };
         let recognised = Arc::clone(&shared.recognised);
-        let group = Arc::new(HostGroup { shared, objects: Objects::new(mapper, recognised), bootstrap, timeout });
+        let group = Arc::new(HostGroup { shared, objects: Objects::new(bootstrap, mapper, recognised), timeout });
         let mode: ByMode<Arc<dyn LlGroupBackend>, Arc<dyn HtGroupBackend>> = match facts.algorithm {
             Algorithm::LowLatency => ByMode::Ll(group.clone()),
             Algorithm::HighThroughput => ByMode::Ht(group.clone()),
@@ -91,13 +89,12 @@ fn open_windows(bootstrap: &Bootstrap, stream: Stream) -> Result<Vec<Window>> {
 struct HostGroup {
     shared: Arc<GroupState>,
     objects: Objects<HostMapper>,
-    bootstrap: Bootstrap,
     timeout: Duration,
 }
 
 impl GroupBackend for HostGroup {
     fn device(&self) -> Arc<dyn Device> {
-        Arc::clone(self.bootstrap.device())
+        Arc::clone(self.objects.bootstrap.device())
     }
 
     fn faults(&self) -> Arc<dyn Faults> {
@@ -108,28 +105,15 @@ impl GroupBackend for HostGroup {
         Profile { backend: "host", window_bytes: None, most_blocks: None, tuned: false, chunk_bytes: None }
     }
 
-    fn make_object(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
-        let bases = self.objects.make(wanted, kind, &self.bootstrap, stream)?;
-        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
-    }
-
-    fn end_object(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
-        self.objects.end(data, kind, &self.bootstrap, stream)
-    }
-
-    fn find_object(&self, data: DevPtr) -> Option<Found> {
-        self.objects.find(data)
-    }
-
-    fn lost(&self) -> Option<Error> {
-        self.bootstrap.lost()
+    fn objects(&self) -> &dyn GroupObjects {
+        &self.objects
     }
 
     /// Windows stay mapped until the last operation has released them, here and on the peers, and what peers map of
     /// objects they do not write to: so closing needs no agreement.
     fn close(&self, _stream: Stream) -> Result<()> {
         self.shared.wait_for_pending(self.timeout)?;
-        self.objects.take_all().into_iter().for_each(ObjectMemory::free);
+        self.objects.take_all().into_iter().for_each(|it| it.give_back(true));
         Ok(())
     }
 }

@@ -1,17 +1,18 @@
 //! The state that all handles of a group share, and how operations get onto the caller's streams.
 
 use crate::backend::Faults;
-use crate::backend::host::ll::views::Views;
+use crate::backend::device::Memory;
 use crate::backend::host::mailboxes::Mailboxes;
-use crate::backend::host::order::{Order, Received};
-use crate::backend::host::pending::Pending;
+use crate::backend::host::order::{Order, Pending, Received};
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::objects::Recognised;
 use crate::error::refusal::Operation;
 use crate::error::{Code, Context, Error, Formatter, Result};
 use crate::model::group::GroupFacts;
-use crate::model::ops::{Rows, Stream};
+use crate::model::ops::{Rows, Stream, ViewBank};
+use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
+use once_cell::sync::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -147,5 +148,37 @@ impl GroupState {
 impl Faults for GroupState {
     fn first(&self) -> Option<Error> {
         self.mailboxes.fault()
+    }
+}
+
+/// The memory, of the stand-ins' device, made when the first view is asked for. It stays where it is.
+pub struct Views {
+    runtime: HostRuntime,
+    bank_bytes: usize,
+    banks: OnceCell<DevPtr>,
+}
+
+impl Views {
+    /// None yet; a bank will have `bank_bytes`.
+    pub fn new(runtime: HostRuntime, bank_bytes: usize) -> Self {
+        Self { runtime, bank_bytes, banks: OnceCell::new() }
+    }
+
+    fn bytes(&self) -> usize {
+        ViewBank::COUNT * self.bank_bytes
+    }
+
+    /// The address of `bank`.
+    pub fn at(&self, bank: ViewBank) -> Result<DevPtr> {
+        let make = || self.runtime.alloc_own(self.bytes());
+        Ok(DevPtr(self.banks.get_or_try_init(make)?.0 + bank.index() * self.bank_bytes))
+    }
+}
+
+impl Drop for Views {
+    fn drop(&mut self) {
+        if let Some(&banks) = self.banks.get() {
+            self.runtime.free_own(banks, self.bytes());
+        }
     }
 }

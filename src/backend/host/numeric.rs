@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// `sums[i] += row[i]`.
 pub fn add(sums: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
@@ -86,6 +87,25 @@ pub fn f32_at(bytes: &[u8], index: usize) -> Option<f32> {
 
 pub fn i64_at(bytes: &[u8], index: usize) -> Option<i64> {
     bytes.as_chunks::<8>().0.get(index).map(|bytes| i64::from_ne_bytes(*bytes))
+}
+
+pub fn row(rows: &[u8], index: usize, row_bytes: usize) -> Result<&[u8]> {
+    range(index, row_bytes).and_then(|range| rows.get(range)).ok_or_else(outside)
+}
+
+pub fn copy_row(rows: &mut [u8], index: usize, from: &[u8]) -> Result<()> {
+    range(index, from.len()).and_then(|range| rows.get_mut(range)).ok_or_else(outside)?.copy_from_slice(from);
+    Ok(())
+}
+
+/// The address of row `index`, if it does not overflow.
+fn range(index: usize, row_bytes: usize) -> Option<Range<usize>> {
+    let begin = index.checked_mul(row_bytes)?;
+    Some(begin..begin.checked_add(row_bytes)?)
+}
+
+fn outside() -> Error {
+    Error::internal("a row outside its tensor")
 }
 
 #[cfg(test)]

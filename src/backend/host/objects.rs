@@ -7,7 +7,7 @@ use crate::backend::device::Memory;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::runtime::HostRuntime;
 use crate::backend::host::shared_file::{self, Address, SharedBlock};
-use crate::backend::objects::{Mapper, Wanted};
+use crate::backend::objects::{Mapped, Mapper, Wanted};
 use crate::error::refusal::{OfMemory, Subject};
 use crate::error::{Error, Result, Value};
 use crate::model::ids::GroupRank;
@@ -48,11 +48,6 @@ impl ObjectMemory {
         (Self { begin, own, is_published: false, mappings: Vec::new() }, record)
     }
 
-    /// Ends it: what peers still map is theirs.
-    pub fn free(mut self) {
-        self.is_published = false;
-    }
-
     /// Maps the memory that `record` describes.
     fn map(&mut self, record: &[u8]) -> Result<usize> {
         let (file, numbers) = record.split_at_checked(Address::BYTES).unwrap_or_default();
@@ -84,9 +79,30 @@ impl Drop for ObjectMemory {
     }
 }
 
+impl Mapped for ObjectMemory {
+    const RECORD_BYTES: usize = Address::BYTES + 2 * WORD;
+
+    fn begin(&self) -> DevPtr {
+        self.begin
+    }
+
+    fn publish(&mut self) {
+        self.is_published = true;
+    }
+
+    fn unmap(&mut self) -> bool {
+        self.mappings.clear();
+        true
+    }
+
+    /// What peers still map is theirs.
+    fn give_back(mut self, _all_unmapped: bool) {
+        self.is_published = false;
+    }
+}
+
 impl Mapper for HostMapper {
     type Mapped = ObjectMemory;
-    const RECORD_BYTES: usize = Address::BYTES + 2 * WORD;
 
     fn check(&self) -> Result<()> {
         // The stand-ins have no captures.
@@ -117,14 +133,6 @@ impl Mapper for HostMapper {
         }
     }
 
-    fn begin(mapped: &ObjectMemory) -> DevPtr {
-        mapped.begin
-    }
-
-    fn publish(mapped: &mut ObjectMemory) {
-        mapped.is_published = true;
-    }
-
     fn map(&self, mapped: &mut ObjectMemory, records: &[&[u8]]) -> Result<Vec<usize>> {
         let rank = self.view.rank;
         let base_of = |(peer, record): (GroupRank, &&[u8])| {
@@ -151,14 +159,5 @@ impl Mapper for HostMapper {
 
     fn rest(&self, left: Duration) -> Result<()> {
         self.shared.wait_for_pending(left)
-    }
-
-    fn unmap(&self, mapped: &mut ObjectMemory) -> bool {
-        mapped.mappings.clear();
-        true
-    }
-
-    fn give_back(mapped: ObjectMemory, _all_unmapped: bool) {
-        mapped.free();
     }
 }

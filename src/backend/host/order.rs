@@ -1,6 +1,8 @@
 //! The order of a group's operations on this rank, across streams: each begins after the one before
 //! it. Receive phases of staged operations have an order of their own.
 
+use crate::backend::quiescence::{Graphs, Works};
+use crate::error::Result;
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -43,20 +45,12 @@ struct ReceivedInSlot {
 impl Received {
     /// The receive phase of the operation `epoch` is enqueued.
     pub fn enqueued(&self, slot: StagedSlot, epoch: u64) {
-        self.slot(slot).last.store(epoch, Ordering::Release);
+        slot.of(&self.0).last.store(epoch, Ordering::Release);
     }
 
     /// It has ended.
     pub fn end(&self, slot: StagedSlot, epoch: u64) {
-        self.slot(slot).ended.end(epoch);
-    }
-
-    fn slot(&self, slot: StagedSlot) -> &ReceivedInSlot {
-        let [first, second] = &self.0;
-        match slot.index() {
-            0 => first,
-            _ => second,
-        }
+        slot.of(&self.0).ended.end(epoch);
     }
 
     /// The wait that an operation enqueued now must do when it runs. It waits for earlier ones, so it terminates.
@@ -67,6 +61,37 @@ impl Received {
             for (slot, last) in received.0.iter().zip(last) {
                 slot.ended.follow(last);
             }
+        }
+    }
+}
+
+/// Host functions that were enqueued and have not run yet, on any stream.
+#[derive(Default)]
+pub struct Pending(Mutex<usize>);
+
+impl Pending {
+    /// Enqueues one by `launch` and counts it. Not locked meanwhile: a launch waits beside a thread that frees memory,
+    /// which waits for those that are to end.
+    pub fn enqueue<T>(&self, launch: impl FnOnce() -> Result<T>) -> Result<T> {
+        *self.0.lock() += 1;
+        launch().inspect_err(|_| self.end())
+    }
+
+    pub fn end(&self) {
+        *self.0.lock() -= 1;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self.0.lock() == 0
+    }
+}
+
+impl Works for Pending {
+    fn while_idle(&self, _graphs: Graphs, then: &mut dyn FnMut()) {
+        if let Some(pending) = self.0.try_lock()
+            && *pending == 0
+        {
+            then();
         }
     }
 }

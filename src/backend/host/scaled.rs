@@ -5,8 +5,7 @@
 use crate::backend::host::device::{bytes, read_element, write_element};
 use crate::backend::host::e4m3::cast_row;
 use crate::backend::host::message::{Message, Reader};
-use crate::backend::host::numeric;
-use crate::backend::host::rows::row;
+use crate::backend::host::numeric::{self, row};
 use crate::error::{Error, Result};
 use crate::model::layout::RowOf;
 use crate::model::scales::{Cast, ScaleSource, ScaleTensor, ScaleType, Scaled, WireRow};

@@ -8,12 +8,12 @@
 //! its bank and be no longer than the memory that the peer has written.
 #![allow(unsafe_code)]
 
-use crate::backend::host::futex;
 use crate::backend::host::shared_file::{self, Address, SEALS};
 use crate::error::{Code, Error, Result};
 use memmap2::{Mmap, MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::futex::{self, Flags, Timespec};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -93,14 +93,15 @@ impl Window {
         self.word(BELL).load(Ordering::Acquire)
     }
 
-    /// Sleeps while the bell's count equals `rings`, at most `patience`.
+    /// Sleeps while the bell's count equals `rings`, at most `patience`. May wake up without a reason.
     pub fn wait_for_bell(&self, rings: u32, patience: Duration) {
-        futex::wait(self.word(BELL), rings, patience);
+        let timeout = Timespec::try_from(patience).ok();
+        let _ = futex::wait(self.word(BELL), Flags::empty(), rings, timeout.as_ref());
     }
 
     fn ring(&self) {
         self.word(BELL).fetch_add(1, Ordering::AcqRel);
-        futex::wake_all(self.word(BELL));
+        let _ = futex::wake(self.word(BELL), Flags::empty(), u32::MAX / 2);
     }
 
     /// Tells all readers that this window's rank gives up.

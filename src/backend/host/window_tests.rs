@@ -2,6 +2,7 @@
 
 use super::*;
 use rustix::fs::SealFlags;
+use std::time::Instant;
 
 #[test]
 fn a_second_mapping_sees_what_the_first_posts() {
@@ -84,4 +85,20 @@ fn failure_rings_the_bell() {
     window.set_failed();
     assert!(window.has_failed());
     assert_ne!(window.bell(), rings);
+}
+
+#[test]
+fn a_ring_ends_the_sleep() {
+    let window = Window::create(1).unwrap();
+    let start = Instant::now();
+    window.wait_for_bell(window.bell(), Duration::from_millis(20));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while window.bell() == 0 {
+                window.wait_for_bell(0, Duration::from_secs(20));
+            }
+        });
+        window.set_failed();
+    });
+    assert!(start.elapsed() < Duration::from_secs(10));
 }

@@ -51,7 +51,7 @@ pub struct OwnCommunicator {
     /// none yet, that would be a context on the first device.
     device: Arc<dyn Device>,
     /// The same number on all ranks, and no other communicator's.
-    tag: u64,
+    pub tag: u64,
     /// Whether the graphs of each group that has had it are still there.
     graphs: Mutex<Vec<InGraphs>>,
     /// Threads that are inside NCCL with it.
@@ -109,11 +109,6 @@ impl OwnCommunicator {
             ended: AtomicBool::new(false),
             freed: AtomicBool::new(false),
         })
-    }
-
-    /// What all ranks know it by.
-    pub fn tag(&self) -> u64 {
-        self.tag
     }
 
     /// How many ranks it has, and which of them this one is.

@@ -4,8 +4,7 @@
 //! alone, and lives there. Both hosts must know the bytes of each message. NCCL's kernels wait without a deadline, so
 //! operations are marked, in graphs too, and a thread watches the marks, reports what is late, and aborts the
 //! communicator. Ending one waits for the device, so it outlives its group until the device is quiescent. Its bindings
-//! are beside the others of their libraries: `nccl::own`, `nccl::network`, and `graph_marks` and `graph_count` of
-//! CUDA's driver.
+//! are beside the others of their libraries: `nccl::own`, `nccl::network`, and `graph_marks` of CUDA's driver.
 //!
 //! A one-sided network, in which kernels put messages into windows of other nodes and signal them, would stand beside
 //! it as another [`Net`], and has to give what groups and operations ask for:

@@ -6,10 +6,10 @@
 //! that rank may still map it and write there.
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::objects::call::{Call, meet};
-use crate::backend::objects::{Found, Kind, Mapper, Recognised, Wanted};
-use crate::error::refusal::{OfMemory, Subject};
-use crate::error::{Error, Result};
+use crate::backend::objects::{Found, GroupObjects, Kind, Mapped, Mapper, Recognised, Wanted};
+use crate::error::refusal::{AmongRanks, OfMemory, Operation, Subject};
+use crate::error::{Error, Result, Value};
+use crate::model::ids::GroupRank;
 use crate::model::objects::{MAX_OBJECTS, Range, Ranges};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 /// The objects of a group, of one rank.
 pub struct Objects<M: Mapper> {
+    pub bootstrap: Bootstrap,
     mapper: M,
     recognised: Arc<Recognised>,
     /// Held by a call as long as it needs the other ranks.
@@ -48,33 +49,33 @@ impl<T> Entry<T> {
 
 impl<M: Mapper> Objects<M> {
     /// Those of a new group: none yet. Their tensors are `recognised`.
-    pub fn new(mapper: M, recognised: Arc<Recognised>) -> Self {
-        Self { mapper, recognised, calls: Mutex::default(), entries: Mutex::new([const { None }; MAX_OBJECTS]) }
+    pub fn new(bootstrap: Bootstrap, mapper: M, recognised: Arc<Recognised>) -> Self {
+        Self {
+            bootstrap,
+            mapper,
+            recognised,
+            calls: Mutex::default(),
+            entries: Mutex::new([const { None }; MAX_OBJECTS]),
+        }
     }
 
-    /// Makes an object, with this rank's memory as `wanted`, and gives where this rank sees that of each. Collective:
-    /// every rank gets one, or every rank an error.
-    pub fn make(
-        &self,
-        wanted: Result<Wanted>,
-        kind: Kind,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<Box<[usize]>> {
+    /// As [`GroupObjects::make`], and gives where this rank sees the memory of each.
+    pub fn make_of_all(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<Box<[usize]>> {
+        let bootstrap = &self.bootstrap;
         let _call = self.calls.lock();
         bootstrap.begin_call();
         let object = self.entries.lock().iter().position(Option::is_none);
         let call = Call::making(kind, object.unwrap_or(MAX_OBJECTS) as u32);
         let taken = wanted.and_then(|wanted| self.take(wanted, call.object));
         let mine = taken.as_ref().map(|(_, _, record)| record.clone());
-        let records = meet(bootstrap, call, mine.map_err(Error::clone), M::RECORD_BYTES, stream);
+        let records = meet(bootstrap, call, mine.map_err(Error::clone), M::Mapped::RECORD_BYTES, stream);
         let (mut mapped, range, _) = match taken {
             Ok(taken) => taken,
             Err(error) => return records.and(Err(error)),
         };
         // Where a rank is known to have refused, none maps anything.
         if records.is_ok() || bootstrap.lost().is_some() {
-            M::publish(&mut mapped);
+            mapped.publish();
         }
         let records = records?;
         let records: Vec<&[u8]> = records.iter().map(|it| &it[..]).collect();
@@ -86,7 +87,7 @@ impl<M: Mapper> Objects<M> {
         let verdict = shown.as_ref().map(|_| Vec::new()).map_err(Error::clone);
         if let Err(error) = bootstrap.agree(verdict, 0, stream) {
             // The error is what matters; memory that cannot be freed stays.
-            let _ = self.part(call.object, mapped, Ok(()), bootstrap, stream);
+            let _ = self.part(call.object, mapped, Ok(()), stream);
             return Err(error);
         }
         let bases = shown?;
@@ -112,7 +113,7 @@ impl<M: Mapper> Objects<M> {
             self.check_apart(data, bytes)?;
         }
         let (mapped, record) = self.mapper.take(wanted)?;
-        let begin = M::begin(&mapped);
+        let begin = mapped.begin();
         // Memory that was given, and has been freed since, is known here as long as its object lives.
         self.check_apart(begin, wanted.bytes())?;
         Ok((mapped, Range { begin: begin.0 as u64, bytes: wanted.bytes() as u64, object }, record))
@@ -128,25 +129,6 @@ impl<M: Mapper> Objects<M> {
         })
     }
 
-    /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
-    pub fn end(&self, data: DevPtr, kind: Kind, bootstrap: &Bootstrap, stream: Stream) -> Result<()> {
-        let _call = self.calls.lock();
-        bootstrap.begin_call();
-        let found = self.begins_at(data, kind);
-        let call = Call::ending(kind, found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object));
-        let mine = found.and_then(|_| {
-            self.mapper.check()?;
-            self.mapper.check_graphs()?;
-            Ok(vec![0; M::RECORD_BYTES])
-        });
-        meet(bootstrap, call, mine, M::RECORD_BYTES, stream)?;
-        let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
-        let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
-        self.recognised.change(|ranges| ranges.remove(call.object));
-        let rested = bootstrap.within_deadline(|left| self.mapper.rest(left));
-        self.part(call.object, entry.mapped, rested, bootstrap, stream)
-    }
-
     fn begins_at(&self, data: DevPtr, kind: Kind) -> Result<Range> {
         let is_it = |it: &Found| it.range.begin == data.0 as u64 && it.kind == kind;
         self.find(data).filter(is_it).map(|it| it.range).ok_or_else(|| {
@@ -160,27 +142,12 @@ impl<M: Mapper> Objects<M> {
 
     /// Unmaps what this rank has of the others' memory, tells them so, and gives the own one back once all have; none of
     /// that if its operations have not `rested`. Collective.
-    fn part(
-        &self,
-        object: u32,
-        mut mapped: M::Mapped,
-        rested: Result<()>,
-        bootstrap: &Bootstrap,
-        stream: Stream,
-    ) -> Result<()> {
+    fn part(&self, object: u32, mut mapped: M::Mapped, rested: Result<()>, stream: Stream) -> Result<()> {
         let hidden = rested.and_then(|()| self.mapper.show(object, &[]));
-        let mine = hidden.map(|()| vec![u8::from(self.mapper.unmap(&mut mapped))]);
+        let mine = hidden.map(|()| vec![u8::from(mapped.unmap())]);
         // If a rank is lost, or its operations may still run, what was published stays.
-        M::give_back(mapped, bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
+        mapped.give_back(self.bootstrap.agree(mine, 1, stream)?.iter().all(|it| *it == [1]));
         Ok(())
-    }
-
-    /// The object that the byte at `data` is in; local.
-    pub fn find(&self, data: DevPtr) -> Option<Found> {
-        let range = self.recognised.ranges.read().find(data.0 as u64)?;
-        let entries = self.entries.lock();
-        let counts = self.recognised.counts(range.object);
-        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
     }
 
     /// Takes out all that is left when the group ends, as the ranks do together.
@@ -192,4 +159,123 @@ impl<M: Mapper> Objects<M> {
         self.recognised.change(|ranges| *ranges = Ranges::default());
         taken
     }
+}
+
+impl<M: Mapper> GroupObjects for Objects<M> {
+    fn make(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr> {
+        let bases = self.make_of_all(wanted, kind, stream)?;
+        Ok(DevPtr(bases.get(self.bootstrap.rank().index()).copied().unwrap_or_default()))
+    }
+
+    fn end(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()> {
+        let _call = self.calls.lock();
+        self.bootstrap.begin_call();
+        let found = self.begins_at(data, kind);
+        let call = Call::ending(kind, found.as_ref().map_or(MAX_OBJECTS as u32, |it| it.object));
+        let mine = found.and_then(|_| {
+            self.mapper.check()?;
+            self.mapper.check_graphs()?;
+            Ok(vec![0; M::Mapped::RECORD_BYTES])
+        });
+        meet(&self.bootstrap, call, mine, M::Mapped::RECORD_BYTES, stream)?;
+        let place = self.entries.lock().get_mut(call.object as usize).map(Option::take);
+        let entry = place.flatten().ok_or_else(|| Error::internal("an object that is gone"))?;
+        self.recognised.change(|ranges| ranges.remove(call.object));
+        let rested = self.bootstrap.within_deadline(|left| self.mapper.rest(left));
+        self.part(call.object, entry.mapped, rested, stream)
+    }
+
+    fn find(&self, data: DevPtr) -> Option<Found> {
+        let range = self.recognised.ranges.read().find(data.0 as u64)?;
+        let entries = self.entries.lock();
+        let counts = self.recognised.counts(range.object);
+        Some(entries.get(range.object as usize)?.as_ref()?.found(counts, self.mapper.fallbacks()))
+    }
+
+    fn lost(&self) -> Option<Error> {
+        self.bootstrap.lost()
+    }
+}
+
+/// A call, and the object that it makes or ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    operation: Operation,
+    pub object: u32,
+}
+
+impl Call {
+    const ALL: [Operation; 5] = [
+        Operation::MemoryNew,
+        Operation::MemoryEnd,
+        Operation::MemoryGiven,
+        Operation::MemoryGivenEnd,
+        Operation::LlDispatch,
+    ];
+    const BYTES: usize = 8;
+
+    pub fn making(kind: Kind, object: u32) -> Self {
+        let operation = match kind {
+            Kind::Own => Operation::MemoryNew,
+            Kind::Given => Operation::MemoryGiven,
+            Kind::Views => Operation::LlDispatch,
+        };
+        Self { operation, object }
+    }
+
+    pub fn ending(kind: Kind, object: u32) -> Self {
+        let operation = match kind {
+            Kind::Own | Kind::Views => Operation::MemoryEnd,
+            Kind::Given => Operation::MemoryGivenEnd,
+        };
+        Self { operation, object }
+    }
+
+    fn to_bytes(self) -> [u8; Self::BYTES] {
+        let number = Self::ALL.iter().position(|it| *it == self.operation).unwrap_or(Self::ALL.len()) as u32;
+        let mut bytes = [0; Self::BYTES];
+        let (first, second) = bytes.split_at_mut(4);
+        first.copy_from_slice(&number.to_le_bytes());
+        second.copy_from_slice(&self.object.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let [number, object] = bytes.as_chunks::<4>().0 else { return None };
+        let operation = *Self::ALL.get(u32::from_le_bytes(*number) as usize)?;
+        Some(Self { operation, object: u32::from_le_bytes(*object) })
+    }
+
+    /// Refuses what `rank` calls instead.
+    fn check_same(self, rank: GroupRank, other: Option<Self>) -> Result<()> {
+        let Some(other) = other else { return Err(Error::internal("a call of another rank that is none")) };
+        if other == self {
+            return Ok(());
+        }
+        let same = AmongRanks::Same { rank };
+        Err(if other.operation == self.operation {
+            Error::usage(Subject::Memory, same)
+                .got(format_args!("object {}", self.object), format_args!("object {}", other.object))
+        } else {
+            Error::usage(Subject::Operation, same)
+                .found(Value::Operation(self.operation), Value::Operation(other.operation))
+        })
+    }
+}
+
+/// Meets the other ranks in `call`; `mine` is what this rank tells them, of so many `bytes`. They all go on with the records, or fail.
+pub fn meet(
+    bootstrap: &Bootstrap,
+    call: Call,
+    mine: Result<Vec<u8>>,
+    bytes: usize,
+    stream: Stream,
+) -> Result<Vec<Vec<u8>>> {
+    let mine = mine.map(|record| [&call.to_bytes()[..], &record].concat());
+    let mut records = bootstrap.agree(mine, Call::BYTES + bytes, stream)?;
+    for (rank, record) in GroupRank::all(records.len()).zip(&mut records) {
+        let head: Vec<u8> = record.drain(..Call::BYTES).collect();
+        call.check_same(rank, Call::from_bytes(&head))?;
+    }
+    Ok(records)
 }

@@ -1,11 +1,11 @@
 //! Objects of a group: memory of its ranks that those of a node map of each other.
 
-mod call;
 pub mod group;
 
 use crate::error::refusal::{AmongRanks, OfMemory, Subject};
 use crate::error::{Error, Result};
 use crate::model::objects::{MAX_OBJECTS, OBJECT_ALIGN, Place, Range, Ranges};
+use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -108,22 +108,43 @@ impl Recognised {
     }
 }
 
-/// How a backend maps memory. An object is known to it by its number.
-pub trait Mapper: Send + Sync {
-    /// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the
-    /// memory stays, as a peer may map it.
-    type Mapped: Send;
+/// The objects of a group, whatever maps their memory.
+pub trait GroupObjects: Send + Sync {
+    /// Makes an object, with this rank's memory as `wanted`, of `kind`, and gives where it is. Collective: every rank gets
+    /// one, or every rank an error.
+    fn make(&self, wanted: Result<Wanted>, kind: Kind, stream: Stream) -> Result<DevPtr>;
+    /// Ends the object whose memory of `kind` begins at `data` on this rank. Collective.
+    fn end(&self, data: DevPtr, kind: Kind, stream: Stream) -> Result<()>;
+    /// The object that the byte at `data` is in; local.
+    fn find(&self, data: DevPtr) -> Option<Found>;
+    /// The error of an exchange that other ranks never joined: no other can follow.
+    fn lost(&self) -> Option<Error>;
+}
+
+/// This rank's memory of an object, and what it maps of its peers'. If it is dropped after it was published, the
+/// memory stays, as a peer may map it.
+pub trait Mapped: Send {
     /// Bytes of what a peer needs to map it.
     const RECORD_BYTES: usize;
+
+    /// The first byte of this rank's memory.
+    fn begin(&self) -> DevPtr;
+    /// Peers have the record from now on.
+    fn publish(&mut self);
+    /// Unmaps the peers' memory, and says whether nothing is left.
+    fn unmap(&mut self) -> bool;
+    /// Ends it; the peers have unmapped all or will not use the rest.
+    fn give_back(self, all_unmapped: bool);
+}
+
+/// How a backend maps memory. An object is known to it by its number.
+pub trait Mapper: Send + Sync {
+    type Mapped: Mapped;
 
     /// Refuses what this rank cannot do now.
     fn check(&self) -> Result<()>;
     /// Memory for an object, and its record.
     fn take(&self, wanted: Wanted) -> Result<(Self::Mapped, Vec<u8>)>;
-    /// The first byte of this rank's memory.
-    fn begin(mapped: &Self::Mapped) -> DevPtr;
-    /// Peers have the record from now on.
-    fn publish(mapped: &mut Self::Mapped);
     /// Maps what the `records` of all ranks describe, as far as this rank can reach it. Gives where it sees each rank's
     /// memory, its own too, and 0 for what it does not see. What was mapped before an error stays in `mapped`.
     fn map(&self, mapped: &mut Self::Mapped, records: &[&[u8]]) -> Result<Vec<usize>>;
@@ -133,14 +154,10 @@ pub trait Mapper: Send + Sync {
     fn check_graphs(&self) -> Result<()>;
     /// Waits until the group's operations of this rank have run.
     fn rest(&self, left: Duration) -> Result<()>;
-    /// Unmaps what `mapped` has of the peers' memory, and says whether nothing is left.
-    fn unmap(&self, mapped: &mut Self::Mapped) -> bool;
     /// [`Found::fallbacks`], where operations go another way at all.
     fn fallbacks(&self) -> u64 {
         0
     }
-    /// Ends `mapped`, of which the peers have unmapped all or will not use the rest.
-    fn give_back(mapped: Self::Mapped, all_unmapped: bool);
 }
 
 impl Wanted {

@@ -156,6 +156,7 @@ fn of_tensor(f: &mut Formatter<'_>, rule: OfTensor, names: &Names) -> fmt::Resul
         OfTensor::ScaleWidth => "a scale has 1, 2 or 4 bytes",
         OfTensor::Pitched => "must be dense, or row-major or column-major with a pitch",
         OfTensor::ForwardedAsIs => "scales that are forwarded cannot be rounded",
+        OfTensor::NotCastByExpert => "is required: rows that lie by expert are not cast",
         OfTensor::RowAndScalesBound => {
             return write!(f, "a row with its scales must not exceed the group's {row_bytes}");
         }

@@ -110,7 +110,17 @@ pub fn functions() -> Result<&'static Functions> {
     })
 }
 
-/// Success, or an error that names the call and the driver's texts for `status`.
+/// Calls one of the driver's functions: success, or an error of [`check`].
+macro_rules! call {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        $crate::backend::cuda::driver::api::functions().and_then(|functions| {
+            $crate::backend::cuda::driver::api::check(stringify!($name), (functions.$name)($($argument),*))
+        })
+    };
+}
+pub(super) use call;
+
+/// Success, or an error that names the call, without its version, and the driver's texts for `status`.
 pub fn check(call: &str, status: Status) -> Result<()> {
     if status == 0 { Ok(()) } else { check_with(functions()?, call, status) }
 }
@@ -119,6 +129,7 @@ fn check_with(functions: &Functions, call: &str, status: Status) -> Result<()> {
     if status == 0 {
         return Ok(());
     }
+    let call = call.strip_suffix("_v2").unwrap_or(call);
     let name = text(functions.cuGetErrorName, status).unwrap_or_else(|| status.to_string());
     let meaning = text(functions.cuGetErrorString, status).unwrap_or_else(|| "no text".to_owned());
     Err(Error::new(Code::UnhandledCudaError, format!("{call}: {name}, {meaning}")))

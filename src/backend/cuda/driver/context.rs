@@ -3,19 +3,18 @@
 //! Every call into the driver happens inside [`Context::enter`], which pushes the context on the
 //! calling thread and pops it again: the caller's current context never changes.
 
-use crate::backend::cuda::driver;
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::context_handle::{self, ContextHandle, ContextId, Entered, Held, Key};
-use crate::backend::cuda::driver::context_resources::ContextResources;
-use crate::backend::cuda::driver::pinned;
-use crate::backend::quiescence::{Allocation, Attempt, Graphs, Quiescence, Works};
-use crate::error::{Error, Result};
+use crate::backend::cuda::driver::context_handle::{self, ContextId, Held, Key};
+use crate::backend::cuda::driver::function::{self, Functions};
+use crate::backend::cuda::driver::{self, pinned};
+use crate::backend::quiescence::{Allocation, Attempt, Free, Graphs, Quiescence, Works};
+use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -35,12 +34,22 @@ pub trait Enqueued: Works {
 
 /// A context as one group uses it.
 pub struct Context {
-    held: Arc<Held>,
-    quiescence: Arc<Quiescence<Key>>,
+    /// The context alone.
+    pub held: Arc<Held>,
+    /// When its device is quiescent.
+    pub quiescence: Arc<Quiescence<Key>>,
     resources: OnceCell<Arc<ContextResources>>,
     enqueued: Mutex<Vec<Weak<dyn Enqueued>>>,
     /// Operations may still run when the group is gone: nothing else may reuse its memory.
     poisoned: AtomicBool,
+}
+
+impl Deref for Context {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        &self.held
+    }
 }
 
 impl fmt::Debug for Context {
@@ -72,39 +81,10 @@ impl Context {
         })
     }
 
-    pub fn handle(&self) -> ContextHandle {
-        self.held.handle()
-    }
-
-    /// The context alone.
-    pub fn held(&self) -> &Arc<Held> {
-        &self.held
-    }
-
-    /// Makes this the calling thread's context until the result is dropped.
-    pub fn enter(&self) -> Result<Entered> {
-        self.held.enter()
-    }
-
-    /// The same, or an error if the context is gone.
-    pub fn enter_alive(&self) -> Result<Entered> {
-        self.held.enter_alive()
-    }
-
-    /// The same for a caller that frees something there; `None` if the context is gone.
-    pub fn enter_if_alive(&self) -> Option<(Entered, ApartFromCaptures)> {
-        self.held.enter_if_alive()
-    }
-
     /// The resources that all groups of the context share.
     pub fn resources(&self) -> Result<&Arc<ContextResources>> {
         let resources = || ContextResources::of(&self.held);
         self.resources.get_or_try_init(resources)
-    }
-
-    /// When its device is quiescent.
-    pub fn quiescence(&self) -> &Arc<Quiescence<Key>> {
-        &self.quiescence
     }
 
     /// Whether an exchange that was given up is on the device at this moment.
@@ -113,14 +93,18 @@ impl Context {
     }
 
     /// Frees the allocation at `address` by `free` when the device is quiescent. Until then it may serve for `key`.
-    pub fn free_later(&self, key: Option<Key>, address: usize, mut free: impl FnMut(usize) + Send + 'static) {
+    pub fn free_later(&self, key: Option<Key>, address: usize, free: impl FnMut(usize) + Send + 'static) {
+        self.quiescence.later(key.filter(|_| !self.is_poisoned()), address, Some(self.inside(free)));
+    }
+
+    /// `free` inside the context; nothing once that is gone.
+    fn inside(&self, mut free: impl FnMut(usize) + Send + 'static) -> Free {
         let held = Arc::clone(&self.held);
-        let free = move |address| {
+        Box::new(move |address| {
             if let Some(_entered) = held.enter_if_alive() {
                 free(address);
             }
-        };
-        self.quiescence.later(key.filter(|_| !self.is_poisoned()), address, Some(Box::new(free)));
+        })
     }
 
     /// As [`Context::free_later`], of pages from `pinned`. They are this process's, also if the context is gone.
@@ -147,22 +131,16 @@ impl Context {
     }
 
     /// Frees the caller's memory at `data` by `free`: soon if possible, otherwise later.
-    pub fn free_soon(&self, data: DevPtr, mut free: impl FnMut(usize) + Send + 'static) {
+    pub fn free_soon(&self, data: DevPtr, free: impl FnMut(usize) + Send + 'static) {
         let (held, resources) = (Arc::clone(&self.held), self.resources().ok().cloned());
         let free_unawaited = move |address| match (held.enter_if_alive(), &resources) {
-            (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream()).is_ok(),
+            (Some(_entered), Some(resources)) => driver::free_unawaited(DevPtr(address), resources.stream).is_ok(),
             _ => false,
-        };
-        let held = Arc::clone(&self.held);
-        let free = move |address| {
-            if let Some(_entered) = held.enter_if_alive() {
-                free(address);
-            }
         };
         self.quiescence.free_soon(Allocation {
             address: data.0,
             bytes: driver::allocation_of(data).map_or(0, |(_, bytes)| bytes),
-            free: Box::new(free),
+            free: self.inside(free),
             free_unawaited: Box::new(free_unawaited),
         });
     }
@@ -262,5 +240,42 @@ fn are_over(enqueued: &[Arc<dyn Enqueued>], stream: Option<Stream>) -> Result<bo
 }
 
 fn stuck_behind() -> Error {
-    Error::new(crate::error::Code::RemoteError, "its operations are behind an exchange that a lost rank never joined")
+    Error::new(Code::RemoteError, "its operations are behind an exchange that a lost rank never joined")
+}
+
+/// The resources of one context. Locked while they are made, which waits for that context's device;
+/// so each context has a lock of its own.
+type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
+
+static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
+
+/// The resources that one context's groups share.
+pub struct ContextResources {
+    /// A stream that is not ordered with any other, not even with the legacy default one. It holds
+    /// only copies that the host waits for.
+    pub stream: Stream,
+    kernels: Result<Functions>,
+}
+
+impl ContextResources {
+    /// The resources of the context `held`, made if there are none. If the kernels cannot be loaded, the rest is made
+    /// all the same, so that the other ranks can learn of it; the next group tries again.
+    pub fn of(held: &Held) -> Result<Arc<Self>> {
+        let place = Arc::clone(PLACES.lock().entry(held.id()).or_default());
+        let mut place = place.lock();
+        let stream = match &*place {
+            Some(known) if known.kernels.is_ok() => return Ok(Arc::clone(known)),
+            Some(known) => Some(known.stream),
+            None => None,
+        };
+        let _entered = held.enter()?;
+        let resources =
+            Arc::new(Self { stream: stream.map_or_else(driver::create_stream, Ok)?, kernels: function::load() });
+        *place = Some(Arc::clone(&resources));
+        Ok(resources)
+    }
+
+    pub fn functions(&self) -> Result<Functions> {
+        self.kernels.clone()
+    }
 }

@@ -1,16 +1,17 @@
-//! A context of the driver: the calls about it, keeping it alive, and entering it.
+//! A context of the driver: the calls about it, keeping it alive, entering it, and staying apart from captures there.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{Status, check, functions};
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
-use crate::backend::cuda::driver::ipc::IPC_HANDLE_BYTES;
+use crate::backend::cuda::driver::api::{Status, call, check, functions};
 use crate::error::{Code, Error, Result};
 use cudarc::driver::sys;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 const ALREADY_ENABLED: Status = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
+
+/// Bytes of a handle that lets another process map an allocation.
+pub const IPC_HANDLE_BYTES: usize = 64;
 
 /// What can be reused instead of being made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +146,7 @@ pub fn device(ordinal: usize) -> Result<Device> {
         c_int::try_from(ordinal).map_err(|_| Error::internal(format!("device number {ordinal} is out of range")))?;
     let mut device = 0;
     // SAFETY: writes one number.
-    check("cuDeviceGet", unsafe { (functions()?.cuDeviceGet)(&mut device, wanted) })?;
+    unsafe { call!(cuDeviceGet(&mut device, wanted))? };
     Ok(Device(device))
 }
 
@@ -153,21 +154,19 @@ pub fn device(ordinal: usize) -> Result<Device> {
 pub fn retain_primary(device: Device) -> Result<ContextHandle> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
-    let status = unsafe { (functions()?.cuDevicePrimaryCtxRetain)(&mut context, device.0) };
-    check("cuDevicePrimaryCtxRetain", status)?;
+    unsafe { call!(cuDevicePrimaryCtxRetain(&mut context, device.0))? };
     Ok(ContextHandle(context as usize))
 }
 
 fn release_primary(device: Device) -> Result<()> {
     // SAFETY: no pointers are passed; the device came from the driver.
-    let status = unsafe { (functions()?.cuDevicePrimaryCtxRelease_v2)(device.0) };
-    check("cuDevicePrimaryCtxRelease", status)
+    unsafe { call!(cuDevicePrimaryCtxRelease_v2(device.0)) }
 }
 
 pub fn current_context() -> Result<Option<ContextHandle>> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
-    check("cuCtxGetCurrent", unsafe { (functions()?.cuCtxGetCurrent)(&mut context) })?;
+    unsafe { call!(cuCtxGetCurrent(&mut context))? };
     Ok((!context.is_null()).then_some(ContextHandle(context as usize)))
 }
 
@@ -176,31 +175,31 @@ pub fn current_context() -> Result<Option<ContextHandle>> {
 fn current_context_id() -> Result<u64> {
     let mut id = 0;
     // SAFETY: writes one number; NULL stands for the current context.
-    check("cuCtxGetId", unsafe { (functions()?.cuCtxGetId)(null_mut(), &mut id) })?;
+    unsafe { call!(cuCtxGetId(null_mut(), &mut id))? };
     Ok(id)
 }
 
 pub fn current_device() -> Result<Device> {
     let mut device = 0;
     // SAFETY: writes one number.
-    check("cuCtxGetDevice", unsafe { (functions()?.cuCtxGetDevice)(&mut device) })?;
+    unsafe { call!(cuCtxGetDevice(&mut device))? };
     Ok(Device(device))
 }
 
 fn push_context(context: ContextHandle) -> Result<()> {
     // SAFETY: the handle came from the driver and its owner is alive.
-    check("cuCtxPushCurrent", unsafe { (functions()?.cuCtxPushCurrent_v2)(context.raw()) })
+    unsafe { call!(cuCtxPushCurrent_v2(context.raw())) }
 }
 
 fn pop_context() -> Result<()> {
     let mut context = null_mut();
     // SAFETY: writes one handle.
-    check("cuCtxPopCurrent", unsafe { (functions()?.cuCtxPopCurrent_v2)(&mut context) })
+    unsafe { call!(cuCtxPopCurrent_v2(&mut context)) }
 }
 
 pub fn synchronize_context() -> Result<()> {
     // SAFETY: no arguments.
-    check("cuCtxSynchronize", unsafe { (functions()?.cuCtxSynchronize)() })
+    unsafe { call!(cuCtxSynchronize()) }
 }
 
 /// Lets the current context reach the memory of `peer`, a context of this process.
@@ -208,4 +207,35 @@ pub fn enable_peer_access(peer: ContextHandle) -> Result<()> {
     // SAFETY: the peer's rank, which sent its handle, is inside the same collective call.
     let status = unsafe { (functions()?.cuCtxEnablePeerAccess)(peer.raw(), 0) };
     if status == ALREADY_ENABLED { Ok(()) } else { check("cuCtxEnablePeerAccess", status) }
+}
+
+/// As long as this lives the calling thread may ask about events, and free, while any thread captures. Otherwise that
+/// would end a capture in the mode that is the runtime's default.
+#[derive(Debug)]
+#[must_use]
+pub struct ApartFromCaptures(c_uint);
+
+impl ApartFromCaptures {
+    pub fn enter() -> Result<Self> {
+        const RELAXED: c_uint = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        exchange_mode(RELAXED).map(Self)
+    }
+}
+
+impl Drop for ApartFromCaptures {
+    fn drop(&mut self) {
+        // The same call has succeeded before.
+        let _ = exchange_mode(self.0);
+    }
+}
+
+/// Sets how this thread minds captures; gives how it did before.
+fn exchange_mode(mode: c_uint) -> Result<c_uint> {
+    let mut mode = mode;
+    if let Some(exchange) = functions()?.cuThreadExchangeStreamCaptureMode {
+        // SAFETY: reads and writes one number.
+        let status = unsafe { exchange(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", status)?;
+    }
+    Ok(mode)
 }

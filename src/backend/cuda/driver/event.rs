@@ -1,7 +1,7 @@
 //! Order between streams: one waits for the work that another had at a recorded point.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{NOT_READY, check, functions, raw_stream};
+use crate::backend::cuda::driver::api::{NOT_READY, call, check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::{Capture, StreamId, StreamScope};
 use crate::backend::device::StreamMark;
@@ -160,20 +160,20 @@ impl DriverEvent {
         let mut raw = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: writes one handle.
-        check("cuEventCreate", unsafe { (functions()?.cuEventCreate)(&mut raw, flags) })?;
+        unsafe { call!(cuEventCreate(&mut raw, flags))? };
         Ok(Self { context: Arc::clone(context), raw })
     }
 
     /// Marks the present end of the work of `stream`.
     pub fn record(&mut self, stream: Stream) -> Result<()> {
         // SAFETY: our event; the caller of the library vouches for its stream, others are ours.
-        check("cuEventRecord", unsafe { (functions()?.cuEventRecord)(self.raw, raw_stream(stream)) })
+        unsafe { call!(cuEventRecord(self.raw, raw_stream(stream))) }
     }
 
     /// Makes `stream` wait for the marked work; if that is part of a graph, `stream` now is, too.
     pub fn hold(&self, stream: Stream) -> Result<()> {
         // SAFETY: as for recording.
-        check("cuStreamWaitEvent", unsafe { (functions()?.cuStreamWaitEvent)(raw_stream(stream), self.raw, 0) })
+        unsafe { call!(cuStreamWaitEvent(raw_stream(stream), self.raw, 0)) }
     }
 
     /// Makes `to` wait for the present work of `from`.
@@ -238,7 +238,7 @@ impl Mark {
 impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
         let context = Arc::clone(&self.event.context);
-        let at = StreamScope::enter(context.held(), stream)?;
+        let at = StreamScope::enter(&context.held, stream)?;
         if at.is_captured() { Ok(false) } else { Mark::record(self, &at).map(|()| true) }
     }
 

@@ -1,14 +1,18 @@
-//! The driver calls about one kernel before it is launched: finding it, its limits.
+//! The embedded kernels: loaded into the current context, their limits, and the shapes of their launches.
 //!
-//! The module that a kernel belongs to is kept by `module`; who calls these functions holds it.
+//! All functions are resolved and on the device before a group opens. Loading is impossible while a stream is captured,
+//! or while a running kernel waits for the one to be loaded. And it waits for everything on the device.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::ModuleHandle;
-use crate::backend::cuda::driver::api::{Status, check, functions};
+use crate::backend::cuda::driver::api::{Status, call, check, functions};
+use crate::backend::cuda::kernels::Entry;
+#[cfg(not(nccl_ep_cuda))]
+use crate::error::refusal::{OfSettings, Subject};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// A kernel's entry point.
 #[derive(Clone, Copy, Debug)]
@@ -18,13 +22,13 @@ pub struct FunctionHandle(pub(super) usize);
 const NOT_FOUND: Status = sys::CUresult::CUDA_ERROR_NOT_FOUND as Status;
 
 /// The entry point `name`, in whichever of `modules` has it.
-pub fn function(modules: &[ModuleHandle], name: &CStr) -> Result<FunctionHandle> {
+fn function(modules: &[ModuleHandle], name: &CStr) -> Result<FunctionHandle> {
     let get = functions()?.cuModuleGetFunction;
     let mut function = null_mut();
     let mut status = NOT_FOUND;
     for module in modules {
         // SAFETY: writes one handle; the module is loaded and `name` NUL-terminated.
-        status = unsafe { get(&mut function, module.raw(), name.as_ptr()) };
+        status = unsafe { get(&mut function, module.0, name.as_ptr()) };
         if status != NOT_FOUND {
             break;
         }
@@ -36,12 +40,11 @@ pub fn function(modules: &[ModuleHandle], name: &CStr) -> Result<FunctionHandle>
 
 /// The most threads that a block of `function` may have. Asking also brings the code to the device, which
 /// lazy loading would put off until the first launch.
-pub fn most_threads(function: FunctionHandle) -> Result<u32> {
+fn most_threads(function: FunctionHandle) -> Result<u32> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     let mut threads = 0;
     // SAFETY: writes one number; the function is loaded.
-    let status = unsafe { (functions()?.cuFuncGetAttribute)(&mut threads, attribute, function.0 as sys::CUfunction) };
-    check("cuFuncGetAttribute", status)?;
+    unsafe { call!(cuFuncGetAttribute(&mut threads, attribute, function.0 as sys::CUfunction))? };
     u32::try_from(threads).map_err(|_| Error::internal(format!("blocks of {threads} threads")))
 }
 
@@ -50,8 +53,7 @@ pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     let bytes = c_int::try_from(bytes).map_err(|_| Error::internal(format!("{bytes} shared bytes")))?;
     // SAFETY: no pointers are passed; the function is loaded.
-    let status = unsafe { (functions()?.cuFuncSetAttribute)(function.0 as sys::CUfunction, attribute, bytes) };
-    check("cuFuncSetAttribute", status)
+    unsafe { call!(cuFuncSetAttribute(function.0 as sys::CUfunction, attribute, bytes)) }
 }
 
 /// How many threads run a kernel.
@@ -68,4 +70,73 @@ impl LaunchShape {
     pub const fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks, threads, shared_bytes: 0 }
     }
+}
+
+/// Aligns the embedded bytes as the driver requires.
+#[cfg(nccl_ep_cuda)]
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+/// The fatbins that `build.rs` made, one for each file of kernels, if it found nvcc.
+#[cfg(nccl_ep_cuda)]
+static FATBINS: &[&Aligned<[u8]>] = &include!(env!("NCCL_EP_KERNELS"));
+
+fn fatbins() -> Result<Vec<&'static [u8]>> {
+    #[cfg(nccl_ep_cuda)]
+    return Ok(FATBINS.iter().map(|fatbin| &fatbin.0).collect());
+    #[cfg(not(nccl_ep_cuda))]
+    return Err(Error::usage(Subject::Library, OfSettings::HasKernels));
+}
+
+/// The kernels' entry points, by [`Entry`].
+pub type Functions = Arc<[FunctionHandle]>;
+
+/// Loads every kernel into the current context, which keeps them until it ends.
+pub fn load() -> Result<Functions> {
+    let mut modules = Vec::new();
+    let functions = fatbins()?
+        .into_iter()
+        .try_for_each(|fatbin| {
+            modules.push(load_module(fatbin)?);
+            Ok(())
+        })
+        .and_then(|()| functions_of(&modules));
+    if functions.is_err() {
+        for module in modules {
+            // The first error is the one that matters.
+            let _ = unload_module(module);
+        }
+    }
+    functions
+}
+
+fn functions_of(modules: &[ModuleHandle]) -> Result<Functions> {
+    let of = |entry: &Entry| {
+        let kernel = entry.definition();
+        let name = CString::new(kernel.name).map_err(|_| Error::internal("a kernel's name contains NUL"))?;
+        let function = function(modules, &name)?;
+        let threads = most_threads(function)?;
+        if threads < kernel.threads {
+            return Err(Error::internal(format!("kernel {} may have {threads} threads only", kernel.name)));
+        }
+        Ok(function)
+    };
+    Entry::ALL.iter().map(of).collect()
+}
+
+/// Kernels loaded into a context.
+#[derive(Clone, Copy, Debug)]
+struct ModuleHandle(sys::CUmodule);
+
+/// Loads `image`, an aligned fatbin, into the current context, which keeps it until it ends or [`unload_module`].
+fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
+    let mut module = null_mut();
+    // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
+    unsafe { call!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
+    Ok(ModuleHandle(module))
+}
+
+fn unload_module(module: ModuleHandle) -> Result<()> {
+    // SAFETY: its owner unloads it once, in the same context.
+    unsafe { call!(cuModuleUnload(module.0)) }
 }

@@ -4,17 +4,22 @@
 //! that writes zero. So a look is a read of memory: no call of the driver that a busy device could hold up. Copies of
 //! words instead of kernels took more than three times as long (`docs/development/host-time.md`).
 
+use crate::backend::cuda::driver::api::call;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
-use crate::backend::cuda::driver::graph_count::GraphCount;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::driver::stream::graph_of;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
+use cudarc::driver::sys;
+use std::ffi::{c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SHAPE: LaunchShape = LaunchShape::new(1, REPLAY_MARK_THREADS);
 
@@ -48,7 +53,7 @@ impl GraphMarks {
             return Err(Error::internal(format!("no place {place} for a mark")));
         }
         let params = ReplayMarkParams { place: self.places.device().wrapping_add(place), begins: u32::from(begins) };
-        let _entered = self.module.context().enter()?;
+        let _entered = self.module.context.enter()?;
         if begins {
             self.in_graphs.add(stream)?;
         }
@@ -72,4 +77,40 @@ impl ReplayMarks for GraphMarks {
     fn began(&self, place: usize) -> u64 {
         self.places.read(place).unwrap_or_default()
     }
+}
+
+/// Nobody waits for the driver to let go.
+const NO_SYNC: c_uint = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
+/// The graph takes the one reference over.
+const MOVE: c_uint = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
+
+/// A count of captured operations, each of which counts until its graphs are gone.
+#[derive(Debug, Default)]
+pub struct GraphCount(Arc<AtomicUsize>);
+
+impl GraphCount {
+    /// Counts an operation in the graph that `stream` is captured into. A capture that has become invalid has none; the
+    /// next launch says so.
+    pub fn add(&self, stream: Stream) -> Result<()> {
+        let Some(graph) = graph_of(stream)? else { return Ok(()) };
+        let mut object = null_mut();
+        // If a call fails, it is not known what the graph has, so it counts for ever.
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let count = Arc::into_raw(Arc::clone(&self.0)) as *mut c_void;
+        // SAFETY: writes one handle; `count` is a reference that `let_go` drops.
+        unsafe { call!(cuUserObjectCreate(&mut object, count, Some(let_go), 1, NO_SYNC))? };
+        // SAFETY: the graph is under construction and the object has one reference, which is given away.
+        unsafe { call!(cuGraphRetainUserObject(graph, object, 1, MOVE)) }
+    }
+
+    /// Whether a graph has any of them.
+    pub fn has_any(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+}
+
+unsafe extern "C" fn let_go(count: *mut c_void) {
+    // SAFETY: from `add`, once for each call.
+    let count = unsafe { Arc::from_raw(count as *const AtomicUsize) };
+    count.fetch_sub(1, Ordering::SeqCst);
 }

@@ -4,16 +4,15 @@
 //! wait while another thread's operation holds every multiprocessor and waits for its peers.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Key;
-use crate::backend::cuda::driver::pinned;
+use crate::backend::cuda::driver::{self, pinned};
 use crate::backend::cuda::params::common::{FaultReport, MessageHeader, SelftestResult};
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::HtForwarded;
-use crate::backend::cuda::regions::Regions;
 use crate::backend::device::Memory;
 use crate::error::{Error, Result};
+use crate::model::regions::Regions;
 use crate::model::tensor::DevPtr;
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -29,16 +28,12 @@ const TABLE_ALIGN: usize = 256;
 ///
 /// It owns no memory itself, since it outlives its group as long as tensors need it.
 pub struct CudaMemory {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
 }
 
 impl CudaMemory {
     pub fn new(context: Arc<Context>) -> Self {
         Self { context }
-    }
-
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
     }
 
     /// Sets `bytes` at `data`, a multiple of 4, to words `word`, and waits for the copies.
@@ -148,7 +143,7 @@ impl<T: Record> HostPage<T> {
     pub fn new(context: &Arc<Context>, count: usize) -> Result<Self> {
         let bytes = count * size_of::<T>();
         let _entered = context.enter()?;
-        let left = context.quiescence().take(&Key::Pinned(bytes));
+        let left = context.quiescence.take(&Key::Pinned(bytes));
         let left = left.and_then(|it| NonNull::new(it.address as *mut c_void));
         let memory = left.map_or_else(|| pinned::allocate(bytes), Ok)?;
         let mut page = Self { context: Arc::clone(context), host: memory.cast(), device: DevPtr::default(), count };

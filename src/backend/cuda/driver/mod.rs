@@ -7,38 +7,31 @@
 #![allow(unsafe_code)]
 
 mod api;
-pub mod capture_mode;
 pub mod context;
 pub mod context_handle;
-mod context_resources;
 mod device;
-pub mod device_name;
 pub mod event;
+pub mod exports;
 pub mod function;
-mod graph_count;
 pub mod graph_marks;
-pub mod ipc;
-mod kernel_image;
 pub mod memory;
 pub mod module;
 mod pinned;
 pub mod stream;
-pub mod vmm;
 
-use crate::backend::cuda::driver::api::{NOT_READY, Status, check, functions, raw_stream};
+use crate::backend::cuda::driver::api::{NOT_READY, Status, call, check, functions, raw_stream};
 use crate::backend::cuda::driver::context_handle::current_device;
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use cudarc::driver::sys;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 const INVALID_VALUE: Status = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Status;
 
 pub fn multiprocessors() -> Result<u32> {
-    const COUNT: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-    device_number(COUNT)
+    device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 }
 
 /// A property of the current context's device.
@@ -46,21 +39,28 @@ fn device_number(attribute: sys::CUdevice_attribute) -> Result<u32> {
     let device = current_device()?;
     let mut number = 0;
     // SAFETY: writes one number.
-    check("cuDeviceGetAttribute", unsafe { (functions()?.cuDeviceGetAttribute)(&mut number, attribute, device.0) })?;
+    unsafe { call!(cuDeviceGetAttribute(&mut number, attribute, device.0))? };
     u32::try_from(number).map_err(|_| Error::internal(format!("device attribute {number}")))
+}
+
+/// The name of the current context's device, such as "NVIDIA H200": the identity that measurements belong to. Empty if the
+/// driver does not report it.
+pub fn device_name() -> Result<String> {
+    let Some(get) = functions()?.cuDeviceGetName else { return Ok(String::new()) };
+    let mut name = [0_u8; 256];
+    // SAFETY: writes at most the number of bytes that it is given.
+    check("cuDeviceGetName", unsafe { get(name.as_mut_ptr().cast(), name.len() as c_int, current_device()?.0) })?;
+    Ok(String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned())
 }
 
 /// The most shared memory that a block may have on the current context's device.
 pub fn most_shared_bytes() -> Result<u32> {
-    const MOST: sys::CUdevice_attribute =
-        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-    device_number(MOST)
+    device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 }
 
 /// Whether the current context's device launches a kernel while the one before it runs.
 pub fn launches_early() -> Result<bool> {
-    const MAJOR: sys::CUdevice_attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-    Ok(device_number(MAJOR)? >= 9)
+    Ok(device_number(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9)
 }
 
 /// A stream that is not ordered with the legacy default one; to be destroyed once. Its kernels come before waiting blocks
@@ -70,25 +70,21 @@ pub fn create_stream() -> Result<Stream> {
     const FLAGS: c_uint = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: writes two numbers.
-    check("cuCtxGetStreamPriorityRange", unsafe {
-        (functions()?.cuCtxGetStreamPriorityRange)(&mut least, &mut greatest)
-    })?;
+    unsafe { call!(cuCtxGetStreamPriorityRange(&mut least, &mut greatest))? };
     let mut stream = null_mut();
     // SAFETY: writes one handle.
-    check("cuStreamCreateWithPriority", unsafe {
-        (functions()?.cuStreamCreateWithPriority)(&mut stream, FLAGS, greatest)
-    })?;
+    unsafe { call!(cuStreamCreateWithPriority(&mut stream, FLAGS, greatest))? };
     Ok(Stream(stream as usize))
 }
 
 pub fn destroy_stream(stream: Stream) -> Result<()> {
     // SAFETY: its owner destroys it once.
-    check("cuStreamDestroy", unsafe { (functions()?.cuStreamDestroy_v2)(raw_stream(stream)) })
+    unsafe { call!(cuStreamDestroy_v2(raw_stream(stream))) }
 }
 
 pub fn synchronize_stream(stream: Stream) -> Result<()> {
     // SAFETY: our own stream or one that the caller of the library vouches for.
-    check("cuStreamSynchronize", unsafe { (functions()?.cuStreamSynchronize)(raw_stream(stream)) })
+    unsafe { call!(cuStreamSynchronize(raw_stream(stream))) }
 }
 
 /// Whether everything enqueued on `stream` has run.
@@ -102,7 +98,7 @@ pub fn is_idle(stream: Stream) -> Result<bool> {
 pub fn alloc(bytes: usize) -> Result<DevPtr> {
     let mut address = 0;
     // SAFETY: writes one address.
-    check("cuMemAlloc", unsafe { (functions()?.cuMemAlloc_v2)(&mut address, bytes) })
+    unsafe { call!(cuMemAlloc_v2(&mut address, bytes)) }
         .map_err(|error| error.within(format_args!("{bytes} bytes of device memory")))?;
     Ok(DevPtr(address as usize))
 }
@@ -111,9 +107,7 @@ pub fn alloc(bytes: usize) -> Result<DevPtr> {
 pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
     let (mut begin, mut bytes) = (0, 0);
     // SAFETY: writes an address and a number; the driver knows its allocations and refuses other addresses.
-    check("cuMemGetAddressRange", unsafe {
-        (functions()?.cuMemGetAddressRange_v2)(&mut begin, &mut bytes, data.0 as u64)
-    })?;
+    unsafe { call!(cuMemGetAddressRange_v2(&mut begin, &mut bytes, data.0 as u64))? };
     Ok((DevPtr(begin as usize), bytes))
 }
 
@@ -121,13 +115,13 @@ pub fn allocation_of(data: DevPtr) -> Result<(DevPtr, usize)> {
 /// streams on that memory (`bench/blocking_calls.cu`).
 pub fn free_unawaited(data: DevPtr, stream: Stream) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
-    check("cuMemFreeAsync", unsafe { (functions()?.cuMemFreeAsync)(data.0 as u64, raw_stream(stream)) })
+    unsafe { call!(cuMemFreeAsync(data.0 as u64, raw_stream(stream))) }
 }
 
 /// Frees device memory, after everything that runs on the device.
 pub fn free(data: DevPtr) -> Result<()> {
     // SAFETY: the driver knows its allocations and refuses other addresses.
-    check("cuMemFree", unsafe { (functions()?.cuMemFree_v2)(data.0 as u64) })
+    unsafe { call!(cuMemFree_v2(data.0 as u64)) }
 }
 
 /// The device's address of pinned, mapped host memory; `None` for other memory.
@@ -145,43 +139,13 @@ pub fn device_alias(host: *mut c_void) -> Result<Option<DevPtr>> {
 /// Enqueues a copy of `from` to the device and waits for it.
 pub fn upload(to: DevPtr, from: &[u8], stream: Stream) -> Result<()> {
     // SAFETY: `from` outlives the copy, which the next line waits for.
-    check("cuMemcpyHtoDAsync", unsafe {
-        let copy = functions()?.cuMemcpyHtoDAsync_v2;
-        copy(to.0 as u64, from.as_ptr().cast(), from.len(), raw_stream(stream))
-    })?;
+    unsafe { call!(cuMemcpyHtoDAsync_v2(to.0 as u64, from.as_ptr().cast(), from.len(), raw_stream(stream)))? };
     synchronize_stream(stream)
 }
 
 /// Enqueues a copy from the device into `to` and waits for it.
 pub fn download(to: &mut [u8], from: DevPtr, stream: Stream) -> Result<()> {
     // SAFETY: `to` outlives the copy, which the next line waits for.
-    check("cuMemcpyDtoHAsync", unsafe {
-        let copy = functions()?.cuMemcpyDtoHAsync_v2;
-        copy(to.as_mut_ptr().cast(), from.0 as u64, to.len(), raw_stream(stream))
-    })?;
+    unsafe { call!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0 as u64, to.len(), raw_stream(stream)))? };
     synchronize_stream(stream)
-}
-
-/// Kernels loaded into a context.
-#[derive(Clone, Copy, Debug)]
-pub struct ModuleHandle(usize);
-
-impl ModuleHandle {
-    pub fn raw(self) -> sys::CUmodule {
-        self.0 as sys::CUmodule
-    }
-}
-
-/// Loads `image`, an aligned fatbin, into the current context, which keeps it until it ends or [`unload_module`].
-pub fn load_module(image: &'static [u8]) -> Result<ModuleHandle> {
-    let mut module = null_mut();
-    // SAFETY: writes one handle; a fatbin carries its own length, and this one is complete.
-    let status = unsafe { (functions()?.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
-    check("cuModuleLoadData", status)?;
-    Ok(ModuleHandle(module as usize))
-}
-
-pub fn unload_module(module: ModuleHandle) -> Result<()> {
-    // SAFETY: its owner unloads it once, in the same context.
-    check("cuModuleUnload", unsafe { (functions()?.cuModuleUnload)(module.0 as sys::CUmodule) })
 }

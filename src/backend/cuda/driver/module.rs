@@ -4,8 +4,7 @@
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Held;
-use crate::backend::cuda::driver::function::{FunctionHandle, LaunchShape};
-use crate::backend::cuda::driver::kernel_image::Functions;
+use crate::backend::cuda::driver::function::{FunctionHandle, Functions, LaunchShape};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels::{Entry, Kernel};
 use crate::error::{Error, Result};
@@ -17,7 +16,7 @@ use std::sync::Arc;
 
 /// All kernels, ready to be launched by one group.
 pub struct Module {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
     /// The same, for each launch.
     held: Arc<Held>,
     functions: Functions,
@@ -27,13 +26,9 @@ impl Module {
     pub fn load(context: &Arc<Context>) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
-            held: Arc::clone(context.held()),
+            held: Arc::clone(&context.held),
             functions: context.resources()?.functions()?,
         })
-    }
-
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
     }
 
     /// Inside the context, on `stream`, until the result is dropped.
@@ -64,7 +59,7 @@ impl Module {
         stream: Stream,
         early: bool,
     ) -> Result<()> {
-        let entry = kernel.entry();
+        let entry = kernel.entry;
         let function = self.function(entry)?;
         // SAFETY: `P` is what this kernel takes: one list and one definition for both sides (`kernels`, `params`).
         unsafe { launch(function, shape, from_ref(params).cast(), stream, early) }

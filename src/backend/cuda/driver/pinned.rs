@@ -4,7 +4,7 @@
 //! of a reset in time, read it at any moment. These pages stay; the device does not know them any more.
 #![allow(unsafe_code)]
 
-use crate::backend::cuda::driver::api::{check, functions};
+use crate::backend::cuda::driver::api::{call, functions};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::{c_uint, c_void};
@@ -16,8 +16,8 @@ pub fn allocate(bytes: usize) -> Result<NonNull<c_void>> {
     const FLAGS: c_uint = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     let pages = map(bytes)?;
     // SAFETY: the pages are this function's, and stay mapped while they are registered.
-    let status = unsafe { (functions()?.cuMemHostRegister_v2)(pages.as_ptr(), bytes, FLAGS) };
-    check("cuMemHostRegister", status).inspect_err(|_| unmap(pages.as_ptr() as usize, bytes))?;
+    unsafe { call!(cuMemHostRegister_v2(pages.as_ptr(), bytes, FLAGS)) }
+        .inspect_err(|_| unmap(pages.as_ptr() as usize, bytes))?;
     Ok(pages)
 }
 

@@ -1,8 +1,8 @@
 //! What windows have beside rings: for operations that make offers, and for what comes beside rows that need no ring.
 
 use crate::backend::cuda::params::ht_mapped::{HT_OFFER_PACKETS, HtMappedLayout};
-use crate::backend::cuda::regions::Regions;
 use crate::model::group::{GroupFacts, ROW_ALIGN};
+use crate::model::regions::Regions;
 
 const PACKET_BYTES: usize = 8;
 /// Bytes beside a row for ids and weights: of eight experts. Operations that need more use the rings.

@@ -2,13 +2,18 @@
 //!
 //! The kernels only compare it and need not know its fields.
 
+use crate::backend::cuda::fault::{differs, op_value, other_rows};
+use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::grid::HtKind;
+use crate::backend::cuda::kernels::to_u32;
+use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
 use crate::backend::cuda::params::ht::{
     HT_FINGERPRINT_COMBINE, HT_FINGERPRINT_PAYLOAD_BITS, HT_FINGERPRINT_SCALED, HT_MAX_TOP_K,
 };
-use crate::backend::cuda::regions::to_u32;
+use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::ROW_ALIGN;
+use crate::model::ids::GroupRank;
 use crate::model::scales::WireRow;
 use crate::model::tensor::DType;
 
@@ -107,6 +112,45 @@ impl HtFingerprint {
 
 fn low_type(number: u32) -> u32 {
     number & ((1 << TYPE_BITS) - 1)
+}
+
+/// The failure of a report with fingerprints, or with the verdict on a handle; none of any other.
+pub fn of_report(report: &FaultReport) -> Option<Error> {
+    match Fault::from_raw(report.state)? {
+        Fault::Differs => Some(other_shape(report)),
+        Fault::Disagreed => Some(
+            disagreement(report.got, report.expected).unwrap_or_else(|| Error::internal("a failure without a reason")),
+        ),
+        _ => None,
+    }
+}
+
+/// What two ranks do not agree on, from the fingerprints of this rank and of another.
+fn other_shape(report: &FaultReport) -> Error {
+    let (mine, theirs) = (HtFingerprint(report.expected), HtFingerprint(report.got));
+    let differs = |subject| differs(report, subject);
+    let op = |word: HtFingerprint| {
+        if word.is_combine() { KernelOp::HtCombine as u32 } else { KernelOp::HtDispatch as u32 }
+    };
+    if op(mine) != op(theirs) {
+        return differs(Subject::Operation).found(op_value(op(mine)), op_value(op(theirs)));
+    }
+    if mine.handle() != theirs.handle() {
+        return differs(Subject::Handle);
+    }
+    if mine.type_name() != theirs.type_name() {
+        return differs(Subject::RowType).got(mine.type_name(), theirs.type_name());
+    }
+    if let Some(error) = other_rows(report, mine.row_bytes(), theirs.row_bytes()) {
+        return error;
+    }
+    let rank = GroupRank::from(report.peer);
+    if !mine.is_combine() {
+        let rule = AmongRanks::SameDirection { rank };
+        return Error::usage(Subject::Tensor(Role::IdsIn), rule);
+    }
+    let rule = AmongRanks::SameColumns { rank };
+    Error::usage(Subject::Tensor(Role::WeightsIn), rule).got(mine.columns(), theirs.columns())
 }
 
 #[cfg(test)]

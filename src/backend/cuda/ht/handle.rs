@@ -1,22 +1,22 @@
 //! An HT handle on one node, and its operations.
 
+use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
+use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::disagreement;
-use crate::backend::cuda::ht::kept::Told;
-use crate::backend::cuda::ht::memory::{HandleMemory, SLOTS_OF_PAGE, block_at};
+use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
-use crate::backend::cuda::ht::shared::{HtShared, Inputs, Outputs, combine_params, dispatch_params};
-use crate::backend::cuda::ht::{kept, scaled};
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::ht::shared::{
+    HtShared, Inputs, Outputs, combine_params, dispatch_params, scaled_rows_of_caller,
+};
+use crate::backend::cuda::kernels::{self, Kernel, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HtDispatchParams, HtHandleMemory, HtScaledDispatchParams};
+use crate::backend::cuda::params::ht::{HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams};
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
 use crate::model::handle_state::HtSections;
@@ -65,9 +65,10 @@ impl CudaHt {
     /// memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
-        match self.zones()? {
-            Some(zones) => self.find_slots(block, &zones, at)?,
-            None => kept::tell(group, &self.told(block, &self.counters, None), at)?,
+        match (self.zones()?, self.routing.form.most_rows) {
+            (Some(zones), _) => self.find_slots(block, &zones, at)?,
+            (None, Some(most)) => self.cut(block, most, at)?,
+            (None, None) => kept::tell(group, &self.told(block, &self.counters, None), at)?,
         }
         match &self.header {
             Some(header) => header.write(&group.context, KernelOp::HtRoute, self.rows_of(block), at),
@@ -149,7 +150,7 @@ impl CudaHt {
             let kernel = kernels::ht_dispatch_zones();
             return self.enqueue(kind, kernel, shape, &params, at, after);
         };
-        let scaled = scaled::from_caller(op.row, scaled, launch)?;
+        let scaled = scaled_rows_of_caller(op.row, scaled, launch)?;
         let rows = HtScaledDispatchParams { rows, scaled };
         let params = HtZonesScaledDispatchParams { rows, zones };
         let kernel = kernels::ht_dispatch_zones_scaled();
@@ -166,7 +167,7 @@ impl CudaHt {
         at: &StreamScope,
         after: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let params = HtScaledDispatchParams { rows, scaled: scaled::from_caller(row, scaled, launch)? };
+        let params = HtScaledDispatchParams { rows, scaled: scaled_rows_of_caller(row, scaled, launch)? };
         let kernel = match scaled.cast() {
             Some(_) => kernels::ht_dispatch_cast(),
             None => kernels::ht_dispatch_scaled(),
@@ -247,5 +248,48 @@ impl HtBackend for CudaHt {
         let told = || page.and_then(|page| page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch));
         let slots = self.group.wait_for_routing(|| Ok(told()))?;
         Ok(slots.value as usize)
+    }
+}
+
+/// What the library has of a handle's memory: the block, unless that is in a caller's, and the page.
+pub struct HandleMemory {
+    buffer: Option<Buffer>,
+    bytes: usize,
+    pub received: HostPage<HtCount>,
+}
+
+/// Of rows; and of slots, where rows lie by expert.
+const COUNTS: usize = 2;
+pub const SLOTS_OF_PAGE: usize = 1;
+
+impl HandleMemory {
+    /// Allocates `bytes` for a block, none for one elsewhere, and the page.
+    pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        let buffer = (bytes > 0).then(|| Buffer::new(memory, bytes)).transpose()?;
+        Ok(Self { buffer, bytes, received: HostPage::new(context, COUNTS)? })
+    }
+
+    /// The excess of this memory over `bytes`; `None` if it is too small, or has a block that nobody would use.
+    pub fn waste(&self, bytes: usize) -> Option<usize> {
+        let fits = (bytes > 0) == self.buffer.is_some();
+        self.bytes.checked_sub(bytes).filter(|_| fits)
+    }
+
+    /// The library's block, if there is one.
+    pub fn block(&self) -> Option<DevPtr> {
+        self.buffer.as_ref().map(Buffer::data)
+    }
+}
+
+/// The block at `block` as a kernel parameter.
+pub fn block_at(block: DevPtr, sections: &HtSections, tokens: u32, top_k: u32) -> HtHandleMemory {
+    let at = |offset: usize| block.0 + offset;
+    HtHandleMemory {
+        entries: at(sections.entries) as *mut HtEntry,
+        begins: at(sections.begins) as *mut u32,
+        departures: at(sections.departures) as *mut u32,
+        counts: at(sections.counts) as *mut i32,
+        tokens,
+        top_k,
     }
 }

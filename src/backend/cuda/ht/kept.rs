@@ -1,15 +1,14 @@
 //! What handles that keep their ids have beside the others: numbers of any width, gradients by k.
 
+use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_kept::{
     HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtTold, HtZones,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ops::{HtCombine, HtDispatch, IntWidth, Numbers, Routing, RoutingCounters};
 use std::ptr::null_mut;
@@ -43,8 +42,7 @@ pub fn tell(group: &HtShared, told: &Told<'_>, at: &StreamScope) -> Result<()> {
         local_experts: group.layout.local_experts,
     };
     let shape = LaunchShape::new(1, HT_COUNTERS_THREADS);
-    let module = &group.context.module;
-    module.launch(kernels::ht_counters(), shape, &params, at)
+    group.context.module.launch(kernels::ht_counters(), shape, &params, at)
 }
 
 /// The same as kernels see it; with zones a page of the host gets the number of slots, with the handle's.
@@ -87,12 +85,11 @@ pub fn order_gradients(group: &HtShared, op: &HtCombine, routing: &Routing, at: 
     let params = HtByKParams {
         topk_idx: routing.ids.0 as *const i64,
         gradients: gradients.output.0 as *mut f32,
-        experts: to_u32(group.plan.all_experts())?,
+        experts: to_u32(group.plan.all_experts)?,
         tokens: to_u32(routing.tokens)?,
         top_k: to_u32(routing.top_k)?,
     };
     let blocks = routing.tokens.div_ceil(BLOCK_TOKENS).min(MOST_BLOCKS);
     let shape = LaunchShape::new(to_u32(blocks)?, HT_BY_K_THREADS);
-    let module = &group.context.module;
-    module.launch(kernels::ht_by_k(), shape, &params, at)
+    group.context.module.launch(kernels::ht_by_k(), shape, &params, at)
 }

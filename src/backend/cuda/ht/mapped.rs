@@ -3,13 +3,18 @@
 //! straight. Pure functions, but for what the group keeps.
 
 use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
+use crate::backend::cuda::ht::handle::CudaHt;
 use crate::backend::cuda::ht::plan::HtLaunch;
-use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::ht::shared::{HtShared, scaled_rows_of_caller};
+use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtScaledDispatchParams};
 use crate::backend::cuda::params::ht_mapped::{
-    HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED, HtMapped,
+    HT_MAPPED_SHARED_BYTES, HT_MAPPED_STAGES, HT_MAPPED_WARPS, HT_MAX_OBJECTS, HT_OFFER_MAPPED, HT_OFFER_THREADS,
+    HtDirectParams, HtMapped, HtOfferParams, HtPullParams, HtScaledDirectParams,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;
 use crate::model::objects::{MAX_OBJECTS, Place};
@@ -71,7 +76,7 @@ impl Offer {
     pub fn of_combine(group: &HtShared, op: &HtCombine, launch: &HtLaunch) -> Self {
         let row_bytes = op.row.bytes();
         let wanted = match op.way {
-            HtWay::Own => is_pull_faster(group.plan.ranks(), launch),
+            HtWay::Own => is_pull_faster(group.plan.facts.ranks, launch),
             way => way == HtWay::Straight,
         };
         let pulls = op.gradients.is_none() && wanted;
@@ -86,7 +91,7 @@ fn place_of(group: &HtShared, rows: Rows, row_bytes: usize) -> Option<Place> {
         return Some(Place { object: 0, offset: 0 });
     }
     let bytes = rows.rows.checked_mul(row_bytes)?;
-    let objects = group.context.objects();
+    let objects = &group.context.objects;
     objects.place_of(rows.data.0 as u64, bytes as u64)
 }
 
@@ -166,7 +171,7 @@ fn even_parts(whole: usize, parts: usize) -> usize {
 
 /// What a kernel with offers needs beside the others' parameters.
 pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Staged) -> Result<HtMapped> {
-    let objects = group.context.objects();
+    let objects = &group.context.objects;
     debug_assert!(staged.warps <= HT_MAPPED_WARPS && staged.stages <= HT_MAPPED_STAGES);
     Ok(HtMapped {
         layout: group.plan.mapped_layout(&group.layout),
@@ -186,6 +191,71 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         stage_bytes: to_u32(staged.stage_bytes)?,
         keeps_rows: staged.keeps_rows.into(),
     })
+}
+
+impl CudaHt {
+    /// Whether operations make offers, which all ranks know alike.
+    pub(super) fn makes_offers(&self) -> bool {
+        let group = &*self.group;
+        group.plan.facts.ranks > 1 && group.context.objects.any()
+    }
+
+    /// Enqueues a dispatch whose kernel through rings would have the parameters `rows`.
+    // Apart, so that others do not pay for it.
+    #[inline(never)]
+    pub(super) fn dispatch_with_offers(
+        &self,
+        op: &HtDispatch,
+        rows: HtDispatchParams,
+        launch: &HtLaunch,
+        at: &StreamScope,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (group, name) = (&*self.group, KernelOp::HtDispatch);
+        let offer = Offer::of_dispatch(group, op, launch);
+        let staged = Staged::of_dispatch(group.plan.facts.ranks, op.row.bytes(), launch)?;
+        let mapped = mapped(group, &offer, launch, &staged)?;
+        let shape = staged.launch(launch.launch)?;
+        let Some(given) = &op.scaled else {
+            let kernel = kernels::ht_dispatch_direct();
+            return self.enqueue(name, kernel, shape, &HtDirectParams { rows, mapped }, at, after);
+        };
+        let common = rows.common;
+        let scaled = scaled_rows_of_caller(op.row, given, launch)?;
+        let rows = HtScaledDispatchParams { rows, scaled };
+        if given.cast().is_none() {
+            let params = HtScaledDirectParams { rows, mapped };
+            return self.enqueue(name, kernels::ht_dispatch_direct_scaled(), shape, &params, at, after);
+        }
+        let one_block = LaunchShape::new(1, HT_OFFER_THREADS);
+        let params = HtOfferParams { common, mapped };
+        self.enqueue(name, kernels::ht_offer(), one_block, &params, at, || {
+            let (kernel, shape) = (kernels::ht_dispatch_cast(), launch.launch);
+            (group.context.module).launch(kernel, shape, &rows, at)?;
+            after()
+        })
+    }
+
+    /// The same for a combine.
+    #[inline(never)]
+    pub(super) fn combine_with_offers(
+        &self,
+        op: &HtCombine,
+        rows: HtCombineParams,
+        launch: &HtLaunch,
+        at: &StreamScope,
+        after: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let group = &*self.group;
+        let offer = Offer::of_combine(group, op, launch);
+        let rows_of_token = self.routing.top_k.min(group.plan.facts.ranks);
+        let shared_bytes = group.device.dynamic_shared_bytes();
+        let staged = Staged::of_combine(op.row.bytes(), launch, rows_of_token, shared_bytes);
+        let mapped = mapped(group, &offer, launch, &staged)?;
+        let shape = staged.launch(launch.launch)?;
+        let kernel = kernels::ht_combine_pull(op.row.dtype)?;
+        self.enqueue(KernelOp::HtCombine, kernel, shape, &HtPullParams { rows, mapped }, at, after)
+    }
 }
 
 #[cfg(test)]

@@ -3,38 +3,32 @@
 
 mod agreement;
 mod beside_rings;
-pub mod fault;
-mod fingerprint;
+pub mod fingerprint;
 mod grid;
 mod handle;
 mod kept;
 mod mapped;
-mod memory;
 mod nodes;
-mod offering;
 pub mod plan;
 mod rows;
-mod scaled;
 mod shared;
 mod zones;
 
+use crate::backend::cuda::auxiliary::GivenHeader;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::ht::agreement::{verdict_refusing, verdict_with};
-use crate::backend::cuda::ht::handle::CudaHt;
-use crate::backend::cuda::ht::memory::HandleMemory;
+use crate::backend::cuda::ht::handle::{CudaHt, HandleMemory};
 use crate::backend::cuda::ht::nodes::Rails;
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtHandleMemory, HtLayout, HtRouteParams};
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::regions::to_u32;
-use crate::backend::{HtBackend, HtRouting};
+use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::log;
@@ -66,27 +60,11 @@ impl HtGroup {
         layout: HtLayout,
     ) -> Result<Self> {
         let shared = Arc::new(HtShared::new(context, memory, plan, layout)?);
-        let rails = match (network, plan.nodes()) {
+        let rails = match (network, plan.nodes) {
             (Some(network), Some(nodes)) => Some(Arc::new(Rails::new(&shared, network, memory, nodes)?)),
             _ => None,
         };
         Ok(Self { shared, memory: Arc::clone(memory), pool: Pool::default(), in_graphs: Mutex::default(), rails })
-    }
-
-    /// This rank's part of a new handle.
-    pub fn open_handle(self: &Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
-        self.shared.context.renew_tuning();
-        Ok(match &self.rails {
-            Some(rails) => Box::new(nodes::open_handle(&self.shared, rails, wanted, stream)?),
-            None => Box::new(self.open_on_one_node(wanted, stream)?),
-        })
-    }
-
-    /// A handle over what lies in `block`, of a group on one node.
-    pub fn reopen_handle(self: &Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
-        let wanted =
-            HtRouting { routing, counter: None, counters: RoutingCounters::default(), home: HandleHome::Given(block) };
-        Ok(Box::new(self.handle(wanted, None, 0)?))
     }
 
     /// All ranks create handles in the same order, but none waits for another here: a rank that cannot take part
@@ -127,7 +105,7 @@ impl HtGroup {
             HandleHome::Own => self.shared.plan.handle(&wanted.routing).bytes,
             HandleHome::Given(_) => 0,
         };
-        let context = self.shared.context.module.context();
+        let context = &self.shared.context.module.context;
         let waste = |memory: &HandleMemory| memory.waste(bytes);
         let make = || HandleMemory::new(context, &self.memory, bytes);
         self.handle(wanted, Some(self.pool.take(waste, make)?), epoch)
@@ -194,7 +172,7 @@ impl HtGroup {
             tally: (tally + layout.tally) as *mut u32,
             counted: (tally + layout.counted) as *mut u64,
             own_counts: (tally + layout.own_counts) as *mut u64,
-            max_tokens: saturated(self.shared.plan.max_tokens()),
+            max_tokens: saturated(self.shared.plan.max_tokens),
             epochs: self.shared.epochs(),
             number: epoch,
             block_tokens: 0,
@@ -215,5 +193,21 @@ impl HtGroup {
         let kept = handle.keep_ids(at);
         let routed = kept.and_then(|()| module.launch(kernels::ht_route(), shape, &params, at));
         turn.end_after(routed.and_then(|()| handle.conclude(&params.handle, at)))
+    }
+}
+
+impl HtGroupBackend for HtGroup {
+    fn open_handle(self: Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
+        self.shared.context.renew_tuning();
+        Ok(match &self.rails {
+            Some(rails) => Box::new(nodes::open_handle(&self.shared, rails, wanted, stream)?),
+            None => Box::new(self.open_on_one_node(wanted, stream)?),
+        })
+    }
+
+    fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
+        let wanted =
+            HtRouting { routing, counter: None, counters: RoutingCounters::default(), home: HandleHome::Given(block) };
+        Ok(Box::new(self.handle(wanted, None, 0)?))
     }
 }

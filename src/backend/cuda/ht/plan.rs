@@ -7,12 +7,12 @@ use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtShape,
 };
 use crate::backend::cuda::params::ht_kept::{HT_ZONE_BUFFER_BYTES, HT_ZONE_WORD_EXPERTS};
 use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
-use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::refusal::{OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
@@ -20,6 +20,7 @@ use crate::model::group::{GroupFacts, most_tokens};
 use crate::model::handle_state::{HEADER_WORDS, HtSections, StateShape, header};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{Launch, Routing};
+use crate::model::regions::Regions;
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -54,20 +55,21 @@ const ROUTE_BLOCKS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct HtPlan {
     /// Of this node's ranks, as if they were the group.
-    facts: GroupFacts,
+    pub facts: GroupFacts,
     /// Most tokens of a rank, if the group has a bound or not.
-    max_tokens: usize,
+    pub max_tokens: usize,
     /// Experts of all nodes.
-    all_experts: usize,
+    pub all_experts: usize,
     /// `None` on one node.
-    nodes: Option<NodesPlan>,
+    pub nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
-    /// As well: of the packets of `ht_zones`.
+    /// As well: of the packets of `ht_zones` and `ht_cut`.
     packets: usize,
     /// Nothing over several nodes, nor for one rank.
     mapped: HtMappedLayout,
-    bytes: usize,
+    /// Bytes of the group's region of a window.
+    pub bytes: usize,
 }
 
 /// How an operation is launched; the handle's number is not yet in the fingerprint.
@@ -106,6 +108,7 @@ impl HtPlan {
     /// The plan of a high-throughput group.
     pub fn new(facts: &GroupFacts, view: &NodeView) -> Result<Self> {
         check_limits(facts)?;
+        let has_zones = facts.has_zones();
         let max_tokens = facts.max_tokens.unwrap_or(most_tokens(facts.ranks));
         let nodes = (view.others() > 0).then(|| NodesPlan::new(facts, view));
         let all_experts = facts.experts;
@@ -121,11 +124,12 @@ impl HtPlan {
         let arrivals = window.take(ranks * units * PACKET_BYTES);
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
-        let packets = window.take(match (facts.zones, &nodes) {
+        let packets = window.take(match (has_zones, &nodes) {
             (false, _) => 0,
             (true, nodes) => {
                 let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);
-                sources * max_tokens * mask_words(facts) * PACKET_BYTES
+                let of_cut = 1 + facts.local_experts();
+                sources * of_cut.max(max_tokens * mask_words(facts)) * PACKET_BYTES
             }
         });
         let mapped = match &nodes {
@@ -150,11 +154,6 @@ impl HtPlan {
         layout.counts - self.layout.counts + self.packets as u64
     }
 
-    /// Bytes of the group's region of a window.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// The kernels' offsets if the group's region begins at `start` of the window.
     pub fn layout(&self, start: usize) -> HtLayout {
         let start = start as u64;
@@ -167,24 +166,9 @@ impl HtPlan {
         }
     }
 
-    /// Experts of this rank.
-    pub fn local_experts(&self) -> usize {
-        self.facts.local_experts()
-    }
-
-    /// Experts over all ranks of all nodes.
-    pub fn all_experts(&self) -> usize {
-        self.all_experts
-    }
-
     /// What operations with offers have in windows where the kernels' offsets are `of`.
     pub fn mapped_layout(&self, of: &HtLayout) -> HtMappedLayout {
         beside_rings::at(&self.mapped, of.counts - self.layout.counts)
-    }
-
-    /// Ranks of this node.
-    pub fn ranks(&self) -> usize {
-        self.facts.ranks
     }
 
     /// The block of a handle with such a routing, or with the group's maximum of tokens.
@@ -215,31 +199,11 @@ impl HtPlan {
         }
     }
 
-    /// Most tokens of a rank.
-    pub fn max_tokens(&self) -> usize {
-        self.max_tokens
-    }
-
-    /// The plan for operations over several nodes; `None` on one.
-    pub fn nodes(&self) -> Option<NodesPlan> {
-        self.nodes
-    }
-
     /// Most bytes of a message between nodes; 0 on one.
     pub fn most_message_bytes(&self) -> usize {
         let Self { nodes, facts, .. } = self;
         let of = |it: &NodesPlan| it.most_message_bytes(facts.row_bytes, facts.max_tokens);
         nodes.as_ref().map_or(0, of)
-    }
-
-    /// Most bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.facts.row_bytes
-    }
-
-    /// The bound of tokens per rank, if the group has one.
-    pub fn bound(&self) -> Option<usize> {
-        self.facts.max_tokens
     }
 
     /// The blocks that the caller grants to a kernel, if he does.

@@ -49,11 +49,11 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
 fn the_common_configuration_fits_256_mib() {
     for ranks in [1, 2, 3, 4, 8, 72] {
         let plan = plan(ranks, 14_336);
-        let bytes = plan.bytes() + plan.handle(&routing(4096, 8)).bytes;
+        let bytes = plan.bytes + plan.handle(&routing(4096, 8)).bytes;
         assert!(bytes <= 144 << 20, "{ranks} ranks: {bytes}");
         assert!(plan.layout.units.is_power_of_two());
     }
-    assert!(plan(8, 1 << 20).bytes() <= 96 << 20);
+    assert!(plan(8, 1 << 20).bytes <= 96 << 20);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn regions_follow_each_other() {
     assert!(layout.arrivals + units * 8 <= layout.credits);
     assert!(layout.credits + units * 4 <= layout.slots);
     assert!(layout.unit_bytes >= 7168 + 224 + 16 + 256);
-    assert!(layout.slots + units * layout.unit_bytes <= 4096 + plan.bytes() as u64);
+    assert!(layout.slots + units * layout.unit_bytes <= 4096 + plan.bytes as u64);
     let tally = plan.tally();
     assert!(tally.tally + (2 + 8 + 256) * 4 <= tally.counted && tally.counted + 64 * 8 * 8 <= tally.epochs);
     assert!(tally.own_counts + 2 * 34 * 8 <= tally.bytes);

@@ -1,25 +1,27 @@
 //! The state that the HT handles of a group share, on one node and on several.
 
 use crate::backend::Faults as _;
-use crate::backend::cuda::driver;
+use crate::backend::cuda::auxiliary;
 use crate::backend::cuda::driver::function::{self, LaunchShape};
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::driver::{self};
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
-use crate::backend::cuda::kernels::{Entry, Kernel};
+use crate::backend::cuda::kernels::{Entry, Kernel, to_u32};
 use crate::backend::cuda::order::Order;
-use crate::backend::cuda::params::common::KernelOp;
+use crate::backend::cuda::params::common::{KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
-    HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtSequences, HtShape,
+    HtCast, HtCombineParams, HtCommon, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledRows, HtSequences, HtShape,
 };
 use crate::backend::cuda::params::ht_mapped::HtOfferState;
-use crate::backend::cuda::totals;
+use crate::backend::cuda::scaled_rows::{NO_VIEW, scaled_rows};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, Routing, Stream};
-use crate::model::tensor::DevPtr;
+use crate::model::scales::{Scaled, WireRow};
+use crate::model::tensor::{DType, DevPtr, RowType};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -55,7 +57,7 @@ pub struct HtShared {
 impl HtShared {
     /// For a group whose `layout` has the offsets of `plan`'s regions in the windows.
     pub fn new(context: Arc<GroupContext>, memory: &Arc<CudaMemory>, plan: HtPlan, layout: HtLayout) -> Result<Self> {
-        let driver_context = Arc::clone(context.module.context());
+        let driver_context = Arc::clone(&context.module.context);
         let _entered = driver_context.enter()?;
         let device =
             DeviceLimits { multiprocessors: context.multiprocessors, shared_bytes: driver::most_shared_bytes()? };
@@ -84,8 +86,8 @@ impl HtShared {
 
     /// Enqueues that the `counts` of a handle are added to `totals`, behind a dispatch.
     pub fn add_counts(&self, counts: *const i32, totals: DevPtr, at: &StreamScope) -> Result<()> {
-        let experts = self.plan.local_experts();
-        totals::add(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at)
+        let experts = self.plan.facts.local_experts();
+        auxiliary::add_counts(&self.context, KernelOp::HtDispatch, (counts, totals), experts, at)
     }
 
     /// The number of a new handle. Counted on every rank, even for a handle that fails.
@@ -154,7 +156,7 @@ impl HtShared {
                 return Err(fault);
             }
             let waited = start.elapsed();
-            if waited > 2 * faults.timeout() {
+            if waited > 2 * faults.timeout {
                 let text = "the handle's routing was not exchanged in time";
                 return Err(Error::new(Code::RemoteError, text));
             }
@@ -246,4 +248,29 @@ pub fn saturated(count: usize) -> u32 {
 /// Both addresses, or NULL for `None`.
 fn addresses(given: Option<(DevPtr, DevPtr)>) -> (usize, usize) {
     given.map_or((0, 0), |(first, second)| (first.0, second.0))
+}
+
+/// The caller's `scaled` rows as the kernels of `launch` take them.
+pub fn scaled_rows_of_caller(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
+    let width = scaled.cast().map_or(row.dtype.size(), |cast| cast.from.size());
+    Ok(HtScaledRows {
+        rows: scaled_rows(row, scaled)?,
+        word: launch.scales_word,
+        out_rows: saturated(scaled.out.rows),
+        token_bytes: to_u32(row.hidden * width)?,
+        cast_chunk: launch.cast_chunk,
+        cast_from: match scaled.cast().map(|cast| cast.from) {
+            Some(DType::Float16) => HtCast::F16,
+            Some(DType::Float32) => HtCast::F32,
+            Some(DType::Bfloat16) | None => HtCast::Bf16,
+            Some(other) => return Err(Error::internal(format!("no cast of rows of {other}"))),
+        },
+    })
+}
+
+/// The same for rows that have come from another node, each with its scales behind it.
+pub fn scaled_rows_of_message(row: RowType, scaled: &Scaled, launch: &HtLaunch) -> Result<HtScaledRows> {
+    let wire = WireRow { payload: row, scales: Some(scaled.scales) };
+    let rows = ScaledRows { form: Scales::Forwarded, from: NO_VIEW, ..scaled_rows(row, scaled)? };
+    Ok(HtScaledRows { rows, token_bytes: to_u32(wire.slot_bytes())?, ..scaled_rows_of_caller(row, scaled, launch)? })
 }

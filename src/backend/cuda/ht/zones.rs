@@ -3,15 +3,15 @@
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
-use crate::backend::cuda::ht::handle::CudaHt;
+use crate::backend::cuda::ht::handle::{CudaHt, SLOTS_OF_PAGE};
 use crate::backend::cuda::ht::kept;
-use crate::backend::cuda::ht::memory::SLOTS_OF_PAGE;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::HtHandleMemory;
-use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtTold, HtZones, HtZonesParams};
-use crate::backend::cuda::regions::to_u32;
+use crate::backend::cuda::params::ht_kept::{
+    HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtTold, HtZones, HtZonesParams,
+};
 use crate::error::Result;
 use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
@@ -51,6 +51,30 @@ impl CudaHt {
     }
 }
 
+impl CudaHt {
+    /// Enqueues the kernel that drops rows beyond `most`, behind that which has counted them into `handle`.
+    pub fn cut(&self, handle: &HtHandleMemory, most: usize, at: &StreamScope) -> Result<()> {
+        let group = &*self.group;
+        let (tally, layout) = (group.tally(), group.plan.tally());
+        let params = HtCutParams {
+            peers: group.context.peers(),
+            wait: group.context.wait(KernelOp::HtRoute),
+            handle: *handle,
+            ids: self.routing.ids.0 as *mut i64,
+            limit: to_u32(most)?,
+            max_tokens: to_u32(group.plan.max_tokens)?,
+            layout: group.layout,
+            own_counts: (tally + layout.own_counts) as *const u64,
+            epochs: group.epochs().cast_const(),
+            tally: (tally + layout.tally) as *mut u32,
+            packets: group.plan.packets(&group.layout),
+            told: kept::told(&self.counters, None),
+        };
+        let params = HtCutParams { tally: params.tally.wrapping_add(2 + params.peers.ranks as usize), ..params };
+        group.context.module.launch(kernels::ht_cut(), LaunchShape::new(1, HT_CUT_THREADS), &params, at)
+    }
+}
+
 impl HtShared {
     /// The slots of a handle's rows, if they lie by expert; their table and that of zones are at `slots` and `begins`.
     pub fn zones(&self, form: Option<Zones>, at: (DevPtr, DevPtr), top_k: usize) -> Result<Option<HtZones>> {
@@ -86,7 +110,7 @@ impl HtShared {
             own_counts: own_counts as *const u64,
             told: of.finds.unwrap_or(kept::told(&RoutingCounters::default(), None)),
             packets: group.plan.packets(&group.layout),
-            max_tokens: to_u32(group.plan.max_tokens())?,
+            max_tokens: to_u32(group.plan.max_tokens)?,
             epochs: of.epoch.map_or(group.epochs().cast_const(), |_| null()),
             epoch: of.epoch.unwrap_or(0),
             send_blocks: to_u32(senders)?,
@@ -95,7 +119,6 @@ impl HtShared {
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
-        let module = &group.context.module;
-        module.launch(kernels::ht_zones(), shape, &params, at)
+        group.context.module.launch(kernels::ht_zones(), shape, &params, at)
     }
 }

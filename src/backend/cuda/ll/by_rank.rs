@@ -1,28 +1,21 @@
-//! Rank-major operations: the parameters of their kernels, and what they launch.
+//! Rank-major operations on one node: the parameters of their kernels, and what they launch. A dispatch into a view and
+//! a combine copy no rows on their arrival.
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
-use crate::backend::cuda::ll::launch::{DispatchGrid, Part};
-use crate::backend::cuda::ll::messages::HEADER_BYTES;
-use crate::backend::cuda::ll::over_nodes::{OverNodes, blocks};
+use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
+use crate::backend::cuda::ll::views::{ViewBanks, cut};
 use crate::backend::cuda::params::ll::{
-    LlBeside, LlNodes, LlRankDispatchNodesParams, LlRankDispatchParams, LlRankScaledDispatchNodesParams,
-    LlRankScaledDispatchParams,
+    LlBeside, LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, reciprocal,
 };
-use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlRankPackParams};
-use crate::error::Result;
-use crate::model::ops::{self, IntWidth, LlDispatch, Routing};
+use crate::backend::cuda::params::ll_view::{
+    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlView, LlViewState,
+};
+use crate::error::{Error, Result};
+use crate::model::ops::{self, IntWidth, Launch, LlCombine, LlDispatch, ViewBank};
 use crate::model::tensor::DevPtr;
-
-/// A dispatch with what it has beside its rows, and where it reads these.
-#[derive(Clone, Copy)]
-pub struct ByRank<'a> {
-    pub op: &'a LlDispatch,
-    pub beside: &'a ops::LlBeside,
-    pub rows: DevPtr,
-}
 
 impl Handle {
     /// Enqueues `part` of a rank-major dispatch on one node.
@@ -35,12 +28,10 @@ impl Handle {
         part: Part,
         at: &StreamScope,
     ) -> Result<()> {
-        let rows = op.tokens;
-        let by_rank = ByRank { op, beside, rows };
         let Some(scaled) = &op.scaled else {
             let kernel = kernels::ll_rank_dispatch();
             let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
-            let params = self.rank_dispatch_params(by_rank, grid, part);
+            let params = self.rank_dispatch_params((op, beside), op.tokens, grid, part);
             return self.launch_following(kernel, op.launch, grid.launch, &params, at);
         };
         let (grid, kernel) = match scaled.cast() {
@@ -49,16 +40,17 @@ impl Handle {
         };
         let grid = &grid.asked(op.launch, kernel.most_threads());
         let params = LlRankScaledDispatchParams {
-            dispatch: self.rank_dispatch_params(by_rank, grid, part),
+            dispatch: self.rank_dispatch_params((op, beside), op.tokens, grid, part),
             rows: rows_with_scales(op, scaled)?,
         };
         self.launch_following(kernel, op.launch, grid.launch, &params, at)
     }
 
-    /// The parameters of `part` of a rank-major dispatch.
+    /// The parameters of `part` of a rank-major dispatch that reads its rows at `rows`.
     pub(super) fn rank_dispatch_params(
         &self,
-        ByRank { op, beside, rows }: ByRank<'_>,
+        (op, beside): (&LlDispatch, &ops::LlBeside),
+        rows: DevPtr,
         grid: &DispatchGrid,
         part: Part,
     ) -> LlRankDispatchParams {
@@ -73,47 +65,61 @@ impl Handle {
             },
         }
     }
-}
 
-impl OverNodes<'_> {
-    /// Enqueues `part` of a rank-major dispatch.
-    pub(super) fn launch_rank_dispatch(
+    /// Enqueues a rank-major dispatch into `bank`.
+    pub fn launch_dispatch_view(
         &self,
-        (op, beside): (&LlDispatch, &ops::LlBeside),
-        (part, nodes): (Part, LlNodes),
-        grid: &DispatchGrid,
+        (op, beside, bank): (&LlDispatch, &ops::LlBeside, ViewBank),
         at: &StreamScope,
     ) -> Result<()> {
-        let module = &self.handle.context.module;
-        let params = |rows| {
-            let by_rank = ByRank { op, beside, rows };
-            self.handle.rank_dispatch_params(by_rank, grid, part)
-        };
-        let Some(scaled) = &op.scaled else {
-            let dispatch = params(op.tokens);
-            let params = LlRankDispatchNodesParams { dispatch, nodes };
-            return module.launch(kernels::ll_rank_dispatch_nodes(), grid.launch, &params, at);
-        };
-        let params = LlRankScaledDispatchNodesParams {
-            dispatch: params(self.packed_rows()),
-            nodes,
-            rows: rows_with_scales(op, scaled)?,
-        };
-        let kernel = kernels::ll_rank_dispatch_nodes_scaled();
-        module.launch(kernel, grid.launch, &params, at)
+        let dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
+        let (view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
+        let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
+        let params = LlRankDispatchViewParams { dispatch, view, banks };
+        let shape = launch_shape(op.launch, own);
+        self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at)
     }
 
-    /// Adds the weights to the message of rows and ids.
-    pub(super) fn pack_weights(&self, op: &LlDispatch, beside: &ops::LlBeside, at: &StreamScope) -> Result<()> {
-        let Routing { tokens, top_k, .. } = self.handle.routing;
-        let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
-        let params = LlRankPackParams {
-            weights: beside.weights.0 as *const f32,
-            to: (self.memory.rows.sends.0 + HEADER_BYTES + before) as *mut f32,
-            num_weights: (tokens * top_k) as u64,
-        };
-        let shape = LaunchShape::new(blocks(tokens * top_k, LL_PACK_THREADS)?, LL_PACK_THREADS);
-        let module = &self.handle.context.module;
-        module.launch(kernels::ll_rank_pack(), shape, &params, at)
+    /// Enqueues `part` of a rank-major combine on one node.
+    pub fn launch_rank_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
+        let grid = Grid::shared(0, LL_VIEW_THREADS);
+        let combine = self.combine_params(op, &grid, part);
+        // A staged one, which is in no order with whole ones, leaves its view to the next dispatch there.
+        let bank = op.view.filter(|_| part.is_whole());
+        let (view, own) = self.view(bank, &combine.common.shape)?;
+        let params = LlRankCombineParams { combine, view };
+        let shape = launch_shape(op.launch, own);
+        self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, op.launch, shape, &params, at)
     }
+
+    fn views(&self) -> Result<&ViewBanks> {
+        self.views.as_deref().ok_or_else(|| Error::internal("views over several nodes"))
+    }
+
+    /// What kernels need of `bank`, and how many blocks they have unless a call wants another number.
+    fn view(&self, bank: Option<ViewBank>, shape: &LlShape) -> Result<(LlView, u32)> {
+        let views = self.views()?;
+        let (parts, warps) = cut(shape.chunks as usize);
+        let view = LlView {
+            rows: bank.and_then(|bank| views.own(bank)).unwrap_or_default().0 as *mut u8,
+            state: views.state.0 as *mut LlViewState,
+            bank: bank.map_or(LL_VIEW_BANKS, |bank| bank.index() as u32),
+            handle: self.number,
+            parts: parts as u32,
+            parts_reciprocal: reciprocal(parts as u32),
+            warps: warps as u32,
+            gently: self.plan.view.polls_gently(parts).into(),
+        };
+        Ok((view, self.plan.view.blocks(parts)))
+    }
+}
+
+/// The launch of a kernel with so many blocks of its own, of which a call may want another number. Its threads are fixed,
+/// and each block does everything.
+fn launch_shape(asked: Launch, own: u32) -> LaunchShape {
+    let blocks = match asked.blocks {
+        0 => own,
+        blocks => blocks,
+    };
+    LaunchShape::new(blocks, LL_VIEW_THREADS)
 }

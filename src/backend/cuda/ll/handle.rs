@@ -1,12 +1,11 @@
 //! An LL handle: the parameters of the kernels that run its operations.
 
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
+use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::handle_header::GivenHeader;
-use crate::backend::cuda::handle_ids::IdCopy;
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels::{self, Kernel, to_u32};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -17,12 +16,11 @@ use crate::backend::cuda::params::common::{KernelOp, ScaledRows};
 use crate::backend::cuda::params::ll::{
     LlCombineParams, LlCommon, LlDispatchParams, LlLayout, LlPhase, LlScaledDispatchParams,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::{ScalesWord, scaled_rows};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
 use crate::model::layout::Layout;
-use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, Routing};
+use crate::model::ops::{IntWidth, Launch, LlCombine, LlDispatch, LlOp, Numbers, Routing, ViewBank};
 use crate::model::scales::{Scaled, WireRow};
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -149,6 +147,12 @@ impl Handle {
             },
             LlOp::Combine(op) => self.launch_combine(op, part, at),
         }
+    }
+
+    /// The bank that `part` of a dispatch fills where its rows stay.
+    fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
+        let stays = self.views.is_some() && op.scaled.is_none() && part.is_whole();
+        op.view.filter(|_| stays)
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {

@@ -1,26 +1,20 @@
 //! Low-latency operations: checked operation -> kernel parameters -> launch.
 
 mod by_rank;
-mod exchanges;
-pub mod fault;
-mod fingerprint;
+pub mod fingerprint;
 mod handle;
-mod in_views;
 mod launch;
-mod limits;
 mod memory;
-mod messages;
 mod network;
 mod over_nodes;
 pub mod plan;
 mod staged;
 mod views;
 
-use crate::backend::LlBackend;
+use crate::backend::cuda::auxiliary::{self, GivenHeader};
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::handle_header::GivenHeader;
 use crate::backend::cuda::ll::handle::Handle;
 use crate::backend::cuda::ll::launch::Part;
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -34,7 +28,7 @@ use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ll::LlLayout;
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::totals;
+use crate::backend::{LlBackend, LlGroupBackend};
 use crate::error::Result;
 use crate::model::handle_state::{GivenBlock, HandleHome, header};
 use crate::model::ops::{LlDispatch, LlOp, Routing, StagedSlot, Stream, ViewBank};
@@ -71,9 +65,9 @@ impl LlGroup {
         plan: LlPlan,
         start: usize,
     ) -> Result<Self> {
-        let network = network.map(|network| LlNetwork::new(Arc::clone(network), memory, plan.facts())).transpose()?;
-        let order = Order::new(context.module.context())?;
-        let staged = Staged::new(context.module.context())?;
+        let network = network.map(|network| LlNetwork::new(Arc::clone(network), memory, &plan.facts)).transpose()?;
+        let order = Order::new(&context.module.context)?;
+        let staged = Staged::new(&context.module.context)?;
         let views = plan.view_state(start).map(|state| {
             let state = DevPtr(context.own_window().0 + state);
             Arc::new(ViewBanks::new(state, plan.view_bytes(), context.rank()))
@@ -98,8 +92,19 @@ impl LlGroup {
         self.plan.takes_shapes()
     }
 
-    /// A handle with the ids `routing`, whose block is in `home`.
-    pub fn open_handle(self: &Arc<Self>, routing: Routing, home: HandleHome) -> Result<CudaLl> {
+    /// Makes the banks of views by `make`, which is told their bytes and gives those of all ranks, unless they are there.
+    pub fn make_views(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
+        self.views.as_ref().map_or(Ok(()), |views| views.make(make))
+    }
+
+    /// The group was closed: no operation will follow one that was given up.
+    pub fn forget_staged(&self) {
+        self.staged.close();
+    }
+}
+
+impl LlGroupBackend for LlGroup {
+    fn open_handle(self: Arc<Self>, routing: Routing, home: HandleHome) -> Result<Box<dyn LlBackend>> {
         self.context.renew_tuning();
         let tuning = *self.context.tuning.read();
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
@@ -115,7 +120,7 @@ impl LlGroup {
                 HandleHome::Given(block) => Arc::new(HandleMemory::given(&self.plan, &routing, block)),
             },
             header: (home.given())
-                .map(|GivenBlock(block)| GivenHeader::new(block, header(self.plan.facts(), &routing, 0))),
+                .map(|GivenBlock(block)| GivenHeader::new(block, header(&self.plan.facts, &routing, 0))),
             number: 1 + self.handles.fetch_add(1, Relaxed),
             source_tokens: OnceCell::new(),
             routing,
@@ -123,22 +128,12 @@ impl LlGroup {
         if let Some(network) = &self.network {
             handle.announce(network)?;
         }
-        Ok(CudaLl(Arc::new(InGroup { group: Arc::clone(self), handle })))
-    }
-
-    /// Makes the banks of views by `make`, which is told their bytes and gives those of all ranks, unless they are there.
-    pub fn make_views(&self, make: impl FnOnce(usize) -> Result<Box<[usize]>>) -> Result<()> {
-        self.views.as_ref().map_or(Ok(()), |views| views.make(make))
-    }
-
-    /// The group was closed: no operation will follow one that was given up.
-    pub fn forget_staged(&self) {
-        self.staged.close();
+        Ok(Box::new(CudaLl(Arc::new(InGroup { group: self, handle }))))
     }
 }
 
 /// An LL handle.
-pub struct CudaLl(Arc<InGroup>);
+struct CudaLl(Arc<InGroup>);
 
 /// A handle, and the group in whose order its operations run.
 struct InGroup {
@@ -247,7 +242,7 @@ impl LlBackend for CudaLl {
 
     fn add_counts(&self, counts: DevPtr, totals: DevPtr, stream: Stream) -> Result<()> {
         let at = &self.0.enter(stream)?;
-        let (counts, experts) = (counts.0 as *const i32, self.0.group.plan.facts().local_experts());
-        totals::add(&self.0.handle.context, KernelOp::LlDispatch, (counts, totals), experts, at)
+        let (counts, experts) = (counts.0 as *const i32, self.0.group.plan.facts.local_experts());
+        auxiliary::add_counts(&self.0.handle.context, KernelOp::LlDispatch, (counts, totals), experts, at)
     }
 }

@@ -3,30 +3,31 @@
 //! A dispatch sends its rows and ids, packed by a kernel, to the rail peers; then one kernel sends the rows of all
 //! forwarded ranks within the node, and receives. A combine sends its weights to the rail peers; a kernel sends the
 //! rows of this rank's experts to their homes, or those that forward for these, and sums what came for the forwarded
-//! ranks; the sums go home, where a last kernel adds them to what the own node gives (`exchanges`).
+//! ranks; the sums go home, where a last kernel adds them to what the own node
+//! gives. Each exchange is one message per rank, as each costs the network's latency.
 //!
 //! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
 //! what waits for the network, except for the weights, without which expert ranks cannot sum.
 
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::ll::handle::{Handle, SourceTokens, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::messages::{ChannelMemory, HEADER_BYTES};
-use crate::backend::cuda::ll::network::LlNetwork;
+use crate::backend::cuda::ll::network::{ChannelMemory, HEADER_BYTES, Leg, LlNetwork};
 use crate::backend::cuda::order::Turn;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ll::{
     LL_COMBINE_MANY_THREADS, LL_DISPATCH_THREADS, LL_TOPK_WEIGHTS_THREADS, LlCombineNodesParams, LlDispatchNodesParams,
-    LlNodes, LlPhase, LlScaledDispatchNodesParams, LlTopkWeightsParams,
+    LlNodes, LlPhase, LlRankDispatchNodesParams, LlRankScaledDispatchNodesParams, LlScaledDispatchNodesParams,
+    LlTopkWeightsParams,
 };
-use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlPackParams, LlScaledPackParams};
-use crate::backend::cuda::regions::to_u32;
+use crate::backend::cuda::params::ll_pack::{LL_PACK_THREADS, LlPackParams, LlRankPackParams, LlScaledPackParams};
 use crate::backend::cuda::scaled_rows::ScalesWord;
-use crate::backend::net::two_sided::Label;
+use crate::backend::net::two_sided::{Label, Message};
 use crate::error::Result;
-use crate::model::ops::{LlCombine, LlDispatch, LlOp, Routing};
+use crate::model::ids::GroupRank;
+use crate::model::ops::{LlBeside, LlCombine, LlDispatch, LlOp, Routing, RowType};
 use crate::model::tensor::DevPtr;
 
 const WARP: u32 = 32;
@@ -35,10 +36,10 @@ const PACKED_AT_ONCE: usize = 16;
 
 /// The network as an operation of one handle uses it.
 pub struct OverNodes<'a> {
-    pub(super) handle: &'a Handle,
-    pub(super) network: &'a LlNetwork,
-    pub(super) memory: &'a ChannelMemory,
-    pub(super) tokens: &'a SourceTokens,
+    handle: &'a Handle,
+    network: &'a LlNetwork,
+    memory: &'a ChannelMemory,
+    tokens: &'a SourceTokens,
     part: Part,
 }
 
@@ -199,8 +200,32 @@ impl<'a> OverNodes<'a> {
         module.launch(kernels::ll_dispatch_nodes_scaled(), grid.launch, &params, at)
     }
 
+    /// Enqueues `part` of a rank-major dispatch.
+    fn launch_rank_dispatch(
+        &self,
+        (op, beside): (&LlDispatch, &LlBeside),
+        (part, nodes): (Part, LlNodes),
+        grid: &DispatchGrid,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let module = &self.handle.context.module;
+        let params = |rows| self.handle.rank_dispatch_params((op, beside), rows, grid, part);
+        let Some(scaled) = &op.scaled else {
+            let dispatch = params(op.tokens);
+            let params = LlRankDispatchNodesParams { dispatch, nodes };
+            return module.launch(kernels::ll_rank_dispatch_nodes(), grid.launch, &params, at);
+        };
+        let params = LlRankScaledDispatchNodesParams {
+            dispatch: params(self.packed_rows()),
+            nodes,
+            rows: rows_with_scales(op, scaled)?,
+        };
+        let kernel = kernels::ll_rank_dispatch_nodes_scaled();
+        module.launch(kernel, grid.launch, &params, at)
+    }
+
     /// Rows with scales as they are packed for the network, which is as a kernel sends them.
-    pub(super) fn packed_rows(&self) -> DevPtr {
+    fn packed_rows(&self) -> DevPtr {
         DevPtr(self.memory.rows.sends.0 + HEADER_BYTES)
     }
 
@@ -214,8 +239,7 @@ impl<'a> OverNodes<'a> {
             true => kernels::ll_rank_combine_nodes(op.row.dtype)?,
             false => kernels::ll_combine_nodes(op.row.dtype)?,
         };
-        let module = &self.handle.context.module;
-        module.launch(kernel, grid.launch_shape(0), &params, at)
+        self.handle.context.module.launch(kernel, grid.launch_shape(0), &params, at)
     }
 
     fn launch_topk_weights(&self, op: &LlCombine, at: &StreamScope) -> Result<()> {
@@ -227,8 +251,7 @@ impl<'a> OverNodes<'a> {
             blocks(self.handle.routing.tokens, LL_TOPK_WEIGHTS_THREADS / WARP)?,
             LL_TOPK_WEIGHTS_THREADS,
         );
-        let module = &self.handle.context.module;
-        module.launch(kernels::ll_topk_weights(), shape, &params, at)
+        self.handle.context.module.launch(kernels::ll_topk_weights(), shape, &params, at)
     }
 
     fn launch_pack(&self, op: &LlDispatch, at: &StreamScope) -> Result<()> {
@@ -269,9 +292,73 @@ impl<'a> OverNodes<'a> {
         };
         module.launch(kernel, shape, &params, at)
     }
+
+    /// Adds the weights to the message of rows and ids.
+    fn pack_weights(&self, op: &LlDispatch, beside: &LlBeside, at: &StreamScope) -> Result<()> {
+        let Routing { tokens, top_k, .. } = self.handle.routing;
+        let before = tokens * (op.wire().slot_bytes() + top_k * size_of::<i64>());
+        let params = LlRankPackParams {
+            weights: beside.weights.0 as *const f32,
+            to: (self.memory.rows.sends.0 + HEADER_BYTES + before) as *mut f32,
+            num_weights: (tokens * top_k) as u64,
+        };
+        let shape = LaunchShape::new(blocks(tokens * top_k, LL_PACK_THREADS)?, LL_PACK_THREADS);
+        self.handle.context.module.launch(kernels::ll_rank_pack(), shape, &params, at)
+    }
+
+    /// This rank's rows and ids, rank-major also its weights, go to the rail peers, those of the remote ranks come here.
+    fn send_rows(&self, label: Label, op: &LlDispatch, at: &StreamScope) -> Result<()> {
+        let entry = size_of::<i64>() + op.beside.map_or(0, |_| size_of::<f32>());
+        let bytes = op.wire().slot_bytes() + self.handle.routing.top_k * entry;
+        self.send_there(label, &self.memory.rows, bytes, at)
+    }
+
+    /// This rank's weights go to the rail peers, those of the remote ranks come here.
+    fn send_weights(&self, label: Label, at: &StreamScope) -> Result<()> {
+        let weights = self.handle.routing.top_k * size_of::<f32>();
+        self.send_there(label, &self.memory.weights, weights, at)
+    }
+
+    /// The sums of this node go to the remote ranks, those of the rail peers' nodes come here: each the way that its
+    /// row took, back.
+    fn send_sums(&self, label: Label, row: RowType, at: &StreamScope) -> Result<()> {
+        let (leg, bytes) = (self.memory.rows.back(), row.bytes());
+        let own = self.handle.routing.tokens;
+        let sends = self.of_remote(leg.sends, leg.stride, bytes);
+        let peers = self.network.view.rail_peers.iter().enumerate();
+        let receives = peers.map(|(node, &peer)| {
+            let data = DevPtr(leg.receives.0 + node * leg.stride);
+            message(peer, data, own, bytes)
+        });
+        let exchanges = &self.network.exchanges;
+        exchanges.enqueue(label, sends, receives, at.stream)
+    }
+
+    /// This rank's message in `leg` goes to the rail peers, those of the remote ranks come here.
+    fn send_there(&self, label: Label, leg: &Leg, bytes: usize, at: &StreamScope) -> Result<()> {
+        let own = self.handle.routing.tokens;
+        let peers = self.network.view.rail_peers.iter();
+        let sends = peers.map(|&peer| message(peer, leg.sends, own, bytes));
+        let receives = self.of_remote(leg.receives, leg.stride, bytes);
+        let exchanges = &self.network.exchanges;
+        exchanges.enqueue(label, sends, receives, at.stream)
+    }
+
+    /// Messages to or from the remote ranks, `stride` apart.
+    fn of_remote(&self, first: DevPtr, stride: usize, bytes: usize) -> impl Iterator<Item = Message> {
+        let ranks = self.network.view.remote().iter().zip(&self.tokens.of);
+        ranks
+            .enumerate()
+            .map(move |(index, (&rank, &tokens))| message(rank, DevPtr(first.0 + index * stride), tokens, bytes))
+    }
 }
 
 /// Blocks for `units`, of which one block takes `per_block`; at least one, for the header.
-pub(super) fn blocks(units: usize, per_block: u32) -> Result<u32> {
+fn blocks(units: usize, per_block: u32) -> Result<u32> {
     to_u32(units.div_ceil(per_block as usize).max(1))
+}
+
+/// A message to or from `peer`, of a header and of `bytes` for each of its `tokens`.
+fn message(peer: GroupRank, data: DevPtr, tokens: usize, bytes: usize) -> Message {
+    Message { peer, data, bytes: HEADER_BYTES + tokens * bytes }
 }

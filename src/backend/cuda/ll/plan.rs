@@ -4,21 +4,23 @@
 
 mod grids;
 
+use crate::backend::cuda::kernels::to_u32;
+use crate::backend::cuda::ll::fingerprint;
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, HandlePlan, at_most, chunks, slot_bytes};
-use crate::backend::cuda::ll::limits::{SHARED_BYTES_PER_EXPERT, check_limits};
-use crate::backend::cuda::ll::messages::most_message_bytes;
+use crate::backend::cuda::ll::network::most_message_bytes;
 use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{
-    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS, LL_MAX_TOP_K,
-    LL_PLAIN_DISPATCH_THREADS, LlLayout, LlShape, reciprocal,
+    LL_BANKS, LL_CHANNELS, LL_COMBINE_MANY_THREADS, LL_COUNTS_BESIDE_EXPERTS, LL_DISPATCH_THREADS, LL_INDEX_BITS,
+    LL_MAX_RANKS, LL_MAX_TOP_K, LL_PLAIN_DISPATCH_THREADS, LL_STATIC_SHARED_BYTES, LlLayout, LlShape, reciprocal,
 };
 use crate::backend::cuda::params::ll_view::LlViewState;
-use crate::backend::cuda::regions::{Regions, to_u32};
+use crate::error::refusal::{AmongRanks, OfSettings, Setting, Subject};
 use crate::error::{Error, Result};
 use crate::model::group::{GroupFacts, LlCombineMode};
 use crate::model::handle_state::{LlSections, StateShape};
 use crate::model::node_view::NodeView;
 use crate::model::ops::{HandleForm, Routing};
+use crate::model::regions::Regions;
 use crate::tuning::Tuning;
 
 const PACKET_BYTES: usize = 8;
@@ -38,7 +40,8 @@ const _: () = assert!(LL_BANKS == LL_CHANNELS + 1);
 /// The plan of one group.
 #[derive(Clone, Copy, Debug)]
 pub struct LlPlan {
-    facts: GroupFacts,
+    /// The facts of the group.
+    pub facts: GroupFacts,
     forwarders: Forwarders,
     max_tokens: usize,
     /// Offsets from the start of the LL region.
@@ -47,7 +50,8 @@ pub struct LlPlan {
     rows_bytes: usize,
     /// Offset of the state of views, on one node.
     view_state: Option<usize>,
-    bytes: usize,
+    /// Bytes of the LL region of a window.
+    pub bytes: usize,
     /// Grids that take precedence over the rules below.
     tuning: Tuning,
 }
@@ -116,16 +120,6 @@ impl LlPlan {
     /// Whether it takes other grids: a caller's bound comes first.
     pub fn takes_shapes(&self) -> bool {
         self.facts.channels.is_none()
-    }
-
-    /// The facts of the group.
-    pub fn facts(&self) -> &GroupFacts {
-        &self.facts
-    }
-
-    /// Bytes of the LL region of a window.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Most bytes of a message between nodes.
@@ -217,6 +211,37 @@ impl LlPlan {
             },
         })
     }
+}
+
+/// Dynamic shared memory that a block may have without opt-in: 48 KiB less its static variables.
+const MAX_SHARED_BYTES: usize = (48 << 10) - LL_STATIC_SHARED_BYTES as usize;
+/// Shared memory of a dispatch block per expert of the group.
+pub const SHARED_BYTES_PER_EXPERT: usize = 8;
+
+/// Refuses facts that do not fit the kernels' shared memory or the fields of their packets.
+pub fn check_limits(facts: &GroupFacts, max_tokens: usize, nodes: usize) -> Result<()> {
+    let local = (1 << (32 - LL_INDEX_BITS)) - 1;
+    if nodes > 1 && facts.ranks > LL_MAX_RANKS {
+        return Err(Error::usage(Subject::Communicator, AmongRanks::FewerRanks)
+            .got(facts.ranks, format_args!("at most {LL_MAX_RANKS}")));
+    }
+    let of_ranks = match nodes {
+        1 => 0,
+        _ => LL_MAX_RANKS * size_of::<u32>(),
+    };
+    let experts = ((MAX_SHARED_BYTES - of_ranks) / SHARED_BYTES_PER_EXPERT).min(local * facts.ranks);
+    let rows = ((1 << LL_INDEX_BITS) - 1).min(i32::MAX as usize / facts.local_experts());
+    let row_bytes = fingerprint::MOST_ROW_BYTES;
+    let limits = [
+        (Setting::Experts, facts.experts, experts),
+        (Setting::RowBytes, facts.row_bytes, row_bytes),
+        (Setting::MaxTokens, max_tokens, rows / facts.ranks),
+    ];
+    let Some((setting, got, most)) = limits.into_iter().find(|(_, got, most)| got > most) else {
+        return Ok(());
+    };
+    let rule = OfSettings::LlKernelsCount;
+    Err(Error::usage(Subject::Setting(setting), rule).got(got, format_args!("at most {most}")))
 }
 
 #[cfg(test)]

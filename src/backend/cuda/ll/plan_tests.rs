@@ -35,7 +35,7 @@ fn the_common_configuration_fits_64_mib() {
     let plan = LlPlan::new(&facts(128, LlCombineMode::Reduce), &one_node(8)).unwrap();
     let handle = plan.handle_memory(8, HandleForm::default());
     assert_eq!(plan.view_bytes(), 14 << 20);
-    let bytes = plan.bytes() + handle.bytes;
+    let bytes = plan.bytes + handle.bytes;
     assert!(bytes <= 64 << 20, "{bytes}");
 }
 
@@ -45,7 +45,7 @@ fn the_state_of_views_is_behind_the_banks() {
     let layout = one.layout(4096);
     let state = one.view_state(4096).unwrap();
     assert!((layout.banks + 4 * layout.bank_bytes) as usize <= state);
-    assert!(state + size_of::<LlViewState>() <= 4096 + one.bytes());
+    assert!(state + size_of::<LlViewState>() <= 4096 + one.bytes);
     let several = LlPlan::new(&facts(50, LlCombineMode::Reduce), &two_nodes(8)).unwrap();
     assert_eq!(several.view_state(0), None);
 }
@@ -82,8 +82,8 @@ fn regions_do_not_overlap() {
         assert!(plan.rows_bytes as u64 <= layout.flags);
         assert!(layout.flags < layout.counts && layout.counts < layout.entries);
         assert!(layout.entries + 2 * 8 * 50 * 32 * 8 <= layout.bank_bytes);
-        assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes() as u64);
-        assert!(plan.with_sentinel().all(|(start, bytes)| start + bytes <= plan.bytes()));
+        assert!(layout.banks + 4 * layout.bank_bytes <= 4096 + plan.bytes as u64);
+        assert!(plan.with_sentinel().all(|(start, bytes)| start + bytes <= plan.bytes));
     }
 }
 

@@ -6,15 +6,14 @@
 //! streams, a send phase runs after the slot's last receive phase, and a receive phase after its
 //! send phase.
 
-use crate::backend::cuda::driver::context::{Context, Enqueued};
+use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::Event;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::order::group_has_ended;
-use crate::backend::quiescence::{Graphs, Works};
+use crate::backend::cuda::order::{Events, Operations};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ops::{STAGED_SLOTS, StagedSlot};
-use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use parking_lot::{MappedMutexGuard, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,13 +21,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub type Discard = Box<dyn Fn(&StreamScope) -> Result<()> + Send>;
 
 /// The staged operations of a group.
-pub struct Staged(Arc<Slots>);
-
-struct Slots {
-    slots: Mutex<[Slot; STAGED_SLOTS]>,
+pub struct Staged {
+    slots: Arc<Operations<[Slot; STAGED_SLOTS]>>,
     closed: AtomicBool,
-    /// Set under the lock of `slots`: no receive phase may follow.
-    ended: AtomicBool,
+}
+
+/// Receive phases only; send phases are in the group's order.
+impl Events for [Slot; STAGED_SLOTS] {
+    fn all(&self) -> impl Iterator<Item = &Event> {
+        self.iter().map(|it| &it.received)
+    }
 }
 
 struct Slot {
@@ -68,17 +70,12 @@ impl Slot {
 impl Staged {
     /// The slots of a group, all free.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
-        let slots = Arc::new(Slots {
-            slots: Mutex::new([Slot::new(context)?, Slot::new(context)?]),
-            closed: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-        });
-        context.watch(&slots);
-        Ok(Self(slots))
+        let slots = [Slot::new(context)?, Slot::new(context)?];
+        Ok(Self { slots: Operations::new(context, slots), closed: AtomicBool::new(false) })
     }
 
     fn slot(&self, slot: StagedSlot) -> Result<MappedMutexGuard<'_, Slot>> {
-        MutexGuard::try_map(self.0.slots.lock(), |slots| slots.get_mut(slot.index()))
+        MutexGuard::try_map(self.slots.lock(), |slots| slots.get_mut(slot.index()))
             .map_err(|_| Error::internal(format!("no {slot:?}")))
     }
 
@@ -97,9 +94,7 @@ impl Staged {
     /// the receive phase.
     pub fn begin_receive<'a>(&'a self, slot: StagedSlot, at: &'a StreamScope) -> Result<ReceivePhase<'a>> {
         let found = self.slot(slot)?;
-        if self.0.ended.load(Ordering::Relaxed) {
-            return Err(group_has_ended());
-        }
+        self.slots.check_open()?;
         found.sent.hold_or_refuse(at)?;
         Ok(ReceivePhase { slot: found, at })
     }
@@ -114,7 +109,7 @@ impl Staged {
     pub fn abandon(&self, slot: StagedSlot, discard: Discard) {
         if let Ok(mut found) = self.slot(slot) {
             found.busy = false;
-            if !self.0.closed.load(Ordering::Relaxed) {
+            if !self.closed.load(Ordering::Relaxed) {
                 found.abandoned = Some(discard);
             }
         }
@@ -123,9 +118,9 @@ impl Staged {
     /// No operation will follow: forgets operations that were given up, and with them the handles
     /// that they keep.
     pub fn close(&self) {
-        self.0.closed.store(true, Ordering::Relaxed);
+        self.closed.store(true, Ordering::Relaxed);
         let given_up: Vec<_> = {
-            let mut slots = self.0.slots.lock();
+            let mut slots = self.slots.lock();
             slots.iter_mut().map(|it| it.abandoned.take()).collect()
         };
         drop(given_up);
@@ -160,36 +155,5 @@ impl ReceivePhase<'_> {
         self.slot.received.record(self.at)?;
         self.slot.busy = false;
         Ok(())
-    }
-}
-
-/// Covers receive phases only; send phases are covered by the group's order.
-impl Works for Slots {
-    fn while_idle(&self, graphs: Graphs, then: &mut dyn FnMut()) {
-        let graphs_count = graphs == Graphs::Count && !self.ended.load(Ordering::Relaxed);
-        if let Some(slots) = self.slots.try_lock()
-            && !(graphs_count && slots.iter().any(|it| it.received.is_in_graphs()))
-            && slots.iter().all(|it| it.received.is_over() != Ok(false))
-        {
-            then();
-        }
-    }
-}
-
-impl Enqueued for Slots {
-    fn are_over(&self) -> Result<bool> {
-        let slots = self.slots.lock();
-        let over: Result<Vec<bool>> = slots.iter().map(|it| it.received.is_over()).collect();
-        Ok(!over?.contains(&false))
-    }
-
-    fn are_captured(&self) -> bool {
-        let slots = self.slots.lock();
-        slots.iter().any(|it| it.received.is_in_graphs())
-    }
-
-    fn end(&self) {
-        let _no_launch = self.slots.lock();
-        self.ended.store(true, Ordering::Relaxed);
     }
 }

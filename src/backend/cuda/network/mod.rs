@@ -1,29 +1,31 @@
 //! The network between the nodes of a group: what its operations of either mode share, and what a failure of the
 //! network does to the group.
 
-mod side_streams;
 pub mod two_sided;
 
 use crate::backend::Faults;
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::driver::capture_mode::ApartFromCaptures;
+use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
+use crate::backend::cuda::driver::event::MOST_CAPTURES;
 use crate::backend::cuda::driver::graph_marks;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::failure_marks::FailureMarks;
+use crate::backend::cuda::driver::stream::{Capture, is_captured};
 use crate::backend::cuda::fault::FaultPage;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::network::side_streams::SideStreams;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::two_sided::Exchanges;
 use crate::backend::cuda::params::common::OWN_NODE_FIRST;
 use crate::backend::cuda::params::ht_nodes::HT_NONE;
-use crate::backend::cuda::regions::to_u32;
+use crate::backend::device::{Device, Memory, OwnStream};
 use crate::backend::net::two_sided::open::{Wanted, over_nccl};
 use crate::backend::net::{Net, OnFault};
+use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::ids::{GroupRank, Node};
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Most blocks of a kernel of the network; each fills a multiprocessor.
@@ -119,11 +121,11 @@ impl Network {
         let on_fault: Arc<dyn OnFault> = failure.clone();
         let wanted = Wanted {
             view,
-            timeout: group.faults.timeout(),
+            timeout: group.faults.timeout,
             most_blocks: NETWORK_BLOCKS as usize,
             most_bytes,
             on_fault,
-            new_replay_marks: &|places| graph_marks::new_replay_marks(memory.context(), places),
+            new_replay_marks: &|places| graph_marks::new_replay_marks(&memory.context, places),
         };
         Ok(Self {
             view: Arc::clone(view),
@@ -195,14 +197,131 @@ impl OnFault for Failure {
     }
 }
 
+/// The words of one group.
+pub struct FailureMarks {
+    memory: Arc<dyn Memory>,
+    /// Where each is, and what it says after a failure. Locked while one is written: who forgets it gives its memory to
+    /// others.
+    marks: Mutex<Vec<(DevPtr, u32)>>,
+}
+
+impl FailureMarks {
+    /// `marks` in device memory that `memory` reaches.
+    pub fn new(memory: Arc<dyn Memory>, marks: Vec<(DevPtr, u32)>) -> Self {
+        Self { memory, marks: Mutex::new(marks) }
+    }
+
+    /// Writes them in their order, but for those that are forgotten meanwhile.
+    pub fn write(&self) {
+        let mut index = 0;
+        while self.write_one(index) {
+            index += 1;
+        }
+    }
+
+    /// Forgets all but the first `kept`: none of the others is written from now on. Waits for the one that is being
+    /// written, as long as the device holds that up.
+    pub fn forget_all_but(&self, kept: usize) {
+        self.marks.lock().truncate(kept);
+    }
+
+    fn write_one(&self, index: usize) -> bool {
+        let marks = self.marks.lock();
+        let Some(&(at, word)) = marks.get(index) else { return false };
+        // A device that takes no copy runs no kernel either.
+        let _ = self.memory.upload(at, &word.to_le_bytes());
+        true
+    }
+}
+
+/// One stream for work outside of graphs, and up to [`MOST_CAPTURES`] for captures.
+pub struct SideStreams {
+    device: Arc<dyn Device>,
+    outside: OwnStream,
+    /// With the capture that each had last.
+    inside: Mutex<Vec<(Capture, OwnStream)>>,
+}
+
+impl SideStreams {
+    /// The one outside of graphs; the others are made when a capture needs them.
+    pub fn new(memory: &Arc<CudaMemory>) -> Result<Self> {
+        let device: Arc<dyn Device> = memory.clone();
+        Ok(Self { outside: OwnStream::new(Arc::clone(&device))?, inside: Mutex::default(), device })
+    }
+
+    /// The stream for work outside of graphs.
+    pub fn outside(&self) -> Stream {
+        self.outside.stream
+    }
+
+    /// The stream that may follow one with this capture. The calling thread is inside the context.
+    pub fn of(&self, capture: Option<Capture>) -> Result<Stream> {
+        let Some(capture) = capture else { return Ok(self.outside()) };
+        let mut inside = self.inside.lock();
+        if let Some((_, own)) = inside.iter().find(|(last, _)| *last == capture) {
+            return Ok(own.stream);
+        }
+        for (last, free) in inside.iter_mut() {
+            if !is_captured(free.stream)? {
+                *last = capture;
+                return Ok(free.stream);
+            }
+        }
+        if inside.len() == MOST_CAPTURES {
+            return Err(Error::usage(Subject::Stream, InSequence::CapturesInTurn { most: MOST_CAPTURES }));
+        }
+        let _apart = ApartFromCaptures::enter()?;
+        let new = OwnStream::new(Arc::clone(&self.device))?;
+        let stream = new.stream;
+        inside.push((capture, new));
+        Ok(stream)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::device::tests::TestDevice;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     #[test]
     fn some_multiprocessors_are_left() {
         assert_eq!(blocks_beside_network(132), 96);
         assert_eq!(blocks_beside_network(40), 20);
         assert_eq!(blocks_beside_network(1), 1);
+    }
+
+    fn marks(device: &TestDevice) -> FailureMarks {
+        let words = vec![(DevPtr(0x100), 1), (DevPtr(0x200), 3), (DevPtr(0x300), 3)];
+        FailureMarks::new(Arc::new(device.clone()), words)
+    }
+
+    #[test]
+    fn all_that_are_not_forgotten_are_written() {
+        let device = TestDevice::default();
+        let marks = marks(&device);
+        marks.forget_all_but(2);
+        marks.write();
+        assert_eq!(device.uploads(), [DevPtr(0x100), DevPtr(0x200)]);
+    }
+
+    #[test]
+    fn memory_is_given_away_after_what_is_being_written() {
+        let device = TestDevice::default();
+        let marks = marks(&device);
+        let has_forgotten = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let held = device.hold_up();
+            scope.spawn(|| marks.write());
+            device.wait_for_somebody();
+            scope.spawn(|| {
+                marks.forget_all_but(0);
+                has_forgotten.store(true, Ordering::SeqCst);
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!has_forgotten.load(Ordering::SeqCst));
+            drop(held);
+        });
     }
 }

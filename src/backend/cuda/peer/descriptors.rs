@@ -4,14 +4,15 @@
 //! sends what it has to each other rank, and then receives as much: nobody waits for a rank that has not got there. A
 //! message begins with the sender's [`ProcessId`], which only ranks of the group know: another process could send, too.
 
-use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
 use crate::error::{Code, Error, Result};
+use once_cell::sync::OnceCell;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, recvmsg, sendmsg_addr,
 };
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -108,6 +109,45 @@ fn name_of(number: u64) -> String {
 
 fn failed(cause: &std::io::Error) -> Error {
     Error::new(Code::SystemError, format!("descriptors of memory between processes: {cause}"))
+}
+
+const RANDOM_BYTES: usize = 16;
+
+/// Bytes of an identity, as ranks exchange them.
+pub const PROCESS_ID_BYTES: usize = RANDOM_BYTES + size_of::<u32>();
+
+/// An identity that no other process of any machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessId([u8; PROCESS_ID_BYTES]);
+
+/// Drawn once; the process id beside it distinguishes a forked child from its parent.
+static RANDOM: OnceCell<[u8; RANDOM_BYTES]> = OnceCell::new();
+
+impl ProcessId {
+    pub fn this() -> Result<Self> {
+        const SOURCE: &str = "/dev/urandom";
+        let random = RANDOM.get_or_try_init(|| {
+            let mut bytes = [0; RANDOM_BYTES];
+            File::open(SOURCE)
+                .and_then(|mut file| file.read_exact(&mut bytes))
+                .map_err(|cause| Error::system(SOURCE, &cause))?;
+            Ok(bytes)
+        })?;
+        let pid = std::process::id().to_le_bytes();
+        let mut id = [0; PROCESS_ID_BYTES];
+        for (to, from) in id.iter_mut().zip(random.iter().chain(&pid)) {
+            *to = *from;
+        }
+        Ok(Self(id))
+    }
+
+    pub fn to_bytes(self) -> [u8; PROCESS_ID_BYTES] {
+        self.0
+    }
+
+    pub fn from_bytes(bytes: [u8; PROCESS_ID_BYTES]) -> Self {
+        Self(bytes)
+    }
 }
 
 #[cfg(test)]

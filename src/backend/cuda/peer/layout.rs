@@ -2,7 +2,7 @@
 
 use crate::backend::cuda::params::common::SELFTEST_SLOT_BYTES;
 use crate::backend::cuda::peer::teardown::WORD_BYTES;
-use crate::backend::cuda::regions::Regions;
+use crate::model::regions::Regions;
 
 /// Regions start on a cache line of their own, so that polling one does not disturb another.
 const REGION_ALIGN: usize = 128;

@@ -4,7 +4,6 @@ mod descriptors;
 pub mod layout;
 pub mod object_memory;
 pub mod objects;
-mod process;
 pub mod selftest;
 pub mod teardown;
 pub mod window;

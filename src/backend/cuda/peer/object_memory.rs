@@ -1,12 +1,12 @@
 //! A rank's memory of one object, which is a window of its own or part of a caller's allocation, and the peers'.
 
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::exports::Piece;
 use crate::backend::cuda::driver::memory::CudaMemory;
-use crate::backend::cuda::driver::vmm::Piece;
-use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, Received, Socket};
-use crate::backend::cuda::peer::process::ProcessId;
+use crate::backend::cuda::peer::descriptors::{MOST_DESCRIPTORS, ProcessId, Received, Socket};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
 use crate::backend::cuda::peer::windows::PeerWindows;
+use crate::backend::objects::Mapped;
 use crate::error::refusal::{OfMemory, Subject};
 use crate::error::{Code, Error, Result, Value};
 use crate::model::ids::GroupRank;
@@ -15,10 +15,15 @@ use crate::model::tensor::DevPtr;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Windows are whole pages of the device: what shares one with other memory would be mapped with it.
 const PAGE_BYTES: usize = 2 << 20;
+
+/// How long the unmapping waits for a quiescent device: not until the deadline, as another thread's exchange may be
+/// there whose peers wait for this rank.
+const PATIENCE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// This rank's memory of an object, and its mappings of the peers'.
 pub struct ObjectMemory {
@@ -71,9 +76,6 @@ impl Record {
 }
 
 impl ObjectMemory {
-    /// Length of a record.
-    pub const RECORD_BYTES: usize = Record::BYTES;
-
     /// New memory of `bytes`, with arbitrary content, and its record.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<(Self, Vec<u8>)> {
         let window = Window::with_any(memory, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(bytes))?;
@@ -108,16 +110,6 @@ impl ObjectMemory {
         (Self { windows: PeerWindows::new(window), begin, shared }, record.to_bytes())
     }
 
-    /// Its first byte here.
-    pub fn begin(&self) -> DevPtr {
-        self.begin
-    }
-
-    /// The record was sent: other ranks may map it from now on.
-    pub fn publish(&mut self) {
-        self.windows.publish();
-    }
-
     /// Maps the memory of the other ranks of this node; `records` are those of all ranks of the group, and descriptors
     /// come within `timeout`. Gives where it begins here, by rank of the group; 0 on other nodes. If one fails, the earlier
     /// mappings stay.
@@ -136,7 +128,7 @@ impl ObjectMemory {
                 self.windows.map(view, *peer, &record.window, None)?
             } else {
                 let mapping =
-                    PeerMapping::of_pieces(self.windows.context(), &record.window, came.remove(&peer.index()));
+                    PeerMapping::of_pieces(&self.windows.window.context, &record.window, came.remove(&peer.index()));
                 self.windows.keep(view, *peer, mapping)?
             };
             if let Some(to) = bases.get_mut(peer.index()) {
@@ -149,14 +141,36 @@ impl ObjectMemory {
         Ok(bases)
     }
 
-    /// Unmaps the peers' memory if the device is quiescent, and says whether none is mapped.
-    pub fn unmap(&mut self) -> bool {
-        self.windows.unmap()
-    }
-
     /// As windows end.
     pub fn into_windows(self) -> PeerWindows {
         self.windows
+    }
+}
+
+impl Mapped for ObjectMemory {
+    const RECORD_BYTES: usize = Record::BYTES;
+
+    fn begin(&self) -> DevPtr {
+        self.begin
+    }
+
+    fn publish(&mut self) {
+        self.windows.publish();
+    }
+
+    fn unmap(&mut self) -> bool {
+        let start = Instant::now();
+        while !self.windows.unmap() {
+            if start.elapsed() > PATIENCE {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
+    fn give_back(self, all_unmapped: bool) {
+        self.windows.give_back(all_unmapped);
     }
 }
 
@@ -169,7 +183,7 @@ impl Shared {
         timeout: Duration,
     ) -> Result<HashMap<usize, Received>> {
         let this = ProcessId::this()?;
-        let away = || others.iter().filter(|(_, record)| record.window.process() != this);
+        let away = || others.iter().filter(|(_, record)| record.window.process != this);
         let awaited = away().filter(|(_, record)| record.pieces > 0).count();
         if awaited == 0 && self.pieces.is_empty() {
             return Ok(HashMap::new());
@@ -178,7 +192,7 @@ impl Shared {
         if !self.pieces.is_empty() {
             away().try_for_each(|(_, record)| socket.send(record.socket, rank.index(), &self.pieces))?;
         }
-        let is_known = |process| away().any(|(_, record)| record.window.process() == process);
+        let is_known = |process| away().any(|(_, record)| record.window.process == process);
         let mut came = HashMap::new();
         while came.len() < awaited {
             let got = socket.receive(timeout, is_known)?;
@@ -195,8 +209,8 @@ fn pieces_of(context: &Arc<Context>, begin: DevPtr, bytes: usize, cause: Error) 
         let text = format!("{} pieces, expected at most {MOST_DESCRIPTORS}", pieces.len());
         return Err(unmappable(Error::new(Code::InvalidArgument, text)));
     }
-    let all = pieces.iter().map(Piece::bytes).sum();
-    let exported = pieces.iter().map(|piece| Ok((piece.bytes(), piece.export()?)));
+    let all = pieces.iter().map(|piece| piece.bytes).sum();
+    let exported = pieces.iter().map(|piece| Ok((piece.bytes, piece.export()?)));
     let exported = exported.collect::<Result<_>>().map_err(unmappable)?;
     let window = Window::of_pieces(context, base, all);
     let record = WindowRecord::of_pieces(&window)?;

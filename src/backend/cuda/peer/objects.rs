@@ -15,7 +15,7 @@ const ADDRESS_BYTES: usize = size_of::<u64>();
 /// changes only while no operation uses its object: so graphs see objects that are made after their capture.
 pub struct Objects {
     memory: Arc<CudaMemory>,
-    recognised: Arc<Recognised>,
+    pub recognised: Arc<Recognised>,
     table: Buffer,
     fallbacks: OnceCell<HostPage<u64>>,
     /// Those of this node.
@@ -49,10 +49,6 @@ impl Objects {
         self.recognised.any()
     }
 
-    pub fn recognised(&self) -> &Arc<Recognised> {
-        &self.recognised
-    }
-
     /// The device's address of `u64 [MAX_OBJECTS][ranks]`: where this rank sees the memory of an object that a rank of
     /// this node has, by local rank; 0 where it sees none.
     pub fn table(&self) -> u64 {
@@ -66,7 +62,7 @@ impl Objects {
 
     /// Made with the first object: an operation may be captured.
     fn page(&self) -> Result<&HostPage<u64>> {
-        self.fallbacks.get_or_try_init(|| HostPage::new(self.memory.context(), 1))
+        self.fallbacks.get_or_try_init(|| HostPage::new(&self.memory.context, 1))
     }
 
     /// How many they have counted.

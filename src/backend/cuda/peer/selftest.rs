@@ -50,7 +50,7 @@ impl Selftest {
             epoch: EPOCH,
         };
         let shape = LaunchShape::new(peers.ranks, SELFTEST_THREADS);
-        let _under_way = module.context().quiescence().begin();
+        let _under_way = module.context.quiescence.begin();
         let at = module.enter(stream)?;
         module.launch(kernels::peer_selftest(), shape, &params, &at)?;
         driver::synchronize_stream(stream)?;

@@ -4,14 +4,12 @@
 //! works with every driver, also where a process sees one GPU only. Both are a [`PeerMapping`], so
 //! another provider of mappings needs no change elsewhere.
 
-use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::context_handle::{self, ContextHandle, Key};
-use crate::backend::cuda::driver::ipc::{self, IPC_HANDLE_BYTES};
+use crate::backend::cuda::driver::context_handle::{self, ContextHandle, IPC_HANDLE_BYTES, Key};
+use crate::backend::cuda::driver::exports::{self, Piece};
 use crate::backend::cuda::driver::memory::{self, CudaMemory};
-use crate::backend::cuda::driver::vmm::{self, Piece};
-use crate::backend::cuda::peer::descriptors::Received;
-use crate::backend::cuda::peer::process::{PROCESS_ID_BYTES, ProcessId};
+use crate::backend::cuda::driver::{self};
+use crate::backend::cuda::peer::descriptors::{PROCESS_ID_BYTES, ProcessId, Received};
 use crate::backend::device::Memory;
 use crate::error::{Code, Error, Result};
 use crate::model::tensor::DevPtr;
@@ -33,7 +31,7 @@ static LIVE: Mutex<Vec<Allocation>> = Mutex::new(Vec::new());
 /// Device memory that the other ranks may map. If dropped after its record was sent,
 /// it stays allocated, as a peer may map it.
 pub struct Window {
-    context: Arc<Context>,
+    pub context: Arc<Context>,
     allocation: Allocation,
     /// The memory is a caller's.
     is_given: bool,
@@ -52,8 +50,8 @@ impl Window {
 
     /// The same with arbitrary content, perhaps reused from another group.
     pub fn with_any(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        let context = memory.context();
-        let left = context.quiescence().take(&Key::Window(bytes));
+        let context = &memory.context;
+        let left = context.quiescence.take(&Key::Window(bytes));
         let base = match left {
             Some(left) => DevPtr(left.address),
             None => memory.alloc(bytes)?,
@@ -85,10 +83,6 @@ impl Window {
     /// Records that other ranks may map it from now on.
     pub fn publish(&mut self) {
         self.is_published = true;
-    }
-
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
     }
 
     pub fn base(&self) -> DevPtr {
@@ -134,7 +128,7 @@ impl Drop for Window {
 /// The record of a window: what other ranks need to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRecord {
-    process: ProcessId,
+    pub process: ProcessId,
     allocation: Allocation,
     ipc: [u8; IPC_HANDLE_BYTES],
 }
@@ -148,16 +142,12 @@ impl WindowRecord {
 
     pub fn new(window: &Window) -> Result<Self> {
         let _entered = window.context.enter()?;
-        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: ipc::export(window.base())? })
+        Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: exports::export(window.base())? })
     }
 
     /// The same of one that the peers get in pieces.
     pub fn of_pieces(window: &Window) -> Result<Self> {
         Ok(Self { process: ProcessId::this()?, allocation: window.allocation, ipc: [0; IPC_HANDLE_BYTES] })
-    }
-
-    pub fn process(&self) -> ProcessId {
-        self.process
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -230,8 +220,8 @@ impl Import {
     /// Unmaps what is at `address` from the current context. A destroyed context has closed its mappings.
     fn close(&self, address: usize) {
         match self {
-            Self::Handle(_) => drop(ipc::close_import(DevPtr(address))),
-            Self::Pieces(sizes) => vmm::unmap(DevPtr(address), sizes),
+            Self::Handle(_) => drop(exports::close_import(DevPtr(address))),
+            Self::Pieces(sizes) => exports::unmap(DevPtr(address), sizes),
         }
     }
 }
@@ -248,9 +238,9 @@ impl PeerMapping {
                 }
                 DevPtr(allocation.base as usize)
             }
-            None => match context.quiescence().take(&Key::Import(record.ipc)) {
+            None => match context.quiescence.take(&Key::Import(record.ipc)) {
                 Some(left) => DevPtr(left.address),
-                None => ipc::import(record.ipc).map_err(rank_is_gone)?,
+                None => exports::import(record.ipc).map_err(rank_is_gone)?,
             },
         };
         let imported = here.is_none().then_some(Import::Handle(record.ipc));
@@ -267,11 +257,11 @@ impl PeerMapping {
                 all.map(|(descriptor, size)| Piece::import(descriptor.as_fd(), *size)).collect::<Result<_>>()
             })?,
         };
-        let sizes: Vec<usize> = pieces.iter().map(Piece::bytes).collect();
+        let sizes: Vec<usize> = pieces.iter().map(|piece| piece.bytes).collect();
         if sizes.iter().sum::<usize>() != record.bytes() {
             return Err(Error::new(Code::RemoteError, "the memory has changed since its rank has registered it"));
         }
-        let base = vmm::map(&pieces)?;
+        let base = exports::map(&pieces)?;
         Ok(Self { context: Arc::clone(context), base, imported: Some(Import::Pieces(sizes)) })
     }
 

@@ -1,7 +1,6 @@
 //! The windows that a group's ranks map, from mapping to teardown.
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::CudaMemory;
 use crate::backend::cuda::peer::teardown::{Parting, Teardown};
 use crate::backend::cuda::peer::window::{PeerMapping, Window, WindowRecord};
@@ -22,7 +21,7 @@ const WORDS_BYTES: usize = 2 << 20;
 /// One rank's window, and its mappings of the others'.
 pub struct PeerWindows {
     mappings: Vec<PeerMapping>,
-    window: Window,
+    pub window: Window,
 }
 
 impl PeerWindows {
@@ -34,10 +33,6 @@ impl PeerWindows {
     /// The record was sent: other ranks may map the window from now on.
     pub fn publish(&mut self) {
         self.window.publish();
-    }
-
-    pub fn context(&self) -> &Arc<Context> {
-        self.window.context()
     }
 
     pub fn base(&self) -> DevPtr {
@@ -65,7 +60,7 @@ impl PeerWindows {
         record: &WindowRecord,
         bytes: Option<usize>,
     ) -> Result<DevPtr> {
-        let mapping = PeerMapping::new(self.window.context(), record, bytes.unwrap_or_else(|| record.bytes()));
+        let mapping = PeerMapping::new(&self.window.context, record, bytes.unwrap_or_else(|| record.bytes()));
         self.keep(view, peer, mapping)
     }
 

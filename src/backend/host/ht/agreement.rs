@@ -5,17 +5,16 @@
 #![allow(unsafe_code)]
 
 use crate::backend::HtRouting;
-use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::device::{bytes, write_counts, write_numbers};
 use crate::backend::host::fingerprint::{announce, read_as};
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::{HtMap, ID_BYTES, RankIds};
 use crate::backend::host::message::{Message, Reader};
-use crate::backend::host::rows::copy_row;
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::ids::GroupRank;
-use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
+use crate::model::ops::{HandleForm, Routing, RoutingCounters, Stream};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -127,14 +126,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
             .got(routing.top_k, format_args!("{theirs} as on rank {rank}")));
     }
     let map = HtMap::new(facts, epoch, &all, routing.form);
-    if let Some(counter) = counter {
-        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
-        // library until the handle is made.
-        let out = unsafe { bytes_mut(*counter, map.counts.len() * size_of::<i32>()) };
-        for (index, count) in map.counts.iter().enumerate() {
-            copy_row(out, index, &count.to_ne_bytes())?;
-        }
-    }
+    write_counts(*counter, &map.counts)?;
     tell(&map, routing.form, counters)?;
     if let Some(block) = home.given() {
         map.store(facts, routing, block)?;
@@ -145,28 +137,13 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
 /// Writes what a handle with this map tells its caller.
 pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
     let Some(zones) = form.zones else {
-        write_numbers(counters.experts, map.counts.iter().map(|count| *count as u64))?;
-        return write_numbers(counters.total, [map.received() as u64]);
+        write_numbers(counters.experts, map.counts.iter().copied())?;
+        return write_numbers(counters.total, [(map.received() + map.dropped) as u32]);
     };
     let zones: Vec<_> = map.zones.zones(zones.most_slots.unwrap_or(usize::MAX)).collect();
-    write_numbers(counters.experts, zones.iter().map(|zone| zone.len() as u64))?;
-    write_numbers(counters.offsets, zones.iter().map(|zone| zone.start as u64))?;
-    write_numbers(counters.total, [map.zones.total() as u64])
-}
-
-fn write_numbers(to: Option<Numbers>, from: impl IntoIterator<Item = u64>) -> Result<()> {
-    let Some(Numbers { data, width }) = to else { return Ok(()) };
-    let from: Vec<u64> = from.into_iter().collect();
-    // SAFETY: the ABI has checked the counter, so many entries at least; the caller leaves it to the library until the
-    // handle is made.
-    let out = unsafe { bytes_mut(data, from.len() * width.bytes()) };
-    for (index, number) in from.iter().enumerate() {
-        match width {
-            IntWidth::Bits32 => copy_row(out, index, &(*number as u32).to_ne_bytes())?,
-            IntWidth::Bits64 => copy_row(out, index, &number.to_ne_bytes())?,
-        }
-    }
-    Ok(())
+    write_numbers(counters.experts, zones.iter().map(|zone| zone.len() as u32))?;
+    write_numbers(counters.offsets, zones.iter().map(|zone| zone.start as u32))?;
+    write_numbers(counters.total, [map.zones.total() as u32])
 }
 
 #[cfg(test)]

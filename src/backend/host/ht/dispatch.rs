@@ -2,13 +2,12 @@
 //! the handle's routing assigns to it.
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::device::{bytes, bytes_mut, write_counts};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ht::agreement::tell;
 use crate::backend::host::ht::route::{self, ENTRY_BYTES};
 use crate::backend::host::ht::{Routed, source};
-use crate::backend::host::numeric;
-use crate::backend::host::rows::copy_row;
+use crate::backend::host::numeric::{self, copy_row};
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::error::refusal::{AmongRanks, Operation, Role, Subject};
 use crate::error::{Error, Result};
@@ -16,7 +15,6 @@ use crate::model::ids::GroupRank;
 use crate::model::layout::RowOf;
 use crate::model::ops::{HtDispatch, IdsAndWeights, Routing, Rows};
 use crate::model::scales::Scaled;
-use crate::model::tensor::DevPtr;
 
 /// A token that this rank receives.
 struct Arrival {
@@ -81,10 +79,7 @@ impl Routed {
             }
         }
         tell(&self.map, self.routing.form, &op.counters)?;
-        match op.counter {
-            Some(counter) => self.write_counter(counter),
-            None => Ok(()),
-        }
+        write_counts(op.counter, &self.map.counts)
     }
 
     /// The rows that come here, in order: source rank, then token.
@@ -167,17 +162,6 @@ impl Routed {
         }
         let empty = zones.zones(rows).flatten().filter(|slot| is_empty.get(*slot) == Some(&true));
         Places { empty: empty.collect(), filled }
-    }
-
-    fn write_counter(&self, counter: DevPtr) -> Result<()> {
-        let counts = &self.map.counts;
-        // SAFETY: `rule` has checked the counter, L entries at least; the caller leaves it to the
-        // operation.
-        let out = unsafe { bytes_mut(counter, counts.len() * 4) };
-        for (index, count) in counts.iter().enumerate() {
-            copy_row(out, index, &count.to_ne_bytes())?;
-        }
-        Ok(())
     }
 }
 

@@ -36,6 +36,8 @@ pub struct HtMap {
     pub ids: Vec<u8>,
     /// Where rows lie by expert, if they do.
     pub zones: ZoneMap,
+    /// Rows that came and are dropped; not in the block.
+    pub dropped: usize,
 }
 
 /// Bytes of an expert and an index.
@@ -71,6 +73,11 @@ impl HtMap {
     /// Computes the map of `facts.rank` from the ids of all ranks, exchanged in operation `number`.
     pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds], form: HandleForm) -> Self {
         let me = facts.rank.index();
+        if let Some(most) = form.most_rows {
+            let (kept, dropped) = cut(facts, all, most);
+            let form = HandleForm { most_rows: None, ..form };
+            return Self { dropped, ..Self::new(facts, number, &kept, form) };
+        }
         let mut map = Self {
             number,
             begins: vec![0],
@@ -82,13 +89,14 @@ impl HtMap {
                 _ => Vec::new(),
             },
             zones: ZoneMap::default(),
+            dropped: 0,
         };
         let mut received = Vec::new();
         let mut rows = 0;
         for (source, of_source) in all.iter().enumerate() {
             for ids in of_source.by_token() {
                 let ranks = by_rank(facts, ids);
-                if let Some((_, experts)) = ranks.iter().find(|(rank, _)| *rank == me) {
+                if let Some(Destination { experts, .. }) = ranks.iter().find(|it| it.rank == me) {
                     rows += 1;
                     for expert in experts {
                         if let Some(count) = map.counts.get_mut(*expert) {
@@ -111,9 +119,9 @@ impl HtMap {
     }
 
     /// Appends the entries of this rank's next token, which goes to `ranks`.
-    fn push(&mut self, facts: &GroupFacts, ranks: &[(usize, Vec<usize>)], top_k: usize) {
+    fn push(&mut self, facts: &GroupFacts, ranks: &[Destination], top_k: usize) {
         let mut entries = Vec::new();
-        for (rank, experts) in ranks {
+        for Destination { rank, experts, .. } in ranks {
             let Some(index) = self.departures.get_mut(*rank) else { continue };
             let first = rank * facts.local_experts();
             entries.extend(experts.iter().map(|expert| [(first + expert) as u32, *index]));
@@ -184,6 +192,7 @@ impl HtMap {
             begins,
             departures: words(sections.departures, facts.ranks)?,
             counts: words(sections.counts, facts.local_experts())?,
+            dropped: 0,
             entries: block.section(sections.entries, entries * ENTRY_BYTES)?.to_vec(),
             ids: block.section(sections.ids, ids * ID_BYTES)?.to_vec(),
             zones,
@@ -196,6 +205,25 @@ fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
     Ok(HtSections::new(shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?))
 }
 
+/// The ids of all ranks without those of rows beyond the first `most` of a rank; and how many such this rank has.
+fn cut(facts: &GroupFacts, all: &[RankIds], most: usize) -> (Vec<RankIds>, usize) {
+    let mut rows = vec![0; facts.ranks];
+    let kept = all.iter().map(|of_source| {
+        let mut ids = Vec::new();
+        for of_token in of_source.by_token() {
+            for it in by_rank(facts, of_token) {
+                rows.get_mut(it.rank).into_iter().for_each(|rows| *rows += 1);
+            }
+            let is_kept =
+                |id| facts.expert(id).is_some_and(|it| rows.get(facts.owner(it)).is_some_and(|it| *it <= most));
+            ids.extend(numeric::i64s(of_token).flat_map(|id| if is_kept(id) { id } else { -1 }.to_ne_bytes()));
+        }
+        RankIds { ids, top_k: of_source.top_k }
+    });
+    let kept = kept.collect();
+    (kept, rows.get(facts.rank.index()).map_or(0, |rows| rows.saturating_sub(most)))
+}
+
 /// Where a token with these `entries` goes, by ascending rank.
 pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
@@ -204,27 +232,27 @@ pub fn destinations(facts: &GroupFacts, entries: &[u8]) -> Vec<Destination> {
         let (Some(expert), Some(index)) = (words.next(), words.next()) else { continue };
         let Some(expert) = facts.expert(i64::from(expert.cast_signed())) else { continue };
         let (rank, local) = (facts.owner(expert), expert % facts.local_experts());
-        match all.last_mut() {
-            Some(last) if last.rank == rank => last.experts.push(local),
-            _ => all.push(Destination { rank, index: index as usize, experts: vec![local] }),
-        }
+        add(&mut all, rank, local, index as usize);
     }
     all
 }
 
-/// The ranks that host the experts in `ids` (int64), ascending, each with its local ids.
-fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<(usize, Vec<usize>)> {
+/// Adds the `local` expert of `rank`, where a token that has none there yet gets row `index`.
+fn add(all: &mut Vec<Destination>, rank: usize, local: usize, index: usize) {
+    match all.last_mut() {
+        Some(last) if last.rank == rank => last.experts.push(local),
+        _ => all.push(Destination { rank, index, experts: vec![local] }),
+    }
+}
+
+/// The ranks that host the experts in `ids` (int64), ascending; rows are not numbered yet.
+fn by_rank(facts: &GroupFacts, ids: &[u8]) -> Vec<Destination> {
     let mut experts: Vec<usize> = numeric::i64s(ids).filter_map(|id| facts.expert(id)).collect();
     experts.sort_unstable();
     experts.dedup();
-    let mut ranks: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut ranks = Vec::new();
     for expert in experts {
-        let rank = facts.owner(expert);
-        let local = expert % facts.local_experts();
-        match ranks.last_mut() {
-            Some((last, locals)) if *last == rank => locals.push(local),
-            _ => ranks.push((rank, vec![local])),
-        }
+        add(&mut ranks, facts.owner(expert), expert % facts.local_experts(), 0);
     }
     ranks
 }
@@ -250,7 +278,7 @@ mod tests {
     }
 
     const ZONES: Zones = Zones { alignment: 2, most_slots: None };
-    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None };
+    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None, most_rows: None };
 
     fn ids(ids: &[i64]) -> RankIds {
         RankIds { ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(), top_k: 2 }
@@ -282,6 +310,18 @@ mod tests {
     }
 
     #[test]
+    fn rows_beyond_a_bound_are_in_no_map() {
+        let all = [ids(&[3, 2, -1, 0, 1, 3]), ids(&[2, 0])];
+        let form = HandleForm { keeps_ids: true, most_rows: Some(1), ..NO_FORM };
+        let map = HtMap::new(&facts(0), 0, &all, form);
+        assert_eq!((&map.begins[..], &map.counts[..], map.dropped), (&[0, 1, 1][..], &[1, 0][..], 2));
+        assert_eq!(goes_to(&map, 0, 3), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
+        assert_eq!(map.ids, [3_i64, 2, -1, 0, -1, -1].map(i64::to_ne_bytes).concat());
+        let map = HtMap::new(&facts(1), 0, &all, form);
+        assert_eq!((&map.begins[..], map.dropped, map.ids.len()), (&[0, 1, 1][..], 2, 16));
+    }
+
+    #[test]
     fn a_map_comes_back_from_moved_bytes_and_from_no_others() {
         let facts = GroupFacts { max_tokens: Some(3), ..facts(1) };
         let routing = |tokens| Routing {
@@ -289,7 +329,7 @@ mod tests {
             width: IntWidth::Bits64,
             tokens,
             top_k: 2,
-            form: HandleForm { keeps_ids: true, zones: Some(ZONES) },
+            form: HandleForm { keeps_ids: true, zones: Some(ZONES), most_rows: None },
         };
         let form = routing(1).form;
         let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);

@@ -7,7 +7,7 @@ use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::dispatch::{Landed, SentTokens};
 use crate::backend::host::ll::last::Placed;
 use crate::backend::host::message::Message;
-use crate::backend::host::rows::{copy_row, row};
+use crate::backend::host::numeric::{copy_row, row};
 use crate::backend::host::scaled;
 use crate::error::{Error, Result};
 use crate::model::layout::RowOf;
@@ -72,7 +72,7 @@ impl HostLl {
                     IntWidth::Bits64 => copy_row(ids, at * top_k + k, &id.to_ne_bytes())?,
                 }
             }
-            landed.counts.push(placed.len());
+            landed.counts.push(placed.len() as u32);
             landed.placed.push(placed);
         }
         Ok(landed)

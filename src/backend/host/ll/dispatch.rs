@@ -2,12 +2,11 @@
 //! order source rank, token, k. Rank-major (`by_rank`) it posts weights, too.
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::device::{bytes, bytes_mut, write_counts};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::last::{LastDispatch, Placed};
-use crate::backend::host::numeric;
-use crate::backend::host::rows::copy_row;
+use crate::backend::host::numeric::{self, copy_row};
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::error::refusal::{AmongRanks, Role, Subject};
 use crate::error::{Error, Result};
@@ -59,14 +58,7 @@ impl HostLl {
             Some(beside) => self.place_by_rank((op, beside), out, &sent)?,
             None => self.place_by_expert(op, out, &sent)?,
         };
-        if let Some(counter) = op.counter {
-            let counts = &landed.counts;
-            // SAFETY: `rule` has checked the counter `[L]` or `[R]`; the caller leaves it to the operation.
-            let counter = unsafe { bytes_mut(counter, counts.len() * 4) };
-            for (index, count) in counts.iter().enumerate() {
-                copy_row(counter, index, &i32::try_from(*count).unwrap_or(i32::MAX).to_ne_bytes())?;
-            }
-        }
+        write_counts(op.counter, &landed.counts)?;
         let own = sent.get(facts.rank.index());
         let last = LastDispatch {
             sent: own.map_or(Vec::new(), |own| numeric::i64s(own.ids).collect()),
@@ -79,14 +71,14 @@ impl HostLl {
     fn place_by_expert(&self, op: &LlDispatch, out: &mut [u8], sent: &[SentTokens<'_>]) -> Result<Landed> {
         let facts = self.facts();
         let experts = facts.experts_of(facts.rank);
-        let mut counts = vec![0_usize; experts.len()];
+        let mut counts = vec![0_u32; experts.len()];
         let mut placed = Vec::new();
         for sent in sent {
             let mut from_source = Vec::new();
             for (token, k, expert) in sent.entries(facts) {
                 let local = expert.checked_sub(experts.start);
                 let Some((local, count)) = local.and_then(|e| Some((e, counts.get_mut(e)?))) else { continue };
-                let to = RowOf { zone: local, ordinal: *count };
+                let to = RowOf { zone: local, ordinal: *count as usize };
                 let row = op.layout.number(to);
                 copy_row(out, row, sent.rows.payload(token)?)?;
                 if let Some(scaled) = &op.scaled {
@@ -109,7 +101,7 @@ pub(super) struct Landed {
     /// The rows from each source rank.
     pub placed: Vec<Vec<Placed>>,
     /// How many each local expert has or, rank-major, came from each source.
-    pub counts: Vec<usize>,
+    pub counts: Vec<u32>,
 }
 
 /// Refuses ids that give an expert of this rank more rows than it has slots, before any of them is

@@ -5,7 +5,6 @@ mod combine;
 mod dispatch;
 mod last;
 mod topk_weights;
-pub mod views;
 
 use crate::backend::LlBackend;
 use crate::backend::host::device::add_counts;
@@ -77,14 +76,6 @@ impl HostLl {
         rows.ok_or_else(|| Error::internal("an LL layout that does not say how many rows"))
     }
 
-    fn staged(&self, slot: StagedSlot) -> &AtomicU64 {
-        let [first, second] = &*self.staged;
-        match slot.index() {
-            0 => first,
-            _ => second,
-        }
-    }
-
     fn send_now(&self, op: &LlOp, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         match op {
             LlOp::Dispatch(op) => self.send_tokens(op, fingerprint, epoch),
@@ -141,7 +132,7 @@ impl LlBackend for HostLl {
         let follow = self.received.follow();
         let send = move |epoch| handle.send_now(&op, &fingerprint, epoch);
         let epoch = self.shared.enqueue_operation(fingerprint.call, stream, follow, send)?;
-        self.staged(slot).store(epoch, Ordering::Relaxed);
+        slot.of(&self.staged).store(epoch, Ordering::Relaxed);
         Ok(())
     }
 
@@ -149,7 +140,7 @@ impl LlBackend for HostLl {
         // The phases are in order on any streams, because the receive phase waits for this rank's own message.
         let (handle, op, fingerprint) = (self.clone(), *op, self.fingerprint(op, true));
         let received = Arc::clone(&self.received);
-        let epoch = self.staged(slot).load(Ordering::Relaxed);
+        let epoch = slot.of(&self.staged).load(Ordering::Relaxed);
         let receive = move || handle.receive_now(&op, &fingerprint, epoch);
         let end = move || received.end(slot, epoch);
         self.shared.enqueue(fingerprint.call, stream, receive, end)?;
@@ -158,7 +149,7 @@ impl LlBackend for HostLl {
     }
 
     fn abandon(&self, _op: &LlOp, slot: StagedSlot) {
-        let epoch = self.staged(slot).load(Ordering::Relaxed);
+        let epoch = slot.of(&self.staged).load(Ordering::Relaxed);
         self.shared.mailboxes.abandon(epoch);
     }
 

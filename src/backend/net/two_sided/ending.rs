@@ -49,7 +49,7 @@ impl Ending {
     }
 
     pub fn tag(&self) -> u64 {
-        self.comm.tag()
+        self.comm.tag
     }
 
     pub fn context_number(&self) -> u64 {

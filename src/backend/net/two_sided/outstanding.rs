@@ -8,9 +8,8 @@
 
 use crate::backend::device::{Marks, StreamMark};
 use crate::backend::nccl::own::InGraphs;
-use crate::backend::net::two_sided::Label;
-use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};
 use crate::backend::net::two_sided::replays::{NewReplayMarks, Replays};
+use crate::backend::net::two_sided::{Label, Late, Operation, Recent, distinct};
 use crate::backend::quiescence::{Graphs, Works};
 use crate::error::Result;
 use crate::model::ids::GroupRank;

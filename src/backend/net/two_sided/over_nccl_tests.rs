@@ -61,7 +61,7 @@ fn the_communicator_is_kept_for_the_next_group() {
     let device = TestDevice::of_context(201);
     let comm = Arc::clone(&transport("abc", &device).shared.comm);
     let mut offer = Offer::new(&device, comm.place());
-    assert!(Arc::ptr_eq(&offer.take(comm.tag()).unwrap(), &comm));
+    assert!(Arc::ptr_eq(&offer.take(comm.tag).unwrap(), &comm));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn one_that_has_failed_is_not() {
     let comm = Arc::clone(&transport.shared.comm);
     transport.abort();
     drop(transport);
-    assert!(Offer::new(&device, comm.place()).take(comm.tag()).is_none());
+    assert!(Offer::new(&device, comm.place()).take(comm.tag).is_none());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! the one that began first, since it was found to be that one.
 
 use crate::backend::nccl::own::InGraphs;
-use crate::backend::net::two_sided::operation::{Late, Operation, Recent, distinct};
+use crate::backend::net::two_sided::{Late, Operation, Recent, distinct};
 use crate::error::Result;
 use crate::model::ids::GroupRank;
 use crate::model::ops::Stream;

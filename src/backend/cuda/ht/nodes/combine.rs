@@ -12,10 +12,9 @@ use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{Outputs, combine_params};
-use crate::backend::cuda::kernels::{self, Kernel};
+use crate::backend::cuda::kernels::{self, Kernel, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
 use crate::backend::cuda::params::ht_nodes::{HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtStage};
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
 use crate::model::ops::{HtCombine, Stream};
@@ -132,8 +131,7 @@ impl Combine<'_> {
         let header = handle.header(&self.launch, stage)?;
         let params = handle.headers(KernelOp::HtCombine, header, bank, count)?;
         let shape = LaunchShape::new(1, HT_HEADER_THREADS);
-        let module = &self.handle.group.context.module;
-        module.launch_on(kernels::ht_header(), shape, &params, at.side)
+        self.handle.group.context.module.launch_on(kernels::ht_header(), shape, &params, at.side)
     }
 
     /// Sums a stage of this rank's own tokens.
@@ -175,7 +173,6 @@ impl Combine<'_> {
         let (handle, op) = (&self.handle, self.op);
         let common = handle.common(KernelOp::HtCombine, &self.launch, tokens)?;
         let params = HtCombineNodesParams { of_node: combine_params(op, common, &out), stage, partials };
-        let module = &handle.group.context.module;
-        module.launch(self.kernel, self.launch.launch, &params, at.at)
+        handle.group.context.module.launch(self.kernel, self.launch.launch, &params, at.at)
     }
 }

@@ -5,19 +5,18 @@
 //! many rows each message has: so operations need not wait.
 
 use crate::backend::HtRouting;
+use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::handle_ids::IdCopy;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
-use crate::backend::cuda::ht::nodes::memory::NodesMemory;
 use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
-use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::ht::zones::SlotsOf;
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory};
@@ -25,7 +24,6 @@ use crate::backend::cuda::params::ht_kept::{HtTold, HtZones};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
@@ -171,7 +169,7 @@ impl Creation<'_> {
 
     /// Waits for what the ranks announce that this one forwards for; what it has announced itself is the first.
     fn wait_for_all(&self, own: Announced) -> Result<Vec<Announced>> {
-        let most = self.group.plan.max_tokens();
+        let most = self.group.plan.max_tokens;
         // Verdicts are compared on the device, among all ranks.
         let agree = |_, _| Ok(());
         let others = self.rails.handshake.wait(&self.new_handle(), most, agree)?;
@@ -188,15 +186,15 @@ impl Creation<'_> {
         let (own, top_k) = (routing.tokens, routing.top_k);
         let keeps_ids = routing.form.keeps_ids;
         let slots = match routing.form.zones {
-            Some(_) => rails.plan.ranks * self.group.plan.max_tokens() * top_k.min(rails.plan.local_experts),
+            Some(_) => rails.plan.ranks * self.group.plan.max_tokens * top_k.min(rails.plan.local_experts),
             None => 0,
         };
         let size = HandleSize { own, remote, top_k, keeps_ids, slots };
         let bytes = rails.plan.memory(0, size)?.bytes;
-        let context = self.group.context.module.context();
+        let context = &self.group.context.module.context;
         // Of one size where the group has a bound, so that later handles can use it.
         let room = |own, remote| HandleSize { own, remote, ..size };
-        let room = match self.group.plan.bound() {
+        let room = match self.group.plan.facts.max_tokens {
             Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
@@ -267,14 +265,13 @@ impl Creation<'_> {
             counter: part.counter.unwrap_or_default().0 as *mut i32,
             tally: work as *mut u32,
             own_counts: (work + rails.own_counts) as *mut u64,
-            max_tokens: u32::try_from(group.plan.max_tokens()).unwrap_or(u32::MAX),
+            max_tokens: u32::try_from(group.plan.max_tokens).unwrap_or(u32::MAX),
             epoch: self.epoch,
             bank: group.next_bank(),
             verdict: part.verdict,
         };
         let shape = LaunchShape::new(to_u32(rails.plan.forwarded + rails.plan.others + 1)?, HT_ROUTE_THREADS);
-        let module = &group.context.module;
-        module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
+        group.context.module.launch(kernels::ht_route_nodes(), shape, &params, self.at)
     }
 
     fn launch_place(&self, part: &Part) -> Result<()> {
@@ -297,8 +294,7 @@ impl Creation<'_> {
         let (piece_blocks, home_blocks) = (pieces.min(most), homes.clamp(1, most));
         let params = HtPlaceParams { piece_blocks: to_u32(piece_blocks)?, ..params };
         let shape = LaunchShape::new(to_u32(piece_blocks + home_blocks)?, HT_PLACE_THREADS);
-        let module = &self.group.context.module;
-        module.launch(kernels::ht_place(), shape, &params, self.at)
+        self.group.context.module.launch(kernels::ht_place(), shape, &params, self.at)
     }
 
     /// What the routing tells its caller, and where rows lie by expert: then the slots of all zones.

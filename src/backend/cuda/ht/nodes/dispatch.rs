@@ -12,15 +12,13 @@ use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, Tokens};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
-use crate::backend::cuda::ht::scaled;
-use crate::backend::cuda::ht::shared::{Inputs, dispatch_params};
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::ht::shared::{Inputs, dispatch_params, scaled_rows_of_caller, scaled_rows_of_message};
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{
     HT_PACK_THREADS, HtDispatchNodesParams, HtPackParams, HtScaledDispatchNodesParams, HtScaledPackParams, HtStage,
 };
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::cuda::scaled_rows::scaled_rows;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
@@ -199,7 +197,7 @@ impl Dispatch<'_> {
         match &op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
-                let rows = scaled::from_caller(op.row, scaled, &self.launch)?;
+                let rows = scaled_rows_of_caller(op.row, scaled, &self.launch)?;
                 self.launch_scaled(at, &self.launch, scaled.cast(), params, rows)
             }
         }
@@ -221,7 +219,7 @@ impl Dispatch<'_> {
         match &self.op.scaled {
             None => self.launch_plain(at, &params),
             Some(scaled) => {
-                let rows = scaled::as_they_travel(self.op.row, scaled, launch)?;
+                let rows = scaled_rows_of_message(self.op.row, scaled, launch)?;
                 self.launch_scaled(at, launch, None, params, rows)
             }
         }
@@ -260,7 +258,6 @@ impl Dispatch<'_> {
             Some(_) => kernels::ht_dispatch_nodes_cast(),
             None => kernels::ht_dispatch_nodes_scaled(),
         };
-        let module = &self.handle.group.context.module;
-        module.launch(kernel, launch.launch, &params, at.at)
+        self.handle.group.context.module.launch(kernel, launch.launch, &params, at.at)
     }
 }

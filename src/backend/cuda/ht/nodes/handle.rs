@@ -1,9 +1,8 @@
 //! A handle over several nodes, once it is made.
 
 use crate::backend::cuda::driver::memory::Buffer;
-use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, Stages};
-use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::nodes::rails::{Banks, NodesMemory, Rails};
 use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;

@@ -1,9 +1,9 @@
 //! The messages of a stage: one for each pair of ranks and direction, with a header, rows, and what travels beside
 //! these. Both sides know the sizes, from the tokens that travel and the bytes of each. Pure functions.
 
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::common::MessageHeader;
 use crate::backend::cuda::params::ht_nodes::HtMessages;
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::net::two_sided::Message;
 use crate::error::Result;
 use crate::model::group::ROW_ALIGN;

@@ -9,7 +9,6 @@ mod combine;
 mod create;
 mod dispatch;
 mod handle;
-mod memory;
 mod messages;
 pub mod plan;
 mod rails;
@@ -18,28 +17,3 @@ mod zones;
 
 pub use create::open_handle;
 pub use rails::Rails;
-
-use crate::backend::HtBackend;
-use crate::backend::cuda::ht::nodes::handle::NodesHt;
-use crate::error::Result;
-use crate::model::ops::{HtCombine, HtDispatch, Stream};
-use crate::model::tensor::DevPtr;
-
-impl HtBackend for NodesHt {
-    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
-        zones::dispatch(self, op, stream)
-    }
-
-    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
-        zones::combine(self, op, stream)
-    }
-
-    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
-        let counts = self.device()?.counts;
-        (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
-    }
-
-    fn num_recv_tokens(&self) -> Result<usize> {
-        Ok(self.slots.unwrap_or(self.rows))
-    }
-}

@@ -2,12 +2,13 @@
 //! memory. Pure functions.
 
 use crate::backend::cuda::ht::nodes::messages::HEADER_BYTES;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::ht::{HT_MAX_TOP_K, HtEntry};
 use crate::backend::cuda::params::ht_nodes::{HT_COUNTS_OF_SOURCE, HT_MOST_CHUNKS, HtNodesMemory, HtOrigin};
-use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::Result;
 use crate::model::group::GroupFacts;
 use crate::model::node_view::NodeView;
+use crate::model::regions::Regions;
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use std::ops::Range;

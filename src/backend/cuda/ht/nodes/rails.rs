@@ -1,17 +1,18 @@
-//! What the handles of a group over several nodes share.
+//! What the handles of a group over several nodes share, the memory of each, and the banks that rows pass through.
 
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
-use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
-use crate::backend::cuda::ht::nodes::memory::{Banks, NodesMemory};
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
+use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
+use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan, message_sizes};
 use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::network::two_sided::handshake::Handshake;
 use crate::backend::cuda::params::common::RankOnNode;
-use crate::backend::cuda::params::ht_nodes::HtNodes;
+use crate::backend::cuda::params::ht::HtCount;
+use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodes};
 use crate::backend::cuda::pool::Pool;
-use crate::backend::cuda::regions::to_u32;
 use crate::error::Result;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ pub struct Turn {
 impl Rails {
     /// The rails of a group with the plan `plan`.
     pub fn new(shared: &HtShared, network: Arc<Network>, memory: &Arc<CudaMemory>, plan: NodesPlan) -> Result<Self> {
-        let on: &Arc<Context> = shared.context.module.context();
+        let on: &Arc<Context> = &shared.context.module.context;
         let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>()).next_multiple_of(256);
         let turn = Turn { join: DriverEvent::new(on)?, landed: [DriverEvent::new(on)?, DriverEvent::new(on)?] };
         let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
@@ -60,13 +61,13 @@ impl Rails {
             handshake: Handshake::new(memory, plan.forwarded)?,
             pool: Pool::default(),
             spare: Arc::new(spare),
-            row_bytes: shared.plan.row_bytes(),
+            row_bytes: shared.plan.facts.row_bytes,
             ids: Mutex::default(),
             banks: Mutex::default(),
             apart: Mutex::default(),
             turn: Mutex::new(turn),
         };
-        if let Some(tokens) = shared.plan.bound() {
+        if let Some(tokens) = shared.plan.facts.max_tokens {
             rails.banks_for(rails.plan.room(tokens))?;
         }
         Ok(rails)
@@ -121,5 +122,88 @@ impl Rails {
         let larger = Arc::new(Buffer::new(&self.memory, bytes)?);
         *ids = Some((Arc::clone(&larger), bytes));
         Ok(larger)
+    }
+}
+
+/// One handle's memory: device memory, and pages that host and device share.
+///
+/// The device memory is one block of sections by a pure function, too, but the handle also has what each message carries
+/// (`Counts`) and its stages on the host, which no copy of the block brings along: it cannot lie in a caller's memory.
+pub struct NodesMemory {
+    buffer: Buffer,
+    bytes: usize,
+    /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
+    /// the slots.
+    pub announced: HostPage<HtCount>,
+    /// The forwarded ranks, for `ht_route_nodes` alone.
+    pub forwarded: HostPage<HtForwarded>,
+}
+
+impl NodesMemory {
+    /// Allocates memory for a handle of this `size`.
+    pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
+        let bytes = plan.memory(0, size)?.bytes;
+        Ok(Self {
+            buffer: Buffer::new(memory, bytes)?,
+            bytes,
+            announced: HostPage::new(context, plan.announced() + 1)?,
+            forwarded: HostPage::new(context, plan.forwarded)?,
+        })
+    }
+
+    /// The excess of this memory over `bytes`; `None` if it is too small.
+    pub fn waste(&self, bytes: usize) -> Option<usize> {
+        self.bytes.checked_sub(bytes)
+    }
+
+    /// Its parts.
+    pub fn parts(&self, plan: &NodesPlan, size: HandleSize) -> Result<HandleParts> {
+        plan.memory(self.buffer.data().0, size)
+    }
+}
+
+/// The messages of a stage on their way between nodes: those of the remote ranks, and its own. Two of each,
+/// used by turns.
+pub struct Banks {
+    buffer: Buffer,
+    /// Most tokens of a rank in a stage.
+    pub room: usize,
+    /// The first row of a message.
+    first_row: usize,
+    /// Bytes of a message.
+    stride: usize,
+    /// Messages of a bank for the remote ranks, and of one of this rank.
+    remote: usize,
+    others: usize,
+}
+
+impl Banks {
+    /// Banks for stages of up to `room` tokens of a rank, with rows of up to `row_bytes`.
+    pub fn new(memory: &Arc<CudaMemory>, plan: &NodesPlan, room: usize, row_bytes: usize) -> Result<Self> {
+        let (first_row, stride) = message_sizes(room, row_bytes);
+        let (remote, others) = (plan.forwarded - 1, plan.others);
+        Ok(Self {
+            buffer: Buffer::new(memory, 2 * (remote + others) * stride)?,
+            room,
+            first_row,
+            stride,
+            remote,
+            others,
+        })
+    }
+
+    /// The bank of stage number `stage` for messages with the remote ranks.
+    pub fn of_remote(&self, stage: usize, bytes: TokenBytes) -> Bank {
+        self.bank(stage % 2 * self.remote, bytes)
+    }
+
+    /// The bank of stage number `stage` for messages with the rail peers.
+    pub fn own(&self, stage: usize, bytes: TokenBytes) -> Bank {
+        self.bank(2 * self.remote + stage % 2 * self.others, bytes)
+    }
+
+    /// The bank that begins with message number `first` of all.
+    fn bank(&self, first: usize, bytes: TokenBytes) -> Bank {
+        Bank { rows: self.buffer.data().0 + first * self.stride + self.first_row, stride: self.stride, bytes }
     }
 }

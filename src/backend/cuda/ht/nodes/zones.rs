@@ -1,17 +1,18 @@
-//! Operations on rows that lie by expert: they move them as others, in memory of the library's, and a kernel brings them
+//! A handle's operations. Rows that lie by expert they move as others, in memory of the library's, and a kernel brings them
 //! from there to their slots, or sums those. So the rows are written once more, which the network hides.
 
+use crate::backend::HtBackend;
 use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::{combine, dispatch};
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
-use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht_kept::{HT_APART_THREADS, HtGatherParams, HtPlane, HtSpreadParams, HtZones};
-use crate::backend::cuda::regions::{Regions, to_u32};
 use crate::error::{Error, Result};
 use crate::model::ops::{HtCombine, HtDispatch, IdsAndWeights, RoutingCounters, Rows, Stream, WeightGradients};
+use crate::model::regions::Regions;
 use crate::model::scales::{ScaleLayout, ScaleTensor, Scaled};
 use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
@@ -30,7 +31,7 @@ struct Apart {
 
 /// Bytes for `rows` of them in any operation.
 pub fn bytes_apart(group: &HtShared, rows: usize, top_k: usize) -> usize {
-    let row = group.plan.row_bytes() + top_k * (size_of::<i64>() + size_of::<f32>());
+    let row = group.plan.facts.row_bytes + top_k * (size_of::<i64>() + size_of::<f32>());
     rows * row + 4 * ALIGN
 }
 
@@ -60,80 +61,91 @@ impl NodesHt {
     }
 }
 
-pub fn dispatch(handle: &NodesHt, op: &HtDispatch, stream: Stream) -> Result<()> {
-    let Some(zones) = handle.zones()? else {
-        return dispatch::run(handle, op, stream, |_| Ok(()));
-    };
-    let (payload, scales, rows) = (op.row.bytes(), op.wire().scale_bytes(), handle.rows);
-    let apart = handle.apart(payload, scales)?;
-    let flat = HtDispatch {
-        out: op.out.map(|_| Rows { data: apart.rows, rows }),
-        scaled: op.scaled.map(|it| Scaled { out: scales_apart(&it, &apart, rows), ..it }),
-        routing_out: op.routing_out.map(|_| IdsAndWeights { ids: apart.ids, weights: apart.weights, rows }),
-        counters: RoutingCounters::default(),
-        ..*op
-    };
-    let (group, device) = (&*handle.group, handle.device()?);
-    let plane = |rows: DevPtr, out: Option<(DevPtr, usize)>, bytes: usize| -> Result<HtPlane> {
-        Ok(HtPlane {
-            rows: rows.0 as *const u8,
-            out: out.map_or(null_mut(), |(data, _)| data.0 as *mut u8),
-            bytes: to_u32(bytes)?,
-            out_rows: out.map_or(u32::MAX, |(_, rows)| saturated(rows)),
+impl HtBackend for NodesHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        let Some(zones) = self.zones()? else {
+            return dispatch::run(self, op, stream, |_| Ok(()));
+        };
+        let (payload, scales, rows) = (op.row.bytes(), op.wire().scale_bytes(), self.rows);
+        let apart = self.apart(payload, scales)?;
+        let flat = HtDispatch {
+            out: op.out.map(|_| Rows { data: apart.rows, rows }),
+            scaled: op.scaled.map(|it| Scaled { out: scales_apart(&it, &apart, rows), ..it }),
+            routing_out: op.routing_out.map(|_| IdsAndWeights { ids: apart.ids, weights: apart.weights, rows }),
+            counters: RoutingCounters::default(),
+            ..*op
+        };
+        let (group, device) = (&*self.group, self.device()?);
+        let plane = |rows: DevPtr, out: Option<(DevPtr, usize)>, bytes: usize| -> Result<HtPlane> {
+            Ok(HtPlane {
+                rows: rows.0 as *const u8,
+                out: out.map_or(null_mut(), |(data, _)| data.0 as *mut u8),
+                bytes: to_u32(bytes)?,
+                out_rows: out.map_or(u32::MAX, |(_, rows)| saturated(rows)),
+            })
+        };
+        let params = HtSpreadParams {
+            peers: group.context.peers(),
+            wait: group.context.wait(KernelOp::HtDispatch),
+            zones,
+            counts: device.counts,
+            payloads: plane(apart.rows, op.out.map(|out| (out.data, out.rows)), payload)?,
+            scales: plane(apart.scales, op.scaled.map(|it| (it.out.data, it.out.rows)), scales)?,
+            weights: apart.weights.0 as *const f32,
+            out_weights: op.routing_out.map_or(null_mut(), |out| out.weights.0 as *mut f32),
+            weight_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
+            received: to_u32(rows)?,
+            top_k: device.top_k,
+        };
+        let shape = self.grid()?;
+        dispatch::run(self, &flat, stream, |at| {
+            group.context.module.launch(kernels::ht_spread(), shape, &params, at)?;
+            let (rows, counts) = (device.total.cast_const(), device.counts.cast_const());
+            kept::tell(group, &Told { rows, counts, counters: &op.counters, zones: Some(zones) }, at)
         })
-    };
-    let params = HtSpreadParams {
-        peers: group.context.peers(),
-        wait: group.context.wait(KernelOp::HtDispatch),
-        zones,
-        counts: device.counts,
-        payloads: plane(apart.rows, op.out.map(|out| (out.data, out.rows)), payload)?,
-        scales: plane(apart.scales, op.scaled.map(|it| (it.out.data, it.out.rows)), scales)?,
-        weights: apart.weights.0 as *const f32,
-        out_weights: op.routing_out.map_or(null_mut(), |out| out.weights.0 as *mut f32),
-        weight_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
-        received: to_u32(rows)?,
-        top_k: device.top_k,
-    };
-    let shape = handle.grid()?;
-    dispatch::run(handle, &flat, stream, |at| {
-        group.context.module.launch(kernels::ht_spread(), shape, &params, at)?;
-        let (rows, counts) = (device.total.cast_const(), device.counts.cast_const());
-        kept::tell(group, &Told { rows, counts, counters: &op.counters, zones: Some(zones) }, at)
-    })
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        let Some(zones) = self.zones()? else {
+            return combine::run(self, op, stream, |_| Ok(()));
+        };
+        let (bytes, rows) = (op.row.bytes(), self.rows);
+        let apart = self.apart(bytes, 0)?;
+        let flat = HtCombine {
+            expert_rows: Rows { data: apart.rows, rows },
+            gradients: op.gradients.map(|it| WeightGradients { input: apart.weights, ..it }),
+            ..*op
+        };
+        let group = &*self.group;
+        let params = HtGatherParams {
+            peers: group.context.peers(),
+            wait: group.context.wait(KernelOp::HtCombine),
+            zones,
+            rows: op.expert_rows.data.0 as *const u8,
+            out: apart.rows.0 as *mut u8,
+            gradients: op.gradients.map_or(0, |it| it.input.0) as *const f32,
+            out_gradients: apart.weights.0 as *mut f32,
+            in_rows: saturated(op.expert_rows.rows),
+            received: to_u32(rows)?,
+            row_bytes: to_u32(bytes)?,
+            columns: to_u32(op.gradients.map_or(0, |it| it.top_k))?,
+        };
+        let (kernel, shape) = (kernels::ht_gather(op.row.dtype)?, self.grid()?);
+        let launch = |at: &_| group.context.module.launch(kernel, shape, &params, at);
+        combine::run(self, &flat, stream, launch)
+    }
+
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        let counts = self.device()?.counts;
+        (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
+    }
+
+    fn num_recv_tokens(&self) -> Result<usize> {
+        Ok(self.slots.unwrap_or(self.rows))
+    }
 }
 
 fn scales_apart(scaled: &Scaled, apart: &Apart, rows: usize) -> ScaleTensor {
     let count = scaled.scales.count;
     ScaleTensor { data: apart.scales, rows, layout: ScaleLayout { expert: rows * count, row: count, column: 1 } }
-}
-
-pub fn combine(handle: &NodesHt, op: &HtCombine, stream: Stream) -> Result<()> {
-    let Some(zones) = handle.zones()? else {
-        return combine::run(handle, op, stream, |_| Ok(()));
-    };
-    let (bytes, rows) = (op.row.bytes(), handle.rows);
-    let apart = handle.apart(bytes, 0)?;
-    let flat = HtCombine {
-        expert_rows: Rows { data: apart.rows, rows },
-        gradients: op.gradients.map(|it| WeightGradients { input: apart.weights, ..it }),
-        ..*op
-    };
-    let group = &*handle.group;
-    let params = HtGatherParams {
-        peers: group.context.peers(),
-        wait: group.context.wait(KernelOp::HtCombine),
-        zones,
-        rows: op.expert_rows.data.0 as *const u8,
-        out: apart.rows.0 as *mut u8,
-        gradients: op.gradients.map_or(0, |it| it.input.0) as *const f32,
-        out_gradients: apart.weights.0 as *mut f32,
-        in_rows: saturated(op.expert_rows.rows),
-        received: to_u32(rows)?,
-        row_bytes: to_u32(bytes)?,
-        columns: to_u32(op.gradients.map_or(0, |it| it.top_k))?,
-    };
-    let (kernel, shape) = (kernels::ht_gather(op.row.dtype)?, handle.grid()?);
-    let launch = |at: &_| group.context.module.launch(kernel, shape, &params, at);
-    combine::run(handle, &flat, stream, launch)
 }

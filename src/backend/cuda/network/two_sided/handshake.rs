@@ -7,9 +7,9 @@ use crate::backend::Faults as _;
 use crate::backend::cuda::driver::memory::{CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::fault::FaultPage;
+use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::Network;
 use crate::backend::cuda::params::common::MessageHeader;
-use crate::backend::cuda::regions::to_u32;
 use crate::backend::device::{Marks as _, StreamMark};
 use crate::backend::net::two_sided::{Label, Message};
 use crate::error::refusal::{AmongRanks, Subject};
@@ -62,7 +62,7 @@ pub struct Announced {
 impl Handshake {
     /// Memory for a rank that forwards for so many, itself included.
     pub fn new(memory: &Arc<CudaMemory>, forwarded: usize) -> Result<Self> {
-        Ok(Self { page: HostPage::new(memory.context(), forwarded)?, arrived: Mutex::new(memory.new_mark()?) })
+        Ok(Self { page: HostPage::new(&memory.context, forwarded)?, arrived: Mutex::new(memory.new_mark()?) })
     }
 
     /// Whether nothing uses it any more.
@@ -100,7 +100,7 @@ impl Handshake {
     /// the watchdog's clock has not started, so this limit applies and ends the network.
     fn wait_until_arrived(&self, handle: &NewHandle<'_>) -> Result<()> {
         let transport = handle.network.exchanges.transport()?;
-        let limit = 2 * handle.faults.timeout();
+        let limit = 2 * handle.faults.timeout;
         let start = Instant::now();
         while !self.arrived.lock().is_over()? {
             if let Some(fault) = transport.health().or_else(|| handle.faults.first()) {

@@ -1,0 +1,257 @@
+// Every byte of dispatches and combines of all layouts and both passes, against the reference.
+#include "suites/second/run.h"
+
+// The bytes of the handle's memory at another address, without an update.
+static ncclEpHandle_t move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    RefBuffer before = *run->test->memory;
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    handle = handle_in_memory(group, run->test, bytes);
+    ref_buffer_free(&before);
+    return handle;
+}
+
+static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
+    const ncclEpPassDir_t back = is_ll(test) ? NCCL_EP_FWD_PASS : NCCL_EP_BWD_PASS;
+    Run run;
+    run_open(&run, env, test, seed);
+    ncclEpGroup_t group = group_of(env, test);
+    ncclEpHandle_t handle = run_route(&run, group);
+    run_exchange(&run, handle, NCCL_EP_FWD_PASS);
+    run_exchange(&run, handle, back);
+    if (!is_ll(test)) {
+        if (test->memory != NULL) handle = move(&run, group, handle);
+        run_exchange(&run, handle, back);
+        run_exchange(&run, handle, NCCL_EP_FWD_PASS);
+    }
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    if (test->memory != NULL) ref_buffer_free(test->memory);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    run_close(&run);
+}
+
+// What differs from case to case besides its shape.
+static Case varied(const Case* given, unsigned i, RefBuffer* memory) {
+    Case test = *given;
+    // Earlier ones ask for no such group.
+    const bool is_new = test.kind == kHtZones || test.drops;
+    test.generation = (Generation)(i % (is_new ? kGeneration3 : kNumGenerations));
+    test.updated = i % 2 == 1;
+    test.send_only = i % 3 == 1;
+    test.narrow_ids = i % 4 == 1 || i % 4 == 2;
+    test.global_ids = i % 2 == 1 && (test.kind == kLlRanks || test.kind == kHtFlat);
+    test.scaled = i % 5 < 3;
+    test.memory = i % 3 == 0 && ranks_share_a_node() ? memory : NULL;
+    return test;
+}
+
+static const Case kCases[] = {
+    {2, 8, 2, ncclBfloat16, 64, kRefDistinct, false, .kind = kLlExperts},
+    {4, 16, 4, ncclBfloat16, 16, kRefMessy, true, .kind = kLlExperts},
+    {4, 9, 3, ncclFloat16, 40, kRefSkewed, true, .kind = kLlExperts},
+    {2, 9, 2, ncclFloat32, 12, kRefOneRank, true, .kind = kLlExperts},
+    {1, 5, 1, ncclBfloat16, 7168, kRefDistinct, true, .kind = kLlExperts},
+    {2, 7, 2, ncclBfloat16, 64, kRefNowhere, false, .kind = kLlExperts},
+
+    {2, 8, 2, ncclBfloat16, 64, kRefDistinct, false, .kind = kLlRanks},
+    {4, 16, 4, ncclBfloat16, 16, kRefMessy, true, .kind = kLlRanks},
+    {4, 9, 3, ncclFloat16, 40, kRefSkewed, true, .kind = kLlRanks},
+    {2, 7, 2, ncclBfloat16, 64, kRefNowhere, false, .kind = kLlRanks},
+
+    {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, .kind = kHtFlat, .recv_rows = 16},
+    {3, 16, 6, ncclBfloat16, 16, kRefMessy, true, .kind = kHtFlat, .recv_rows = 16},
+    {4, 20, 4, ncclFloat16, 40, kRefRepeating, true, .kind = kHtFlat},
+    {2, 9, 2, ncclFloat32, 12, kRefOneRank, true, .kind = kHtFlat},
+    {2, 9, 2, ncclBfloat16, 64, kRefNowhere, true, .kind = kHtFlat},
+    {1, 5, 1, ncclBfloat16, 7168, kRefDistinct, true, .kind = kHtFlat, .recv_rows = 5},
+
+    {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, .kind = kHtZones, .recv_rows = 128, .alignment = 4},
+    {3, 16, 6, ncclBfloat16, 16, kRefMessy, true, .kind = kHtZones, .recv_rows = 128, .alignment = 8},
+    {4, 20, 4, ncclFloat16, 2600, kRefRepeating, true, .kind = kHtZones, .recv_rows = 80, .alignment = 1},
+    {2, 600, 2, ncclFloat32, 12, kRefSkewed, true, .kind = kHtZones, .alignment = 16},
+    {2, 9, 2, ncclBfloat16, 64, kRefNowhere, true, .kind = kHtZones, .alignment = 32},
+    {40, 6, 5, ncclBfloat16, 64, kRefMessy, true, .kind = kHtZones, .recv_rows = 240, .alignment = 2},
+    {1, 5, 1, ncclBfloat16, 7168, kRefDistinct, true, .kind = kHtZones, .recv_rows = 160, .alignment = 64},
+};
+
+static void exchange_all(const EpEnv* env, Kind kind) {
+    RefBuffer memory;
+    for (unsigned i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+        Case test = varied(&kCases[i], i, &memory);
+        test.recv_rows *= (unsigned)env->size;
+        if (test.kind == kind) exchange(env, &test, 100 + 5 * i);
+    }
+}
+
+EP_TEST(low_latency_delivers_rows_by_expert) { exchange_all(env, kLlExperts); }
+EP_TEST(low_latency_delivers_rows_by_rank) { exchange_all(env, kLlRanks); }
+EP_TEST(high_throughput_delivers_flat_rows) { exchange_all(env, kHtFlat); }
+EP_TEST(high_throughput_delivers_rows_by_expert) { exchange_all(env, kHtZones); }
+
+static void refuse_flat(const EpEnv* env, const Case* test) {
+    ncclEpGroup_t group = group_of(env, test);
+    ncclEpHandle_t handle = NULL;
+    CHECK_REFUSED(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, 2, NULL), ncclInvalidUsage,
+                  "layout: NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes, is not served");
+    EP_CHECK(handle == NULL);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+}
+
+// As Megatron does with a fixed capacity.
+EP_TEST(what_is_beyond_a_bound_is_dropped) {
+    static const Case kCases[] = {
+        {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtZones, .recv_rows = 10, .alignment = 4},
+        {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtZones, .recv_rows = 8, .alignment = 4},
+        {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtZones, .recv_rows = 10, .alignment = 1},
+        {3, 8, 4, ncclBfloat16, 32, kRefOneRank, .kind = kHtZones, .recv_rows = 10, .alignment = 4},
+        {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtFlat, .recv_rows = 9},
+        {2, 8, 2, ncclFloat16, 40, kRefOneRank, .kind = kHtFlat, .recv_rows = 13},
+        {3, 9, 6, ncclFloat32, 12, kRefMessy, true, .kind = kHtFlat, .recv_rows = 9},
+        {30, 4, 3, ncclBfloat16, 16, kRefRepeating, .kind = kHtFlat, .recv_rows = 4},
+    };
+    RefBuffer memory;
+    for (unsigned i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+        Case test = kCases[i];
+        test.drops = true;
+        test = varied(&test, i, &memory);
+        if (test.kind == kHtFlat && !ranks_share_a_node()) refuse_flat(env, &test);
+        else exchange(env, &test, 820 + i);
+    }
+}
+
+EP_TEST(every_generation_is_served) {
+    for (Generation it = 0; it < kNumGenerations; ++it) {
+        Case test = kSmallLl;
+        test.generation = it;
+        test.send_only = true;
+        exchange(env, &test, 200 + it);
+        test = kSmallHt;
+        test.generation = it;
+        test.recv_rows = (unsigned)env->size * test.max_tokens;
+        test.updated = true;
+        exchange(env, &test, 400 + it);
+    }
+}
+
+EP_TEST(a_routing_is_kept_in_memory_of_callers) {
+    if (!ranks_share_a_node()) return;
+    RefBuffer memory;
+    Case test = kSmallLl;
+    test.uneven = true;
+    test.memory = &memory;
+    exchange(env, &test, 210);
+    test.narrow_ids = true;
+    exchange(env, &test, 211);
+    test.kind = kHtFlat;
+    test.style = kRefMessy;
+    exchange(env, &test, 502);
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    exchange(env, &test, 501);
+    test.narrow_ids = false;
+    exchange(env, &test, 500);
+}
+
+EP_TEST(tensors_lie_in_windows) {
+    if (!views_into_windows(env)) return;
+    exchange(env, &kSmallLl, 270);
+    Case test = kSmallHt;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    test.scaled = true;
+    exchange(env, &test, 550);
+    views_end_windows(env);
+}
+
+// Several handles of a layout, in turn.
+EP_TEST(handles_take_turns) {
+    enum { kHandles = 3 };
+    Run runs[kHandles];
+    Case test = kSmallHt;
+    test.kind = kHtZones;
+    test.alignment = 4;
+    test.uneven = true;
+    test.recv_rows = (unsigned)env->size * test.max_tokens * 8;
+    ncclEpGroup_t group = group_of(env, &test);
+    ncclEpHandle_t handles[kHandles];
+    for (unsigned i = 0; i < kHandles; ++i) {
+        run_open(&runs[i], env, &test, 840 + i);
+        handles[i] = run_route(&runs[i], group);
+    }
+    for (unsigned turn = 0; turn < 2; ++turn) {
+        for (unsigned i = 0; i < kHandles; ++i) run_exchange(&runs[i], handles[i], NCCL_EP_FWD_PASS);
+        for (unsigned i = kHandles; i-- > 0;) run_exchange(&runs[i], handles[i], NCCL_EP_BWD_PASS);
+    }
+    for (unsigned i = 0; i < kHandles; ++i) {
+        EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
+        run_close(&runs[i]);
+    }
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+}
+
+// What is behind the bound is still poison, with zones all is, and the next call tells.
+static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
+    const bool is_full = env->rank == env->size - 1;
+    Run run;
+    run_open(&run, env, test, seed);
+    if (!EP_CHECK_EQ_I64(run.received > test->recv_rows, is_full)) return;
+    ncclEpGroup_t group = group_of(env, test);
+    ncclEpHandle_t handle = run_route(&run, group);
+    // The others may have heard of it by then.
+    const ncclResult_t result = run_dispatch(&run, handle, NCCL_EP_FWD_PASS);
+    EP_CHECK(result == ncclSuccess || (!is_full && result == ncclRemoteError));
+    ep_sync(env);
+    if (is_full) {
+        CHECK_REFUSED(run_dispatch(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage, "outputs.tokens.sizes[0]");
+        const RefBuffer* rows = &run.buffers[kReceived];
+        EP_SCOPED unsigned char* got = ref_host_new(rows->bytes);
+        EP_SCOPED void* poison = ref_host_poison(rows->bytes);
+        ep_download(got, ref_buffer_data(rows), rows->bytes);
+        const size_t used = test->kind == kHtFlat ? rows->bytes / run.rows * run.used : 0;
+        EP_CHECK_EQ_BYTES(got + used, poison, rows->bytes - used);
+    }
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    run_close(&run);
+}
+
+EP_TEST(more_than_the_bound_fails_the_group) {
+    Case test = kSmallHt;
+    test.style = kRefOneRank;
+    test.recv_rows = test.max_tokens;
+    if (env->size > 1) overflow(env, &test, 600);
+    test.kind = kHtZones;
+    test.alignment = 16;
+    test.recv_rows = 16;
+    overflow(env, &test, 860);
+}
+
+// In a group without a bound operations on too few rows are refused before they write or send anything.
+EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
+    const ncclEpPassDir_t pass = NCCL_EP_FWD_PASS;
+    Case test = kSmallHt;
+    Run run;
+    run_open(&run, env, &test, 700);
+    ncclEpGroup_t group = group_of(env, &test);
+    ncclEpHandle_t handle = run_route(&run, group);
+    if (run.received > 0) {
+        run.rows = run.received - 1;
+        CHECK_REFUSED(run_dispatch(&run, handle, pass), ncclInvalidArgument,
+                      "outputs.tokens.sizes[0]: must have room for all rows that this rank receives");
+        run.rows = run.received;
+    }
+    EP_CHECK_NCCL(run_dispatch(&run, handle, pass));
+    ep_sync(env);
+    run_check_dispatch(&run, pass);
+    if (run.received > 0) {
+        run.rows = run.received - 1;
+        CHECK_REFUSED(run_combine(&run, handle, pass), ncclInvalidUsage,
+                      "inputs.tokens.sizes[0]: must hold all tokens that this rank receives");
+        run.rows = run.received;
+    }
+    EP_CHECK_NCCL(run_combine(&run, handle, pass));
+    ep_sync(env);
+    run_check_combine(&run, pass);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    run_close(&run);
+}

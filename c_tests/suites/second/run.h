@@ -1,0 +1,85 @@
+// A run of any layout: its buffers, and operations that are compared with the reference, every byte.
+#pragma once
+
+#include "reference/layout.h"
+#include "reference/zones.h"
+#include "suites/second/second.h"
+
+// Every tensor of a run.
+enum {
+    // This rank's tokens.
+    kIds,
+    kWeights,
+    kTokens,
+    kScales,
+    // What the experts give for the rows that came.
+    kResults,
+    kGradientsIn,
+    // Outputs, from here on: rows that come, with what is beside them, and what a routing tells.
+    kReceived,
+    kScalesOut,
+    kIdsOut,
+    kWeightsOut,
+    kCounters,
+    kOffsets,
+    kTotal,
+    // For this rank's tokens.
+    kCombined,
+    kGradients,
+    kNumTensors
+};
+enum { kFirstOutput = kReceived };
+// Rows that the tensors have beyond what the library needs.
+enum { kSpare = 3 };
+
+typedef struct {
+    const EpEnv* env;
+    const Case* test;
+    unsigned rank, num_tokens;
+    uint64_t seed;
+    RefRouting* given;
+    RefRouting* routing;  // that, without what flat rows drop
+    RefLayout layout;     // LL
+    RefZones* zones;      // HT by expert: of each rank
+    size_t received;      // HT: rows or slots that come
+    size_t used;          // HT: those that a dispatch writes at most
+    size_t rows;          // HT: of the tensors
+    RefRows tokens, results, scales;
+    RefBuffer buffers[kNumTensors];
+} Run;
+
+void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed);
+void run_close(Run* run);
+// Other ids and weights for the same tokens, in place.
+void run_renew(Run* run, uint64_t seed);
+// All outputs are poison from here on; and one check of each: they still are.
+void run_poison(const Run* run);
+void run_check_untouched(const Run* run);
+
+// The arguments of all calls.
+typedef struct {
+    View views[kNumTensors];
+    ncclEpLayoutInfo_t update;
+    ncclEpDispatchInputs_t inputs;
+    ncclEpDispatchOutputs_t outputs;
+    ncclEpLayoutInfo_t info;
+    ncclEpDispatchConfig_t config;
+    ncclEpCombineInputs_t combine_inputs;
+    ncclEpCombineOutputs_t combine_outputs;
+    ncclEpCombineConfig_t combine_config;
+} Call;
+void call_set(Call* call, const Run* run, ncclEpPassDir_t pass);
+
+// A handle that was routed; in HT its counters are checked, and the caller's ids are gone afterwards.
+ncclEpHandle_t run_route(const Run* run, ncclEpGroup_t group);
+// Operations as a program of the case's generation calls them; nothing of what it passes is left afterwards.
+ncclResult_t run_update(const Run* run, ncclEpHandle_t handle);
+ncclResult_t run_dispatch(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);
+ncclResult_t run_combine(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);
+
+// What the last ones must have left; counters are poison afterwards.
+void run_check_counters(const Run* run);
+void run_check_dispatch(const Run* run, ncclEpPassDir_t pass);
+void run_check_combine(const Run* run, ncclEpPassDir_t pass);
+// Both operations of a pass, checked.
+void run_exchange(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);

@@ -1,0 +1,189 @@
+"""Handles of `open_handle`: routings by `update`, rows by expert, gradients; captured in CUDA graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep import NcclEpError, deep_ep
+from nccl_ep.runtime import Runtime
+from problems import Problem
+
+pytestmark = pytest.mark.high_throughput
+_MOST = 24
+
+
+@pytest.fixture
+def problem(world, device):
+    """Some ids are -1, rank 1 has no tokens, the others unequally many."""
+    return Problem(*world, hidden=64, dtype=torch.bfloat16, masked=True, device=device)
+
+
+@pytest.fixture
+def ep(group, problem):
+    return group(num_experts=problem.num_experts, hidden=64, algorithm="ht", max_tokens_per_rank=_MOST)
+
+
+def by_expert(problem, rank, size):
+    """(token, weight) of each local expert, by source rank and token."""
+    local = problem.num_experts // size
+    found = [[] for _ in range(local)]
+    for source in range(size):
+        for token, ids, weights in zip(*problem.part(source)[:3]):
+            for each, weight in zip(ids.tolist(), weights.tolist()):
+                if each // local == rank:
+                    found[each % local].append((token, weight))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ["ll", "ht"])
+def test_an_update_is_another_routing(group, world, device, algorithm):
+    """The same as a handle made of these ids, in any integers; gradients of weights by k."""
+    size = world[1]
+    group = group(num_experts=3 * size, hidden=16, algorithm=algorithm, max_tokens_per_rank=_MOST, dtype=torch.float32)
+    handle = group.open_handle()
+    with pytest.raises(NcclEpError, match="has no routing yet"):
+        handle.dispatch(torch.empty((0, 16), device=device))
+    for seed in (1, 2):
+        problem = Problem(*world, masked=True, device=device, seed=seed)
+        counts = torch.empty(3, dtype=torch.int32, device=device) if algorithm == "ht" else None
+        handle.update(problem.topk_idx.to(torch.int32), counts=counts)
+        other = group.create_handle(problem.topk_idx)
+        weights = problem.weights if algorithm == "ht" else None
+        have, want = (each.dispatch(problem.tokens, weights) for each in (handle, other))
+        if algorithm == "ll":
+            assert torch.equal(have.counts, want.counts)
+            assert torch.equal(handle.combine(have.tokens, problem.weights), other.combine(want.tokens, problem.weights))
+            continue
+        assert all(map(torch.equal, have[2:4], want[2:4])) and torch.equal(have.tokens, want.tokens)
+        assert counts.tolist() == [(want.topk_idx == each).sum().item() for each in range(3)]
+        _, home = handle.combine_with_weights(have.tokens, have.topk_weights)
+        torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
+
+
+@pytest.mark.parametrize("alignment", [1, 8])
+def test_rows_by_expert(ep, problem, world, alignment):
+    """With weights and without, with scales; sums of a token's rows; what a group without room refuses."""
+    handle = ep.open_handle(expert_alignment=alignment)
+    counts = torch.empty(ep.num_local_experts, dtype=torch.int32, device=ep.device)
+    handle.update(problem.topk_idx, counts=counts)
+    rows, _, ids, weights, _ = handle.dispatch(problem.tokens, problem.weights)
+    found = by_expert(problem, *world)
+    assert ids is None and counts.tolist() == [len(each) for each in found]
+    assert len(rows) == len(weights) == handle.num_recv_tokens and handle.num_recv_tokens % alignment == 0
+    begin = 0
+    for pairs in found:
+        for at, (token, weight) in enumerate(pairs, begin):
+            assert torch.equal(rows[at], token) and weights[at].item() == pytest.approx(weight)
+        end = begin + -(-len(pairs) // alignment) * alignment
+        assert not rows[begin + len(pairs):end].any() and not weights[begin + len(pairs):end].any()
+        begin = end
+    assert not weights[begin:].any()
+    used = rows[:begin]
+    assert torch.equal(handle.dispatch(problem.tokens).tokens[:begin], used)
+    scales = torch.ones((len(problem.tokens), 2), device=ep.device)
+    scaled = handle.dispatch(problem.tokens.to(torch.float8_e4m3fn), scales=scales, scales_order="column")
+    assert scaled.scales.shape == (len(rows), 2) and bool((scaled.scales[:begin][used.any(dim=1)] == 1).all())
+    with pytest.raises(NcclEpError, match="rows that lie by expert are not cast"):
+        handle.dispatch(problem.tokens, cast="fp8")
+    live = (problem.topk_idx >= 0).sum(dim=1, keepdim=True)
+    problem.close(handle.combine(used), problem.tokens.float() * live)
+    with pytest.raises(NcclEpError, match="expert_alignment: must be 0 or a power of two"):
+        ep.open_handle(expert_alignment=3)
+
+
+def test_gradients_by_expert(group, world, device):
+    """Against the dense computation, with experts on their zones."""
+    problem = Problem(*world, hidden=16, masked=True, device=device)
+    group = group(num_experts=problem.num_experts, hidden=16, algorithm="ht", max_tokens_per_rank=_MOST,
+                  dtype=torch.float32)
+    handle = group.open_handle(expert_alignment=4)
+    counts = torch.empty(group.num_local_experts, dtype=torch.int32, device=device)
+    handle.update(problem.topk_idx, counts=counts)
+    tokens, weights = problem.tokens.requires_grad_(), problem.weights.requires_grad_()
+    received = handle.dispatch(tokens, weights)
+    experts = problem.local_experts(group.num_local_experts)
+    results, begin = torch.zeros_like(received.tokens), 0
+    for expert, count in zip(experts, counts.tolist()):
+        zone = slice(begin, begin + count)
+        results[zone] = problem.expert(expert, received.tokens[zone]) * received.topk_weights[zone, None]
+        begin += -(-count // 4) * 4
+    output = handle.combine(results)
+    problem.backward(output)
+    want = problem.dense()
+    problem.close(output, want.output)
+    problem.close(tokens.grad, want.tokens_grad)
+    problem.close(weights.grad, want.weights_grad)
+
+
+def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch):
+    """Of a group without a bound; with `out` nobody is asked."""
+    group = group(num_experts=problem.num_experts, hidden=64, algorithm="ht")
+    with pytest.raises(NcclEpError, match="expert_alignment: must be 0 but in high throughput with few enough"):
+        group.open_handle(expert_alignment=2)
+    handle = group.open_handle()
+    handle.update(problem.topk_idx)
+    with monkeypatch.context() as patch:
+        patch.setattr(Runtime, "is_capturing", lambda *_: True)
+        with pytest.raises(RuntimeError, match="num_recv_tokens: a CUDA graph is captured"):
+            handle.dispatch(problem.tokens)
+        out = problem.tokens.new_empty((_MOST * world[1], 64))
+        rows = handle.dispatch(problem.tokens, out=out).tokens
+    assert torch.equal(rows[:handle.num_recv_tokens], handle.dispatch(problem.tokens).tokens)
+
+
+def replayed(problem, others, play):
+    """The results of a graph of `play` with other tensors in the problem's memory, and those without a graph."""
+    torch.cuda.synchronize()
+    play()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = play()
+    for given in others:
+        for mine, its in zip((problem.tokens, problem.topk_idx, problem.weights), given):
+            mine.copy_(its)
+        graph.replay()
+        torch.cuda.synchronize()
+        yield [each.clone() for each in captured], play()
+
+
+@pytest.mark.parametrize("how", ["flat", "by expert", "ElasticBuffer", "ElasticBuffer expanded", "Buffer"])
+def test_routings_in_a_graph(ep, problem, world, device, how):
+    """Each replay routes by the ids that are there then."""
+    if device.type != "cuda":
+        pytest.skip("the stand-ins cannot capture")
+    tokens, ids, weights = problem.tokens, problem.topk_idx, problem.weights
+    buffer = None
+
+    def by_handle():
+        handle = ep.open_handle(expert_alignment=8 if how == "by expert" else 0)
+        handle.update(ids)
+        received = handle.dispatch(tokens, weights)
+        return handle.combine(received.tokens), received.topk_weights
+
+    def elastic():
+        rows, _, factors, handle, _ = buffer.dispatch(
+            tokens, ids, weights, num_experts=problem.num_experts, num_max_tokens_per_rank=_MOST, do_cpu_sync=False,
+            do_expand=how.endswith("expanded"), do_zero_padding=True, expert_alignment=8)
+        sums, home, _ = buffer.combine(rows, handle, factors)
+        return sums, home, handle.psum_num_recv_tokens_per_expert
+
+    def first_version():
+        layout = buffer.get_dispatch_layout(ids, problem.num_experts)
+        rows, _, factors, _, handle, _ = buffer.dispatch(
+            tokens, topk_idx=ids, topk_weights=weights, num_tokens_per_expert=layout[2],
+            num_worst_tokens=_MOST * world[1])
+        return buffer.combine(rows, handle, factors)[:2]
+
+    play = by_handle
+    if "Buffer" in how:
+        kind = deep_ep.Buffer if how == "Buffer" else deep_ep.ElasticBuffer
+        play, buffer = first_version if how == "Buffer" else elastic, kind(dist.group.WORLD, explicitly_destroy=True)
+    other = Problem(*world, hidden=64, dtype=torch.bfloat16, masked=True, device=device, seed=8)
+    same = [each.clone() for each in (tokens, ids, weights)]
+    others = (other.tokens, other.topk_idx, other.weights)
+    for have, want in replayed(problem, (others, same, others), play):
+        assert all(map(torch.equal, have, want))
+    if buffer is not None:
+        buffer.destroy()

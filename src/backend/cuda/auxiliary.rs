@@ -1,0 +1,109 @@
+//! Kernels beside those of operations, for both modes, in the order of their work: the header of a handle's block in a
+//! caller's memory is written and compared, ids are copied for kernels or moved to where a caller counts from, and what
+//! dispatches deliver to each local expert is added up.
+
+use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
+use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::params::common::{
+    ADD_COUNTS_THREADS, AddCountsParams, HANDLE_HEADER_COMPARED, HANDLE_HEADER_ROWS, HANDLE_HEADER_THREADS,
+    HANDLE_HEADER_WORDS, HANDLE_IDS_THREADS, HandleHeaderParams, HandleIdsParams, KernelOp,
+};
+use crate::error::Result;
+use crate::model::handle_state::{COMPARED_WORDS, HEADER_WORDS, ROWS_WORD, with_layout};
+use crate::model::layout::Layout;
+use crate::model::ops::{IntWidth, Numbers};
+use crate::model::tensor::DevPtr;
+use std::ptr::null;
+
+const _: () = assert!(HANDLE_HEADER_WORDS == HEADER_WORDS && HANDLE_HEADER_ROWS == ROWS_WORD);
+const _: () = assert!(HANDLE_HEADER_COMPARED as usize == COMPARED_WORDS);
+
+/// The header of one block.
+pub(super) struct GivenHeader {
+    block: DevPtr,
+    words: [u32; HEADER_WORDS],
+}
+
+impl GivenHeader {
+    /// `words` at the start of `block`.
+    pub(super) fn new(block: DevPtr, words: [u32; HEADER_WORDS]) -> Self {
+        Self { block, words }
+    }
+
+    /// The same for rows that lie so.
+    pub(super) fn of_layout(&self, layout: Layout) -> Self {
+        Self::new(self.block, with_layout(self.words, layout))
+    }
+
+    /// Enqueues its comparison, before operation `op`: if something else is there, the group fails.
+    pub(super) fn compare(&self, context: &GroupContext, op: KernelOp, at: &StreamScope) -> Result<()> {
+        self.launch(context, self.params(context, op), at)
+    }
+
+    /// Enqueues that it is written, behind `op`, which has filled the block; `rows` is its number of rows, or NULL.
+    pub(super) fn write(&self, context: &GroupContext, op: KernelOp, rows: *const u32, at: &StreamScope) -> Result<()> {
+        self.launch(context, HandleHeaderParams { writes: 1, rows, ..self.params(context, op) }, at)
+    }
+
+    fn params(&self, context: &GroupContext, op: KernelOp) -> HandleHeaderParams {
+        HandleHeaderParams {
+            peers: context.peers(),
+            wait: context.wait(op),
+            header: self.block.0 as *mut u32,
+            words: self.words,
+            writes: 0,
+            rows: null(),
+        }
+    }
+
+    fn launch(&self, context: &GroupContext, params: HandleHeaderParams, at: &StreamScope) -> Result<()> {
+        let shape = LaunchShape::new(1, HANDLE_HEADER_THREADS);
+        context.module.launch(kernels::handle_header(), shape, &params, at)
+    }
+}
+
+/// Blocks that have enough loads under way.
+const MOST_BLOCKS: usize = 64;
+
+#[derive(Clone, Copy)]
+pub(super) struct IdCopy {
+    pub from: Numbers,
+    pub to: DevPtr,
+    pub count: usize,
+    /// Added to those that are not negative.
+    pub offset: usize,
+}
+
+impl IdCopy {
+    pub(super) fn enqueue(self, context: &GroupContext, at: &StreamScope) -> Result<()> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let params = HandleIdsParams {
+            from: self.from.data.0 as *const _,
+            to: self.to.0 as *mut i64,
+            count: self.count as u64,
+            offset: to_u32(self.offset)?,
+            is_narrow: u32::from(self.from.width == IntWidth::Bits32),
+        };
+        let blocks = self.count.div_ceil(HANDLE_IDS_THREADS as usize);
+        let shape = LaunchShape::new(to_u32(blocks.min(MOST_BLOCKS))?, HANDLE_IDS_THREADS);
+        context.module.launch(kernels::handle_ids(), shape, &params, at)
+    }
+}
+
+/// Enqueues that `counts` of so many `experts` are added to `totals`, behind the dispatch `op`.
+pub(super) fn add_counts(
+    context: &GroupContext,
+    op: KernelOp,
+    (counts, totals): (*const i32, DevPtr),
+    experts: usize,
+    at: &StreamScope,
+) -> Result<()> {
+    let params =
+        AddCountsParams { wait: context.wait(op), counts, totals: totals.0 as *mut u64, experts: to_u32(experts)? };
+    let shape = LaunchShape::new(1, ADD_COUNTS_THREADS);
+    context.module.launch(kernels::add_counts(), shape, &params, at)
+}

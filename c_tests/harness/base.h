@@ -18,6 +18,8 @@
 
 #include "check.h"
 
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
 __BEGIN_DECLS
 
 // ---- Life of a program (harness.c)
@@ -37,6 +39,8 @@ void ep_init(EpEnv* env, int* argc, char*** argv);
 // The two steps apart, for a program that acts between them, for example sets NCCL's environment.
 void ep_init_mpi(EpEnv* env, int* argc, char*** argv);
 void ep_init_device(EpEnv* env);
+// Another communicator of all processes. Collective.
+ncclComm_t ep_new_comm(const EpEnv* env);
 
 // Adds up the checks of all processes; process 0 prints "N passed, N failed" as the last line.
 // Returns the exit status, the same in every process: 0 if all checks passed and at least one ran.
@@ -188,6 +192,9 @@ void ep_load_all(ncclDataType_t datatype, const void* base, size_t count, float*
 void* ep_device_alloc(size_t bytes);
 void* ep_device_upload(const void* host, size_t bytes);  // allocates and fills
 void ep_device_free(void* device);
+size_t ep_free_bytes(void);  // of the device
+// Of this process.
+int ep_open_descriptors(void);
 void ep_download(void* host, const void* device, size_t bytes);
 void ep_upload(void* device, const void* host, size_t bytes);
 

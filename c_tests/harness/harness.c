@@ -29,6 +29,16 @@ void ep_init_mpi(EpEnv* env, int* argc, char*** argv) {
     ep_watchdog_arm(env, ep_watchdog_default(kDefaultDeadlineSeconds));
 }
 
+ncclComm_t ep_new_comm(const EpEnv* env) {
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    memset(&id, 0, sizeof(id));
+    if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
+    MPI_Bcast(&id, (int)sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
+    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, env->size, id, env->rank));
+    return comm;
+}
+
 void ep_init_device(EpEnv* env) {
     int devices = 0;
     EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));
@@ -36,12 +46,7 @@ void ep_init_device(EpEnv* env) {
     env->device = env->local_rank % devices;
     EP_REQUIRE_CUDA(cudaSetDevice(env->device));
     EP_REQUIRE_CUDA(cudaStreamCreate(&env->stream));
-
-    ncclUniqueId id;
-    memset(&id, 0, sizeof(id));
-    if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
-    MPI_Bcast(&id, (int)sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
-    EP_REQUIRE_NCCL(ncclCommInitRank(&env->comm, env->size, id, env->rank));
+    env->comm = ep_new_comm(env);
     ep_enter_node();
 }
 

@@ -1,5 +1,6 @@
 // Device buffers, and gates of streams; see base.h.
 #define _GNU_SOURCE  // usleep
+#include <dirent.h>
 #include <unistd.h>
 
 #include "base.h"
@@ -38,3 +39,19 @@ void ep_gate_close(EpGate* gate, cudaStream_t stream) {
 }
 
 void ep_gate_open(EpGate* gate) { __atomic_store_n(&gate->is_open, true, __ATOMIC_RELEASE); }
+
+int ep_open_descriptors(void) {
+    DIR* directory = opendir("/proc/self/fd");
+    EP_REQUIRE(directory != NULL);
+    int count = 0;
+    while (readdir(directory) != NULL) ++count;
+    closedir(directory);
+    return count;
+}
+
+size_t ep_free_bytes(void) {
+    size_t left = 0;
+    size_t total = 0;
+    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
+    return left;
+}

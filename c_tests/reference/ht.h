@@ -11,6 +11,9 @@ __BEGIN_DECLS
 unsigned ref_ht_received(const RefRouting* routing, unsigned rank);
 void ref_ht_counts(const RefRouting* routing, unsigned rank, int32_t* counts);
 
+// The routing without the ids of rows beyond the first `most` of a rank, a new one.
+RefRouting* ref_ht_cut(const RefRouting* routing, unsigned most);
+
 // The tokens that `rank` receives, in row order, as row numbers ref_row_of(source, token); the caller frees them.
 uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank);
 

@@ -77,6 +77,18 @@ float GivenWeight(const RefRouting& given, const Copy& copy, int64_t expert) {
 
 }  // namespace
 
+RefRouting* ref_ht_cut(const RefRouting* routing, unsigned most) {
+    RefRouting* cut = ref_routing_copy(routing);
+    Walk(*routing, [&](const Copy& copy) {
+        int64_t* ids = &cut->topk_idx[copy.source][copy.token * routing->top_k];
+        for (unsigned k = 0; copy.row >= most && k < routing->top_k; ++k) {
+            const int64_t expert = ref_expert_of(routing, ids[k]);
+            if (expert >= 0 && expert / ref_local_experts(routing) == copy.destination) ids[k] = -1;
+        }
+    });
+    return cut;
+}
+
 unsigned ref_ht_received(const RefRouting* routing, unsigned rank) {
     unsigned received = 0;
     WalkTo(*routing, rank, [&](const Copy&) { ++received; });

@@ -8,7 +8,7 @@ void ref_prepare_dispatch(RefRun* run) {
     run->tokens_seed = ++run->seed;
     ref_format_fill(&run->format, run->tokens_seed, rank_of(run), my_tokens(run), &run->tokens_in, &run->scales_in);
     const RefBuffer* outputs[] = {&run->tokens_out, &run->scales_out, &run->counter, &run->ids_out, &run->weights_out};
-    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); ++i) ref_buffer_poison(outputs[i]);
+    for (size_t i = 0; i < COUNT(outputs); ++i) ref_buffer_poison(outputs[i]);
 }
 
 static void add(RefList* list, void* data, ncclDataType_t datatype, ncclEpTensorTag_t tag, RefLayout layout,

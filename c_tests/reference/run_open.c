@@ -39,7 +39,7 @@ void ref_run_change(RefRun* run, RefChange change) {
 
 void ref_run_set_format(RefRun* run, const RefFormat* format) {
     RefBuffer* buffers[] = {&run->tokens_in, &run->scales_in, &run->tokens_out, &run->scales_out};
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    for (size_t i = 0; i < COUNT(buffers); ++i) ref_buffer_free(buffers[i]);
     run->format = *format;
     const unsigned tokens = run->now->num_tokens[rank_of(run)];
     run->tokens_in = ref_buffer_new_input(tokens * ref_format_in_bytes(format));
@@ -185,7 +185,7 @@ void ref_run_close(RefRun* run) {
     RefBuffer* buffers[] = {&run->ids,        &run->weights,  &run->tokens_in,    &run->scales_in,   &run->tokens_out,
                             &run->scales_out, &run->counter,  &run->ids_out,      &run->weights_out, &run->results_in,
                             &run->combined,   &run->gradients_in, &run->gradients_out};
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    for (size_t i = 0; i < COUNT(buffers); ++i) ref_buffer_free(buffers[i]);
     ref_routing_free(run->now);
     ref_routing_free(run->sent);
     if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group, run->env->stream));

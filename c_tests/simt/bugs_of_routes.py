@@ -7,6 +7,7 @@ from planting import Bug
 HT = "3 test_ht uneven_tokens"
 ZONES = "3 test_second high_throughput_delivers"
 ZONES_NODES = "3 NODES=001 test_second high_throughput_delivers"
+CUT = "3 test_second what_is_beyond"
 
 BUGS_OF_ROUTES = (
     Bug("experts of rows before they are told", "ht/zones.cu",
@@ -34,6 +35,13 @@ BUGS_OF_ROUTES = (
         "2 test_second updates_by_expert", slow=True),
     Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
         "3 test_second what_is_beyond", slow=True),
+    Bug("dropped rows whose ids stay", "ht/cut.cu", "ids[k] == entry.expert ? kNowhere : ids[k]", "ids[k]", CUT, slow=True),
+    Bug("dropped rows that count", "ht/cut.cu", "        if (stay > 0 && stay < all) {", "        if (false) {", CUT,
+        slow=True),
+    Bug("rows of a handle before that count", "ht/cut.cu", "        st_relaxed_gpu(params.tally + i, 0);\n", "", CUT,
+        slow=True),
+    Bug("a bound for each source", "ht/cut.cu", "block.cut(handle.begins[rank + 1]) - block.cut(handle.begins[rank])",
+        "block.cut(handle.begins[rank + 1] - handle.begins[rank])", CUT, slow=True),
     Bug("experts told in the name of the forwarder", "ht/zones.cu", "params.source, word) + index",
         "params.peers.rank, word) + index", ZONES_NODES, slow=True),
     Bug("scales that stay where they came", "ht/zones_apart.cu", "        if (params.scales.out != nullptr) {\n",

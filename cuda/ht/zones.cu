@@ -54,14 +54,7 @@ struct Block {
     }
     // How many rows of `source` are for `expert`, as ht_route has heard.
     __device__ uint32_t rows_for(uint32_t source, uint32_t expert) const {
-        const uint64_t packets = local_experts() + HT_COUNTS_BESIDE_EXPERTS;
-        const uint64_t bank = epoch % 2;
-        const Own<uint64_t> heard = as<uint64_t>(own_window(params.peers) + params.layout.counts);
-        const uint64_t* of_source = source == params.peers.rank ? params.own_counts + bank * packets
-                                                                : heard + (bank * ranks() + source) * packets;
-        return is_active(params.peers, source)
-                   ? min(packet_data(ld_relaxed_sys(of_source + expert)), params.max_tokens)
-                   : 0;
+        return heard_rows(params, epoch, source, expert);
     }
     __device__ uint32_t padded(uint32_t count) const {
         const uint32_t mask = params.zones.alignment - 1;

@@ -25,6 +25,19 @@ __device__ __forceinline__ uint32_t slots_needed(const HtZones& zones) {
     return zones.limit == HT_NO_SLOT ? zones.begins[zones.experts] : 0;
 }
 
+// How many rows of `source` are for local expert `expert`, as the ht_route of this epoch has heard.
+template <typename Params>
+__device__ __forceinline__ uint32_t heard_rows(const Params& params, uint32_t epoch, uint32_t source, uint32_t expert) {
+    const uint64_t packets = params.layout.local_experts + HT_COUNTS_BESIDE_EXPERTS;
+    const uint64_t bank = epoch % 2;
+    const Own<uint64_t> heard = as<uint64_t>(own_window(params.peers) + params.layout.counts);
+    const uint64_t* of_source = source == params.peers.rank
+                                    ? params.own_counts + bank * packets
+                                    : heard + (bank * params.peers.ranks + source) * packets;
+    return is_active(params.peers, source) ? min(packet_data(ld_relaxed_sys(of_source + expert)), params.max_tokens)
+                                           : 0;
+}
+
 // ---- What a routing tells its caller, in numbers as wide as the caller wants
 
 __device__ inline void tell(const HtNumbers& numbers, uint32_t i, uint32_t value) {

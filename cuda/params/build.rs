@@ -80,7 +80,7 @@ const FILES: [File; 8] = [
     File {
         name: "ht_kept",
         base: Some("ht.h"),
-        sizes: sizes![ht_kept: HtNumbers HtZones HtTold HtZonesParams HtCountersParams HtByKParams
+        sizes: sizes![ht_kept: HtNumbers HtZones HtTold HtZonesParams HtCountersParams HtCutParams HtByKParams
             HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
     },
     File {

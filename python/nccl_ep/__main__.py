@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 
 from nccl_ep import bench, demo, doctor
 
@@ -53,4 +54,5 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
     raise SystemExit(main())

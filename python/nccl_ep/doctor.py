@@ -21,7 +21,8 @@ from nccl_ep.nccl_wrapper import NCCLLibrary
 # Of docs/env.md; a test compares.
 VARIABLES = ("NCCL_EP_TIMEOUT_MS", "NCCL_EP_NCCL_LIBRARY", "NCCL_EP_LL_COMBINE", "NCCL_EP_NODE_SUMS",
              "NCCL_EP_TUNING_FILE", "NCCL_EP_HT_CHUNK_BYTES", "NCCL_EP_CHECK", "NCCL_EP_PROGRAMMATIC",
-             "NCCL_EP_LIBRARY")
+             "NCCL_EP_LIBRARY", "NCCL_EP_COMM_SMS", "NCCL_EP_DISPATCH_SMS", "NCCL_EP_COMBINE_SMS",
+             "NCCL_EP_HT_EM_LOCAL_DUP", "NCCL_EP_HT_EM_NVLINK_DUP")
 # Of builds; scripts/env.sh exports some of them.
 BUILD_VARIABLES = ("NCCL_EP_CUDA", "NCCL_EP_ARCHS", "NCCL_EP_NVCC", "NCCL_EP_DEPS",
                    "NCCL_EP_TARGET", "NCCL_EP_RELEASE", "NCCL_EP_ROOT", "NCCL_EP_TOOLS",

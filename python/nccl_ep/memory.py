@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import signal
 from collections.abc import Iterable
 
 MIB = 1 << 20
@@ -312,4 +313,5 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `| head`
     main()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import gc
 import json
 import os
 import pathlib
@@ -69,6 +70,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _config = session.config
     _config.failed_tests = set()
     _config.passed_tests = set()
+    # What PyTorch brings stays. Tests that collect garbage would look at all of it each time.
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

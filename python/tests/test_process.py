@@ -225,13 +225,11 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_without_tqdm(monkeypatch, capsys, terminal):
-    """A bar on a terminal, lines elsewhere, and nothing if it is quick."""
+def test_progress_without_tqdm(monkeypatch, capsys):
+    """Lines, and nothing if it is quick."""
     clock = Clock()
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     monkeypatch.setattr("nccl_ep.tuning.progress.time", clock)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     for seconds in (0.1, 8.0):
         bar = Progress(True, "ll", 4)
         for _ in range(4):
@@ -239,11 +237,7 @@ def test_progress_without_tqdm(monkeypatch, capsys, terminal):
             bar.step()
         bar.close()
     Progress(False, "ht", 1).step()
-    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
-    if terminal:
-        assert [line.split()[-3] for line in lines if line] == ["1/4,", "2/4,", "3/4,", "4/4,"]
-    else:
-        assert lines == ["tuning ll: 2/4, 16 s", "tuning ll: 4/4, 32 s"]
+    assert capsys.readouterr().err.splitlines() == ["tuning ll: 2/4, 16 s", "tuning ll: 4/4, 32 s"]
 
 
 def test_progress_by_tqdm(monkeypatch):

@@ -26,6 +26,9 @@ _EXAMPLE_RANKS = 2
 # These load torch's compiler, which takes longest. The runs of all tests skip them.
 _COMPILED = "compiled or test_operators"
 _COMPILED_RANKS = 2
+# Tests to which other ranks mean nothing, and their nodes less.
+_OF_ONE_RANK = ("arguments", "bench", "demo", "doctor", "expand", "memory", "process", "rendezvous", "testing",
+                "wrapper")
 # Examples that need high throughput.
 _NEED_HT = ("03_high_throughput_training", "04_moe_layer")
 _BENCH = ROOT / "bench" / "layer.py"
@@ -97,10 +100,11 @@ def host_steps(places: Places) -> list[Step]:
              forked("tests/4", 4, _pytest(tests), counts.closing_line)]
     steps.append(forked(f"compiled/{_COMPILED_RANKS}", _COMPILED_RANKS, _pytest(tests, "-k", _COMPILED),
                         counts.closing_line))
-    # The examples, some tests and all tests, each with ranks on nodes of another kind.
+    # The examples, some tests and those of ranks, each with ranks on nodes of another kind.
     some = _pytest(tests, "-k", "test_nodes or test_layer or test_autograd")
     of_nodes = (("examples", *_all_examples()), ("tests", some, counts.closing_line),
-                ("tests", _pytest(tests), counts.closing_line))
+                ("tests", _pytest(tests, *(f"--ignore={tests}/test_{name}.py" for name in _OF_ONE_RANK)),
+                 counts.closing_line))
     steps += [forked(f"nodes-{split.replace(',', '')}/{name}", split, words, read)
               for split, (name, words, read) in zip(_SPLITS, of_nodes)]
     steps.append(forked(f"examples/{_EXAMPLE_RANKS}", _EXAMPLE_RANKS, *_all_examples()))

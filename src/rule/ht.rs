@@ -144,7 +144,7 @@ fn gradients(routing: &Routing, tensors: &CombineTensors<'_>, rows: usize) -> Re
     let Some(input) = Argument::optional(Role::WeightsIn, tensors.weights) else {
         return Ok(None); // An output without an input is ignored, as the reference does.
     };
-    let HandleForm { keeps_ids, zones } = routing.form;
+    let HandleForm { keeps_ids, zones, .. } = routing.form;
     let input = input.dims(if zones.is_some() { 1 } else { 2 })?.dtype_is(DType::Float32)?.size_is(
         0,
         rows,

@@ -106,6 +106,11 @@ impl Group {
         &self.facts
     }
 
+    /// How many nodes its ranks are on.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
     /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
     pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
         if self.nodes > 1 {

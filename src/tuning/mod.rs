@@ -125,17 +125,11 @@ impl Learned {
     /// warned of a file that cannot be used.
     pub fn read(path: &str, gpu: &str, ranks: usize, multiprocessors: Option<u32>) -> Self {
         let found = source::read(path).and_then(|text| {
-            Tuning::parse(&text, gpu, ranks, multiprocessors.unwrap_or(u32::MAX))?;
-            Self::parse(&fitting(File::parse(&text)?, gpu, ranks)?.choices)
+            let most = multiprocessors.unwrap_or(u32::MAX);
+            Tuning::parse_all(&text, gpu, ranks, most).map(|(_, learned)| learned)
         });
-        let is_first = multiprocessors.is_none();
-        found
-            .inspect_err(|reason| {
-                if is_first {
-                    warn_of(path, reason)
-                }
-            })
-            .unwrap_or_default()
+        let warn = |reason: &String| warn_of(path, reason);
+        if multiprocessors.is_none() { found.inspect_err(warn) } else { found }.unwrap_or_default()
     }
 }
 
@@ -147,8 +141,12 @@ fn warn_of(path: &str, reason: &str) {
 impl Tuning {
     /// Parses `text`, the contents of a file; an error is the reason to ignore it.
     pub fn parse(text: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Result<Self, String> {
+        Self::parse_all(text, gpu, ranks, multiprocessors).map(|(tuning, _)| tuning)
+    }
+
+    fn parse_all(text: &str, gpu: &str, ranks: usize, multiprocessors: u32) -> Result<(Self, Learned), String> {
         let file = fitting(File::parse(text)?, gpu, ranks)?;
-        Learned::parse(&file.choices)?;
+        let learned = Learned::parse(&file.choices)?;
         let mut tuning = Self { live: file.live, ..Self::default() };
         for entry in &file.entries {
             let wrong = |what: String| format!("entry {}: {what}", entry.number);
@@ -156,7 +154,7 @@ impl Tuning {
             let shape = entry.shape.as_ref();
             tuning.set(operation, entry.tokens, shape, multiprocessors).map_err(wrong)?;
         }
-        Ok(tuning)
+        Ok((tuning, learned))
     }
 
     /// Sets the shape of `operation` for `tokens` on a GPU with this many `multiprocessors`; `None` is the library's own
@@ -197,26 +195,16 @@ impl Tuning {
 }
 
 /// The one of `files` for this machine.
-fn fitting(files: Vec<File>, gpu: &str, ranks: usize) -> Result<File, String> {
-    let count = files.len();
-    let mut last = None;
-    for file in files {
-        if file.gpu == gpu && file.ranks == ranks as u64 {
-            return Ok(file);
-        }
-        last = Some(file);
+fn fitting(mut files: Vec<File>, gpu: &str, ranks: usize) -> Result<File, String> {
+    let fits = |file: &File| file.gpu == gpu && file.ranks == ranks as u64;
+    if let Some(index) = files.iter().position(fits) {
+        return Ok(files.swap_remove(index));
     }
-    match last {
-        Some(file) if count == 1 && file.gpu != gpu => {
-            let other = shown(&file.gpu);
-            Err(format!("it is for {other}, and this is {gpu}"))
-        }
-        Some(file) if count == 1 => {
-            let other = file.ranks;
-            Err(format!("it is for {other} ranks, and these are {ranks}"))
-        }
-        _ => Err(format!("none of its {count} parts is for {ranks} ranks on {gpu}")),
-    }
+    Err(match &files[..] {
+        [file] if file.gpu != gpu => format!("it is for {}, and this is {gpu}", shown(&file.gpu)),
+        [file] => format!("it is for {} ranks, and these are {ranks}", file.ranks),
+        files => format!("none of its {} parts is for {ranks} ranks on {gpu}", files.len()),
+    })
 }
 
 #[cfg(test)]

@@ -223,8 +223,8 @@ fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>
     match (group.session.facts().algorithm, layout) {
         (Algorithm::LowLatency, EXPERT_MAJOR) => Ok(Layout::ExpertMajor),
         (Algorithm::LowLatency, RANK_MAJOR) => Ok(Layout::RankMajor),
-        (Algorithm::HighThroughput, FLAT) if group.kept.drops => {
-            Err(not_served("layout", "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP"))
+        (Algorithm::HighThroughput, FLAT) if group.kept.drops && group.session.nodes() > 1 => {
+            Err(not_served("layout", "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes,"))
         }
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {

@@ -70,7 +70,8 @@ impl Layout {
             Self::Zones(alignment) => Some(Zones { alignment, most_slots: kept.recv_rows.filter(|_| kept.drops) }),
             _ => None,
         };
-        HandleForm { keeps_ids: true, zones }
+        let most_rows = kept.recv_rows.filter(|_| kept.drops && self == Self::Flat);
+        HandleForm { keeps_ids: true, zones, most_rows }
     }
 }
 

@@ -47,12 +47,7 @@ void CloseHeap() { heap.is_open = false; }
 
 }  // namespace
 
-double FreeBytes() {
-    size_t free = 0;
-    size_t total = 0;
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&free, &total));
-    return static_cast<double>(free);
-}
+double FreeBytes() { return static_cast<double>(ep_free_bytes()); }
 
 RefRows TokenRows(const Options& options) {
     constexpr uint64_t kSeed = 1;

@@ -164,7 +164,7 @@ uint64_t Validation::WrongCounts() const {
     return wrong;
 }
 
-// Rows with wrong ids or weights. In high throughput unused rows are compared, too; rank-major their weights may be any.
+// Rows with wrong ids or weights; unused ones, too, but rank-major their weights may be any.
 uint64_t Validation::WrongRouting() const {
     const RefRouting& all = routing_.all();
     const size_t rows = options_.by_rank ? ref_layout_rows(LayoutByRank()) : session_.received.sizes[0];

@@ -11,8 +11,8 @@
 namespace moe {
 namespace {
 
-// Every weight and every embedding is a function of a key (seed, kind, index), never of the order in which ranks ask for
-// it. So one rank can rebuild any part of the model and check the others.
+// Every weight and every embedding is a function of a key (seed, kind, index), never of the order in which ranks ask
+// for it. So one rank can rebuild any part of the model and check the others.
 
 // The random sequence of one key of three numbers.
 class RandomStream {

@@ -4,8 +4,6 @@
 
 #include "harness/harness.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
 // ---- One refusal -------------------------------------------------------------------------------
 
 // Checks the result of a call and the text it leaves: `...` is a printf format with its values, in

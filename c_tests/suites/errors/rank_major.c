@@ -59,7 +59,8 @@ LL_SESSION_TEST(rank_major_arguments) {
 
 // One rank's rows are rank-major where those of the others are not.
 EP_TEST(rank_major_on_one_rank) {
+    // Without the stars the words would be taken for the ids of refusals.
     static const OtherCall kCall = {NCCL_EP_ALGO_LOW_LATENCY, kDispatch, kRankMajor, NULL, "running-ll-layout",
-                                    "layout: must be the same", "expert-major", "rank-major"};
+                                    "layout: must be the same", "*expert-major", "*rank-major"};
     if (enough_ranks(env, 2, "running-ll-layout")) check_other_call(env, &kCall);
 }

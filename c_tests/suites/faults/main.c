@@ -182,7 +182,7 @@ static bool read_options(int argc, char** argv, Options* options) {
                               {"--seconds", &options->seconds, NULL}, {"--seed", &options->seed, NULL},
                               {"--only", &options->only, NULL},       {"--kinds", NULL, &options->kinds},
                               {"--faults", NULL, &options->faults},   {"--nodes", NULL, &options->nodes}};
-    if (!ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL)) return false;
+    if (!ep_read_options(argc, argv, table, COUNT(table), NULL)) return false;
     if (options->nodes[0] != '\0') options->ranks = (unsigned)strlen(options->nodes);
     return options->ranks >= 2 && options->ranks <= kMaxRanks;
 }

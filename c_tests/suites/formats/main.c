@@ -4,8 +4,6 @@
 #include "reference/cast.h"
 #include "reference/run.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
 enum { kMaxTokens = 9, kTopK = 4, kLocalExperts = 2, kEveryHidden = 4096, kEveryTokens = 16 };
 
 static const ncclDataType_t kE4m3 = (ncclDataType_t)10;

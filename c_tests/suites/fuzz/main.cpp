@@ -84,15 +84,6 @@ void OnCrash(int signal_number) {
     std::raise(signal_number);
 }
 
-ncclComm_t NewComm(const EpEnv& env) {
-    ncclUniqueId id{};
-    ncclComm_t comm = nullptr;
-    if (env.rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
-    MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD);
-    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, env.size, id, env.rank));
-    return comm;
-}
-
 bool Anywhere(bool here) {
     int mine = here ? 1 : 0;
     int all = 0;
@@ -105,7 +96,7 @@ class Game {
     Game(const EpEnv& env, const Options& options) : env_(env), options_(options) {
         const bool has_ht = ep_has_high_throughput(&env);
         for (unsigned i = 0; i < options.threads; ++i) {
-            comms_.push_back(NewComm(env));
+            comms_.push_back(ep_new_comm(&env));
             const Seat seat{env.rank, env.size, i, comms_[i], has_ht};
             players_.push_back(std::make_unique<Player>(options, seat));
         }
@@ -184,7 +175,7 @@ class Game {
         // The stuck exchange has left its error on the streams.
         (void)cudaDeviceSynchronize();
         (void)cudaGetLastError();
-        comms_[0] = NewComm(env_);
+        comms_[0] = ep_new_comm(&env_);
         players_[0]->set_comm(comms_[0]);
         ++replaced_;
     }

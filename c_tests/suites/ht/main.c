@@ -30,7 +30,7 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
         ref_run_close(&run);
     }
 }
-#define STEPS(env, shapes) steps(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
+#define STEPS(env, shapes) steps(env, shapes, COUNT(shapes))
 
 EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
@@ -163,7 +163,7 @@ EP_TEST(optional_tensors) {
     };
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
     RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(3));
-    for (size_t i = 0; i < sizeof(kPasses) / sizeof(kPasses[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kPasses); ++i) {
         ref_dispatch_as(&run, kPasses[i]);
         ref_combine_as(&run, i % 2 != 0 ? kRefBackward : kRefWhole);
     }

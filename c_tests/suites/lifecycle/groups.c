@@ -144,13 +144,6 @@ EP_TEST(one_rank_is_late) {
     }
 }
 
-static size_t free_memory(void) {
-    size_t left = 0;
-    size_t total = 0;
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
-    return left;
-}
-
 // No window of one size serves a group of another, so those of groups that have ended must be gone.
 EP_TEST(groups_of_many_sizes) {
     enum { kSizes = 6, kFewestRows = 32, kRowBytes = 4096 };
@@ -161,9 +154,9 @@ EP_TEST(groups_of_many_sizes) {
         EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
         // NCCL on GPUs keeps some of its own.
         if (i == 0 || !ep_on_hostsim()) {
-            left = free_memory();
+            left = ep_free_bytes();
         } else {
-            EP_CHECK_EQ_U64(free_memory(), left);
+            EP_CHECK_EQ_U64(ep_free_bytes(), left);
         }
     }
 }

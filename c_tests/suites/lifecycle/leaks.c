@@ -14,15 +14,6 @@
 #pragma weak ncclSend
 #pragma weak ncclRecv
 
-int open_descriptors(void) {
-    DIR* directory = opendir("/proc/self/fd");
-    EP_REQUIRE(directory != NULL);
-    int count = 0;
-    while (readdir(directory) != NULL) ++count;
-    closedir(directory);
-    return count;
-}
-
 // Those that can be read. The stand-ins keep the addresses of freed memory, without access, so that its use shows.
 static int mappings(void) {
     FILE* file = fopen("/proc/self/maps", "r");
@@ -125,11 +116,7 @@ static void use_communicators(void* context, int count) {
     const EpEnv* env = context;
     uint32_t* words = ep_device_alloc((size_t)(1 + env->size) * sizeof(*words));
     for (int i = 0; i < count; ++i) {
-        ncclUniqueId id;
-        ncclComm_t comm;
-        if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
-        EP_REQUIRE(MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD) == MPI_SUCCESS);
-        EP_REQUIRE_NCCL(ncclCommInitRank(&comm, env->size, id, env->rank));
+        const ncclComm_t comm = ep_new_comm(env);
         exchange_with_other_nodes(env, comm, words);
         EP_REQUIRE_NCCL(ncclCommDestroy(comm));
     }
@@ -162,10 +149,10 @@ EP_TEST(many_groups) {
     // The C library keeps the stacks of threads that have ended.
     const int few_mappings = on_nodes ? 2 * groups : 16;
     use_groups(env, kWarmUp);
-    const int descriptors = open_descriptors();
+    const int descriptors = ep_open_descriptors();
     const int mapped = mappings();
     const int64_t kept = least_growth(use_groups, env, groups);
-    EP_CHECK_EQ_I64(open_descriptors(), descriptors);
+    EP_CHECK_EQ_I64(ep_open_descriptors(), descriptors);
 #if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory for a while
     EP_CHECK(mappings() - mapped <= few_mappings);
     check_growth(kept, groups * (kMostBytesPerGroup + bytes_kept_by_nccl(env)));

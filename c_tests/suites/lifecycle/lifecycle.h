@@ -5,8 +5,6 @@
 
 #include "harness/harness.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
 enum { kLocalExperts = 2, kTokens = 5, kTopK = 2, kHidden = 24 };
 
 // Where a group lives.
@@ -56,7 +54,6 @@ bool close_trip(Trip* trip);
 // Resources of the process. What each of several batches adds to its memory, at the least; so what
 // is only made once does not count.
 enum { kBatches = 4 };
-int open_descriptors(void);
 // Call it before any thread starts; otherwise freed memory cannot be given back.
 void use_one_heap(void);
 int64_t least_growth(void (*batch)(void* context, int rounds), void* context, int rounds);

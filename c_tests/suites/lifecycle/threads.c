@@ -157,10 +157,10 @@ EP_TEST(two_threads_make_and_destroy_groups) {
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&makers[i].env.stream, cudaStreamNonBlocking));
     }
     run_makers(makers, kWarmUp);
-    const int descriptors = open_descriptors();
+    const int descriptors = ep_open_descriptors();
     const int64_t kept = least_growth(run_makers, makers, kRounds);
 #if !defined(__SANITIZE_ADDRESS__)  // it keeps freed memory for a while
-    EP_CHECK(open_descriptors() - descriptors <= kMakers);
+    EP_CHECK(ep_open_descriptors() - descriptors <= kMakers);
     check_growth(kept, kMostBytes + kMakers * kRounds * bytes_kept_by_nccl(env));
 #else
     (void)descriptors;

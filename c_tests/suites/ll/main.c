@@ -17,7 +17,7 @@ static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
         ref_run_close(&run);
     }
 }
-#define ROUND_TRIPS(env, shapes) round_trips(env, shapes, sizeof(shapes) / sizeof((shapes)[0]))
+#define ROUND_TRIPS(env, shapes) round_trips(env, shapes, COUNT(shapes))
 
 EP_TEST(routing_styles) {
     static const Shape kShapes[] = {
@@ -99,7 +99,7 @@ EP_TEST(rows_narrower_than_the_groups) {
         unsigned hidden;
     } kRows[] = {{ncclBfloat16, 128}, {ncclBfloat16, 8}, {ncclFloat32, 64},
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
-    enum { kNumRows = sizeof(kRows) / sizeof(kRows[0]) };
+    enum { kNumRows = COUNT(kRows) };
     const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
     RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(6));
     for (unsigned i = 0; i < kNumRows; ++i) {
@@ -147,7 +147,7 @@ EP_TEST(products_are_fused) {
         ncclDataType_t datatype;
         float factor;  // with a mantissa as long as the type's
     } kCases[] = {{ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
-    for (size_t i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kCases); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype, kFusedHidden};
         RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(7));
         RefRouting* at_home = ref_routing_copy(run.now);

@@ -84,7 +84,7 @@ EP_TEST(ll_weights_follow_their_ids) {
 
 EP_TEST(ll_ids_permuted_before_combine) {
     static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank, kRefOneExpert};
-    for (size_t i = 0; i < sizeof(kStyles) / sizeof(kStyles[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kStyles); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
         RefRun run = ref_run_open_with(env, NULL, &shape, kStyles[i], i % 2 == 0, ref_ll(30 + i));
         for (unsigned change = 0; change < kRefNumChanges; ++change) {

@@ -25,7 +25,7 @@ EP_TEST(rank_major_shapes) {
         {4, 9, 32, ncclBfloat16, 24, kRefMessy, true},     {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true},
         {8, 70, 8, ncclBfloat16, 16, kRefMessy, true},
     };
-    for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kShapes); ++i) {
         RefRun run;
         open_by_rank(&run, env, &kShapes[i], 200 + i);
         for (unsigned n = 0; n < kPairs; ++n) ref_pair(&run);

@@ -34,7 +34,7 @@ EP_TEST(views_shapes) {
         {3, 17, 5, ncclBfloat16, 8, kRefMessy, true},      {4, 9, 32, ncclFloat32, 24, kRefOneExpert, true},
         {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true}, {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
     };
-    for (size_t i = 0; i < sizeof(kShapes) / sizeof(kShapes[0]); ++i) {
+    for (size_t i = 0; i < COUNT(kShapes); ++i) {
         RefRun run;
         open_view(&run, env, &kShapes[i], 700 + i);
         in_every_order(&run);

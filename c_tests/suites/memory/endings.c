@@ -1,6 +1,5 @@
 // How objects end: what they leave behind, what their end waits for, what keeps their memory.
 #define _GNU_SOURCE  // usleep
-#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -11,22 +10,8 @@
 
 enum { kBytes = (2 << 20) + 4096, kTimes = 2 };
 
-static int open_descriptors(void) {
-    DIR* directory = opendir("/proc/self/fd");
-    EP_REQUIRE(directory != NULL);
-    int count = 0;
-    while (readdir(directory) != NULL) ++count;
-    closedir(directory);
-    return count;
-}
-
 // Of this process alone on the stand-ins; other processes of a GPU use it, too.
-static size_t free_bytes(void) {
-    size_t left = 0;
-    size_t total = 0;
-    EP_REQUIRE_CUDA(cudaMemGetInfo(&left, &total));
-    return ep_on_hostsim() ? left : 0;
-}
+static size_t free_bytes(void) { return ep_on_hostsim() ? ep_free_bytes() : 0; }
 
 static void make_and_end(const EpEnv* env, bool frees) {
     ncclEpGroup_t group = open_group(env);
@@ -51,11 +36,11 @@ EP_TEST(memory_is_freed) {
         for (int i = 0; i < 2; ++i) make_and_end(env, frees);
         ep_barrier();
         const size_t before = free_bytes();
-        const int descriptors = open_descriptors();
+        const int descriptors = ep_open_descriptors();
         for (int i = 0; i < kTimes; ++i) make_and_end(env, frees);
         ep_barrier();
         EP_CHECK_EQ_U64(free_bytes(), before);
-        EP_CHECK_EQ_I64(open_descriptors(), descriptors);
+        EP_CHECK_EQ_I64(ep_open_descriptors(), descriptors);
     }
 }
 

@@ -27,7 +27,7 @@ EP_TEST(an_address_has_an_object_and_an_offset) {
     const size_t bytes = bytes_of(env, 0);
     uint8_t* memory = new_memory(group, bytes);
     const size_t offsets[] = {0, 1, 16, bytes - 1};
-    for (size_t i = 0; i < sizeof(offsets) / sizeof(offsets[0]); ++i) {
+    for (size_t i = 0; i < COUNT(offsets); ++i) {
         const ncclEpMemInfo_t info = info_of(group, memory + offsets[i]);
         EP_CHECK_EQ_U64(info.offset, offsets[i]);
         EP_CHECK_EQ_U64(info.bytes, bytes);

@@ -89,6 +89,15 @@ EP_TEST(low_latency_delivers_rows_by_rank) { exchange_all(env, kLlRanks); }
 EP_TEST(high_throughput_delivers_flat_rows) { exchange_all(env, kHtFlat); }
 EP_TEST(high_throughput_delivers_rows_by_expert) { exchange_all(env, kHtZones); }
 
+static void refuse_flat(const EpEnv* env, const Case* test) {
+    ncclEpGroup_t group = group_of(env, test);
+    ncclEpHandle_t handle = NULL;
+    CHECK_REFUSED(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, 2, NULL), ncclInvalidUsage,
+                  "layout: NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes, is not served");
+    EP_CHECK(handle == NULL);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+}
+
 // As Megatron does with a fixed capacity.
 EP_TEST(what_is_beyond_a_bound_is_dropped) {
     static const Case kCases[] = {
@@ -96,12 +105,18 @@ EP_TEST(what_is_beyond_a_bound_is_dropped) {
         {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtZones, .recv_rows = 8, .alignment = 4},
         {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtZones, .recv_rows = 10, .alignment = 1},
         {3, 8, 4, ncclBfloat16, 32, kRefOneRank, .kind = kHtZones, .recv_rows = 10, .alignment = 4},
+        {3, 8, 4, ncclBfloat16, 32, kRefSkewed, .kind = kHtFlat, .recv_rows = 9},
+        {2, 8, 2, ncclFloat16, 40, kRefOneRank, .kind = kHtFlat, .recv_rows = 13},
+        {3, 9, 6, ncclFloat32, 12, kRefMessy, true, .kind = kHtFlat, .recv_rows = 9},
+        {30, 4, 3, ncclBfloat16, 16, kRefRepeating, .kind = kHtFlat, .recv_rows = 4},
     };
     RefBuffer memory;
     for (unsigned i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        Case test = varied(&kCases[i], i, &memory);
+        Case test = kCases[i];
         test.drops = true;
-        exchange(env, &test, 820 + i);
+        test = varied(&test, i, &memory);
+        if (test.kind == kHtFlat && !ranks_share_a_node()) refuse_flat(env, &test);
+        else exchange(env, &test, 820 + i);
     }
 }
 

@@ -78,6 +78,17 @@ EP_TEST(updates_are_captured) {
     replay_beside(env, &test, &other);
 }
 
+EP_TEST(updates_that_drop_rows_are_captured) {
+    if (!ranks_share_a_node()) return;
+    Case test = kSmallHt;
+    test.max_tokens = 12;
+    test.top_k = 3;
+    test.uneven = true;
+    test.drops = true;
+    test.recv_rows = 12;
+    replay_beside(env, &test, &test);
+}
+
 EP_TEST(updates_by_expert_are_captured) {
     if (!ranks_share_a_node()) return;
     Case test = kSmallHt;

@@ -60,14 +60,14 @@ static void upload_rows(const Run* run, unsigned tensor, const RefRows* rows) {
 
 // Ids of 32 bits name the same experts; those far away are no less far.
 static void upload_routing(const Run* run) {
-    const int64_t* ids = run->routing->topk_idx[run->rank];
-    const size_t entries = ref_entries_of(run->routing, run->rank);
+    const int64_t* ids = run->given->topk_idx[run->rank];
+    const size_t entries = ref_entries_of(run->given, run->rank);
     EP_SCOPED int32_t* narrow = ref_host_new(entries * sizeof(int32_t));
     for (size_t i = 0; i < entries; ++i) {
         narrow[i] = ids[i] < -1 ? INT32_MIN : ids[i] > INT32_MAX ? INT32_MAX : (int32_t)ids[i];
     }
     ref_buffer_upload(&run->buffers[kIds], run->test->narrow_ids ? (const void*)narrow : ids);
-    ref_buffer_upload(&run->buffers[kWeights], run->routing->weights[run->rank]);
+    ref_buffer_upload(&run->buffers[kWeights], run->given->weights[run->rank]);
 }
 
 // Rows of unused places stay poison: they must not show in any sum.
@@ -84,10 +84,17 @@ static void upload_results(const Run* run) {
 
 static void find_rows(Run* run) {
     const Case* test = run->test;
-    run->received = test->kind == kHtFlat ? ref_ht_received(run->routing, run->rank) : 0;
+    const bool is_flat = test->kind == kHtFlat;
+    run->received = is_flat ? ref_ht_received(run->given, run->rank) : 0;
+    run->routing = is_flat && test->drops ? ref_ht_cut(run->given, test->recv_rows) : run->given;
     if (test->kind != kHtZones) return;
     run->zones = ref_zones_new(run->routing, test->alignment, test->drops ? test->recv_rows : ~0u);
     run->received = run->zones[run->rank].begins[test->local_experts];
+}
+
+static void forget_rows(const Run* run) {
+    if (run->zones != NULL) ref_zones_free(run->zones);
+    if (run->routing != run->given) ref_routing_free(run->routing);
 }
 
 void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
@@ -98,9 +105,9 @@ void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
     run->test = test;
     run->rank = (unsigned)env->rank;
     run->seed = seed;
-    run->routing = ref_routing_drawn(ranks, &shape, test->style, test->uneven, seed);
-    if (is_ll(test)) ref_routing_fit(run->routing, capacity);
-    run->num_tokens = run->routing->num_tokens[run->rank];
+    run->given = ref_routing_drawn(ranks, &shape, test->style, test->uneven, seed);
+    if (is_ll(test)) ref_routing_fit(run->given, capacity);
+    run->num_tokens = run->given->num_tokens[run->rank];
     run->layout = test->kind == kLlRanks ? ref_rank_major(ranks, test->max_tokens)
                                          : ref_expert_major(test->local_experts, capacity);
     find_rows(run);
@@ -125,14 +132,14 @@ void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
 
 void run_close(Run* run) {
     for (unsigned i = 0; i < kNumTensors; ++i) ref_buffer_free(&run->buffers[i]);
-    if (run->zones != NULL) ref_zones_free(run->zones);
-    ref_routing_free(run->routing);
+    forget_rows(run);
+    ref_routing_free(run->given);
 }
 
 void run_renew(Run* run, uint64_t seed) {
-    if (run->zones != NULL) ref_zones_free(run->zones);
-    ref_routing_change(run->routing, kRefReplace, seed);
-    ref_routing_new_weights(run->routing, seed);
+    forget_rows(run);
+    ref_routing_change(run->given, kRefReplace, seed);
+    ref_routing_new_weights(run->given, seed);
     find_rows(run);
     upload_routing(run);
     upload_results(run);

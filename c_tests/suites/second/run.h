@@ -37,12 +37,13 @@ typedef struct {
     const Case* test;
     unsigned rank, num_tokens;
     uint64_t seed;
-    RefRouting* routing;
-    RefLayout layout;      // LL
-    RefZones* zones;       // HT by expert: of each rank
-    size_t received;       // HT: rows or slots that come
-    size_t used;           // HT: those that a dispatch writes at most
-    size_t rows;           // HT: of the tensors
+    RefRouting* given;
+    RefRouting* routing;  // that, without what flat rows drop
+    RefLayout layout;     // LL
+    RefZones* zones;      // HT by expert: of each rank
+    size_t received;      // HT: rows or slots that come
+    size_t used;          // HT: those that a dispatch writes at most
+    size_t rows;          // HT: of the tensors
     RefRows tokens, results, scales;
     RefBuffer buffers[kNumTensors];
 } Run;

@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
     Options options = {kDefaultOps, kDefaultEvery, 1};
     const EpOption table[] = {
         {"--ops", &options.num_ops, NULL}, {"--every", &options.every, NULL}, {"--seed", &options.seed, NULL}};
-    const bool good = ep_read_options(argc, argv, table, sizeof(table) / sizeof(table[0]), NULL);
+    const bool good = ep_read_options(argc, argv, table, COUNT(table), NULL);
     if (!good || options.every == 0 || options.every > 100000) {
         if (env.rank == 0) fprintf(stderr, "usage: test_stress [--ops N] [--every N] [--seed N]\n");
         ep_release(&env);

@@ -154,7 +154,7 @@ static const Split kSplits[] = {{"halves", halves},
                                 {"apart", apart},
                                 {"one_alone", one_alone},
                                 {"one_first", one_first}};
-enum { kNumSplits = sizeof(kSplits) / sizeof(kSplits[0]) };
+enum { kNumSplits = COUNT(kSplits) };
 
 static void run_in_splits(const DeathCase* test, DeathSetting setting, unsigned losses) {
     const unsigned times = strstr(test->name, "_in_the_creation") != NULL ? losses : 1;

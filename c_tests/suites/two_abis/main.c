@@ -59,16 +59,6 @@ static void close_side(Side* side) {
     ep_device_free(side->rows.weights);
 }
 
-static ncclComm_t another_comm(const EpEnv* env) {
-    ncclUniqueId id;
-    memset(&id, 0, sizeof(id));
-    if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
-    EP_REQUIRE(MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD) == MPI_SUCCESS);
-    ncclComm_t comm = NULL;
-    EP_REQUIRE_NCCL(ncclCommInitRank(&comm, env->size, id, env->rank));
-    return comm;
-}
-
 // ---- The first interface, by the names of its own
 
 typedef struct {
@@ -161,7 +151,7 @@ static void update_elsewhere(EpProbeRoute* route, Side* side) {
 
 EP_TEST(both_work_at_once) {
     const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden, 0};
-    ncclComm_t comm = another_comm(env);
+    ncclComm_t comm = ep_new_comm(env);
     Side sides[2];
     First first;
     EpProbeGroup* group = NULL;
@@ -196,7 +186,7 @@ EP_TEST(both_work_at_once) {
 
 EP_TEST(each_refuses_in_words_of_its_own) {
     const EpProbeSettings settings = {experts_of(env), kMostTokens, kHidden / 2, 0};
-    ncclComm_t comm = another_comm(env);
+    ncclComm_t comm = ep_new_comm(env);
     Side side;
     First first;
     EpProbeGroup* group = NULL;
@@ -228,7 +218,7 @@ EP_TEST(other_ranks_are_told_in_its_words) {
         return;
     }
     const EpProbeSettings settings = {env->rank == 0 ? 0 : experts_of(env), kMostTokens, kHidden, 0};
-    ncclComm_t comm = another_comm(env);
+    ncclComm_t comm = ep_new_comm(env);
     EpProbeGroup* group = NULL;
     EP_CHECK_EQ_I64(epProbeOpen(&group, comm, &settings), env->rank == 0 ? ncclInvalidArgument : ncclRemoteError);
     EP_CHECK(group == NULL);

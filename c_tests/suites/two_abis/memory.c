@@ -20,11 +20,7 @@ typedef struct {
 static void open_side(const EpEnv* env, Side* side, bool high_throughput) {
     const size_t slots = (size_t)env->size * kMostTokens;
     const EpProbeSettings settings = {(size_t)kLocalExperts * (size_t)env->size, kMostTokens, kHidden, high_throughput};
-    ncclUniqueId id;
-    memset(&id, 0, sizeof(id));
-    if (env->rank == 0) EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
-    EP_REQUIRE(MPI_Bcast(&id, sizeof(id), MPI_BYTE, 0, MPI_COMM_WORLD) == MPI_SUCCESS);
-    EP_REQUIRE_NCCL(ncclCommInitRank(&side->comm, env->size, id, env->rank));
+    side->comm = ep_new_comm(env);
     EP_REQUIRE(epProbeOpen(&side->group, side->comm, &settings) == 0);
     side->away_bytes = slots * kRow * (high_throughput ? 1 : kLocalExperts);
     side->block_bytes = epProbeBytes(side->group, kTopK);

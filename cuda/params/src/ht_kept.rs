@@ -24,6 +24,8 @@ pub const HT_ZONE_STAGES: u32 = 6;
 pub const HT_ZONE_BUFFER_BYTES: u32 = (1 + HT_ZONE_STAGES) * HT_ZONE_PART_BYTES;
 /// Threads of `ht_counters`, one block.
 pub const HT_COUNTERS_THREADS: u32 = 256;
+/// Threads of `ht_cut`, one block.
+pub const HT_CUT_THREADS: u32 = 512;
 /// Threads of a block of `ht_by_k`.
 pub const HT_BY_K_THREADS: u32 = 256;
 
@@ -111,6 +113,31 @@ pub struct HtCountersParams {
     /// With zones, of the handle; its addresses are NULL without.
     pub zones: HtZones,
     pub local_experts: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtCutParams {
+    pub peers: PeerTable,
+    pub wait: WaitParams,
+    /// What `ht_route` has filled.
+    pub handle: HtHandleMemory,
+    /// `[tokens][top_k]`: those that the handle keeps.
+    pub ids: *mut i64,
+    /// Rows that there are on each rank.
+    pub limit: u32,
+    pub max_tokens: u32,
+    /// Where `ht_route` has heard of counts.
+    pub layout: HtLayout,
+    pub own_counts: *const u64,
+    /// As of `ht_route`, which has counted.
+    pub epochs: *const u32,
+    /// u32 `[ranks][local_experts]`, zero except while the kernel runs.
+    pub tally: *mut u32,
+    /// Offset in a window: u64 packets `[ranks][1 + local_experts]`, by source.
+    pub packets: u64,
+    /// The rows for each expert that stay, and all that come.
+    pub told: HtTold,
 }
 
 #[derive(Clone, Copy, Debug)]

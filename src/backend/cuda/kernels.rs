@@ -129,6 +129,7 @@ kernels! {
     ht_combine_f32(HtCombineParams, HT_COMBINE_THREADS, 1);
 
     ht_counters(HtCountersParams, HT_COUNTERS_THREADS, 0);
+    ht_cut(HtCutParams, HT_CUT_THREADS, 0);
     ht_by_k(HtByKParams, HT_BY_K_THREADS, 0);
     ht_zones(HtZonesParams, HT_ZONES_THREADS, 0);
     ht_spread(HtSpreadParams, HT_APART_THREADS, 0);

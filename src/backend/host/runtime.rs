@@ -21,6 +21,13 @@ const ERROR_NOT_READY: c_int = 600;
 /// `cudaMemcpyDefault`: a caller's tensors may lie in plain host memory, as PyTorch's on the CPU do.
 const ANY_DIRECTION: c_int = 4;
 
+/// Calls a function of the stand-ins on the group's device; the error names it.
+macro_rules! call {
+    ($runtime:expr, $name:ident($($argument:expr),*)) => {
+        $runtime.call(stringify!($name), |it| (it.$name)($($argument),*))
+    };
+}
+
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 function_table! {
@@ -132,9 +139,7 @@ impl HostRuntime {
     pub fn launch(&self, stream: Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
         let boxed = Box::into_raw(Box::new(work)).cast::<c_void>();
         // SAFETY: `call_boxed` gets the box that it wants, once.
-        let launched = self.call("cudaLaunchHostFunc", |it| unsafe {
-            (it.cudaLaunchHostFunc)(stream.0 as *mut c_void, call_boxed, boxed)
-        });
+        let launched = unsafe { call!(self, cudaLaunchHostFunc(stream.0 as *mut c_void, call_boxed, boxed)) };
         if launched.is_err() {
             // SAFETY: the function was not enqueued, so the box is still ours.
             drop(unsafe { Box::from_raw(boxed.cast::<Box<dyn FnOnce() + Send>>()) });
@@ -146,9 +151,7 @@ impl HostRuntime {
     pub fn shared_block(&self, data: DevPtr) -> Result<SharedBlock> {
         let mut block = SharedBlock::default();
         // SAFETY: writes one block; the stand-ins know their allocations.
-        self.call("ncclEpHostsimBlock", |it| unsafe {
-            (it.ncclEpHostsimBlock)(data.0 as *const c_void, 1, &mut block)
-        })?;
+        unsafe { call!(self, ncclEpHostsimBlock(data.0 as *const c_void, 1, &mut block)) }?;
         Ok(block)
     }
 
@@ -168,22 +171,21 @@ impl HostRuntime {
         let stream = self.create_stream()?;
         let raw = stream.0 as *mut c_void;
         // SAFETY: the callers' contract; the next call waits for the copy.
-        let copied =
-            self.call("cudaMemcpyAsync", |it| unsafe { (it.cudaMemcpyAsync)(to, from, bytes, ANY_DIRECTION, raw) });
+        let copied = unsafe { call!(self, cudaMemcpyAsync(to, from, bytes, ANY_DIRECTION, raw)) };
         // SAFETY: the stream was just made.
-        let waited = self.call("cudaStreamSynchronize", |it| unsafe { (it.cudaStreamSynchronize)(raw) });
+        let waited = unsafe { call!(self, cudaStreamSynchronize(raw)) };
         self.destroy_stream(stream);
         copied.and(waited)
     }
 
     fn free_now(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give.
-        self.call("cudaFree", |it| unsafe { (it.cudaFree)(data as *mut c_void) })
+        unsafe { call!(self, cudaFree(data as *mut c_void)) }
     }
 
     fn free_unawaited(&self, data: usize) -> Result<()> {
         // SAFETY: the stand-ins refuse an address that they did not give; NULL is the default stream.
-        self.call("cudaFreeAsync", |it| unsafe { (it.cudaFreeAsync)(data as *mut c_void, std::ptr::null_mut()) })
+        unsafe { call!(self, cudaFreeAsync(data as *mut c_void, std::ptr::null_mut())) }
     }
 
     fn free_later(&self, key: usize, data: DevPtr) {
@@ -208,7 +210,7 @@ impl Mark {
     fn new(runtime: HostRuntime) -> Result<Self> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        runtime.call("cudaEventCreateWithFlags", |it| unsafe { (it.cudaEventCreateWithFlags)(&mut raw, 0) })?;
+        unsafe { call!(runtime, cudaEventCreateWithFlags(&mut raw, 0)) }?;
         Ok(Self { runtime, raw: raw as usize })
     }
 }
@@ -216,9 +218,8 @@ impl Mark {
 impl StreamMark for Mark {
     fn record(&mut self, stream: Stream) -> Result<bool> {
         // SAFETY: our event; the stand-ins know their streams.
-        let recorded = self.runtime.call("cudaEventRecord", |it| unsafe {
-            (it.cudaEventRecord)(self.raw as *mut c_void, stream.0 as *mut c_void)
-        });
+        let recorded =
+            unsafe { call!(self.runtime, cudaEventRecord(self.raw as *mut c_void, stream.0 as *mut c_void)) };
         // There are no captures.
         recorded.map(|()| true)
     }
@@ -263,7 +264,7 @@ impl Memory for HostRuntime {
     fn alloc(&self, bytes: usize) -> Result<DevPtr> {
         let mut data = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        self.call("cudaMalloc", |it| unsafe { (it.cudaMalloc)(&mut data, bytes) })?;
+        unsafe { call!(self, cudaMalloc(&mut data, bytes)) }?;
         Ok(DevPtr(data as usize))
     }
 
@@ -294,9 +295,7 @@ impl Memory for HostRuntime {
     fn device_alias(&self, host: DevPtr) -> Result<DevPtr> {
         let mut device = std::ptr::null_mut();
         // SAFETY: writes one pointer, which outlives the call.
-        self.call("cudaHostGetDevicePointer", |it| unsafe {
-            (it.cudaHostGetDevicePointer)(&mut device, host.0 as *mut c_void, 0)
-        })?;
+        unsafe { call!(self, cudaHostGetDevicePointer(&mut device, host.0 as *mut c_void, 0)) }?;
         Ok(DevPtr(device as usize))
     }
 
@@ -323,9 +322,7 @@ impl Device for HostRuntime {
     fn create_stream(&self) -> Result<Stream> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: writes one handle.
-        self.call("cudaStreamCreateWithFlags", |it| unsafe {
-            (it.cudaStreamCreateWithFlags)(&mut stream, NON_BLOCKING)
-        })?;
+        unsafe { call!(self, cudaStreamCreateWithFlags(&mut stream, NON_BLOCKING)) }?;
         Ok(Stream(stream as usize))
     }
 

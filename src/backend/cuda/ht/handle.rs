@@ -65,9 +65,10 @@ impl CudaHt {
     /// memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
         let group = &*self.group;
-        match self.zones()? {
-            Some(zones) => self.find_slots(block, &zones, at)?,
-            None => kept::tell(group, &self.told(block, &self.counters, None), at)?,
+        match (self.zones()?, self.routing.form.most_rows) {
+            (Some(zones), _) => self.find_slots(block, &zones, at)?,
+            (None, Some(most)) => self.cut(block, most, at)?,
+            (None, None) => kept::tell(group, &self.told(block, &self.counters, None), at)?,
         }
         match &self.header {
             Some(header) => header.write(&group.context, KernelOp::HtRoute, self.rows_of(block), at),

@@ -64,7 +64,7 @@ pub struct HtPlan {
     pub nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
-    /// As well: of the packets of `ht_zones`.
+    /// As well: of the packets of `ht_zones` and `ht_cut`.
     packets: usize,
     /// Nothing over several nodes, nor for one rank.
     mapped: HtMappedLayout,
@@ -128,7 +128,8 @@ impl HtPlan {
             (false, _) => 0,
             (true, nodes) => {
                 let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);
-                sources * max_tokens * mask_words(facts) * PACKET_BYTES
+                let of_cut = 1 + facts.local_experts();
+                sources * of_cut.max(max_tokens * mask_words(facts)) * PACKET_BYTES
             }
         });
         let mapped = match &nodes {
@@ -143,6 +144,7 @@ impl HtPlan {
             unit_bytes: unit_bytes as u64,
             units: to_u32(units)?,
             local_experts: to_u32(facts.local_experts())?,
+            expert_reciprocal: u32::MAX / to_u32(facts.local_experts())?,
         };
         Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, mapped, bytes: window.bytes() })
     }

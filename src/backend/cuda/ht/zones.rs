@@ -9,7 +9,9 @@ use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::{self, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::HtHandleMemory;
-use crate::backend::cuda::params::ht_kept::{HT_NO_SLOT, HT_ZONES_THREADS, HtTold, HtZones, HtZonesParams};
+use crate::backend::cuda::params::ht_kept::{
+    HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtTold, HtZones, HtZonesParams,
+};
 use crate::error::Result;
 use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
@@ -46,6 +48,30 @@ impl CudaHt {
         let told = kept::told(&self.counters, page.map(|page| (page, self.epoch)));
         let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
         self.group.find_slots(handle, zones, &of, at)
+    }
+}
+
+impl CudaHt {
+    /// Enqueues the kernel that drops rows beyond `most`, behind that which has counted them into `handle`.
+    pub fn cut(&self, handle: &HtHandleMemory, most: usize, at: &StreamScope) -> Result<()> {
+        let group = &*self.group;
+        let (tally, layout) = (group.tally(), group.plan.tally());
+        let params = HtCutParams {
+            peers: group.context.peers(),
+            wait: group.context.wait(KernelOp::HtRoute),
+            handle: *handle,
+            ids: self.routing.ids.0 as *mut i64,
+            limit: to_u32(most)?,
+            max_tokens: to_u32(group.plan.max_tokens)?,
+            layout: group.layout,
+            own_counts: (tally + layout.own_counts) as *const u64,
+            epochs: group.epochs().cast_const(),
+            tally: (tally + layout.tally) as *mut u32,
+            packets: group.plan.packets(&group.layout),
+            told: kept::told(&self.counters, None),
+        };
+        let params = HtCutParams { tally: params.tally.wrapping_add(2 + params.peers.ranks as usize), ..params };
+        group.context.module.launch(kernels::ht_cut(), LaunchShape::new(1, HT_CUT_THREADS), &params, at)
     }
 }
 

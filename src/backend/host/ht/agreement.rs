@@ -138,7 +138,7 @@ fn agree(facts: &GroupFacts, wanted: &Result<HtRouting>, epoch: u64, announced: 
 pub fn tell(map: &HtMap, form: HandleForm, counters: &RoutingCounters) -> Result<()> {
     let Some(zones) = form.zones else {
         write_numbers(counters.experts, map.counts.iter().copied())?;
-        return write_numbers(counters.total, [map.received() as u32]);
+        return write_numbers(counters.total, [(map.received() + map.dropped) as u32]);
     };
     let zones: Vec<_> = map.zones.zones(zones.most_slots.unwrap_or(usize::MAX)).collect();
     write_numbers(counters.experts, zones.iter().map(|zone| zone.len() as u32))?;

@@ -36,6 +36,8 @@ pub struct HtMap {
     pub ids: Vec<u8>,
     /// Where rows lie by expert, if they do.
     pub zones: ZoneMap,
+    /// Rows that came and are dropped; not in the block.
+    pub dropped: usize,
 }
 
 /// Bytes of an expert and an index.
@@ -71,6 +73,11 @@ impl HtMap {
     /// Computes the map of `facts.rank` from the ids of all ranks, exchanged in operation `number`.
     pub fn new(facts: &GroupFacts, number: u64, all: &[RankIds], form: HandleForm) -> Self {
         let me = facts.rank.index();
+        if let Some(most) = form.most_rows {
+            let (kept, dropped) = cut(facts, all, most);
+            let form = HandleForm { most_rows: None, ..form };
+            return Self { dropped, ..Self::new(facts, number, &kept, form) };
+        }
         let mut map = Self {
             number,
             begins: vec![0],
@@ -82,6 +89,7 @@ impl HtMap {
                 _ => Vec::new(),
             },
             zones: ZoneMap::default(),
+            dropped: 0,
         };
         let mut received = Vec::new();
         let mut rows = 0;
@@ -184,6 +192,7 @@ impl HtMap {
             begins,
             departures: words(sections.departures, facts.ranks)?,
             counts: words(sections.counts, facts.local_experts())?,
+            dropped: 0,
             entries: block.section(sections.entries, entries * ENTRY_BYTES)?.to_vec(),
             ids: block.section(sections.ids, ids * ID_BYTES)?.to_vec(),
             zones,
@@ -194,6 +203,25 @@ impl HtMap {
 fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
     let shape = StateShape::of_group(facts, routing.top_k, routing.form);
     Ok(HtSections::new(shape.ok_or_else(|| Error::internal("a block in a group without a bound"))?))
+}
+
+/// The ids of all ranks without those of rows beyond the first `most` of a rank; and how many such this rank has.
+fn cut(facts: &GroupFacts, all: &[RankIds], most: usize) -> (Vec<RankIds>, usize) {
+    let mut rows = vec![0; facts.ranks];
+    let kept = all.iter().map(|of_source| {
+        let mut ids = Vec::new();
+        for of_token in of_source.by_token() {
+            for it in by_rank(facts, of_token) {
+                rows.get_mut(it.rank).into_iter().for_each(|rows| *rows += 1);
+            }
+            let is_kept =
+                |id| facts.expert(id).is_some_and(|it| rows.get(facts.owner(it)).is_some_and(|it| *it <= most));
+            ids.extend(numeric::i64s(of_token).flat_map(|id| if is_kept(id) { id } else { -1 }.to_ne_bytes()));
+        }
+        RankIds { ids, top_k: of_source.top_k }
+    });
+    let kept = kept.collect();
+    (kept, rows.get(facts.rank.index()).map_or(0, |rows| rows.saturating_sub(most)))
 }
 
 /// Where a token with these `entries` goes, by ascending rank.
@@ -250,7 +278,7 @@ mod tests {
     }
 
     const ZONES: Zones = Zones { alignment: 2, most_slots: None };
-    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None };
+    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None, most_rows: None };
 
     fn ids(ids: &[i64]) -> RankIds {
         RankIds { ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(), top_k: 2 }
@@ -282,6 +310,18 @@ mod tests {
     }
 
     #[test]
+    fn rows_beyond_a_bound_are_in_no_map() {
+        let all = [ids(&[3, 2, -1, 0, 1, 3]), ids(&[2, 0])];
+        let form = HandleForm { keeps_ids: true, most_rows: Some(1), ..NO_FORM };
+        let map = HtMap::new(&facts(0), 0, &all, form);
+        assert_eq!((&map.begins[..], &map.counts[..], map.dropped), (&[0, 1, 1][..], &[1, 0][..], 2));
+        assert_eq!(goes_to(&map, 0, 3), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
+        assert_eq!(map.ids, [3_i64, 2, -1, 0, -1, -1].map(i64::to_ne_bytes).concat());
+        let map = HtMap::new(&facts(1), 0, &all, form);
+        assert_eq!((&map.begins[..], map.dropped, map.ids.len()), (&[0, 1, 1][..], 2, 16));
+    }
+
+    #[test]
     fn a_map_comes_back_from_moved_bytes_and_from_no_others() {
         let facts = GroupFacts { max_tokens: Some(3), ..facts(1) };
         let routing = |tokens| Routing {
@@ -289,7 +329,7 @@ mod tests {
             width: IntWidth::Bits64,
             tokens,
             top_k: 2,
-            form: HandleForm { keeps_ids: true, zones: Some(ZONES) },
+            form: HandleForm { keeps_ids: true, zones: Some(ZONES), most_rows: None },
         };
         let form = routing(1).form;
         let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);

@@ -1,0 +1,155 @@
+// Drops the rows of a handle that its ranks have no room for, behind ht_route: of those that come to a rank, in their
+// order, the first ones stay. Ids of rows that do not are -1 from here on, so no operation knows of them.
+//
+// Grid: one block. A rank tells each source how many of its rows there is room for. The source takes the others out of
+// its entries and ids; where some of its rows stay and some do not, it tells that rank how many of them are for each of
+// its experts, as only the source knows. What a rank gets from other sources ht_route has heard.
+//
+// Packets have the epoch of ht_route and lie where those of ht_zones do, which says why none is written too early. Where
+// ranks do not agree nobody sends or waits, and after a failure nobody sends.
+
+#include "../base/entry.cuh"
+#include "../base/expert.cuh"
+#include "zones.cuh"
+
+namespace nccl_ep::ht_cut_impl {
+
+struct SharedStorage {
+    // Of this rank's rows to each rank, and of those from each rank, how many stay.
+    uint32_t to[MAX_PEERS];
+    uint32_t from[MAX_PEERS];
+};
+
+struct Block {
+    const HtCutParams& params;
+    SharedStorage& shared;
+    uint32_t epoch;
+
+    __device__ uint32_t ranks() const { return params.peers.ranks; }
+    __device__ uint32_t local_experts() const { return params.layout.local_experts; }
+    // How many of so many rows there is room for.
+    __device__ uint32_t cut(uint32_t rows) const { return min(rows, params.limit); }
+    // What `source` tells: how many rows of the other's stay, then how many of its own are for each expert.
+    template <template <typename> class Address>
+    __device__ Address<uint64_t> packets(Address<uint8_t> window, uint32_t source) const {
+        return as<uint64_t>(window + params.packets) + uint64_t{source} * (1 + local_experts());
+    }
+    __device__ void tell_rank(uint32_t rank, uint32_t number, uint32_t value) const {
+        if (is_active(params.peers, rank) && known_failure(params.wait) == 0) {
+            put_value(packets(window_of(params.peers, rank), params.peers.rank) + number, make_packet(epoch, value));
+        }
+    }
+    __device__ uint32_t hear(uint32_t rank, uint32_t number, uint32_t most) const {
+        if (!is_active(params.peers, rank)) {
+            return 0;
+        }
+        const uint64_t* at = packets<Own>(own_window(params.peers), rank) + number;
+        const Arrival arrival = wait_for_packet(params, at, {WAIT_COUNTS, rank, epoch});
+        return arrival.ok ? min(arrival.data, most) : 0;
+    }
+    __device__ bool stays(const HtEntry& entry) const {
+        return entry.index < shared.to[entry.expert / local_experts()];
+    }
+    // Whether some of this rank's rows to `rank` stay and some do not.
+    __device__ bool is_partly(uint32_t rank) const {
+        return shared.to[rank] > 0 && shared.to[rank] < params.handle.departures[rank];
+    }
+};
+
+// One thread takes out of a token what does not stay, and counts what does.
+__device__ void cut_token(const Block& block, uint32_t token) {
+    const HtCutParams& params = block.params;
+    const uint32_t top_k = params.handle.top_k;
+    const uint32_t experts = block.ranks() * block.local_experts();
+    HtEntry* entries = params.handle.entries + uint64_t{token} * top_k;
+    int64_t* ids = params.ids + uint64_t{token} * top_k;
+    uint32_t kept = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < top_k; ++i) {
+        const HtEntry entry = entries[i];
+        if (static_cast<uint32_t>(entry.expert) >= experts) {
+            break;
+        }
+        if (block.stays(entry)) {
+            entries[kept++] = entry;
+            atomicAdd(&params.tally[entry.expert], 1u);
+            continue;
+        }
+#pragma unroll 1
+        for (uint32_t k = 0; k < top_k; ++k) {
+            ids[k] = ids[k] == entry.expert ? kNowhere : ids[k];
+        }
+    }
+#pragma unroll 1
+    for (; kept < top_k; ++kept) {
+        entries[kept] = {kNowhere, 0};
+    }
+}
+
+// One thread: how many of the rows that stay are for a local expert.
+__device__ uint32_t rows_for(const Block& block, uint32_t expert) {
+    const HtCutParams& params = block.params;
+    uint32_t rows = 0;
+#pragma unroll 1
+    for (uint32_t source = 0; source < block.ranks(); ++source) {
+        const uint32_t all = params.handle.begins[source + 1] - params.handle.begins[source];
+        const uint32_t stay = block.shared.from[source];
+        if (stay > 0 && stay < all) {
+            rows += block.hear(source, 1 + expert, stay);
+        } else if (stay > 0) {
+            rows += heard_rows(params, block.epoch, source, expert);
+        }
+    }
+    return rows;
+}
+
+ENTRY(ht_cut) {
+    __shared__ SharedStorage shared;
+    const Block block = {params, shared, ld_relaxed_gpu(params.epochs)};
+    const HtHandleMemory& handle = params.handle;
+    const uint32_t ranks = block.ranks();
+    const uint32_t total = handle.begins[ranks];
+    if ((total & HT_DISAGREED) != 0) {
+        if (threadIdx.x == 0) {
+            tell(params.told.total, 0, 0);
+        }
+        for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_CUT_THREADS) {
+            tell(params.told.experts, i, 0);
+        }
+        return;
+    }
+    for (uint32_t rank = threadIdx.x; rank < ranks; rank += HT_CUT_THREADS) {
+        shared.from[rank] = block.cut(handle.begins[rank + 1]) - block.cut(handle.begins[rank]);
+        block.tell_rank(rank, 0, shared.from[rank]);
+    }
+    for (uint32_t rank = threadIdx.x; rank < ranks; rank += HT_CUT_THREADS) {
+        shared.to[rank] = block.hear(rank, 0, handle.departures[rank]);
+    }
+    __syncthreads();
+    for (uint32_t token = threadIdx.x; token < handle.tokens; token += HT_CUT_THREADS) {
+        cut_token(block, token);
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < ranks * block.local_experts(); i += HT_CUT_THREADS) {
+        const uint32_t rank = i / block.local_experts();
+        if (block.is_partly(rank)) {
+            block.tell_rank(rank, 1 + i % block.local_experts(), ld_relaxed_gpu(params.tally + i));
+        }
+        st_relaxed_gpu(params.tally + i, 0);
+    }
+    for (uint32_t i = threadIdx.x; i < block.local_experts(); i += HT_CUT_THREADS) {
+        const uint32_t rows = rows_for(block, i);
+        handle.counts[i] = static_cast<int32_t>(rows);
+        tell(params.told.experts, i, rows);
+    }
+    __syncthreads();
+    for (uint32_t rank = threadIdx.x; rank < ranks; rank += HT_CUT_THREADS) {
+        handle.departures[rank] = shared.to[rank];
+        handle.begins[rank + 1] = block.cut(handle.begins[rank + 1]);
+    }
+    if (threadIdx.x == 0) {
+        tell(params.told.total, 0, total);
+    }
+}
+
+}  // namespace nccl_ep::ht_cut_impl

@@ -138,11 +138,11 @@ BUGS = (
     Bug("past the end of shared memory", "ll/dispatch_block.cuh",
         "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
     # ---- Combine --------------------------------------------------------------------------------
-    Bug("weights not waited for", "ll/combine.cu",
+    Bug("weights not waited for", "ll/combine_send.cuh",
         "weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),\n"
         "                                                op.from(home, WAIT_WEIGHT));",
         "weight = {true, __float_as_uint(0.5f)};"),
-    Bug("a sum without its weights", "ll/combine.cu",
+    Bug("a sum without its weights", "ll/combine_send.cuh",
         "if (!Op::kExact && all_lanes(weight.ok)) {", "if (!Op::kExact) {",
         "2 test_ll ll_no_sum_is_sent_without_its_weights", slow=True),
     Bug("the first of equal ids means all", "ll/topk_weights.cuh", " || meant != nth) {", ") {",

@@ -64,6 +64,8 @@ __device__ __forceinline__ uint32_t e4m3x4_from_f32(const float* in) {
 constexpr uint32_t kCastElements = sizeof(Vec16);
 // Lanes of the largest block.
 constexpr uint32_t kMostLanes = 128 / kCastElements;
+// What counts as the largest magnitude of a block of zeros: 1e-4.
+__device__ __forceinline__ float least_maximum() { return __uint_as_float(0x38d1b717); }
 
 // The scale of a block.
 struct BlockScale {
@@ -105,8 +107,7 @@ struct Uncast {
     // The largest magnitude of the lane's block, and not less than that of a block of zeros. No element counts unless
     // `is_there`. All lanes call it: in a row for several accesses, whose shuffles then overlap.
     __device__ __forceinline__ float largest_of_block(const ScaledRows& rows, bool is_there) const {
-        constexpr uint32_t kLeast = 0x38d1b717;  // 1e-4
-        float most = __uint_as_float(kLeast);
+        float most = least_maximum();
         if (is_there) {
 #pragma unroll
             for (uint32_t i = 0; i < kVecs; ++i) {

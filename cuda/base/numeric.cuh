@@ -1,6 +1,6 @@
 // How the 16 bytes of a row are to be read as numbers, and numbers rounded to them.
 //
-// `largest` is the largest magnitude of the 16 bytes and of `known`; NaN do not count.
+// `largest` is the largest magnitude of the 16 bytes and of `known`, `largest_of` that of several; NaN do not count.
 // Sums are in fp32 whatever the rows are made of; "rounded" is to nearest, ties to even.
 #pragma once
 
@@ -38,6 +38,19 @@ struct Bf16 {
         known = larger(known, __uint_as_float(both << 16));
         return larger(known, __uint_as_float(both & 0xffff0000u));
     }
+    template <uint32_t count>
+    __device__ static float largest_of(const Vec16* v, float known) {
+        Vec16 both;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            both.word[i] = v[0].word[i] & 0x7fff7fffu;
+#pragma unroll
+            for (uint32_t j = 1; j < count; ++j) {
+                both.word[i] = max_bf16x2(both.word[i], v[j].word[i] & 0x7fff7fffu);
+            }
+        }
+        return largest(both, known);
+    }
 };
 
 struct F16 {
@@ -66,6 +79,19 @@ struct F16 {
         known = larger(known, f32_from_f16(static_cast<uint16_t>(both)));
         return larger(known, f32_from_f16(static_cast<uint16_t>(both >> 16)));
     }
+    template <uint32_t count>
+    __device__ static float largest_of(const Vec16* v, float known) {
+        Vec16 both;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            both.word[i] = v[0].word[i] & 0x7fff7fffu;
+#pragma unroll
+            for (uint32_t j = 1; j < count; ++j) {
+                both.word[i] = max_f16x2(both.word[i], v[j].word[i] & 0x7fff7fffu);
+            }
+        }
+        return largest(both, known);
+    }
 };
 
 struct F32 {
@@ -88,6 +114,14 @@ struct F32 {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             known = larger(known, fabsf(__uint_as_float(v.word[i])));
+        }
+        return known;
+    }
+    template <uint32_t count>
+    __device__ static float largest_of(const Vec16* v, float known) {
+#pragma unroll
+        for (uint32_t i = 0; i < count; ++i) {
+            known = largest(v[i], known);
         }
         return known;
     }

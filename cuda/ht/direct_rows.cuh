@@ -127,12 +127,10 @@ __device__ void send_rows(const Block& block, Pipeline& pipeline) {
 
 // ---- What other warps do -----------------------------------------------------------------------
 
-// Stores scales, ids and weights of a token beside its rows at all peers.
+// Stores scales, ids and weights of a token beside its rows at all peers; `weight` is that of each lane's expert.
 template <typename Block>
-__device__ void store_beside(const Block& block, uint32_t token, const GivenRouting& given,
-                             const TokenEntries& entries) {
+__device__ void store_beside(const Block& block, uint32_t token, float weight, const TokenEntries& entries) {
     const HtCommon& common = block.common;
-    const float weight = given.weight_of(block.scope.id_of(common, entries), block.top_k());
 #pragma unroll 1
     for (LaneMask left = ballot(goes_to_peer(block, entries)); left.any(); left.drop_first()) {
         const uint32_t lane = left.first();
@@ -180,8 +178,7 @@ __device__ __forceinline__ void copy_row(uint8_t* to, const uint8_t* from, uint3
 
 // Copies all of a token that stays on this rank.
 template <typename Block>
-__device__ void keep_token(const Block& block, uint32_t token, const GivenRouting& given,
-                           const TokenEntries& entries) {
+__device__ void keep_token(const Block& block, uint32_t token, float weight, const TokenEntries& entries) {
     const KeptRow kept(block, entries);
     if (!kept.is_here) {
         return;
@@ -193,7 +190,7 @@ __device__ void keep_token(const Block& block, uint32_t token, const GivenRoutin
     if constexpr (Block::Rows::kHasScales) {
         block.rows.keep_scales(block, token, row);
     }
-    kept.write_routing(block, entries, given);
+    kept.write_routing(block, entries, weight);
 }
 
 // Fills a row of each output that no token fills; false if there is no such row.
@@ -216,12 +213,12 @@ __device__ bool fill_unused_row(const Block& block, uint32_t row) {
 
 template <typename Block>
 __device__ void work_locally(const Block& block) {
-    // This warp's number among those of the grid that do not send.
+    // This warp's number among those of the workers that do not send.
     const HtMapped& mapped = block.mapped;
     const uint32_t senders = mapped.blocks * mapped.warps;
     const uint32_t before = min(mapped.blocks * (warp_idx() + 1), senders);
-    const uint32_t first = warp_idx() * gridDim.x + blockIdx.x - before;
-    const uint32_t step = num_warps() * gridDim.x - senders;
+    const uint32_t first = warp_idx() * mapped.workers + blockIdx.x - before;
+    const uint32_t step = num_warps() * mapped.workers - senders;
     const HtHandleMemory& handle = block.common.handle;
     HtEntry entry = TokenEntries::load_entry(handle, first);
 #pragma unroll 1
@@ -229,10 +226,11 @@ __device__ void work_locally(const Block& block) {
         const GivenRouting given = block.given_routing(token);
         const TokenEntries entries(block.common, entry);
         entry = TokenEntries::load_entry(handle, token + step);
+        const float weight = block.has_routing() ? weight_of_lane(block, entries, given) : 0.0f;
         if (mapped.side_row_bytes != 0) {
-            store_beside(block, token, given, entries);
+            store_beside(block, token, weight, entries);
         }
-        keep_token(block, token, given, entries);
+        keep_token(block, token, weight, entries);
     }
 #pragma unroll 1
     for (uint32_t row = block.agreed.total + first; fill_unused_row(block, row);) {
@@ -323,7 +321,7 @@ __device__ void run(const Block<Rows>& block, uint8_t* buffers) {
         Pipeline pipeline(buffers + warp_idx() * mapped.stages * mapped.stage_bytes, mapped.stage_bytes,
                           mapped.stages, block.agreed.barriers + warp_idx() * mapped.stages);
         send_rows(block, pipeline);
-    } else {
+    } else if (blockIdx.x < mapped.workers) {
         work_locally(block);
     }
     finish_straight(common, mapped, block.agreed);

@@ -3,8 +3,8 @@
 //
 // Grid: sending blocks, then receiving blocks, no more than fit on the GPU at once; every warp that has a
 // staging buffer works on its own. A sending warp takes a token, loads its row once and stores it to the
-// rings of all its peers, and if it casts it, to this rank's output, too; one warp more of its block, the
-// notifier, notifies the peers. One warp of a
+// rings of all its peers, and if it casts it, to this rank's output, too, also where it goes nowhere else; one
+// warp more of its block, the notifier, notifies the peers. One warp of a
 // receiving block polls what has arrived for the block; the others take any such row, give its credit as
 // soon as the row is in shared memory, and store it where it belongs: sources ascending, then tokens. Ids
 // and weights, if any, travel behind the row. While nothing has arrived receivers do what is left on this
@@ -12,8 +12,8 @@
 // get zeros and ids of -1.
 
 #include "../base/entry.cuh"
+#include "cast_rows.cuh"
 #include "dispatch_run.cuh"
-#include "scaled_rows.cuh"
 
 namespace nccl_ep::ht_dispatch_impl {
 

@@ -85,11 +85,17 @@ __device__ __forceinline__ void write_routing(const Block& block, uint32_t row,
     }
 }
 
+// The weight of each lane's expert, if ids and weights are given.
+template <typename Block>
+__device__ __forceinline__ float weight_of_lane(const Block& block, const TokenEntries& entries,
+                                                const GivenRouting& given) {
+    return given.weight_of(block.scope.id_of(block.common, entries), block.top_k());
+}
+
 // What a token's row is on this rank itself.
 struct KeptRow {
-    // Whether it goes here, and to peers.
+    // Whether it goes here.
     bool is_here;
-    bool is_sent;
     // The lane with its first expert here, and its number among the rows that are kept.
     uint32_t lane;
     uint32_t index;
@@ -100,7 +106,6 @@ struct KeptRow {
         const LaneMask own =
             ballot(entries.is_first() && static_cast<uint32_t>(entries.rank) == block.rank());
         is_here = own.any();
-        is_sent = (entries.firsts & ~own).any();
         lane = is_here ? own.first() : 0;
         index = shuffle(entries.entry.index, lane);
     }
@@ -111,13 +116,10 @@ struct KeptRow {
         return block.row_from(block.rank(), index);
     }
 
-    // Writes the ids and weights of a row that is here; `given` are the token's.
+    // Writes the ids and weights of a row that is here; `weight` is that of each lane's expert.
     template <typename Block>
-    __device__ void write_routing(const Block& block, const TokenEntries& entries,
-                                  const GivenRouting& given) const {
+    __device__ void write_routing(const Block& block, const TokenEntries& entries, float weight) const {
         if (block.scope.has_routing(block.params)) {
-            const float weight =
-                given.weight_of(block.scope.id_of(block.common, entries), block.top_k());
             ht_dispatch_impl::write_routing(block, row(block),
                                             RoutingEntry(block.common, entries, lane, weight));
         }

@@ -14,14 +14,13 @@ struct KeptToken {
     typename Block::Ahead ahead;
 };
 
-// One warp copies a token to its row of this rank's own output; false if it does not go there, or its sender does
-// that.
+// One warp copies a token to its row of this rank's own output; false if it does not go there.
 template <typename Block>
 __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging) {
     const auto& rows = block.rows;
     const TokenEntries entries(block.common, token);
     const KeptRow kept(block, entries);
-    if (!kept.is_here || (Block::kKeptBySender && kept.is_sent)) {
+    if (!kept.is_here) {
         return false;
     }
     const uint32_t row = kept.row(block);
@@ -35,7 +34,9 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
         rows.deliver(block, row, offset, rows.bytes_at(block.common, offset), chunk, staging);
         staging.commit();
     }
-    kept.write_routing(block, entries, block.given_routing(token, place));
+    if (block.scope.has_routing(block.params)) {
+        kept.write_routing(block, entries, weight_of_lane(block, entries, block.given_routing(token, place)));
+    }
     return true;
 }
 
@@ -65,7 +66,7 @@ template <typename Block>
 __device__ bool work_locally(const Block& block, Staging& staging) {
     SharedStorage& shared = block.shared;
     const uint32_t tokens = block.common.handle.tokens;
-    for (;;) {
+    while (!Block::kKeptBySender) {
         const uint32_t token = block.receivers.next_unit(&shared.next_own);
         if (token >= tokens) {
             break;

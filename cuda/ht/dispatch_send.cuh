@@ -34,6 +34,10 @@ struct Outgoing {
     __device__ LaneMask to_peers(const Block& block) const {
         return ballot(goes_to_peer(block));
     }
+    // Whether senders have anything to do with it.
+    __device__ bool is_sent(const Block& block) const {
+        return Block::kKeptBySender ? entries.firsts.any() : to_peers(block).any();
+    }
     __device__ const uint8_t* row(const Block& block) const {
         return block.row_of_token(token, place);
     }
@@ -51,7 +55,7 @@ __device__ __forceinline__ Upcoming<Block> next_token(const Block& block) {
             block.given_routing(token, place), block.rows.look_ahead(block, token, place)};
 }
 
-// Takes the next token that goes to any peer, and starts loading its row. `upcoming` is the warp's.
+// Takes the next token that is sent, and starts loading its row. `upcoming` is the warp's.
 template <typename Block>
 __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Block>& upcoming,
                                                  Staging& staging) {
@@ -63,7 +67,7 @@ __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Bl
             return outgoing;
         }
         upcoming = next_token(block);
-        if (outgoing.to_peers(block).any()) {
+        if (outgoing.is_sent(block)) {
             staging.wait_reusable();
             block.rows.load(block, outgoing.row(block), 0, staging);
             return outgoing;
@@ -71,11 +75,9 @@ __device__ __forceinline__ Outgoing<Block> fetch(const Block& block, Upcoming<Bl
     }
 }
 
-// Prepares the tails, one for each peer.
+// Prepares the tails, one for each peer; `weight` is that of each lane's expert.
 template <typename Block>
-__device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
-    const float weight =
-        outgoing.given.weight_of(block.scope.id_of(block.common, outgoing.entries), block.top_k());
+__device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing, float weight, Staging& staging) {
     uint64_t* tail = reinterpret_cast<uint64_t*>(staging.tails());
     for (LaneMask left = outgoing.to_peers(block); left.any(); left.drop_first()) {
         const RoutingEntry routing(block.common, outgoing.entries, left.first(), weight);
@@ -114,7 +116,7 @@ __device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outg
 // Stores a chunk of the row, and with the first its ids and weights, to this rank's output, if it goes there.
 template <typename Block>
 __device__ __forceinline__ void keep_chunk(const Block& block, const Outgoing<Block>& outgoing,
-                                           uint32_t offset, const uint8_t* chunk,
+                                           float weight, uint32_t offset, const uint8_t* chunk,
                                            Staging& staging) {
     const KeptRow kept(block, outgoing.entries);
     if (!kept.is_here) {
@@ -123,13 +125,13 @@ __device__ __forceinline__ void keep_chunk(const Block& block, const Outgoing<Bl
     const uint32_t bytes = block.rows.bytes_at(block.common, offset);
     block.rows.deliver(block, kept.row(block), offset, bytes, chunk, staging);
     if (offset == 0) {
-        kept.write_routing(block, outgoing.entries, outgoing.given);
+        kept.write_routing(block, outgoing.entries, weight);
     }
 }
 
 // Stores the row, whose first chunk was loaded, and its tails to all its peers; what is kept by senders here as well.
 template <typename Block>
-__device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, Staging& staging) {
+__device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, float weight, Staging& staging) {
     const HtCommon& common = block.common;
     const auto& rows = block.rows;
     Remote<uint8_t> slot;
@@ -150,7 +152,7 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, S
                                  rows.bytes_at(common, offset));
         }
         if constexpr (Block::kKeptBySender) {
-            keep_chunk(block, outgoing, offset, chunk, staging);
+            keep_chunk(block, outgoing, weight, offset, chunk, staging);
         }
     }
     const uint8_t* tail = staging.tails();
@@ -175,8 +177,10 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
         if (!outgoing.is_left(block)) {
             break;
         }
+        float weight = 0.0f;
         if (block.common.shape.tail_bytes != 0) {
-            write_tails(block, outgoing, staging);
+            weight = weight_of_lane(block, outgoing.entries, outgoing.given);
+            write_tails(block, outgoing, weight, staging);
             staging.settle();
         }
         const bool ok = wait_for_credits(block, outgoing, queue);
@@ -184,7 +188,7 @@ __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& que
             staging.wait_loaded();
             break;
         }
-        store_row(block, outgoing, staging);
+        store_row(block, outgoing, weight, staging);
         to_peer = outgoing.goes_to_peer(block);
         stored = {static_cast<uint32_t>(outgoing.entries.rank),
                   to_peer ? outgoing.sequence(block) : 0};

@@ -1,9 +1,15 @@
 // The experts of a token, as a warp sees them.
 #pragma once
 
+#include "../base/divide.cuh"
 #include "rings.cuh"
 
 namespace nccl_ep {
+
+// The rank of an expert, and its number there.
+__device__ __forceinline__ Divided place_of_expert(const HtCommon& common, uint32_t expert) {
+    return divide(expert, common.layout.local_experts, common.layout.expert_reciprocal);
+}
 
 // A token's experts, one in each lane, ascending; so the ranks that it goes to are ascending too.
 struct TokenEntries {
@@ -25,8 +31,7 @@ struct TokenEntries {
     }
     __device__ TokenEntries(const HtCommon& common, const HtEntry& entry_of_lane)
         : entry(entry_of_lane) {
-        const int32_t local_experts = static_cast<int32_t>(common.layout.local_experts);
-        rank = entry.expert < 0 ? -1 : entry.expert / local_experts;
+        rank = entry.expert < 0 ? -1 : static_cast<int32_t>(place_of_expert(common, entry.expert).quotient);
         const int32_t before = shuffle(rank, (lane_idx() + kWarpSize - 1) % kWarpSize);
         valid = ballot(rank >= 0);
         firsts = ballot(rank >= 0 && (lane_idx() == 0 || before != rank));

@@ -1,4 +1,5 @@
-// Rows with scales on the way, forwarded or cast (rows.cuh).
+// Rows with scales on the way (rows.cuh): what those that are forwarded and those that are cast (cast_rows.cuh) have in
+// common, and the former.
 //
 //   image      payload | stamp | scales, filled up with zeros to a multiple of 16 bytes
 //
@@ -6,7 +7,6 @@
 // fingerprints agree look for it at the same place.
 #pragma once
 
-#include "../base/cast.cuh"
 #include "../base/scales.cuh"
 #include "rows.cuh"
 
@@ -176,138 +176,6 @@ struct ForwardedRows : ScaledImage {
         }
         const uint8_t* row = block.row_of_token(token, place);
         return ld_const(reinterpret_cast<const Vec16*>(row + scaled.rows.payload_bytes) + number);
-    }
-};
-
-// Rows that are rounded to e4m3. One kernel has the casts of all types, as little of it depends on them. A chunk of
-// the caller's row is loaded to the end of its part of the buffer and cast there, from the last element to the
-// first, so both end at the same byte. Behind it are the stamp and the scales of the whole row, which go with the
-// last chunk.
-struct CastRows : ScaledImage {
-    // So each row is cast once.
-    static constexpr bool kKeptBySender = true;
-    static constexpr uint32_t kStep = kWarpSize * kCastElements;
-
-    struct Ahead {};
-    template <typename Block>
-    __device__ Ahead look_ahead(const Block&, uint32_t, typename Block::Place) const {
-        return {};
-    }
-
-    __device__ uint32_t bytes_per_element() const {
-        return scaled.cast_from == HT_CAST_F32 ? Uncast<F32>::kBytesPerElement
-                                               : Uncast<Bf16>::kBytesPerElement;
-    }
-    __device__ uint32_t behind_payload() const {
-        return kStampBytes + scale_parts() * sizeof(Vec16);
-    }
-    __device__ uint32_t payload_end() const { return scaled.cast_chunk * bytes_per_element(); }
-    __device__ uint32_t buffer_bytes(const HtCommon&) const {
-        return payload_end() + behind_payload();
-    }
-    __device__ uint32_t span(const HtCommon&) const { return scaled.rows.payload_bytes; }
-    __device__ uint32_t step(const HtCommon&) const { return scaled.cast_chunk; }
-    __device__ uint32_t elements_at(uint32_t offset) const {
-        return min(scaled.rows.payload_bytes - offset, scaled.cast_chunk);
-    }
-    __device__ uint32_t bytes_at(const HtCommon&, uint32_t offset) const {
-        const uint32_t elements = elements_at(offset);
-        const bool is_last = offset + elements == scaled.rows.payload_bytes;
-        return elements + (is_last ? behind_payload() : 0);
-    }
-    template <typename Block>
-    __device__ __forceinline__ void load(const Block&, const uint8_t* row, uint32_t offset,
-                                         Staging& staging) const {
-        const uint32_t bytes = elements_at(offset) * bytes_per_element();
-        staging.load_to(staging.chunk() + payload_end() - bytes,
-                        row + uint64_t{offset} * bytes_per_element(), bytes);
-    }
-    template <typename Block, typename Token>
-    __device__ __forceinline__ const uint8_t* finish(const Block&, const Token&, uint32_t offset,
-                                                     Staging& staging) const {
-        const uint32_t elements = elements_at(offset);
-        uint8_t* end = staging.chunk() + payload_end();
-        if (offset == 0) {
-            begin_scales(end);
-        }
-        staging.wait_loaded();
-        if (scaled.cast_from == HT_CAST_BF16) {
-            cast_chunk<Bf16>(end, offset, elements);
-        } else if (scaled.cast_from == HT_CAST_F16) {
-            cast_chunk<F16>(end, offset, elements);
-        } else {
-            cast_chunk<F32>(end, offset, elements);
-        }
-        staging.settle();
-        return end - elements;
-    }
-
-   private:
-    __device__ __forceinline__ void begin_scales(uint8_t* behind) const {
-        Vec16* vecs = reinterpret_cast<Vec16*>(behind);
-#pragma unroll 1
-        for (uint32_t i = lane_idx(); i <= scale_parts(); i += kWarpSize) {
-            vecs[i] = i == 0 ? stamp() : Vec16{{0, 0, 0, 0}};
-        }
-    }
-    // Casts the elements that end at `end`; their scales go behind it. Several steps at once hide each other's
-    // latency.
-    template <typename Number>
-    __device__ __forceinline__ void cast_chunk(uint8_t* end, uint32_t offset,
-                                               uint32_t elements) const {
-        constexpr uint32_t kSteps = 4 / Uncast<Number>::kVecs;
-        const uint8_t* in = end - elements * Uncast<Number>::kBytesPerElement;
-#pragma unroll 1
-        for (uint32_t left = (elements + kSteps * kStep - 1) / (kSteps * kStep); left != 0; --left) {
-            const uint32_t first = (left - 1) * kSteps * kStep;
-            cast_steps<Number, kSteps>(in, end - elements, {first, elements, offset},
-                                       end + kStampBytes);
-        }
-    }
-    // Some elements of a chunk: the first of them, those of the chunk, and those of the row before the chunk.
-    struct Elements {
-        uint32_t first;
-        uint32_t of_chunk;
-        uint32_t before;
-    };
-    // Casts them, each lane its own. What is written no later call reads.
-    template <typename Number, uint32_t kSteps>
-    __device__ __forceinline__ void cast_steps(const uint8_t* in, uint8_t* out,
-                                               const Elements& these, uint8_t* scales) const {
-        using Given = Uncast<Number>;
-        Given given[kSteps];
-        float most[kSteps];
-        const auto at = [&](uint32_t step) {
-            return these.first + step * kStep + lane_idx() * kCastElements;
-        };
-#pragma unroll
-        for (uint32_t step = 0; step < kSteps; ++step) {
-            if (at(step) < these.of_chunk) {
-                const auto* from =
-                    reinterpret_cast<const Vec16*>(in + at(step) * Given::kBytesPerElement);
-#pragma unroll
-                for (uint32_t i = 0; i < Given::kVecs; ++i) {
-                    given[step].vec[i] = from[i];
-                }
-            }
-        }
-        sync_warp();
-#pragma unroll
-        for (uint32_t step = 0; step < kSteps; ++step) {
-            most[step] = given[step].largest_of_block(scaled.rows, at(step) < these.of_chunk);
-        }
-#pragma unroll
-        for (uint32_t step = 0; step < kSteps; ++step) {
-            Vec16 cast;
-            const uint32_t stored = given[step].cast(scaled.rows, most[step], cast);
-            if (at(step) < these.of_chunk) {
-                *reinterpret_cast<Vec16*>(out + at(step)) = cast;
-                const uint32_t element = these.before + at(step);
-                if ((element & (scaled.rows.block - 1)) == 0) {
-                    store_scale(scaled.rows, scales, element, stored);
-                }
-            }
-        }
     }
 };
 

@@ -23,7 +23,7 @@ struct RoutingEntry {
         const int32_t expert = shuffle(entries.entry.expert, from);
         const float expert_weight = shuffle(lane_weight, from);
         const bool is_there = lane_idx() < entries.experts_from(lane);
-        id = is_there ? expert % static_cast<int32_t>(common.layout.local_experts) : -1;
+        id = is_there ? static_cast<int32_t>(place_of_expert(common, expert).remainder) : -1;
         weight = is_there ? expert_weight : 0.0f;
     }
 
@@ -44,15 +44,16 @@ struct RoutingAt {
     const float* weights;
 };
 
-// The ids and weights of a token as the caller gives them, one of each per lane.
+// The ids and weights of a token as the caller gives them, one of each per lane. An id that names no expert is -1.
 struct GivenRouting {
-    int64_t id = -1;
+    int32_t id = -1;
     float weight = 0.0f;
 
     __device__ GivenRouting() {}
     __device__ GivenRouting(const RoutingAt& at, uint32_t top_k) {
         if (lane_idx() < top_k) {
-            id = at.ids[lane_idx()];
+            const int64_t given = at.ids[lane_idx()];
+            id = given == static_cast<int32_t>(given) ? static_cast<int32_t>(given) : -1;
             weight = at.weights[lane_idx()];
         }
     }
@@ -63,8 +64,9 @@ struct GivenRouting {
     __device__ float weight_of(int32_t expert, uint32_t top_k) const {
         float found = 0.0f;
         bool is_named = false;
+#pragma unroll 1
         for (uint32_t k = 0; k < top_k; ++k) {
-            const long long other_id = shuffle(static_cast<long long>(id), k);
+            const int32_t other_id = shuffle(id, k);
             const float other_weight = shuffle(weight, k);
             if (other_id == expert) {
                 found = is_named ? found + other_weight : other_weight;

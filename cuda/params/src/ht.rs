@@ -61,6 +61,8 @@ pub struct HtLayout {
     /// Units of each ordered pair of ranks; a power of two.
     pub units: u32,
     pub local_experts: u32,
+    /// 2^32 / local_experts, rounded down.
+    pub expert_reciprocal: u32,
 }
 
 /// Where one of a token's experts is.

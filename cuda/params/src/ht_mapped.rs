@@ -70,6 +70,8 @@ pub struct HtMapped {
     pub blocks: u32,
     /// Such warps of each.
     pub warps: u32,
+    /// Dispatch: blocks whose other warps do what else is to do.
+    pub workers: u32,
     pub stages: u32,
     pub stage_bytes: u32,
     /// Dispatch: not zero if those warps also store rows that stay on this rank.

@@ -19,8 +19,8 @@ const COMBINE_SENDERS: u32 = 9;
 /// A guess for more than four ranks, where a combine has many blocks.
 const COMBINE_SENDERS_OF_MANY: u32 = 11;
 const MANY_BLOCKS: u32 = 96;
-/// A sender that casts needs nearly twice as long for a row.
-const CAST_SENDERS: u32 = 17;
+/// A sender that casts needs half as long again for a row.
+const CAST_SENDERS: u32 = 16;
 /// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
 /// Of rows by expert: what it costs to send a row in a dispatch, where few blocks store and where memory keeps many
@@ -192,14 +192,11 @@ impl Grid {
         }
     }
 
-    /// This grid where senders cast, whatever was measured: measurements are of rows that are sent as they are.
+    /// This grid where senders cast, also what stays on this rank, whatever was measured: measurements are of rows that are
+    /// sent as they are.
     pub fn of_casts(self) -> Self {
         let most = (self.blocks - 1).min(MOST_CAST_SENDERS);
-        let send_blocks = match self.send_blocks {
-            0 => 0,
-            _ => share(self.blocks, CAST_SENDERS, AUTO_BLOCKS).clamp(1, most),
-        };
-        Self { send_blocks, ..self }
+        Self { send_blocks: share(self.blocks, CAST_SENDERS, AUTO_BLOCKS).clamp(1, most), ..self }
     }
 }
 
@@ -267,11 +264,13 @@ mod tests {
 
     #[test]
     fn casts_have_more_senders() {
-        for (channels, senders) in [(1, 1), (4, 5), (12, 17), (1000, 50)] {
+        for (channels, senders) in [(1, 1), (4, 5), (12, 16), (1000, 50)] {
             let facts = facts(2, Some(channels));
             let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, 64, H200);
             assert_eq!(grid.of_casts().send_blocks, senders);
         }
+        let alone = Grid::new(&facts(1, Some(12)), &Tuning::default(), DISPATCH, 64, H200);
+        assert_eq!((alone.send_blocks, alone.of_casts().send_blocks), (0, 16));
     }
 
     #[test]

@@ -105,6 +105,8 @@ fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
 pub struct Staged {
     pub blocks: u32,
     pub warps: u32,
+    /// Blocks whose other warps copy rows that stay, and what comes beside rows.
+    pub workers: u32,
     pub stages: u32,
     pub part_bytes: usize,
     pub stage_bytes: usize,
@@ -122,10 +124,12 @@ impl Staged {
             ..4 => (MANY_BLOCKS, blocks),
             _ => (MANY_BLOCKS_OF_FOUR, SEND_BLOCKS_OF_FOUR),
         };
+        let senders = blocks.min(if blocks < many { SEND_BLOCKS } else { most });
         Ok(Self {
-            blocks: blocks.min(if blocks < many { SEND_BLOCKS } else { most }),
+            blocks: senders,
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
+            workers: if blocks < many { senders } else { blocks },
             stages: if part_bytes > LONG_PART_BYTES && blocks < many { 3 } else { 2 },
             part_bytes,
             stage_bytes: part_bytes,
@@ -144,6 +148,7 @@ impl Staged {
         Self {
             blocks: launch.launch.blocks,
             warps,
+            workers: 0,
             stages,
             part_bytes,
             stage_bytes: rows * part_bytes,
@@ -181,6 +186,7 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         part_bytes: to_u32(staged.part_bytes)?,
         blocks: staged.blocks,
         warps: staged.warps,
+        workers: staged.workers,
         stages: staged.stages,
         stage_bytes: to_u32(staged.stage_bytes)?,
         keeps_rows: staged.keeps_rows.into(),
@@ -275,19 +281,20 @@ mod tests {
 
     #[test]
     fn a_dispatch_sends_from_few_warps() {
-        for (ranks, row_bytes, blocks, expected) in [
-            (2, 14_336, 8, (8, 2, 3, true)),
-            (2, 14_336, 16, (16, 2, 3, false)),
-            (2, 14_336, 32, (16, 2, 3, false)),
-            (2, 14_336, 132, (132, 2, 2, false)),
-            (4, 14_336, 24, (16, 2, 3, false)),
-            (4, 14_336, 32, (32, 2, 2, false)),
-            (4, 14_336, 132, (48, 2, 2, false)),
-            (2, 7168, 16, (16, 4, 2, false)),
-            (2, 32, 2, (2, 8, 2, true)),
+        for (ranks, row_bytes, blocks, workers, expected) in [
+            (2, 14_336, 8, 8, (8, 2, 3, true)),
+            (2, 14_336, 16, 16, (16, 2, 3, false)),
+            (2, 14_336, 32, 16, (16, 2, 3, false)),
+            (2, 14_336, 132, 132, (132, 2, 2, false)),
+            (4, 14_336, 24, 16, (16, 2, 3, false)),
+            (4, 14_336, 32, 32, (32, 2, 2, false)),
+            (4, 14_336, 132, 132, (48, 2, 2, false)),
+            (2, 7168, 16, 16, (16, 4, 2, false)),
+            (2, 32, 2, 2, (2, 8, 2, true)),
         ] {
             let it = Staged::of_dispatch(ranks, row_bytes, &launch(blocks, 480)).unwrap();
             assert_eq!((it.blocks, it.warps, it.stages, it.keeps_rows), expected);
+            assert_eq!(it.workers, workers);
             assert!(it.launch(launch(blocks, 480).launch).unwrap().shared_bytes <= SHARED);
         }
         assert_eq!(Staged::of_dispatch(2, 32, &launch(2, 64)).unwrap().warps, 1);

@@ -144,6 +144,7 @@ impl HtPlan {
             unit_bytes: unit_bytes as u64,
             units: to_u32(units)?,
             local_experts: to_u32(facts.local_experts())?,
+            expert_reciprocal: u32::MAX / to_u32(facts.local_experts())?,
         };
         Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, mapped, bytes: window.bytes() })
     }

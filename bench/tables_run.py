@@ -31,23 +31,22 @@ def _all_libraries(all_rows: Sequence[Row]) -> str:
                   f"HT {HT_TOKENS}, {USUAL_SMS} SMs: D", "C", "D+C"), lines)
 
 
-def _pairs(chosen: Sequence[Row], way: str = "graph", tokens: Sequence[str] = _TOKENS) -> list[str]:
+def _pairs(chosen: Sequence[Row], tokens: Sequence[str] = _TOKENS) -> list[str]:
     """Of dispatch and combine."""
-    found = {row["tokens"]: row.time(way, "pair") for row in chosen}
+    found = {row["tokens"]: row.time("graph", "pair") for row in chosen}
     return [number(found.get(each)) for each in tokens]
 
 
 def _low_latency(all_rows: Sequence[Row]) -> str:
-    """Both operations apart, and pairs between other code."""
+    """Both operations apart."""
     chosen = one_run(all_rows, mode="ll")
-    cold = ("1", "32", "128")
     lines = []
     for library in dict.fromkeys(row["library"] for row in chosen):
         of = where(chosen, library=library)
         apart = where(of, tokens="128")[0].times("graph")[:2]
         if any(apart):
-            lines.append((name_of(of[0]), *numbers(apart), *_pairs(of, "cold", cold)))
-    return table(("us", "128 tokens: D", "C", *(f"D+C cold, {tokens}" for tokens in cold)), lines)
+            lines.append((name_of(of[0]), *numbers(apart)))
+    return table(("us", "128 tokens: D", "C"), lines)
 
 
 def _high_throughput(all_rows: Sequence[Row]) -> str:

@@ -1,5 +1,5 @@
-// Low-latency combine of few tokens among few ranks of one node: as combine.cu sums, with less code on the way of each
-// block (dispatch_few.cu).
+// Low-latency combine of few tokens among few ranks of one node: as combine.cu sums, with fewer instructions on
+// the way of each block (dispatch_few.cu).
 //
 // Grid: blocks of three kinds: those that send rows; those that tell weights, of which the first says that this rank
 // has begun and hears that the others have; those that receive.

@@ -1,7 +1,7 @@
-// Low-latency dispatch of few tokens by few ranks of one node: as dispatch.cu tells and sends, with less code on the
-// way of each block, as code that is not in an SM's instruction cache takes longer than all else here.
+// Low-latency dispatch of few tokens by few ranks of one node: as dispatch.cu tells and sends, with fewer instructions
+// on the way of each block.
 //
-// Grid: blocks of four kinds, so that each loads its own code alone: those that send rows; those that notify the peers;
+// Grid: blocks of four kinds, so that none waits for another's work: those that send rows; those that notify the peers;
 // one that hears what all ranks have notified this one of; those that copy arriving rows. These find where a source's
 // rows begin by themselves, from the counts of the sources before it, and need no table for all experts.
 //

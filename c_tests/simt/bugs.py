@@ -26,6 +26,7 @@ FEW = "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll every_top_k"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
 VIEWS = "2 test_ll views_shapes"
+VIEW_FORMATS = "2 test_ll views_formats"
 # Several stages, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
@@ -181,17 +182,27 @@ BUGS = (
         "            before += shuffle(peer, left.first()) < peer ? 1 : 0;\n        }\n",
         "4 NODES=0001 test_ll rank_major_shapes"),
     Bug("ranks of one node added in their order", "ll/rank_combine.cu",
-        "left.any(); left.drop_first()) {\n            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.first()));",
-        "left.any(); left.drop(left.last())) {\n            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.last()));",
+        "progress.left.drop_first()) {\n            Vec16 vec[1] = {own};\n"
+        "            progress.peer = static_cast<uint32_t>(shuffle(host, progress.left.first()));",
+        "progress.left.drop(progress.left.last())) {\n            Vec16 vec[1] = {own};\n"
+        "            progress.peer = static_cast<uint32_t>(shuffle(host, progress.left.last()));",
         "4 test_ll rank_major_shapes"),
     # ---- Views ----------------------------------------------------------------------------------
-    Bug("a view is cleaned before anybody has read it", "ll/rank_dispatch_view.cu",
-        "        await_chunk(op, from, row, unit.chunk(block.shape, block.view), source, block.view.gently != 0);\n",
-        "        const Chunk chunk = unit.chunk(block.shape, block.view);\n"
-        "        await_chunk(op, from, row, chunk, source, false);\n"
-        "        let_go<ChunkData>({const_cast<uint8_t*>(from), nullptr}, chunk);\n", VIEWS),
-    Bug("a view is not cleaned", "ll/rank_combine.cu", "            if (block.cleans() && chunk.holds()) {",
-        "            if (false) {", VIEWS),
+    Bug("a view is cleaned before anybody has read it", "ll/view_receive.cuh",
+        "block.view.gently != 0, comes, vec)) {\n            return;\n        }\n",
+        "block.view.gently != 0, comes, vec)) {\n            return;\n        }\n"
+        "        let_go<ChunkData>({const_cast<uint8_t*>(rows + view_row(block.shape, row)), nullptr},\n"
+        "                          unit.chunk(block.shape, block.view));\n", VIEWS),
+    Bug("a view is not cleaned", "ll/rank_combine.cu", "            clean_row(block, outgoing.row, chunk);\n", "",
+        VIEWS),
+    Bug("of longer rows of a view a combine cleans a part", "ll/rank_combine.cu",
+        "i += block.shape.chunks * block.shape.chunk_bytes) {", "i += bytes) {", VIEW_FORMATS, slow=True),
+    Bug("scales of a view are taken before they have come", "ll/view_rows.cuh",
+        "has_come = has_come && packet_epoch(packet) == scales_epoch(op);", "has_come = true;", VIEW_FORMATS, slow=True),
+    Bug("rows of another length come to a bank that was cleaned of earlier ones", "ll/rank_dispatch_view.cu",
+        "        row_bytes != 0 && (row_bytes", "        false && (row_bytes", VIEW_FORMATS),
+    Bug("of rows of another length a bank is cleaned without their scales", "ll/view_block.cuh",
+        "row_bytes + (lie_otherwise ? scale_bytes : 0);", "row_bytes;", VIEW_FORMATS, slow=True),
     Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
         "        return packet_epoch(before) == op.epoch_before && (", "        return true || (", "3 test_ll views_in_graphs",
         slow=True),
@@ -202,8 +213,8 @@ BUGS = (
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == gridDim.x - 1;",
         "inc_acq_rel_gpu(&view.state->blocks_cleaned, gridDim.x - 1) == 0;", VIEWS, slow=True),
     Bug("a combine cleans the view of another dispatch", "ll/rank_combine.cu",
-        "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] == view.handle;",
-        "shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] != 0;", "2 test_ll views_that_are_overtaken"),
+        "ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) == block.view.handle;",
+        "ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) != 0;", "2 test_ll views_that_are_overtaken"),
     Bug("rows of views a row further on, the last in the other bank", "ll/view.cuh", "return row * shape.row_bytes;",
         "return (row + 1) * shape.row_bytes;", VIEWS, slow=True),
     Bug("no flag for a view's data with the sentinel", "ll/view.cuh", "    if (with_sentinel) {", "    if (false) {", VIEWS,

@@ -23,6 +23,8 @@ using Op = Operation<OneNode>;
 struct SharedStorage {
     Start start;
     uint32_t owner[LL_VIEW_BANKS];
+    // If the operation cleans its bank of views, bytes of a row there, else 0.
+    uint32_t cleans;
     // Of each rank.
     uint32_t tokens_of[MAX_PEERS];
 };
@@ -30,24 +32,26 @@ struct SharedStorage {
 struct Block {
     const LlRankCombineParams& params;
     const Op& op;
-    const SharedStorage& shared;
+    SharedStorage& shared;
 
     const LlCombineParams& combine = params.combine;
     const LlShape& shape = combine.common.shape;
     const LlView& view = params.view;
+    ViewUnit first = ViewUnit(view);
     BankSlots bank_slots = {shape, op.peers()};
 
-    // Whether the operation cleans its bank of views, and the address of a row there.
-    __device__ bool cleans() const {
-        return view.bank != LL_VIEW_BANKS && shared.owner[min(view.bank, LL_VIEW_BANKS - 1)] == view.handle;
+    // The caller's row for a token of `home`. The handle's memory holds anything if its dispatch has not run; no such
+    // row is taken at its word.
+    __device__ __forceinline__ uint32_t row_of(uint32_t home, uint32_t token) const {
+        return combine.common.handle.row_of[(home * shape.max_tokens + token) * shape.top_k];
     }
-    __device__ uint8_t* view_at(uint32_t row) const { return view.rows + view_row(shape, row); }
-    // The caller's row for a token of `home`, or none. The handle's memory holds anything if its dispatch has not
-    // run; no such row is taken at its word.
-    __device__ __forceinline__ const uint8_t* row_of(uint32_t home, uint32_t token, uint32_t& row) const {
-        row = static_cast<uint32_t>(op.rows_of(home, token)[0]);
-        const bool is_row = row < RankMajor{shape, op.ranks()}.rows();
-        return is_row ? combine.rows + row_format(shape).offset(row) : nullptr;
+    __device__ __forceinline__ bool is_row(uint32_t row) const { return row < RankMajor{shape, op.ranks()}.rows(); }
+    // Loads this lane's part of it.
+    __device__ __forceinline__ void load(uint32_t row, const Chunk& chunk, Vec16& vec) const {
+        if (is_row(row) && chunk.holds()) {
+            vec = ld_relaxed_sys(as<Vec16>(const_cast<uint8_t*>(combine.rows) + row_format(shape).offset(row) +
+                                           chunk.lane_byte()));
+        }
     }
 };
 
@@ -66,45 +70,45 @@ __device__ __forceinline__ void tell_peers(const Block& block) {
     }
 }
 
-// A chunk that a warp sends: of the row for a token of the rank that is `number` further on. A send phase sends own rows,
-// too: the caller may have others there by the receive phase.
+// A chunk that a warp sends: of the row for a token of the rank that is `number` further on. A send phase sends own
+// rows, too: the caller may have others there by the receive phase.
 struct Outgoing {
     uint32_t number;
-    uint32_t unit = blockIdx.x;
-    uint32_t token;
+    ViewUnit unit;
     uint32_t row;
-    bool is_row = false;
     Vec16 vec = {{0, 0, 0, 0}};
 
-    __device__ explicit Outgoing(const Op& op) : number(op.receives() ? 1 : 0) {}
+    __device__ explicit Outgoing(const Block& block) : number(block.op.receives() ? 1 : 0), unit(block.first) {}
     __device__ __forceinline__ bool is_left(const Block& block) const { return number < block.op.peers(); }
     __device__ __forceinline__ uint32_t home(const Block& block) const {
         const uint32_t turned = block.op.rank() + number;
         return turned - (turned < block.op.peers() ? 0 : block.op.peers());
     }
     // Also before it is known how many tokens there are: the handle's memory has room for the most.
-    __device__ __forceinline__ Chunk load(const Block& block) {
-        const ViewUnit at(block.view, unit);
-        const Chunk chunk = at.chunk(block.shape, block.view);
-        token = at.token;
-        is_row = false;
-        if (is_left(block) && token < block.shape.max_tokens) {
-            const uint8_t* from = block.row_of(home(block), token, row);
-            is_row = from != nullptr;
-            if (is_row && chunk.holds()) {
-                vec = ld_relaxed_sys(reinterpret_cast<const Vec16*>(from + chunk.lane_byte()));
-            }
+    __device__ __forceinline__ void load(const Block& block) {
+        if (is_left(block) && unit.row < block.shape.max_tokens) {
+            row = block.row_of(home(block), unit.row);
+            block.load(row, unit.chunk(block.shape, block.view), vec);
         }
-        return chunk;
     }
     __device__ __forceinline__ void next(const Block& block) {
-        unit += gridDim.x;
-        if (unit >= block.shared.tokens_of[home(block)] * block.view.parts) {
-            unit = blockIdx.x;
+        unit.next(block.view);
+        if (unit.row >= block.shared.tokens_of[home(block)]) {
+            unit = block.first;
             ++number;
         }
     }
 };
+
+// A warp cleans its share of a row of the view: of rows as long as the operation's its chunk.
+__device__ __forceinline__ void clean_row(const Block& block, uint32_t row, const Chunk& chunk) {
+    const uint32_t bytes = block.shared.cleans;
+    uint8_t* at = block.view.rows + uint64_t{row} * bytes;
+#pragma unroll 1
+    for (uint32_t i = chunk.lane_byte(); i < bytes; i += block.shape.chunks * block.shape.chunk_bytes) {
+        st_row(as<Vec16>(at + i), all_sentinels());
+    }
+}
 
 // A warp sends its chunks of the rows of other ranks' tokens. Where the view is cleaned, its words may be what is
 // sent, so the same lane overwrites them after it has loaded them. `begin` is called once the first is under way, and
@@ -112,76 +116,167 @@ struct Outgoing {
 template <typename Begin>
 __device__ __forceinline__ bool send_rows(const Block& block, Begin begin) {
     const Op& op = block.op;
-    Outgoing outgoing(op);
-    bool sends = warp_idx() < block.view.warps && op.sends();
+    Outgoing outgoing(block);
+    const bool sends = warp_idx() < block.view.warps && op.sends();
 #pragma unroll 1
     for (bool has_begun = false;; has_begun = true) {
-        Chunk chunk(block.shape, 0);
         if (sends) {
-            chunk = outgoing.load(block);
+            outgoing.load(block);
         }
         if (!has_begun && !begin()) {
             return false;
         }
-        sends = sends && outgoing.is_left(block);
-        if (!sends) {
+        if (!sends || !outgoing.is_left(block)) {
             return true;
         }
         const uint32_t home = outgoing.home(block);
-        if (outgoing.is_row && outgoing.token < block.shared.tokens_of[home] && is_active(op.common.peers, home)) {
-            const uint32_t slot = block.bank_slots.of_sum(0, outgoing.token, op.rank());
+        const Chunk chunk = outgoing.unit.chunk(block.shape, block.view);
+        if (outgoing.unit.row < block.shared.tokens_of[home] && block.is_row(outgoing.row) &&
+            is_active(op.common.peers, home)) {
+            const uint32_t slot = block.bank_slots.of_sum(0, outgoing.unit.row, op.rank());
             const bool with_sentinel = any_lane(chunk.holds() && has_sentinel(outgoing.vec));
             send_chunk_to(op, home, op.at(home).row(slot).data, slot, chunk, outgoing.vec, with_sentinel);
-            if (block.cleans() && chunk.holds()) {
-                st_row(as<Vec16>(block.view_at(outgoing.row) + chunk.lane_byte()), all_sentinels());
-            }
+            clean_row(block, outgoing.row, chunk);
         }
         outgoing.next(block);
     }
 }
 
-// A warp waits for its chunk of what `peer` returns for a token, and makes the slot ready for its next use.
-__device__ __forceinline__ Vec16 receive_chunk(const Block& block, uint32_t token, uint32_t peer, const Chunk& chunk) {
-    const uint32_t slot = block.bank_slots.of_sum(0, token, peer);
-    uint8_t* from = block.op.here().row(slot).data;
-    const Vec16 vec = await_chunk(block.op, from, slot, chunk, peer, block.view.gently != 0);
-    if (chunk.holds()) {
-        st_row(as<Vec16>(from + chunk.lane_byte()), all_sentinels());
+// How far a warp has come with the rows of this rank's tokens.
+template <typename Type>
+struct Progress {
+    ViewUnit unit;
+    // Of its token: whether its ranks are known, and those whose rows are not added, by a lane of each.
+    bool has_begun = false;
+    LaneMask left;
+    Sum<Type, 1> sum;
+    // The row that is awaited: its slot, and whether it is there although it looks as if it were not.
+    uint32_t slot;
+    uint32_t peer;
+    bool is_there = false;
+
+    __device__ explicit Progress(const Block& block) : unit(block.first) {}
+};
+
+// A warp polls for its chunk of what `peer` returns for a token, and makes the slot ready for its next use. False if it
+// has not come for long.
+template <typename Type>
+__device__ __forceinline__ bool receive_chunk(const Block& block, Progress<Type>& progress, const Chunk& chunk,
+                                              Vec16& vec) {
+    auto* from = as<Vec16>(block.op.here().row(progress.slot).data + chunk.lane_byte());
+    const bool holds = chunk.holds();
+    vec = {{0, 0, 0, 0}};
+#pragma unroll 1
+    for (uint32_t polls = 0;; ++polls) {
+        if (holds) {
+            vec = ld_relaxed_sys(from);
+        }
+        if (!any_lane(has_sentinel(vec)) || progress.is_there) {
+            break;
+        }
+        if (polls == kPollsOfChunk) {
+            return false;
+        }
+        spin_hint();
+        if (block.view.gently != 0) {
+            spin_gently();
+        }
     }
-    return vec;
+    progress.is_there = false;
+    if (holds) {
+        st_row(from, all_sentinels());
+    }
+    return true;
 }
 
-// A warp adds its chunks of the rows of this rank's tokens.
+// A warp adds its chunks of the rows of this rank's tokens. False if it waits for one of them for long; the next call
+// goes on from there. So the sums are all that has to be kept meanwhile.
 template <typename Type>
-__device__ __forceinline__ void receive_rows(const Block& block) {
+__device__ __forceinline__ bool receive_rows(const Block& block, Progress<Type>& progress) {
     const Op& op = block.op;
-    const uint32_t units = block.shape.tokens * block.view.parts;
 #pragma unroll 1
-    for (uint32_t index = blockIdx.x; index < units; index += gridDim.x) {
-        const ViewUnit unit(block.view, index);
-        const Chunk chunk = unit.chunk(block.shape, block.view);
+    for (; progress.unit.row < block.shape.tokens; progress.unit.next(block.view)) {
+        const uint32_t token = progress.unit.row;
+        const Chunk chunk = progress.unit.chunk(block.shape, block.view);
         const bool has_entry = lane_idx() < block.shape.top_k;
-        const int32_t sent = has_entry ? op.experts_of(0, unit.token)[lane_idx()] : kNowhere;
-        int32_t host = rank_of_expert(block.shape, dispatched_expert(op, sent));
-        host = host >= 0 && is_active(op.common.peers, host) ? host : kNowhere;
+        const int32_t sent = has_entry ? op.experts_of(0, token)[lane_idx()] : kNowhere;
         // In a whole operation own rows are where the caller has them.
         Vec16 own = {{0, 0, 0, 0}};
-        uint32_t row;
-        const uint8_t* from = op.sends() ? block.row_of(op.rank(), unit.token, row) : nullptr;
-        if (from != nullptr && chunk.holds()) {
-            own = ld_relaxed_sys(reinterpret_cast<const Vec16*>(from + chunk.lane_byte()));
+        if (op.sends()) {
+            block.load(block.row_of(op.rank(), token), chunk, own);
         }
-        Sum<Type, 1> sum;
+        int32_t host = rank_of_expert(block.shape, dispatched_expert(op, sent));
+        host = host >= 0 && is_active(op.common.peers, host) ? host : kNowhere;
+        if (!progress.has_begun) {
+            progress.has_begun = true;
+            progress.left = first_of_each_peer(host);
+            progress.sum = {};
+        }
 #pragma unroll 1
-        for (LaneMask left = first_of_each_peer(host); left.any(); left.drop_first()) {
-            const uint32_t peer = static_cast<uint32_t>(shuffle(host, left.first()));
-            const bool is_own = op.sends() && peer == op.rank();
-            const Vec16 vec[1] = {is_own ? own : receive_chunk(block, unit.token, peer, chunk)};
-            sum.add(vec, 1.0f);
+        for (; progress.left.any(); progress.left.drop_first()) {
+            Vec16 vec[1] = {own};
+            progress.peer = static_cast<uint32_t>(shuffle(host, progress.left.first()));
+            if (!op.sends() || progress.peer != op.rank()) {
+                progress.slot = block.bank_slots.of_sum(0, token, progress.peer);
+                if (!receive_chunk(block, progress, chunk, vec[0])) {
+                    return false;
+                }
+            }
+            progress.sum.add(vec, 1.0f);
         }
         if (block.combine.out != nullptr && chunk.holds()) {
-            st_row(as<Vec16>(block.combine.out + row_format(block.shape).offset(unit.token) + chunk.lane_byte()),
-                   sum.rounded(0));
+            st_row(as<Vec16>(block.combine.out + row_format(block.shape).offset(token) + chunk.lane_byte()),
+                   progress.sum.rounded(0));
+        }
+        progress.has_begun = false;
+    }
+    return true;
+}
+
+// The same, with looks at flags and at the clock in between.
+template <typename Type>
+__device__ __forceinline__ void receive_all(const Block& block) {
+    const Op& op = block.op;
+    Progress<Type> progress(block);
+    uint32_t slot = ~uint32_t{0};
+    uint64_t start = 0;
+#pragma unroll 1
+    while (!receive_rows(block, progress)) {
+        start = progress.slot == slot ? start : 0;
+        slot = progress.slot;
+        progress.is_there = is_flagged(op.common, op.epoch, slot, progress.unit.chunk(block.shape, block.view).index);
+        if (!progress.is_there) {
+            start = keep_waiting_in(op.common, op.nodes, op.epoch, op.from(progress.peer, WAIT_ROW), start, 0);
+            progress.is_there = any_lane(start == kGivenUp);
+        }
+    }
+}
+
+// The last warp finds what the operation begins with.
+__device__ __forceinline__ void look_around(const Block& block) {
+    const LlCommon& common = block.op.common;
+    Start start;
+    uint32_t owner[LL_VIEW_BANKS];
+    start.load(common);
+    load_owners(block.view, owner);
+    uint32_t row_bytes = 0;
+    if (block.view.bank != LL_VIEW_BANKS) {
+        const bool owns = ld_relaxed_gpu(&block.view.state->owner[block.view.bank]) == block.view.handle;
+        row_bytes = ld_relaxed_gpu(&block.view.state->row_bytes[block.view.bank]);
+        // Rows of another length that lie there are not all loaded before they are cleaned.
+        const bool cleans = owns && (block.view.lie_there == 0 || row_bytes == block.shape.row_bytes);
+        row_bytes = cleans ? row_bytes : 0;
+    }
+#pragma unroll 1
+    for (uint32_t rank = lane_idx(); rank < block.op.ranks(); rank += kWarpSize) {
+        block.shared.tokens_of[rank] = min(common.handle.tokens_of[rank], block.shape.max_tokens);
+    }
+    if (lane_idx() == 0) {
+        block.shared.start = start;
+        block.shared.cleans = row_bytes;
+#pragma unroll
+        for (uint32_t bank = 0; bank < LL_VIEW_BANKS; ++bank) {
+            block.shared.owner[bank] = owner[bank];
         }
     }
 }
@@ -193,15 +288,10 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     const LlCommon& common = params.combine.common;
     Op op(common, OneNode{common.peers});
     const Block block = {params, op, shared};
-    if (threadIdx.x == blockDim.x - 1) {
-        shared.start.load(common);
-        load_owners(params.view, common.shape.row_bytes, shared.owner);
-    }
-    if (threadIdx.x < op.ranks()) {
-        shared.tokens_of[threadIdx.x] = min(common.handle.tokens_of[threadIdx.x], common.shape.max_tokens);
-    }
     const bool tells = blockIdx.x == 0 && is_last_warp();
-    const bool moves_rows = warp_idx() < params.view.warps;
+    if (is_last_warp()) {
+        look_around(block);
+    }
     const bool goes_on = send_rows(block, [&] {
         __syncthreads();
         if (!op.begin(shared.start) || (op.sends() && !wait_until_bank_is_free(op))) {
@@ -212,22 +302,22 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
         }
         return true;
     });
-    advance(op, params.view, goes_on && block.cleans(), 0);
-    if (!goes_on) {
-        return;
-    }
-    if (op.receives()) {
+    const uint32_t counted = count_block(op);
+    if (goes_on && op.receives()) {
         if (tells) {
             for (uint32_t peer = lane_idx(); peer < op.peers(); peer += kWarpSize) {
                 if (is_active(common.peers, peer)) {
                     check_fingerprint(op, peer);
                 }
             }
-        } else if (moves_rows) {
-            receive_rows<Type>(block);
+        } else if (warp_idx() < params.view.warps) {
+            receive_all<Type>(block);
         }
     }
-    acknowledge(op);
+    advance(op, params.view, counted, goes_on && shared.cleans != 0, 0);
+    if (goes_on) {
+        acknowledge(op);
+    }
 }
 
 ENTRY(ll_rank_combine_bf16) { run<Bf16>(params); }

@@ -12,12 +12,14 @@
 // when all have read it, and the next kernel of the group's order is the next to read it.
 //
 // - A dispatch owns its bank from then on. A combine of that handle cleans it: each warp writes kSentinel over a
-//   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view. The experts
-//   have read the view by then, as a view lives until the combine begins. Own rows stay, as nobody polls them. Where
-//   the bank has another owner by now, or the combine's rows another length, it leaves the bank alone.
-// - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows have another
-//   length than those before, which are polled where own rows were; all ranks know that alike, so none goes by what
-//   its peers have told.
+//   chunk of the view behind its own load of the same chunk of the caller's rows, which may be the view; where these
+//   have another length, of the view's longer or shorter rows its share. The experts have read the view by then, as a
+//   view lives until the combine begins. Own rows stay, as nobody polls them. Where the bank has another owner by now,
+//   or the combine's rows lie in it otherwise than they came, it leaves the bank alone.
+// - A dispatch to a bank that is not clean cleans it first, with all its blocks. So does one whose rows, or scales,
+//   have other lengths than those before, and then all that those could reach: rows are polled where own rows were, or
+//   scales, which are not cleaned (view_rows.cuh). All ranks know that alike, so none goes by what its peers have
+//   told.
 // - A rank writes rows to a peer's bank only if it knows from that peer that the bank is clean. In each operation of
 //   these kernels a rank tells each peer which of its banks are clean as the kernel begins, less the one that a
 //   dispatch is about to fill: `clean_word`, in a packet that it sends anyway. If the operation just before this one
@@ -53,17 +55,27 @@ __device__ __forceinline__ uint32_t clean_word(const uint32_t (&owner)[LL_VIEW_B
     return word;
 }
 
-// A unit of work of these kernels: some chunks of a token's row, one for each of the first `warps` warps of a block.
-// Another warp, the last, does all else.
+// A unit of work of these kernels: some chunks of a row, one for each of the first `warps` warps of a block. Another
+// warp, the last, does all else. A block takes every n-th one, without dividing again.
 struct ViewUnit {
-    uint32_t token;
+    uint32_t row;
     uint32_t part;
 
-    __device__ __forceinline__ ViewUnit(const LlView& view, uint32_t unit) {
-        const Divided at = divide(unit, view.parts, view.parts_reciprocal);
-        token = at.quotient;
+    __device__ __forceinline__ explicit ViewUnit(const LlView& view) {
+        const Divided at = divide(blockIdx.x, view.parts, view.parts_reciprocal);
+        row = at.quotient;
         part = at.remainder;
     }
+    __device__ __forceinline__ void next(const LlView& view) {
+        row += view.step;
+        part += view.step_parts;
+        if (part >= view.parts) {
+            part -= view.parts;
+            ++row;
+        }
+    }
+    // Whether it has the last chunks of its row.
+    __device__ __forceinline__ bool is_last(const LlView& view) const { return part + 1 == view.parts; }
     __device__ __forceinline__ Chunk chunk(const LlShape& shape, const LlView& view) const {
         return {shape, part * view.warps + warp_idx()};
     }
@@ -74,36 +86,59 @@ __device__ __forceinline__ bool is_last_warp() { return warp_idx() == num_warps(
 // Where row number `row` of a bank begins in it.
 __device__ __forceinline__ uint64_t view_row(const LlShape& shape, uint64_t row) { return row * shape.row_bytes; }
 
-// Instead of the owner of the operation's bank: rows of another length were there last.
-constexpr uint32_t kOtherRows = ~uint32_t{0};
-
 // What a block must know before it does anything, beside Start.
-__device__ __forceinline__ void load_owners(const LlView& view, uint32_t row_bytes, uint32_t (&owner)[LL_VIEW_BANKS]) {
+__device__ __forceinline__ void load_owners(const LlView& view, uint32_t (&owner)[LL_VIEW_BANKS]) {
 #pragma unroll
     for (uint32_t bank = 0; bank < LL_VIEW_BANKS; ++bank) {
         owner[bank] = ld_relaxed_gpu(&view.state->owner[bank]);
-        const uint32_t before = ld_relaxed_gpu(&view.state->row_bytes[bank]);
-        if (bank == view.bank && before != 0 && before != row_bytes) {
-            owner[bank] = kOtherRows;
-        }
     }
 }
 
-// The slow path of each wait of these kernels, of which a call takes little code.
-__device__ __noinline__ static uint64_t keep_waiting_for(const LlCommon& common, uint32_t what, uint32_t rank,
-                                                         uint32_t epoch, uint64_t start) {
-    return keep_waiting_in(common, OneNode{common.peers}, epoch, {what, rank, epoch}, start, 0);
+// ---- Waits, which are reported as a block ends ----------------------------------------------------
+
+// A wait that a block has given up, in its shared memory.
+struct Late {
+    // Of the first one to be given up: what is awaited, of whom, since when; 0 if there is none.
+    uint32_t awaited;
+    uint64_t since;
+};
+constexpr uint32_t kAwaitedShift = 16;
+
+// The slow path of each wait of these kernels: whether it must be given up, as nccl_ep::keep_waiting. It calls nothing
+// and reports nothing, as the loops around its calls need the registers.
+__device__ __noinline__ static uint64_t keep_waiting_for(const LlCommon& common, Late& late, uint32_t what,
+                                                         uint32_t rank, uint32_t epoch, uint64_t start) {
+    if (ld_relaxed_cta_shared(&late.awaited) != 0 || has_failed(common.wait)) {
+        return kGivenUp;
+    }
+    Operation<OneNode> op(common, OneNode{common.peers});
+    op.resume(epoch);
+    const uint64_t now = globaltimer_ns();
+    start = start == 0 ? now : start;
+    if (stages_otherwise(op, rank) || ld_relaxed_sys(common.wait.peer_failed) != 0 ||
+        now - start > common.wait.timeout_ns) {
+        late.since = start;
+        st_release_cta_shared(&late.awaited, (what + 1) << kAwaitedShift | rank);
+        return kGivenUp;
+    }
+    return start;
 }
 
-// A thread waits for a packet of the operation, and gives its data; 0 after a wait that was given up.
+// A thread reports what it, or another one of its block, has given up. Called as a block ends.
 template <typename Op>
-__device__ __forceinline__ uint32_t await_packet(const Op& op, const uint64_t* at, uint32_t what, uint32_t rank) {
-    uint64_t packet;
-    const bool ok = poll_until([&] { return packet_epoch(packet = ld_relaxed_sys(at)) == op.epoch; },
-                               [&](uint64_t start) {
-                                   return keep_waiting_for(op.common, what, rank, op.epoch, start);
-                               });
-    return ok ? packet_data(packet) : 0;
+__device__ __forceinline__ void report_late(const Op& op, const Late& late) {
+    const uint32_t awaited = ld_relaxed_cta_shared(&late.awaited);
+    if (awaited != 0) {
+        const uint32_t rank = awaited & ((1u << kAwaitedShift) - 1);
+        keep_waiting_in(op.common, op.nodes, op.epoch, {(awaited >> kAwaitedShift) - 1, rank, op.epoch}, late.since, 0);
+    }
+}
+
+// A thread waits until packets of the operation have come, as `has_come` says; false if it has given up.
+template <typename Op, typename HasCome>
+__device__ __forceinline__ bool await(const Op& op, Late& late, uint32_t what, uint32_t rank, HasCome has_come) {
+    return poll_until(has_come,
+                      [&](uint64_t start) { return keep_waiting_for(op.common, late, what, rank, op.epoch, start); });
 }
 
 // ---- Chunks of rows, with what seldom happens to them apart ---------------------------------------
@@ -132,32 +167,29 @@ __device__ __forceinline__ void send_chunk_to(const Op& op, uint32_t peer, Remot
     }
 }
 
-// Polls of a chunk between looks at its flag and at the clock.
-constexpr uint32_t kPollsOfChunk = 16;
+// Polls of a chunk between looks at its flag and at the clock: more than those while many others come, as each look
+// takes as long as many polls.
+constexpr uint32_t kPollsOfChunk = 64;
 // Instead of the time at which a wait has looked at the clock first: the chunk is there.
 constexpr uint64_t kIsThere = kGivenUp - 1;
 
-// What a warp does once in kPollsOfChunk polls; its lanes get the same answer.
-__device__ __noinline__ static uint64_t keep_waiting_for_chunk(const LlCommon& common, uint32_t epoch, uint32_t rank,
-                                                               uint32_t row, uint32_t chunk, uint64_t start) {
+// Whether the flag of a chunk says that it is there; all lanes call it.
+__device__ __noinline__ static bool is_flagged(const LlCommon& common, uint32_t epoch, uint32_t row, uint32_t chunk) {
     Operation<OneNode> op(common, OneNode{common.peers});
     op.resume(epoch);
-    uint64_t* flag = op.here().row(row).flags + chunk;
-    if (flagged_lanes(op, lane_idx() == 0 ? flag : nullptr).any()) {
-        return kIsThere;
-    }
-    start = keep_waiting_for(common, WAIT_ROW, rank, epoch, start);
-    return any_lane(start == kGivenUp) ? kGivenUp : start;
+    return flagged_lanes(op, lane_idx() == 0 ? op.here().row(row).flags + chunk : nullptr).any();
 }
 
-// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of `row`. After a wait
-// that was given up it holds anything. `gently` pauses between polls.
-template <typename Op>
-__device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, uint32_t row, const Chunk& chunk,
-                                             uint32_t rank, bool gently) {
+// A warp waits for its chunk of a row from `rank` that lies at `from`; its flags are those of row `number`. False if the
+// row does not come: `row` says whether it may, and whether that is known. After a wait that was given up `vec` holds
+// anything. `gently` pauses between polls.
+template <typename Op, typename Row>
+__device__ __forceinline__ bool await_chunk(const Op& op, Late& late, const uint8_t* from, uint32_t number,
+                                            const Chunk& chunk, uint32_t rank, bool gently, const Row& row,
+                                            Vec16& vec) {
     const bool holds = chunk.holds();
     const auto* at = reinterpret_cast<const Vec16*>(from + chunk.lane_byte());
-    Vec16 vec = {{0, 0, 0, 0}};
+    vec = {{0, 0, 0, 0}};
     uint64_t start = 0;
     uint32_t polls = 0;
 #pragma unroll 1
@@ -165,31 +197,39 @@ __device__ __forceinline__ Vec16 await_chunk(const Op& op, const uint8_t* from, 
         if (holds) {
             vec = ld_relaxed_sys(at);
         }
-        if (!any_lane(has_sentinel(vec))) {
-            break;
+        if (!any_lane(has_sentinel(vec)) || start == kIsThere) {
+            return true;
+        }
+        if (!any_lane(row.may_come())) {
+            return false;
         }
         spin_hint();
         if (gently) {
             spin_gently();
         }
-        if (++polls % kPollsOfChunk == 0) {
-            start = keep_waiting_for_chunk(op.common, op.epoch, rank, row, chunk.index, start);
-            if (start >= kIsThere) {
-                break;
+        if (++polls % kPollsOfChunk == 0 && any_lane(row.is_known())) {
+            start = is_flagged(op.common, op.epoch, number, chunk.index)
+                        ? kIsThere
+                        : keep_waiting_for(op.common, late, WAIT_ROW, rank, op.epoch, start);
+            if (any_lane(start == kGivenUp)) {
+                return true;
             }
         }
     }
-    if (start == kIsThere && holds) {
-        vec = ld_relaxed_sys(at);
-    }
-    return vec;
 }
 
-// As advance_epoch, and sets the owner of the bank if there is one.
+// As advance_epoch in two: the count, of which the last thread of a block gets the number of those before; then,
+// whenever that is there, the end. Sets the owner of the bank if there is one.
 template <typename Op>
-__device__ __forceinline__ void advance(const Op& op, const LlView& view, bool sets_owner, uint32_t owner) {
-    if (threadIdx.x == blockDim.x - 1 && op.sends() &&
-        inc_relaxed_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1) == gridDim.x - 1) {
+__device__ __forceinline__ uint32_t count_block(const Op& op) {
+    return threadIdx.x == blockDim.x - 1 && op.sends()
+               ? inc_relaxed_gpu(&op.common.channel_state->blocks_started, gridDim.x - 1)
+               : gridDim.x;
+}
+template <typename Op>
+__device__ __forceinline__ void advance(const Op& op, const LlView& view, uint32_t counted, bool sets_owner,
+                                        uint32_t owner) {
+    if (counted == gridDim.x - 1) {
         st_relaxed_gpu(&op.common.channel_state->epoch, op.epoch);
         if (sets_owner) {
             st_relaxed_gpu(&view.state->owner[view.bank], owner);

@@ -1,5 +1,5 @@
-// What a block of a dispatch into a view sees: how many of this rank's tokens go to each peer, and whether the peers' banks
-// are clean (view.cuh).
+// What a block of a dispatch into a view sees: how many of this rank's tokens go to each peer, and whether the peers'
+// banks are clean (view.cuh).
 #pragma once
 
 #include "view.cuh"
@@ -13,15 +13,22 @@ constexpr uint32_t kRanksOfWord = 8 * sizeof(uint32_t);
 // Ids of a token that are loaded together.
 constexpr uint32_t kIdsAtOnce = 8;
 
+// Instead of how many rows come from a source: it is not known yet.
+constexpr uint32_t kUnheard = ~uint32_t{0};
+
 struct SharedStorage {
     Start start;
     uint32_t owner[LL_VIEW_BANKS];
+    // Whether the bank of some peer may not be clean.
+    uint32_t is_unknown;
+    Late late;
     // Ranks to which the block's token goes.
     uint32_t goes_to[(MAX_PEERS + kRanksOfWord - 1) / kRanksOfWord];
-    // By rank: this rank's tokens that go there, those before the block's token and all. Then by source: rows that come
-    // from there, and its tokens.
+    // By rank: this rank's tokens that go there, those before the block's token and, in the first block, all.
     uint32_t before[MAX_PEERS];
     uint32_t all[MAX_PEERS];
+    // By source: rows that come from there.
+    uint32_t rows_from[MAX_PEERS];
 };
 
 struct Block {
@@ -32,68 +39,75 @@ struct Block {
     const LlDispatchParams& dispatch = params.dispatch.dispatch;
     const LlShape& shape = dispatch.common.shape;
     const LlView& view = params.view;
+    ViewUnit first = ViewUnit(view);
 
     __device__ bool is_first() const { return blockIdx.x == 0; }
     __device__ bool moves_rows() const { return warp_idx() < view.warps; }
+    // How many packets behind those of entries those of their weights are.
+    __device__ uint64_t weights_behind() const { return uint64_t{op.ranks() * shape.max_tokens} * LL_MAX_TOP_K; }
     __device__ bool goes_to(uint32_t rank) const {
         return (shared.goes_to[rank / kRanksOfWord] >> rank % kRanksOfWord & 1) != 0;
     }
 };
 
+// The rank that is `number` further on.
+__device__ __forceinline__ uint32_t turned(const Op& op, uint32_t number) {
+    const uint32_t rank = op.rank() + number;
+    return rank - (rank < op.peers() ? 0 : op.peers());
+}
+
 // The ranks from `base` on that host experts of a token of this rank.
 __device__ __forceinline__ uint32_t hosts_of(const Block& block, uint32_t token, uint32_t base) {
     const LlShape& shape = block.shape;
-    const uint32_t experts = block.op.ranks() * shape.local_experts;
+    const uint32_t first = base * shape.local_experts;
+    const uint32_t experts = min(block.op.ranks() - base, kRanksOfWord) * shape.local_experts;
+    // Of 2^31, rounded up: half of a product is the quotient of any expert, as a rank has fewer than 2^13 of them and
+    // there are fewer than 2^18.
+    const uint32_t reciprocal = (shape.local_experts_reciprocal >> 1) + 1;
     const auto* ids = reinterpret_cast<const long long*>(block.dispatch.topk_idx) + uint64_t{token} * shape.top_k;
     uint32_t hosts = 0;
 #pragma unroll 1
     for (uint32_t left = shape.top_k; left != 0; left -= min(left, kIdsAtOnce), ids += kIdsAtOnce) {
-        // Under way together, then one after the other through the first: code for each of them would be long.
         long long id[kIdsAtOnce];
-        uint32_t expert[kIdsAtOnce];
 #pragma unroll
         for (uint32_t i = 0; i < kIdsAtOnce; ++i) {
             id[i] = i < left ? __ldg(ids + i) : kNowhere;
         }
 #pragma unroll
         for (uint32_t i = 0; i < kIdsAtOnce; ++i) {
-            expert[i] = id[i] >> 32 == 0 ? static_cast<uint32_t>(id[i]) : ~uint32_t{0};
-        }
-#pragma unroll 1
-        for (uint32_t number = min(left, kIdsAtOnce); number != 0; --number) {
-            const uint32_t all = divide(expert[0], shape.local_experts, shape.local_experts_reciprocal).quotient;
-            const uint32_t host = all - base;
-            if (expert[0] < experts && host < kRanksOfWord) {
-                hosts |= 1u << host;
-            }
-#pragma unroll
-            for (uint32_t i = 1; i < kIdsAtOnce; ++i) {
-                expert[i - 1] = expert[i];
-            }
+            const uint32_t expert = static_cast<uint32_t>(id[i]) - first;
+            const uint32_t twice = expert + expert;
+            const uint32_t host = static_cast<uint32_t>(uint64_t{twice} * reciprocal >> 32);
+            hosts |= id[i] >> 32 == 0 && expert < experts ? 1u << host : 0;
         }
     }
     return hosts;
 }
 
-// Counts this rank's tokens by the ranks that they go to, and finds those of `token`. Counts are 0 before.
+// All warps but the last count this rank's tokens by the ranks that they go to, and find those of `token`. Counts are 0
+// before. Only the first block counts tokens behind it.
 __device__ __forceinline__ void count_tokens(const Block& block, uint32_t token) {
     const uint32_t ranks = block.op.ranks();
+    const uint32_t tokens = block.is_first() ? block.shape.tokens : min(token + 1, block.shape.tokens);
 #pragma unroll 1
     for (uint32_t base = 0; base < ranks; base += kRanksOfWord) {
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i - lane_idx() < block.shape.tokens; i += blockDim.x) {
-            const uint32_t hosts = i < block.shape.tokens ? hosts_of(block, i, base) : 0;
+        for (uint32_t i = threadIdx.x; i - lane_idx() < tokens; i += blockDim.x - kWarpSize) {
+            const uint32_t hosts = i < tokens ? hosts_of(block, i, base) : 0;
             if (i == token) {
                 block.shared.goes_to[base / kRanksOfWord] = hosts;
             }
-            const LaneMask earlier = ballot(i < token);
+            // A lane for each rank.
+            LaneMask going;
 #pragma unroll 1
-            for (uint32_t rank = base; rank < min(ranks, base + kRanksOfWord); ++rank) {
-                const LaneMask going = ballot(static_cast<int>(hosts >> (rank - base) & 1));
-                if (lane_idx() == 0 && going.any()) {
-                    atomicAdd(&block.shared.all[rank], going.count());
-                    atomicAdd(&block.shared.before[rank], (going & earlier).count());
-                }
+            for (uint32_t rank = 0; rank < min(ranks - base, kRanksOfWord); ++rank) {
+                const LaneMask there = ballot(static_cast<int>(hosts >> rank & 1));
+                going.bits = rank == lane_idx() ? there.bits : going.bits;
+            }
+            const LaneMask earlier = ballot(i < token);
+            if (going.any()) {
+                atomicAdd(&block.shared.all[base + lane_idx()], going.count());
+                atomicAdd(&block.shared.before[base + lane_idx()], (going & earlier).count());
             }
         }
     }
@@ -116,23 +130,26 @@ struct CleanWords {
     }
     // Whether the operation before told that the bank is clean.
     __device__ __forceinline__ bool told(const Op& op, uint32_t bank) const {
-        const uint64_t before = packet[op.epoch_before & 1];
+        const uint64_t before = (op.epoch_before & 1) != 0 ? packet[1] : packet[0];
         return packet_epoch(before) == op.epoch_before && (packet_data(before) >> (kCleanShift + bank) & 1) != 0;
     }
 };
 
-// Cleans the bank, which rows of an earlier dispatch are in, of a length of their own; the last block tells the peers.
+// Cleans the bank, which rows of an earlier dispatch are in, of lengths of their own; the last block tells the peers.
 // All threads call it.
 __device__ __noinline__ static void clean_bank(const LlCommon& common, const LlView& view, uint32_t epoch) {
     Op op(common, OneNode{common.peers});
     op.resume(epoch);
     const uint32_t row_bytes = ld_relaxed_gpu(&view.state->row_bytes[view.bank]);
-    const uint32_t vecs = row_bytes / sizeof(Vec16);
+    const uint32_t scale_bytes = ld_relaxed_gpu(&view.state->scale_bytes[view.bank]);
+    // Among rows that lie otherwise own ones are polled, and of all rows some of earlier dispatches are left.
+    const bool lie_otherwise = row_bytes != common.shape.row_bytes || scale_bytes != view.scale_bytes;
+    const uint64_t bytes = row_bytes + (lie_otherwise ? scale_bytes : 0);
 #pragma unroll 1
     for (uint32_t source = 0; source < op.ranks(); ++source) {
-        const bool stays = source == op.rank() && row_bytes == common.shape.row_bytes;
-        const uint64_t used = stays ? 0 : uint64_t{view.state->rows[view.bank][source]} * vecs;
-        Vec16* at = as<Vec16>(view.rows + uint64_t{source} * common.shape.max_tokens * row_bytes);
+        const uint32_t others = source == op.rank() ? 0 : view.state->rows[view.bank][source];
+        const uint64_t used = (lie_otherwise ? common.shape.max_tokens : others) * bytes / sizeof(Vec16);
+        Vec16* at = as<Vec16>(view.rows + source * common.shape.max_tokens * bytes);
 #pragma unroll 1
         for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < used; i += gridDim.x * blockDim.x) {
             st_row(at + i, all_sentinels());
@@ -146,10 +163,13 @@ __device__ __noinline__ static void clean_bank(const LlCommon& common, const LlV
     }
 }
 
+// Instead of the owner of the operation's bank: its last rows had other lengths.
+constexpr uint32_t kOtherRows = ~uint32_t{0};
+
 // Waits until the peers' banks, and this rank's, are clean; cleans this one's if its bank is not. False if that was
 // given up. All threads call it.
-__device__ __noinline__ static bool wait_until_clean(const LlCommon& common, const LlView& view, uint32_t epoch,
-                                                     bool is_clean) {
+__device__ __noinline__ static bool wait_until_clean(const LlCommon& common, const LlView& view, Late& late,
+                                                     uint32_t epoch, bool is_clean) {
     if (!is_clean) {
         clean_bank(common, view, epoch);
     }
@@ -158,10 +178,7 @@ __device__ __noinline__ static bool wait_until_clean(const LlCommon& common, con
     bool held = false;
     if (threadIdx.x < op.peers() && is_active(common.peers, threadIdx.x)) {
         const uint64_t* at = op.here().fingerprint(threadIdx.x);
-        uint32_t got;
-        held = !wait_in(
-            op, op.from(threadIdx.x, WAIT_BEGIN), [&] { return (got = packet_epoch(ld_acquire_sys(at))) == epoch; },
-            [&] { return got; });
+        held = !await(op, late, WAIT_BEGIN, threadIdx.x, [&] { return packet_epoch(ld_acquire_sys(at)) == epoch; });
     }
     return __syncthreads_or(held) == 0;
 }

@@ -69,7 +69,8 @@ const FILES: [File; 8] = [
     File {
         name: "ll_view",
         base: Some("ll.h"),
-        sizes: sizes![ll_view: LlViewState LlView LlRankDispatchViewParams LlRankCombineParams],
+        sizes: sizes![ll_view: LlViewState LlView LlRankDispatchViewParams LlRankScaledDispatchViewParams
+            LlRankCombineParams],
     },
     File {
         name: "ht",

@@ -160,7 +160,7 @@ def _ll_window(shape: Shape, place: _Place) -> int:
     bank = sum(_up(size, _REGION) for size in (
         rows * _up(shape.row_bytes, _LINE), rows * chunks * _PACKET,
         shape.ranks * (shape.local_experts + _LL_COUNTS) * _PACKET, 2 * entries * _PACKET))
-    state = 0 if place.others else _up(_WORD * (2 * _VIEWS + 1 + _VIEWS * _MOST_PEERS), _REGION)
+    state = 0 if place.others else _up(_WORD * (3 * _VIEWS + 1 + _VIEWS * _MOST_PEERS), _REGION)
     return _BANKS * bank + _REGION + state
 
 

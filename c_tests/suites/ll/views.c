@@ -49,9 +49,10 @@ EP_TEST(views_without_tokens) {
     ref_run_close(&run);
 }
 
-// Rows with scales are copied into views.
+// Of rows with scales the rows stay, or are copied where their scales are many. Their lengths change, and combines have
+// rows of another one.
 EP_TEST(views_formats) {
-    enum { kFormats = 6, kMostBytes = 4096 };
+    enum { kFormats = 12, kMostBytes = 4096 };
     const Shape shape = {2, 7, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
     RefRun run;
     open_view(&run, env, &shape, 720);
@@ -59,8 +60,9 @@ EP_TEST(views_formats) {
     for (unsigned i = 0; i < kFormats; ++i) {
         const RefFormat format = ref_format_draw(820 + i, kMostBytes);
         ref_run_set_format(&run, &format);
-        ref_pair(&run);
+        for (unsigned turn = 0; turn < 3; ++turn) ref_pair(&run);
         if (i % 3 == 0) pair_in_stages(&run);
+        if (i % 4 == 1) ref_dispatch(&run);
     }
     ref_run_close(&run);
 }

@@ -94,6 +94,10 @@ kernels! {
 
     ll_rank_dispatch(LlRankDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
     ll_rank_dispatch_view(LlRankDispatchViewParams, LL_VIEW_THREADS, 4);
+    ll_rank_dispatch_view_scaled(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
+    ll_rank_dispatch_view_cast_bf16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
+    ll_rank_dispatch_view_cast_f16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
+    ll_rank_dispatch_view_cast_f32(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_scaled(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_bf16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_rank_dispatch_cast_f16(LlRankScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -190,6 +194,8 @@ by_type! {
     ll_dispatch_cast(LlScaledDispatchParams): ll_dispatch_cast_bf16, ll_dispatch_cast_f16, ll_dispatch_cast_f32;
     ll_rank_dispatch_cast(LlRankScaledDispatchParams):
         ll_rank_dispatch_cast_bf16, ll_rank_dispatch_cast_f16, ll_rank_dispatch_cast_f32;
+    ll_rank_dispatch_view_cast(LlRankScaledDispatchViewParams):
+        ll_rank_dispatch_view_cast_bf16, ll_rank_dispatch_view_cast_f16, ll_rank_dispatch_view_cast_f32;
     ll_rank_combine(LlRankCombineParams): ll_rank_combine_bf16, ll_rank_combine_f16, ll_rank_combine_f32;
     ll_rank_combine_nodes(LlCombineNodesParams):
         ll_rank_combine_nodes_bf16, ll_rank_combine_nodes_f16, ll_rank_combine_nodes_f32;

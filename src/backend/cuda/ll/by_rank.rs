@@ -6,12 +6,13 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
-use crate::backend::cuda::ll::views::{ViewBanks, cut};
+use crate::backend::cuda::ll::views::{Lies, ViewBanks, cut, scale_bytes};
 use crate::backend::cuda::params::ll::{
     LlBeside, LlRankDispatchParams, LlRankScaledDispatchParams, LlShape, reciprocal,
 };
 use crate::backend::cuda::params::ll_view::{
-    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlView, LlViewState,
+    LL_VIEW_BANKS, LL_VIEW_THREADS, LlRankCombineParams, LlRankDispatchViewParams, LlRankScaledDispatchViewParams,
+    LlView, LlViewState,
 };
 use crate::error::{Error, Result};
 use crate::model::ops::{self, IntWidth, Launch, LlCombine, LlDispatch, ViewBank};
@@ -72,23 +73,40 @@ impl Handle {
         (op, beside, bank): (&LlDispatch, &ops::LlBeside, ViewBank),
         at: &StreamScope,
     ) -> Result<()> {
-        let dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
-        let (view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
+        let mut dispatch = self.rank_dispatch_params((op, beside), op.tokens, &self.plan.dispatch, Part::WHOLE);
+        // Scales travel beside the rows.
+        dispatch.dispatch.common.shape = self.plan.shape(op.row.into());
+        let (mut view, own) = self.view(Some(bank), &dispatch.dispatch.common.shape)?;
+        view.scale_bytes = scale_bytes(op.wire()) as u32;
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
+        let shape = launch_shape(op.launch, &mut view, own);
         let params = LlRankDispatchViewParams { dispatch, view, banks };
-        let shape = launch_shape(op.launch, own);
-        self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at)
+        let Some(scaled) = &op.scaled else {
+            return self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at);
+        };
+        let kernel = match scaled.cast() {
+            Some(cast) => kernels::ll_rank_dispatch_view_cast(cast.from)?,
+            None => kernels::ll_rank_dispatch_view_scaled(),
+        };
+        let params = LlRankScaledDispatchViewParams { view: params, rows: rows_with_scales(op, scaled)? };
+        self.launch_following(kernel, op.launch, shape, &params, at)
     }
 
     /// Enqueues `part` of a rank-major combine on one node.
     pub fn launch_rank_combine(&self, op: &LlCombine, part: Part, at: &StreamScope) -> Result<()> {
         let grid = Grid::shared(0, LL_VIEW_THREADS);
         let combine = self.combine_params(op, &grid, part);
-        // A staged one, which is in no order with whole ones, leaves its view to the next dispatch there.
+        // A staged one, which is in no order with whole ones, leaves its view to the next dispatch there; so does one whose
+        // rows lie there otherwise than those that came.
+        let shape = &combine.common.shape;
+        let lies =
+            |bank| Some(self.views.as_ref()?.lies(bank, op.expert_rows, op.row.bytes() * shape.max_tokens as usize));
         let bank = op.view.filter(|_| part.is_whole());
-        let (view, own) = self.view(bank, &combine.common.shape)?;
+        let lies = bank.and_then(lies).unwrap_or(Lies::Apart);
+        let (mut view, own) = self.view(bank.filter(|_| lies != Lies::Across), shape)?;
+        view.lie_there = u32::from(lies == Lies::There);
+        let shape = launch_shape(op.launch, &mut view, own);
         let params = LlRankCombineParams { combine, view };
-        let shape = launch_shape(op.launch, own);
         self.launch_following(kernels::ll_rank_combine(op.row.dtype)?, op.launch, shape, &params, at)
     }
 
@@ -109,17 +127,22 @@ impl Handle {
             parts_reciprocal: reciprocal(parts as u32),
             warps: warps as u32,
             gently: self.plan.view.polls_gently(parts).into(),
+            scale_bytes: 0,
+            step: 0,
+            step_parts: 0,
+            lie_there: 0,
         };
         Ok((view, self.plan.view.blocks(parts)))
     }
 }
 
-/// The launch of a kernel with so many blocks of its own, of which a call may want another number. Its threads are fixed,
-/// and each block does everything.
-fn launch_shape(asked: Launch, own: u32) -> LaunchShape {
+/// The launch of a kernel with so many blocks of its own, of which a call may want another number; `view` learns how many.
+/// Its threads are fixed, and each block does everything.
+fn launch_shape(asked: Launch, view: &mut LlView, own: u32) -> LaunchShape {
     let blocks = match asked.blocks {
         0 => own,
         blocks => blocks,
     };
+    (view.step, view.step_parts) = (blocks / view.parts, blocks % view.parts);
     LaunchShape::new(blocks, LL_VIEW_THREADS)
 }

@@ -4,6 +4,7 @@
 use crate::backend::cuda::fault::{differs, op_value, other_rows};
 use crate::backend::cuda::params::common::{Fault, FaultReport, KernelOp};
 use crate::backend::cuda::params::ll::LL_MAX_TOP_K;
+use crate::backend::cuda::scaled_rows::ScalesWord;
 use crate::error::Error;
 use crate::error::refusal::{Role, Subject};
 use crate::model::group::LlCombineMode;
@@ -48,7 +49,7 @@ pub struct LlFingerprint {
     pub top_k: u32,
     /// Whether rows are rank-major.
     pub by_rank: bool,
-    /// Whether rows go straight into a view; only if they are rank-major.
+    /// Whether rows go straight into a view; only if they are rank-major. Of rows with scales their word says it.
     pub in_view: bool,
     /// Whether each entry's row comes home; only if they are not.
     pub exact: bool,
@@ -106,7 +107,12 @@ pub fn of_report(report: &FaultReport) -> Option<Error> {
 
 /// What two ranks do not agree on, from their fingerprints.
 fn difference(report: &FaultReport) -> Error {
-    let [mine, theirs] = [report.expected, report.got].map(LlFingerprint::from_word);
+    let [mine, theirs] =
+        [(report.expected, report.expected_scales), (report.got, report.got_scales)].map(|(fingerprint, scales)| {
+            let fingerprint = LlFingerprint::from_word(fingerprint);
+            let in_view = fingerprint.in_view || ScalesWord(scales).is_in_view();
+            LlFingerprint { in_view, ..fingerprint }
+        });
     let differs = |subject| differs(report, subject);
     if mine.op != theirs.op {
         differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
@@ -130,7 +136,6 @@ fn difference(report: &FaultReport) -> Error {
 mod tests {
     use super::*;
     use crate::backend::cuda::params::common::{KernelOp, Wait};
-    use crate::backend::cuda::scaled_rows::ScalesWord;
     use crate::model::scales::ScaleType;
 
     #[test]
@@ -223,6 +228,9 @@ mod tests {
         let (float, byte) = (word(DType::Float32), word(DType::Uint8));
         assert_eq!(text(OURS, [float, 0]), format!("RowBytes: {rule} (got 14336 + 16, expected 14336 + 0)"));
         assert_eq!(text(OURS, [byte, float]), format!("RowBytes: {rule} (got 14336 + 4, expected 14336 + 16)"));
+        let in_view = ScalesWord(float).in_view(true).0;
+        let by_rank = LlFingerprint { by_rank: true, ..OURS };
+        assert!(text(by_rank, [in_view, float]).starts_with("Layout"));
         assert_eq!(text(OURS, [float, word(DType::Int32)]), format!("ScaleType: {rule} (got float32, expected int32)"));
     }
 }

@@ -151,8 +151,8 @@ impl Handle {
 
     /// The bank that `part` of a dispatch fills where its rows stay.
     fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
-        let stays = self.views.is_some() && op.scaled.is_none() && part.is_whole();
-        op.view.filter(|_| stays)
+        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op.wire());
+        op.view.filter(|_| self.views.as_ref().is_some_and(stays))
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
@@ -279,7 +279,7 @@ impl Handle {
             channel: part.channel,
             phases: part.phases,
             fingerprint: fingerprint.to_word(),
-            scales_word: ScalesWord::of(row).0,
+            scales_word: ScalesWord::of(row).in_view(fingerprint.in_view).0,
             send_blocks: grid.send_blocks,
             receive_blocks: grid.receive_blocks,
         }

@@ -70,7 +70,7 @@ impl LlGroup {
         let staged = Staged::new(&context.module.context)?;
         let views = plan.view_state(start).map(|state| {
             let state = DevPtr(context.own_window().0 + state);
-            Arc::new(ViewBanks::new(state, plan.view_bytes(), context.rank()))
+            Arc::new(ViewBanks::new(state, [plan.view_bytes(), plan.facts.row_bytes], context.rank()))
         });
         Ok(Self {
             context,
@@ -179,7 +179,7 @@ impl LlBackend for CudaLl {
     fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<Option<DevPtr>> {
         let group = &self.0.group;
         match &group.views {
-            Some(views) if op.scaled.is_none() && !staged => Ok(views.own(bank)),
+            Some(views) if views.hold(op.wire()) && !staged => Ok(views.own(bank)),
             _ => (group.copied_views).at(&group.memory, bank, group.plan.view_bytes()).map(Some),
         }
     }

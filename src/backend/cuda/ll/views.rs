@@ -6,6 +6,7 @@ use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LL_VIEW_THREADS};
 use crate::error::Result;
 use crate::model::ids::LocalRank;
 use crate::model::ops::ViewBank;
+use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
 use std::ptr::null_mut;
@@ -23,15 +24,22 @@ pub struct ViewBanks {
     /// This rank's `LlViewState`.
     pub state: DevPtr,
     bank_bytes: usize,
+    /// Of the longest rows.
+    row_bytes: usize,
     rank: LocalRank,
     /// The first bank of each rank.
     first: OnceCell<Box<[usize]>>,
 }
 
 impl ViewBanks {
-    /// None yet; each will have `bank_bytes`.
-    pub fn new(state: DevPtr, bank_bytes: usize, rank: LocalRank) -> Self {
-        Self { state, bank_bytes, rank, first: OnceCell::new() }
+    /// None yet; each will have `bank_bytes`, for rows of `row_bytes` at most.
+    pub fn new(state: DevPtr, [bank_bytes, row_bytes]: [usize; 2], rank: LocalRank) -> Self {
+        Self { state, bank_bytes, row_bytes, rank, first: OnceCell::new() }
+    }
+
+    /// Whether `row` and the packets of its scales fit, so that it can stay.
+    pub fn hold(&self, row: WireRow) -> bool {
+        row.payload.bytes() + scale_bytes(row) <= self.row_bytes
     }
 
     /// Those that `make` makes of so many bytes, unless they are there.
@@ -50,11 +58,36 @@ impl ViewBanks {
         Some(table)
     }
 
+    /// How rows at `at` lie, of which there are `zone_bytes` for each rank.
+    pub fn lies(&self, bank: ViewBank, at: DevPtr, zone_bytes: usize) -> Lies {
+        match (self.own(bank), self.first.get()) {
+            (Some(own), _) if own == at => Lies::There,
+            (Some(own), Some(ranks)) => {
+                let apart = at.0 + ranks.len() * zone_bytes <= own.0 || own.0 + self.bank_bytes <= at.0;
+                if apart { Lies::Apart } else { Lies::Across }
+            }
+            _ => Lies::Apart,
+        }
+    }
+
     /// This rank's `bank`, once it is made.
     pub fn own(&self, bank: ViewBank) -> Option<DevPtr> {
         let first = self.first.get()?.get(self.rank.index())?;
         Some(DevPtr(first + bank.index() * self.bank_bytes))
     }
+}
+
+/// How rows of a caller's lie to a bank: apart from it, as its own, or over some of these.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Lies {
+    Apart,
+    There,
+    Across,
+}
+
+/// Bytes of the packets of a row's scales: one for each four bytes, whole pieces of four.
+pub fn scale_bytes(row: WireRow) -> usize {
+    2 * (row.slot_bytes() - row.payload.bytes())
 }
 
 /// What decides about the launches of a handle's operations.
@@ -88,8 +121,8 @@ pub fn cut(chunks: usize) -> (usize, usize) {
     (parts, chunks.div_ceil(parts))
 }
 
-/// Memory of the library's that rows of views are copied to where they do not stay: of rows with scales, of staged
-/// operations, over several nodes. Made when the first one asks.
+/// Memory of the library's that rows of views are copied to where they do not stay: of staged operations, over several
+/// nodes, and where scales are too many. Made when the first one asks.
 #[derive(Default)]
 pub struct CopiedViews(OnceCell<Buffer>);
 

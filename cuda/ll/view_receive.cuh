@@ -1,0 +1,172 @@
+// The receiving half of a dispatch into a view: waits for rows, which stay, and takes what comes beside them.
+#pragma once
+
+#include "rank_notices.cuh"
+#include "view_rows.cuh"
+
+namespace nccl_ep::ll_rank_dispatch_view_impl {
+
+using ll_dispatch_impl::store_id;
+
+// Reports a `source` that runs another operation, or has other scales.
+template <typename Rows>
+__device__ __forceinline__ void check_source(const Op& op, uint32_t source) {
+    check_fingerprint(op, source);
+    if constexpr (Rows::kScaled) {
+        const Awaited begin = op.from(source, WAIT_BEGIN);
+        const Arrival theirs = wait_for_packet_in(op, op.here().scales_word(source), begin);
+        if (theirs.ok && theirs.data != op.common.scales_word) {
+            report_difference(op.common, FAULT_DIFFERS, begin, op.common.fingerprint, op.common.fingerprint,
+                              theirs.data);
+        }
+    }
+}
+
+// The last warp hears from each source how many of its rows come, and how many tokens it has. The first block stores
+// that, the last one checks what the sources run.
+template <typename Rows>
+__device__ __forceinline__ void hear_sources(const Block& block) {
+    const Op& op = block.op;
+    const uint32_t most = block.shape.max_tokens;
+#pragma unroll 1
+    for (uint32_t source = lane_idx(); source < op.ranks(); source += kWarpSize) {
+        uint64_t rows = 0;
+        uint64_t tokens = 0;
+        if (is_active(op.common.peers, source)) {
+            // By the block that has least to do.
+            if (blockIdx.x == gridDim.x - 1) {
+                check_source<Rows>(op, source);
+            }
+            const uint64_t* at = op.here().counts(source);
+            const bool ok = await(op, block.shared.late, WAIT_COUNTS, source, [&] {
+                rows = ld_relaxed_sys(at);
+                tokens = ld_relaxed_sys(at + block.shape.local_experts);
+                return packet_epoch(rows) == op.epoch && packet_epoch(tokens) == op.epoch;
+            });
+            rows = ok ? rows : 0;
+            tokens = ok ? tokens : 0;
+        }
+        // They become addresses.
+        const uint32_t num_rows = min(packet_data(rows) & ((1u << kCleanShift) - 1), most);
+        const uint32_t num_tokens = min(packet_data(tokens), most);
+        atomicMin(&block.shared.rows_from[source], num_rows);
+        block.shared.all[source] = num_tokens;
+        if (block.is_first()) {
+            op.common.handle.tokens_of[source] = num_tokens;
+            block.view.state->rows[block.view.bank][source] = num_rows;
+            if (block.dispatch.counter != nullptr) {
+                block.dispatch.counter[source] = static_cast<int32_t>(num_rows);
+            }
+        }
+    }
+    if (block.is_first() && lane_idx() == 0) {
+        st_relaxed_gpu(&block.view.state->row_bytes[block.view.bank], block.shape.row_bytes);
+        st_relaxed_gpu(&block.view.state->scale_bytes[block.view.bank], block.view.scale_bytes);
+    }
+    sync_warp();
+}
+
+// Number `index` of the rows from a source.
+struct RowFrom {
+    const uint32_t* rows;
+    uint32_t index;
+
+    __device__ bool is_known() const { return ld_relaxed_cta_shared(rows) != kUnheard; }
+    __device__ bool may_come() const { return index < ld_relaxed_cta_shared(rows); }
+};
+
+// A warp waits for its chunks of the rows from `source`, before it is known how many there are.
+__device__ __forceinline__ void await_rows(const Block& block, uint32_t source) {
+    const Op& op = block.op;
+    const uint8_t* rows = block.view.rows;
+#pragma unroll 1
+    for (ViewUnit unit = block.first; unit.row < block.shape.max_tokens; unit.next(block.view)) {
+        const RowFrom comes = {&block.shared.rows_from[source], unit.row};
+        const uint32_t row = source * block.shape.max_tokens + unit.row;
+        Vec16 vec;
+        if (!await_chunk(op, block.shared.late, rows + view_row(block.shape, row), row,
+                         unit.chunk(block.shape, block.view), source, block.view.gently != 0, comes, vec)) {
+            return;
+        }
+    }
+}
+
+// The last warp clears the ids of the block's share of rows that hold nothing.
+__device__ __forceinline__ void clear_ids(const Block& block, uint32_t source) {
+    const uint32_t top_k = block.shape.top_k;
+    const uint32_t used = block.shared.rows_from[source];
+#pragma unroll 1
+    for (uint32_t row = blockIdx.x; row < block.shape.max_tokens; row += gridDim.x) {
+        if (row >= used && lane_idx() < top_k) {
+            const uint32_t at = (source * block.shape.max_tokens + row) * top_k;
+            store_id(block.params.dispatch.beside, at + lane_idx(), kNowhere);
+        }
+    }
+}
+
+// The last warp takes the ids and weights of a token of `source`.
+__device__ __forceinline__ void receive_entry(const Block& block, uint32_t source, uint32_t token) {
+    const Op& op = block.op;
+    const LlBeside& beside = block.params.dispatch.beside;
+    const uint32_t top_k = block.shape.top_k;
+    if (lane_idx() >= top_k) {
+        return;
+    }
+    const uint64_t* entry_at = op.here().entries(source, token) + lane_idx();
+    const uint64_t* weight_at = entry_at + block.weights_behind();
+    uint64_t entry;
+    uint64_t weight;
+    // Both are under way together; a weight comes with a row alone.
+    await(op, block.shared.late, WAIT_ENTRY, source, [&] {
+        entry = ld_relaxed_sys(entry_at);
+        weight = ld_relaxed_sys(weight_at);
+        const bool has_row = EntryWord{packet_data(entry)}.index() < block.shape.max_tokens;
+        return packet_epoch(entry) == op.epoch && (!has_row || packet_epoch(weight) == op.epoch);
+    });
+    const EntryWord word = {packet_data(entry)};
+    const int32_t row = RankMajor{block.shape, op.ranks()}.row(source, word.index());
+    const uint32_t entry_of = (source * block.shape.max_tokens + token) * top_k + lane_idx();
+    op.common.handle.row_of[entry_of] = lane_idx() == 0 ? row : kNowhere;
+    if (row >= 0) {
+        const uint32_t at = row * top_k + lane_idx();
+        const bool is_here = word.expert() < block.shape.local_experts;
+        store_id(beside, at, is_here ? static_cast<int32_t>(word.expert()) : kNowhere);
+        beside.out_weights[at] = __uint_as_float(packet_data(weight));
+    }
+}
+
+// The last warp takes what comes beside the block's rows from `source`.
+template <typename Rows>
+__device__ __forceinline__ void receive_beside(const Block& block, const Rows& rows, uint32_t source) {
+    clear_ids(block, source);
+#pragma unroll 1
+    for (ViewUnit unit = block.first; unit.row < block.shared.all[source]; unit.next(block.view)) {
+        if (unit.part == 0) {
+            receive_entry(block, source, unit.row);
+        }
+        if constexpr (Rows::kScaled) {
+            if (unit.is_last(block.view) && unit.row < block.shared.rows_from[source]) {
+                receive_scales(block, rows.rows, source, unit.row);
+            }
+        }
+    }
+}
+
+template <typename Rows>
+__device__ __forceinline__ void receive_all(const Block& block, const Rows& rows) {
+    const Op& op = block.op;
+    if (is_last_warp()) {
+        hear_sources<Rows>(block);
+    }
+#pragma unroll 1
+    for (uint32_t number = 0; number < op.ranks(); ++number) {
+        const uint32_t source = turned(op, number);
+        if (is_last_warp()) {
+            receive_beside(block, rows, source);
+        } else if (block.moves_rows() && source != op.rank()) {
+            await_rows(block, source);
+        }
+    }
+}
+
+}  // namespace nccl_ep::ll_rank_dispatch_view_impl

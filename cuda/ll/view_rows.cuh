@@ -1,0 +1,175 @@
+// The kinds of rows that a dispatch into a view sends, and their scales.
+//
+// The payload of a row is what stays in the view, in chunks as of a row without scales. Scales travel beside it, each
+// word in a packet of its own, and whoever takes a row's entries copies them to the caller's tensor: a cast has scales
+// word by word, in several warps and blocks. The packets of a bank lie behind all its rows. Their epochs are those of
+// the operation, changed so that memory in which kSentinel was stored has none: so nobody cleans them while the bank's
+// rows keep their length (view.cuh).
+#pragma once
+
+#include "../base/cast.cuh"
+#include "../base/scales.cuh"
+#include "view_block.cuh"
+
+namespace nccl_ep::ll_rank_dispatch_view_impl {
+
+// Where the packets of the scales of a row are in a bank that begins at `bank`.
+template <template <typename> class Address>
+__device__ __forceinline__ Address<uint64_t> scales_at(const Block& block, Address<uint8_t> bank, uint32_t row) {
+    const uint64_t rows = block.op.ranks() * block.shape.max_tokens;
+    return as<uint64_t>(bank + rows * block.shape.row_bytes + uint64_t{row} * block.view.scale_bytes);
+}
+__device__ __forceinline__ Remote<uint64_t> scales_at_peer(const Block& block, uint32_t peer, uint32_t row) {
+    return scales_at<Remote>(block, window_of(block.params.banks, peer), row);
+}
+__device__ __forceinline__ uint32_t scales_epoch(const Op& op) { return op.epoch ^ kSentinel; }
+__device__ __forceinline__ uint64_t scales_packet(const Op& op, uint32_t word) {
+    return make_packet(scales_epoch(op), word);
+}
+
+// A word of a row's scales that a lane has made.
+struct MadeScales {
+    bool is_there;
+    uint32_t number;
+    uint32_t word;
+};
+
+// Without scales, of any type.
+struct PlainView {
+    static constexpr bool kScaled = false;
+    static constexpr bool kCasts = false;
+    using Fetched = Vec16;
+
+    __device__ __forceinline__ void fetch(const Block& block, uint32_t token, const Chunk& chunk, Fetched& vec) const {
+        const uint8_t* row = block.dispatch.tokens + row_format(block.shape).offset(token);
+        if (chunk.holds()) {
+            vec = ld_const(reinterpret_cast<const Vec16*>(row + chunk.lane_byte()));
+        }
+    }
+    __device__ __forceinline__ Vec16 as_sent(const Fetched& vec, const Chunk&, MadeScales&) const { return vec; }
+};
+
+// Rows and scales as the caller has them: the payload as without scales.
+struct ForwardedView : PlainView {
+    static constexpr bool kScaled = true;
+    const ScaledRows& rows;
+
+    __device__ explicit ForwardedView(const ScaledRows& scaled) : rows(scaled) {}
+};
+
+// Rows of type `Number`, which are cast.
+template <typename Number>
+struct CastView {
+    static constexpr bool kScaled = true;
+    static constexpr bool kCasts = true;
+    using Fetched = Uncast<Number>;
+    const ScaledRows& rows;
+
+    __device__ __forceinline__ void fetch(const Block& block, uint32_t token, const Chunk& chunk, Fetched& part) const {
+        constexpr uint32_t kWidth = Fetched::kBytesPerElement;
+        const uint64_t at = row_format(block.shape).offset(token) + chunk.lane_byte();
+        const auto* from = reinterpret_cast<const Vec16*>(block.dispatch.tokens + at * kWidth);
+        if (chunk.holds()) {
+#pragma unroll
+            for (uint32_t i = 0; i < Fetched::kVecs; ++i) {
+                part.vec[i] = ld_const(from + i);
+            }
+        }
+    }
+    // All lanes call it.
+    __device__ __forceinline__ Vec16 as_sent(const Fetched& part, const Chunk& chunk, MadeScales& scales) const {
+        Vec16 vec;
+        const float most = part.largest_of_block(rows, chunk.holds());
+        const uint32_t stored = part.cast(rows, most, vec);
+        // In the first lanes of 128 elements: a scale, or four exponents of 32; or in the first lane those of 512.
+        const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
+        const bool has_block = (chunk.index * kWarpSize + first_lane) * sizeof(Vec16) < chunk.row_bytes;
+        uint32_t word = has_block ? stored : 0;
+        uint32_t lanes = kMostLanes;
+        if (rows.form == SCALES_EXPONENT) {
+            const uint32_t of_block = rows.block / kCastElements;
+            lanes = 4 * of_block;
+            word <<= lane_idx() % lanes / of_block * 8;
+            word |= shuffle_xor(word, of_block);
+            word |= shuffle_xor(word, 2 * of_block);
+        }
+        scales.word = word;
+        scales.number = (chunk.index * kWarpSize + lane_idx()) / lanes;
+        scales.is_there = lane_idx() % lanes == 0 && scales.number * sizeof(uint32_t) < rows.scale_bytes;
+        return vec;
+    }
+};
+
+// ---- Scales, by the last warp ------------------------------------------------------------------
+
+// In any order but that of one access, which is rare.
+__device__ __noinline__ static Vec16 load_scales_slowly(const ScaledRows& rows, uint8_t* scales, uint32_t first) {
+    return ScalePart{rows, rows.from, scales, first}.load();
+}
+__device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first,
+                                                 uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+    ScalePart{rows, rows.out, scales, first}.store({{w0, w1, w2, w3}});
+}
+
+// The scales of a token from byte `first` on, if there are any.
+__device__ __forceinline__ Vec16 load_scales(const ScaledRows& rows, uint32_t token, uint32_t first) {
+    if (first >= rows.scale_bytes) {
+        return {{0, 0, 0, 0}};
+    }
+    uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
+    const ScalePart part = {rows, rows.from, scales, first};
+    return part.is_one_access() ? part.load_at_once() : load_scales_slowly(rows, scales, first);
+}
+
+// Sends the scales of a token that are forwarded, of which `words` are this lane's first.
+__device__ __forceinline__ void send_scales(const Block& block, const ScaledRows& rows, uint32_t token, Vec16 words) {
+    const Op& op = block.op;
+#pragma unroll 1
+    for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes;) {
+#pragma unroll 1
+        for (uint32_t peer = 0; peer < op.peers(); ++peer) {
+            if (!block.goes_to(peer) || !is_active(op.common.peers, peer)) {
+                continue;
+            }
+            const uint32_t row = op.rank() * block.shape.max_tokens + block.shared.before[peer];
+            const Remote<uint64_t> to = scales_at_peer(block, peer, row) + first / sizeof(uint32_t);
+            put_values(to, scales_packet(op, words.word[0]), scales_packet(op, words.word[1]));
+            put_values(to + 2, scales_packet(op, words.word[2]), scales_packet(op, words.word[3]));
+        }
+        first += kWarpSize * sizeof(Vec16);
+        words = load_scales(rows, token, first);
+    }
+}
+
+// Takes the scales of row number `index` of those from `source`.
+__device__ __forceinline__ void receive_scales(const Block& block, const ScaledRows& rows, uint32_t source,
+                                               uint32_t index) {
+    const Op& op = block.op;
+    const uint64_t* from = scales_at<Own>(block, block.view.rows, source * block.shape.max_tokens + index);
+    uint8_t* scales = scales_of_row(rows, rows.out, source, index);
+#pragma unroll 1
+    for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes; first += kWarpSize * sizeof(Vec16)) {
+        const uint64_t* at = from + first / sizeof(uint32_t);
+        Vec16 words = {{0, 0, 0, 0}};
+        await(op, block.shared.late, WAIT_ROW, source, [&] {
+            bool has_come = true;
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                if (first + i * sizeof(uint32_t) < rows.scale_bytes) {
+                    const uint64_t packet = ld_relaxed_sys(at + i);
+                    words.word[i] = packet_data(packet);
+                    has_come = has_come && packet_epoch(packet) == scales_epoch(op);
+                }
+            }
+            return has_come;
+        });
+        const ScalePart part = {rows, rows.out, scales, first};
+        if (part.is_one_access()) {
+            st_row(reinterpret_cast<Vec16*>(scales + first), words);
+        } else {
+            store_scales(rows, scales, first, words.word[0], words.word[1], words.word[2], words.word[3]);
+        }
+    }
+}
+
+}  // namespace nccl_ep::ll_rank_dispatch_view_impl

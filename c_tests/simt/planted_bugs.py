@@ -72,7 +72,7 @@ class Workshop:
         self.programs = target / "c" / "simt"
         said = run("make", "-s", "--no-print-directory", "simt-compiler", f"EP_LIBDIR={target}/release").stdout
         compiler, *options = said.split()
-        self._compiler = (compiler, f"-I{work}", *options, "-O0", "-w", "-fno-sanitize=all")
+        self._compiler = (compiler, f"-I{work}", *options, "-O0", "-g0", "-w", "-fno-sanitize=all")
         self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ready.h.gch"))
         self._compiler += ("-include", "ready.h")
         files = sorted(KERNELS.rglob("*.cu"))

@@ -12,7 +12,13 @@ namespace nccl_ep::ll_combine_few_impl {
 
 using namespace ll_combine_impl;
 
-using Op = CombineOperation<WholeOnOneNode, FewTokens>;
+// As FewTokens, but more is on its way: blocks have fewer threads, so there are registers for it.
+struct FewerTokens {
+    static constexpr uint32_t kChunks = 1;
+    static constexpr uint32_t kRows = 4;
+    static constexpr bool kFromQueue = false;
+};
+using Op = CombineOperation<WholeOnOneNode, FewerTokens>;
 
 // Blocks between those that send and those that receive.
 __device__ __forceinline__ Share tellers_of(const LlCommon& common) {

@@ -44,8 +44,6 @@ struct Outgoing {
     typename Rows::Fetched fetched;
     int64_t id;
     float weight;
-    // The first ones of a row with scales that are forwarded, in a warp of their own.
-    Vec16 scales;
 
     __device__ __forceinline__ void load(const Block& block, const Rows& rows, const ViewUnit& unit) {
         if (unit.row >= block.shape.tokens) {
@@ -53,17 +51,10 @@ struct Outgoing {
         }
         if (block.moves_rows()) {
             rows.fetch(block, unit.row, unit.chunk(block.shape, block.view), fetched);
-        } else if (is_last_warp()) {
-            if (lane_idx() < block.shape.top_k) {
-                const uint32_t entry = unit.row * block.shape.top_k + lane_idx();
-                id = __ldg(reinterpret_cast<const long long*>(block.dispatch.topk_idx) + entry);
-                weight = block.params.dispatch.beside.weights[entry];
-            }
-            if constexpr (Rows::kScaled && !Rows::kCasts) {
-                if (unit.is_last(block.view)) {
-                    scales = load_scales(rows.rows, unit.row, lane_idx() * sizeof(Vec16));
-                }
-            }
+        } else if (is_last_warp() && lane_idx() < block.shape.top_k) {
+            const uint32_t entry = unit.row * block.shape.top_k + lane_idx();
+            id = __ldg(reinterpret_cast<const long long*>(block.dispatch.topk_idx) + entry);
+            weight = block.params.dispatch.beside.weights[entry];
         }
     }
 };
@@ -213,7 +204,7 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
             }
             if constexpr (Rows::kScaled && !Rows::kCasts) {
                 if (unit.is_last(block.view)) {
-                    send_scales(block, rows.rows, unit.row, outgoing.scales);
+                    send_scales(block, rows.rows, unit.row);
                 }
             }
         }

@@ -103,7 +103,7 @@ struct CastView {
 // ---- Scales, by the last warp ------------------------------------------------------------------
 
 // In any order but that of one access, which is rare.
-__device__ __noinline__ static Vec16 load_scales_slowly(const ScaledRows& rows, uint8_t* scales, uint32_t first) {
+__device__ __noinline__ static Vec16 load_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first) {
     return ScalePart{rows, rows.from, scales, first}.load();
 }
 __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first,
@@ -111,21 +111,15 @@ __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t
     ScalePart{rows, rows.out, scales, first}.store({{w0, w1, w2, w3}});
 }
 
-// The scales of a token from byte `first` on, if there are any.
-__device__ __forceinline__ Vec16 load_scales(const ScaledRows& rows, uint32_t token, uint32_t first) {
-    if (first >= rows.scale_bytes) {
-        return {{0, 0, 0, 0}};
-    }
-    uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
-    const ScalePart part = {rows, rows.from, scales, first};
-    return part.is_one_access() ? part.load_at_once() : load_scales_slowly(rows, scales, first);
-}
-
-// Sends the scales of a token that are forwarded, of which `words` are this lane's first.
-__device__ __forceinline__ void send_scales(const Block& block, const ScaledRows& rows, uint32_t token, Vec16 words) {
+// Sends the scales of a token that are forwarded. Loaded before it is known where the token goes, they would hold up the
+// block's first barrier.
+__device__ __forceinline__ void send_scales(const Block& block, const ScaledRows& rows, uint32_t token) {
     const Op& op = block.op;
+    uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
 #pragma unroll 1
-    for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes;) {
+    for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes; first += kWarpSize * sizeof(Vec16)) {
+        const ScalePart part = {rows, rows.from, scales, first};
+        const Vec16 words = part.is_one_access() ? part.load_at_once() : load_scales(rows, scales, first);
 #pragma unroll 1
         for (uint32_t peer = 0; peer < op.peers(); ++peer) {
             if (!block.goes_to(peer) || !is_active(op.common.peers, peer)) {
@@ -136,8 +130,6 @@ __device__ __forceinline__ void send_scales(const Block& block, const ScaledRows
             put_values(to, scales_packet(op, words.word[0]), scales_packet(op, words.word[1]));
             put_values(to + 2, scales_packet(op, words.word[2]), scales_packet(op, words.word[3]));
         }
-        first += kWarpSize * sizeof(Vec16);
-        words = load_scales(rows, token, first);
     }
 }
 

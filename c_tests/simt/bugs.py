@@ -21,6 +21,8 @@ LATE = "2 test_ll ll_nothing_is_sent_behind_a_failure"
 DIFFERENT = "3 test_errors ll_different_calls"
 # With so many blocks some begin after another one of their rank has failed.
 LATE_BLOCKS = "3 NCCLEP_SIMT_MULTIPROCESSORS=8 test_errors ll_different_calls"
+# With room for blocks of each kind.
+FEW = "2 NCCLEP_SIMT_MULTIPROCESSORS=17 test_ll every_top_k"
 OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
 VIEWS = "2 test_ll views_shapes"
@@ -137,12 +139,18 @@ BUGS = (
         "2 test_graph never_ran", slow=True),
     Bug("past the end of shared memory", "ll/dispatch_block.cuh",
         "i < num_experts(block) * 2;", "i < num_experts(block) * 64;"),
+    # ---- Of few tokens --------------------------------------------------------------------------
+    Bug("rows of all sources begin at the same place", "ll/dispatch_few.cu", "before < source;", "before < 0u;", FEW),
+    Bug("entries of earlier blocks not counted", "ll/dispatch_few.cu",
+        "count_entries(block, source, first, all);", "count_entries(block, source, 0u, all);", FEW),
+    Bug("tokens that a source does not have", "ll/dispatch_few.cu", "packet_data(packet) <= unit.token);",
+        "packet_data(packet) < unit.token);", FEW, slow=True),
     # ---- Combine --------------------------------------------------------------------------------
-    Bug("weights not waited for", "ll/combine.cu",
+    Bug("weights not waited for", "ll/combine_send.cuh",
         "weight = wait_for_packet_in(op, op.here().entries(home, token) + lane_idx(),\n"
         "                                                op.from(home, WAIT_WEIGHT));",
         "weight = {true, __float_as_uint(0.5f)};"),
-    Bug("a sum without its weights", "ll/combine.cu",
+    Bug("a sum without its weights", "ll/combine_send.cuh",
         "if (!Op::kExact && all_lanes(weight.ok)) {", "if (!Op::kExact) {",
         "2 test_ll ll_no_sum_is_sent_without_its_weights", slow=True),
     Bug("the first of equal ids means all", "ll/topk_weights.cuh", " || meant != nth) {", ") {",

@@ -62,8 +62,11 @@ struct ExpertMajor {
     }
     // The row that is number `index` of those that `source` sends to `expert`, or kDropped.
     __device__ int32_t row(const uint32_t* begins, uint32_t source, uint32_t expert, uint32_t index) const {
+        return row_at(expert, begins[cell(source, expert)] + index);
+    }
+    // The row that is number `slot` of `expert`, or kDropped.
+    __device__ int32_t row_at(uint32_t expert, uint32_t slot) const {
         const uint32_t most = rows_of_expert();
-        const uint32_t slot = begins[cell(source, expert)] + index;
         return slot < most ? static_cast<int32_t>(expert * most + slot) : kDropped;
     }
     // Which of the rows of its `expert` a row is.

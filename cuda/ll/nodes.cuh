@@ -42,6 +42,7 @@ struct ForwardedSource {
 // Every rank is a peer, and forwards for itself alone.
 struct OneNode {
     static constexpr bool kSeveral = false;
+    static constexpr bool kWhole = false;
     using Net = NoNet;
     using Source = OwnSource;
     const PeerTable& peers;
@@ -56,10 +57,16 @@ struct OneNode {
     __device__ uint32_t number_of(uint32_t) const { return 0; }
 };
 
+// The same of a kernel that runs whole operations only.
+struct WholeOnOneNode : OneNode {
+    static constexpr bool kWhole = true;
+};
+
 // The tables say where the other ranks are, and messages of a network come from there.
 template <typename Network>
 struct SeveralNodes {
     static constexpr bool kSeveral = true;
+    static constexpr bool kWhole = false;
     using Net = Network;
     using Source = ForwardedSource;
     const LlNodes& nodes;

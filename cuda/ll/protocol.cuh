@@ -93,7 +93,7 @@ struct Operation {
     // As a function sees it that is told the operation's epoch.
     __device__ void resume(uint32_t epoch_of_operation) {
         epoch = epoch_of_operation;
-        bank = bank_of_channel(common.channel, epoch);
+        bank = bank_of_channel(channel(), epoch);
     }
 
     // Offset in a window of the bank that an operation of `channel` uses.
@@ -102,8 +102,9 @@ struct Operation {
         return common.layout.banks + index * common.layout.bank_bytes;
     }
 
-    __device__ bool sends() const { return (common.phases & LL_PHASE_SEND) != 0; }
-    __device__ bool receives() const { return (common.phases & LL_PHASE_RECEIVE) != 0; }
+    __device__ uint32_t channel() const { return Nodes::kWhole ? LL_WHOLE_CHANNEL : common.channel; }
+    __device__ bool sends() const { return Nodes::kWhole || (common.phases & LL_PHASE_SEND) != 0; }
+    __device__ bool receives() const { return Nodes::kWhole || (common.phases & LL_PHASE_RECEIVE) != 0; }
     __device__ bool relays() const {
         return kSeveral && (common.phases & LL_PHASE_RELAY) != 0;
     }
@@ -285,7 +286,7 @@ __device__ __noinline__ bool wait_until_consumed(const LlCommon& common, const N
 // All threads call it before they send. Whole operations need not wait.
 template <typename Op>
 __device__ __forceinline__ bool wait_until_bank_is_free(const Op& op) {
-    return op.common.channel == LL_WHOLE_CHANNEL ||
+    return op.channel() == LL_WHOLE_CHANNEL ||
            wait_until_consumed(op.common, op.nodes, op.epoch, op.epoch_before);
 }
 
@@ -325,7 +326,7 @@ __device__ __noinline__ void acknowledge_staged(const LlCommon& common, const No
 
 template <typename Op>
 __device__ __forceinline__ void acknowledge(const Op& op) {
-    if (op.common.channel != LL_WHOLE_CHANNEL && op.receives()) {
+    if (op.channel() != LL_WHOLE_CHANNEL && op.receives()) {
         acknowledge_staged(op.common, op.nodes, op.epoch);
     }
 }

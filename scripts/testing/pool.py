@@ -26,7 +26,7 @@ _PATIENCE = {"EP_TEST_PATIENCE": "4"}
 _WATCHDOG_SECONDS = 120  # that of the C programs
 # How long the use of the cores is watched, and how many of them idle if there is room for one more.
 _SAMPLE_SECONDS = 0.5
-_ROOM = 0.6
+_ROOM = 0.3
 
 
 @dataclasses.dataclass(frozen=True)

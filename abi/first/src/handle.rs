@@ -143,7 +143,8 @@ pub unsafe extern "C" fn ncclEpHandleOpen(
         let group = Group::resolve(ep_group as usize)?;
         check_out("handle", handle)?;
         let zones = zones(group.session.facts(), expert_alignment)?;
-        let made = Handle::new(Arc::clone(&group.session), HandleForm { keeps_ids: true, zones });
+        let made =
+            Handle::new(Arc::clone(&group.session), HandleForm { keeps_ids: true, zones, ..HandleForm::default() });
         let number = objects::register_handle(made);
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, number as ncclEpHandle_t) }

@@ -321,8 +321,10 @@ PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs) 
 }
 
 void TimeCold(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times) {
-    const auto code = [&] { EP_REQUIRE_CUDA(EnqueueCode(env.stream)); };
-    code();  // now, as code that loads at its first use may not be loaded during a capture
+    unsigned turn = 0;
+    const auto code = [&] { EP_REQUIRE_CUDA(EnqueueCode(env.stream, turn++)); };
+    // Now, as code that loads at its first use may not be loaded during a capture.
+    while (turn < kCodes) code();
     Settle(env);
     Calls followed = calls;
     followed.call_complete = [&] {

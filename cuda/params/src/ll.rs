@@ -24,6 +24,10 @@ pub const LL_INDEX_BITS: u32 = 20;
 pub const LL_DISPATCH_THREADS: u32 = 512;
 /// The same of rows without scales on one node, which needs fewer registers.
 pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
+/// Most threads of a block of few tokens.
+pub const LL_FEW_THREADS: u32 = 512;
+/// Most ids of a token in such a dispatch, as each has a lane of a warp and one lane is left.
+pub const LL_FEW_TOP_K: u32 = 31;
 /// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.
 pub const LL_STATIC_SHARED_BYTES: u32 = 1024;
 /// Most threads of a combine block, in whole warps.
@@ -157,7 +161,8 @@ pub struct LlCommon {
     pub scales_word: u32,
     /// The first `send_blocks` of the grid send rows ...
     pub send_blocks: u32,
-    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out.
+    /// ... and the last `receive_blocks` do all else; they may overlap and leave none out. Of few tokens, those between
+    /// tell the peers.
     pub receive_blocks: u32,
 }
 

@@ -74,6 +74,7 @@ kernels! {
     handle_ids(HandleIdsParams, HANDLE_IDS_THREADS, 0);
 
     ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
+    ll_dispatch_few(LlDispatchParams, LL_FEW_THREADS, 1);
     ll_dispatch_scaled(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_bf16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_f16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -81,6 +82,9 @@ kernels! {
     ll_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
+    ll_combine_few_bf16(LlCombineParams, LL_FEW_THREADS, 1);
+    ll_combine_few_f16(LlCombineParams, LL_FEW_THREADS, 1);
+    ll_combine_few_f32(LlCombineParams, LL_FEW_THREADS, 1);
     ll_combine_many_bf16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
     ll_combine_many_f16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
     ll_combine_many_f32(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
@@ -190,6 +194,7 @@ by_type! {
     ll_rank_combine_nodes(LlCombineNodesParams):
         ll_rank_combine_nodes_bf16, ll_rank_combine_nodes_f16, ll_rank_combine_nodes_f32;
     ll_combine(LlCombineParams): ll_combine_bf16, ll_combine_f16, ll_combine_f32;
+    ll_combine_few(LlCombineParams): ll_combine_few_bf16, ll_combine_few_f16, ll_combine_few_f32;
     ll_combine_many(LlCombineParams): ll_combine_many_bf16, ll_combine_many_f16, ll_combine_many_f32;
     ll_combine_exact(LlCombineParams): ll_combine_exact_bf16, ll_combine_exact_f16, ll_combine_exact_f32;
     ll_pack_cast(LlScaledPackParams): ll_pack_cast_bf16, ll_pack_cast_f16, ll_pack_cast_f32;

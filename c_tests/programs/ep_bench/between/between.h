@@ -6,7 +6,11 @@
 
 namespace ep_bench {
 
-// Enqueues it. Without a GPU there is nothing to enqueue.
-cudaError_t EnqueueCode(cudaStream_t stream);
+// There are several, equal but for their code, which take turns: one that followed itself would find there what the
+// operation in between has not displaced, so that the displacement would count as time of the operation.
+constexpr unsigned kCodes = 2;
+
+// Enqueues number `turn` modulo kCodes. Without a GPU there is nothing to enqueue.
+cudaError_t EnqueueCode(cudaStream_t stream, unsigned turn);
 
 }  // namespace ep_bench

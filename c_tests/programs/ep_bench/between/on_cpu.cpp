@@ -3,6 +3,6 @@
 
 namespace ep_bench {
 
-cudaError_t EnqueueCode(cudaStream_t) { return cudaSuccess; }
+cudaError_t EnqueueCode(cudaStream_t, unsigned) { return cudaSuccess; }
 
 }  // namespace ep_bench

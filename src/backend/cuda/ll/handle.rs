@@ -7,7 +7,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::kernels::{self, Kernel, to_u32};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
-use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, Grid, HandlePlan, Part};
+use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
 use crate::backend::cuda::ll::network::LlNetwork;
 use crate::backend::cuda::ll::views::ViewBanks;
@@ -156,6 +156,10 @@ impl Handle {
     }
 
     fn launch_dispatch(&self, op: &LlDispatch, part: Part, at: &StreamScope) -> Result<()> {
+        if let Some(few) = self.few(op.launch, part) {
+            let params = self.dispatch_params((op, op.tokens), &few.dispatch, part);
+            return self.launch_following(kernels::ll_dispatch_few(), op.launch, few.dispatch.launch, &params, at);
+        }
         let kernel = kernels::ll_dispatch();
         let grid = &self.plan.dispatch.asked(op.launch, kernel.most_threads());
         let params = self.dispatch_params((op, op.tokens), grid, part);
@@ -181,6 +185,13 @@ impl Handle {
         if op.layout.is_rank_major() {
             return self.launch_rank_combine(op, part, at);
         }
+        if let Some(few) = self.few(op.launch, part)
+            && !op.is_exact()
+        {
+            let kernel = kernels::ll_combine_few(op.row.dtype)?;
+            let params = self.combine_params(op, &few.combine, part);
+            return self.launch_following(kernel, op.launch, few.combine.launch_shape(0), &params, at);
+        }
         let kernel = match self.plan.combine_kernel {
             _ if op.is_exact() => kernels::ll_combine_exact(op.row.dtype)?,
             CombineKernel::FewTokens => kernels::ll_combine(op.row.dtype)?,
@@ -192,6 +203,11 @@ impl Handle {
         let grid = self.plan.combine_asked(op.launch, kernel.most_threads());
         let params = self.combine_params(op, &grid, part);
         self.launch_following(kernel, op.launch, grid.launch_shape(0), &params, at)
+    }
+
+    /// The grids of the kernels for few tokens, if `part` of an operation takes them.
+    fn few(&self, asked: Launch, part: Part) -> Option<&FewGrids> {
+        self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
     /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`); `shape` is of `asked`.

@@ -164,6 +164,14 @@ impl DispatchGrid {
     }
 }
 
+/// The grids of whole operations by the kernels for few tokens: blocks between those that send and those that receive
+/// tell the peers.
+#[derive(Clone, Copy, Debug)]
+pub struct FewGrids {
+    pub dispatch: DispatchGrid,
+    pub combine: Grid,
+}
+
 /// Which of the kernels of a combine that is not exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CombineKernel {
@@ -187,6 +195,8 @@ pub struct HandlePlan {
     pub relay_dispatch: DispatchGrid,
     pub relay_combine: Grid,
     pub combine_kernel: CombineKernel,
+    /// Of rows without scales by expert, if those kernels suit.
+    pub few: Option<FewGrids>,
     /// Of rank-major operations whose rows nobody copies.
     pub view: ViewGrid,
     /// Without what depends on the rows.

@@ -2,6 +2,7 @@
 //!
 //! Pure functions of the group's facts and of an operation's shape.
 
+mod few;
 mod grids;
 
 use crate::backend::cuda::kernels::to_u32;
@@ -194,6 +195,7 @@ impl LlPlan {
             relay_combine: Grid::shared(relay, LL_COMBINE_MANY_THREADS),
             view: ViewGrid { tokens: routing.tokens, most_tokens: self.max_tokens, multiprocessors },
             combine_kernel: self.combine_kernel(routing.tokens),
+            few: self.few(routing, multiprocessors, shared_bytes),
             shape_of_handle: LlShape {
                 local_experts: to_u32(self.facts.local_experts())?,
                 max_tokens: to_u32(self.max_tokens)?,

@@ -211,3 +211,37 @@ fn a_callers_channels_bound_the_blocks() {
     assert_eq!((handle.dispatch.grid.blocks, handle.combine.blocks), (8, 8));
     assert_eq!(handle.cast_dispatch.grid.blocks, 8);
 }
+
+#[test]
+fn few_tokens_have_blocks_of_each_kind() {
+    for (ranks, max_tokens) in [(1, 1), (1, 32), (2, 1), (2, 16), (4, 8), (8, 4)] {
+        let facts = GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) };
+        let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
+        for (tokens, multiprocessors) in [(0, 4), (1, 4), (1, 132), (max_tokens, 5), (max_tokens, 132)] {
+            let few = plan.of_handle(&routing(tokens), multiprocessors).unwrap().few.unwrap();
+            let Grid { blocks, send_blocks, receive_blocks, .. } = few.dispatch.grid;
+            assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && receive_blocks >= 2);
+            assert!(tokens == 0 || send_blocks >= 1);
+            let Grid { blocks, send_blocks, receive_blocks, .. } = few.combine;
+            assert!(blocks <= multiprocessors && send_blocks + receive_blocks < blocks && send_blocks >= 1);
+            assert!(tokens == 0 || receive_blocks >= 1);
+        }
+    }
+}
+
+#[test]
+fn not_all_operations_are_of_few_tokens() {
+    let few = |plan: LlPlan, top_k, multiprocessors| {
+        let routing = Routing { top_k, ..routing(1) };
+        plan.of_handle(&routing, multiprocessors).unwrap().few.is_some()
+    };
+    let plan = |ranks, max_tokens, view: &NodeView| {
+        LlPlan::new(&GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) }, view).unwrap()
+    };
+    let suits = plan(8, 4, &one_node(8));
+    assert!(few(suits, 31, 4) && !few(suits, 32, 4) && !few(suits, 31, 3));
+    assert!(!few(plan(8, 5, &one_node(8)), 2, 132) && !few(plan(8, 4, &two_nodes(8)), 2, 132));
+    assert!(!few(plan(16, 1, &one_node(16)), 2, 132));
+    let entry = r#"{"operation": "ll_combine", "tokens": 1, "blocks": 7, "threads": 64, "send_blocks": 7}"#;
+    assert!(!few(suits.tuned(tuning(entry)), 2, 132));
+}

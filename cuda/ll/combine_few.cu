@@ -1,0 +1,86 @@
+// Low-latency combine of few tokens among few ranks of one node: as combine.cu sums, with less code on the way of each
+// block (dispatch_few.cu).
+//
+// Grid: blocks of three kinds: those that send rows; those that tell weights, of which the first says that this rank
+// has begun and hears that the others have; those that receive.
+
+#include "../base/entry.cuh"
+#include "combine_run.cuh"
+#include "combine_send.cuh"
+
+namespace nccl_ep::ll_combine_few_impl {
+
+using namespace ll_combine_impl;
+
+// As FewTokens, but more is on its way: blocks have fewer threads, so there are registers for it.
+struct FewerTokens {
+    static constexpr uint32_t kChunks = 1;
+    static constexpr uint32_t kRows = 4;
+    static constexpr bool kFromQueue = false;
+};
+using Op = CombineOperation<WholeOnOneNode, FewerTokens>;
+
+// Blocks between those that send and those that receive.
+__device__ __forceinline__ Share tellers_of(const LlCommon& common) {
+    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
+}
+
+__device__ __forceinline__ void tell(const Block<Op>& block, const Share& tellers) {
+    const bool is_first = tellers.index() == 0 && warp_idx() == num_warps() - 1;
+    if (is_first) {
+        send_fingerprint(block);
+    }
+    send_weights(block, tellers);
+    if (is_first) {
+        check_fingerprints(block);
+    }
+}
+
+template <typename Type>
+__device__ __forceinline__ void receive_few(const Block<Op>& block) {
+    const uint32_t units = block.shape.tokens * block.units.count;
+    const uint32_t step = num_warps() * block.receivers.blocks;
+#pragma unroll 1
+    for (uint32_t unit = block.receivers.unit(warp_idx()); unit < units; unit += step) {
+        const Divided at = divide(unit, block.units.count, block.units.reciprocal);
+        receive_unit<Type>(block, {0, at.quotient}, at.remainder);
+    }
+}
+
+template <typename Type>
+__device__ __forceinline__ void run(const LlCombineParams& params) {
+    follow_grid();
+    __shared__ SharedStorage shared;
+    __shared__ uint32_t tokens_of[MAX_PEERS];
+    Op op(params.common, WholeOnOneNode{{params.common.peers}});
+    const Block<Op> block = {params, op, shared, tokens_of};
+    Start start;
+    if (threadIdx.x == 0) {
+        start.load(params.common);
+    }
+    fill_shared(block, start);
+    __syncthreads();
+    const bool goes_on = op.begin(shared.start);
+    if (!goes_on) {
+        advance_epoch(op);
+        return;
+    }
+    if (block.senders.has_this_block()) {
+        send_rows(block, [](const Block<Op>& block, const UnitOfAll& outgoing) {
+            send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
+        });
+        advance_epoch(op);
+    } else if (block.receivers.has_this_block()) {
+        advance_epoch(op);
+        receive_few<Type>(block);
+    } else {
+        tell(block, tellers_of(params.common));
+        advance_epoch(op);
+    }
+}
+
+ENTRY(ll_combine_few_bf16) { run<Bf16>(params); }
+ENTRY(ll_combine_few_f16) { run<F16>(params); }
+ENTRY(ll_combine_few_f32) { run<F32>(params); }
+
+}  // namespace nccl_ep::ll_combine_few_impl

@@ -1,0 +1,177 @@
+// Low-latency dispatch of few tokens by few ranks of one node: as dispatch.cu tells and sends, with less code on the
+// way of each block, as code that is not in an SM's instruction cache takes longer than all else here.
+//
+// Grid: blocks of four kinds, so that each loads its own code alone: those that send rows; those that notify the peers;
+// one that hears what all ranks have notified this one of; those that copy arriving rows. These find where a source's
+// rows begin by themselves, from the counts of the sources before it, and need no table for all experts.
+//
+// A rank with this kernel and one with that of dispatch.cu understand each other.
+
+#include "../base/entry.cuh"
+#include "dispatch_receive.cuh"
+#include "dispatch_send.cuh"
+
+namespace nccl_ep::ll_dispatch_few_impl {
+
+using namespace ll_dispatch_impl;
+
+using Op = DispatchOperation<WholeOnOneNode, PlainRows>;
+
+// The lane that asks how many tokens a source has; those before it ask for the entries of a token.
+constexpr uint32_t kTokensLane = kWarpSize - 1;
+static_assert(LL_FEW_TOP_K == kTokensLane, "a lane for each entry");
+
+// Blocks between those that send and those that receive.
+__device__ __forceinline__ Share notifiers_of(const LlCommon& common) {
+    return {common.send_blocks, gridDim.x - common.receive_blocks - common.send_blocks};
+}
+
+__device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Start& start) {
+    if (threadIdx.x == 0) {
+        block.shared.start = start;
+    }
+    __syncthreads();
+    return op.begin(block.shared.start);
+}
+
+// Each block has some of the entries, the first ones tell a peer of its counts, too.
+__device__ __forceinline__ void notify_few(const Block<Op>& block, const Share& notifiers) {
+    const OwnSource source = block.source(0);
+    const uint32_t entries = source.tokens() * block.shape.top_k;
+    uint32_t per_block = kWarpSize;
+#pragma unroll 1
+    while (per_block * notifiers.blocks < entries) {
+        per_block += kWarpSize;
+    }
+    const BlockOf part = {notifiers.index(), notifiers.blocks};
+    const uint32_t first = min(per_block * part.index, entries);
+    uint32_t* all = part.index < block.op.peers() ? block.per_expert + num_experts(block) : nullptr;
+    count_entries(block, source, first, all);
+    __syncthreads();
+    if (all != nullptr) {
+        notify_counts(block, source, part, all);
+    }
+    if (warp_idx() == 0) {
+        notify_entries(block, source, first, min(first + per_block, entries));
+    }
+}
+
+// Waits for a chunk of (source, token), if it comes here. False if the source has no such token, or after a failure.
+__device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
+                                            const Chunk& chunk, Received<Op>& received) {
+    const Op& op = block.op;
+    const bool asks_tokens = lane_idx() == kTokensLane;
+    const bool has_entry = lane_idx() < block.shape.top_k;
+    const uint64_t* at = asks_tokens ? op.here().counts(unit.rank) + block.shape.local_experts
+                                     : op.here().entries(unit.rank, unit.token) + lane_idx();
+    bool is_known = false;
+    bool is_beyond = false;
+    return wait_as_warp_in(
+               op,
+               [&] {
+                   // All are under way together.
+                   const uint64_t packet =
+                       has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
+                   const bool has_come = received.row.poll(op, from, chunk, false);
+                   const bool is_there = packet_epoch(packet) == op.epoch;
+                   is_known = all_lanes(is_there);
+                   is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
+                   received.entry = {packet_data(packet)};
+                   // It becomes an address.
+                   if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
+                       received.entry = EntryWord::elsewhere();
+                   }
+                   return is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
+               },
+               [&] { return op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY); }) &&
+           !is_beyond;
+}
+
+// The output row of this lane's entry of a token of `source`, or kNowhere.
+__device__ __forceinline__ int32_t out_row_of(const Block<Op>& block, uint32_t source, const EntryWord& entry) {
+    if (!entry.is_here()) {
+        return kNowhere;
+    }
+    uint32_t slot = entry.index();
+#pragma unroll 1
+    for (uint32_t before = 0; before < source; ++before) {
+        const uint64_t* count = block.op.here().counts(before) + entry.expert();
+        slot += wait_for_packet_in(block.op, count, block.op.from(before, WAIT_COUNTS)).data;
+    }
+    return block.output.row_at(entry.expert(), slot);
+}
+
+// One warp copies a chunk to the token's output rows here, if it has any.
+__device__ __forceinline__ void receive_chunk_few(const Block<Op>& block, const UnitOfAll& unit) {
+    const Op& op = block.op;
+    const BankRow<Own> from = op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
+    const Chunk chunk(block.shape, unit.number);
+    Received<Op> received;
+    if (!receive_few(block, unit, from, chunk, received)) {
+        return;
+    }
+    const int32_t out_row = out_row_of(block, unit.rank, received.entry);
+    sync_warp();
+    if (any_lane(received.entry.is_here())) {
+        let_go<ChunkData>(from, chunk);
+    }
+    if (unit.number == 0 && lane_idx() < block.shape.top_k) {
+        op.rows_of(unit.rank, unit.token)[lane_idx()] = out_row;
+    }
+#pragma unroll 1
+    for (LaneMask left = ballot(out_row >= 0); left.any(); left.drop_first()) {
+        block.rows.store(block.params, block.shape, {shuffle(out_row, left.first())}, chunk, received.row.data);
+    }
+}
+
+// Nobody knows yet how many tokens the others have.
+__device__ __forceinline__ void receive_all(const Block<Op>& block, const Share& receivers) {
+    const uint32_t units = block.shape.max_tokens * block.op.ranks() * block.shape.chunks;
+    const uint32_t step = num_warps() * receivers.blocks;
+#pragma unroll 1
+    for (uint32_t unit = receivers.unit(warp_idx()); unit < units; unit += step) {
+        receive_chunk_few(block, UnitOfAll(block.op, units_of_row<1>(block.shape), unit));
+    }
+}
+
+ENTRY(ll_dispatch_few) {
+    follow_grid();
+    __shared__ SharedStorage shared;
+    __shared__ uint32_t tokens_of[MAX_PEERS];
+    DYNAMIC_SHARED(uint32_t, per_expert);
+    const PlainRows rows;
+    Op op(params.common, WholeOnOneNode{{params.common.peers}});
+    const Block<Op> block = {params, op, rows, shared, tokens_of, per_expert};
+    const Share notifiers = notifiers_of(params.common);
+    Start start;
+    if (threadIdx.x == 0) {
+        start.load(params.common);
+        shared.most_tokens = 0;
+    }
+    if (block.senders.has_this_block()) {
+        send_all(block, [&] { return begin(block, op, start); });
+        advance_epoch(op);
+        return;
+    }
+    if (notifiers.has_this_block()) {
+        clear_histograms(block);
+        const bool goes_on = begin(block, op, start);
+        if (goes_on) {
+            notify_few(block, notifiers);
+        }
+        advance_epoch(op);
+        return;
+    }
+    const bool goes_on = begin(block, op, start);
+    advance_epoch(op);
+    if (!goes_on) {
+        return;
+    }
+    if (block.receivers.index() == 0) {
+        find_begins(block);
+    } else {
+        receive_all(block, {block.receivers.first + 1, block.receivers.blocks - 1});
+    }
+}
+
+}  // namespace nccl_ep::ll_dispatch_few_impl

@@ -82,7 +82,7 @@ BUGS = (
         "signal(to.flags + chunk.index,", "put_value(to.flags + chunk.index,", slow=True),
     Bug("last chunk too long", "ll/chunk.cuh", "return lane_byte(i) < row_bytes;", "return true;", WIDTHS, slow=True),
     Bug("a staged send does not wait for the bank", "ll/protocol.cuh",
-        "return op.common.channel == LL_WHOLE_CHANNEL ||", "return true ||", STAGED),
+        "return op.channel() == LL_WHOLE_CHANNEL ||", "return true ||", STAGED),
     Bug("acknowledged while others still read", "ll/protocol.cuh",
         "    __syncthreads();  // the block has read all that it will read\n", "", STAGED,
         slow=True),

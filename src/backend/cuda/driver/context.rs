@@ -1,6 +1,6 @@
 //! The CUDA context of a group: the caller's own, wherever possible.
 //!
-//! Every call into the driver happens inside [`Context::enter`], which pushes the context on the
+//! Every call into the driver happens inside `Context::enter`, which pushes the context on the
 //! calling thread and pops it again: the caller's current context never changes.
 
 use crate::backend::cuda::driver::context_handle::{self, ContextId, Held, Key};

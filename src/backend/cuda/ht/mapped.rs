@@ -129,7 +129,7 @@ impl Staged {
             blocks: senders,
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            workers: if blocks < many { senders } else { blocks },
+            workers: if ranks < 4 && blocks < many { senders } else { blocks },
             stages: if part_bytes > LONG_PART_BYTES && blocks < many { 3 } else { 2 },
             part_bytes,
             stage_bytes: part_bytes,
@@ -286,7 +286,7 @@ mod tests {
             (2, 14_336, 16, 16, (16, 2, 3, false)),
             (2, 14_336, 32, 16, (16, 2, 3, false)),
             (2, 14_336, 132, 132, (132, 2, 2, false)),
-            (4, 14_336, 24, 16, (16, 2, 3, false)),
+            (4, 14_336, 24, 24, (16, 2, 3, false)),
             (4, 14_336, 32, 32, (32, 2, 2, false)),
             (4, 14_336, 132, 132, (48, 2, 2, false)),
             (2, 7168, 16, 16, (16, 4, 2, false)),

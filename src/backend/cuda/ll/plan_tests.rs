@@ -214,7 +214,7 @@ fn a_callers_channels_bound_the_blocks() {
 
 #[test]
 fn few_tokens_have_blocks_of_each_kind() {
-    for (ranks, max_tokens) in [(1, 1), (1, 32), (2, 1), (2, 16), (4, 8), (8, 4)] {
+    for (ranks, max_tokens) in [(1, 1), (1, 32), (2, 1), (2, 16), (4, 4), (8, 2)] {
         let facts = GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) };
         let plan = LlPlan::new(&facts, &one_node(ranks)).unwrap();
         for (tokens, multiprocessors) in [(0, 4), (1, 4), (1, 132), (max_tokens, 5), (max_tokens, 132)] {
@@ -238,9 +238,9 @@ fn not_all_operations_are_of_few_tokens() {
     let plan = |ranks, max_tokens, view: &NodeView| {
         LlPlan::new(&GroupFacts { ranks, ..facts(max_tokens, LlCombineMode::Reduce) }, view).unwrap()
     };
-    let suits = plan(8, 4, &one_node(8));
+    let suits = plan(8, 2, &one_node(8));
     assert!(few(suits, 31, 4) && !few(suits, 32, 4) && !few(suits, 31, 3));
-    assert!(!few(plan(8, 5, &one_node(8)), 2, 132) && !few(plan(8, 4, &two_nodes(8)), 2, 132));
+    assert!(!few(plan(8, 3, &one_node(8)), 2, 132) && !few(plan(8, 2, &two_nodes(8)), 2, 132));
     assert!(!few(plan(16, 1, &one_node(16)), 2, 132));
     let entry = r#"{"operation": "ll_combine", "tokens": 1, "blocks": 7, "threads": 64, "send_blocks": 7}"#;
     assert!(!few(suits.tuned(tuning(entry)), 2, 132));

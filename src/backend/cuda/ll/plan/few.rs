@@ -7,8 +7,10 @@ use crate::model::ops::Routing;
 use crate::tuning::Operation;
 
 /// Up to this many pairs of a token and a rank, as many tokens as ranks may have. With twice as many the other kernels
-/// are as fast (docs/development/low-latency.md). All ranks know that number, though each might take either kernel.
-const PAIRS: usize = 32;
+/// are as fast or faster (docs/development/low-latency.md). All ranks know that number, though each might take either
+/// kernel.
+const PAIRS_OF_TWO: usize = 32;
+const PAIRS_OF_MORE: usize = 16;
 /// Up to this many ranks, as a block asks one after the other for its counts.
 const RANKS: usize = 8;
 /// Up to this many tokens of this rank fewer threads suffice, and start sooner.
@@ -23,9 +25,10 @@ impl LlPlan {
     /// block of its dispatches has `shared_bytes`.
     pub(super) fn few(&self, routing: &Routing, multiprocessors: u32, shared_bytes: u32) -> Option<FewGrids> {
         let is_tuned = |operation| self.measured(operation, routing.tokens, multiprocessors).is_some();
+        let pairs = if self.facts.ranks <= 2 { PAIRS_OF_TWO } else { PAIRS_OF_MORE };
         let suits = self.forwarders.nodes == 1
             && self.facts.ranks <= RANKS
-            && self.max_tokens * self.facts.ranks <= PAIRS
+            && self.max_tokens * self.facts.ranks <= pairs
             && routing.top_k <= LL_FEW_TOP_K as usize
             && multiprocessors >= LEAST_BLOCKS
             && !is_tuned(Operation::LlDispatch)

@@ -12,15 +12,46 @@ __device__ __forceinline__ float larger(float known, float magnitude) {
     return magnitude > known ? magnitude : known;  // `known` is a number
 }
 
-struct Bf16 {
+// What types of 16 bits share. `Number` takes the two numbers of a word apart and compares two words at once.
+template <typename Number>
+struct OfPairs {
     static constexpr uint32_t kPerVec = 8;
+    static constexpr uint32_t kMagnitudes = 0x7fff7fffu;
+
     __device__ static void unpack(const Vec16& v, float* out) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            out[2 * i] = __uint_as_float(v.word[i] << 16);
-            out[2 * i + 1] = __uint_as_float(v.word[i] & 0xffff0000u);
+            out[2 * i] = Number::low(v.word[i]);
+            out[2 * i + 1] = Number::high(v.word[i]);
         }
     }
+    __device__ static float largest(const Vec16& v, float known) {
+        uint32_t both = v.word[0] & kMagnitudes;
+#pragma unroll
+        for (uint32_t i = 1; i < 4; ++i) {
+            both = Number::largest_pair(both, v.word[i] & kMagnitudes);
+        }
+        return larger(larger(known, Number::low(both)), Number::high(both));
+    }
+    template <uint32_t count>
+    __device__ static float largest_of(const Vec16* v, float known) {
+        Vec16 both;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            both.word[i] = v[0].word[i] & kMagnitudes;
+#pragma unroll
+            for (uint32_t j = 1; j < count; ++j) {
+                both.word[i] = Number::largest_pair(both.word[i], v[j].word[i] & kMagnitudes);
+            }
+        }
+        return largest(both, known);
+    }
+};
+
+struct Bf16 : OfPairs<Bf16> {
+    __device__ static float low(uint32_t pair) { return __uint_as_float(pair << 16); }
+    __device__ static float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+    __device__ static uint32_t largest_pair(uint32_t a, uint32_t b) { return max_bf16x2(a, b); }
     __device__ static Vec16 pack(const float* in) {
         Vec16 v;
 #pragma unroll
@@ -29,39 +60,12 @@ struct Bf16 {
         }
         return v;
     }
-    __device__ static float largest(const Vec16& v, float known) {
-        uint32_t both = v.word[0] & 0x7fff7fffu;
-#pragma unroll
-        for (uint32_t i = 1; i < 4; ++i) {
-            both = max_bf16x2(both, v.word[i] & 0x7fff7fffu);
-        }
-        known = larger(known, __uint_as_float(both << 16));
-        return larger(known, __uint_as_float(both & 0xffff0000u));
-    }
-    template <uint32_t count>
-    __device__ static float largest_of(const Vec16* v, float known) {
-        Vec16 both;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            both.word[i] = v[0].word[i] & 0x7fff7fffu;
-#pragma unroll
-            for (uint32_t j = 1; j < count; ++j) {
-                both.word[i] = max_bf16x2(both.word[i], v[j].word[i] & 0x7fff7fffu);
-            }
-        }
-        return largest(both, known);
-    }
 };
 
-struct F16 {
-    static constexpr uint32_t kPerVec = 8;
-    __device__ static void unpack(const Vec16& v, float* out) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            out[2 * i] = f32_from_f16(static_cast<uint16_t>(v.word[i]));
-            out[2 * i + 1] = f32_from_f16(static_cast<uint16_t>(v.word[i] >> 16));
-        }
-    }
+struct F16 : OfPairs<F16> {
+    __device__ static float low(uint32_t pair) { return f32_from_f16(static_cast<uint16_t>(pair)); }
+    __device__ static float high(uint32_t pair) { return f32_from_f16(static_cast<uint16_t>(pair >> 16)); }
+    __device__ static uint32_t largest_pair(uint32_t a, uint32_t b) { return max_f16x2(a, b); }
     __device__ static Vec16 pack(const float* in) {
         Vec16 v;
 #pragma unroll
@@ -69,28 +73,6 @@ struct F16 {
             v.word[i] = f16_from_f32(in[2 * i]) | uint32_t{f16_from_f32(in[2 * i + 1])} << 16;
         }
         return v;
-    }
-    __device__ static float largest(const Vec16& v, float known) {
-        uint32_t both = v.word[0] & 0x7fff7fffu;
-#pragma unroll
-        for (uint32_t i = 1; i < 4; ++i) {
-            both = max_f16x2(both, v.word[i] & 0x7fff7fffu);
-        }
-        known = larger(known, f32_from_f16(static_cast<uint16_t>(both)));
-        return larger(known, f32_from_f16(static_cast<uint16_t>(both >> 16)));
-    }
-    template <uint32_t count>
-    __device__ static float largest_of(const Vec16* v, float known) {
-        Vec16 both;
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            both.word[i] = v[0].word[i] & 0x7fff7fffu;
-#pragma unroll
-            for (uint32_t j = 1; j < count; ++j) {
-                both.word[i] = max_f16x2(both.word[i], v[j].word[i] & 0x7fff7fffu);
-            }
-        }
-        return largest(both, known);
     }
 };
 

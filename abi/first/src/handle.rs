@@ -219,8 +219,8 @@ pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResu
 
 /// Gets the number of rows that an HT dispatch of this handle can deliver to this rank: R *
 /// max_tokens_per_rank, or the real count if the group's max_tokens_per_rank is NCCL_EP_AUTO. Where
-/// rows lie by expert, those that any update with its K may bring, filled up. Local. The real count is known only once the stream of the handle's creation has reached that
-/// call; this call waits for it.
+/// rows lie by expert, those that any update with its K may bring, filled up. Local. The real count is
+/// known only once the stream of the handle's creation has reached that call; this call waits for it.
 ///
 /// @param handle          an HT handle
 /// @param num_recv_tokens gets the number of rows

@@ -1,4 +1,4 @@
-"""Tables of rows with scales, of several nodes, of comparisons before and after a change, and of tuning."""
+"""Tables of rows with scales, of several nodes, and of comparisons before and after a change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from results import ALL_SMS, HT_TOKENS, USUAL_SMS, Row, median, where
 _KINDS = {"bfloat16": "bfloat16", "fp8": "e4m3, float32 for 128",
           "ue8m0": "e4m3, exponents for 128", "mxfp8": "e4m3, exponents for 32 (MXFP8)",
           "nvfp4": "4 bits, scales for 16 (NVFP4)"}
-
-# Numbers of tokens that are shown of those that were tuned.
-_TUNED = {"ll": ("1", "8", "16", "32", "128"), "ht": ("1", "128", "512", "1024", HT_TOKENS)}
 
 
 def _kinds(chosen: Sequence[Row]) -> list[tuple[str, str]]:
@@ -100,31 +97,10 @@ def _compact(all_rows: Sequence[Row]) -> str:
     return table(("tokens", *(column.replace("_", " ") for column in columns)), lines)
 
 
-def _tuning(all_rows: Sequence[Row], mode: str) -> str:
-    """The library's own choice and what was found, on 4 ranks."""
-    chosen = where(all_rows, name="tuning", mode=mode)
-    lines = []
-    for tokens in _TUNED[mode]:
-        cells = []
-        for operation in ("dispatch", "combine"):
-            own, best = ([row for row in where(chosen, tokens=tokens)
-                          if row["options"].startswith(word)] for word in ("own", "tuned"))
-            for starts in (own[:1], best[:1], best[1:]):
-                if starts:
-                    cells.append(number(starts[0].time("graph", operation)))
-        lines.append((tokens, *cells))
-    each = (("own choice", "tuned") if mode == "ll"
-            else (f"own {USUAL_SMS} SMs", f"tuned, {USUAL_SMS} SMs", "tuned, all SMs"))
-    head = ("tokens", *(f"{operation}, {name}" for operation in ("dispatch", "combine") for name in each))
-    return table(head, lines)
-
-
 TABLES = {
     "host": _host,
     "rows-ll": _rows_low_latency,
     "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
     "compact": _compact,
-    "tuning-ll": lambda all_rows: _tuning(all_rows, "ll"),
-    "tuning-ht": lambda all_rows: _tuning(all_rows, "ht"),
 }

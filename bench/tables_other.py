@@ -1,4 +1,4 @@
-"""Tables of rows with scales, of several nodes, and of comparisons before and after a change."""
+"""Tables of host times, of rows with scales and of several nodes."""
 
 from __future__ import annotations
 
@@ -80,27 +80,9 @@ def _both(starts: Sequence[Row], column: str) -> str:
     return ", ".join(numbers((row.number(column) for row in starts), 0))
 
 
-def _compact(all_rows: Sequence[Row]) -> str:
-    """Low latency before and after its kernels were made compact: in a loop, and between other code."""
-    columns = ("graph_dispatch", "graph_combine", "graph_pair", "cold_pair", "idle_pair")
-    chosen = where(all_rows, name="compact")
-    lines = []
-    for kind in dict.fromkeys((row["mode"], row["tokens"], row["rows"], row["options"]) for row in chosen):
-        mode, tokens, rows, options = kind
-        starts = where(chosen, mode=mode, tokens=tokens, rows=rows, options=options)
-        cells = [", ".join(number(median([row for row in starts
-                                          if row["library"].startswith(when)], column),
-                                  2 if mode == "ll" else 1) for when in ("before", "after"))
-                 for column in columns]
-        of = "" if rows == "bfloat16" else f", {_label((rows, options.split(';')[0]))}"
-        lines.append((f"{mode.upper()} {tokens}{of}", *cells))
-    return table(("tokens", *(column.replace("_", " ") for column in columns)), lines)
-
-
 TABLES = {
     "host": _host,
     "rows-ll": _rows_low_latency,
     "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
-    "compact": _compact,
 }

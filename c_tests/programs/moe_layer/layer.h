@@ -12,10 +12,6 @@
 // downloading and uploading.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 #include "harness/harness.h"
 #include "programs/moe_layer/model.h"
 

@@ -20,8 +20,7 @@
 #define __align__(bytes) alignas(bytes)
 // A block is one OS thread, so what its threads share is local to that OS thread.
 #define __shared__ static thread_local
-#define DYNAMIC_SHARED(type, name) \
-    type* name = reinterpret_cast<type*>(simt::Block::Current().dynamic_shared())
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(simt::Block::Current().dynamic_shared())
 
 #define threadIdx (simt::Block::Current().ThreadIdx())
 #define blockIdx (simt::Block::Current().BlockIdx())

@@ -63,8 +63,7 @@ static void check_printed(const char* level, bool wanted) {
         EP_REQUIRE(gethostname(host, sizeof(host)) == 0);
         host[strcspn(host, ".")] = '\0';
         // NCCL's prefix; the child has one thread.
-        snprintf(expected, sizeof(expected),
-                 "%s:%d:%d NCCL_EP WARN ncclEpCreateGroup: comm: must not be NULL\n", host,
+        snprintf(expected, sizeof(expected), "%s:%d:%d NCCL_EP WARN ncclEpCreateGroup: comm: must not be NULL\n", host,
                  (int)child, (int)child);
     }
     if (!EP_CHECK(strcmp(printed, expected) == 0)) {
@@ -166,15 +165,14 @@ EP_TEST(variables_in_vain) {
 
 // ---- Choices -----------------------------------------------------------------------------------
 
-#define PASSED_OVER(operation, reason) \
-    "a choice for " operation " is passed over: " reason "; that is said once\n"
+#define PASSED_OVER(operation, reason) "a choice for " operation " is passed over: " reason "; that is said once\n"
 
 static void check_choices(void) {
-    check_warnings("--pass-over",
-                   PASSED_OVER("ll_dispatch", "threads must be a multiple of 32 up to 1024")
-                   PASSED_OVER("ll_combine", "ll.exact needs as many ranks as ids of a token, or a "
-                                             "group whose combines are exact")
-                   PASSED_OVER("ll_combine", "ht.pull is of another operation"));
+    check_warnings("--pass-over", PASSED_OVER("ll_dispatch", "threads must be a multiple of 32 up to 1024")
+                                      PASSED_OVER("ll_combine",
+                                                  "ll.exact needs as many ranks as ids of a token, or a "
+                                                  "group whose combines are exact")
+                                          PASSED_OVER("ll_combine", "ht.pull is of another operation"));
 }
 
 // Each reason is told once in a group, however often it applies.

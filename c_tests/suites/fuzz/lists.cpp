@@ -38,8 +38,8 @@ void List::Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows 
     items_[count_++] = &view->tensor;
 }
 
-void List::AddScales(unsigned datatype, void* data, Rows rows,
-                     std::initializer_list<unsigned> sizes, const Strides& strides) {
+void List::AddScales(unsigned datatype, void* data, Rows rows, std::initializer_list<unsigned> sizes,
+                     const Strides& strides) {
     EP_REQUIRE(sizes.size() <= strides.size());
     Add(NCCL_EP_TENSOR_TAG_SCALES, ncclInt8, data, rows, sizes);
     EpView* view = &views_[count_ - 1];
@@ -76,22 +76,14 @@ void List::AddUnused(ep::Dice& dice) {
 
 std::string List::ChangeList(ep::Dice& dice) {
     switch (dice.Below(6)) {
-        case 0:
-            wild_ = true;
-            return "no tensors, wild array";
-        case 1:
-            null_ = true;
-            return "NULL array";
-        case 2:
-            items_[dice.Below(count_)] = nullptr;
-            return "NULL tensor";
+        case 0: wild_ = true; return "no tensors, wild array";
+        case 1: null_ = true; return "NULL array";
+        case 2: items_[dice.Below(count_)] = nullptr; return "NULL tensor";
         case 3:
             items_[dice.Below(count_)] = items_[count_ - 1];
             --count_;
             return "one tensor less";
-        case 4:
-            std::swap(items_[0], items_[dice.Below(count_)]);
-            return "other order";
+        case 4: std::swap(items_[0], items_[dice.Below(count_)]); return "other order";
         default:
             if (count_ < kMost) AddUnused(dice);
             return "unused tensor";
@@ -120,12 +112,8 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
     if (tensor == nullptr) return "NULL tensor already";
     const std::string name = "tensor of tag " + std::to_string(tensor->tag) + ": ";
     switch (dice.Below(11)) {
-        case 0:
-            tensor->sizes = nullptr;
-            return name + "sizes NULL";
-        case 1:
-            tensor->strides = nullptr;
-            return name + "strides NULL";
+        case 0: tensor->sizes = nullptr; return name + "sizes NULL";
+        case 1: tensor->strides = nullptr; return name + "strides NULL";
         case 2:
             // The last extent is equal on all ranks, and an extent of 1 may have any stride.
             if (has_pitch_[PositionOf(tensor)]) return name + "strides stay";
@@ -135,9 +123,7 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
         case 3:
             tensor->ndim = dice.OneIn(2) ? dice.Below(kMaxDims + 3) : UINT_MAX;
             return name + "ndim " + std::to_string(tensor->ndim);
-        case 4:
-            SetRaw(&tensor->datatype, dice.OneIn(4) ? UINT_MAX : dice.Below(14));
-            return name + "datatype";
+        case 4: SetRaw(&tensor->datatype, dice.OneIn(4) ? UINT_MAX : dice.Below(14)); return name + "datatype";
         case 5:
             tensor->tag = dice.OneIn(4) ? UINT_MAX : dice.Below(9);
             return name + "tag " + std::to_string(tensor->tag);

@@ -2,9 +2,7 @@
 // trip returns it unchanged.
 #include "suites/lifecycle/lifecycle.h"
 
-Place place_of(const EpEnv* env) {
-    return (Place){env->comm, env->stream, NULL, NULL};
-}
+Place place_of(const EpEnv* env) { return (Place){env->comm, env->stream, NULL, NULL}; }
 
 static bool is_ht(const Trip* trip) { return trip->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
 
@@ -43,14 +41,14 @@ static void open_tensors(Trip* trip) {
         trip->tensors.named.received_weights =
             ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
     } else {
-        trip->tensors.named.received = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                                    kLocalExperts, rows, kHidden);
+        trip->tensors.named.received =
+            ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kLocalExperts, rows, kHidden);
     }
 }
 
 void open_trip_handle(Trip* trip) {
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&trip->handle, trip->group, &trip->tensors.named.ids, NULL,
-                                       0, NULL, trip->stream, false));
+    EP_REQUIRE_NCCL(
+        ncclEpCreateHandle(&trip->handle, trip->group, &trip->tensors.named.ids, NULL, 0, NULL, trip->stream, false));
 }
 
 Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
@@ -79,8 +77,8 @@ ncclResult_t start_combine(Trip* trip, unsigned send_only) {
     const ncclNDTensor_t* inputs[] = {&trip->tensors.named.received};
     ncclNDTensor_t* outputs[] = {&trip->tensors.named.combined};
     ncclNDTensor_t* locals[] = {&trip->tensors.named.weights};
-    return ncclEpCombine(trip->handle, inputs, 1, outputs, 1, locals, is_ht(trip) ? 0 : 1,
-                         send_only, NULL, trip->stream);
+    return ncclEpCombine(trip->handle, inputs, 1, outputs, 1, locals, is_ht(trip) ? 0 : 1, send_only, NULL,
+                         trip->stream);
 }
 
 bool came_back(const Trip* trip) {

@@ -35,9 +35,8 @@ static void open_group(Stress* stress, StressGroup* group) {
     for (unsigned h = 0; h < kHandles; ++h) {
         const RefStyle style = (RefStyle)ep_random_below(&stress->plan, kRefNumStyles);
         const bool uneven = ep_random_below(&stress->plan, 2) == 0;
-        group->handles[h].run =
-            ref_run_open_with(stress->env, group->group, &group->shape, style, uneven,
-                              ref_ll(ep_random(&stress->plan)));
+        group->handles[h].run = ref_run_open_with(stress->env, group->group, &group->shape, style, uneven,
+                                                  ref_ll(ep_random(&stress->plan)));
     }
 }
 

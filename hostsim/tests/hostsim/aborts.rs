@@ -174,8 +174,7 @@ fn a_first_operation_that_connects_waits_in_its_call() {
             let aborting = later(move || comm.abort());
             let (send, recv) = (Buffer::filled(1, 1), Buffer::new(2));
             let (to, stream) = (recv.address, me.stream.0);
-            // SAFETY: the buffers outlive the call, which enqueues nothing.
-            let code = unsafe { ncclAllGather(send.address, to, 1, UINT8, me.comm, stream) };
+            let code = ncclAllGather(send.address, to, 1, UINT8, me.comm, stream);
             assert_eq!(code, REMOTE_ERROR);
             assert_eq!(aborting.join().expect("no panic"), SUCCESS);
         } else {

@@ -239,9 +239,7 @@ void PrintFirstUse(double bytes) {
 
 void PrintTable(const Options& options, const std::vector<Result>& results) {
     printf(
-        "\n# time: median of the slowest rank, each operation from an idle stream, without a wait "
-        "of "
-        "the host in it\n");
+        "\n# time: median of the slowest rank, each operation from an idle stream, without a wait of the host in it\n");
     printf("# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
            UsualConventionName(options));
     int width = 10;
@@ -278,8 +276,7 @@ void PrintNetworkTable(const std::vector<Result>& results) {
         width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
     }
     printf(
-        "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each "
-        "pair, in one group\n"
+        "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each pair, in one group\n"
         "# medians of the slowest rank in us; host: inside the calls; bytes: mean of all ranks\n");
     printf("# %-8s %*s %12s %-7s %10s %10s %10s %7s %10s %10s %10s\n", "op", width, "tokens", "bytes", "way", "alone",
            "library", "more", "ratio", "host alone", "host", "more");

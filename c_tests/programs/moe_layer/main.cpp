@@ -1,9 +1,8 @@
 // A Mixture-of-Experts model over all ranks, through the public API of NCCL EP only.
 //
-// The tokens are words of a real text, a stripe of it on every rank. In each layer a router selects
-// the top-k experts of each token, NCCL EP carries the tokens to the ranks of their experts and the
-// results back (layer.cpp), and rank 0 repeats the layer for the tokens of all ranks without any
-// exchange and compares (model.h). --help lists the options.
+// The tokens are words of a real text, a stripe of it on every rank. In each layer a router selects the top-k experts
+// of each token, NCCL EP carries the tokens to the ranks of their experts and the results back (layer.cpp), and rank 0
+// repeats the layer for the tokens of all ranks without any exchange and compares (model.h). --help lists the options.
 
 #include <unistd.h>
 

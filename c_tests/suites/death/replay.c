@@ -1,5 +1,4 @@
-// A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
-// waits have the deadline.
+// A rank dies while the others hold graphs. A replay makes no call of the library, and yet its waits have the deadline.
 #include "harness/graphs.h"
 #include "reference/run.h"
 #include "suites/death/work.h"

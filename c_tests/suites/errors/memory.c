@@ -44,14 +44,13 @@ LL_SESSION_TEST(memory_questions) {
                "ncclEpMemInfo: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
     info.size = 55;
     EP_REFUSED("mem-info-size", ncclEpMemInfo(session->group, memory, &info), ncclInvalidArgument,
-               "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 "
-               "or more)");
+               "ncclEpMemInfo: info.size: must be the size of the structure (got 55, expected 56 or more)");
     EP_CHECK_EQ_U64(info.object, 77);
     EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session->group, session->ids, 16), ncclInvalidArgument,
                "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister");
     EP_REFUSED("pool-use-ptr", ncclEpPoolUse(session->group, memory, kBytes + 1), ncclInvalidArgument,
-               "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got "
-               "4097 bytes, expected at most 4096)");
+               "ncclEpPoolUse: ptr: must be in memory of ncclEpMemAlloc or ncclEpMemRegister (got 4097 bytes, expected "
+               "at most 4096)");
     EP_CHECK_NCCL(ncclEpMemFree(session->group, memory));
 }
 
@@ -69,20 +68,17 @@ LL_SESSION_TEST(memory_of_callers) {
     EP_REFUSED("mem-register-window", ncclEpMemRegister(group, memory, 16, &window), ncclInvalidArgument,
                REGISTER "nccl_window: must be NULL");
     EP_REFUSED("mem-register-end", ncclEpMemRegister(group, memory + 16, kBytes, NULL), ncclInvalidArgument,
-               REGISTER
-               "bytes: must end within the allocation that ptr is in (got 4096, expected "
-               "at most *)");
+               REGISTER "bytes: must end within the allocation that ptr is in (got 4096, expected at most *)");
     static char on_host[64] __attribute__((aligned(16)));
-    EP_REFUSED("mem-register-kind", ncclEpMemRegister(group, on_host, 64, NULL),
-               ncclInvalidArgument,
-               REGISTER "ptr: must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other "
-                        "processes can map (got *, "
-                        "expected memory of cudaMalloc)");
+    EP_REFUSED("mem-register-kind", ncclEpMemRegister(group, on_host, 64, NULL), ncclInvalidArgument,
+               REGISTER
+               "ptr: must be memory of cudaMalloc, or of cuMemCreate with descriptors, which other processes can map "
+               "(got *, expected memory of cudaMalloc)");
     EP_CHECK_NCCL(ncclEpMemRegister(group, memory, 64, NULL));
-    EP_REFUSED("mem-register-apart", ncclEpMemRegister(group, memory + 48, 32, NULL),
-               ncclInvalidArgument,
-               REGISTER "ptr: must have nothing in common with memory that the group has (got 32 "
-                        "bytes at %p, expected none of the 64 at %p)",
+    EP_REFUSED("mem-register-apart", ncclEpMemRegister(group, memory + 48, 32, NULL), ncclInvalidArgument,
+               REGISTER
+               "ptr: must have nothing in common with memory that the group has (got 32 bytes at %p, expected none of "
+               "the 64 at %p)",
                (void*)(memory + 48), (void*)memory);
     EP_REFUSED("mem-free-ptr", ncclEpMemFree(group, memory), ncclInvalidArgument,
                "ncclEpMemFree: ptr: must be what ncclEpMemAlloc gave");
@@ -95,8 +91,7 @@ LL_SESSION_TEST(too_much_memory_of_a_group) {
     for (int i = 0; i < kMost; ++i) (void)alloc(session->group);
     void* none = NULL;
     EP_REFUSED("mem-alloc-many", ncclEpMemAlloc(session->group, &none, 16), ncclInvalidUsage,
-               "ncclEpMemAlloc: ep_group: has too many pieces of memory that peers map (got 65, "
-               "expected at most 64)");
+               "ncclEpMemAlloc: ep_group: has too many pieces of memory that peers map (got 65, expected at most 64)");
 }
 
 // One rank refuses for all, in any of the calls; the ranks then agree on the next number.
@@ -131,13 +126,13 @@ LL_SESSION_TEST(ranks_make_different_memory_calls) {
         EP_CHECK_RESULT(ncclEpMemFree(session->group, memory[0]), ncclInvalidUsage);
     } else {
         EP_REFUSED("mem-alloc-operation", ncclEpMemAlloc(session->group, &none, 16), ncclInvalidUsage,
-                   "ncclEpMemAlloc: operation: must be the same on every rank, but rank %d differs "
-                   "(got ncclEpMemAlloc, expected ncclEpMemFree)",
+                   "ncclEpMemAlloc: operation: must be the same on every rank, but rank %d differs (got "
+                   "ncclEpMemAlloc, expected ncclEpMemFree)",
                    named);
-        EP_REFUSED("mem-free-object", ncclEpMemFree(session->group, memory[1]), ncclInvalidUsage,
-                   "ncclEpMemFree: ptr: must be the same on every rank, but rank %d differs (got "
-                   "object 1, expected object 0)",
-                   named);
+        EP_REFUSED(
+            "mem-free-object", ncclEpMemFree(session->group, memory[1]), ncclInvalidUsage,
+            "ncclEpMemFree: ptr: must be the same on every rank, but rank %d differs (got object 1, expected object 0)",
+            named);
     }
     EP_CHECK(none == NULL);
     for (int i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpMemFree(session->group, memory[i]));
@@ -156,8 +151,8 @@ static void check_refuses_memory(const Session* session, void* memory) {
 #define FAILED "the group has failed: rank *"
     EP_REFUSED("mem-alloc-group-failed", ncclEpMemAlloc(group, &none, 16), ncclRemoteError, "ncclEpMemAlloc: " FAILED);
     EP_REFUSED("mem-free-group-failed", ncclEpMemFree(group, memory), ncclRemoteError, "ncclEpMemFree: " FAILED);
-    EP_REFUSED("mem-register-group-failed", ncclEpMemRegister(group, session->ids, 16, NULL),
-               ncclRemoteError, "ncclEpMemRegister: " FAILED);
+    EP_REFUSED("mem-register-group-failed", ncclEpMemRegister(group, session->ids, 16, NULL), ncclRemoteError,
+               "ncclEpMemRegister: " FAILED);
     EP_REFUSED("mem-deregister-group-failed", ncclEpMemDeregister(group, memory), ncclRemoteError,
                "ncclEpMemDeregister: " FAILED);
     EP_CHECK_RESULT(make_valid_call(session, kDispatch, 0), ncclRemoteError);
@@ -203,14 +198,14 @@ LL_SESSION_TEST(memory_in_a_capture) {
     void* none = NULL;
     if (ep_begin_capture(env->stream)) {
         EP_REFUSED("mem-alloc-captured", ncclEpMemAlloc(group, &none, 16), ncclInvalidUsage,
-                   "ncclEpMemAlloc: ep_group: maps and frees memory once: not while the default "
-                   "stream is captured into a graph, or waits for a stream that is");
+                   "ncclEpMemAlloc: ep_group: maps and frees memory once: not while the default stream is captured "
+                   "into a graph, or waits for a stream that is");
         EP_CHECK_RESULT(ncclEpMemFree(group, memory), ncclInvalidUsage);
         EP_CHECK_NCCL(make_valid_call(session, kDispatch, 0));
         const cudaGraph_t graph = ep_end_capture(env->stream);
-        EP_REFUSED("mem-free-graphs", ncclEpMemFree(group, memory), ncclInvalidUsage,
-                   "ncclEpMemFree: ptr: stays until the group ends, as graphs have operations of "
-                   "the group that may use it");
+        EP_REFUSED(
+            "mem-free-graphs", ncclEpMemFree(group, memory), ncclInvalidUsage,
+            "ncclEpMemFree: ptr: stays until the group ends, as graphs have operations of the group that may use it");
         // New memory may come.
         EP_CHECK_NCCL(ncclEpMemAlloc(group, &none, 16));
         EP_REQUIRE_CUDA(cudaGraphDestroy(graph));

@@ -88,8 +88,7 @@ static void check_rounding(const Session* session, const char* id) {
     valid_tensors(session, kForward, &tensors);
     tensors.round_scales = 1;
     EP_REFUSED(id, make_call(session, kForward, &tensors, 0), ncclInvalidArgument,
-               "ncclEpDispatch: config.round_scales: scales that are forwarded cannot be rounded "
-               "(got 1, expected 0)");
+               "ncclEpDispatch: config.round_scales: scales that are forwarded cannot be rounded (got 1, expected 0)");
 }
 
 // A call with scales, or with rows that nothing sums, passes.

@@ -104,8 +104,7 @@ static void play(void* context) {
     EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
 }
 
-// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves
-// again.
+// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves again.
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);

@@ -36,8 +36,7 @@ fn later<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::t
     })
 }
 
-/// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that
-/// rank 1 is in it.
+/// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that rank 1 is in it.
 #[test]
 fn an_abort_ends_the_operations_of_all_ranks() {
     run(3, &[], |me| {

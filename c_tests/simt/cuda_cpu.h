@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "block.h"
-#include "failure.h"
+#include "support.h"
 
 #define __device__
 #define __global__
@@ -179,16 +179,6 @@ T atomicMax(T* at, T value) {
 template <typename T>
 T atomicMin(T* at, T value) {
     return simt::Atomic(at, [value](T old) { return value < old ? value : old; });
-}
-
-template <typename T>
-T atomicOr(T* at, T value) {
-    return simt::Atomic(at, [value](T old) { return old | value; });
-}
-
-template <typename T>
-T atomicExch(T* at, T value) {
-    return simt::Atomic(at, [value](T) { return value; });
 }
 
 template <typename T>

@@ -1,6 +1,6 @@
 // The driver's memory that programs put together of pieces: a piece is a memory file, and its descriptor what another
 // process has it by.
-#include "driver_vmm.h"
+#include "driver.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,6 @@
 #include <map>
 #include <mutex>
 
-#include "failure.h"
 
 namespace {
 

@@ -29,13 +29,13 @@ bool check_misses_odd_rank(const Session* session, double limit, const char* ope
     const EpEnv* env = session->env;
     (void)wait_for_failure(session, limit);
     if (was_told()) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
-                   "ncclEpGetAsyncError: %s: rank * failed: rank %d waited * ms for %s of rank %d*", operation,
-                   env->rank, awaited, odd_rank(env));
+        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
+                "ncclEpGetAsyncError: %s: rank * failed: rank %d waited * ms for %s of rank %d*", operation, env->rank,
+                awaited, odd_rank(env));
         return false;
     }
-    return EP_REFUSED(
-        "running-deadline", wait_for_failure(session, 0.0), ncclRemoteError,
+    return EP_LOST(
+        "running-deadline", wait_for_failure(session, 0.0),
         "ncclEpGetAsyncError: %s: deadline passed: rank %d waited * ms for %s of rank %d, whose last one is %s",
         operation, env->rank, awaited, odd_rank(env), last);
 }
@@ -153,8 +153,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     const bool knows = ep_num_nodes() > 1 && launched != ncclSuccess;
     EP_CHECK(launched == ncclSuccess || knows);
     if (is_odd(env)) {
-        EP_REFUSED(id, wait_for_failure(&session, 10.0), ncclInvalidUsage,
-                   "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
+        EP_MISUSED(id, wait_for_failure(&session, 10.0), "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
         check_refuses_work(&session, ncclInvalidUsage);
     } else {
         // Accepted, unless the failure is known here already.
@@ -164,8 +163,8 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     if (!is_odd(env) && ep_num_nodes() > 1) {
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), ncclRemoteError);
     } else if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(&session, 10.0), ncclRemoteError,
-                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_LOST("running-rank-failed", wait_for_failure(&session, 10.0),
+                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     }
     ep_barrier();
     recover_and_close(&session);
@@ -194,10 +193,10 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
     const bool hears = hears_odd_rank(session, kind);
     const ncclResult_t state = hears ? wait_for_failure(session, 10.0) : ncclSuccess;
     if (state == ncclRemoteError) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
-                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
+                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     } else if (hears) {
-        EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
+        EP_MISUSED(id, wait_for_failure(session, 0.0),
                    "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named, values);
     }
     EP_CHECK(on_some_rank(state == ncclInvalidUsage));

@@ -250,11 +250,4 @@ mod tests {
             assert_eq!(device_count(Some(bad)), DEFAULT_DEVICES, "{bad}");
         }
     }
-
-    #[test]
-    fn attributes_are_known_or_refused() {
-        assert_eq!(attribute_value(10, 0), Some(32));
-        assert_eq!(attribute_value(33, 3), Some(4));
-        assert_eq!(attribute_value(100_000, 0), None);
-    }
 }

@@ -47,13 +47,20 @@ void PrintSummary(const Options& options, const Result& result) {
            UsualConventionName(options));
 }
 
+struct Bytes {
+    double dispatch;
+    double combine;
+};
+
+void PrintBytes(const char* name, const Bytes& bytes, const PacedTimes& idle) {
+    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, bytes.dispatch / kMegabyte,
+           GigabytesPerSecond(bytes.dispatch, idle.dispatch.median_us), bytes.combine / kMegabyte,
+           GigabytesPerSecond(bytes.combine, idle.combine.median_us));
+}
+
 void PrintConvention(const Options& options, const Result& result, const char* name, double RankFigures::* figure) {
-    const double sent = result.Mean(figure) * DispatchRowBytes(options);
-    const double returned = result.Mean(figure) * CombineRowBytes(options);
-    const PacedTimes& idle = result.timing.idle;
-    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, sent / kMegabyte,
-           GigabytesPerSecond(sent, idle.dispatch.median_us), returned / kMegabyte,
-           GigabytesPerSecond(returned, idle.combine.median_us));
+    const double rows = result.Mean(figure);
+    PrintBytes(name, {rows * DispatchRowBytes(options), rows * CombineRowBytes(options)}, result.timing.idle);
 }
 
 void PrintFigures(const char* name, const Figures& figures) {
@@ -136,18 +143,14 @@ void PrintRow(const Options& options, const Result& result, int tokens_width, bo
            wrong);
 }
 
-// ---- The network between nodes: bytes, and the library beside NCCL alone -----------------------
-
-struct Bytes {
-    double dispatch;
-    double combine;
-};
-
-void PrintBytes(const char* name, const Bytes& bytes, const PacedTimes& idle) {
-    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, bytes.dispatch / kMegabyte,
-           GigabytesPerSecond(bytes.dispatch, idle.dispatch.median_us), bytes.combine / kMegabyte,
-           GigabytesPerSecond(bytes.combine, idle.combine.median_us));
+// Of the column of tokens.
+int WidthOf(const std::vector<Result>& results) {
+    size_t width = 10;
+    for (const Result& result : results) width = std::max(width, NameOf(result.tokens).size());
+    return static_cast<int>(width);
 }
+
+// ---- The network between nodes: bytes, and the library beside NCCL alone -----------------------
 
 void PrintPair(const Figures& alone, const Figures& library) {
     printf(" %10.2f %10.2f %10.2f", alone.median_us, library.median_us, library.median_us - alone.median_us);
@@ -242,10 +245,7 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
         "\n# time: median of the slowest rank, each operation from an idle stream, without a wait of the host in it\n");
     printf("# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
            UsualConventionName(options));
-    int width = 10;
-    for (const Result& result : results) {
-        width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
-    }
+    const int width = WidthOf(results);
     printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "op", width, "tokens", "bytes", "time", "algbw", "busbw", "#wrong");
     printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "", width, "(rank)", "(B)", "(us)", "(GB/s)", "(GB/s)", "(rows)");
     for (const Result& result : results) {
@@ -259,10 +259,8 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
 void PrintNetwork(const Options& options, const Result& result) {
     printf("%-44s %24s %24s\n", ("Network, " + std::to_string(result.nodes) + " nodes:").c_str(), "dispatch",
            "combine");
-    const double rows = result.Mean(&RankFigures::network_rows);
     const PacedTimes& idle = result.timing.idle;
-    PrintBytes("once: distinct (token, other node)",
-               {rows * DispatchRowBytes(options), rows * CombineRowBytes(options)}, idle);
+    PrintConvention(options, result, "once: distinct (token, other node)", &RankFigures::network_rows);
     PrintBytes("sent: by this library, mean of all ranks",
                {result.Mean(&RankFigures::network_dispatch), result.Mean(&RankFigures::network_combine)}, idle);
     PrintBytes("sent: by the rank that sends most",
@@ -270,11 +268,8 @@ void PrintNetwork(const Options& options, const Result& result) {
 }
 
 void PrintNetworkTable(const std::vector<Result>& results) {
-    int width = 10;
-    for (const Result& result : results) {
-        if (!result.timing.nccl_alone) return;
-        width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
-    }
+    if (results.empty() || !results[0].timing.nccl_alone) return;
+    const int width = WidthOf(results);
     printf(
         "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each pair, in one group\n"
         "# medians of the slowest rank in us; host: inside the calls; bytes: mean of all ranks\n");

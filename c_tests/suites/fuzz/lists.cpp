@@ -26,11 +26,10 @@ char* Moved(void* data, unsigned bytes) { return static_cast<char*>(data) + byte
 
 }  // namespace
 
-void List::Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
-               std::initializer_list<unsigned> sizes) {
+void List::Add(Kind kind, void* data, Rows rows, std::initializer_list<unsigned> sizes) {
     EP_REQUIRE(count_ < kMost && sizes.size() <= kMaxDims);
     EpView* view = &views_[count_];
-    ep_view_1d(view, data, datatype, tag, 1);
+    ep_view_1d(view, data, kind.datatype, kind.tag, 1);
     view->tensor.ndim = static_cast<unsigned>(sizes.size());
     unsigned* size = view->sizes;
     for (const unsigned extent : sizes) *size++ = extent;
@@ -41,7 +40,7 @@ void List::Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows 
 void List::AddScales(unsigned datatype, void* data, Rows rows, std::initializer_list<unsigned> sizes,
                      const Strides& strides) {
     EP_REQUIRE(sizes.size() <= strides.size());
-    Add(NCCL_EP_TENSOR_TAG_SCALES, ncclInt8, data, rows, sizes);
+    Add({NCCL_EP_TENSOR_TAG_SCALES, ncclInt8}, data, rows, sizes);
     EpView* view = &views_[count_ - 1];
     SetRaw(&view->tensor.datatype, datatype);
     std::copy(strides.end() - static_cast<std::ptrdiff_t>(sizes.size()), strides.end(), view->strides);
@@ -68,7 +67,7 @@ void List::Replace(const ncclNDTensor_t& tensor) {
 void List::AddUnused(ep::Dice& dice) {
     static const unsigned kTags[] = {NCCL_EP_TENSOR_TAG_NONE, NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS, 8, UINT_MAX};
     const unsigned size = dice.OneIn(2) ? dice.Below(4) : UINT_MAX;
-    Add(NCCL_EP_TENSOR_TAG_NONE, ncclInt8, WildPointer(), Rows::kExact, {size, size});
+    Add({NCCL_EP_TENSOR_TAG_NONE, ncclInt8}, WildPointer(), Rows::kExact, {size, size});
     items_[count_ - 1]->tag = dice.Pick(kTags);
     SetRaw(&items_[count_ - 1]->datatype, dice.Below(16));
     std::swap(items_[dice.Below(count_)], items_[count_ - 1]);

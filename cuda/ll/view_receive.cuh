@@ -12,7 +12,7 @@ using ll_dispatch_impl::store_id;
 template <typename Rows>
 __device__ __forceinline__ void check_source(const Op& op, uint32_t source) {
     check_fingerprint(op, source);
-    if constexpr (Rows::kScaled) {
+    if constexpr (Rows::kCasts) {
         const Awaited begin = op.from(source, WAIT_BEGIN);
         const Arrival theirs = wait_for_packet_in(op, op.here().scales_word(source), begin);
         if (theirs.ok && theirs.data != op.common.scales_word) {
@@ -144,7 +144,7 @@ __device__ __forceinline__ void receive_beside(const Block& block, const Rows& r
         if (unit.part == 0) {
             receive_entry(block, source, unit.row);
         }
-        if constexpr (Rows::kScaled) {
+        if constexpr (Rows::kCasts) {
             if (unit.is_last(block.view) && unit.row < block.shared.rows_from[source]) {
                 receive_scales(block, rows.rows, source, unit.row);
             }

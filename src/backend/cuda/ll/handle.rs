@@ -151,7 +151,7 @@ impl Handle {
 
     /// The bank that `part` of a dispatch fills where its rows stay.
     fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
-        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op.wire());
+        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op);
         op.view.filter(|_| self.views.as_ref().is_some_and(stays))
     }
 

@@ -316,6 +316,11 @@ class Group {
         return detail::result_of(ncclEpGroupCountRows(group_.get(), rows_of_expert), "ncclEpGroupCountRows");
     }
 
+    // LL dispatches add the nanoseconds that they wait for each source rank to these. As ncclEpGroupTimeWaits.
+    Result<> time_waits(std::int64_t* ns_of_source) const {
+        return detail::result_of(ncclEpGroupTimeWaits(group_.get(), ns_of_source), "ncclEpGroupTimeWaits");
+    }
+
     // For the C functions.
     ncclEpGroup_t get() const noexcept { return group_.get(); }
     ncclEpGroup_t release() noexcept { return group_.release(); }
@@ -349,6 +354,22 @@ class Handle {
             ncclEpCreateHandle(&handle, group.get(), &ids, l.data(), l.size(), nullptr, stream, false);
         if (code != ncclSuccess) return Error(code, "ncclEpCreateHandle");
         return Handle(handle);
+    }
+
+    // A handle without a routing, which `update` gives it. As ncclEpHandleOpen: local.
+    static Result<Handle> open(const Group& group, unsigned expert_alignment = 0) {
+        ncclEpHandle_t handle = nullptr;
+        const ncclResult_t code = ncclEpHandleOpen(&handle, group.get(), expert_alignment);
+        if (code != ncclSuccess) return Error(code, "ncclEpHandleOpen");
+        return Handle(handle);
+    }
+
+    // Routes by these ids from now on. As ncclEpHandleUpdate: collective in HT, on one node also in a captured stream.
+    Result<> update(const Tensor& topk_idx, Tensors locals, cudaStream_t stream) {
+        const ncclNDTensor_t ids = topk_idx.raw();
+        const detail::Descriptors l(locals);
+        return detail::result_of(ncclEpHandleUpdate(handle_.get(), &ids, l.data(), l.size(), stream),
+                                 "ncclEpHandleUpdate");
     }
 
     // As the destructor, but says what failed. Local.

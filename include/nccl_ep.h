@@ -714,7 +714,7 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
                                   int64_t *rows_of_expert);
 
 // Times how long this rank waits for each other: from now on every LL dispatch of the group adds the nanoseconds from
-// when it is ready to receive until a source rank has told how many rows come from there, in a staged one within
+// when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
 // `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
 //
 // The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their

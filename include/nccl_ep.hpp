@@ -55,12 +55,10 @@ namespace nccl_ep {
 class Error : public std::runtime_error {
    public:
     // Takes the text, which is that of this thread's last refusal.
-    Error(ncclResult_t code, const char* call)
-        : std::runtime_error(ncclEpGetLastError()), code_(code), call_(call) {}
+    Error(ncclResult_t code, const char* call) : std::runtime_error(ncclEpGetLastError()), code_(code), call_(call) {}
 
     ncclResult_t code() const noexcept { return code_; }
-    // The C function: "ncclEpDispatch".
-    const char* call() const noexcept { return call_; }
+    const char* call() const noexcept { return call_; }  // the C function: "ncclEpDispatch"
 
    private:
     ncclResult_t code_;
@@ -114,20 +112,17 @@ inline Result<> result_of(ncclResult_t code, const char* call) {
 
 // What an array, a std::vector, a std::array or a std::span has elements of.
 template <typename List>
-using ElementOf =
-    std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std::declval<const List&>()))>>;
+using ElementOf = std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std::declval<const List&>()))>>;
 
 }  // namespace detail
 
 // ---- Tensors
 
-// Extents of a tensor, slowest dimension first, or strides: 1 to 5 integers of any type, in braces,
-// an array or a span. One that no unsigned int holds, or a sixth, makes a shape of no dimensions,
-// which every call refuses.
+// Extents of a tensor, slowest dimension first, or strides: 1 to 5 integers of any type, in braces, an array or a span.
+// One that no unsigned int holds, or a sixth, makes a shape of no dimensions, which every call refuses.
 class Shape {
    public:
-    template <typename... Size,
-              std::enable_if_t<(sizeof...(Size) > 0) && (std::is_integral_v<Size> && ...), int> = 0>
+    template <typename... Size, std::enable_if_t<(sizeof...(Size) > 0) && (std::is_integral_v<Size> && ...), int> = 0>
     constexpr Shape(Size... sizes) noexcept {
         (add(static_cast<unsigned long long>(sizes)), ...);
     }
@@ -195,15 +190,9 @@ class Tensor {
 
     // A descriptor for C, which leads into this view: only as long as that stays where it is.
     ncclNDTensor_t raw() const noexcept {
-        ncclNDTensor_t raw{};
-        raw.version = 1;
-        raw.ndim = shape_.ndim();
-        raw.sizes = const_cast<unsigned*>(shape_.data());
-        raw.strides = strides_ ? const_cast<unsigned*>(strides_->data()) : nullptr;
-        raw.datatype = type_;
-        raw.data = data_;
-        raw.tag = static_cast<unsigned>(tag_);
-        return raw;
+        const auto numbers = [](const Shape& of) { return const_cast<unsigned*>(of.data()); };
+        unsigned* const strides = strides_ ? numbers(*strides_) : nullptr;
+        return {1, shape_.ndim(), numbers(shape_), strides, type_, data_, static_cast<unsigned>(tag_), {}};
     }
 
    private:
@@ -220,13 +209,9 @@ class Tensors {
    public:
     constexpr Tensors() noexcept = default;
     constexpr Tensors(const Tensor& one) noexcept : first_(&one), size_(1) {}
-    constexpr Tensors(std::initializer_list<Tensor> list) noexcept : size_(list.size()) {
-        first_ = list.begin();
-    }
-    template <typename List,
-              std::enable_if_t<std::is_same_v<detail::ElementOf<List>, Tensor>, int> = 0>
-    constexpr Tensors(const List& list) noexcept
-        : first_(std::data(list)), size_(std::size(list)) {}
+    constexpr Tensors(std::initializer_list<Tensor> list) noexcept : size_(list.size()) { first_ = list.begin(); }
+    template <typename List, std::enable_if_t<std::is_same_v<detail::ElementOf<List>, Tensor>, int> = 0>
+    constexpr Tensors(const List& list) noexcept : first_(std::data(list)), size_(std::size(list)) {}
 
     constexpr std::size_t size() const noexcept { return size_; }
     constexpr const Tensor& operator[](std::size_t index) const noexcept { return first_[index]; }
@@ -259,12 +244,9 @@ class Descriptors {
     unsigned size_;
 };
 
-struct DestroyGroup {
-    cudaStream_t stream = nullptr;
+struct Destroy {
+    cudaStream_t stream = nullptr;  // of groups
     void operator()(ncclEpGroup_t group) const noexcept { (void)ncclEpGroupDestroy(group, stream); }
-};
-
-struct DestroyHandle {
     void operator()(ncclEpHandle_t handle) const noexcept { (void)ncclEpHandleDestroy(handle); }
 };
 
@@ -275,8 +257,7 @@ struct DestroyHandle {
 // A configuration that leaves all to the library; set the numbers that the fields ask for.
 inline ncclEpGroupConfig_t group_config(ncclEpAlgorithm_t algorithm) noexcept {
     ncclEpGroupConfig_t config{};
-    config.version = 1;
-    config.algorithm = algorithm;
+    config.version = 1, config.algorithm = algorithm;
     return config;
 }
 
@@ -327,7 +308,7 @@ class Group {
     explicit operator bool() const noexcept { return group_ != nullptr; }
 
    private:
-    std::unique_ptr<ncclEpGroup, detail::DestroyGroup> group_;
+    std::unique_ptr<ncclEpGroup, detail::Destroy> group_;
 };
 
 // ---- Handles
@@ -396,8 +377,7 @@ class Handle {
     }
 
     // Brings the experts' results home, summed. As ncclEpCombine.
-    Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream,
-                     Phase phase = Phase::whole) {
+    Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream, Phase phase = Phase::whole) {
         const detail::Descriptors in(inputs), out(outputs), l(locals);
         return detail::result_of(ncclEpCombine(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
                                                l.size(), static_cast<unsigned>(phase), nullptr, stream),
@@ -415,7 +395,7 @@ class Handle {
     explicit operator bool() const noexcept { return handle_ != nullptr; }
 
    private:
-    std::unique_ptr<ncclEpHandle, detail::DestroyHandle> handle_;
+    std::unique_ptr<ncclEpHandle, detail::Destroy> handle_;
 };
 
 }  // namespace nccl_ep

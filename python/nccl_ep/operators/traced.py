@@ -18,6 +18,7 @@ from nccl_ep.scales import CastName, ScalesOrder
 if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
     from nccl_ep.handle import EpHandle
+    from nccl_ep.routed import Routed
 
 # Bound once: each call of an operation asks both.
 _is_compiling = torch.compiler.is_compiling
@@ -186,7 +187,7 @@ def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
     return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
 
 
-def update(handle: EpHandle[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None, stream: Any) -> None:
+def update(handle: Routed[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None, stream: Any) -> None:
     """`EpHandle.update` in traced code."""
     _check_stream(stream)
     if not handle.keeps_ids:

@@ -354,9 +354,7 @@ class Handle {
     }
 
     // As the destructor, but says what failed. Local.
-    Result<> destroy() {
-        return detail::result_of(ncclEpHandleDestroy(handle_.release()), "ncclEpHandleDestroy");
-    }
+    Result<> destroy() { return detail::result_of(ncclEpHandleDestroy(handle_.release()), "ncclEpHandleDestroy"); }
 
     // HT: how many rows a dispatch delivers to this rank at most; see ncclEpHandleGetNumRecvTokens.
     Result<unsigned> num_recv_tokens() const {

@@ -247,6 +247,7 @@ impl Handle {
             topk_idx: self.ids(),
             out: kept(part, op.out) as *mut u8,
             counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
+            waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
             notify_blocks: grid.notify_blocks,
         }
     }

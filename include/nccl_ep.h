@@ -49,6 +49,9 @@
 // It has `ncclEpGroupCountRows`.
 #define NCCL_EP_HAS_GROUP_COUNT_ROWS 1
 
+// It has `ncclEpGroupTimeWaits`.
+#define NCCL_EP_HAS_GROUP_TIME_WAITS 1
+
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
 
@@ -709,6 +712,22 @@ ncclResult_t ncclEpSetSelector(ncclEpGroup_t ep_group,
 // the failure's code in a group that has failed.
 ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
                                   int64_t *rows_of_expert);
+
+// Times how long this rank waits for each other: from now on every LL dispatch of the group adds the nanoseconds from
+// when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
+// `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
+//
+// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
+// sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
+// ranks may differ. HT operations are not timed.
+//
+// @param ep_group         the group
+// @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
+//
+// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or an `ns_of_source` that is not a multiple of 8; the
+// failure's code in a group that has failed.
+ncclResult_t ncclEpGroupTimeWaits(ncclEpGroup_t ep_group,
+                                  int64_t *ns_of_source);
 
 // Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 // Collective, in one order with the group's other memory calls on all ranks; either all ranks get

@@ -99,13 +99,18 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
         return;
     }
     if constexpr (Op::kSeveral) {
-        if (op.relays() && block.receivers.has_this_block()) {
-            relay_sums<Type>(block);
-            finish_relay(op);
+#pragma unroll 1
+        for (uint32_t turn = 0; turn < 2; ++turn) {
+            const bool relays = turn == 0;
+            if ((relays ? op.relays() : op.receives()) && block.receivers.has_this_block()) {
+                receive_rows<Type>(block, relays);
+                if (relays) {
+                    finish_relay(op);
+                }
+            }
         }
-    }
-    if (op.receives() && block.receivers.has_this_block()) {
-        receive_rows<Type>(block);
+    } else if (op.receives() && block.receivers.has_this_block()) {
+        receive_rows<Type>(block, false);
     }
     acknowledge(op);
 }

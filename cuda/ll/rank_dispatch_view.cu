@@ -30,7 +30,7 @@ __device__ __forceinline__ void notify_counts(const Block& block) {
         if (block.shared.owner[block.view.bank] == 0) {
             put_value(bank.fingerprint(op.rank()), op.packet(op.common.fingerprint));
         }
-        if constexpr (Rows::kScaled) {
+        if constexpr (Rows::kCasts) {
             put_value(bank.scales_word(op.rank()), op.packet(op.common.scales_word));
         }
         put_value(counts, op.packet(block.shared.all[peer] | clean));
@@ -202,11 +202,6 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
             if (unit.part == 0) {
                 send_entries(block, unit.row, outgoing);
             }
-            if constexpr (Rows::kScaled && !Rows::kCasts) {
-                if (unit.is_last(block.view)) {
-                    send_scales(block, rows.rows, unit.row);
-                }
-            }
         }
         unit.next(block.view);
         if (unit.row >= tokens) {
@@ -239,7 +234,6 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
 }
 
 ENTRY(ll_rank_dispatch_view) { run(params, PlainView{}); }
-ENTRY(ll_rank_dispatch_view_scaled) { run(params.view, ForwardedView(params.rows)); }
 ENTRY(ll_rank_dispatch_view_cast_bf16) { run(params.view, CastView<Bf16>{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_f16) { run(params.view, CastView<F16>{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_f32) { run(params.view, CastView<F32>{params.rows}); }

@@ -12,7 +12,7 @@ using ll_dispatch_impl::store_id;
 template <typename Rows>
 __device__ __forceinline__ void check_source(const Op& op, uint32_t source) {
     check_fingerprint(op, source);
-    if constexpr (Rows::kScaled) {
+    if constexpr (Rows::kCasts) {
         const Awaited begin = op.from(source, WAIT_BEGIN);
         const Arrival theirs = wait_for_packet_in(op, op.here().scales_word(source), begin);
         if (theirs.ok && theirs.data != op.common.scales_word) {
@@ -28,6 +28,7 @@ template <typename Rows>
 __device__ __forceinline__ void hear_sources(const Block& block) {
     const Op& op = block.op;
     const uint32_t most = block.shape.max_tokens;
+    const WaitTimes times(block.is_first() ? block.dispatch.waits : nullptr);
 #pragma unroll 1
     for (uint32_t source = lane_idx(); source < op.ranks(); source += kWarpSize) {
         uint64_t rows = 0;
@@ -46,6 +47,7 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
             rows = ok ? rows : 0;
             tokens = ok ? tokens : 0;
         }
+        times.add(source);
         // They become addresses.
         const uint32_t num_rows = min(packet_data(rows) & ((1u << kCleanShift) - 1), most);
         const uint32_t num_tokens = min(packet_data(tokens), most);
@@ -144,7 +146,7 @@ __device__ __forceinline__ void receive_beside(const Block& block, const Rows& r
         if (unit.part == 0) {
             receive_entry(block, source, unit.row);
         }
-        if constexpr (Rows::kScaled) {
+        if constexpr (Rows::kCasts) {
             if (unit.is_last(block.view) && unit.row < block.shared.rows_from[source]) {
                 receive_scales(block, rows.rows, source, unit.row);
             }

@@ -62,6 +62,15 @@ def test_an_update_is_another_routing(group, world, device, algorithm):
         torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
 
 
+def test_a_backward_of_an_earlier_routing_is_refused(ep, problem):
+    handle = ep.open_handle()
+    handle.update(problem.topk_idx)
+    rows = handle.dispatch(problem.tokens.requires_grad_()).tokens
+    handle.update(problem.topk_idx)
+    with pytest.raises(RuntimeError, match="update: the handle has another routing than at the operation"):
+        rows.sum().backward()
+
+
 @pytest.mark.parametrize("alignment", [1, 8])
 def test_rows_by_expert(ep, problem, world, alignment):
     """With weights and without, with scales; sums of a token's rows; what a group without room refuses."""

@@ -176,6 +176,8 @@ pub struct LlDispatch {
     pub beside: Option<LlBeside>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
     pub counter: Option<DevPtr>,
+    /// int64 `[R]`: the nanoseconds that the rank waits for each source are added.
+    pub waits: Option<DevPtr>,
     pub launch: Launch,
 }
 

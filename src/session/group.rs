@@ -33,6 +33,8 @@ pub struct Group {
     staged: Mutex<Staged>,
     /// Address of the running totals of received rows; 0 if there are none.
     totals: AtomicUsize,
+    /// Address of the times that LL dispatches wait; 0 if there are none.
+    waits: AtomicUsize,
     /// The bank of the next view.
     next_view: Mutex<ViewBank>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
@@ -70,6 +72,7 @@ impl Group {
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
             totals: AtomicUsize::new(0),
+            waits: AtomicUsize::new(0),
             next_view: Mutex::default(),
             _with: None,
         }
@@ -152,14 +155,26 @@ impl Group {
     /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
     pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
-        self.totals.store(totals.map_or(0, |DevPtr(address)| address), Ordering::Release);
+        store(&self.totals, totals);
+        Ok(())
+    }
+
+    /// From now on each LL dispatch adds the nanoseconds that it waits for each source rank to `waits`, int64 `[R]` on
+    /// the device and aligned. `None` ends that. A matter of this rank alone.
+    pub fn time_waits(&self, waits: Option<DevPtr>) -> Result<()> {
+        self.check_usable()?;
+        store(&self.waits, waits);
         Ok(())
     }
 
     /// Where dispatches add their rows.
     pub(super) fn totals(&self) -> Option<DevPtr> {
-        let address = self.totals.load(Ordering::Acquire);
-        (address != 0).then_some(DevPtr(address))
+        load(&self.totals)
+    }
+
+    /// Where LL dispatches add the times that they wait.
+    pub(super) fn waits(&self) -> Option<DevPtr> {
+        load(&self.waits)
     }
 
     pub fn device(&self) -> Arc<dyn Device> {
@@ -222,6 +237,15 @@ impl Group {
     pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
+}
+
+fn store(place: &AtomicUsize, address: Option<DevPtr>) {
+    place.store(address.map_or(0, |DevPtr(address)| address), Ordering::Release);
+}
+
+fn load(place: &AtomicUsize) -> Option<DevPtr> {
+    let address = place.load(Ordering::Acquire);
+    (address != 0).then_some(DevPtr(address))
 }
 
 /// As [`Group::check_not_captured`], for a group that is yet to be made on `device`.

@@ -150,7 +150,7 @@ impl Handle {
 
     /// The bank that `part` of a dispatch fills where its rows stay.
     fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
-        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op.wire());
+        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op);
         op.view.filter(|_| self.views.as_ref().is_some_and(stays))
     }
 
@@ -246,6 +246,7 @@ impl Handle {
             topk_idx: self.ids(),
             out: kept(part, op.out) as *mut u8,
             counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
+            waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
             notify_blocks: grid.notify_blocks,
         }
     }

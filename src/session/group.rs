@@ -11,7 +11,7 @@ use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
-use crate::tuning::{Learned, Operation, Tuning};
+use crate::tuning::{Learned, Operation};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
@@ -136,12 +136,6 @@ impl Group {
     /// What to look at in each call, if somebody wants that.
     pub(super) fn checks(&self) -> Option<&Checks> {
         self.checks.as_ref()
-    }
-
-    /// Sets this rank's launch shapes, of handles that are made from now on. Other ranks need not do so: each decides for
-    /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
-    pub fn tune(&self, tuning: Tuning) {
-        self.backend.common.tune(tuning);
     }
 
     /// Chooses how this rank runs `operation` from now on; `None`: nothing. Variants of low latency must be the same on all

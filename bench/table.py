@@ -21,8 +21,7 @@ import tables_run
 import tables_sweep
 
 DOCUMENTS = tuple(rows.ROOT / name for name in (
-    "README.md", "docs/performance.md", "docs/python.md", "docs/several-nodes.md",
-    "docs/development/README.md", "docs/development/host-time.md"))
+    "README.md", "docs/performance.md", "docs/several-nodes.md", "docs/development/host-time.md"))
 _BLOCK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[Sequence[results.Row]], str]] = {

@@ -1,4 +1,4 @@
-"""Tables of rows with scales, of several nodes, of comparisons before and after a change, and of tuning."""
+"""Tables of host times, of rows with scales and of several nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from results import ALL_SMS, HT_TOKENS, USUAL_SMS, Row, median, where
 _KINDS = {"bfloat16": "bfloat16", "fp8": "e4m3, float32 for 128",
           "ue8m0": "e4m3, exponents for 128", "mxfp8": "e4m3, exponents for 32 (MXFP8)",
           "nvfp4": "4 bits, scales for 16 (NVFP4)"}
-
-# Numbers of tokens that are shown of those that were tuned.
-_TUNED = {"ll": ("1", "8", "16", "32", "128"), "ht": ("1", "128", "512", "1024", HT_TOKENS)}
 
 
 def _kinds(chosen: Sequence[Row]) -> list[tuple[str, str]]:
@@ -83,48 +80,9 @@ def _both(starts: Sequence[Row], column: str) -> str:
     return ", ".join(numbers((row.number(column) for row in starts), 0))
 
 
-def _compact(all_rows: Sequence[Row]) -> str:
-    """Low latency before and after its kernels were made compact: in a loop, and between other code."""
-    columns = ("graph_dispatch", "graph_combine", "graph_pair", "cold_pair", "idle_pair")
-    chosen = where(all_rows, name="compact")
-    lines = []
-    for kind in dict.fromkeys((row["mode"], row["tokens"], row["rows"], row["options"]) for row in chosen):
-        mode, tokens, rows, options = kind
-        starts = where(chosen, mode=mode, tokens=tokens, rows=rows, options=options)
-        cells = [", ".join(number(median([row for row in starts
-                                          if row["library"].startswith(when)], column),
-                                  2 if mode == "ll" else 1) for when in ("before", "after"))
-                 for column in columns]
-        of = "" if rows == "bfloat16" else f", {_label((rows, options.split(';')[0]))}"
-        lines.append((f"{mode.upper()} {tokens}{of}", *cells))
-    return table(("tokens", *(column.replace("_", " ") for column in columns)), lines)
-
-
-def _tuning(all_rows: Sequence[Row], mode: str) -> str:
-    """The library's own choice and what was found, on 4 ranks."""
-    chosen = where(all_rows, name="tuning", mode=mode)
-    lines = []
-    for tokens in _TUNED[mode]:
-        cells = []
-        for operation in ("dispatch", "combine"):
-            own, best = ([row for row in where(chosen, tokens=tokens)
-                          if row["options"].startswith(word)] for word in ("own", "tuned"))
-            for starts in (own[:1], best[:1], best[1:]):
-                if starts:
-                    cells.append(number(starts[0].time("graph", operation)))
-        lines.append((tokens, *cells))
-    each = (("own choice", "tuned") if mode == "ll"
-            else (f"own {USUAL_SMS} SMs", f"tuned, {USUAL_SMS} SMs", "tuned, all SMs"))
-    head = ("tokens", *(f"{operation}, {name}" for operation in ("dispatch", "combine") for name in each))
-    return table(head, lines)
-
-
 TABLES = {
     "host": _host,
     "rows-ll": _rows_low_latency,
     "rows-ht": _rows_high_throughput,
     "nodes": _nodes,
-    "compact": _compact,
-    "tuning-ll": lambda all_rows: _tuning(all_rows, "ll"),
-    "tuning-ht": lambda all_rows: _tuning(all_rows, "ht"),
 }

@@ -1,8 +1,7 @@
-"""Tables of this library over tokens, SMs and routings on 2, 4 and 8 GPUs, and beside others."""
+"""Tables of this library over tokens on 2, 4 and 8 GPUs, and beside others."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from markdown import number, numbers, table
@@ -11,9 +10,6 @@ from tables_run import name_of
 
 _RANKS = (2, 4, 8)
 _GRAPH = ("graph_dispatch", "graph_combine")
-# Blocks that sent in dispatch and combine in the rows of set `newest`, near the library's own: by ranks and SMs.
-_SENDERS = {("2", "8"): (3, 3), ("2", "16"): (6, 6), ("2", USUAL_SMS): (9, 9),
-            ("2", ALL_SMS): (50, 50), ("4", USUAL_SMS): (8, 9), ("4", ALL_SMS): (40, 60)}
 
 
 def _ours(all_rows: Sequence[Row], **equal: object) -> Row | None:
@@ -57,34 +53,6 @@ def _high_throughput(all_rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
-def _by_sms(all_rows: Sequence[Row]) -> str:
-    """The sweeps, then the newer kernels with the blocks that send as the library has them."""
-    head, lines = ["SMs"], {sms: [sms] for sms in ("8", "16", USUAL_SMS, ALL_SMS)}
-    for ranks in map(str, _RANKS):
-        head += [f"{ranks} GPUs: D", "C"]
-        for sms, line in lines.items():
-            line += _shown(_ours(all_rows, mode="ht", ranks=ranks, sms=sms, tokens=HT_TOKENS), *_GRAPH)
-        if ranks != "8":
-            head += [f"{ranks} GPUs, newest: D", "C"]
-            for sms, line in lines.items():
-                line += numbers(_newest(all_rows, ranks, sms))
-    return table(head, list(lines.values()))
-
-
-def _newest(all_rows: Sequence[Row], ranks: str, sms: str) -> list[float | None]:
-    """Dispatch and combine, from one run if one had both numbers of blocks."""
-    wanted = _SENDERS.get((ranks, sms))
-    chosen = where(all_rows, name="newest", mode="ht", ranks=ranks, sms=sms, rows="bfloat16")
-    senders = [(tuple(map(int, found.groups())), row) for row in chosen
-               if (found := re.fullmatch(r"(\d+) and (\d+) blocks send", row["options"]))]
-    times: list[float | None] = []
-    for index, column in enumerate(_GRAPH):
-        fitting = sorted((blocks != wanted, row.number(column)) for blocks, row in senders
-                         if wanted and blocks[index] == wanted[index])
-        times.append(fitting[0][1] if fitting else None)
-    return times
-
-
 def _peers(all_rows: Sequence[Row], mode: str, tokens: str) -> str:
     """This library and others in runs of their own, by the time for both operations."""
     found = []
@@ -108,7 +76,6 @@ def _peers(all_rows: Sequence[Row], mode: str, tokens: str) -> str:
 TABLES = {
     "ll": _low_latency,
     "ht": _high_throughput,
-    "ht-sms": _by_sms,
     "peers-ll": lambda all_rows: _peers(all_rows, "ll", "128"),
     "peers-ht": lambda all_rows: _peers(all_rows, "ht", HT_TOKENS),
 }

@@ -2,9 +2,7 @@
 
 #include "harness/nodes.h"
 
-RefShape shape_for(const EpEnv* env) {
-    return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64};
-}
+RefShape shape_for(const EpEnv* env) { return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64}; }
 
 void open_work(Work* work, const EpEnv* env, uint64_t seed) {
     const RefShape shape = shape_for(env);

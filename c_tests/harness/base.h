@@ -111,7 +111,7 @@ typedef enum { kEpNoImport, kEpNoMemory, kEpStopAtLaunch } EpMishap;
 void ep_set_mishap(EpMishap mishap, bool happens);
 
 // Whether this backend has high throughput. The first call is collective and its answer is kept. A
-// refusal for another reason than a missing mode is a failed check. Each interface has its own (capability.c).
+// refusal for another reason than a missing mode is a failed check. Each interface has its own (tensor.c).
 bool ep_has_high_throughput(const EpEnv* env);
 
 // Skips a case for want of high throughput.
@@ -132,6 +132,21 @@ static inline void ep_free_scoped(void* pointer) {
 // Streams without order to any other, the default stream included.
 void ep_open_streams(cudaStream_t* streams, unsigned count);
 void ep_close_streams(const cudaStream_t* streams, unsigned count);
+
+// Sets a variable of the environment, or unsets it with NULL, until the end of the block.
+#define EP_WITH_VARIABLE(name, value) EP_WITH_VARIABLE_AT(name, value, __LINE__)
+#define EP_WITH_VARIABLE_AT(name, value, line) EP_WITH_VARIABLE_IN(name, value, line)
+#define EP_WITH_VARIABLE_IN(name, value, line) \
+    __attribute__((cleanup(ep_restore_variable), unused)) EpVariable variable_##line = ep_set_variable(name, value)
+typedef struct {
+    const char* name;
+    char* before;  // NULL: it was not set
+} EpVariable;
+EpVariable ep_set_variable(const char* name, const char* value);
+void ep_restore_variable(EpVariable* variable);
+
+// Runs `work` on each of `count` arguments of `bytes`, all at once in threads, and waits for their ends.
+void ep_in_threads(void* (*work)(void* argument), void* arguments, size_t bytes, size_t count);
 
 // One option of a C program with a value: a number or a text.
 typedef struct {

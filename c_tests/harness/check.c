@@ -1,6 +1,8 @@
 // Counted checks. A failure prints one line with rank, file and line, expression and values; beyond a limit failures
 // are only counted, so that a broken run stays readable. EP_REQUIRE ends all processes.
 #define _GNU_SOURCE  // for RTLD_DEFAULT
+#include "check.h"
+
 #include <dlfcn.h>
 #include <mpi.h>
 #include <stdarg.h>
@@ -8,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "check.h"
 
 enum { kPrintedFailures = 20, kTextBytes = 512 };
 
@@ -37,9 +37,7 @@ const char* ep_skip_reason(void) { return g_skip_reason; }
 
 void ep_checks_are_of_rank(int rank) { g_rank_without_mpi = rank; }
 
-EpSite ep_site(const char* file, int line, const char* expression) {
-    return (EpSite){file, line, expression};
-}
+EpSite ep_site(const char* file, int line, const char* expression) { return (EpSite){file, line, expression}; }
 
 static bool has_mpi(void) {
     int initialised = 0;
@@ -58,8 +56,8 @@ static int world_rank(void) {
 // One write for one line, so that the lines of several processes do not mix.
 static void print_failure(EpSite site, const char* values) {
     char line[2 * kTextBytes];
-    snprintf(line, sizeof(line), "[rank %d] %s:%d: %.300s failed%s%s\n", world_rank(), site.file,
-             site.line, site.expression, values[0] != '\0' ? ": " : "", values);
+    snprintf(line, sizeof(line), "[rank %d] %s:%d: %.300s failed%s%s\n", world_rank(), site.file, site.line,
+             site.expression, values[0] != '\0' ? ": " : "", values);
     fflush(stdout);
     fputs(line, stderr);
 }
@@ -79,7 +77,8 @@ static bool ends_at_failure(void) {
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-static bool count(EpSite site, bool passed, const char* format, ...) {
+static bool
+count(EpSite site, bool passed, const char* format, ...) {
     if (passed) {
         ++g_passed;
         return true;
@@ -120,8 +119,8 @@ bool ep_check_eq_bytes(EpSite site, const void* actual, const void* expected, si
     while (left[first] == right[first]) ++first;
     size_t different = 0;
     for (size_t i = first; i < bytes; ++i) different += left[i] != right[i];
-    return count(site, false, "%zu of %zu bytes differ, first at %zu: got 0x%02x, expected 0x%02x",
-                 different, bytes, first, left[first], right[first]);
+    return count(site, false, "%zu of %zu bytes differ, first at %zu: got 0x%02x, expected 0x%02x", different, bytes,
+                 first, left[first], right[first]);
 }
 
 bool ep_check_str_contains(EpSite site, const char* text, const char* part) {

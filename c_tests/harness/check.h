@@ -15,18 +15,14 @@ __BEGIN_DECLS
 
 #define EP_CHECK(condition) (EP_REACHED, ep_check(EP_HERE(#condition), (condition)))
 #define EP_CHECK_EQ_U64(actual, expected) \
-    (EP_REACHED,                          \
-     ep_check_eq_u64(EP_HERE(#actual " == " #expected), (uint64_t)(actual), (uint64_t)(expected)))
+    (EP_REACHED, ep_check_eq_u64(EP_HERE(#actual " == " #expected), (uint64_t)(actual), (uint64_t)(expected)))
 #define EP_CHECK_EQ_I64(actual, expected) \
-    (EP_REACHED,                          \
-     ep_check_eq_i64(EP_HERE(#actual " == " #expected), (int64_t)(actual), (int64_t)(expected)))
+    (EP_REACHED, ep_check_eq_i64(EP_HERE(#actual " == " #expected), (int64_t)(actual), (int64_t)(expected)))
 #define EP_CHECK_EQ_BYTES(actual, expected, bytes) \
-    (EP_REACHED,                                   \
-     ep_check_eq_bytes(EP_HERE(#actual " == " #expected), (actual), (expected), (bytes)))
+    (EP_REACHED, ep_check_eq_bytes(EP_HERE(#actual " == " #expected), (actual), (expected), (bytes)))
 #define EP_CHECK_STR_CONTAINS(text, part) \
     (EP_REACHED, ep_check_str_contains(EP_HERE(#text " contains " #part), (text), (part)))
-#define EP_CHECK_RESULT(call, expected) \
-    (EP_REACHED, ep_check_result(EP_HERE(#call), (call), (expected)))
+#define EP_CHECK_RESULT(call, expected) (EP_REACHED, ep_check_result(EP_HERE(#call), (call), (expected)))
 #define EP_CHECK_NCCL(call) EP_CHECK_RESULT(call, ncclSuccess)
 #define EP_CHECK_CUDA(call) (EP_REACHED, ep_check_cuda(EP_HERE(#call), (call)))
 

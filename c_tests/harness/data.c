@@ -128,7 +128,6 @@ size_t ep_datatype_size(ncclDataType_t datatype) {
         case ncclInt64:
         case ncclUint64:
         case ncclFloat64: return 8;
-        default:
-            return 1;  // the 8-bit integers and floats
+        default: return 1;  // the 8-bit integers and floats
     }
 }

@@ -6,6 +6,7 @@
 #include "nodes.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 enum { kDefaultDeadlineSeconds = 120 };
@@ -206,4 +207,30 @@ void ep_open_streams(cudaStream_t* streams, unsigned count) {
 
 void ep_close_streams(const cudaStream_t* streams, unsigned count) {
     for (unsigned i = 0; i < count; ++i) EP_CHECK_CUDA(cudaStreamDestroy(streams[i]));
+}
+
+static void put_variable(const char* name, const char* value) {
+    EP_REQUIRE((value != NULL ? setenv(name, value, 1) : unsetenv(name)) == 0);
+}
+
+EpVariable ep_set_variable(const char* name, const char* value) {
+    const char* set = getenv(name);
+    const EpVariable variable = {name, set != NULL ? strdup(set) : NULL};
+    put_variable(name, value);
+    return variable;
+}
+
+void ep_restore_variable(EpVariable* variable) {
+    put_variable(variable->name, variable->before);
+    free(variable->before);
+}
+
+void ep_in_threads(void* (*work)(void* argument), void* arguments, size_t bytes, size_t count) {
+    enum { kMost = 4 };
+    pthread_t threads[kMost];
+    EP_REQUIRE(count <= kMost);
+    for (size_t i = 0; i < count; ++i) {
+        EP_REQUIRE(pthread_create(&threads[i], NULL, work, (char*)arguments + i * bytes) == 0);
+    }
+    for (size_t i = 0; i < count; ++i) EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
 }

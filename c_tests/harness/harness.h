@@ -65,7 +65,7 @@ void ep_tensor_upload(const ncclNDTensor_t* tensor, const void* host);
 void ep_tensor_download(const ncclNDTensor_t* tensor, void* host);
 void ep_tensor_fill(const ncclNDTensor_t* tensor, int byte);
 
-// ---- Calls that many tests make alike (calls.c)
+// ---- Calls that many tests make alike
 
 // A handle for ids [tokens, top_k] in device memory, without a counter.
 ncclResult_t ep_handle_create(ncclEpHandle_t* handle, ncclEpGroup_t group, void* ids,

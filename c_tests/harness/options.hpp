@@ -33,8 +33,8 @@ inline void ReadUnsigned(const char* option, const char* text, unsigned lowest, 
     if (const auto parsed = ParseUnsigned(text, lowest, kHighest)) {
         *value = *parsed;
     } else {
-        *error = std::string(option) + ": expected a whole number of at least " +
-                 std::to_string(lowest) + ", got \"" + text + "\"";
+        *error = std::string(option) + ": expected a whole number of at least " + std::to_string(lowest) + ", got \"" +
+                 text + "\"";
     }
 }
 
@@ -65,6 +65,20 @@ inline Option Text(char letter, const char* name, std::string* text) {
     return {letter, name, true, [=](const std::string& value) {
                 *text = value;
                 return std::string();
+            }};
+}
+
+// One of these words.
+inline Option Choice(char letter, const char* name, const std::vector<std::string>& words,
+                     const std::function<void(const std::string& word)>& choose) {
+    return {letter, name, true, [=](const std::string& value) {
+                if (std::find(words.begin(), words.end(), value) != words.end()) {
+                    choose(value);
+                    return std::string();
+                }
+                std::string expected = words.front();
+                for (size_t i = 1; i < words.size(); ++i) expected += (i + 1 < words.size() ? ", " : " or ") + words[i];
+                return "--" + std::string(name) + ": expected " + expected + ", got \"" + value + "\"";
             }};
 }
 

@@ -1,6 +1,6 @@
 # A network plugin for NCCL, which needs no other library: part of ../Makefile.
 net_plugin    := $(OUT)/lib/libnccl-net-ep-test.so
-net_objects   := $(call object,net_plugin/plugin.c net_plugin/connection.c)
+net_objects   := $(call object,net_plugin/plugin.c)
 
 .PHONY: net-plugin
 net-plugin: $(net_plugin)

@@ -7,12 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NET_V8_SYMBOL "ncclNetPlugin_v8"
-
 enum {
     kNetHandleBytes = 128,  // what a listener tells its peer, at most
-    kNetPointerHost = 1,    // kinds of memory: bits of ptrSupport
-    kNetPointerCuda = 2,
+    kNetPointerHost = 1,    // a kind of memory: a bit of ptrSupport
     kNetDeviceHost = 0,     // netDeviceType of a network without offload
     kNetLogWarn = 2,        // levels of the logger
     kNetLogInfo = 3,
@@ -68,15 +65,11 @@ typedef struct {
     ncclResult_t (*irecvConsumed)(void* recv_comm, int count, void* request);
 } NetTableV8;
 
-static_assert(offsetof(NetPropertiesV8, guid) == 16, "layout");
-static_assert(offsetof(NetPropertiesV8, ptrSupport) == 24, "layout");
-static_assert(offsetof(NetPropertiesV8, regIsGlobal) == 28, "layout");
-static_assert(offsetof(NetPropertiesV8, speed) == 32, "layout");
-static_assert(offsetof(NetPropertiesV8, latency) == 40, "layout");
-static_assert(offsetof(NetPropertiesV8, maxRecvs) == 48, "layout");
-static_assert(offsetof(NetPropertiesV8, netDeviceVersion) == 56, "layout");
-static_assert(sizeof(NetPropertiesV8) == 64, "layout");
-static_assert(offsetof(NetTableV8, regMr) == 7 * sizeof(void*), "layout");
-static_assert(offsetof(NetTableV8, isend) == 10 * sizeof(void*), "layout");
-static_assert(offsetof(NetTableV8, test) == 13 * sizeof(void*), "layout");
-static_assert(sizeof(NetTableV8) == 19 * sizeof(void*), "layout");
+static_assert(offsetof(NetPropertiesV8, guid) == 16 && offsetof(NetPropertiesV8, ptrSupport) == 24 &&
+                  offsetof(NetPropertiesV8, regIsGlobal) == 28 && offsetof(NetPropertiesV8, speed) == 32 &&
+                  offsetof(NetPropertiesV8, latency) == 40 && offsetof(NetPropertiesV8, maxRecvs) == 48 &&
+                  offsetof(NetPropertiesV8, netDeviceVersion) == 56 && sizeof(NetPropertiesV8) == 64,
+              "layout");
+static_assert(offsetof(NetTableV8, regMr) == 7 * sizeof(void*) && offsetof(NetTableV8, isend) == 10 * sizeof(void*) &&
+                  offsetof(NetTableV8, test) == 13 * sizeof(void*) && sizeof(NetTableV8) == 19 * sizeof(void*),
+              "layout");

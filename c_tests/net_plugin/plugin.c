@@ -5,37 +5,31 @@
 // EP_TEST_NET_IFNAME chooses the interface; by default it is the first that is up.
 #define _GNU_SOURCE  // accept4, getifaddrs
 #include <arpa/inet.h>
-#include <errno.h>
 #include <ifaddrs.h>
 #include <limits.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "net_plugin/connection.h"
 #include "net_plugin/net_v8.h"
 
+// NCCL's functions have parameters that a plugin over host memory does not need.
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 #define NET_PLUGIN_NAME "EP-test"
 
 enum { kDevice = 0, kSpeedMbit = 10000, kMaxConnections = 65536, kBacklog = 64 };
-
-// What a peer says first, so that nobody else's connection is taken for its own.
-typedef struct {
-    uint64_t token;
-} Greeting;
 
 typedef enum { kNotStarted, kRefusedOnce, kConnecting, kGreeting } Stage;
 
 // What listen tells the peer; and how far the peer's connect has come, in its own copy.
 typedef struct {
     struct sockaddr_in address;
-    Greeting greeting;
+    uint64_t token;  // what a peer says first, so that nobody else's connection is taken for its own
     int socket;
     Stage stage;
     size_t greeted;
@@ -44,10 +38,10 @@ static_assert(sizeof(Handle) <= kNetHandleBytes, "a handle has to fit");
 
 typedef struct {
     int socket;
-    Greeting expected;
+    uint64_t expected;
     bool refused_once;
     int guest;  // accepted, but not greeted yet; or -1
-    Greeting greeting;
+    uint64_t token;
     size_t greeted;
 } Listener;
 
@@ -130,9 +124,7 @@ static ncclResult_t close_with(int socket, ncclResult_t result) {
 static ncclResult_t plugin_listen(int device, void* handle, void** listen_comm) {
     if (device != kDevice) return ncclInvalidArgument;
     Handle made = {.address = g_address, .socket = -1};
-    if (getrandom(&made.greeting, sizeof(made.greeting), 0) != (ssize_t)sizeof(made.greeting)) {
-        return system_error("getrandom");
-    }
+    if (getrandom(&made.token, sizeof(made.token), 0) != sizeof(made.token)) return system_error("getrandom");
     const int listening = open_socket();
     if (listening < 0) return system_error("socket");
     socklen_t length = sizeof(made.address);
@@ -140,11 +132,9 @@ static ncclResult_t plugin_listen(int device, void* handle, void** listen_comm) 
         listen(listening, kBacklog) != 0 || getsockname(listening, (struct sockaddr*)&made.address, &length) != 0) {
         return close_with(listening, system_error("listen"));
     }
-    Listener* listener = calloc(1, sizeof(*listener));
-    if (listener == NULL) return close_with(listening, system_error("calloc"));
-    listener->socket = listening;
-    listener->expected = made.greeting;
-    listener->guest = -1;
+    Listener* listener = malloc(sizeof(*listener));
+    if (listener == NULL) return close_with(listening, system_error("malloc"));
+    *listener = (Listener){.socket = listening, .expected = made.token, .guest = -1};
     memset(handle, 0, kNetHandleBytes);
     memcpy(handle, &made, sizeof(made));
     *listen_comm = listener;
@@ -176,9 +166,9 @@ static ncclResult_t connect_step(Handle* handle, bool* connected) {
         if (error != 0) return close_with(handle->socket, system_error("connect"));
         handle->stage = kGreeting;
     }
-    const ncclResult_t result = socket_move(handle->socket, true, &handle->greeting,
-                                            sizeof(handle->greeting), &handle->greeted);
-    *connected = handle->greeted == sizeof(handle->greeting);
+    const ncclResult_t result =
+        socket_move(handle->socket, true, &handle->token, sizeof(handle->token), &handle->greeted);
+    *connected = handle->greeted == sizeof(handle->token);
     return result == ncclSuccess ? result : close_with(handle->socket, result);
 }
 
@@ -219,24 +209,18 @@ static ncclResult_t plugin_accept(void* listen_comm, void** recv_comm, NetDevice
         const bool none = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
         if (listener->guest < 0) return none ? ncclSuccess : system_error("accept");
     }
-    if (socket_move(listener->guest, false, &listener->greeting, sizeof(listener->greeting),
-                    &listener->greeted) != ncclSuccess) {
-        drop_guest(listener);
-    } else if (listener->greeted == sizeof(listener->greeting)) {
-        if (listener->greeting.token == listener->expected.token) {
-            const int guest = listener->guest;
-            listener->guest = -1;
-            listener->greeted = 0;
-            return give(guest, false, recv_comm);
-        }
-        drop_guest(listener);
-    }
-    return ncclSuccess;
+    const ncclResult_t moved =
+        socket_move(listener->guest, false, &listener->token, sizeof(listener->token), &listener->greeted);
+    const bool is_greeted = listener->greeted == sizeof(listener->token);
+    if (moved == ncclSuccess && !is_greeted) return ncclSuccess;
+    const int guest = listener->guest;
+    const bool is_expected = moved == ncclSuccess && listener->token == listener->expected;
+    if (is_expected) listener->guest = -1;
+    drop_guest(listener);
+    return is_expected ? give(guest, false, recv_comm) : ncclSuccess;
 }
 
 static ncclResult_t plugin_reg_mr(void* comm, void* data, size_t bytes, int type, void** registration) {
-    (void)data;
-    (void)bytes;
     *registration = comm;  // host memory needs nothing; deregMr sees that its arguments are right
     return type == kNetPointerHost ? ncclSuccess : ncclInvalidArgument;
 }
@@ -246,8 +230,6 @@ static ncclResult_t plugin_dereg_mr(void* comm, void* registration) {
 }
 
 static ncclResult_t plugin_isend(void* send_comm, void* data, int bytes, int tag, void* registration, void** request) {
-    (void)tag;  // for groups of receives
-    (void)registration;
     *request = NULL;
     if (bytes < 0) return ncclInvalidArgument;
     return connection_post(send_comm, data, (size_t)bytes, request);
@@ -255,8 +237,6 @@ static ncclResult_t plugin_isend(void* send_comm, void* data, int bytes, int tag
 
 static ncclResult_t plugin_irecv(void* recv_comm, int count, void** data, int* bytes, int* tags,
                                  void** registrations, void** request) {
-    (void)tags;
-    (void)registrations;
     *request = NULL;
     if (count != 1 || bytes[0] < 0) return ncclInvalidArgument;
     return connection_post(recv_comm, data[0], (size_t)bytes[0], request);
@@ -265,42 +245,32 @@ static ncclResult_t plugin_irecv(void* recv_comm, int count, void** data, int* b
 // For memory of a GPU, which this plugin does not take.
 static ncclResult_t plugin_iflush(void* recv_comm, int count, void** data, int* bytes,
                                   void** registrations, void** request) {
-    (void)recv_comm;
-    (void)count;
-    (void)data;
-    (void)bytes;
-    (void)registrations;
     *request = NULL;
     return ncclInternalError;
 }
 
-static ncclResult_t plugin_test(void* request, int* done, int* sizes) {
-    bool is_done = false;
-    size_t bytes = 0;
-    const ncclResult_t result = connection_test(request, &is_done, &bytes);
-    *done = is_done;
-    if (is_done && sizes != NULL) sizes[0] = (int)bytes;
-    return result;
-}
-
-// NCCL closes what it could not open, too.
-static ncclResult_t plugin_close_send(void* send_comm) {
-    Connection* connection = send_comm;
-    if (connection == NULL) return ncclSuccess;
-    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": sent %llu bytes in %llu messages", (unsigned long long)connection->bytes,
-        (unsigned long long)connection->messages);
-    connection_free(connection);
+static ncclResult_t plugin_test(void* tested, int* done, int* sizes) {
+    Request* request = tested;
+    Connection* connection = request->connection;
+    if (!request->done && connection->failure == ncclSuccess) connection->failure = advance(connection);
+    *done = request->done;
+    if (request->done && sizes != NULL) sizes[0] = (int)request->bytes;
+    if (!request->done) return connection->failure;
+    request->connection = NULL;
     return ncclSuccess;
 }
 
-static ncclResult_t plugin_close_recv(void* recv_comm) {
-    Connection* connection = recv_comm;
+// NCCL closes what it could not open, too.
+static ncclResult_t close_connection(Connection* connection, const char* did) {
     if (connection == NULL) return ncclSuccess;
-    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": received %llu bytes in %llu messages",
+    LOG(kNetLogInfo, "NET/" NET_PLUGIN_NAME ": %s %llu bytes in %llu messages", did,
         (unsigned long long)connection->bytes, (unsigned long long)connection->messages);
     connection_free(connection);
     return ncclSuccess;
 }
+
+static ncclResult_t plugin_close_send(void* comm) { return close_connection(comm, "sent"); }
+static ncclResult_t plugin_close_recv(void* comm) { return close_connection(comm, "received"); }
 
 static ncclResult_t plugin_close_listen(void* listen_comm) {
     Listener* listener = listen_comm;

@@ -1,8 +1,7 @@
 // High-throughput operations in straight lines; see ht.h.
-#include "reference/ht.h"
-
 #include <algorithm>
 
+#include "reference/ht.h"
 #include "reference/walk.hpp"
 
 namespace {
@@ -108,8 +107,8 @@ uint64_t* ref_ht_rows(const RefRouting* routing, unsigned rank) {
     return rows;
 }
 
-void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens,
-                            unsigned num_rows, void* out) {
+void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefRows* tokens, unsigned num_rows,
+                            void* out) {
     const size_t row_bytes = ref_row_bytes(tokens);
     std::memset(out, 0, num_rows * row_bytes);
     WalkTo(*routing, rank, [&](const Copy& copy) {
@@ -118,8 +117,8 @@ void ref_ht_dispatch_tokens(const RefRouting* routing, unsigned rank, const RefR
     });
 }
 
-void ref_ht_dispatch_routing(const RefRouting* routing, const RefRouting* given, unsigned rank,
-                             unsigned num_rows, int64_t* ids, float* weights) {
+void ref_ht_dispatch_routing(const RefRouting* routing, const RefRouting* given, unsigned rank, unsigned num_rows,
+                             int64_t* ids, float* weights) {
     const size_t top_k = routing->top_k;
     const int64_t first = int64_t{rank} * ref_local_experts(routing);
     std::fill_n(ids, num_rows * top_k, -1);
@@ -159,8 +158,7 @@ void ref_ht_gradients(const RefRouting* routing, unsigned rank, unsigned columns
     std::fill_n(out, tokens * columns, 0.0f);
     WalkFrom(*routing, rank, [&](const Copy& copy) {
         for (unsigned i = 0; i < copy.experts.size() && i < columns && used[copy.token] < columns; ++i) {
-            out[copy.token * columns + used[copy.token]++] =
-                ref_weight(seed, copy.destination, copy.row * columns + i);
+            out[copy.token * columns + used[copy.token]++] = ref_weight(seed, copy.destination, copy.row * columns + i);
         }
     });
 }

@@ -6,13 +6,9 @@ RefLayout ref_expert_major(unsigned local_experts, unsigned slots) {
     return (RefLayout){local_experts, slots};
 }
 
-RefLayout ref_rank_major(unsigned ranks, unsigned max_tokens) {
-    return (RefLayout){ranks, max_tokens};
-}
+RefLayout ref_rank_major(unsigned ranks, unsigned max_tokens) { return (RefLayout){ranks, max_tokens}; }
 
-RefLayout ref_flat(unsigned rows) {
-    return (RefLayout){0, rows};
-}
+RefLayout ref_flat(unsigned rows) { return (RefLayout){0, rows}; }
 
 size_t ref_layout_rows(RefLayout layout) {
     return layout.parts == 0 ? layout.rows : (size_t)layout.parts * layout.rows;

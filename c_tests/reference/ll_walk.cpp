@@ -1,9 +1,8 @@
 // Low-latency operations in straight lines; see ll.h.
-#include "reference/ll.h"
-
 #include <cmath>
 #include <cstdlib>
 
+#include "reference/ll.h"
 #include "reference/walk.hpp"
 
 namespace {
@@ -154,8 +153,8 @@ uint64_t* ref_ll_slots(const RefRouting* routing, unsigned rank, RefLayout layou
     return rows;
 }
 
-void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout,
-                     const RefRows* tokens, void* packed, int32_t* counts) {
+void ref_ll_dispatch(const RefRouting* routing, unsigned rank, RefLayout layout, const RefRows* tokens, void* packed,
+                     int32_t* counts) {
     const unsigned local_experts = ref_local_experts(routing);
     const size_t row_bytes = ref_row_bytes(tokens);
     if (counts != nullptr) std::memset(counts, 0, local_experts * sizeof(*counts));
@@ -192,8 +191,8 @@ void ref_ll_combine(const RefRouting* sent, const RefRouting* now, unsigned rank
     ref_ll_combine_as(ref_ll_sum(), sent, now, rank, layout, expert_rows, out);
 }
 
-void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank,
-                       RefLayout layout, const RefRows* expert_rows, void* out) {
+void ref_ll_combine_as(RefLlSum order, const RefRouting* sent, const RefRouting* now, unsigned rank, RefLayout layout,
+                       const RefRows* expert_rows, void* out) {
     const Combine combine(*sent, *now, rank, layout, *expert_rows);
     for (size_t token = 0; token < now->num_tokens[rank]; ++token) {
         order == kRefExact ? combine.Exact(token, out) : combine.Reduced(token, out);

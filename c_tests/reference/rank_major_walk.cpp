@@ -1,8 +1,7 @@
 // Rank-major low-latency operations in straight lines; see rank_major.h.
-#include "reference/rank_major.h"
-
 #include <algorithm>
 
+#include "reference/rank_major.h"
 #include "reference/walk.hpp"
 
 namespace {
@@ -42,8 +41,7 @@ void Walk(const RefRouting& routing, unsigned rank, RefLayout layout, Each each)
 }  // namespace
 
 void ref_rank_each(const RefRouting* routing, unsigned rank, RefLayout layout, RefRankRowFn each, void* context) {
-    Walk(*routing, rank, layout,
-         [&](unsigned source, size_t token, size_t row) { each(source, token, row, context); });
+    Walk(*routing, rank, layout, [&](unsigned source, size_t token, size_t row) { each(source, token, row, context); });
 }
 
 void ref_rank_counts(const RefRouting* routing, unsigned rank, int32_t* counts) {
@@ -65,8 +63,8 @@ void ref_rank_beside(const RefRouting* routing, unsigned rank, RefLayout layout,
     });
 }
 
-void ref_rank_results(const RefRouting* routing, unsigned rank, RefLayout layout,
-                      const RefRows* expert_rows, void* out) {
+void ref_rank_results(const RefRouting* routing, unsigned rank, RefLayout layout, const RefRows* expert_rows,
+                      void* out) {
     Walk(*routing, rank, layout, [&](unsigned, size_t, size_t row) {
         ref_row_fill(expert_rows, ref_row_of(rank, row), static_cast<char*>(out) + row * ref_row_bytes(expert_rows));
     });

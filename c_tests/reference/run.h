@@ -100,6 +100,8 @@ RefRun ref_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* 
                          RefOpening opening);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ref_run_close(RefRun* run);
+// Before the declaration of a run: closed at the end of its block.
+#define REF_SCOPED __attribute__((cleanup(ref_run_close)))
 void ref_runs_close(RefRun* runs, unsigned count);
 // How dispatched rows lie in their tensor.
 RefLayout ref_run_layout(const RefRun* run, bool by_rank);

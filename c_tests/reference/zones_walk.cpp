@@ -1,10 +1,9 @@
 // High throughput by expert in straight lines; see zones.h.
-#include "reference/zones.h"
-
 #include <algorithm>
 #include <cstdlib>
 
 #include "reference/walk.hpp"
+#include "reference/zones.h"
 
 namespace {
 
@@ -23,8 +22,8 @@ bool IsThere(const RefZones* zones, size_t slot) { return slot != kRefNoSlot && 
 
 RefZones ZonesOf(const RefRouting* routing, unsigned rank, unsigned alignment, unsigned most) {
     const unsigned experts = ref_local_experts(routing);
-    RefZones zones = {routing, rank, most, ref::NewArray<size_t>(experts), nullptr,
-                      ref::NewArray<size_t>(routing->num_ranks)};
+    RefZones zones = {
+        routing, rank, most, ref::NewArray<size_t>(experts), nullptr, ref::NewArray<size_t>(routing->num_ranks)};
     for (unsigned source = 0; source < routing->num_ranks; ++source) {
         zones.first_of[source + 1] = zones.first_of[source] + routing->num_tokens[source];
     }

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "failure.h"
+#include "support.h"
 
 namespace simt {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "bulk.h"
 #include "fiber.h"
-#include "random.h"
+#include "support.h"
 #include "stores.h"
 
 namespace simt {

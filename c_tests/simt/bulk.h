@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "random.h"
+#include "support.h"
 #include "stores.h"
 
 namespace simt {

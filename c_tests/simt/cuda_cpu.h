@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "block.h"
-#include "failure.h"
+#include "support.h"
 
 #define __device__
 #define __global__
@@ -20,8 +20,7 @@
 #define __align__(bytes) alignas(bytes)
 // A block is one OS thread, so what its threads share is local to that OS thread.
 #define __shared__ static thread_local
-#define DYNAMIC_SHARED(type, name) \
-    type* name = reinterpret_cast<type*>(simt::Block::Current().dynamic_shared())
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(simt::Block::Current().dynamic_shared())
 
 #define threadIdx (simt::Block::Current().ThreadIdx())
 #define blockIdx (simt::Block::Current().BlockIdx())
@@ -180,16 +179,6 @@ T atomicMax(T* at, T value) {
 template <typename T>
 T atomicMin(T* at, T value) {
     return simt::Atomic(at, [value](T old) { return value < old ? value : old; });
-}
-
-template <typename T>
-T atomicOr(T* at, T value) {
-    return simt::Atomic(at, [value](T old) { return old | value; });
-}
-
-template <typename T>
-T atomicExch(T* at, T value) {
-    return simt::Atomic(at, [value](T) { return value; });
 }
 
 template <typename T>

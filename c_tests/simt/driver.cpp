@@ -2,8 +2,6 @@
 //
 // Memory, streams and events are those of the CPU stand-ins (hostsim), which this library contains;
 // a module is a library of kernels that g++ has compiled, and a launch runs one on its stream.
-#include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -19,10 +17,9 @@
 #include <vector>
 
 #include "block.h"
-#include "environment.h"
 #include "kernel.h"
 #include "launch.h"
-#include "result.h"
+#include "driver.h"
 
 // Of the stand-ins: see hostsim/src/cuda/capture.rs.
 extern "C" void ncclEpHostsimAllowGraphs();

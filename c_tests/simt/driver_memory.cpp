@@ -3,8 +3,6 @@
 // Memory comes from the CPU stand-ins: poisoned, and followed by a page that nobody may touch. What is exported is put
 // into a memory file in place; importers open that through /proc. A page more at the end of the file counts who maps
 // it: CUDA leaves undefined what becomes of a mapping whose memory is freed.
-#include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,9 +13,7 @@
 #include <mutex>
 #include <string>
 
-#include "driver_vmm.h"
-#include "environment.h"
-#include "result.h"
+#include "driver.h"
 
 // Of the stand-ins: see hostsim/src/cuda/memory.rs.
 struct Block {

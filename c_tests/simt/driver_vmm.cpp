@@ -1,6 +1,6 @@
 // The driver's memory that programs put together of pieces: a piece is a memory file, and its descriptor what another
 // process has it by.
-#include "driver_vmm.h"
+#include "driver.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,6 @@
 #include <map>
 #include <mutex>
 
-#include "failure.h"
 
 namespace {
 
@@ -97,8 +96,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemExportToShareableHandle(void* descriptor, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType, unsigned long long) {
+CUresult cuMemExportToShareableHandle(void* descriptor, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType,
+                                      unsigned long long) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = pieces.find(handle);
     if (found == pieces.end() || !found->second.is_exportable) return CUDA_ERROR_INVALID_VALUE;
@@ -127,8 +126,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
-                  unsigned long long) {
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle handle, unsigned long long) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = pieces.find(handle);
     if (found == pieces.end() || found->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "failure.h"
+#include "support.h"
 
 // simt_switch(save, load): pushes the callee-saved registers, stores the stack pointer to *save,
 // takes the stack pointer `load`, pops and returns there.

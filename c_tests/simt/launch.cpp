@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "block.h"
-#include "environment.h"
-#include "failure.h"
+#include "support.h"
 
 namespace simt {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "failure.h"
+#include "support.h"
 
 namespace simt {
 namespace {

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "random.h"
+#include "support.h"
 
 namespace simt {
 

@@ -17,8 +17,9 @@
 //! to work where an NVIDIA driver is present unless `NCCLEP_HOSTSIM_WITH_GPU=1` is set.
 //!
 //! # Safety
-//! Where a function says nothing else: pointers to results are null or valid for a write, in an open group until its
-//! end, and buffers stay allocated until the stream has passed the operation.
+//! Pointers to results (`Option<&mut T>`) are null or valid for a write. Where an unsafe function says nothing else, it
+//! writes a result until the end of an open group, and reads buffers of the program's own until the stream has passed
+//! the operation.
 // What has C's names is described by C's documents.
 #![allow(missing_docs, clippy::missing_safety_doc, non_camel_case_types)]
 

@@ -88,24 +88,13 @@ mod tests {
     const NO_LIBRARY: &CStr = c"libhostsim_has_no_such_library.so.1";
 
     #[test]
-    fn works_without_a_driver() {
+    fn a_driver_is_refused_unless_the_user_insists() {
+        let (node, library) = (Path::new("/dev/null"), c"libc.so.6");
         assert_eq!(refusal(Path::new(NO_NODE), NO_LIBRARY, false), None);
-    }
-
-    #[test]
-    fn refuses_when_the_device_node_exists() {
-        let text = refusal(Path::new("/dev/null"), NO_LIBRARY, false).expect("a refusal");
+        assert_eq!(refusal(node, library, true), None);
+        let text = refusal(node, NO_LIBRARY, false).expect("a refusal");
         assert!(text.contains("/dev/null") && text.contains(OVERRIDE), "{text}");
-    }
-
-    #[test]
-    fn refuses_when_the_driver_library_loads() {
-        let text = refusal(Path::new(NO_NODE), c"libc.so.6", false).expect("a refusal");
+        let text = refusal(Path::new(NO_NODE), library, false).expect("a refusal");
         assert!(text.contains("libc.so.6"), "{text}");
-    }
-
-    #[test]
-    fn the_user_can_insist() {
-        assert_eq!(refusal(Path::new("/dev/null"), c"libc.so.6", true), None);
     }
 }

@@ -24,7 +24,6 @@ def all_steps(places: Places) -> list[Step]:
              counts.exit_status, environment=path),
         Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
              counts.exit_status, environment=path),
-        Step("documents/links", ("python3", "scripts/testing/links.py"), counts.closing_line),
         Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
         Step("documents/site", ("make", "docs"), counts.exit_status, (python_steps.setup().name,)),
         *_builds(places),

@@ -38,8 +38,8 @@ void FillBytes(void* to, size_t bytes, uint64_t* state) {
 }
 
 const Format* Find(const std::string& name) {
-    const auto* found = std::find_if(kFormats.begin(), kFormats.end(),
-                                     [&](const Format& format) { return name == format.name; });
+    const auto* found =
+        std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& format) { return name == format.name; });
     return found == kFormats.end() ? nullptr : found;
 }
 
@@ -63,22 +63,6 @@ const char* DispatchRows::how() const {
     return casts_outside() ? "cast by a kernel of this program, then forwarded" : "cast by the library";
 }
 
-std::string ReadFormat(const std::string& name, DispatchRows* rows) {
-    if (name != "bf16" && Find(name) == nullptr) {
-        return "--dispatch: expected bf16, fp8, fp8-pow2, ue8m0, mxfp8, mxfp4 or nvfp4, got \"" + name + "\"";
-    }
-    rows->name = name;
-    return "";
-}
-
-std::string ReadCast(const std::string& where, DispatchRows* rows) {
-    if (where != "inside" && where != "outside") {
-        return "--cast: expected inside or outside, got \"" + where + "\"";
-    }
-    rows->cast = where;
-    return "";
-}
-
 std::string SizeRows(unsigned hidden, DispatchRows* rows) {
     const Format* format = Find(rows->name);
     const std::string refusal = WhyNoCast(format, *rows);
@@ -86,8 +70,8 @@ std::string SizeRows(unsigned hidden, DispatchRows* rows) {
     if (format == nullptr) return rows->forward ? "--forward: bf16 has no scales" : "";
     rows->forward = rows->forward || !format->casts;
     if (hidden % (16 * format->elements) != 0) {
-        return "--hidden: a row of " + rows->name + " is a multiple of 16 bytes, got " +
-               std::to_string(hidden) + " elements";
+        return "--hidden: a row of " + rows->name + " is a multiple of 16 bytes, got " + std::to_string(hidden) +
+               " elements";
     }
     if (rows->forward) {
         const unsigned scales = (hidden + format->block - 1) / format->block;

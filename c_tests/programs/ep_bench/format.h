@@ -22,10 +22,6 @@ struct DispatchRows {
     std::string where() const;  // inside, outside; empty: nothing is cast
 };
 
-// Check the names; `rows` has no sizes yet. They return a text if a name is invalid.
-std::string ReadFormat(const std::string& name, DispatchRows* rows);
-std::string ReadCast(const std::string& where, DispatchRows* rows);
-
 // Fills in the sizes of rows of `hidden` elements. Returns a text if the format has no such rows, or is not cast
 // as was asked.
 std::string SizeRows(unsigned hidden, DispatchRows* rows);

@@ -20,239 +20,208 @@
 // one node; else it has, for each operation, the bytes of a rank to other nodes: `once` of each
 // token to each other node with one of its experts, `sent` by the library (mean, and of the rank
 // with most) with gbps from the idle medians. `nccl_alone` times NCCL with the messages of `sent`.
-#include <cstdio>
-#include <string>
-#include <utility>
-
 #include "harness/nodes.h"
 #include "programs/ep_bench/report.h"
 
 namespace ep_bench {
-namespace {
 
-using Member = std::pair<const char*, std::string>;
+// A value in the form of the file. The functions are no local ones, so that each finds those below it by their types.
+struct Json {
+    std::string text;
+};
 
-std::string Object(std::initializer_list<Member> members) {
-    std::string json;
-    for (const auto& [name, value] : members) {
-        json += (json.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + value;
-    }
-    return json + "}";
-}
-
-std::string Number(double value) {
-    char text[64];
-    snprintf(text, sizeof(text), "%.10g", value);
-    return text;
-}
-
-const char* Bool(bool value) { return value ? "true" : "false"; }
+static Json To(const Json& json) { return json; }
 
 // Names from drivers and from us contain no control characters.
-std::string Text(const std::string& value) {
+static Json To(const std::string& text) {
+    if (text.empty()) return {"null"};
     std::string json = "\"";
-    for (const char character : value) {
+    for (const char character : text) {
         if (character == '"' || character == '\\') json += '\\';
         json += character;
     }
-    return json + "\"";
+    return {json + "\""};
 }
 
-std::string TextOrNull(const std::string& value) { return value.empty() ? "null" : Text(value); }
+static Json To(const char* text) { return To(std::string(text)); }
 
-std::string FiguresJson(const Figures& figures) {
-    return Object({{"median_us", Number(figures.median_us)},
-                   {"min_us", Number(figures.min_us)},
-                   {"p90_us", Number(figures.p90_us)},
-                   {"p99_us", Number(figures.p99_us)}});
+template <typename Number, typename = std::enable_if_t<std::is_arithmetic_v<Number>>>
+static Json To(Number number) {
+    if constexpr (std::is_same_v<Number, bool>) return {number ? "true" : "false"};
+    char text[64];
+    snprintf(text, sizeof(text), "%.10g", static_cast<double>(number));
+    return {text};
 }
 
-std::string CastJson(const CastTimes& times) {
-    return Object({{"alone", FiguresJson(times.alone)},
-                   {"dispatch", FiguresJson(times.dispatch)},
-                   {"pair", FiguresJson(times.pair)}});
+template <typename Value>
+static Json To(const std::optional<Value>& value) {
+    return value ? To(*value) : Json{"null"};
 }
 
-std::string PacedJson(const PacedTimes& times) {
-    return Object({{"dispatch", FiguresJson(times.dispatch)},
-                   {"combine", FiguresJson(times.combine)},
-                   {"pair", FiguresJson(times.pair)},
-                   {"cast", times.cast ? CastJson(*times.cast) : "null"}});
+static Json To(const Tokens& tokens) {
+    std::string json;
+    for (const unsigned number : tokens) json += (json.empty() ? "[" : ", ") + To(number).text;
+    return {json + "]"};
 }
 
-std::string SpanJson(const ReferenceTimes& times, Span span) {
-    return Object({{"avg_us", Number(times.all[span].average_us)},
-                   {"min_us", Number(times.all[span].min_us)},
-                   {"max_us", Number(times.all[span].max_us)},
-                   {"median_us", Number(times.slowest[span].median_us)},
-                   {"p90_us", Number(times.slowest[span].p90_us)}});
+static std::string Members() { return "}"; }
+
+template <typename Value, typename... More>
+static std::string Members(const char* name, const Value& value, const More&... more) {
+    return "\"" + std::string(name) + "\": " + To(value).text + (sizeof...(more) > 0 ? ", " : "") + Members(more...);
 }
 
-std::string ReferenceJson(const ReferenceTimes& times) {
-    return Object({{"dispatch", SpanJson(times, kDispatch)},
-                   {"combine", SpanJson(times, kCombine)},
-                   {"total", SpanJson(times, kTotal)}});
+// Takes names and values in turn.
+template <typename... All>
+static Json Object(const All&... members) {
+    return {"{" + Members(members...)};
 }
 
-std::string HostJson(const HostTimes& times) {
-    return Object({{"dispatch", FiguresJson(times.dispatch)},
-                   {"combine", FiguresJson(times.combine)},
-                   {"complete", FiguresJson(times.complete)}});
+template <typename Value>
+static std::optional<Value> If(bool has, Value value) {
+    return has ? std::optional<Value>(value) : std::nullopt;
 }
 
-std::string HandleJson(const HandleTimes& times) {
-    return Object({{"host", FiguresJson(times.host)}, {"stream", FiguresJson(times.stream)}});
+// ---- Times -------------------------------------------------------------------------------------
+
+static Json To(const Figures& figures) {
+    return Object("median_us", figures.median_us, "min_us", figures.min_us, "p90_us", figures.p90_us, "p99_us",
+                  figures.p99_us);
 }
+
+static Json To(const CastTimes& times) {
+    return Object("alone", times.alone, "dispatch", times.dispatch, "pair", times.pair);
+}
+
+static Json To(const PacedTimes& times) {
+    return Object("dispatch", times.dispatch, "combine", times.combine, "pair", times.pair, "cast", times.cast);
+}
+
+static Json SpanOf(const ReferenceTimes& times, Span span) {
+    const Stats& all = times.all[span];
+    const Figures& slowest = times.slowest[span];
+    return Object("avg_us", all.average_us, "min_us", all.min_us, "max_us", all.max_us, "median_us", slowest.median_us,
+                  "p90_us", slowest.p90_us);
+}
+
+static Json To(const ReferenceTimes& times) {
+    return Object("dispatch", SpanOf(times, kDispatch), "combine", SpanOf(times, kCombine), "total",
+                  SpanOf(times, kTotal));
+}
+
+static Json To(const HostTimes& times) {
+    return Object("dispatch", times.dispatch, "combine", times.combine, "complete", times.complete);
+}
+
+static Json To(const HandleTimes& times) { return Object("host", times.host, "stream", times.stream); }
+
+// ---- Bytes -------------------------------------------------------------------------------------
 
 // A figure computed from one operation's bytes by each convention.
 template <typename Make>
-std::string ByConvention(const Result& result, double row_bytes, Make make) {
-    return Object({{"pair", Number(make(result.Mean(&RankFigures::pair) * row_bytes))},
-                   {"dedup", Number(make(result.Mean(&RankFigures::dedup) * row_bytes))},
-                   {"wire", Number(make(result.Mean(&RankFigures::wire) * row_bytes))}});
+static Json ByConvention(const Result& result, double row_bytes, Make make) {
+    return Object("pair", make(result.Mean(&RankFigures::pair) * row_bytes), "dedup",
+                  make(result.Mean(&RankFigures::dedup) * row_bytes), "wire",
+                  make(result.Mean(&RankFigures::wire) * row_bytes));
 }
 
-std::string BytesJson(const Options& options, const Result& result) {
+static Json BytesOf(const Options& options, const Result& result) {
     const auto same = [](double bytes) { return bytes; };
-    return Object({{"dispatch", ByConvention(result, DispatchRowBytes(options), same)},
-                   {"combine", ByConvention(result, CombineRowBytes(options), same)}});
+    return Object("dispatch", ByConvention(result, DispatchRowBytes(options), same), "combine",
+                  ByConvention(result, CombineRowBytes(options), same));
 }
 
-std::string BandwidthJson(const Options& options, const Result& result) {
+static Json BandwidthOf(const Options& options, const Result& result) {
     const PacedTimes& idle = result.timing.idle;
     const auto rate = [](const Figures& figures) {
         return [time = figures.median_us](double bytes) { return GigabytesPerSecond(bytes, time); };
     };
-    return Object({{"dispatch", ByConvention(result, DispatchRowBytes(options), rate(idle.dispatch))},
-                   {"combine", ByConvention(result, CombineRowBytes(options), rate(idle.combine))}});
+    return Object("dispatch", ByConvention(result, DispatchRowBytes(options), rate(idle.dispatch)), "combine",
+                  ByConvention(result, CombineRowBytes(options), rate(idle.combine)));
 }
 
-std::string NetworkJson(const Result& result, double row_bytes, double RankFigures::* sent, const Figures& idle) {
+static Json MessagesOf(const Result& result, double row_bytes, double RankFigures::* sent, const Figures& idle) {
     const double mean = result.Mean(sent);
-    return Object({{"once", Number(result.Mean(&RankFigures::network_rows) * row_bytes)},
-                   {"sent", Number(mean)},
-                   {"sent_max", Number(result.Max(sent))},
-                   {"gbps", Number(GigabytesPerSecond(mean, idle.median_us))}});
+    return Object("once", result.Mean(&RankFigures::network_rows) * row_bytes, "sent", mean, "sent_max",
+                  result.Max(sent), "gbps", GigabytesPerSecond(mean, idle.median_us));
 }
 
-std::string NcclAloneJson(const OperationTimes& times) {
-    return Object({{"idle", PacedJson(times.idle)},
-                   {"queued", PacedJson(times.queued)},
-                   {"graph", times.graph ? PacedJson(*times.graph) : "null"},
-                   {"host_call", Object({{"dispatch", FiguresJson(times.host.dispatch)},
-                                         {"combine", FiguresJson(times.host.combine)}})}});
+// NCCL alone.
+static Json To(const OperationTimes& times) {
+    return Object("idle", times.idle, "queued", times.queued, "graph", times.graph, "host_call",
+                  Object("dispatch", times.host.dispatch, "combine", times.host.combine));
 }
 
-std::string NetworkJson(const Options& options, const Result& result) {
+static Json NetworkOf(const Options& options, const Result& result) {
     const Timing& timing = result.timing;
-    if (result.nodes == 1) return "null";
-    return Object(
-        {{"dispatch",
-          NetworkJson(result, DispatchRowBytes(options), &RankFigures::network_dispatch, timing.idle.dispatch)},
-         {"combine", NetworkJson(result, CombineRowBytes(options), &RankFigures::network_combine, timing.idle.combine)},
-         {"nccl_alone", timing.nccl_alone ? NcclAloneJson(*timing.nccl_alone) : "null"}});
+    return Object("dispatch",
+                  MessagesOf(result, DispatchRowBytes(options), &RankFigures::network_dispatch, timing.idle.dispatch),
+                  "combine",
+                  MessagesOf(result, CombineRowBytes(options), &RankFigures::network_combine, timing.idle.combine),
+                  "nccl_alone", timing.nccl_alone);
 }
+
+// ---- The file ----------------------------------------------------------------------------------
 
 // Rows of a cast count only where they were checked.
-std::string WrongJson(const Options& options, const Result& result) {
-    if (!result.wrong) return "null";
-    const Member dispatch = {"dispatch", std::to_string(result.wrong->dispatch_rows)};
-    const Member combine = {"combine", std::to_string(result.wrong->combine_rows)};
-    if (!options.rows.casts_outside()) return Object({dispatch, combine});
-    return Object({dispatch, combine, {"cast", std::to_string(result.wrong->cast_rows)}});
+static Json WrongOf(const Options& options, const Wrong& wrong) {
+    if (!options.rows.casts_outside()) return Object("dispatch", wrong.dispatch_rows, "combine", wrong.combine_rows);
+    return Object("dispatch", wrong.dispatch_rows, "combine", wrong.combine_rows, "cast", wrong.cast_rows);
 }
 
-std::string BlocksJson(const Result& result) {
-    if (!result.blocks || result.blocks->dispatch == 0) return "null";
-    return Object({{"dispatch", Number(result.blocks->dispatch)}, {"combine", Number(result.blocks->combine)}});
+static Json To(const Blocks& blocks) {
+    return blocks.dispatch == 0 ? Json{"null"} : Object("dispatch", blocks.dispatch, "combine", blocks.combine);
 }
 
-std::string TokensJson(const Tokens& tokens) {
-    std::string json;
-    for (const unsigned number : tokens) json += (json.empty() ? "[" : ", ") + Number(number);
-    return json + "]";
-}
-
-std::string ResultJson(const Options& options, const Result& result) {
+static Json ResultOf(const Options& options, const Result& result) {
     const Timing& timing = result.timing;
-    return Object({{"tokens", Number(Largest(result.tokens))},
-                   {"tokens_by_rank", TokensJson(result.tokens)},
-                   {"max_tokens", options.dynamic_tokens ? "null" : Number(result.max_tokens)},
-                   {"received_rows", Number(result.Mean(&RankFigures::received))},
-                   {"received_max", Number(result.Max(&RankFigures::received))},
-                   {"received_imbalance", Number(result.Imbalance())},
-                   {"wire_rows_in_max", Number(result.Max(&RankFigures::wire_in))},
-                   {"wire_rows_out_max", Number(result.Max(&RankFigures::wire))},
-                   {"library_bytes", Number(result.Max(&RankFigures::library_bytes))},
-                   {"tensor_bytes", Number(result.Max(&RankFigures::tensor_bytes))},
-                   {"blocks", BlocksJson(result)},
-                   {"wrong_rows", WrongJson(options, result)},
-                   {"bytes", BytesJson(options, result)},
-                   {"gbps", BandwidthJson(options, result)},
-                   {"network", NetworkJson(options, result)},
-                   {"reference", ReferenceJson(timing.reference)},
-                   {"idle", PacedJson(timing.idle)},
-                   {"queued", PacedJson(timing.queued)},
-                   {"graph", timing.graph ? PacedJson(*timing.graph) : "null"},
-                   {"cold", timing.cold ? PacedJson(*timing.cold) : "null"},
-                   {"cold_queued", timing.cold_queued ? PacedJson(*timing.cold_queued) : "null"},
-                   {"host_call", HostJson(timing.host)},
-                   {"create_handle", timing.handle ? HandleJson(*timing.handle) : "null"}});
+    return Object(
+        "tokens", Largest(result.tokens), "tokens_by_rank", result.tokens, "max_tokens",
+        If(!options.dynamic_tokens, result.max_tokens), "received_rows", result.Mean(&RankFigures::received),
+        "received_max", result.Max(&RankFigures::received), "received_imbalance", result.Imbalance(),
+        "wire_rows_in_max", result.Max(&RankFigures::wire_in), "wire_rows_out_max", result.Max(&RankFigures::wire),
+        "library_bytes", result.Max(&RankFigures::library_bytes), "tensor_bytes",
+        result.Max(&RankFigures::tensor_bytes), "blocks", result.blocks, "wrong_rows",
+        result.wrong ? WrongOf(options, *result.wrong) : Json{"null"}, "bytes", BytesOf(options, result), "gbps",
+        BandwidthOf(options, result), "network", result.nodes == 1 ? Json{"null"} : NetworkOf(options, result),
+        "reference", timing.reference, "idle", timing.idle, "queued", timing.queued, "graph", timing.graph, "cold",
+        timing.cold, "cold_queued", timing.cold_queued, "host_call", timing.host, "create_handle", timing.handle);
 }
 
-std::string MachineJson(const Machine& machine) {
-    return Object({{"gpu", TextOrNull(machine.gpu)},
-                   {"driver", TextOrNull(machine.driver)},
-                   {"cuda_of_driver", std::to_string(machine.cuda_of_driver)},
-                   {"nccl", std::to_string(machine.nccl)},
-                   {"library", TextOrNull(machine.library)},
-                   {"multiprocessors", std::to_string(machine.multiprocessors)}});
+static Json To(const Machine& machine) {
+    return Object("gpu", machine.gpu, "driver", machine.driver, "cuda_of_driver", machine.cuda_of_driver, "nccl",
+                  machine.nccl, "library", machine.library, "multiprocessors", machine.multiprocessors);
 }
 
-const char* LayoutName(const Options& options) {
+static const char* LayoutName(const Options& options) {
     if (!options.low_latency()) return "flat";
     if (options.view) return "rank view";
     return options.by_rank ? "rank" : "expert";
 }
 
-std::string ConfigJson(const Options& options, int ranks) {
-    return Object({{"algorithm", Text(options.low_latency() ? "ll" : "ht")},
-                   {"backend", Text(ep_on_hostsim() ? "host" : "cuda")},
-                   {"ranks", std::to_string(ranks)},
-                   {"nodes", std::to_string(ep_num_nodes())},
-                   {"hidden", std::to_string(options.hidden)},
-                   {"top_k", std::to_string(options.top_k)},
-                   {"experts", std::to_string(options.experts)},
-                   {"masked", options.low_latency() ? std::to_string(options.masked) : "0"},
-                   {"layout", Text(LayoutName(options))},
-                   {"memory", Text(options.symmetric ? "symmetric" : "plain")},
-                   {"variant", Text(VariantName(options))},
-                   {"routing", Text(RoutingName(options))},
-                   {"zipf_exponent", options.routing == RoutingKind::kZipf ? Number(options.zipf_exponent) : "null"},
-                   {"channels", options.channels == NCCL_EP_AUTO ? "null" : Number(options.channels)},
-                   {"dtype", Text("bfloat16")},
-                   {"dispatch", Text(options.rows.name)},
-                   {"forward", Bool(options.rows.forward)},
-                   {"cast", TextOrNull(options.rows.where())},
-                   {"warmup", std::to_string(options.warmup)},
-                   {"iterations", std::to_string(options.iterations)},
-                   {"graph_ops", options.use_cuda_graph ? Number(options.graph_ops) : "null"},
-                   {"use_fp8", Bool(options.use_fp8)},
-                   {"dynamic_tokens", Bool(options.dynamic_tokens)},
-                   {"usual_convention", Text(UsualConventionName(options))}});
+static Json ConfigOf(const Options& options, int ranks) {
+    const bool ll = options.low_latency();
+    return Object(
+        "algorithm", ll ? "ll" : "ht", "backend", ep_on_hostsim() ? "host" : "cuda", "ranks", ranks, "nodes",
+        ep_num_nodes(), "hidden", options.hidden, "top_k", options.top_k, "experts", options.experts, "masked",
+        ll ? options.masked : 0, "layout", LayoutName(options), "memory", options.symmetric ? "symmetric" : "plain",
+        "variant", VariantName(options), "routing", RoutingName(options), "zipf_exponent",
+        If(options.routing == RoutingKind::kZipf, options.zipf_exponent), "channels",
+        If(options.channels != NCCL_EP_AUTO, options.channels), "dtype", "bfloat16", "dispatch", options.rows.name,
+        "forward", options.rows.forward, "cast", options.rows.where(), "warmup", options.warmup, "iterations",
+        options.iterations, "graph_ops", If(options.use_cuda_graph, options.graph_ops), "use_fp8", options.use_fp8,
+        "dynamic_tokens", options.dynamic_tokens, "usual_convention", UsualConventionName(options));
 }
-
-}  // namespace
 
 bool WriteJson(const Options& options, const Machine& machine, int ranks, const Measurements& measured) {
     FILE* file = fopen(options.json_file.c_str(), "w");
     if (file == nullptr) return false;
-    std::string json = "{\n  \"program\": \"ep_bench\",\n  \"machine\": " + MachineJson(machine) +
-                       ",\n  \"config\": " + ConfigJson(options, ranks) +
-                       ",\n  \"first_use_bytes\": " + Number(measured.first_use_bytes) + ",\n  \"results\": [\n";
+    std::string json = "{\n  \"program\": \"ep_bench\",\n  \"machine\": " + To(machine).text +
+                       ",\n  \"config\": " + ConfigOf(options, ranks).text +
+                       ",\n  \"first_use_bytes\": " + To(measured.first_use_bytes).text + ",\n  \"results\": [\n";
     const std::vector<Result>& results = measured.results;
     for (size_t i = 0; i < results.size(); ++i) {
-        json += "    " + ResultJson(options, results[i]) + (i + 1 < results.size() ? ",\n" : "\n");
+        json += "    " + ResultOf(options, results[i]).text + (i + 1 < results.size() ? ",\n" : "\n");
     }
     json += "  ]\n}\n";
     const bool written = fwrite(json.data(), 1, json.size(), file) == json.size();

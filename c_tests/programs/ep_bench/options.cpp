@@ -111,20 +111,6 @@ std::string ReadChannels(const std::string& text, Options* options) {
     return error;
 }
 
-std::string ReadLayout(const std::string& name, Options* options) {
-    if (name != "expert" && name != "rank") return "--layout: expected expert or rank, got \"" + name + "\"";
-    options->by_rank = name == "rank";
-    return "";
-}
-
-std::string ReadMemory(const std::string& name, Options* options) {
-    if (name != "plain" && name != "symmetric") {
-        return "--memory: expected plain or symmetric, got \"" + name + "\"";
-    }
-    options->symmetric = name == "symmetric";
-    return "";
-}
-
 // By the numbers of ncclEpVariant_t.
 const char* const kVariants[] = {"own", "ll.reduce", "ll.exact", "ht.ring", "ht.direct", "ht.pull"};
 
@@ -135,13 +121,6 @@ std::string ReadVariant(const std::string& name, Options* options) {
         return "";
     }
     return "--variant: expected ll.reduce, ll.exact, ht.ring, ht.direct or ht.pull, got \"" + name + "\"";
-}
-
-std::string ReadBetween(const std::string& what, Options* options) {
-    if (what != "code") return "--between: expected code, got \"" + what + "\"";
-    options->between_code = true;
-    options->use_cuda_graph = true;
-    return "";
 }
 
 std::string ReadLists(const std::string& text, bool sweep, Options* options) {
@@ -169,19 +148,21 @@ ep::Option Closing(bool* open, ep::Option option) {
 std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
     const auto tokens = [=](const std::string& list) { return ReadLists(list, false, options); };
     const auto sweep = [=](const std::string& list) { return ReadLists(list, true, options); };
-    const auto format = [=](const std::string& name) { return ReadFormat(name, &options->rows); };
-    const auto cast = [=](const std::string& where) { return ReadCast(where, &options->rows); };
+    const auto between = [=](const std::string&) { options->between_code = options->use_cuda_graph = true; };
     return {ep::Algorithm(&options->algorithm),
             Closing(&open->tokens, {'t', "tokens", true, tokens}),
             Closing(&open->tokens, {0, "sweep", true, sweep}),
             ep::Number(0, "max-tokens", 1, &options->max_tokens),
             Closing(&open->hidden, ep::Number('d', "hidden", 1, &options->hidden)),
-            {0, "layout", true, [=](const std::string& name) { return ReadLayout(name, options); }},
+            ep::Choice(0, "layout", {"expert", "rank"},
+                       [=](const std::string& name) { options->by_rank = name == "rank"; }),
             {0, "variant", true, [=](const std::string& name) { return ReadVariant(name, options); }},
             ep::Switch(0, "view", &options->view),
-            {0, "memory", true, [=](const std::string& name) { return ReadMemory(name, options); }},
-            {0, "dispatch", true, format},
-            {0, "cast", true, cast},
+            ep::Choice(0, "memory", {"plain", "symmetric"},
+                       [=](const std::string& name) { options->symmetric = name == "symmetric"; }),
+            ep::Choice(0, "dispatch", {"bf16", "fp8", "fp8-pow2", "ue8m0", "mxfp8", "mxfp4", "nvfp4"},
+                       [=](const std::string& name) { options->rows.name = name; }),
+            ep::Choice(0, "cast", {"inside", "outside"}, [=](const std::string& where) { options->rows.cast = where; }),
             ep::Switch(0, "forward", &options->rows.forward),
             ep::Number('k', "top-k", 1, &options->top_k),
             ep::Number('e', "experts", 1, &options->experts),
@@ -189,7 +170,7 @@ std::vector<ep::Option> SizeOptions(Options* options, Open* open) {
             Closing(&open->warmup, ep::Number('w', "warmup", 0, &options->warmup)),
             Closing(&open->iterations, ep::Number('i', "iters", 1, &options->iterations)),
             ep::Number(0, "graph-ops", 1, &options->graph_ops),
-            {0, "between", true, [=](const std::string& what) { return ReadBetween(what, options); }}};
+            ep::Choice(0, "between", {"code"}, between)};
 }
 
 std::vector<ep::Option> OtherOptions(ParsedOptions* parsed, Open* open) {
@@ -234,8 +215,8 @@ std::string CheckMaxTokens(const Options& options) {
     unsigned largest = 0;
     for (const Tokens& tokens : options.tokens) largest = std::max(largest, Largest(tokens));
     if (largest <= options.max_tokens) return "";
-    return "--max-tokens: expected at least " + std::to_string(largest) +
-           ", which a rank has, got " + std::to_string(options.max_tokens);
+    return "--max-tokens: expected at least " + std::to_string(largest) + ", which a rank has, got " +
+           std::to_string(options.max_tokens);
 }
 
 }  // namespace

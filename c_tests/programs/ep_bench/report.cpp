@@ -21,17 +21,15 @@ void PrintRanks(const Options& options, const Result& result) {
         const RankFigures& figures = result.ranks[rank];
         const double sent = figures.*usual * DispatchRowBytes(options);
         const double returned = figures.*usual * CombineRowBytes(options);
-        printf(
-            "[Rank %zu] Dispatch: avg=%.2f us, %.2f GB/s | Combine: avg=%.2f us, %.2f GB/s | Total: avg=%.2f us\n",
-            rank, figures.dispatch_us, GigabytesPerSecond(sent, figures.dispatch_us),
-            figures.combine_us, GigabytesPerSecond(returned, figures.combine_us), figures.total_us);
+        printf("[Rank %zu] Dispatch: avg=%.2f us, %.2f GB/s | Combine: avg=%.2f us, %.2f GB/s | Total: avg=%.2f us\n",
+               rank, figures.dispatch_us, GigabytesPerSecond(sent, figures.dispatch_us), figures.combine_us,
+               GigabytesPerSecond(returned, figures.combine_us), figures.total_us);
     }
 }
 
 void PrintSpan(const char* name, const Stats& stats, double bytes) {
-    printf("  %-10s avg=%10.2f us  min=%10.2f us  max=%10.2f us  throughput=%8.2f GB/s\n", name,
-           stats.average_us, stats.min_us, stats.max_us,
-           GigabytesPerSecond(bytes, stats.average_us));
+    printf("  %-10s avg=%10.2f us  min=%10.2f us  max=%10.2f us  throughput=%8.2f GB/s\n", name, stats.average_us,
+           stats.min_us, stats.max_us, GigabytesPerSecond(bytes, stats.average_us));
 }
 
 // The reference computes the throughput of this block from the bytes of rank 0.
@@ -39,8 +37,8 @@ void PrintSummary(const Options& options, const Result& result) {
     const double rows = result.ranks[0].*UsualConvention(options);
     const double sent = rows * DispatchRowBytes(options);
     const double returned = rows * CombineRowBytes(options);
-    printf("Summary (%s, %zu ranks, tokens per rank: %s):\n", AlgorithmName(options),
-           result.ranks.size(), NameOf(result.tokens).c_str());
+    printf("Summary (%s, %zu ranks, tokens per rank: %s):\n", AlgorithmName(options), result.ranks.size(),
+           NameOf(result.tokens).c_str());
     const auto& all = result.timing.reference.all;
     PrintSpan("Dispatch:", all[kDispatch], sent);
     PrintSpan("Combine:", all[kCombine], returned);
@@ -49,18 +47,25 @@ void PrintSummary(const Options& options, const Result& result) {
            UsualConventionName(options));
 }
 
+struct Bytes {
+    double dispatch;
+    double combine;
+};
+
+void PrintBytes(const char* name, const Bytes& bytes, const PacedTimes& idle) {
+    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, bytes.dispatch / kMegabyte,
+           GigabytesPerSecond(bytes.dispatch, idle.dispatch.median_us), bytes.combine / kMegabyte,
+           GigabytesPerSecond(bytes.combine, idle.combine.median_us));
+}
+
 void PrintConvention(const Options& options, const Result& result, const char* name, double RankFigures::* figure) {
-    const double sent = result.Mean(figure) * DispatchRowBytes(options);
-    const double returned = result.Mean(figure) * CombineRowBytes(options);
-    const PacedTimes& idle = result.timing.idle;
-    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, sent / kMegabyte,
-           GigabytesPerSecond(sent, idle.dispatch.median_us), returned / kMegabyte,
-           GigabytesPerSecond(returned, idle.combine.median_us));
+    const double rows = result.Mean(figure);
+    PrintBytes(name, {rows * DispatchRowBytes(options), rows * CombineRowBytes(options)}, result.timing.idle);
 }
 
 void PrintFigures(const char* name, const Figures& figures) {
-    printf("  %-42s %10.2f %10.2f %10.2f %10.2f\n", name, figures.median_us, figures.min_us,
-           figures.p90_us, figures.p99_us);
+    printf("  %-42s %10.2f %10.2f %10.2f %10.2f\n", name, figures.median_us, figures.min_us, figures.p90_us,
+           figures.p99_us);
 }
 
 void PrintPaced(const char* how, const PacedTimes& times) {
@@ -111,8 +116,8 @@ void PrintCast(const Options& options, const Result& result) {
     const double read = tokens * CombineRowBytes(options);  // bfloat16
     const double written = tokens * CastRowBytes(options);
     const double time = result.timing.queued.cast->alone.median_us;
-    printf("  the cast outside: reads %.3f MB, writes %.3f MB; queued %.2f GB/s\n",
-           read / kMegabyte, written / kMegabyte, GigabytesPerSecond(read + written, time));
+    printf("  the cast outside: reads %.3f MB, writes %.3f MB; queued %.2f GB/s\n", read / kMegabyte,
+           written / kMegabyte, GigabytesPerSecond(read + written, time));
 }
 
 void PrintValidation(const Options& options, const Wrong& wrong) {
@@ -133,23 +138,19 @@ void PrintRow(const Options& options, const Result& result, int tokens_width, bo
         const uint64_t rows = dispatch ? result.wrong->dispatch_rows : result.wrong->combine_rows;
         snprintf(wrong, sizeof(wrong), "%llu", static_cast<unsigned long long>(rows));
     }
-    printf("  %-8s %*s %12.0f %10.2f %9.2f %9.2f %8s\n", dispatch ? "dispatch" : "combine",
-           tokens_width, NameOf(result.tokens).c_str(), bytes, time,
-           GigabytesPerSecond(bytes, time), GigabytesPerSecond(wire, time), wrong);
+    printf("  %-8s %*s %12.0f %10.2f %9.2f %9.2f %8s\n", dispatch ? "dispatch" : "combine", tokens_width,
+           NameOf(result.tokens).c_str(), bytes, time, GigabytesPerSecond(bytes, time), GigabytesPerSecond(wire, time),
+           wrong);
+}
+
+// Of the column of tokens.
+int WidthOf(const std::vector<Result>& results) {
+    size_t width = 10;
+    for (const Result& result : results) width = std::max(width, NameOf(result.tokens).size());
+    return static_cast<int>(width);
 }
 
 // ---- The network between nodes: bytes, and the library beside NCCL alone -----------------------
-
-struct Bytes {
-    double dispatch;
-    double combine;
-};
-
-void PrintBytes(const char* name, const Bytes& bytes, const PacedTimes& idle) {
-    printf("  %-42s %8.3f MB %7.2f GB/s %8.3f MB %7.2f GB/s\n", name, bytes.dispatch / kMegabyte,
-           GigabytesPerSecond(bytes.dispatch, idle.dispatch.median_us), bytes.combine / kMegabyte,
-           GigabytesPerSecond(bytes.combine, idle.combine.median_us));
-}
 
 void PrintPair(const Figures& alone, const Figures& library) {
     printf(" %10.2f %10.2f %10.2f", alone.median_us, library.median_us, library.median_us - alone.median_us);
@@ -163,8 +164,8 @@ void PrintOperation(const Result& result, int width, bool dispatch) {
     const auto print = [&](const char* way, const PacedTimes& library, const PacedTimes& nccl) {
         const Figures ours = of(library);
         const Figures theirs = of(nccl);
-        printf("  %-8s %*s %12.0f %-7s", dispatch ? "dispatch" : "combine", width,
-               NameOf(result.tokens).c_str(), bytes, way);
+        printf("  %-8s %*s %12.0f %-7s", dispatch ? "dispatch" : "combine", width, NameOf(result.tokens).c_str(), bytes,
+               way);
         PrintPair(theirs, ours);
         printf(" %7.2f", theirs.median_us > 0 ? ours.median_us / theirs.median_us : 0);
     };
@@ -182,9 +183,8 @@ void PrintOperation(const Result& result, int width, bool dispatch) {
 
 void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
     const std::string nodes = ep_num_nodes() > 1 ? std::to_string(ep_num_nodes()) + " nodes, " : "";
-    printf("ep_bench: %s, %s%d ranks, hidden %u, %s, top-%u of %u experts\n",
-           AlgorithmName(options), nodes.c_str(), ranks, options.hidden,
-           options.rows.scaled ? options.rows.name.c_str() : "bfloat16", options.top_k,
+    printf("ep_bench: %s, %s%d ranks, hidden %u, %s, top-%u of %u experts\n", AlgorithmName(options), nodes.c_str(),
+           ranks, options.hidden, options.rows.scaled ? options.rows.name.c_str() : "bfloat16", options.top_k,
            options.experts);
     printf("%u warm-up and %u measured iterations%s\n", options.warmup, options.iterations,
            options.iterations > 1 ? ", the first of these is dropped" : "");
@@ -202,16 +202,14 @@ void PrintHeader(const Options& options, int ranks, bool on_hostsim) {
         printf("; channels: %u, 2 SMs each\n", options.channels);
     }
     if (options.rows.scaled) {
-        printf("--dispatch: %s, %s; %zu bytes of payload and %zu of scales in a row\n",
-               options.rows.name.c_str(), options.rows.how(),
-               ref_format_out_bytes(&*options.rows.scaled),
+        printf("--dispatch: %s, %s; %zu bytes of payload and %zu of scales in a row\n", options.rows.name.c_str(),
+               options.rows.how(), ref_format_out_bytes(&*options.rows.scaled),
                ref_format_scale_bytes(&*options.rows.scaled));
     }
     if (options.use_fp8) printf("--use-fp8: flag and byte formula only, the data is bfloat16\n");
     if (options.disable_nvlink) {
-        printf("--disable-nvlink: %s\n", options.low_latency()
-                                             ? "NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1"
-                                             : "ignored, it applies to low latency");
+        printf("--disable-nvlink: %s\n",
+               options.low_latency() ? "NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1" : "ignored, it applies to low latency");
     }
     if (options.use_cuda_graph) printf("--use-cuda-graph: %u operation(s) in each graph\n", options.graph_ops);
     if (options.dynamic_tokens) printf("max_tokens_per_rank = NCCL_EP_AUTO\n");
@@ -244,16 +242,10 @@ void PrintFirstUse(double bytes) {
 
 void PrintTable(const Options& options, const std::vector<Result>& results) {
     printf(
-        "\n# time: median of the slowest rank, each operation from an idle stream, without a wait "
-        "of "
-        "the host in it\n");
-    printf(
-        "# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
-        UsualConventionName(options));
-    int width = 10;
-    for (const Result& result : results) {
-        width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
-    }
+        "\n# time: median of the slowest rank, each operation from an idle stream, without a wait of the host in it\n");
+    printf("# bytes: mean of all ranks, %s convention; algbw = bytes/time, busbw = wire bytes/time\n",
+           UsualConventionName(options));
+    const int width = WidthOf(results);
     printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "op", width, "tokens", "bytes", "time", "algbw", "busbw", "#wrong");
     printf("# %-8s %*s %12s %10s %9s %9s %8s\n", "", width, "(rank)", "(B)", "(us)", "(GB/s)", "(GB/s)", "(rows)");
     for (const Result& result : results) {
@@ -265,12 +257,10 @@ void PrintTable(const Options& options, const std::vector<Result>& results) {
 }
 
 void PrintNetwork(const Options& options, const Result& result) {
-    printf("%-44s %24s %24s\n", ("Network, " + std::to_string(result.nodes) + " nodes:").c_str(),
-           "dispatch", "combine");
-    const double rows = result.Mean(&RankFigures::network_rows);
+    printf("%-44s %24s %24s\n", ("Network, " + std::to_string(result.nodes) + " nodes:").c_str(), "dispatch",
+           "combine");
     const PacedTimes& idle = result.timing.idle;
-    PrintBytes("once: distinct (token, other node)",
-               {rows * DispatchRowBytes(options), rows * CombineRowBytes(options)}, idle);
+    PrintConvention(options, result, "once: distinct (token, other node)", &RankFigures::network_rows);
     PrintBytes("sent: by this library, mean of all ranks",
                {result.Mean(&RankFigures::network_dispatch), result.Mean(&RankFigures::network_combine)}, idle);
     PrintBytes("sent: by the rank that sends most",
@@ -278,17 +268,13 @@ void PrintNetwork(const Options& options, const Result& result) {
 }
 
 void PrintNetworkTable(const std::vector<Result>& results) {
-    int width = 10;
-    for (const Result& result : results) {
-        if (!result.timing.nccl_alone) return;
-        width = std::max(width, static_cast<int>(NameOf(result.tokens).size()));
-    }
+    if (results.empty() || !results[0].timing.nccl_alone) return;
+    const int width = WidthOf(results);
     printf(
-        "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each "
-        "pair, in one group\n"
+        "\n# network: NCCL alone sends the same bytes between the same ranks, one message for each pair, in one group\n"
         "# medians of the slowest rank in us; host: inside the calls; bytes: mean of all ranks\n");
-    printf("# %-8s %*s %12s %-7s %10s %10s %10s %7s %10s %10s %10s\n", "op", width, "tokens",
-           "bytes", "way", "alone", "library", "more", "ratio", "host alone", "host", "more");
+    printf("# %-8s %*s %12s %-7s %10s %10s %10s %7s %10s %10s %10s\n", "op", width, "tokens", "bytes", "way", "alone",
+           "library", "more", "ratio", "host alone", "host", "more");
     for (const Result& result : results) {
         PrintOperation(result, width, true);
         PrintOperation(result, width, false);

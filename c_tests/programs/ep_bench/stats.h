@@ -2,6 +2,11 @@
 // slowest counts, because an operation ends when it has ended everywhere.
 #pragma once
 
+#include <mpi.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <vector>
 
 namespace ep_bench {
@@ -26,17 +31,49 @@ struct Stats {
     double max_us = 0;
 };
 
+inline double Percentile(const Samples& sorted, double percent) {
+    const double rank = std::ceil(percent / 100 * static_cast<double>(sorted.size()));
+    return sorted[static_cast<size_t>(std::max(rank, 1.0)) - 1];
+}
+
+inline double Median(const Samples& sorted) {
+    const size_t middle = sorted.size() / 2;
+    return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+inline double Reduce(double mine, MPI_Op operation) {
+    double all = 0;
+    MPI_Reduce(&mine, &all, 1, MPI_DOUBLE, operation, 0, MPI_COMM_WORLD);
+    return all;
+}
+
 // Needs at least one sample. A percentile is the smallest sample with that share of samples at or below it.
-Figures FiguresOf(Samples samples);
-Stats StatsOf(const Samples& samples);
+inline Figures FiguresOf(Samples samples) {
+    std::sort(samples.begin(), samples.end());
+    return {Median(samples), samples.front(), Percentile(samples, 90), Percentile(samples, 99)};
+}
+
+inline Stats StatsOf(const Samples& samples) {
+    const auto [min, max] = std::minmax_element(samples.begin(), samples.end());
+    const double sum = std::accumulate(samples.begin(), samples.end(), 0.0);
+    return {sum / static_cast<double>(samples.size()), *min, *max};
+}
 
 // Collective. Each figure is the largest of all ranks' own figures; the result is for process 0.
-Figures SlowestRank(const Samples& mine);
+inline Figures SlowestRank(const Samples& mine) {
+    const Figures own = FiguresOf(mine);
+    return {Reduce(own.median_us, MPI_MAX), Reduce(own.min_us, MPI_MAX),
+            Reduce(own.p90_us, MPI_MAX), Reduce(own.p99_us, MPI_MAX)};
+}
 
 // Collective. Mean of the averages, min of the mins, max of the maxes; for process 0.
-Stats OverRanks(const Stats& mine, int ranks);
+inline Stats OverRanks(const Stats& mine, int ranks) {
+    return {Reduce(mine.average_us, MPI_SUM) / ranks, Reduce(mine.min_us, MPI_MIN), Reduce(mine.max_us, MPI_MAX)};
+}
 
 // Drops the first sample as warm-up, unless it is the only one.
-void DropFirst(Samples* samples);
+inline void DropFirst(Samples* samples) {
+    if (samples->size() > 1) samples->erase(samples->begin());
+}
 
 }  // namespace ep_bench

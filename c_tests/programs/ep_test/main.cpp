@@ -39,22 +39,17 @@ struct Options {
     bool high_throughput() const { return algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
 };
 
-std::string ReadStaging(const std::string& text, Options* options) {
-    if (text != "none" && text != "dispatch" && text != "combine" && text != "both") {
-        return "--send-only: expected none, dispatch, combine or both, got \"" + text + "\"";
-    }
-    options->stage_dispatch = text == "dispatch" || text == "both";
-    options->stage_combine = text == "combine" || text == "both";
-    return "";
-}
-
 // Returns what is wrong with the command line.
 std::string ReadOptions(int argc, char** argv, Options* options) {
-    const auto read_staging = [=](const std::string& text) { return ReadStaging(text, options); };
+    const auto stage = [=](const std::string& what) {
+        options->stage_dispatch = what == "dispatch" || what == "both";
+        options->stage_combine = what == "combine" || what == "both";
+    };
     const std::string error = ep::ParseOptions(
         argc, argv,
         {ep::Algorithm(&options->algorithm), ep::Number('t', "tokens", 1, &options->tokens),
-         ep::Number('d', "hidden", 1, &options->hidden), {'s', "send-only", true, read_staging},
+         ep::Number('d', "hidden", 1, &options->hidden),
+         ep::Choice('s', "send-only", {"none", "dispatch", "combine", "both"}, stage),
          ep::Switch('c', "cached", &options->cached), ep::Switch('r', "random", &options->random),
          ep::Switch('m', "dynamic-tokens", &options->dynamic_tokens), ep::Switch('h', "help", &options->help)});
     if (error.empty() && !options->high_throughput() && options->dynamic_tokens) {

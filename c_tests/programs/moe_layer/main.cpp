@@ -1,27 +1,19 @@
 // A Mixture-of-Experts model over all ranks, through the public API of NCCL EP only.
 //
-// The tokens are words of a real text, a stripe of it on every rank. In each layer a router selects
-// the top-k experts of each token, NCCL EP carries the tokens to the ranks of their experts and the
-// results back (exchange_ll.cpp, exchange_ht.cpp), and rank 0 repeats the layer for the tokens of
-// all ranks without any exchange and compares (dense.h). --help lists the options.
+// The tokens are words of a real text, a stripe of it on every rank. In each layer a router selects the top-k experts
+// of each token, NCCL EP carries the tokens to the ranks of their experts and the results back (layer.cpp), and rank 0
+// repeats the layer for the tokens of all ranks without any exchange and compares (model.h). --help lists the options.
 
 #include <unistd.h>
 
 #include <cctype>
 #include <climits>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
-#include <sstream>
-#include <string>
-#include <vector>
 
-#include "harness/harness.h"
 #include "harness/options.hpp"
-#include "programs/moe_layer/dense.h"
-#include "programs/moe_layer/exchange.h"
-#include "programs/moe_layer/model.h"
+#include "programs/moe_layer/layer.h"
 #include "programs/moe_layer/options.h"
 
 namespace moe {
@@ -30,10 +22,6 @@ namespace {
 // ---- The text ----------------------------------------------------------------------------------
 
 constexpr char kTextInRepository[] = "c_tests/programs/moe_layer/data/loomings.txt";
-
-bool IsWordCharacter(char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '\'';
-}
 
 uint64_t HashOfSpelling(const std::string& spelling) {
     uint64_t hash = 0xCBF29CE484222325ull;
@@ -56,35 +44,39 @@ std::string DefaultTextPath() {
     return kTextInRepository;
 }
 
-// The whole file, or an empty string if it cannot be read.
-std::string ReadTextFile(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream content;
-    content << file.rdbuf();
-    return content.str();
-}
-
 // Splits a text into words (letters, digits, apostrophes; lower case) and punctuation marks, and returns one id per
 // token: the 64-bit FNV-1a hash of its spelling. Equal words get equal ids.
-std::vector<uint64_t> Tokenise(const std::string& text) {
+std::vector<uint64_t> Tokenise(std::istream& text) {
     std::vector<uint64_t> tokens;
     std::string word;
     const auto end_word = [&] {
         if (!word.empty()) tokens.push_back(HashOfSpelling(word));
         word.clear();
     };
-    for (char c : text) {
-        if (IsWordCharacter(c)) {
-            word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    for (char c; text.get(c);) {
+        const auto character = static_cast<unsigned char>(c);
+        if (std::isalnum(character) != 0 || c == '\'') {
+            word += static_cast<char>(std::tolower(character));
             continue;
         }
         end_word();
-        if (std::ispunct(static_cast<unsigned char>(c)) != 0) {
-            tokens.push_back(HashOfSpelling(std::string(1, c)));
-        }
+        if (std::ispunct(character) != 0) tokens.push_back(HashOfSpelling({c}));
     }
     end_word();
     return tokens;
+}
+
+// Rank r takes (r + 1) / R of the largest number of tokens: every rank has a different number, and
+// with few tokens the first ranks have none.
+size_t NumTokensOf(size_t rank, size_t num_ranks, size_t max_tokens_per_rank) {
+    return max_tokens_per_rank * (rank + 1) / num_ranks;
+}
+
+// Of all ranks in front of one.
+size_t NumTokensBefore(size_t rank, size_t num_ranks, size_t max_tokens_per_rank) {
+    size_t sum = 0;
+    for (size_t r = 0; r < rank; ++r) sum += NumTokensOf(r, num_ranks, max_tokens_per_rank);
+    return sum;
 }
 
 // ---- What is printed, on rank 0 ----------------------------------------------------------------
@@ -106,31 +98,27 @@ void PrintRows(const LayerReport& report) {
     for (size_t rank = 0; rank < num_ranks; ++rank) std::printf(" to %-2zu", rank);
     for (size_t i = 0; i < report.sent.size(); ++i) {
         if (i % num_ranks == 0) std::printf("\n  from %-5zu", i / num_ranks);
-        const auto rows = static_cast<unsigned long long>(report.sent[i]);
-        if (rows == 0) std::printf("%6s", ".");
-        if (rows != 0) std::printf("%6llu", rows);
+        std::printf("%6s", report.sent[i] == 0 ? "." : std::to_string(report.sent[i]).c_str());
     }
     std::printf("\n\n");
 }
 
-// num_tokens: of all ranks together.
-void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path, uint64_t num_tokens) {
+void PrintModel(const EpEnv& env, const Options& options, const std::string& text_path) {
     const ModelConfig& model = options.model;
     std::printf(
         "moe_layer (%s): ranks %d, layers %zu, hidden %zu, ffn %zu, experts %zu, top-k %zu, "
-        "seed %llu%s\n%llu tokens from %s\n",
+        "seed %zu%s\n%zu tokens from %s\n",
         ep_on_hostsim() ? "host" : "gpu", env.size, model.num_layers, model.hidden, model.ffn, model.num_experts,
-        model.top_k, static_cast<unsigned long long>(model.seed), options.fp8 ? ", dispatch in e4m3" : "",
-        static_cast<unsigned long long>(num_tokens), text_path.c_str());
+        model.top_k, model.seed, options.fp8 ? ", dispatch in e4m3" : "",
+        NumTokensBefore(env.size, env.size, options.max_tokens_per_rank), text_path.c_str());
     std::fflush(stdout);
 }
 
 void PrintLayer(const Options& options, const LayerReport& report) {
     const bool low_latency = report.algorithm == NCCL_EP_ALGO_LOW_LATENCY;
-    const auto rows = static_cast<unsigned long long>(
-        std::accumulate(report.received.begin(), report.received.end(), uint64_t{0}));
+    const auto rows = std::accumulate(report.received.begin(), report.received.end(), size_t{0});
     std::printf(
-        "%-16s layer %zu: %llu rows to experts; max relative error %.5f, bound %.5f; with two results swapped %.2f\n",
+        "%-16s layer %zu: %zu rows to experts; max relative error %.5f, bound %.5f; with two results swapped %.2f\n",
         low_latency ? "low latency," : "high throughput,", report.layer, rows, report.error,
         report.bound, report.error_if_swapped);
     if (options.picture && report.layer == 0) PrintRows(report);
@@ -145,18 +133,12 @@ struct Stripe {
     std::vector<uint64_t> tokens;
 };
 
-// Rank r takes (r + 1) / R of the largest number of tokens: every rank has a different number, and
-// with few tokens the first ranks have none.
-size_t NumTokensOf(size_t rank, size_t num_ranks, size_t max_tokens_per_rank) {
-    return max_tokens_per_rank * (rank + 1) / num_ranks;
-}
-
 // Stripes are consecutive; after its end the text starts again.
 Stripe TakeStripe(const EpEnv& env, size_t max_tokens_per_rank, const std::vector<uint64_t>& text) {
     const auto num_ranks = static_cast<size_t>(env.size);
     const auto rank = static_cast<size_t>(env.rank);
     Stripe stripe;
-    for (size_t r = 0; r < rank; ++r) stripe.first_position += NumTokensOf(r, num_ranks, max_tokens_per_rank);
+    stripe.first_position = NumTokensBefore(rank, num_ranks, max_tokens_per_rank);
     stripe.tokens.resize(NumTokensOf(rank, num_ranks, max_tokens_per_rank));
     for (size_t t = 0; t < stripe.tokens.size(); ++t) {
         stripe.tokens[t] = text[(stripe.first_position + t) % text.size()];
@@ -168,7 +150,8 @@ Stripe TakeStripe(const EpEnv& env, size_t max_tokens_per_rank, const std::vecto
 std::vector<uint64_t> ShareTokensOfText(const EpEnv& env, const std::string& path) {
     std::vector<uint64_t> tokens;
     if (env.rank == 0) {
-        tokens = Tokenise(ReadTextFile(path));
+        std::ifstream file(path, std::ios::binary);
+        tokens = Tokenise(file);
         if (tokens.empty()) std::fprintf(stderr, "moe_layer: no text in %s\n", path.c_str());
         EP_REQUIRE(!tokens.empty());
     }
@@ -179,17 +162,16 @@ std::vector<uint64_t> ShareTokensOfText(const EpEnv& env, const std::string& pat
     return tokens;
 }
 
-// All rows of all ranks, in the order of the ranks, on rank 0; nothing on the others.
-std::vector<uint16_t> GatherRows(const EpEnv& env, const std::vector<uint16_t>& rows) {
-    const int count = static_cast<int>(rows.size());
+// What all ranks have, in the order of the ranks, on rank 0; nothing on the others.
+template <typename T>
+std::vector<T> Gather(const EpEnv& env, const std::vector<T>& own) {
+    const int bytes = static_cast<int>(own.size() * sizeof(T));
     std::vector<int> counts(static_cast<size_t>(env.size));
-    MPI_Gather(&count, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, MPI_COMM_WORLD);
+    MPI_Gather(&bytes, 1, MPI_INT, counts.data(), 1, MPI_INT, 0, MPI_COMM_WORLD);
     std::vector<int> begins(counts.size(), 0);
-    for (size_t r = 1; r < counts.size(); ++r) begins[r] = begins[r - 1] + counts[r - 1];
-    std::vector<uint16_t> all;
-    if (env.rank == 0) all.resize(static_cast<size_t>(begins.back() + counts.back()));
-    MPI_Gatherv(rows.data(), count, MPI_UINT16_T, all.data(), counts.data(), begins.data(),
-                MPI_UINT16_T, 0, MPI_COMM_WORLD);
+    std::partial_sum(counts.begin(), counts.end() - 1, begins.begin() + 1);
+    std::vector<T> all(static_cast<size_t>(begins.back() + counts.back()) / sizeof(T));
+    MPI_Gatherv(own.data(), bytes, MPI_BYTE, all.data(), counts.data(), begins.data(), MPI_BYTE, 0, MPI_COMM_WORLD);
     return all;
 }
 
@@ -209,14 +191,6 @@ std::vector<uint64_t> RowsSent(const LayerContext& context, ncclEpAlgorithm_t al
     return sent;
 }
 
-// The numbers of all ranks, in the order of the ranks, on rank 0.
-std::vector<uint64_t> GatherNumbers(const EpEnv& env, const std::vector<uint64_t>& own) {
-    const int count = static_cast<int>(own.size());
-    std::vector<uint64_t> all(env.rank == 0 ? own.size() * static_cast<size_t>(env.size) : 0);
-    MPI_Gather(own.data(), count, MPI_UINT64_T, all.data(), count, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-    return all;
-}
-
 // Every rank has received as many rows as the others sent it.
 void CheckRows(LayerReport* report) {
     const size_t num_ranks = report->received.size();
@@ -225,18 +199,12 @@ void CheckRows(LayerReport* report) {
     EP_CHECK_EQ_BYTES(report->received.data(), expected.data(), num_ranks * sizeof(uint64_t));
 }
 
-uint64_t SumOverRanks(uint64_t value) {
-    uint64_t sum = 0;
-    MPI_Allreduce(&value, &sum, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
-    return sum;
-}
-
 // Compares the layer with the dense computation and shows that the comparison can fail.
 void CheckLayer(const LayerContext& context, const Options& options, const std::vector<uint16_t>& input,
                 const LayerOutput& output, LayerReport* report) {
-    report->received = GatherNumbers(context.env, {output.rows_received});
-    const std::vector<uint16_t> all_input = GatherRows(context.env, input);
-    std::vector<uint16_t> all_output = GatherRows(context.env, output.rows);
+    report->received = Gather<uint64_t>(context.env, {output.rows_received});
+    const std::vector<uint16_t> all_input = Gather(context.env, input);
+    std::vector<uint16_t> all_output = Gather(context.env, output.rows);
     if (context.env.rank != 0) return;
 
     CheckRows(report);
@@ -272,7 +240,7 @@ void RunModel(const EpEnv& env, const Options& options, const Stripe& stripe, nc
         LayerReport report;
         report.algorithm = algorithm;
         report.layer = layer;
-        report.sent = GatherNumbers(env, RowsSent(context, algorithm, routing));
+        report.sent = Gather(env, RowsSent(context, algorithm, routing));
         CheckLayer(context, options, rows, output, &report);
         // The next layer starts from the result under test. Each layer is compared for its actual
         // input, because rounding may change the router's choice between two close experts.
@@ -286,8 +254,7 @@ void Run(const EpEnv& env, const Options& options) {
     const std::string path = options.text_path.empty() ? DefaultTextPath() : options.text_path;
     const std::vector<uint64_t> text = ShareTokensOfText(env, path);
     const Stripe stripe = TakeStripe(env, options.max_tokens_per_rank, text);
-    const uint64_t num_tokens = SumOverRanks(stripe.tokens.size());
-    if (env.rank == 0) PrintModel(env, options, path, num_tokens);
+    if (env.rank == 0) PrintModel(env, options, path);
     if (options.low_latency) RunModel(env, options, stripe, NCCL_EP_ALGO_LOW_LATENCY);
     if (!options.high_throughput) return;
     if (ep_has_high_throughput(&env)) {
@@ -306,7 +273,7 @@ int main(int argc, char** argv) {
     moe::Options options;
     const std::string refusal = moe::ParseOptions(argc, argv, static_cast<size_t>(env.size), &options);
     if (!refusal.empty() || options.help) {
-        if (env.rank == 0 && options.help) std::printf("%s", moe::Usage());
+        if (env.rank == 0 && options.help) std::printf("%s", moe::kUsage);
         if (env.rank == 0 && !options.help) ep::PrintRefusal("moe_layer", refusal);
         ep_release(&env);
         return options.help ? 0 : 2;

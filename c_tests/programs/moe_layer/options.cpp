@@ -1,14 +1,28 @@
 // The command line of moe_layer; see options.h.
-
 #include "programs/moe_layer/options.h"
 
 #include "harness/options.hpp"
 
 namespace moe {
+
+const char kUsage[] =
+    "usage: mpirun -np <ranks> moe_layer [options]\n"
+    "  --algorithm ll|ht|both  mode of the library (both)\n"
+    "  --tokens N              tokens of the last rank; the others have fewer (48)\n"
+    "  --hidden N              width of a token, a multiple of 8 (256)\n"
+    "  --ffn N                 inner width of an expert (512)\n"
+    "  --experts N             number of experts, a multiple of the ranks (32 or the next)\n"
+    "  --top-k N               experts of each token, at most 32 (4)\n"
+    "  --layers N              layers, each with a router and experts of its own (2)\n"
+    "  --seed N                seed of all parameters (1)\n"
+    "  --text FILE             text to take the tokens from\n"
+    "  --fp8                   dispatches cast the rows to e4m3, with a scale for 128 elements\n"
+    "  --picture               a table of the rows from each rank to each, of the first layer\n"
+    "  --spoil                 swap the results of two tokens: the run has to fail\n";
+
 namespace {
 
-constexpr size_t kMaxTopK = 32;       // limit of the library
-constexpr size_t kRowAlignment = 16;  // bytes; rule of the library for a row of tokens
+constexpr size_t kMaxTopK = 32;         // limit of the library
 constexpr size_t kDefaultExperts = 32;
 constexpr unsigned kLargest = 1 << 24;  // keeps every size far from the limits of 32-bit counts
 
@@ -16,9 +30,8 @@ ep::Option Count(const char* name, size_t* number) {
     return {0, name, true, [=](const std::string& text) {
                 const auto read = ep::ParseUnsigned(text, 1, kLargest);
                 if (read) *number = *read;
-                return read ? ""
-                            : "--" + std::string(name) + ": expected a whole number from 1 to " +
-                                  std::to_string(kLargest) + ", got \"" + text + "\"";
+                return read ? "" : "--" + std::string(name) + ": expected a whole number from 1 to " +
+                                       std::to_string(kLargest) + ", got \"" + text + "\"";
             }};
 }
 
@@ -31,10 +44,8 @@ std::string ReadAlgorithm(const std::string& text, Options* options) {
 
 std::string CheckRules(const Options& options, size_t num_ranks) {
     const ModelConfig& model = options.model;
-    if (model.hidden * sizeof(uint16_t) % kRowAlignment != 0) {
-        return "--hidden must be a multiple of 8, as rows have a multiple of 16 bytes";
-    }
-    if (options.fp8 && model.hidden % kRowAlignment != 0) {
+    if (model.hidden % 8 != 0) return "--hidden must be a multiple of 8, as rows have a multiple of 16 bytes";
+    if (options.fp8 && model.hidden % 16 != 0) {
         return "--hidden must be a multiple of 16 with --fp8, as rows have a multiple of 16 bytes";
     }
     if (model.num_experts % num_ranks != 0) {
@@ -43,10 +54,8 @@ std::string CheckRules(const Options& options, size_t num_ranks) {
     if (model.top_k > model.num_experts || model.top_k > kMaxTopK) {
         return "--top-k is at most --experts and at most " + std::to_string(kMaxTopK);
     }
-    if (options.max_tokens_per_rank < 2) {
-        return "--tokens must be 2 or more: the check swaps the results of two tokens";
-    }
-    return "";
+    const bool can_swap = options.max_tokens_per_rank >= 2;
+    return can_swap ? "" : "--tokens must be 2 or more: the check swaps the results of two tokens";
 }
 
 }  // namespace
@@ -54,40 +63,18 @@ std::string CheckRules(const Options& options, size_t num_ranks) {
 std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* options) {
     ModelConfig* model = &options->model;
     const auto algorithm = [=](const std::string& text) { return ReadAlgorithm(text, options); };
-    const std::string refusal = ep::ParseOptions(argc, argv,
-                                                 {{0, "algorithm", true, algorithm},
-                                                  Count("tokens", &options->max_tokens_per_rank),
-                                                  Count("hidden", &model->hidden),
-                                                  Count("ffn", &model->ffn),
-                                                  Count("experts", &model->num_experts),
-                                                  Count("top-k", &model->top_k),
-                                                  Count("layers", &model->num_layers),
-                                                  Count("seed", &model->seed),
-                                                  ep::Text(0, "text", &options->text_path),
-                                                  ep::Switch(0, "fp8", &options->fp8),
-                                                  ep::Switch(0, "picture", &options->picture),
-                                                  ep::Switch(0, "spoil", &options->spoil),
-                                                  ep::Switch(0, "help", &options->help)});
+    const std::string refusal = ep::ParseOptions(
+        argc, argv,
+        {{0, "algorithm", true, algorithm}, Count("tokens", &options->max_tokens_per_rank),
+         Count("hidden", &model->hidden), Count("ffn", &model->ffn), Count("experts", &model->num_experts),
+         Count("top-k", &model->top_k), Count("layers", &model->num_layers), Count("seed", &model->seed),
+         ep::Text(0, "text", &options->text_path), ep::Switch(0, "fp8", &options->fp8),
+         ep::Switch(0, "picture", &options->picture), ep::Switch(0, "spoil", &options->spoil),
+         ep::Switch(0, "help", &options->help)});
     if (!refusal.empty()) return refusal;
     size_t& num_experts = model->num_experts;
     if (num_experts == 0) num_experts = (kDefaultExperts + num_ranks - 1) / num_ranks * num_ranks;
     return options->help ? "" : CheckRules(*options, num_ranks);
-}
-
-const char* Usage() {
-    return "usage: mpirun -np <ranks> moe_layer [options]\n"
-           "  --algorithm ll|ht|both  mode of the library (both)\n"
-           "  --tokens N              tokens of the last rank; the others have fewer (48)\n"
-           "  --hidden N              width of a token, a multiple of 8 (256)\n"
-           "  --ffn N                 inner width of an expert (512)\n"
-           "  --experts N             number of experts, a multiple of the ranks (32 or the next)\n"
-           "  --top-k N               experts of each token, at most 32 (4)\n"
-           "  --layers N              layers, each with a router and experts of its own (2)\n"
-           "  --seed N                seed of all parameters (1)\n"
-           "  --text FILE             text to take the tokens from\n"
-           "  --fp8                   dispatches cast the rows to e4m3, with a scale for 128 elements\n"
-           "  --picture               a table of the rows from each rank to each, of the first layer\n"
-           "  --spoil                 swap the results of two tokens: the run has to fail\n";
 }
 
 }  // namespace moe

@@ -1,9 +1,6 @@
 // The command line of moe_layer.
 #pragma once
 
-#include <cstddef>
-#include <string>
-
 #include "programs/moe_layer/model.h"
 
 namespace moe {
@@ -24,7 +21,6 @@ struct Options {
 // empty text or, if it refuses an argument, the reason.
 std::string ParseOptions(int argc, char** argv, size_t num_ranks, Options* options);
 
-// What --help prints.
-const char* Usage();
+extern const char kUsage[];  // what --help prints
 
 }  // namespace moe

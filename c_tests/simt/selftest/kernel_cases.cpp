@@ -1,7 +1,6 @@
 // Parts of the kernels at limits that no operation of a test can reach.
-#include "../ptx_cpu.h"
-
 #include "../../../cuda/ll/bank.cuh"
+#include "../ptx_cpu.h"
 #include "cases.h"
 
 namespace simt_selftest {

@@ -64,8 +64,7 @@ bool IsAsWanted(const Case& test, const Ending& ending) {
     switch (test.wanted) {
         case Wanted::kRight: return EndedWith(ending, kAllRight);
         case Wanted::kWrong: return EndedWith(ending, kSomeWrong);
-        case Wanted::kRefused:
-            return EndedBy(ending, SIGABRT) && ending.said.find(test.text) != std::string::npos;
+        case Wanted::kRefused: return EndedBy(ending, SIGABRT) && ending.said.find(test.text) != std::string::npos;
         case Wanted::kFaults: return EndedBy(ending, SIGSEGV);
     }
     return false;

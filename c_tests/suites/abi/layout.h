@@ -25,8 +25,7 @@
     static_assert(offsetof(owner, field) == (at), "offset of " #owner "." #field); \
     static_assert(SAME(&((owner*)0)->field, type*), "type of " #owner "." #field)
 #define VALUE(name, value) static_assert((name) == (value), "value of " #name)
-#define FUNCTION(name, result, ...) \
-    static_assert(SAME(&(name), result (*)(__VA_ARGS__)), "type of " #name)
+#define FUNCTION(name, result, ...) static_assert(SAME(&(name), result(*)(__VA_ARGS__)), "type of " #name)
 
 // ---- Structs: size, alignment, and offset and type of each field -------------------------------
 
@@ -144,11 +143,11 @@ static_assert(SAME((ncclEpAllocFn_t)0, cudaError_t (*)(void**, size_t)), "ncclEp
 static_assert(SAME((ncclEpFreeFn_t)0, cudaError_t (*)(void*)), "ncclEpFreeFn_t");
 static_assert(SAME((ncclEpSelect_t)0, int (*)(void*, const ncclEpQuery_t*, ncclEpChoice_t*)), "ncclEpSelect_t");
 
-FUNCTION(ncclEpCreateGroup, ncclResult_t, ncclEpGroup_t*, ncclComm_t, const ncclEpGroupConfig_t*,
-         cudaStream_t, ncclEpAllocFn_t, ncclEpFreeFn_t);
+FUNCTION(ncclEpCreateGroup, ncclResult_t, ncclEpGroup_t*, ncclComm_t, const ncclEpGroupConfig_t*, cudaStream_t,
+         ncclEpAllocFn_t, ncclEpFreeFn_t);
 FUNCTION(ncclEpGroupDestroy, ncclResult_t, ncclEpGroup_t, cudaStream_t);
-FUNCTION(ncclEpTensorCreate, ncclResult_t, ncclEpGroup_t, ncclNDTensor_t*, unsigned, ncclDataType_t,
-         ncclEpTensorTag_t, unsigned, unsigned, unsigned, unsigned, unsigned);
+FUNCTION(ncclEpTensorCreate, ncclResult_t, ncclEpGroup_t, ncclNDTensor_t*, unsigned, ncclDataType_t, ncclEpTensorTag_t,
+         unsigned, unsigned, unsigned, unsigned, unsigned);
 FUNCTION(ncclEpTensorDestroy, ncclResult_t, ncclEpGroup_t, ncclNDTensor_t*);
 FUNCTION(ncclEpCreateHandle, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, const ncclNDTensor_t*,
          ncclNDTensor_t* const*, unsigned, const ncclEpHandleConfig_t*, cudaStream_t, bool);

@@ -156,7 +156,7 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     RefShape shape = SmallShape(env);
     shape.hidden = 256;
     const Group group = Open(env, NCCL_EP_ALGO_LOW_LATENCY, shape);
-    RefRun run = ref_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, ref_ll(31));
+    REF_SCOPED RefRun run = ref_run_open_with(env, group.get(), &shape, kRefDistinct, /*uneven=*/true, ref_ll(31));
     RefFormat format = ref_format_cast(shape.datatype, shape.hidden, ncclFloat32, 128);
     format.out_order = kRefColumns;
     format.round = true;
@@ -182,7 +182,6 @@ EP_TEST(a_cast_writes_scales_by_their_strides) {
     ep_sync(env);
     ref_check_dispatch(&run);
     handle = Handle();  // destroys the one that it was
-    ref_run_close(&run);
 }
 
 // ---- High throughput

@@ -14,8 +14,7 @@ static ncclResult_t create_group(const DeathRank* self, ncclComm_t comm, cudaStr
     return ncclEpCreateGroup(group, comm, &config, stream, NULL, NULL);
 }
 
-// NCCL connects the ranks in a communicator's first collective and waits for them without a
-// deadline.
+// NCCL connects the ranks in a communicator's first collective and waits for them without a deadline.
 static void connect_ranks(DeathRank* self, ncclComm_t comm, cudaStream_t stream) {
     ncclEpGroup_t group = NULL;
     EP_REQUIRE_NCCL(create_group(self, comm, stream, &group));
@@ -74,9 +73,8 @@ static void start_to_free(Freed* freed, cudaStream_t stream) {
     EP_REQUIRE(pthread_create(&freed->thread, NULL, free_when_stuck, freed) == 0);
 }
 
-// The victim stops once all ranks have mapped its window, and so misses the self test. That test
-// fails at the deadline, and what follows must not wait for a second one. Only the CPU build
-// can stop a rank at this point.
+// The victim stops once all ranks have mapped its window, and so misses the self test. That test fails at the deadline,
+// and what follows must not wait for a second one. Only the CPU build can stop a rank at this point.
 DEATH_CASE(stops_in_creation, kVictimDies) {
     connect_ranks(self, self->env.comm, self->env.stream);
     const bool stops = ep_on_cpu_build();
@@ -263,9 +261,8 @@ static void lose_a_creation(DeathRank* self, bool fails_first) {
     end_with_lost(self, &work, lost, lost_stream);
 }
 
-// The creation is to replace a group that has failed. While that is stuck, nothing that still ends
-// of the failed group may wait for the device: it would hold up this thread, and with it the abort
-// that ends the wait.
+// The creation is to replace a group that has failed. While that is stuck, nothing that still ends of the failed group
+// may wait for the device: it would hold up this thread, and with it the abort that ends the wait.
 DEATH_CASE(creation_is_lost_after_a_failure, kVictimLives) { lose_a_creation(self, true); }
 
 // The group ends after one deadline, its network with it.

@@ -1,6 +1,5 @@
-// A rank dies or stalls. The others learn of it within the deadline, with a text that says who
-// waited for whom. Their CUDA context stays usable, their group can be destroyed, and they continue
-// without the lost rank.
+// A rank dies or stalls. The others learn of it within the deadline, with a text that says who waited for whom. Their
+// CUDA context stays usable, their group can be destroyed, and they continue without the lost rank.
 //
 //   test_death [--ranks N | --nodes SPLIT] [WORD]
 //       runs the cases whose name contains WORD on N ranks (4) of one node, or on ranks of several: SPLIT has a

@@ -1,5 +1,4 @@
-// A rank dies while the others hold graphs. A replay makes no call of the library, and yet its
-// waits have the deadline.
+// A rank dies while the others hold graphs. A replay makes no call of the library, and yet its waits have the deadline.
 #include "harness/graphs.h"
 #include "reference/run.h"
 #include "suites/death/work.h"
@@ -86,7 +85,7 @@ DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const EpEnv* env = &self->env;
     const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
+    REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
     const EpCaptured captured = ep_capture(env->stream, play_ht, &run);
     for (unsigned i = 0; i < kReplays; ++i) {
         ref_prepare(&run);
@@ -104,5 +103,4 @@ DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     check_in_time(self, closing);
     abort_and_go_on(self);
-    ref_run_close(&run);
 }

@@ -39,8 +39,7 @@ static void change_tensor(EpView* view, Change change, unsigned value) {
         case kSize2: view->sizes[change - kSize0] = value; break;
         case kStride0: view->strides[0] = value; break;
         case kShiftData: tensor->data = (char*)tensor->data + value; break;
-        default:
-            EP_REQUIRE(!"a change of a tensor");
+        default: EP_REQUIRE(!"a change of a tensor");
     }
 }
 
@@ -56,9 +55,7 @@ static void break_call(const Session* session, const BrokenCall* broken, CallTen
             EP_REQUIRE(view != NULL);
             remove_tensor(list, view);
             break;
-        default:
-            EP_REQUIRE(view != NULL);
-            change_tensor(view, broken->change, broken->value);
+        default: EP_REQUIRE(view != NULL); change_tensor(view, broken->change, broken->value);
     }
 }
 
@@ -119,8 +116,8 @@ void check_broken_calls(const Session* session, CallKind kind, const BrokenCall*
         CallTensors tensors;
         valid_tensors(session, kind, &tensors);
         break_call(session, &calls[i], &tensors);
-        EP_REFUSED(calls[i].id, make_call(session, kind, &tensors, 0), calls[i].code, "%s: %s",
-                   functions[kind], calls[i].text);
+        EP_REFUSED(calls[i].id, make_call(session, kind, &tensors, 0), calls[i].code, "%s: %s", functions[kind],
+                   calls[i].text);
         check_outputs_untouched(session);
     }
 }

@@ -3,8 +3,7 @@
 #include "harness/graphs.h"
 #include "suites/errors/errors.h"
 
-#define RULE \
-    "stream: must not be captured into a graph, or wait for a stream that is: groups begin and end once"
+#define RULE "stream: must not be captured into a graph, or wait for a stream that is: groups begin and end once"
 
 LL_SESSION_TEST(groups_in_a_capture) {
     if (ep_begin_capture(env->stream)) {
@@ -13,8 +12,8 @@ LL_SESSION_TEST(groups_in_a_capture) {
         EP_REFUSED("group-captured", ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL),
                    ncclInvalidUsage, "ncclEpCreateGroup: " RULE);
         EP_CHECK(group == NULL);
-        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream),
-                   ncclInvalidUsage, "ncclEpGroupDestroy: " RULE);
+        EP_REFUSED("group-destroy-captured", ncclEpGroupDestroy(session->group, env->stream), ncclInvalidUsage,
+                   "ncclEpGroupDestroy: " RULE);
         EP_REQUIRE_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
     }
     if (ep_begin_capture(env->stream)) {

@@ -119,10 +119,8 @@ static void check_poison(const Session* session) {
 // ---- The cases ---------------------------------------------------------------------------------
 
 static Session open_checked(EpEnv* env, ncclEpAlgorithm_t algorithm) {
-    EP_REQUIRE(setenv("NCCL_EP_CHECK", "1", 1) == 0);
-    const Session session = open_session(env, algorithm);
-    EP_REQUIRE(unsetenv("NCCL_EP_CHECK") == 0);
-    return session;
+    EP_WITH_VARIABLE("NCCL_EP_CHECK", "1");
+    return open_session(env, algorithm);
 }
 
 static void check_captures(Session* session) {

@@ -15,8 +15,8 @@ static bool make_pairs(ncclEpGroup_t group, void* memory, const ncclEpChoice_t* 
     ep_view_2d(&weights, at, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kAloneTokens, kAloneTopK);
     ep_view_2d(&tokens, at, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kAloneTokens, kAloneHidden);
     ep_view_2d(&home, at + 4096, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kAloneTokens, kAloneHidden);
-    ep_view_3d(&packed, at + 8192, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kAloneExperts,
-               2 * kAloneTokens, kAloneHidden);
+    ep_view_3d(&packed, at + 8192, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kAloneExperts, 2 * kAloneTokens,
+               kAloneHidden);
     const ncclNDTensor_t *in = &tokens.tensor, *results = &packed.tensor;
     ncclNDTensor_t *outs = &packed.tensor, *homes = &home.tensor, *locals = &weights.tensor;
     ncclEpHandle_t handle = NULL;
@@ -54,12 +54,11 @@ LL_SESSION_TEST(choices_that_are_refused) {
     ncclEpChoice_t choice = {sizeof(choice), NCCL_EP_VARIANT_AUTO, 0, 0, 0, 0};
     static const unsigned kUnknown[] = {0, 5, ~0u};
     for (size_t i = 0; i < COUNT(kUnknown); ++i) {
-        EP_REFUSED("set-choice-operation", ncclEpSetChoice(session->group, kUnknown[i], &choice), ncclInvalidArgument,
+        EP_INVALID("set-choice-operation", ncclEpSetChoice(session->group, kUnknown[i], &choice),
                    "ncclEpSetChoice: operation: must be a known operation (got %u, expected 1 to 4)", kUnknown[i]);
     }
     choice.size = 16;
-    EP_REFUSED("set-choice-size", ncclEpSetChoice(session->group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
-               ncclInvalidArgument,
+    EP_INVALID("set-choice-size", ncclEpSetChoice(session->group, NCCL_EP_OPERATION_LL_DISPATCH, &choice),
                "ncclEpSetChoice: choice.size: must be the size of the structure (got 16, expected 24)");
 }
 

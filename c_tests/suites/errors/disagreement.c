@@ -8,7 +8,7 @@
 #define ARGUMENT ncclInvalidArgument
 #define REMOTE ncclRemoteError
 #define REFUSED "handle: rank %d refused to create its own: ncclInvalidArgument"
-#define DIFFERS                                                                                \
+#define DIFFERS                                                                                 \
     "topk_idx.sizes[1]: must be the same on every rank, but rank %d differs (got %d, expected " \
     "%d as on rank %d)"
 
@@ -39,7 +39,7 @@ ncclResult_t replace_handle(Session* session, unsigned top_k) {
 // This rank refuses its handle for too many ids per token, at once.
 static void refuse(const Session* session) {
     ncclEpHandle_t handle = NULL;
-    EP_REFUSED("handle-topk-columns", create(session, 33, &handle), ARGUMENT,
+    EP_INVALID("handle-topk-columns", create(session, 33, &handle),
                "ncclEpCreateHandle: topk_idx.sizes[1]: must be at most the largest top-k (got 33, "
                "expected 32 or less)");
     EP_CHECK(handle == NULL);
@@ -56,14 +56,13 @@ static void check_nothing_counted(const Session* session) {
 void check_refused_elsewhere(Session* session, int refuser, const char* text) {
     if (ep_on_host_backend()) {
         ncclEpHandle_t handle = NULL;
-        EP_REFUSED("handle-ht-rank-refused", create(session, kTopK, &handle), REMOTE,
-                   "ncclEpCreateHandle: rank %d refused: %s", refuser, text);
+        EP_LOST("handle-ht-rank-refused", create(session, kTopK, &handle), "ncclEpCreateHandle: rank %d refused: %s",
+                refuser, text);
         EP_CHECK(handle == NULL);
         return;
     }
     if (creation_waits()) {
-        EP_REFUSED("handle-ht-handle-refused", replace_handle(session, kTopK), REMOTE,
-                   "ncclEpCreateHandle: " REFUSED, refuser);
+        EP_LOST("handle-ht-handle-refused", replace_handle(session, kTopK), "ncclEpCreateHandle: " REFUSED, refuser);
         EP_CHECK(session->handle == NULL);
         check_nothing_counted(session);
         EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
@@ -71,10 +70,8 @@ void check_refused_elsewhere(Session* session, int refuser, const char* text) {
     }
     EP_CHECK_NCCL(replace_handle(session, kTopK));
     ep_sync(session->env);
-    EP_REFUSED("dispatch-ht-handle-refused", make_valid_call(session, kDispatch, 0), REMOTE,
-               "ncclEpDispatch: " REFUSED, refuser);
-    EP_REFUSED("combine-ht-handle-refused", make_valid_call(session, kCombine, 0), REMOTE,
-               "ncclEpCombine: " REFUSED, refuser);
+    EP_LOST("dispatch-ht-handle-refused", make_valid_call(session, kDispatch, 0), "ncclEpDispatch: " REFUSED, refuser);
+    EP_LOST("combine-ht-handle-refused", make_valid_call(session, kCombine, 0), "ncclEpCombine: " REFUSED, refuser);
     check_nothing_counted(session);
     EP_CHECK_EQ_I64(wait_for_failure(session, 0.0), ncclSuccess);
 }
@@ -87,16 +84,16 @@ EP_TEST_HT(ht_handle_with_another_top_k) {
     const unsigned top_k = (unsigned)my_top_k(env);
     if (creation_waits()) {
         ncclEpHandle_t handle = NULL;
-        EP_REFUSED("handle-ht-topk-differs", create(&session, top_k, &handle), ARGUMENT, "ncclEpCreateHandle: " DIFFERS,
+        EP_INVALID("handle-ht-topk-differs", create(&session, top_k, &handle), "ncclEpCreateHandle: " DIFFERS,
                    differs(env), my_top_k(env), their_top_k(env), differs(env));
         EP_CHECK(handle == NULL);
     } else {
         EP_CHECK_NCCL(replace_handle(&session, top_k));
         ep_sync(env);
-        EP_REFUSED("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0), ARGUMENT,
-                   "ncclEpDispatch: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
-        EP_REFUSED("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0), ARGUMENT,
-                   "ncclEpCombine: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
+        EP_INVALID("dispatch-ht-handle-differs", make_valid_call(&session, kTokensOnly, 0), "ncclEpDispatch: " DIFFERS,
+                   differs(env), my_top_k(env), their_top_k(env), differs(env));
+        EP_INVALID("combine-ht-handle-differs", make_valid_call(&session, kCombine, 0), "ncclEpCombine: " DIFFERS,
+                   differs(env), my_top_k(env), their_top_k(env), differs(env));
         check_nothing_counted(&session);
     }
     EP_REQUIRE_NCCL(replace_handle(&session, kTopK));
@@ -112,8 +109,8 @@ static void no_count_after_a_refusal(Session* session) {
         refuse(session);
     } else {
         EP_CHECK_NCCL(create(session, kTopK, &session->handle));
-        EP_REFUSED("num-recv-ht-handle-refused", ncclEpHandleGetNumRecvTokens(session->handle, &rows), REMOTE,
-                   "ncclEpHandleGetNumRecvTokens: " REFUSED, odd_rank(env));
+        EP_LOST("num-recv-ht-handle-refused", ncclEpHandleGetNumRecvTokens(session->handle, &rows),
+                "ncclEpHandleGetNumRecvTokens: " REFUSED, odd_rank(env));
         EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
         EP_CHECK_EQ_I64(rows, 77);
     }
@@ -123,7 +120,7 @@ static void no_count_of_different_handles(Session* session) {
     const EpEnv* env = session->env;
     unsigned rows = 77;
     EP_CHECK_NCCL(create(session, (unsigned)my_top_k(env), &session->handle));
-    EP_REFUSED("num-recv-ht-handle-differs", ncclEpHandleGetNumRecvTokens(session->handle, &rows), ARGUMENT,
+    EP_INVALID("num-recv-ht-handle-differs", ncclEpHandleGetNumRecvTokens(session->handle, &rows),
                "ncclEpHandleGetNumRecvTokens: " DIFFERS, differs(env), my_top_k(env), their_top_k(env), differs(env));
     EP_CHECK_EQ_I64(rows, 77);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
@@ -144,12 +141,12 @@ static ncclResult_t call_with_fewer(const Session* session, CallKind kind, ListN
 #define FEWER "must hold all tokens that this rank receives (got 3, expected 4 or more)"
 
 static void refuse_fewer_than_told(const Session* session) {
-    EP_REFUSED("dispatch-ht-out-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
-               ncclInvalidUsage, "ncclEpDispatch: outputs[TOKENS].sizes[0]: " FEWER);
-    EP_REFUSED("dispatch-ht-out-ids-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
-               ncclInvalidUsage, "ncclEpDispatch: outputs[TOPK_IDX].sizes[0]: " FEWER);
-    EP_REFUSED("combine-ht-in-told", call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
-               ncclInvalidUsage, "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
+    EP_MISUSED("dispatch-ht-out-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS),
+               "ncclEpDispatch: outputs[TOKENS].sizes[0]: " FEWER);
+    EP_MISUSED("dispatch-ht-out-ids-told", call_with_fewer(session, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX),
+               "ncclEpDispatch: outputs[TOPK_IDX].sizes[0]: " FEWER);
+    EP_MISUSED("combine-ht-in-told", call_with_fewer(session, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS),
+               "ncclEpCombine: inputs[TOKENS].sizes[0]: " FEWER);
 }
 
 EP_TEST_HT(ht_handle_without_a_count) {
@@ -202,15 +199,15 @@ static void check_failed(Session* session, bool refused, CallKind kind) {
     const char* name = kind == kCombine ? "ncclEpCombine" : "ncclEpDispatch";
     const bool knows = !was_told();
     if (!knows) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), REMOTE,
-                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
+                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     } else if (refused) {
-        EP_REFUSED("running-ht-handle-refused", wait_for_failure(session, 0.0), REMOTE,
-                   "ncclEpGetAsyncError: %s (high throughput): " REFUSED, name, odd_rank(env));
+        EP_LOST("running-ht-handle-refused", wait_for_failure(session, 0.0),
+                "ncclEpGetAsyncError: %s (high throughput): " REFUSED, name, odd_rank(env));
     } else {
-        EP_REFUSED("running-ht-handle-differs", wait_for_failure(session, 0.0), ARGUMENT,
-                   "ncclEpGetAsyncError: %s (high throughput): " DIFFERS, name, differs(env),
-                   my_top_k(env), their_top_k(env), differs(env));
+        EP_INVALID("running-ht-handle-differs", wait_for_failure(session, 0.0),
+                   "ncclEpGetAsyncError: %s (high throughput): " DIFFERS, name, differs(env), my_top_k(env),
+                   their_top_k(env), differs(env));
     }
     EP_CHECK(state != ncclSuccess);
     EP_CHECK(on_some_rank(knows));
@@ -244,8 +241,8 @@ static void missing_on_the_host(EpEnv* env) {
     ep_barrier();
     if (!is_odd(env)) {
         const double limit = 0.001 * kShortTimeoutMs + 1.0;
-        EP_REFUSED("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0), REMOTE,
-                   "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*", env->rank, odd_rank(env));
+        EP_LOST("handle-ht-rank-missing", make_valid_call(&session, kCreateHandle, 0),
+                "ncclEpCreateHandle: *: rank %d waited * ms for operation 2 of rank %d*", env->rank, odd_rank(env));
         found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "operation 2", "1");
     }
     EP_CHECK(on_some_rank(found_out));
@@ -270,9 +267,9 @@ static void missing_on_the_device(EpEnv* env) {
         found_out = check_misses_odd_rank(&session, limit, "ncclEpCreateHandle", "the row counts of operation 1", "0");
         EP_CHECK_RESULT(ncclEpHandleGetNumRecvTokens(session.handle, &rows), REMOTE);
         EP_CHECK_EQ_I64(rows, 77);
-        EP_REFUSED("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0), REMOTE,
-                   "ncclEpDispatch: the group has failed: ncclEpCreateHandle: %s: *",
-                   found_out ? "deadline passed" : "rank * failed");
+        EP_LOST("dispatch-group-failed", make_valid_call(&session, kTokensOnly, 0),
+                "ncclEpDispatch: the group has failed: ncclEpCreateHandle: %s: *",
+                found_out ? "deadline passed" : "rank * failed");
     }
     EP_CHECK(on_some_rank(found_out));
     recover_and_close(&session);

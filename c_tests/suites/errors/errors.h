@@ -10,6 +10,9 @@
 // which '*' matches anything.
 #define EP_REFUSED(id, call, code, ...) \
     (EP_REACHED, forget_last_error(), check_refused(EP_HERE(id), (call), (code), __VA_ARGS__))
+#define EP_INVALID(id, call, ...) EP_REFUSED(id, call, ncclInvalidArgument, __VA_ARGS__)
+#define EP_MISUSED(id, call, ...) EP_REFUSED(id, call, ncclInvalidUsage, __VA_ARGS__)
+#define EP_LOST(id, call, ...) EP_REFUSED(id, call, ncclRemoteError, __VA_ARGS__)
 
 __attribute__((format(printf, 4, 5))) bool check_refused(EpSite site, ncclResult_t actual, ncclResult_t expected,
                                                          const char* format, ...);

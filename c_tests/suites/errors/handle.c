@@ -14,24 +14,19 @@ static const BrokenCall kIdsCalls[] = {
      "topk_idx.ndim: must be a supported number of dimensions (got 6, expected 1 to 5)"},
     {"handle-topk-sizes", ARGUMENT, kInputs, IDS, kNullSizes, 0, "topk_idx.sizes: must not be NULL"},
     {"handle-topk-strides", ARGUMENT, kInputs, IDS, kStride0, 3,
-     "topk_idx.strides: must say that the tensor is dense "
-     "(got [3, 1], expected all ones, NULL, or row-major strides)"},
+     "topk_idx.strides: must say that the tensor is dense (got [3, 1], expected all ones, NULL, or row-major strides)"},
     {"handle-topk-tag", ARGUMENT, kInputs, IDS, kTag, 7,
      "topk_idx.tag: must be NCCL_EP_TENSOR_TAG_TOPK_IDX (got 7, expected 2)"},
     {"handle-topk-ndim", ARGUMENT, kInputs, IDS, kNdim, 3,
-     "topk_idx.ndim: must be the number of dimensions that this tensor has in this call "
-     "(got 3, expected 2)"},
+     "topk_idx.ndim: must be the number of dimensions that this tensor has in this call (got 3, expected 2)"},
     {"handle-topk-datatype", ARGUMENT, kInputs, IDS, kDatatype, ncclInt32,
-     "topk_idx.datatype: must be an element type that this tensor may have "
-     "(got int32, expected int64)"},
+     "topk_idx.datatype: must be an element type that this tensor may have (got int32, expected int64)"},
     {"handle-topk-datatype", ARGUMENT, kInputs, IDS, kDatatype, 77,
-     "topk_idx.datatype: must be an element type that this tensor may have "
-     "(got an unknown number, expected int64)"},
+     "topk_idx.datatype: must be an element type that this tensor may have (got an unknown number, expected int64)"},
     {"handle-topk-columns", ARGUMENT, kInputs, IDS, kSize1, 33,
      "topk_idx.sizes[1]: must be at most the largest top-k (got 33, expected 32 or less)"},
     {"handle-topk-rows", ARGUMENT, kInputs, IDS, kSize0, kMaxTokens + 1,
-     "topk_idx.sizes[0]: must be at most the group's max_tokens_per_rank "
-     "(got 7, expected 6 or less)"},
+     "topk_idx.sizes[0]: must be at most the group's max_tokens_per_rank (got 7, expected 6 or less)"},
     {"handle-topk-data", ARGUMENT, kInputs, IDS, kNullData, 0,
      "topk_idx.data: must not be NULL unless the tensor is empty"},
     {"handle-topk-align", ARGUMENT, kInputs, IDS, kShiftData, 4,
@@ -44,8 +39,7 @@ static const BrokenCall kLlCalls[] = {
     {"handle-ll-counter", ARGUMENT, kLocals, COUNTER, kAdd, 0,
      AT_COUNTER ": a low-latency handle has no counter; pass it to ncclEpDispatch"},
     {"handle-ll-counter", ARGUMENT, kLocals, HOST_COUNTER, kAdd, 0,
-     "local_tensors[RECV_EXPERT_COUNTER_HOST]: a low-latency handle has no counter; "
-     "pass it to ncclEpDispatch"},
+     "local_tensors[RECV_EXPERT_COUNTER_HOST]: a low-latency handle has no counter; pass it to ncclEpDispatch"},
 };
 
 static const BrokenCall kHtLocalCalls[] = {
@@ -60,17 +54,15 @@ static const BrokenCall kHtLocalCalls[] = {
      AT_COUNTER ".ndim: must be a supported number of dimensions (got 6, expected 1 to 5)"},
     {"handle-locals-sizes", ARGUMENT, kLocals, COUNTER, kNullSizes, 0, AT_COUNTER ".sizes: must not be NULL"},
     {"handle-locals-strides", ARGUMENT, kLocals, COUNTER, kStride0, 2,
-     AT_COUNTER ".strides: must say that the tensor is dense "
-                "(got [2], expected all ones, NULL, or row-major strides)"},
+     AT_COUNTER ".strides: must say that the tensor is dense (got [2], expected all ones, NULL, or row-major strides)"},
     NDIM("handle-ht-counter-ndim", kLocals, COUNTER, 2, 1),
     DATATYPE("handle-ht-counter-datatype", kLocals, COUNTER, ncclInt64, "int64", "int32"),
     {"handle-ht-counter-size", ARGUMENT, kLocals, COUNTER, kSize0, kLocalExperts - 1,
-     AT_COUNTER ".sizes[0]: must be at least the number of local experts "
-                "(got 1, expected 2 or more)"},
+     AT_COUNTER ".sizes[0]: must be at least the number of local experts (got 1, expected 2 or more)"},
     DATA("handle-ht-counter-data", "handle-ht-counter-align", kLocals, COUNTER, 4),
     {"handle-ht-counter-host", ARGUMENT, kLocals, COUNTER, kTag, HOST_COUNTER,
-     "local_tensors[RECV_EXPERT_COUNTER_HOST].data: must be mapped pinned host memory "
-     "(got *, expected an address that the device can reach)"},
+     "local_tensors[RECV_EXPERT_COUNTER_HOST].data: must be mapped pinned host memory (got *, expected an address that "
+     "the device can reach)"},
 };
 
 // The result pointer and the configuration: not tensors, and the same in both modes.
@@ -101,8 +93,8 @@ static void too_many_tokens(const EpEnv* env) {
     EP_REQUIRE_NCCL(open_auto_group(&session));
     EP_REFUSED("handle-topk-rows-auto",
                ep_handle_create(&session.handle, session.group, NULL, most + 1, kTopK, env->stream), ARGUMENT,
-               "ncclEpCreateHandle: topk_idx.sizes[0]: must be at most what all ranks can send to "
-               "one (got %u, expected %u or less)",
+               "ncclEpCreateHandle: topk_idx.sizes[0]: must be at most what all ranks can send to one (got %u, "
+               "expected %u or less)",
                most + 1, most);
     ep_sync(env);
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));

@@ -40,8 +40,8 @@ static const BrokenCall kForwardDispatch[] = {
     DATA("dispatch-ht-out-weights-data", "dispatch-ht-out-weights-align", kOutputs, WEIGHTS, 4),
     NDIM("dispatch-ht-counter-ndim", kLocals, COUNTER, 2, 1),
     DATATYPE("dispatch-ht-counter-datatype", kLocals, COUNTER, ncclInt64, "int64", "int32"),
-    SIZE("dispatch-ht-counter-size", kLocals, COUNTER, 0, 1,
-         "must be at least the number of local experts", "2 or more"),
+    SIZE("dispatch-ht-counter-size", kLocals, COUNTER, 0, 1, "must be at least the number of local experts",
+         "2 or more"),
     DATA("dispatch-ht-counter-data", "dispatch-ht-counter-align", kLocals, COUNTER, 4),
 };
 
@@ -49,11 +49,9 @@ static const BrokenCall kTokensOnlyDispatch[] = {
     {"dispatch-ht-only-in-weights", ARGUMENT, kInputs, WEIGHTS, kAdd, 0,
      "inputs[TOPK_WEIGHTS]: needs inputs[TOPK_IDX]: a tokens-only dispatch has no weights"},
     {"dispatch-ht-only-out-ids", ARGUMENT, kOutputs, IDS, kAdd, 0,
-     "outputs[TOPK_IDX]: needs inputs[TOPK_IDX] and inputs[TOPK_WEIGHTS]: a tokens-only dispatch "
-     "has none"},
+     "outputs[TOPK_IDX]: needs inputs[TOPK_IDX] and inputs[TOPK_WEIGHTS]: a tokens-only dispatch has none"},
     {"dispatch-ht-only-out-weights", ARGUMENT, kOutputs, WEIGHTS, kAdd, 0,
-     "outputs[TOPK_WEIGHTS]: needs inputs[TOPK_IDX] and inputs[TOPK_WEIGHTS]: a tokens-only "
-     "dispatch has none"},
+     "outputs[TOPK_WEIGHTS]: needs inputs[TOPK_IDX] and inputs[TOPK_WEIGHTS]: a tokens-only dispatch has none"},
 };
 
 static const BrokenCall kForwardCombine[] = {

@@ -2,10 +2,11 @@
 // messages may have the same sizes. Every rank gets an error within the deadline and a second, and a new group works.
 // So it is where a stream does not come to what ranks tell each other, after twice the deadline.
 #define _GNU_SOURCE  // setenv
+#include "harness/nodes.h"
+
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "harness/nodes.h"
 #include "suites/errors/errors.h"
 
 // A group over nodes, and an operation on it, take their time where ranks share a processor.
@@ -37,8 +38,8 @@ typedef enum {
 } Difference;
 
 static const char* const kNames[kNumDifferences] = {
-    "nothing",       "operation",    "row bytes",   "data type",    "data type of a combine", "staged",
-    "not staged",    "staged combine", "other handle", "new handle", "ids per token", "scales"};
+    "nothing",    "operation",      "row bytes",    "data type",  "data type of a combine", "staged",
+    "not staged", "staged combine", "other handle", "new handle", "ids per token",          "scales"};
 
 static void call_with(const Session* session, CallKind kind, unsigned bytes, bool is_float16) {
     CallTensors tensors;
@@ -74,8 +75,8 @@ static void call_on_another_handle(const Session* session, Difference difference
     const bool makes = difference == kOtherHandle || other;
     if (makes) {
         const unsigned top_k = difference == kOtherTopK ? kTopK - 1 : kTopK;
-        const ncclResult_t result = ep_handle_create(&using.handle, session->group, session->ids,
-                                                     kTokens, top_k, env->stream);
+        const ncclResult_t result =
+            ep_handle_create(&using.handle, session->group, session->ids, kTokens, top_k, env->stream);
         if (session->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT && difference == kNewHandle) {
             // All ranks make one together.
             EP_CHECK(result != ncclSuccess && result != ncclInternalError);
@@ -100,26 +101,15 @@ static void call(const Session* session, Difference difference, bool other) {
         case kNothing:
             if (!other) (void)make_valid_call(session, kDispatch, 0);
             return;
-        case kOperation:
-            (void)make_valid_call(session, other ? kCombine : kDispatch, 0);
-            return;
-        case kRowBytes:
-            call_with(session, kind, other ? kTokenBytes / 4 : 0, false);
-            return;
+        case kOperation: (void)make_valid_call(session, other ? kCombine : kDispatch, 0); return;
+        case kRowBytes: call_with(session, kind, other ? kTokenBytes / 4 : 0, false); return;
         case kTypeOfRows:
-        case kTypeOfSums:
-            call_with(session, kind, 0, other);
-            return;
+        case kTypeOfSums: call_with(session, kind, 0, other); return;
         case kIsStaged:
         case kIsWhole:
-        case kStagesSums:
-            call_staged(session, kind, other == (difference != kIsWhole));
-            return;
-        case kUnscaled:
-            call_with_scales(session, !other);
-            return;
-        default:
-            call_on_another_handle(session, difference, other);
+        case kStagesSums: call_staged(session, kind, other == (difference != kIsWhole)); return;
+        case kUnscaled: call_with_scales(session, !other); return;
+        default: call_on_another_handle(session, difference, other);
     }
 }
 
@@ -149,8 +139,8 @@ static void differ(const EpEnv* env, ncclEpAlgorithm_t algorithm, Difference dif
     ep_barrier();
     recover_and_close(&session);
     if (ep_failed() != failed) {
-        fprintf(stderr, "rank %d: above, %s differs: %s\n", env->rank,
-                who == kOneRank ? "one rank" : "a node", kNames[difference]);
+        fprintf(stderr, "rank %d: above, %s differs: %s\n", env->rank, who == kOneRank ? "one rank" : "a node",
+                kNames[difference]);
     }
 }
 

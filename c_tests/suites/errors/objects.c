@@ -125,66 +125,60 @@ static const ObjectCall kGroupCalls[] = {
     {"ncclEpGroupDestroy", destroy_group, NULL, "group-destroy-dead", "group-destroy-foreign"},
 };
 
-static void check_object_calls(const ObjectCall* calls, size_t num_calls, const char* argument,
-                               const char* kind, void* dead, void* of_other_kind) {
+static void check_object_calls(const ObjectCall* calls, size_t num_calls, const char* argument, const char* kind,
+                               void* dead, void* of_other_kind) {
     int local = 0;
     void* const foreign[] = {&local, (void*)(uintptr_t)1, (void*)UINTPTR_MAX, of_other_kind};
     for (size_t i = 0; i < num_calls; ++i) {
         const ObjectCall* c = &calls[i];
         if (c->null != NULL) {
-            EP_REFUSED(c->null, c->call(NULL), ncclInvalidArgument, "%s: %s: must not be NULL", c->function, argument);
+            EP_INVALID(c->null, c->call(NULL), "%s: %s: must not be NULL", c->function, argument);
         } else {
             EP_CHECK_NCCL(c->call(NULL));
         }
-        EP_REFUSED(c->dead, c->call(dead), ncclInvalidArgument, "%s: %s: was destroyed already", c->function, argument);
+        EP_INVALID(c->dead, c->call(dead), "%s: %s: was destroyed already", c->function, argument);
         for (size_t f = 0; f < COUNT(foreign); ++f) {
-            EP_REFUSED(c->foreign, c->call(foreign[f]), ncclInvalidArgument,
-                       "%s: %s: is not a %s of this library", c->function, argument, kind);
+            EP_INVALID(c->foreign, c->call(foreign[f]), "%s: %s: is not a %s of this library", c->function, argument,
+                       kind);
         }
     }
 }
 
-EP_TEST(dead_and_foreign_objects) {
+LL_SESSION_TEST(dead_and_foreign_objects) {
     Session dead = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
     close_session(&dead);
-    Session session = open_session(env, NCCL_EP_ALGO_LOW_LATENCY);
-    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle, session.group);
-    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group, session.handle);
-    check_works(&session);
+    check_object_calls(kHandleCalls, COUNT(kHandleCalls), "handle", "handle", dead.handle, session->group);
+    check_object_calls(kGroupCalls, COUNT(kGroupCalls), "ep_group", "group", dead.group, session->handle);
+    check_works(session);
 
     // Destroys the group while the handle is alive.
-    EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
-    EP_REFUSED("dispatch-group-destroyed", dispatch(session.handle), ncclInvalidUsage,
-               "ncclEpDispatch: handle: its group was destroyed");
-    EP_REFUSED("combine-group-destroyed", combine(session.handle), ncclInvalidUsage,
-               "ncclEpCombine: handle: its group was destroyed");
-    EP_REFUSED("complete-group-destroyed", complete(session.handle), ncclInvalidUsage,
-               "ncclEpComplete: handle: its group was destroyed");
-    EP_REQUIRE_NCCL(open_group(&session));
-    EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
-    EP_REQUIRE_NCCL(open_handle(&session));
-    finish_session(&session);
+    EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, env->stream));
+    EP_MISUSED("dispatch-group-destroyed", dispatch(session->handle), "ncclEpDispatch: handle: its group was destroyed");
+    EP_MISUSED("combine-group-destroyed", combine(session->handle), "ncclEpCombine: handle: its group was destroyed");
+    EP_MISUSED("complete-group-destroyed", complete(session->handle), "ncclEpComplete: handle: its group was destroyed");
+    EP_REQUIRE_NCCL(open_group(session));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
+    EP_REQUIRE_NCCL(open_handle(session));
 }
 
 LL_SESSION_TEST(places_for_results) {
-    EP_REFUSED("version-out-null", ncclEpGetVersion(NULL), ncclInvalidArgument,
-               "ncclEpGetVersion: version: must not be NULL");
-    EP_REFUSED("async-error-out-null", ncclEpGetAsyncError(session->group, NULL), ncclInvalidArgument,
+    EP_INVALID("version-out-null", ncclEpGetVersion(NULL), "ncclEpGetVersion: version: must not be NULL");
+    EP_INVALID("async-error-out-null", ncclEpGetAsyncError(session->group, NULL),
                "ncclEpGetAsyncError: result: must not be NULL");
-    EP_REFUSED("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5), ncclInvalidArgument,
+    EP_INVALID("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5),
                "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
-    EP_REFUSED("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0), ncclInvalidArgument,
+    EP_INVALID("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0),
                "ncclEpHandleOpen: handle: must not be NULL");
     unsigned count = 77;
-    EP_REFUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count), ncclInvalidUsage,
+    EP_MISUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count),
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
                "(got low latency, expected high throughput)");
     EP_CHECK_EQ_U64(count, 77);
 }
 
 HT_SESSION_TEST(ht_place_for_a_result) {
-    EP_REFUSED("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL), ncclInvalidArgument,
+    EP_INVALID("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));

@@ -41,11 +41,9 @@ static const BrokenCall kCombineCalls[] = {
     SIZE("combine-rank-in-ranks", kInputs, TOKENS, 0, 99, RANKS, "*"),
     SIZE("combine-rank-in-slots", kInputs, TOKENS, 1, 5, SLOTS, "6"),
     BROKEN("combine-rank-weights", kLocals, WEIGHTS, kAdd, 0,
-           "local_tensors[TOPK_WEIGHTS]: the caller applies the weights before a combine of "
-           "rank-major rows"),
+           "local_tensors[TOPK_WEIGHTS]: the caller applies the weights before a combine of rank-major rows"),
     BROKEN("combine-rank-in-weights", kInputs, WEIGHTS, kAdd, 0,
-           "inputs[TOPK_WEIGHTS]: the caller applies the weights before a combine of rank-major "
-           "rows"),
+           "inputs[TOPK_WEIGHTS]: the caller applies the weights before a combine of rank-major rows"),
 };
 
 LL_SESSION_TEST(rank_major_arguments) {
@@ -60,7 +58,8 @@ LL_SESSION_TEST(rank_major_arguments) {
 // One rank's rows are rank-major where those of the others are not.
 EP_TEST(rank_major_on_one_rank) {
     // Without the stars the words would be taken for the ids of refusals.
-    static const OtherCall kCall = {NCCL_EP_ALGO_LOW_LATENCY, kDispatch, kRankMajor, NULL, "running-ll-layout",
-                                    "layout: must be the same", "*expert-major", "*rank-major"};
+    static const OtherCall kCall = {
+        NCCL_EP_ALGO_LOW_LATENCY,   kDispatch,       kRankMajor,   NULL, "running-ll-layout",
+        "layout: must be the same", "*expert-major", "*rank-major"};
     if (enough_ranks(env, 2, "running-ll-layout")) check_other_call(env, &kCall);
 }

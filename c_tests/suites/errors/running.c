@@ -24,20 +24,20 @@ bool on_some_rank(bool here) {
     return ranks > 0;
 }
 
-bool check_misses_odd_rank(const Session* session, double limit, const char* operation,
-                           const char* awaited, const char* last) {
+bool check_misses_odd_rank(const Session* session, double limit, const char* operation, const char* awaited,
+                           const char* last) {
     const EpEnv* env = session->env;
     (void)wait_for_failure(session, limit);
     if (was_told()) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
-                   "ncclEpGetAsyncError: %s: rank * failed: rank %d waited * ms for %s of rank %d*",
-                   operation, env->rank, awaited, odd_rank(env));
+        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
+                "ncclEpGetAsyncError: %s: rank * failed: rank %d waited * ms for %s of rank %d*", operation, env->rank,
+                awaited, odd_rank(env));
         return false;
     }
-    return EP_REFUSED("running-deadline", wait_for_failure(session, 0.0), ncclRemoteError,
-                      "ncclEpGetAsyncError: %s: deadline passed: rank %d waited * ms for %s of "
-                      "rank %d, whose last one is %s",
-                      operation, env->rank, awaited, odd_rank(env), last);
+    return EP_LOST(
+        "running-deadline", wait_for_failure(session, 0.0),
+        "ncclEpGetAsyncError: %s: deadline passed: rank %d waited * ms for %s of rank %d, whose last one is %s",
+        operation, env->rank, awaited, odd_rank(env), last);
 }
 
 // Whether this rank itself notices that the odd rank does not do its part of `kind`. In low latency
@@ -56,8 +56,8 @@ static void check_refuses_work(const Session* session, ncclResult_t code) {
                "ncclEpDispatch: the group has failed: *");
     EP_REFUSED("combine-group-failed", make_valid_call(session, kCombine, 0), code,
                "ncclEpCombine: the group has failed: *");
-    EP_REFUSED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream),
-               code, "ncclEpComplete: the group has failed: *");
+    EP_REFUSED("complete-group-failed", ncclEpComplete(session->handle, NULL, session->env->stream), code,
+               "ncclEpComplete: the group has failed: *");
     EP_REFUSED("count-rows-group-failed", ncclEpGroupCountRows(session->group, NULL), code,
                "ncclEpGroupCountRows: the group has failed: *");
     EP_REFUSED("handle-group-failed", make_valid_call(session, kCreateHandle, 0), code,
@@ -100,8 +100,8 @@ static void stop_in(const EpEnv* env, ncclEpAlgorithm_t algorithm, unsigned time
         const double limit = 0.001 * timeout_ms + 1.0;
         // On the CPU backend, creating a high-throughput handle is an operation as well.
         const bool counts_handle = ep_on_host_backend() && algorithm != NCCL_EP_ALGO_LOW_LATENCY;
-        found_out = check_misses_odd_rank(&session, limit, operation,
-                                          counts_handle ? "operation 4" : "*operation 3", "*");
+        found_out =
+            check_misses_odd_rank(&session, limit, operation, counts_handle ? "operation 4" : "*operation 3", "*");
         check_refuses_work(&session, ncclRemoteError);
     }
     EP_CHECK(on_some_rank(found_out));
@@ -153,8 +153,7 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     const bool knows = ep_num_nodes() > 1 && launched != ncclSuccess;
     EP_CHECK(launched == ncclSuccess || knows);
     if (is_odd(env)) {
-        EP_REFUSED(id, wait_for_failure(&session, 10.0), ncclInvalidUsage,
-                   "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
+        EP_MISUSED(id, wait_for_failure(&session, 10.0), "ncclEpGetAsyncError: %s (got 3, expected 4 or more)", text);
         check_refuses_work(&session, ncclInvalidUsage);
     } else {
         // Accepted, unless the failure is known here already.
@@ -164,26 +163,25 @@ static void too_small(const EpEnv* env, CallKind kind, ListName list, unsigned t
     if (!is_odd(env) && ep_num_nodes() > 1) {
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), ncclRemoteError);
     } else if (!is_odd(env) && hears_odd_rank(&session, kDispatch)) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(&session, 10.0), ncclRemoteError,
-                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_LOST("running-rank-failed", wait_for_failure(&session, 10.0),
+                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     }
     ep_barrier();
     recover_and_close(&session);
 }
 
 EP_TEST_HT(ht_outputs_too_small) {
-    too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-out-rows",
-              "ncclEpDispatch (high throughput): outputs[TOKENS].sizes[0]: "
-              "must hold all tokens that this rank receives");
-    too_small(env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
-              "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: "
-              "must hold all tokens that this rank receives");
-    too_small(env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
-              "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: "
-              "must hold all tokens that this rank receives");
+    too_small(
+        env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-out-rows",
+        "ncclEpDispatch (high throughput): outputs[TOKENS].sizes[0]: must hold all tokens that this rank receives");
+    too_small(
+        env, kDispatch, kOutputs, NCCL_EP_TENSOR_TAG_TOPK_IDX, "running-ht-out-ids",
+        "ncclEpDispatch (high throughput): outputs[TOPK_IDX].sizes[0]: must hold all tokens that this rank receives");
+    too_small(
+        env, kForward, kOutputs, NCCL_EP_TENSOR_TAG_SCALES, "running-ht-out-scales",
+        "ncclEpDispatch (high throughput): outputs[SCALES].sizes[0]: must hold all tokens that this rank receives");
     too_small(env, kCombine, kInputs, NCCL_EP_TENSOR_TAG_TOKENS, "running-ht-in-rows",
-              "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: "
-              "must hold all tokens that this rank receives");
+              "ncclEpCombine (high throughput): inputs[TOKENS].sizes[0]: must hold all tokens that this rank receives");
 }
 
 // ---- One rank makes another call than the others -----------------------------------------------
@@ -195,10 +193,10 @@ void check_all_notice(Session* session, CallKind kind, const char* id, const cha
     const bool hears = hears_odd_rank(session, kind);
     const ncclResult_t state = hears ? wait_for_failure(session, 10.0) : ncclSuccess;
     if (state == ncclRemoteError) {
-        EP_REFUSED("running-rank-failed", wait_for_failure(session, 0.0), ncclRemoteError,
-                   "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
+        EP_LOST("running-rank-failed", wait_for_failure(session, 0.0),
+                "ncclEpGetAsyncError: *: rank * failed: rank %d waited * ms for *", env->rank);
     } else if (hears) {
-        EP_REFUSED(id, wait_for_failure(session, 0.0), ncclInvalidUsage,
+        EP_MISUSED(id, wait_for_failure(session, 0.0),
                    "ncclEpGetAsyncError: *: %s on every rank, but rank %s differs%s", rule, named, values);
     }
     EP_CHECK(on_some_rank(state == ncclInvalidUsage));
@@ -245,8 +243,8 @@ static void make_float16(CallTensors* tensors) {
     {mode, kind, kind, make_float16, "running-data-type", "data type: must be the same", "bfloat16", "float16"}
 
 static const OtherCall kLlCalls[] = {
-    {LL, kDispatch, kCombine, NULL, "running-operation", "operation: must be the same",
-     "ncclEpDispatch (low latency)", "ncclEpCombine (low latency)"},
+    {LL, kDispatch, kCombine, NULL, "running-operation", "operation: must be the same", "ncclEpDispatch (low latency)",
+     "ncclEpCombine (low latency)"},
     OTHER_ROWS(LL),
     OTHER_TYPE(LL, kDispatch),
     OTHER_TYPE(LL, kCombine),

@@ -4,21 +4,20 @@
 #include "suites/errors/calls.h"
 
 #define USAGE ncclInvalidUsage
-#define UNPITCHED(id, list, got, expected)                                                     \
+#define UNPITCHED(id, list, got, expected) \
     BROKEN(id, list, SCALES, kStride0, 2,                                                      \
            TENSOR(list, SCALES) ".strides: must be dense, or row-major or column-major with a " \
                                 "pitch (got " got ", expected pitches for " expected " scales)")
-#define TOO_LONG(id)                                                                            \
-    BROKEN(id, kInputs, TOKENS, kSize1, kTokenBytes,                                            \
-           "inputs[TOKENS].sizes[1]: a row with its scales must not exceed the group's "        \
+#define TOO_LONG(id)                                                                     \
+    BROKEN(id, kInputs, TOKENS, kSize1, kTokenBytes,                                     \
+           "inputs[TOKENS].sizes[1]: a row with its scales must not exceed the group's " \
            "token_size_bytes (got 80 bytes, expected at most 64 bytes)")
-#define UNSENT(id)                                                                           \
-    BROKEN(id, kInputs, SCALES, kRemove, 0,                                                  \
+#define UNSENT(id)                                                                               \
+    BROKEN(id, kInputs, SCALES, kRemove, 0,                                                      \
            "inputs[SCALES]: is required: tokens of this type are not cast (got uint8, expected " \
            "bfloat16, float16 or float32)")
-#define NOT_RECEIVED(id)                      \
-    BROKEN(id, kOutputs, SCALES, kRemove, 0,  \
-           "outputs[SCALES]: is required: scales that are sent must be received")
+#define NOT_RECEIVED(id) \
+    BROKEN(id, kOutputs, SCALES, kRemove, 0, "outputs[SCALES]: is required: scales that are sent must be received")
 
 // ---- Scales that are forwarded -----------------------------------------------------------------
 
@@ -28,15 +27,15 @@ static const BrokenCall kLlForward[] = {
     TOO_LONG("dispatch-ll-in-row-scales"),
     NDIM("dispatch-ll-in-scales-ndim", kInputs, SCALES, 3, 2),
     UNKNOWN_TYPE("dispatch-ll-in-scales-datatype", kInputs, SCALES),
-    OTHER_TYPE("dispatch-ll-in-scales-width", kInputs, SCALES, ncclInt64,
-               "a scale has 1, 2 or 4 bytes", "int64", "a type of 1, 2 or 4 bytes"),
+    OTHER_TYPE("dispatch-ll-in-scales-width", kInputs, SCALES, ncclInt64, "a scale has 1, 2 or 4 bytes", "int64",
+               "a type of 1, 2 or 4 bytes"),
     SIZE("dispatch-ll-in-scales-rows", kInputs, SCALES, 0, 3, "must be the handle's number of tokens", "4"),
     UNPITCHED("dispatch-ll-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
     DATA("dispatch-ll-in-scales-data", "dispatch-ll-in-scales-align", kInputs, SCALES, 4),
     NDIM("dispatch-ll-out-scales-ndim", kOutputs, SCALES, 2, 3),
     UNKNOWN_TYPE("dispatch-ll-out-scales-datatype", kOutputs, SCALES),
-    OTHER_TYPE("dispatch-ll-out-scales-type", kOutputs, SCALES, ncclInt32,
-               "must be the type of inputs[SCALES]", "int32", "float32"),
+    OTHER_TYPE("dispatch-ll-out-scales-type", kOutputs, SCALES, ncclInt32, "must be the type of inputs[SCALES]",
+               "int32", "float32"),
     SIZE("dispatch-ll-out-scales-experts", kOutputs, SCALES, 0, 3, "must be the experts of outputs[TOKENS]", "2"),
     SIZE("dispatch-ll-out-scales-rows", kOutputs, SCALES, 1, 1, "must be the rows of outputs[TOKENS]", "*"),
     SIZE("dispatch-ll-out-scales-columns", kOutputs, SCALES, 2, 2, "must be the columns of inputs[SCALES]", "3"),
@@ -50,15 +49,15 @@ static const BrokenCall kHtForward[] = {
     TOO_LONG("dispatch-ht-in-row-scales"),
     NDIM("dispatch-ht-in-scales-ndim", kInputs, SCALES, 3, 2),
     UNKNOWN_TYPE("dispatch-ht-in-scales-datatype", kInputs, SCALES),
-    OTHER_TYPE("dispatch-ht-in-scales-width", kInputs, SCALES, ncclInt64,
-               "a scale has 1, 2 or 4 bytes", "int64", "a type of 1, 2 or 4 bytes"),
+    OTHER_TYPE("dispatch-ht-in-scales-width", kInputs, SCALES, ncclInt64, "a scale has 1, 2 or 4 bytes", "int64",
+               "a type of 1, 2 or 4 bytes"),
     SIZE("dispatch-ht-in-scales-rows", kInputs, SCALES, 0, 3, "must be the handle's number of tokens", "4"),
     UNPITCHED("dispatch-ht-in-scales-strides", kInputs, "[2, 1]", "4 rows of 3"),
     DATA("dispatch-ht-in-scales-data", "dispatch-ht-in-scales-align", kInputs, SCALES, 4),
     NDIM("dispatch-ht-out-scales-ndim", kOutputs, SCALES, 3, 2),
     UNKNOWN_TYPE("dispatch-ht-out-scales-datatype", kOutputs, SCALES),
-    OTHER_TYPE("dispatch-ht-out-scales-type", kOutputs, SCALES, ncclInt32,
-               "must be the type of inputs[SCALES]", "int32", "float32"),
+    OTHER_TYPE("dispatch-ht-out-scales-type", kOutputs, SCALES, ncclInt32, "must be the type of inputs[SCALES]",
+               "int32", "float32"),
     SIZE("dispatch-ht-out-scales-rows", kOutputs, SCALES, 0, 1, "must be the rows of outputs[TOKENS]", "*"),
     SIZE("dispatch-ht-out-scales-columns", kOutputs, SCALES, 1, 2, "must be the columns of inputs[SCALES]", "3"),
     UNPITCHED("dispatch-ht-out-scales-strides", kOutputs, "[2, 1]", "* rows of 3"),
@@ -89,8 +88,7 @@ static void check_rounding(const Session* session, const char* id) {
     valid_tensors(session, kForward, &tensors);
     tensors.round_scales = 1;
     EP_REFUSED(id, make_call(session, kForward, &tensors, 0), ncclInvalidArgument,
-               "ncclEpDispatch: config.round_scales: scales that are forwarded cannot be rounded "
-               "(got 1, expected 0)");
+               "ncclEpDispatch: config.round_scales: scales that are forwarded cannot be rounded (got 1, expected 0)");
 }
 
 // A call with scales, or with rows that nothing sums, passes.
@@ -148,8 +146,8 @@ static void scales_of_long_rows(const EpEnv* env) {
     Session session = open_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT);
     EP_CHECK_NCCL(ncclEpHandleDestroy(session.handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session.group, env->stream));
-    session.group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT,
-                                    (unsigned)env->size * kLocalExperts, kMaxTokens, kMost);
+    session.group =
+        ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, (unsigned)env->size * kLocalExperts, kMaxTokens, kMost);
     EP_REQUIRE_NCCL(open_handle(&session));
     void* sent = ep_device_alloc((size_t)kTokens * kLong);
     void* received = ep_device_alloc((size_t)max_recv_rows(&session) * kLong);

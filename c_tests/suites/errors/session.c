@@ -9,8 +9,7 @@
 static int g_skipped;
 
 bool fits(const char* text, const char* pattern) {
-    if (*pattern == '*')
-        return fits(text, pattern + 1) || (*text != '\0' && fits(text + 1, pattern));
+    if (*pattern == '*') return fits(text, pattern + 1) || (*text != '\0' && fits(text + 1, pattern));
     if (*pattern == '\0' || *text == '\0') return *pattern == *text;
     return *pattern == *text && fits(text + 1, pattern + 1);
 }
@@ -186,8 +185,8 @@ static void add_counter(TensorList* list, void* data, unsigned counts) {
 static void add_received(const Session* session, TensorList* list) {
     const unsigned rows = max_recv_rows(session);
     if (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
-        ep_view_3d(next(list), session->received, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                   kLocalExperts, rows, kHidden);
+        ep_view_3d(next(list), session->received, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kLocalExperts, rows,
+                   kHidden);
     } else {
         add_tokens(list, session->received, rows);
     }
@@ -200,8 +199,8 @@ static void add_scales(TensorList* list, void* data, unsigned rows, unsigned cou
 static void add_received_scales(const Session* session, TensorList* list, unsigned count) {
     const unsigned rows = max_recv_rows(session);
     if (session->algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
-        ep_view_3d(next(list), session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES,
-                   kLocalExperts, rows, count);
+        ep_view_3d(next(list), session->received_scales, ncclFloat32, NCCL_EP_TENSOR_TAG_SCALES, kLocalExperts, rows,
+                   count);
     } else {
         add_scales(list, session->received_scales, rows, count);
     }
@@ -222,8 +221,8 @@ static void add_all_scales(const Session* session, CallKind kind, CallTensors* t
     add_received_scales(session, out, kind == kForward ? kScales : 1);
 }
 
-static void add_planes(const Session* session, TensorList* list, void* data,
-                       ncclDataType_t datatype, ncclEpTensorTag_t tag, unsigned columns) {
+static void add_planes(const Session* session, TensorList* list, void* data, ncclDataType_t datatype,
+                       ncclEpTensorTag_t tag, unsigned columns) {
     ep_view_3d(next(list), data, datatype, tag, (unsigned)session->env->size, kMaxTokens, columns);
 }
 
@@ -253,8 +252,8 @@ static void rank_major_tensors(const Session* session, CallKind kind, CallTensor
 static bool is_rank_major(CallKind kind) { return kind == kRankMajor || kind == kRankMajorForward || kind == kSummed; }
 
 static bool is_dispatch(CallKind kind) {
-    return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast ||
-           kind == kRankMajor || kind == kRankMajorForward;
+    return kind == kDispatch || kind == kTokensOnly || kind == kForward || kind == kCast || kind == kRankMajor ||
+           kind == kRankMajorForward;
 }
 
 void valid_tensors(const Session* session, CallKind kind, CallTensors* tensors) {
@@ -305,8 +304,8 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
     cudaStream_t stream = session->env->stream;
     if (kind == kCreateHandle) {
         ncclEpHandle_t handle = NULL;
-        const ncclResult_t result = ncclEpCreateHandle(
-            &handle, session->group, inputs[0], arrays[kLocals], num_local, NULL, stream, false);
+        const ncclResult_t result =
+            ncclEpCreateHandle(&handle, session->group, inputs[0], arrays[kLocals], num_local, NULL, stream, false);
         EP_CHECK((handle == NULL) == (result != ncclSuccess));
         if (handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
         return result;
@@ -316,8 +315,8 @@ ncclResult_t make_call(const Session* session, CallKind kind, CallTensors* tenso
         return ncclEpDispatch(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals], num_local,
                               send_only, tensors->round_scales != 0 ? &config : NULL, stream);
     }
-    return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals],
-                         num_local, send_only, NULL, stream);
+    return ncclEpCombine(session->handle, in, num_in, arrays[kOutputs], num_out, arrays[kLocals], num_local, send_only,
+                         NULL, stream);
 }
 
 ncclResult_t make_valid_call(const Session* session, CallKind kind, unsigned send_only) {

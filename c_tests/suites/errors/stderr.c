@@ -51,7 +51,7 @@ static pid_t run_again(const char* with, FILE* output) {
 static void check_printed(const char* level, bool wanted) {
     FILE* output = tmpfile();
     EP_REQUIRE(output != NULL);
-    EP_REQUIRE((level != NULL ? setenv("NCCL_DEBUG", level, 1) : unsetenv("NCCL_DEBUG")) == 0);
+    EP_WITH_VARIABLE("NCCL_DEBUG", level);
     const pid_t child = run_again("--refuse-once", output);
     char printed[1024];
     char expected[1024] = "";
@@ -63,8 +63,7 @@ static void check_printed(const char* level, bool wanted) {
         EP_REQUIRE(gethostname(host, sizeof(host)) == 0);
         host[strcspn(host, ".")] = '\0';
         // NCCL's prefix; the child has one thread.
-        snprintf(expected, sizeof(expected),
-                 "%s:%d:%d NCCL_EP WARN ncclEpCreateGroup: comm: must not be NULL\n", host,
+        snprintf(expected, sizeof(expected), "%s:%d:%d NCCL_EP WARN ncclEpCreateGroup: comm: must not be NULL\n", host,
                  (int)child, (int)child);
     }
     if (!EP_CHECK(strcmp(printed, expected) == 0)) {
@@ -74,13 +73,10 @@ static void check_printed(const char* level, bool wanted) {
 
 EP_TEST(one_line_on_stderr) {
     if (env->rank != 0) return;
-    const char* set = getenv("NCCL_DEBUG");
-    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
     check_printed("WARN", true);
     check_printed("INFO", true);
     check_printed("VERSION", false);
     check_printed(NULL, false);
-    if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
 }
 
 // ---- Variables ---------------------------------------------------------------------------------
@@ -134,50 +130,32 @@ static void check_warnings(const char* option, const char* expected) {
 }
 
 static void check_variable(const Variable* variable) {
-    const char* set = getenv(variable->name);
-    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
-    EP_REQUIRE(setenv(variable->name, variable->value, 1) == 0);
+    EP_WITH_VARIABLE(variable->name, variable->value);
     char expected[256] = "";
     if (variable->text != NULL) {
         snprintf(expected, sizeof(expected), "%s=%s is ignored%s\n", variable->name, variable->value, variable->text);
     }
     check_warnings("--make-groups", expected);
-    EP_REQUIRE(unsetenv(variable->name) == 0);
-    if (before != NULL) EP_REQUIRE(setenv(variable->name, before, 1) == 0);
-}
-
-static void with_warnings(void (*check)(void)) {
-    const char* set = getenv("NCCL_DEBUG");
-    EP_SCOPED char* before = set != NULL ? strdup(set) : NULL;
-    EP_REQUIRE(setenv("NCCL_DEBUG", "WARN", 1) == 0);
-    check();
-    EP_REQUIRE(unsetenv("NCCL_DEBUG") == 0);
-    if (before != NULL) EP_REQUIRE(setenv("NCCL_DEBUG", before, 1) == 0);
-}
-
-static void check_variables(void) {
-    for (size_t i = 0; i < COUNT(kVariables); ++i) check_variable(&kVariables[i]);
 }
 
 // Each is told once in a process, by its first group. The ranks of other processes would tell the same.
 EP_TEST(variables_in_vain) {
-    if (env->rank == 0) with_warnings(check_variables);
+    if (env->rank != 0) return;
+    EP_WITH_VARIABLE("NCCL_DEBUG", "WARN");
+    for (size_t i = 0; i < COUNT(kVariables); ++i) check_variable(&kVariables[i]);
 }
 
 // ---- Choices -----------------------------------------------------------------------------------
 
-#define PASSED_OVER(operation, reason) \
-    "a choice for " operation " is passed over: " reason "; that is said once\n"
-
-static void check_choices(void) {
-    check_warnings("--pass-over",
-                   PASSED_OVER("ll_dispatch", "threads must be a multiple of 32 up to 1024")
-                   PASSED_OVER("ll_combine", "ll.exact needs as many ranks as ids of a token, or a "
-                                             "group whose combines are exact")
-                   PASSED_OVER("ll_combine", "ht.pull is of another operation"));
-}
+#define PASSED_OVER(operation, reason) "a choice for " operation " is passed over: " reason "; that is said once\n"
 
 // Each reason is told once in a group, however often it applies.
 EP_TEST(choices_that_are_passed_over) {
-    if (env->rank == 0) with_warnings(check_choices);
+    if (env->rank != 0) return;
+    EP_WITH_VARIABLE("NCCL_DEBUG", "WARN");
+    check_warnings("--pass-over", PASSED_OVER("ll_dispatch", "threads must be a multiple of 32 up to 1024")
+                                      PASSED_OVER("ll_combine",
+                                                  "ll.exact needs as many ranks as ids of a token, or a "
+                                                  "group whose combines are exact")
+                                          PASSED_OVER("ll_combine", "ht.pull is of another operation"));
 }

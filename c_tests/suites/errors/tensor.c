@@ -36,13 +36,12 @@ LL_SESSION_TEST(tensor_arguments) {
     // 2^63 bytes, then 2^160: the product must not wrap.
     EP_REFUSED("tensor-create-bytes", create(group, 3, ncclInt8, 1U << 21), ncclInvalidArgument,
                CREATE
-               "size0 to size4: must describe fewer bytes than the address space has "
-               "(got [2097152, 2097152, 2097152], expected less than 2^63 bytes)");
+               "size0 to size4: must describe fewer bytes than the address space has (got [2097152, 2097152, 2097152], "
+               "expected less than 2^63 bytes)");
     EP_REFUSED("tensor-create-bytes", create(group, 5, ncclInt8, 0xffffffffU), ncclInvalidArgument,
                CREATE
-               "size0 to size4: must describe fewer bytes than the address space has (got "
-               "[4294967295, 4294967295, 4294967295, 4294967295, 4294967295], expected less than "
-               "2^63 bytes)");
+               "size0 to size4: must describe fewer bytes than the address space has (got [4294967295, 4294967295, "
+               "4294967295, 4294967295, 4294967295], expected less than 2^63 bytes)");
     EP_REFUSED("tensor-create-memory", create(group, 3, ncclInt8, 1U << 20), ncclUnhandledCudaError, CREATE "*: CUDA*");
     check_tensor_works(group);
 
@@ -51,8 +50,8 @@ LL_SESSION_TEST(tensor_arguments) {
     ep_view_1d(&foreign, (char*)session->tokens + 16, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1);
     foreign.tensor.sizes = NULL;
     foreign.tensor.strides = NULL;
-    EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor),
-               ncclUnhandledCudaError, DESTROY "*: CUDA*");
+    EP_REFUSED("tensor-destroy-memory", ncclEpTensorDestroy(group, &foreign.tensor), ncclUnhandledCudaError,
+               DESTROY "*: CUDA*");
     EP_CHECK(foreign.tensor.data == NULL);
 }
 
@@ -85,8 +84,8 @@ static cudaError_t moody_free(void* data) {
 }
 
 EP_TEST(tensor_callbacks_that_fail) {
-    const ncclEpGroupConfig_t config = ep_group_config(
-        NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
+    const ncclEpGroupConfig_t config =
+        ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, (unsigned)env->size * kLocalExperts, kMaxTokens, kTokenBytes);
     ncclEpGroup_t group = NULL;
     g_mood = kWell;
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, moody_alloc, moody_free));

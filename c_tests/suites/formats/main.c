@@ -30,7 +30,7 @@ static RefRun open_run(EpEnv* env, const RefFormat* format, unsigned tokens, Ref
 
 // Blocking, staged, and after other rows have been combined.
 static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
-    RefRun run = open_run(env, format, tokens, ref_ll(seed));
+    REF_SCOPED RefRun run = open_run(env, format, tokens, ref_ll(seed));
     ref_pair(&run);
     ref_prepare_dispatch(&run);
     EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefStaged, env->stream));
@@ -40,17 +40,15 @@ static void in_low_latency(EpEnv* env, const RefFormat* format, unsigned tokens,
     ep_sync(env);
     ref_check_dispatch(&run);
     ref_combine(&run);
-    ref_run_close(&run);
 }
 
 // Forward, cached, and forward without rows, where the format allows that.
 static void in_high_throughput(EpEnv* env, const RefFormat* format, unsigned tokens, uint64_t seed) {
-    RefRun run = open_run(env, format, tokens, ref_ht_as((HtRows)(seed % 3), kHtNoCounter, seed));
+    REF_SCOPED RefRun run = open_run(env, format, tokens, ref_ht_as((HtRows)(seed % 3), kHtNoCounter, seed));
     ref_dispatch(&run);
     ref_combine_as(&run, kRefBackward);
     ref_dispatch_as(&run, kRefCached);
     if (format->meaning != kRefCast) ref_dispatch_as(&run, (RefPass){.no_tokens = true});
-    ref_run_close(&run);
 }
 
 static void in_both_modes(EpEnv* env, const RefFormat* format, uint64_t seed) {
@@ -151,13 +149,12 @@ EP_TEST(all_bfloat16) {
 // has the seed, so the order of the numbers, after the last one's.
 EP_TEST_HT(all_bfloat16_ht) {
     const RefFormat first = every_number(0);
-    RefRun run = open_run(env, &first, kEveryTokens, ref_ht_as(kHtRowsExact, kHtNoCounter, 0));
+    REF_SCOPED RefRun run = open_run(env, &first, kEveryTokens, ref_ht_as(kHtRowsExact, kHtNoCounter, 0));
     for (unsigned i = 0; i < 4; ++i) {
         const RefFormat format = every_number(i);
         ref_run_set_format(&run, &format);
         ref_dispatch_as(&run, i == 0 ? kRefWhole : kRefCached);
     }
-    ref_run_close(&run);
 }
 
 // The layout that block-scaled matrix products read: columns with a pitch of whole 16 bytes.

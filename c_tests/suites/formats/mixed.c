@@ -55,7 +55,7 @@ static void on_some_ranks(EpEnv* env, RefOpening opening) {
     const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, 16};
     ncclEpGroup_t group = ep_group_create(env, algorithm, experts, kMaxTokens,
                                           (unsigned)ref_format_slot_bytes(&format));
-    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, opening);
+    REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, opening);
     run.own_group = group;
     run.without_counter = true;
     ref_run_set_format(&run, &format);
@@ -70,7 +70,6 @@ static void on_some_ranks(EpEnv* env, RefOpening opening) {
     ref_check_dispatch(&run);
     ref_buffer_free(&cast.rows);
     ref_buffer_free(&cast.scales);
-    ref_run_close(&run);
 }
 
 EP_TEST(casts_on_some_ranks) { on_some_ranks(env, ref_ll(3)); }

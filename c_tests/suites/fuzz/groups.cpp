@@ -20,31 +20,19 @@ std::string Break(Dice& dice, unsigned num_ranks, bool may_differ, ncclEpGroupCo
     static const unsigned kSizes[] = {0, 8, 17, UINT_MAX};
     static const unsigned kAlgorithms[] = {2, 77, UINT_MAX};
     switch (dice.Below(may_differ ? 9 : 6)) {
-        case 0:
-            config->version = dice.Pick(kVersions);
-            return "version";
+        case 0: config->version = dice.Pick(kVersions); return "version";
         case 1:
             config->num_experts = num_ranks == 1 || dice.OneIn(2) ? 0 : config->num_experts + 1;
             return "num_experts";
-        case 2:
-            config->token_size_bytes = dice.Pick(kSizes);
-            return "token_size_bytes";
-        case 3:
-            config->max_tokens_per_rank = UINT_MAX;
-            return "max_tokens_per_rank";
-        case 4:
-            SetRaw(&config->algorithm, dice.Pick(kAlgorithms));
-            return "algorithm";
+        case 2: config->token_size_bytes = dice.Pick(kSizes); return "token_size_bytes";
+        case 3: config->max_tokens_per_rank = UINT_MAX; return "max_tokens_per_rank";
+        case 4: SetRaw(&config->algorithm, dice.Pick(kAlgorithms)); return "algorithm";
         case 5:
             config->algorithm = NCCL_EP_ALGO_LOW_LATENCY;
             config->max_tokens_per_rank = NCCL_EP_AUTO;
             return "automatic tokens in LL";
-        case 6:
-            config->num_experts = num_ranks * dice.Between(1, kMostLocalExperts);
-            return "num_experts of its own";
-        case 7:
-            config->max_tokens_per_rank = dice.Between(1, kMostTokens);
-            return "max_tokens_per_rank of its own";
+        case 6: config->num_experts = num_ranks * dice.Between(1, kMostLocalExperts); return "num_experts of its own";
+        case 7: config->max_tokens_per_rank = dice.Between(1, kMostTokens); return "max_tokens_per_rank of its own";
         default:
             config->token_size_bytes = 16 * dice.Between(1, kMostRowBytes / 16);
             return "token_size_bytes of its own";
@@ -140,15 +128,15 @@ void Player::DestroyGroupAt(size_t index, cudaStream_t stream) {
 
 void Player::DestroyBadGroup(Draw& draw) {
     void* const number = BadNumber(draw.how, true);
-    const ncclResult_t result = referee_.Judge(
-        "ncclEpGroupDestroy", "bad number", kArgument,
-        [&] { return ncclEpGroupDestroy(static_cast<ncclEpGroup_t>(number), streams_[0]); });
+    const ncclResult_t result = referee_.Judge("ncclEpGroupDestroy", "bad number", kArgument, [&] {
+        return ncclEpGroupDestroy(static_cast<ncclEpGroup_t>(number), streams_[0]);
+    });
     referee_.Check((result == ncclSuccess) == (number == nullptr), "refused unless NULL");
 }
 
 // Ranks need not agree on what is chosen here.
 void Player::ChooseForGroup(Draw& draw) {
-    static const unsigned kVariants[] = {NCCL_EP_VARIANT_AUTO, NCCL_EP_VARIANT_AUTO, NCCL_EP_VARIANT_HT_RING,
+    static const unsigned kVariants[] = {NCCL_EP_VARIANT_AUTO,      NCCL_EP_VARIANT_AUTO,    NCCL_EP_VARIANT_HT_RING,
                                          NCCL_EP_VARIANT_HT_DIRECT, NCCL_EP_VARIANT_HT_PULL, 77};
     Dice& dice = draw.how;
     const auto number = [&](unsigned usual) { return dice.OneIn(16) ? ~0u : dice.Below(usual); };
@@ -178,8 +166,8 @@ void Player::CheckHealth() {
         if (group.number == nullptr) continue;
         ncclResult_t state = ncclInProgress;
         referee_.Judge("ncclEpGetAsyncError", "", 0, [&] { return ncclEpGetAsyncError(group.number, &state); });
-        referee_.Check(state == ncclSuccess, "the group has failed: " + std::to_string(state) +
-                                                 " " + ncclEpGetLastError());
+        referee_.Check(state == ncclSuccess,
+                       "the group has failed: " + std::to_string(state) + " " + ncclEpGetLastError());
     }
 }
 

@@ -10,9 +10,8 @@ ncclEpHandle_t Sentinel() { return reinterpret_cast<ncclEpHandle_t>(uintptr_t{0x
 
 void AddCounter(Dice& dice, const Group& group, const Memory& memory, Lists* lists) {
     const bool host = dice.OneIn(2);
-    lists->local.Add(host ? NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST : NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE,
-                     ncclInt32, host ? memory.host_counter() : memory.At(kCounter), Rows::kAtLeast,
-                     {group.local_experts});
+    const Kind kind = host ? Kind{NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_HOST, ncclInt32} : kCounts;
+    lists->local.Add(kind, host ? memory.host_counter() : memory.At(kCounter), Rows::kAtLeast, {group.local_experts});
 }
 
 }  // namespace
@@ -66,11 +65,11 @@ void Player::CreateHandle(Draw& draw, bool high_throughput) {
     made.top_k = draw.how.OneIn(8) ? draw.how.Between(1, kMostTopK) : draw.how.Between(1, 4);
     DrawIds(slot, made.group, draw.how);
     Lists lists;
-    lists.in.Add(NCCL_EP_TENSOR_TAG_TOPK_IDX, ncclInt64, memory_.IdsOf(slot), Rows::kAtMost, {made.tokens, made.top_k});
+    lists.in.Add(kIds, memory_.IdsOf(slot), Rows::kAtMost, {made.tokens, made.top_k});
     if (high_throughput && draw.how.OneIn(2)) AddCounter(draw.how, made.group, memory_, &lists);
-    std::string detail = "slot " + std::to_string(slot) + (high_throughput ? " HT" : " LL") +
-                         ", group " + std::to_string(index) + ", tokens " +
-                         std::to_string(made.tokens) + ", top-k " + std::to_string(made.top_k);
+    std::string detail = "slot " + std::to_string(slot) + (high_throughput ? " HT" : " LL") + ", group " +
+                         std::to_string(index) + ", tokens " + std::to_string(made.tokens) + ", top-k " +
+                         std::to_string(made.top_k);
     if (change) {
         List& list = draw.how.OneIn(4) ? lists.local : lists.in;
         detail += ", " + list.Change(draw.how, made.any_empty);
@@ -78,8 +77,8 @@ void Player::CreateHandle(Draw& draw, bool high_throughput) {
     lists.Remember();
     ncclEpHandle_t number = Sentinel();
     ncclEpHandle_t* out = change && draw.how.OneIn(16) ? nullptr : &number;
-    const auto* config = static_cast<const ncclEpHandleConfig_t*>(
-        change && draw.how.OneIn(16) ? WildPointer() : nullptr);
+    const auto* config =
+        static_cast<const ncclEpHandleConfig_t*>(change && draw.how.OneIn(16) ? WildPointer() : nullptr);
     const cudaStream_t stream = AnyStream(draw.how);
     const bool use_fp8 = draw.how.OneIn(4);
     const ncclNDTensor_t* ids = lists.in.first();
@@ -150,8 +149,8 @@ void Player::AskHandle(Draw& draw) {
 void Player::AskVersion(Draw& draw) {
     int version = -1;
     int* out = draw.how.OneIn(4) ? nullptr : &version;
-    const ncclResult_t result = referee_.Judge("ncclEpGetVersion", "", kArgument,
-                                               [&] { return ncclEpGetVersion(out); });
+    const ncclResult_t result =
+        referee_.Judge("ncclEpGetVersion", "", kArgument, [&] { return ncclEpGetVersion(out); });
     KeptOrWritten(result, version == -1, out != nullptr);
 }
 

@@ -26,11 +26,10 @@ char* Moved(void* data, unsigned bytes) { return static_cast<char*>(data) + byte
 
 }  // namespace
 
-void List::Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
-               std::initializer_list<unsigned> sizes) {
+void List::Add(Kind kind, void* data, Rows rows, std::initializer_list<unsigned> sizes) {
     EP_REQUIRE(count_ < kMost && sizes.size() <= kMaxDims);
     EpView* view = &views_[count_];
-    ep_view_1d(view, data, datatype, tag, 1);
+    ep_view_1d(view, data, kind.datatype, kind.tag, 1);
     view->tensor.ndim = static_cast<unsigned>(sizes.size());
     unsigned* size = view->sizes;
     for (const unsigned extent : sizes) *size++ = extent;
@@ -38,10 +37,10 @@ void List::Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows 
     items_[count_++] = &view->tensor;
 }
 
-void List::AddScales(unsigned datatype, void* data, Rows rows,
-                     std::initializer_list<unsigned> sizes, const Strides& strides) {
+void List::AddScales(unsigned datatype, void* data, Rows rows, std::initializer_list<unsigned> sizes,
+                     const Strides& strides) {
     EP_REQUIRE(sizes.size() <= strides.size());
-    Add(NCCL_EP_TENSOR_TAG_SCALES, ncclInt8, data, rows, sizes);
+    Add({NCCL_EP_TENSOR_TAG_SCALES, ncclInt8}, data, rows, sizes);
     EpView* view = &views_[count_ - 1];
     SetRaw(&view->tensor.datatype, datatype);
     std::copy(strides.end() - static_cast<std::ptrdiff_t>(sizes.size()), strides.end(), view->strides);
@@ -68,7 +67,7 @@ void List::Replace(const ncclNDTensor_t& tensor) {
 void List::AddUnused(ep::Dice& dice) {
     static const unsigned kTags[] = {NCCL_EP_TENSOR_TAG_NONE, NCCL_EP_TENSOR_TAG_TOKENS_PER_EXPERTS, 8, UINT_MAX};
     const unsigned size = dice.OneIn(2) ? dice.Below(4) : UINT_MAX;
-    Add(NCCL_EP_TENSOR_TAG_NONE, ncclInt8, WildPointer(), Rows::kExact, {size, size});
+    Add({NCCL_EP_TENSOR_TAG_NONE, ncclInt8}, WildPointer(), Rows::kExact, {size, size});
     items_[count_ - 1]->tag = dice.Pick(kTags);
     SetRaw(&items_[count_ - 1]->datatype, dice.Below(16));
     std::swap(items_[dice.Below(count_)], items_[count_ - 1]);
@@ -76,22 +75,14 @@ void List::AddUnused(ep::Dice& dice) {
 
 std::string List::ChangeList(ep::Dice& dice) {
     switch (dice.Below(6)) {
-        case 0:
-            wild_ = true;
-            return "no tensors, wild array";
-        case 1:
-            null_ = true;
-            return "NULL array";
-        case 2:
-            items_[dice.Below(count_)] = nullptr;
-            return "NULL tensor";
+        case 0: wild_ = true; return "no tensors, wild array";
+        case 1: null_ = true; return "NULL array";
+        case 2: items_[dice.Below(count_)] = nullptr; return "NULL tensor";
         case 3:
             items_[dice.Below(count_)] = items_[count_ - 1];
             --count_;
             return "one tensor less";
-        case 4:
-            std::swap(items_[0], items_[dice.Below(count_)]);
-            return "other order";
+        case 4: std::swap(items_[0], items_[dice.Below(count_)]); return "other order";
         default:
             if (count_ < kMost) AddUnused(dice);
             return "unused tensor";
@@ -120,12 +111,8 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
     if (tensor == nullptr) return "NULL tensor already";
     const std::string name = "tensor of tag " + std::to_string(tensor->tag) + ": ";
     switch (dice.Below(11)) {
-        case 0:
-            tensor->sizes = nullptr;
-            return name + "sizes NULL";
-        case 1:
-            tensor->strides = nullptr;
-            return name + "strides NULL";
+        case 0: tensor->sizes = nullptr; return name + "sizes NULL";
+        case 1: tensor->strides = nullptr; return name + "strides NULL";
         case 2:
             // The last extent is equal on all ranks, and an extent of 1 may have any stride.
             if (has_pitch_[PositionOf(tensor)]) return name + "strides stay";
@@ -135,9 +122,7 @@ std::string List::ChangeTensor(ep::Dice& dice, unsigned index, bool any_empty) {
         case 3:
             tensor->ndim = dice.OneIn(2) ? dice.Below(kMaxDims + 3) : UINT_MAX;
             return name + "ndim " + std::to_string(tensor->ndim);
-        case 4:
-            SetRaw(&tensor->datatype, dice.OneIn(4) ? UINT_MAX : dice.Below(14));
-            return name + "datatype";
+        case 4: SetRaw(&tensor->datatype, dice.OneIn(4) ? UINT_MAX : dice.Below(14)); return name + "datatype";
         case 5:
             tensor->tag = dice.OneIn(4) ? UINT_MAX : dice.Below(9);
             return name + "tag " + std::to_string(tensor->tag);

@@ -27,6 +27,16 @@ void SetRaw(Enum* to, unsigned number) {
 // An address that no call may dereference.
 inline void* WildPointer() { return reinterpret_cast<void*>(uintptr_t{0xdead0000beef}); }
 
+// What a tensor holds.
+struct Kind {
+    ncclEpTensorTag_t tag;
+    ncclDataType_t datatype;
+};
+constexpr Kind kIds{NCCL_EP_TENSOR_TAG_TOPK_IDX, ncclInt64};
+constexpr Kind kWeights{NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, ncclFloat32};
+constexpr Kind kCounts{NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, ncclInt32};
+constexpr Kind Tokens(ncclDataType_t datatype) { return {NCCL_EP_TENSOR_TAG_TOKENS, datatype}; }
+
 class List {
    public:
     static constexpr unsigned kMost = 7;
@@ -35,8 +45,7 @@ class List {
     List(const List&) = delete;
     List& operator=(const List&) = delete;
 
-    void Add(ncclEpTensorTag_t tag, ncclDataType_t datatype, void* data, Rows rows,
-             std::initializer_list<unsigned> sizes);
+    void Add(Kind kind, void* data, Rows rows, std::initializer_list<unsigned> sizes);
     // Scales with these strides, of which the last ones count, as many as there are sizes. They are
     // not changed later: other strides may be allowed, too, and leave the memory.
     void AddScales(unsigned datatype, void* data, Rows rows, std::initializer_list<unsigned> sizes,

@@ -12,14 +12,14 @@
 // The seed and the number of the round, which a failure, a crash and a hang print, determine everything; `--only`
 // repeats one round. Each thread has its own communicator, streams and groups. With `--creation 0`, groups are created
 // and destroyed between rounds only; so are HT handles where ranks differ.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "harness/nodes.h"
@@ -35,39 +35,19 @@ constexpr unsigned kCallsWhereRanksDiffer = 70;
 constexpr const char* kLongTimeout = "30000";
 constexpr const char* kShortTimeout = "250";
 
-std::optional<Options> ParseOptions(int argc, char** argv, std::string* error) {
-    Options options;
-    unsigned creation = 1, verbose = 0;
-    const struct {
-        const char* name;
-        unsigned least;
-        unsigned* value;
-    } kNumbers[] = {
-        {"--calls", 1, &options.calls},     {"--seed", 0, &options.seed},       {"--seconds", 0, &options.seconds},
-        {"--threads", 1, &options.threads}, {"--own", 0, &options.own_percent}, {"--creation", 0, &creation},
-        {"--only", 1, &options.only},       {"--verbose", 0, &verbose},
-    };
-    for (int i = 1; i < argc && error->empty(); ++i) {
-        const std::string word = argv[i];
-        if (word == "agree" || word == "differ") {
-            options.agree = word == "agree";
-            continue;
-        }
-        bool known = false;
-        for (const auto& number : kNumbers) {
-            if (word != number.name || i + 1 == argc) continue;
-            ep::ReadUnsigned(number.name, argv[++i], number.least, number.value, error);
-            known = true;
-            break;
-        }
-        if (!known) *error = word + ": expected a known option and a number after it";
-    }
-    options.creation = creation != 0;
-    options.verbose = verbose != 0;
-    if (options.threads > Referee::kMaxPlayers || (options.threads > 1 && !options.agree)) {
-        *error = "--threads: at most 4, and only where ranks agree";
-    }
-    return error->empty() ? std::optional<Options>(options) : std::nullopt;
+// Returns what is wrong.
+std::string ReadOptions(int argc, char** argv, Options* options) {
+    const std::string word = argc > 1 ? argv[1] : "";
+    const int has_word = word == "agree" || word == "differ" ? 1 : 0;
+    options->agree = word != "differ";
+    const std::string error = ep::ParseOptions(
+        argc - has_word, argv + has_word,
+        {ep::Number(0, "calls", 1, &options->calls), ep::Number(0, "seed", 0, &options->seed),
+         ep::Number(0, "seconds", 0, &options->seconds), ep::Number(0, "threads", 1, &options->threads),
+         ep::Number(0, "own", 0, &options->own_percent), ep::Number(0, "creation", 0, &options->creation),
+         ep::Number(0, "only", 1, &options->only), ep::Number(0, "verbose", 0, &options->verbose)});
+    const bool many = options->threads > Referee::kMaxPlayers || (options->threads > 1 && !options->agree);
+    return error.empty() && many ? "--threads: at most 4, and only where ranks agree" : error;
 }
 
 // Prints the current call; the signal's default action does the rest.
@@ -190,8 +170,8 @@ class Game {
         MPI_Reduce(mine, all, 2, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
         if (env_.rank != 0) return;
         std::printf("%llu calls of seed %u, %llu accepted, %u communicators lost\n",
-                    static_cast<unsigned long long>(all[0]), options_.seed,
-                    static_cast<unsigned long long>(all[1]), replaced_);
+                    static_cast<unsigned long long>(all[0]), options_.seed, static_cast<unsigned long long>(all[1]),
+                    replaced_);
     }
 
     EpEnv env_;
@@ -207,9 +187,9 @@ class Game {
 int main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
-    std::string error;
-    const auto options = test_fuzz::ParseOptions(argc, argv, &error);
-    if (!options) {
+    test_fuzz::Options options;
+    const std::string error = test_fuzz::ReadOptions(argc, argv, &options);
+    if (!error.empty()) {
         if (env.rank == 0) std::fprintf(stderr, "%s\n", error.c_str());
         ep_release(&env);
         return 2;
@@ -217,6 +197,6 @@ int main(int argc, char** argv) {
     for (const int signal_number : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE}) {
         std::signal(signal_number, test_fuzz::OnCrash);
     }
-    test_fuzz::Game(env, *options).Run();
+    test_fuzz::Game(env, options).Run();
     return ep_finish(&env);
 }

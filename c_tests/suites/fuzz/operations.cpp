@@ -4,8 +4,8 @@
 namespace test_fuzz {
 // Scales of the rows that are sent, if there are any, and of `rows` rows of each of `experts` experts,
 // or of 0 in HT. Ranks that have different numbers of tokens might disagree about strides.
-void Player::AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts,
-                       unsigned rows, Lists* lists) const {
+void Player::AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts, unsigned rows,
+                       Lists* lists) const {
     if (row.scales == Scales::kNone) return;
     const size_t room = memory_.slot_bytes();
     const Strides in = AnyStrides(dice, row, 1, handle.tokens, handle.even, room);
@@ -14,8 +14,8 @@ void Player::AddScales(Dice& dice, const Handle& handle, const Row& row, unsigne
         lists->in.AddScales(row.scale_type, memory_.At(kScalesIn), Rows::kExact, {handle.tokens, row.num_scales}, in);
     }
     if (experts > 0) {
-        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kExact,
-                             {experts, rows, row.num_scales}, out);
+        lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kExact, {experts, rows, row.num_scales},
+                             out);
     } else {
         lists->out.AddScales(row.scale_type, memory_.At(kReceivedScales), Rows::kAtLeast, {rows, row.num_scales}, out);
     }
@@ -26,23 +26,17 @@ void Player::AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool d
     const unsigned experts = handle.group.local_experts;
     const unsigned slots = static_cast<unsigned>(seat_.size) * handle.group.max_tokens;
     if (dispatch) {
-        lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kTokensIn), Rows::kExact,
-                      {handle.tokens, row.hidden});
-        lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.received, memory_.At(kReceived), Rows::kExact,
-                       {experts, slots, row.hidden});
+        lists->in.Add(Tokens(row.datatype), memory_.At(kTokensIn), Rows::kExact, {handle.tokens, row.hidden});
+        lists->out.Add(Tokens(row.received), memory_.At(kReceived), Rows::kExact, {experts, slots, row.hidden});
         AddScales(dice, handle, row, experts, slots, lists);
         if (dice.OneIn(4)) return;
-        lists->local.Add(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, ncclInt32,
-                         memory_.At(kCounter), Rows::kExact, {experts});
+        lists->local.Add(kCounts, memory_.At(kCounter), Rows::kExact, {experts});
         return;
     }
-    lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kResultsIn), Rows::kExact,
-                  {experts, slots, row.hidden});
-    lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kCombined), Rows::kExact,
-                   {handle.tokens, row.hidden});
+    lists->in.Add(Tokens(row.datatype), memory_.At(kResultsIn), Rows::kExact, {experts, slots, row.hidden});
+    lists->out.Add(Tokens(row.datatype), memory_.At(kCombined), Rows::kExact, {handle.tokens, row.hidden});
     List& weights = dice.OneIn(4) ? lists->in : lists->local;
-    weights.Add(NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, ncclFloat32, memory_.At(kWeightsIn), Rows::kExact,
-                {handle.tokens, handle.top_k});
+    weights.Add(kWeights, memory_.At(kWeightsIn), Rows::kExact, {handle.tokens, handle.top_k});
 }
 
 void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const {
@@ -51,35 +45,25 @@ void Player::AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool d
     const unsigned rows = static_cast<unsigned>(seat_.size) * most + dice.Below(2);
     const bool routing = dice.OneIn(2);
     if (dispatch) {
-        lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kTokensIn), Rows::kExact,
-                      {handle.tokens, row.hidden});
-        lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.received, memory_.At(kReceived),
-                       Rows::kAtLeast, {rows, row.hidden});
+        lists->in.Add(Tokens(row.datatype), memory_.At(kTokensIn), Rows::kExact, {handle.tokens, row.hidden});
+        lists->out.Add(Tokens(row.received), memory_.At(kReceived), Rows::kAtLeast, {rows, row.hidden});
         AddScales(dice, handle, row, 0, rows, lists);
         if (dice.OneIn(2)) {
-            lists->local.Add(NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, ncclInt32,
-                             memory_.At(kCounter), Rows::kAtLeast, {handle.group.local_experts});
+            lists->local.Add(kCounts, memory_.At(kCounter), Rows::kAtLeast, {handle.group.local_experts});
         }
         if (!routing) return;
-        lists->in.Add(NCCL_EP_TENSOR_TAG_TOPK_IDX, ncclInt64, memory_.At(kIdsIn), Rows::kExact,
-                      {handle.tokens, handle.top_k});
-        lists->in.Add(NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, ncclFloat32, memory_.At(kWeightsIn),
-                      Rows::kExact, {handle.tokens, handle.top_k});
-        lists->out.Add(NCCL_EP_TENSOR_TAG_TOPK_IDX, ncclInt64, memory_.At(kReceivedIds),
-                       Rows::kAtLeast, {rows, handle.top_k});
-        lists->out.Add(NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, ncclFloat32, memory_.At(kReceivedWeights),
-                       Rows::kAtLeast, {rows, handle.top_k});
+        lists->in.Add(kIds, memory_.At(kIdsIn), Rows::kExact, {handle.tokens, handle.top_k});
+        lists->in.Add(kWeights, memory_.At(kWeightsIn), Rows::kExact, {handle.tokens, handle.top_k});
+        lists->out.Add(kIds, memory_.At(kReceivedIds), Rows::kAtLeast, {rows, handle.top_k});
+        lists->out.Add(kWeights, memory_.At(kReceivedWeights), Rows::kAtLeast, {rows, handle.top_k});
         return;
     }
-    lists->in.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kResultsIn), Rows::kAtLeast, {rows, row.hidden});
-    lists->out.Add(NCCL_EP_TENSOR_TAG_TOKENS, row.datatype, memory_.At(kCombined), Rows::kExact,
-                   {handle.tokens, row.hidden});
+    lists->in.Add(Tokens(row.datatype), memory_.At(kResultsIn), Rows::kAtLeast, {rows, row.hidden});
+    lists->out.Add(Tokens(row.datatype), memory_.At(kCombined), Rows::kExact, {handle.tokens, row.hidden});
     if (!routing) return;
     const unsigned columns = dice.OneIn(2) ? handle.top_k : dice.Between(1, kMostTopK);
-    lists->in.Add(NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, ncclFloat32, memory_.At(kGradientsIn),
-                  Rows::kAtLeast, {rows, columns});
-    lists->out.Add(NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, ncclFloat32, memory_.At(kGradientsOut),
-                   Rows::kExact, {handle.tokens, columns});
+    lists->in.Add(kWeights, memory_.At(kGradientsIn), Rows::kAtLeast, {rows, columns});
+    lists->out.Add(kWeights, memory_.At(kGradientsOut), Rows::kExact, {handle.tokens, columns});
 }
 
 // Puts a tensor of ncclEpTensorCreate, maybe of another group, in place of one of ours. One that

@@ -15,8 +15,8 @@ constexpr double kDifferLimitSeconds = 10;
 Player::Player(const Options& options, const Seat& seat)
     : options_(options),
       seat_(seat),
-      referee_({options.agree, options.agree ? kAgreeLimitSeconds : kDifferLimitSeconds, options.verbose}, seat.rank,
-               seat.number),
+      referee_({options.agree, options.agree ? kAgreeLimitSeconds : kDifferLimitSeconds, options.verbose != 0},
+               seat.rank, seat.number),
       memory_(static_cast<unsigned>(seat.size), ep_mix(options.seed, seat.number, 7)),
       shared_(0),
       own_(0) {

@@ -22,9 +22,9 @@ struct Options {
     unsigned threads = 1;
     unsigned own_percent = 30;  // in `differ`: share of calls that a rank draws alone, at most
     unsigned only = 0;          // this round, 1 and more; 0 for all
+    unsigned creation = 1;      // not 0: collective objects are created and destroyed within a round, too
+    unsigned verbose = 0;
     bool agree = true;
-    bool creation = true;  // collective objects are created and destroyed within a round, too
-    bool verbose = false;
 };
 
 // Rank, communicator and number of a player.
@@ -132,8 +132,8 @@ class Player {
                         const std::string& detail = "");
     void AddLlLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const;
     void AddHtLists(Dice& dice, const Handle& handle, const Row& row, bool dispatch, Lists* lists) const;
-    void AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts,
-                   unsigned rows, Lists* lists) const;
+    void AddScales(Dice& dice, const Handle& handle, const Row& row, unsigned experts, unsigned rows,
+                   Lists* lists) const;
     void UseTensorOfLibrary(Dice& dice, bool even, Lists* lists) const;
     std::string DrawLists(Draw& draw, const Handle& handle, bool dispatch, Lists* lists) const;
 

@@ -33,8 +33,8 @@ void Player::Step() {
     const bool own = !options_.agree && own_.Below(100) < own_percent_;
     const uint64_t how = own ? own_.Seed() : seed;
     const bool alone = own && !collective;
-    Draw draw{Dice(ep_mix(alone ? how : seed, 1, 0)), Dice(ep_mix(how, 2, 0)), alone,
-              collective && !options_.agree, false};
+    Draw draw{Dice(ep_mix(alone ? how : seed, 1, 0)), Dice(ep_mix(how, 2, 0)), alone, collective && !options_.agree,
+              false};
     if (collective) {
         Collective(draw);
     } else {
@@ -46,8 +46,8 @@ void Player::Collective(Draw& draw) {
     const unsigned choice = draw.what.Below(8);
     if (choice >= 4) {
         // On the CPU backend this is an exchange over NCCL, which can be lost where ranks differ.
-        if (options_.agree || options_.creation) CreateHandle(draw, true);
-    } else if (options_.creation) {
+        if (options_.agree || options_.creation != 0) CreateHandle(draw, true);
+    } else if (options_.creation != 0) {
         choice >= 2 ? CreateGroup(draw) : DestroyGroup(draw);
     }
 }

@@ -93,8 +93,8 @@ Row ScaledRow(Dice& dice, unsigned most_bytes) {
 
 Strides AnyStrides(Dice& dice, const Row& row, unsigned experts, unsigned rows, bool anything, size_t room) {
     const Strides usual = PitchedStrides(dice, row, rows);
-    const unsigned values[] = {0, 1, 2, row.num_scales - 1, row.num_scales, row.num_scales + 1,
-                               rows - 1, rows, rows + 1, 1u << 31, UINT_MAX};
+    const unsigned values[] = {0,        1,    2,        row.num_scales - 1, row.num_scales, row.num_scales + 1,
+                               rows - 1, rows, rows + 1, 1u << 31,           UINT_MAX};
     Strides wild;
     for (unsigned& stride : wild) stride = dice.Pick(values);
     if (!row.is_wild) return usual;

@@ -43,8 +43,7 @@ void Break(Dice& dice, Shape* shape) {
         case 0: shape->ndim = dice.Pick(kDims); break;
         case 1: shape->datatype = dice.OneIn(2) ? 12 + dice.Below(9) : UINT_MAX; break;
         case 2: *shape = {2, {1u << 25, 1u << 25, 1, 1, 1}, ncclInt8}; break;
-        default:
-            *shape = {5, {UINT_MAX, UINT_MAX, UINT_MAX, UINT_MAX, UINT_MAX}, ncclFloat64};
+        default: *shape = {5, {UINT_MAX, UINT_MAX, UINT_MAX, UINT_MAX, UINT_MAX}, ncclFloat64};
     }
 }
 

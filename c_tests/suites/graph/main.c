@@ -101,9 +101,7 @@ static void play_step(Fixture* fixture, const Step* step) {
             if (!is_captured(stream)) break;  // then it would be valid
             EP_CHECK_RESULT(ncclEpComplete(run->handle, NULL, fixture->aside), ncclInvalidUsage);
             break;
-        case kFork:
-            fork_aside(fixture);
-            break;
+        case kFork: fork_aside(fixture); break;
         case kDispatchAside: EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, fixture->aside)); break;
         case kCombineAside: EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, fixture->aside)); break;
         case kJoin: join_aside(fixture); break;
@@ -182,10 +180,10 @@ static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps)
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-#define SEQUENCE(name, num_runs, ...)                              \
-    EP_TEST(name) {                                                \
-        static const Step kSteps[] = {__VA_ARGS__, {kEnd, 0}};     \
-        capture_and_replay(env, num_runs, kSteps);                 \
+#define SEQUENCE(name, num_runs, ...)                          \
+    EP_TEST(name) {                                            \
+        static const Step kSteps[] = {__VA_ARGS__, {kEnd, 0}}; \
+        capture_and_replay(env, num_runs, kSteps);             \
     }
 
 SEQUENCE(dispatch_alone, 1, {kDispatch, 0})

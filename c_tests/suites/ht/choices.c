@@ -13,7 +13,7 @@ EP_TEST_HT(ht_order_of_choices) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {2 * ranks, kTokens, 2, ncclBfloat16, kHidden};
     ncclEpGroup_t group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, shape.num_experts, kTokens, 2 * kHidden);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ht(5));
+    REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ht(5));
     run.own_group = group;
     Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_HT_RING, 2, 1, 96, 0}, .chooses = true};
     EP_CHECK_NCCL(ncclEpSetSelector(group, select_choice, &selector));
@@ -48,5 +48,4 @@ EP_TEST_HT(ht_order_of_choices) {
     set(group, combine, &ring);
     ref_dispatch(&run);
     ref_combine(&run);
-    ref_run_close(&run);
 }

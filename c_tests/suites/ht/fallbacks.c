@@ -36,12 +36,11 @@ EP_TEST(ht_fallbacks_are_counted) {
         const bool is_mapped = env->rank != 0 || round % 2 == 0;
         g_memory.next = is_mapped ? memory : NULL;
         ref_elsewhere = &kMapped;
-        RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht(91));
+        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht(91));
         ref_dispatch(&run);
         ep_sync(env);
         expected += counts && round % 2 == 1;
         EP_CHECK_EQ_U64(fallbacks_of(group, memory), expected);
-        ref_run_close(&run);
     }
     ref_elsewhere = before;
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));

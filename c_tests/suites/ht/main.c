@@ -18,8 +18,8 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
         const RefShape shape = {shapes[i].local_experts * (unsigned)env->size, shapes[i].max_tokens, shapes[i].top_k,
                                 shapes[i].datatype, shapes[i].hidden};
-        RefRun run = ref_run_open_with(env, NULL, &shape, shapes[i].style, shapes[i].uneven,
-                                       ref_ht_as(shapes[i].rows, shapes[i].counter, 200 + i));
+        REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, shapes[i].style, shapes[i].uneven,
+                                                  ref_ht_as(shapes[i].rows, shapes[i].counter, 200 + i));
         run.variation = (unsigned)i;
         for (unsigned step = 0; step < 2; ++step) {
             ref_dispatch(&run);
@@ -27,84 +27,54 @@ static void steps(EpEnv* env, const Shape* shapes, size_t num_shapes) {
             ref_dispatch_as(&run, kRefCached);
             ref_combine_as(&run, kRefBackward);
         }
-        ref_run_close(&run);
     }
 }
-#define STEPS(env, shapes) steps(env, shapes, COUNT(shapes))
+// A case of these shapes.
+#define STEPS_TEST(name, ...)                         \
+    EP_TEST(name) {                                   \
+        static const Shape kShapes[] = {__VA_ARGS__}; \
+        steps(env, kShapes, COUNT(kShapes));          \
+    }
 
-EP_TEST(routing_styles) {
-    static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
-        {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false, kHtRowsAsTold, kHtNoCounter},
-        {3, 16, 6, ncclBfloat16, 64, kRefMessy, false, kHtRowsAsTold, kHtNoCounter},
-        {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false, kHtRowsAsTold, kHtNoCounter},
-        {4, 16, 4, ncclBfloat16, 64, kRefOneRank, false, kHtRowsAsTold, kHtNoCounter},
-        {2, 16, 4, ncclBfloat16, 64, kRefOneExpert, false, kHtRowsAsTold, kHtNoCounter},
-        {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false, kHtRowsAsTold, kHtNoCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(routing_styles, {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
+           {4, 16, 4, ncclBfloat16, 64, kRefRepeating, false, kHtRowsAsTold, kHtNoCounter},
+           {3, 16, 6, ncclBfloat16, 64, kRefMessy, false, kHtRowsAsTold, kHtNoCounter},
+           {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false, kHtRowsAsTold, kHtNoCounter},
+           {4, 16, 4, ncclBfloat16, 64, kRefOneRank, false, kHtRowsAsTold, kHtNoCounter},
+           {2, 16, 4, ncclBfloat16, 64, kRefOneExpert, false, kHtRowsAsTold, kHtNoCounter},
+           {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false, kHtRowsAsTold, kHtNoCounter})
 
-EP_TEST(uneven_tokens) {
-    static const Shape kShapes[] = {
-        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
-        {2, 129, 3, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtHostCounter},
-        {8, 40, 8, ncclBfloat16, 32, kRefMessy, true, kHtRowsExact, kHtDeviceCounter},
-        {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true, kHtRowsExact, kHtNoCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(uneven_tokens, {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+           {2, 129, 3, ncclBfloat16, 32, kRefDistinct, true, kHtRowsAsTold, kHtHostCounter},
+           {8, 40, 8, ncclBfloat16, 32, kRefMessy, true, kHtRowsExact, kHtDeviceCounter},
+           {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true, kHtRowsExact, kHtNoCounter})
 
-EP_TEST(output_sizes) {
-    static const Shape kShapes[] = {
-        {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact, kHtNoCounter},
-        {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-        {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsSpare, kHtNoCounter},
-        {2, 20, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsExact, kHtNoCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(output_sizes, {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsExact, kHtNoCounter},
+           {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+           {2, 20, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsSpare, kHtNoCounter},
+           {2, 20, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsExact, kHtNoCounter})
 
-EP_TEST(bound_found_by_the_library) {
-    static const Shape kShapes[] = {
-        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtHostCounter},
-        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
-        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefOneRank, true, kHtRowsSpare, kHtDeviceCounter},
-        {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsAsTold, kHtNoCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(bound_found_by_the_library,
+           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefMessy, true, kHtRowsAsTold, kHtHostCounter},
+           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
+           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefOneRank, true, kHtRowsSpare, kHtDeviceCounter},
+           {2, NCCL_EP_AUTO, 3, ncclBfloat16, 40, kRefNowhere, true, kHtRowsAsTold, kHtNoCounter})
 
-EP_TEST(counters) {
-    static const Shape kShapes[] = {
-        {1, 30, 2, ncclBfloat16, 8, kRefDistinct, true, kHtRowsExact, kHtHostCounter},
-        {5, 30, 4, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
-        {5, 30, 4, ncclBfloat16, 8, kRefOneExpert, false, kHtRowsExact, kHtDeviceCounter},
-        {5, 30, 4, ncclBfloat16, 8, kRefNowhere, true, kHtRowsExact, kHtDeviceCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(counters, {1, 30, 2, ncclBfloat16, 8, kRefDistinct, true, kHtRowsExact, kHtHostCounter},
+           {5, 30, 4, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
+           {5, 30, 4, ncclBfloat16, 8, kRefOneExpert, false, kHtRowsExact, kHtDeviceCounter},
+           {5, 30, 4, ncclBfloat16, 8, kRefNowhere, true, kHtRowsExact, kHtDeviceCounter})
 
-EP_TEST(element_types_and_widths) {
-    static const Shape kShapes[] = {
-        {2, 9, 4, ncclFloat16, 8, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-        {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true, kHtRowsAsTold, kHtNoCounter},
-        {2, 9, 4, ncclFloat32, 4, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-        {1, 9, 8, ncclFloat32, 500, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
-        {1, 9, 8, ncclBfloat16, 24, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
-        {1, 9, 8, ncclBfloat16, 6656, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(element_types_and_widths, {2, 9, 4, ncclFloat16, 8, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+           {2, 9, 4, ncclFloat16, 1000, kRefRepeating, true, kHtRowsAsTold, kHtNoCounter},
+           {2, 9, 4, ncclFloat32, 4, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+           {1, 9, 8, ncclFloat32, 500, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+           {1, 9, 8, ncclBfloat16, 24, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter},
+           {1, 9, 8, ncclBfloat16, 6656, kRefDistinct, true, kHtRowsAsTold, kHtNoCounter})
 
 // Rows that do not fit into a warp's staging, and some for which the rings are short.
-EP_TEST(huge_rows) {
-    static const Shape kShapes[] = {
-        {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
-        {1, 12, 2, ncclBfloat16, 200000, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(huge_rows, {2, 9, 4, ncclFloat16, 20000, kRefMessy, true, kHtRowsAsTold, kHtNoCounter},
+           {1, 12, 2, ncclBfloat16, 200000, kRefDistinct, false, kHtRowsAsTold, kHtNoCounter})
 
 EP_TEST(every_top_k) {
     for (unsigned top_k = 1; top_k <= 32; ++top_k) {
@@ -113,12 +83,7 @@ EP_TEST(every_top_k) {
     }
 }
 
-EP_TEST(many_tokens) {
-    static const Shape kShapes[] = {
-        {2, 9000, 2, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter},
-    };
-    STEPS(env, kShapes);
-}
+STEPS_TEST(many_tokens, {2, 9000, 2, ncclBfloat16, 8, kRefMessy, true, kHtRowsExact, kHtHostCounter})
 
 // Every rank sends the most it may to every expert. No more rows can come, even if a rank announces
 // more, as a planted bug makes one do.
@@ -126,18 +91,17 @@ EP_TEST(most_rows) {
     const unsigned experts = 2 * (unsigned)env->size;
     const RefShape shape = {experts, 12, experts, ncclBfloat16, 32};
     const RefOpening opening = ref_ht_as(kHtRowsExact, kHtDeviceCounter, 9);
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, opening);
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, opening);
     EP_CHECK_EQ_U64(run.received, 12 * (unsigned)env->size);
     ref_dispatch(&run);
     ref_combine_as(&run, kRefBackward);
-    ref_run_close(&run);
 }
 
 // Callers index by the ids that come with rows: each must name an expert of this rank or none,
 // whatever its sender sent: a planted bug sends others.
 EP_TEST(ids_in_range) {
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht(10));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht(10));
     ref_prepare_dispatch(&run);
     EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
     ep_sync(env);
@@ -148,7 +112,6 @@ EP_TEST(ids_in_range) {
         strays += ids[i] < -1 || ids[i] >= (int64_t)run.local_experts;
     }
     EP_CHECK_EQ_U64(strays, 0);
-    ref_run_close(&run);
 }
 
 // Each list of a dispatch with and without its optional tensors.
@@ -162,25 +125,23 @@ EP_TEST(optional_tensors) {
         {.cached = true, .send_only = true},
     };
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 32};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(3));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(3));
     for (size_t i = 0; i < COUNT(kPasses); ++i) {
         ref_dispatch_as(&run, kPasses[i]);
         ref_combine_as(&run, i % 2 != 0 ? kRefBackward : kRefWhole);
     }
-    ref_run_close(&run);
 }
 
 // A dispatch may name other experts than its handle. The handle's routing holds, and an expert gets
 // a weight only if both name it.
 EP_TEST(other_ids_at_dispatch) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 5, ncclBfloat16, 32};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ht(4));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ht(4));
     for (unsigned style = 0; style < kRefNumStyles; ++style) {
         ref_run_draw(&run, (RefStyle)style, 300 + style);
         ref_dispatch(&run);
         ref_combine(&run);
     }
-    ref_run_close(&run);
 }
 
 // An expert that a token names more than once gets one row and the sum of its weights, in the order of
@@ -189,7 +150,7 @@ EP_TEST(repeated_experts) {
     static const float kWeights[] = {-0.0f, 0x1p30f, 1.0f, -0x1p30f, 0.1f, 0.7f, 1e-8f, 3.0f};
     const RefShape shape = {2 * (unsigned)env->size, 24, 8, ncclBfloat16, 32};
     const RefOpening opening = ref_ht_as(kHtRowsAsTold, kHtDeviceCounter, 11);
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefRepeating, true, opening);
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefRepeating, true, opening);
     for (unsigned round = 0; round < 3; ++round) {
         // Other ids for the same routing: an expert is named as often as these say.
         RefRouting* given = ref_routing_copy(run.sent);
@@ -203,13 +164,12 @@ EP_TEST(repeated_experts) {
         ref_dispatch(&run);
         ref_combine_as(&run, kRefBackward);
     }
-    ref_run_close(&run);
 }
 
 // Gradients with other columns than top-k: combine returns zeros in spare ones, and leaves out what finds no column.
 static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyle style) {
     const RefShape shape = {2 * (unsigned)env->size, 16, top_k, ncclBfloat16, 32};
-    RefRun run = ref_run_open_with(env, NULL, &shape, style, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 5));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, style, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 5));
     run.columns = columns;
     ref_buffer_free(&run.gradients_in);
     ref_buffer_free(&run.gradients_out);
@@ -218,7 +178,6 @@ static void gradients_with(EpEnv* env, unsigned columns, unsigned top_k, RefStyl
     run.gradients_out = ref_buffer_new(run.sent->num_tokens[env->rank] * row_bytes);
     ref_dispatch(&run);
     ref_combine_as(&run, kRefBackward);
-    ref_run_close(&run);
 }
 
 EP_TEST(gradients_with_spare_columns) { gradients_with(env, 5, 3, kRefMessy); }
@@ -230,7 +189,7 @@ EP_TEST(gradients_with_one_column) { gradients_with(env, 1, 2 * (unsigned)env->s
 // Two outputs of the same handle are equal in all rows, used or not.
 EP_TEST(cached_equals_forward) {
     const RefShape shape = {2 * (unsigned)env->size, 24, 3, ncclBfloat16, 40};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(6));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(6));
     EP_SCOPED unsigned char* first = ref_host_new(run.tokens_out.bytes);
     ref_prepare_dispatch(&run);
     EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
@@ -240,5 +199,4 @@ EP_TEST(cached_equals_forward) {
     EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefCached, env->stream));
     ep_sync(env);
     REF_CHECK_BUFFER(&run.tokens_out, first);
-    ref_run_close(&run);
 }

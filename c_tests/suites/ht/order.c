@@ -4,13 +4,12 @@
 
 EP_TEST(ht_repeated_dispatches) {
     const RefShape shape = {3 * (unsigned)env->size, 12, 4, ncclBfloat16, 40};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, false, ref_ht(1000));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, false, ref_ht(1000));
     for (unsigned i = 0; i < 5; ++i) ref_dispatch(&run);
     for (unsigned i = 0; i < 5; ++i) ref_dispatch_as(&run, kRefCached);
     ref_combine(&run);
     ref_dispatch(&run);
     for (unsigned i = 0; i < 3; ++i) ref_combine_as(&run, i % 2 == 0 ? kRefBackward : kRefWhole);
-    ref_run_close(&run);
 }
 
 EP_TEST(ht_combine_without_dispatch) {
@@ -18,10 +17,9 @@ EP_TEST(ht_combine_without_dispatch) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
     for (unsigned i = 0; i < 3; ++i) {
         const RefOpening opening = ref_ht_as((HtRows)i, (HtCounter)i, 2000 + i);
-        RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, i != 0, opening);
+        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, i != 0, opening);
         ref_combine_as(&run, i % 2 == 0 ? kRefBackward : kRefWhole);
         ref_dispatch_as(&run, kRefCached);
-        ref_run_close(&run);
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
@@ -44,7 +42,7 @@ EP_TEST(ht_ranks_without_rows_run_ahead) {
     for (unsigned round = 0; round < kRounds; ++round) {
         EpGate gate;
         const RefOpening opening = ref_ht_as(kHtRowsSpare, kHtNoCounter, 40 + round);
-        RefRun run = ref_run_open_with(env, group, &shape, kRefOneExpert, false, opening);
+        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefOneExpert, false, opening);
         ref_prepare_dispatch(&run);
         const bool is_late = env->rank == 0;
         if (is_late) ep_gate_close(&gate, env->stream);
@@ -52,7 +50,6 @@ EP_TEST(ht_ranks_without_rows_run_ahead) {
         if (is_late) ep_gate_open(&gate);
         ep_sync(env);
         ref_check_dispatch(&run);
-        ref_run_close(&run);
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

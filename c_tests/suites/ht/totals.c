@@ -13,7 +13,7 @@ static void expect_totals(const RefRun* run, const int64_t* totals, int64_t disp
 
 EP_TEST(rows_are_counted) {
     const RefShape shape = {3 * (unsigned)env->size, 16, 4, ncclBfloat16, 64};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(78));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ht(78));
     const int64_t zeros[3] = {0};
     int64_t* const totals = ep_device_upload(zeros, sizeof(zeros));
     ref_dispatch_as(&run, kRefCached);
@@ -29,5 +29,4 @@ EP_TEST(rows_are_counted) {
     ref_dispatch_as(&run, kRefCached);
     expect_totals(&run, totals, 3);
     ep_device_free(totals);
-    ref_run_close(&run);
 }

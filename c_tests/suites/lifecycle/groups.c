@@ -22,10 +22,8 @@ EP_TEST(several_groups_on_one_communicator) {
     }
     // Destroying one leaves the others alone.
     EP_CHECK(close_trip(&trips[1]));
-    EP_CHECK(make_trip(&trips[0]));
-    EP_CHECK(close_trip(&trips[0]));
-    EP_CHECK(make_trip(&trips[2]));
-    EP_CHECK(close_trip(&trips[2]));
+    finish_trip(&trips[0]);
+    finish_trip(&trips[2]);
 }
 
 // Besides the common communicator, even and odd ranks have one each.
@@ -44,8 +42,7 @@ EP_TEST(groups_on_two_communicators) {
     }
     EP_CHECK(close_trip(&half));
     EP_CHECK_NCCL(ncclCommDestroy(half_place.comm));
-    EP_CHECK(make_trip(&whole));
-    EP_CHECK(close_trip(&whole));
+    finish_trip(&whole);
 }
 
 // How many communicators the library has made; NCCL's stand-in counts them.
@@ -106,8 +103,7 @@ EP_TEST(group_that_one_rank_cannot_map) {
         EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     }
     Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
-    EP_CHECK(make_trip(&trip));
-    EP_CHECK(close_trip(&trip));
+    finish_trip(&trip);
 }
 
 EP_TEST(groups_on_any_stream) {
@@ -124,8 +120,7 @@ EP_TEST(groups_on_any_stream) {
         EP_CHECK(make_trip(&trip));
         // Operations need not run on the stream on which the group was created.
         trip.stream = env->stream;
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK(close_trip(&trip));
+        finish_trip(&trip);
     }
     EP_CHECK_CUDA(cudaStreamDestroy(own));
     EP_CHECK_CUDA(cudaStreamDestroy(unordered));
@@ -138,8 +133,7 @@ EP_TEST(one_rank_is_late) {
         if (env->rank == late) usleep(kLateMicroseconds);
         Trip trip = open_trip(ep_algorithm_for_any_case(env), place_of(env));
         EP_CHECK_CUDA(cudaGetLastError());
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK(close_trip(&trip));
+        finish_trip(&trip);
         EP_CHECK_CUDA(cudaGetLastError());
     }
 }
@@ -166,8 +160,7 @@ EP_TEST(groups_of_many_sizes) {
 EP_TEST_LAST(groups_after_a_reset) {
     for (int round = 0; round < 2; ++round) {
         Trip trip = open_trip(ep_algorithm_for_any_case(env), place_of(env));
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK(close_trip(&trip));
+        finish_trip(&trip);
         if (round == 1) break;
         EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
         EP_REQUIRE_CUDA(cudaStreamDestroy(env->stream));
@@ -201,7 +194,6 @@ EP_TEST_LAST(a_reset_beside_groups) {
         if (ep_on_hostsim()) EP_REQUIRE_NCCL(ncclCommDestroy(env->comm));
         ep_init_device(env);
         trip = open_trip(kEpAlgorithms[i], place_of(env));
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK(close_trip(&trip));
+        finish_trip(&trip);
     }
 }

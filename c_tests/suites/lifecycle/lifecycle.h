@@ -32,8 +32,8 @@ typedef struct {
             ncclNDTensor_t ids, weights, tokens;                      // [T, K], [T, K], [T, H]
             ncclNDTensor_t received, received_ids, received_weights;  // LL: the first only
             ncclNDTensor_t combined;                                  // [T, H]
-        } named;
-    } tensors;
+        };
+    };
 } Trip;
 
 // Opens group, tensors and handle, in this order; one by one, and all of them.
@@ -50,6 +50,8 @@ bool came_back(const Trip* trip);
 // Each returns whether every call succeeded. Tensors are destroyed with the given group.
 bool destroy_tensors(Trip* trip, ncclEpGroup_t group);
 bool close_trip(Trip* trip);
+// Checks a last trip and the end.
+void finish_trip(Trip* trip);
 
 // Resources of the process. What each of several batches adds to its memory, at the least; so what
 // is only made once does not count.

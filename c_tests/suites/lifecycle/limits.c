@@ -50,8 +50,7 @@ EP_TEST(a_limit_for_files) {
     const unsigned num_algorithms = ep_num_algorithms(env);
     for (unsigned i = 0; i < num_algorithms; ++i) {
         Trip trip = open_trip(kEpAlgorithms[i], place_of(env));
-        EP_CHECK(make_trip(&trip));
-        EP_CHECK(close_trip(&trip));
+        finish_trip(&trip);
     }
     dispatch_too_much(env);
     // No room on the last rank.

@@ -65,13 +65,11 @@ EP_TEST(both_callbacks) {
 EP_TEST(one_callback_alone) {
     Trip trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, remembering_alloc, NULL));
     EP_CHECK(g_allocs > 0);
-    EP_CHECK(make_trip(&trip));
-    EP_CHECK(close_trip(&trip));
+    finish_trip(&trip);
     EP_CHECK_EQ_I64(g_frees, 0);
 
     trip = open_trip(NCCL_EP_ALGO_LOW_LATENCY, with_callbacks(env, NULL, remembering_free));
-    EP_CHECK(make_trip(&trip));
-    EP_CHECK(close_trip(&trip));
+    finish_trip(&trip);
     EP_CHECK_EQ_I64(g_allocs, 0);
     EP_CHECK(g_frees > 0);
 }
@@ -91,8 +89,7 @@ EP_TEST(tensors_outlive_group_and_communicator) {
     EP_CHECK(destroy_tensors(&trip, trip.group));
     EP_CHECK_EQ_U64(g_num_given, 0);
     EP_CHECK_EQ_I64(g_foreign_frees, 0);
-    EP_CHECK(make_trip(&other));
-    EP_CHECK(close_trip(&other));
+    finish_trip(&other);
 }
 
 EP_TEST(tensors_destroyed_twice) {
@@ -101,7 +98,7 @@ EP_TEST(tensors_destroyed_twice) {
     EP_CHECK(destroy_tensors(&trip, trip.group));
     const int frees = g_frees;
     for (size_t i = 0; i < kNumTensors; ++i) {
-        const ncclNDTensor_t* tensor = &trip.tensors.all[i];
+        const ncclNDTensor_t* tensor = &trip.all[i];
         EP_CHECK(tensor->data == NULL && tensor->sizes == NULL && tensor->strides == NULL);
     }
     EP_CHECK(destroy_tensors(&trip, trip.group));
@@ -154,8 +151,7 @@ EP_TEST(descriptors_made_by_hand) {
     ncclNDTensor_t empty = ep_tensor_2d(trip.group, ncclInt8, NCCL_EP_TENSOR_TAG_TOKENS, 0, 16);
     EP_CHECK(empty.sizes != NULL);
     EP_CHECK_NCCL(ncclEpTensorDestroy(trip.group, &empty));
-    EP_CHECK(make_trip(&trip));
-    EP_CHECK(close_trip(&trip));
+    finish_trip(&trip);
     // A destroyed group and a newer one each keep their own free_fn.
     Trip other = open_trip(NCCL_EP_ALGO_LOW_LATENCY, place_of(env));
     EP_CHECK(close_trip(&other));

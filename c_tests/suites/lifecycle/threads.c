@@ -1,7 +1,5 @@
 // Threads: another thread than its creator may use a group, and threads with a group each do not
 // disturb one another. Only the main thread counts checks.
-#include <pthread.h>
-
 #include "suites/lifecycle/lifecycle.h"
 
 typedef struct {
@@ -21,13 +19,8 @@ static void* run_job(void* argument) {
 }
 
 static void run_jobs(Job* jobs, size_t count) {
-    pthread_t threads[2];
-    EP_REQUIRE(count <= COUNT(threads));
-    for (size_t i = 0; i < count; ++i) EP_REQUIRE(pthread_create(&threads[i], NULL, run_job, &jobs[i]) == 0);
-    for (size_t i = 0; i < count; ++i) {
-        EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
-        EP_CHECK(jobs[i].good);
-    }
+    ep_in_threads(run_job, jobs, sizeof(*jobs), count);
+    for (size_t i = 0; i < count; ++i) EP_CHECK(jobs[i].good);
 }
 
 EP_TEST(calls_from_another_thread) {
@@ -68,10 +61,8 @@ EP_TEST_EACH(default_stream_of_another_device) {
     EpGate gate;
     ep_gate_close(&gate, NULL);
     Launch launch = {&trip, false};
-    pthread_t thread;
     if (env->device != 0) {
-        EP_REQUIRE(pthread_create(&thread, NULL, launch_from_the_first_device, &launch) == 0);
-        EP_REQUIRE(pthread_join(thread, NULL) == 0);
+        ep_in_threads(launch_from_the_first_device, &launch, sizeof(launch), 1);
         EP_CHECK(launch.good);
     } else {
         EP_CHECK_NCCL(start_dispatch(&trip, 0));
@@ -93,8 +84,7 @@ EP_TEST(two_threads_with_a_group_each) {
         Place place = place_of(env);
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&place.stream, cudaStreamNonBlocking));
         trips[i] = open_trip(algorithms[i], place);
-        const Job job = {.device = env->device, .trip = &trips[i], .rounds = 50};
-        jobs[i] = job;
+        jobs[i] = (Job){.device = env->device, .trip = &trips[i], .rounds = 50};
     }
     run_jobs(jobs, COUNT(jobs));
     for (int i = 0; i < 2; ++i) {
@@ -128,15 +118,9 @@ static void* make_and_destroy(void* argument) {
 
 static void run_makers(void* argument, int rounds) {
     Maker* makers = argument;
-    pthread_t threads[kMakers];
-    for (int i = 0; i < kMakers; ++i) {
-        makers[i].rounds = rounds;
-        EP_REQUIRE(pthread_create(&threads[i], NULL, make_and_destroy, &makers[i]) == 0);
-    }
-    for (int i = 0; i < kMakers; ++i) {
-        EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
-        EP_CHECK(makers[i].good);
-    }
+    for (int i = 0; i < kMakers; ++i) makers[i].rounds = rounds;
+    ep_in_threads(make_and_destroy, makers, sizeof(*makers), kMakers);
+    for (int i = 0; i < kMakers; ++i) EP_CHECK(makers[i].good);
 }
 
 // Each of two threads has its own communicator, groups and stream; on the default stream CUDA would make them wait for
@@ -201,16 +185,9 @@ EP_TEST(two_ranks_in_one_process) {
     EP_REQUIRE_CUDA(cudaGetDeviceCount(&devices));
     if (devices < 2 || env->rank != 0) return;
     Rank ranks[2];
-    EP_REQUIRE_NCCL(ncclGetUniqueId(&ranks[0].id));
-    pthread_t threads[2];
-    for (int i = 0; i < 2; ++i) {
-        ranks[i].id = ranks[0].id;
-        ranks[i].rank = i;
-        ranks[i].device = (env->device + i) % devices;
-        EP_REQUIRE(pthread_create(&threads[i], NULL, run_rank, &ranks[i]) == 0);
-    }
-    for (int i = 0; i < 2; ++i) {
-        EP_REQUIRE(pthread_join(threads[i], NULL) == 0);
-        EP_CHECK(ranks[i].good);
-    }
+    ncclUniqueId id;
+    EP_REQUIRE_NCCL(ncclGetUniqueId(&id));
+    for (int i = 0; i < 2; ++i) ranks[i] = (Rank){id, i, (env->device + i) % devices, false};
+    ep_in_threads(run_rank, ranks, sizeof(*ranks), COUNT(ranks));
+    for (int i = 0; i < 2; ++i) EP_CHECK(ranks[i].good);
 }

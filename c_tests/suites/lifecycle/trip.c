@@ -2,9 +2,7 @@
 // trip returns it unchanged.
 #include "suites/lifecycle/lifecycle.h"
 
-Place place_of(const EpEnv* env) {
-    return (Place){env->comm, env->stream, NULL, NULL};
-}
+Place place_of(const EpEnv* env) { return (Place){env->comm, env->stream, NULL, NULL}; }
 
 static bool is_ht(const Trip* trip) { return trip->algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
 
@@ -24,33 +22,30 @@ static void fill_inputs(Trip* trip) {
             tokens[t][c] = ep_bf16_from_f32((float)(trip->rank + t) + 0.25F * (float)c);
         }
     }
-    ep_tensor_upload(&trip->tensors.named.ids, ids);
-    ep_tensor_upload(&trip->tensors.named.weights, weights);
-    ep_tensor_upload(&trip->tensors.named.tokens, tokens);
+    ep_tensor_upload(&trip->ids, ids);
+    ep_tensor_upload(&trip->weights, weights);
+    ep_tensor_upload(&trip->tokens, tokens);
     wait_for_default_stream();
 }
 
 static void open_tensors(Trip* trip) {
     const ncclEpGroup_t group = trip->group;
     const unsigned rows = (unsigned)trip->size * kTokens;
-    trip->tensors.named.ids = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
-    trip->tensors.named.weights = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
-    trip->tensors.named.tokens = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
-    trip->tensors.named.combined = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    trip->ids = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, kTokens, kTopK);
+    trip->weights = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, kTokens, kTopK);
+    trip->tokens = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
+    trip->combined = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kTokens, kHidden);
     if (is_ht(trip)) {
-        trip->tensors.named.received = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
-        trip->tensors.named.received_ids = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, kTopK);
-        trip->tensors.named.received_weights =
-            ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
+        trip->received = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, rows, kHidden);
+        trip->received_ids = ep_tensor_2d(group, ncclInt64, NCCL_EP_TENSOR_TAG_TOPK_IDX, rows, kTopK);
+        trip->received_weights = ep_tensor_2d(group, ncclFloat32, NCCL_EP_TENSOR_TAG_TOPK_WEIGHTS, rows, kTopK);
     } else {
-        trip->tensors.named.received = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                                    kLocalExperts, rows, kHidden);
+        trip->received = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, kLocalExperts, rows, kHidden);
     }
 }
 
 void open_trip_handle(Trip* trip) {
-    EP_REQUIRE_NCCL(ncclEpCreateHandle(&trip->handle, trip->group, &trip->tensors.named.ids, NULL,
-                                       0, NULL, trip->stream, false));
+    EP_REQUIRE_NCCL(ncclEpCreateHandle(&trip->handle, trip->group, &trip->ids, NULL, 0, NULL, trip->stream, false));
 }
 
 Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
@@ -67,33 +62,31 @@ Trip open_trip(ncclEpAlgorithm_t algorithm, Place place) {
 }
 
 ncclResult_t start_dispatch(Trip* trip, unsigned send_only) {
-    const ncclNDTensor_t* inputs[] = {&trip->tensors.named.tokens, &trip->tensors.named.ids,
-                                      &trip->tensors.named.weights};
-    ncclNDTensor_t* outputs[] = {&trip->tensors.named.received, &trip->tensors.named.received_ids,
-                                 &trip->tensors.named.received_weights};
+    const ncclNDTensor_t* inputs[] = {&trip->tokens, &trip->ids, &trip->weights};
+    ncclNDTensor_t* outputs[] = {&trip->received, &trip->received_ids, &trip->received_weights};
     const unsigned tensors = is_ht(trip) ? 3 : 1;
     return ncclEpDispatch(trip->handle, inputs, tensors, outputs, tensors, NULL, 0, send_only, NULL, trip->stream);
 }
 
 ncclResult_t start_combine(Trip* trip, unsigned send_only) {
-    const ncclNDTensor_t* inputs[] = {&trip->tensors.named.received};
-    ncclNDTensor_t* outputs[] = {&trip->tensors.named.combined};
-    ncclNDTensor_t* locals[] = {&trip->tensors.named.weights};
-    return ncclEpCombine(trip->handle, inputs, 1, outputs, 1, locals, is_ht(trip) ? 0 : 1,
-                         send_only, NULL, trip->stream);
+    const ncclNDTensor_t* inputs[] = {&trip->received};
+    ncclNDTensor_t* outputs[] = {&trip->combined};
+    ncclNDTensor_t* locals[] = {&trip->weights};
+    return ncclEpCombine(trip->handle, inputs, 1, outputs, 1, locals, is_ht(trip) ? 0 : 1, send_only, NULL,
+                         trip->stream);
 }
 
 bool came_back(const Trip* trip) {
     uint16_t sent[kTokens][kHidden];
     uint16_t back[kTokens][kHidden];
     if (cudaStreamSynchronize(trip->stream) != cudaSuccess) return false;
-    ep_tensor_download(&trip->tensors.named.tokens, sent);
-    ep_tensor_download(&trip->tensors.named.combined, back);
+    ep_tensor_download(&trip->tokens, sent);
+    ep_tensor_download(&trip->combined, back);
     return memcmp(sent, back, sizeof(sent)) == 0;
 }
 
 bool make_trip(Trip* trip) {
-    ep_tensor_fill(&trip->tensors.named.combined, 0x5a);
+    ep_tensor_fill(&trip->combined, 0x5a);
     wait_for_default_stream();
     return start_dispatch(trip, 0) == ncclSuccess && start_combine(trip, 0) == ncclSuccess && came_back(trip);
 }
@@ -101,7 +94,7 @@ bool make_trip(Trip* trip) {
 bool destroy_tensors(Trip* trip, ncclEpGroup_t group) {
     bool good = true;
     for (size_t i = 0; i < kNumTensors; ++i) {
-        good = ncclEpTensorDestroy(group, &trip->tensors.all[i]) == ncclSuccess && good;
+        good = ncclEpTensorDestroy(group, &trip->all[i]) == ncclSuccess && good;
     }
     return good;
 }
@@ -110,4 +103,9 @@ bool close_trip(Trip* trip) {
     const bool handle = ncclEpHandleDestroy(trip->handle) == ncclSuccess;
     const bool tensors = destroy_tensors(trip, trip->group);
     return ncclEpGroupDestroy(trip->group, trip->stream) == ncclSuccess && handle && tensors;
+}
+
+void finish_trip(Trip* trip) {
+    EP_CHECK(make_trip(trip));
+    EP_CHECK(close_trip(trip));
 }

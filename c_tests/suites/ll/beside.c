@@ -28,12 +28,9 @@ static ncclEpGroup_t open_bounded(const EpEnv* env, const RefShape* shape, unsig
     ncclEpGroupConfig_t config = ep_group_config(NCCL_EP_ALGO_LOW_LATENCY, shape->num_experts,
                                                  shape->max_tokens, 2 * shape->hidden);
     config.num_channels = channels;
-    const char* before = getenv("NCCL_EP_TIMEOUT_MS");
-    EP_SCOPED char* kept = before != NULL ? strdup(before) : NULL;
     ncclEpGroup_t group = NULL;
-    EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", kTimeoutMs, 1) == 0);
+    EP_WITH_VARIABLE("NCCL_EP_TIMEOUT_MS", kTimeoutMs);
     EP_REQUIRE_NCCL(ncclEpCreateGroup(&group, env->comm, &config, env->stream, NULL, NULL));
-    EP_REQUIRE(kept != NULL ? setenv("NCCL_EP_TIMEOUT_MS", kept, 1) == 0 : unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
     return group;
 }
 

@@ -30,7 +30,7 @@ static RefRun open_run(EpEnv* env) {
 }
 
 EP_TEST(ll_order_of_choices) {
-    RefRun run = open_run(env);
+    REF_SCOPED RefRun run = open_run(env);
     ncclEpGroup_t group = run.own_group;
     const RefLlSum own = ref_ll_sum();
     const RefLlSum exact = ep_num_nodes() == 1 ? kRefExact : own;
@@ -58,18 +58,16 @@ EP_TEST(ll_order_of_choices) {
     EP_CHECK_NCCL(ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
     EP_CHECK_NCCL(ncclEpSetSelector(group, NULL, NULL));
     combine(&run, own, &selector, 0);
-    ref_run_close(&run);
 }
 
 // More ids than ranks, whose rows have no room in windows for sums.
 EP_TEST(ll_exact_sums_need_room) {
     const unsigned ranks = (unsigned)env->size;
     const RefShape shape = {4 * ranks, kTokens, ranks + 1, ncclFloat32, kHidden};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(78));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(78));
     set(run.own_group, NCCL_EP_VARIANT_LL_EXACT, 0);
     ref_dispatch(&run);
     ref_combine(&run);  // as the group's own
-    ref_run_close(&run);
 }
 
 static void launch(void* context) {
@@ -79,7 +77,7 @@ static void launch(void* context) {
 
 // A graph keeps the choice of its capture, and what is captured later has another.
 EP_TEST(ll_choices_in_graphs) {
-    RefRun run = open_run(env);
+    REF_SCOPED RefRun run = open_run(env);
     ncclEpGroup_t group = run.own_group;
     const bool captures = ep_begin_capture(env->stream);
     if (captures) EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
@@ -102,7 +100,6 @@ EP_TEST(ll_choices_in_graphs) {
         }
         ep_release_captured(&captured);
     }
-    ref_run_close(&run);
 }
 
 // A selector may ask for the state of its group: no lock is held.
@@ -114,10 +111,9 @@ static int call_within(void* user, const ncclEpQuery_t* query, ncclEpChoice_t* c
 }
 
 EP_TEST(ll_selector_without_a_lock) {
-    RefRun run = open_run(env);
+    REF_SCOPED RefRun run = open_run(env);
     Selector selector = {.choice = {sizeof(ncclEpChoice_t), NCCL_EP_VARIANT_AUTO, 2, 1, 64, 0}, .chooses = true};
     selector.group = run.own_group;
     EP_CHECK_NCCL(ncclEpSetSelector(selector.group, call_within, &selector));
     combine(&run, ref_ll_sum(), &selector, 1);
-    ref_run_close(&run);
 }

@@ -11,37 +11,30 @@ enum { kMaxLocalExperts = 4 };
 // Dispatch and combine, twice: the second pair finds what the first left behind.
 static void round_trips(EpEnv* env, const Shape* shapes, size_t num_shapes) {
     for (size_t i = 0; i < num_shapes; ++i) {
-        RefRun run = open_shape(env, &shapes[i], 100 + i);
+        REF_SCOPED RefRun run = open_shape(env, &shapes[i], 100 + i);
         run.variation = (unsigned)i;
         for (unsigned pair = 0; pair < 2; ++pair) ref_pair(&run);
-        ref_run_close(&run);
     }
 }
-#define ROUND_TRIPS(env, shapes) round_trips(env, shapes, COUNT(shapes))
+// A case of these shapes.
+#define SHAPES_TEST(name, ...)                        \
+    EP_TEST(name) {                                   \
+        static const Shape kShapes[] = {__VA_ARGS__}; \
+        round_trips(env, kShapes, COUNT(kShapes));    \
+    }
 
-EP_TEST(routing_styles) {
-    static const Shape kShapes[] = {
-        {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false}, {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false},
-        {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},    {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false},
-        {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},  {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false},
-    };
-    ROUND_TRIPS(env, kShapes);
-}
+SHAPES_TEST(routing_styles, {2, 16, 4, ncclBfloat16, 64, kRefDistinct, false},
+            {2, 16, 4, ncclBfloat16, 64, kRefRepeating, false}, {2, 16, 4, ncclBfloat16, 64, kRefMessy, false},
+            {4, 16, 3, ncclBfloat16, 64, kRefSkewed, false}, {2, 16, 2, ncclBfloat16, 64, kRefOneRank, false},
+            {2, 16, 4, ncclBfloat16, 64, kRefNowhere, false})
 
-EP_TEST(uneven_tokens) {
-    static const Shape kShapes[] = {
-        {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
-        {2, 33, 4, ncclBfloat16, 32, kRefDistinct, true},
-        {3, 17, 5, ncclBfloat16, 32, kRefMessy, true},
-        {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true},
-    };
-    ROUND_TRIPS(env, kShapes);
-}
+SHAPES_TEST(uneven_tokens, {1, 1, 1, ncclBfloat16, 32, kRefDistinct, true},
+            {2, 33, 4, ncclBfloat16, 32, kRefDistinct, true}, {3, 17, 5, ncclBfloat16, 32, kRefMessy, true},
+            {2, 40, 2, ncclBfloat16, 32, kRefOneRank, true})
 
 EP_TEST(no_tokens_anywhere) {
-    RefRun run = open_without_tokens(env);
+    REF_SCOPED RefRun run = open_without_tokens(env);
     for (unsigned i = 0; i < 4; ++i) ref_pair(&run);
-    ref_run_close(&run);
 }
 
 EP_TEST(every_top_k) {
@@ -51,44 +44,27 @@ EP_TEST(every_top_k) {
     }
 }
 
-EP_TEST(widths) {
-    static const Shape kShapes[] = {
-        {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true},    {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
-        {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true}, {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
-        {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true},
-    };
-    ROUND_TRIPS(env, kShapes);
-}
+SHAPES_TEST(widths, {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true}, {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
+            {2, 5, 2, ncclBfloat16, 1000, kRefDistinct, true}, {1, 7, 2, ncclBfloat16, 6656, kRefDistinct, true},
+            {2, 9, 3, ncclBfloat16, 7168, kRefDistinct, true})
 
-EP_TEST(element_types) {
-    static const Shape kShapes[] = {
-        {2, 11, 5, ncclFloat16, 8, kRefMessy, true},       {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true},
-        {2, 11, 5, ncclFloat32, 4, kRefMessy, true},       {2, 11, 5, ncclFloat32, 500, kRefRepeating, true},
-        {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true},
-    };
-    ROUND_TRIPS(env, kShapes);
-}
+SHAPES_TEST(element_types, {2, 11, 5, ncclFloat16, 8, kRefMessy, true},
+            {2, 11, 5, ncclFloat16, 1024, kRefRepeating, true}, {2, 11, 5, ncclFloat32, 4, kRefMessy, true},
+            {2, 11, 5, ncclFloat32, 500, kRefRepeating, true}, {2, 11, 9, ncclFloat32, 2048, kRefDistinct, true})
 
 // Tokens name an expert again and again until all its R * M slots are filled: by one rank, of whose entries
 // more than M find a slot, while those of others have none left.
-EP_TEST(slots_are_filled) {
-    static const Shape kShapes[] = {
-        {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
-        {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false},
-        {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
-        {1, 8, 32, ncclBfloat16, 32, kRefOneRank, true},
-    };
-    ROUND_TRIPS(env, kShapes);
-}
+SHAPES_TEST(slots_are_filled, {1, 4, 2, ncclBfloat16, 32, kRefOneExpert, false},
+            {2, 8, 5, ncclBfloat16, 32, kRefOneExpert, false}, {2, 8, 32, ncclFloat32, 32, kRefOneExpert, true},
+            {1, 8, 32, ncclBfloat16, 32, kRefOneRank, true})
 
 EP_TEST(without_counter) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 32};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(5));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(5));
     for (unsigned i = 0; i < 4; ++i) {
         run.without_counter = i % 2 == 0;
         ref_pair(&run);
     }
-    ref_run_close(&run);
 }
 
 // Operations of one handle with different widths and types, up to the group's width; a combine need
@@ -101,7 +77,7 @@ EP_TEST(rows_narrower_than_the_groups) {
                  {ncclFloat32, 4},    {ncclFloat16, 72}, {ncclBfloat16, 120}};
     enum { kNumRows = COUNT(kRows) };
     const RefShape shape = {2 * (unsigned)env->size, 10, 4, ncclBfloat16, 128};
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(6));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(6));
     for (unsigned i = 0; i < kNumRows; ++i) {
         run.shape.datatype = kRows[i].datatype;
         run.shape.hidden = kRows[i].hidden;
@@ -110,7 +86,6 @@ EP_TEST(rows_narrower_than_the_groups) {
         run.shape.hidden = kRows[(i + 1) % kNumRows].hidden;
         ref_combine(&run);
     }
-    ref_run_close(&run);
 }
 
 enum { kFusedTokens = 16, kFusedHidden = 16 };
@@ -149,7 +124,7 @@ EP_TEST(products_are_fused) {
     } kCases[] = {{ncclBfloat16, 0x1.5ap0f}, {ncclFloat16, 0x1.554p0f}, {ncclFloat32, 0x1.555556p0f}};
     for (size_t i = 0; i < COUNT(kCases); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, kFusedTokens, 2, kCases[i].datatype, kFusedHidden};
-        RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(7));
+        REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(7));
         RefRouting* at_home = ref_routing_copy(run.now);
         for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
             for (unsigned n = 0; n < 2 * kFusedTokens; ++n) {
@@ -159,7 +134,6 @@ EP_TEST(products_are_fused) {
         ref_run_give(&run, at_home);
         ref_dispatch(&run);
         check_fused(env, &run, kCases[i].factor);
-        ref_run_close(&run);
     }
 }
 
@@ -170,10 +144,10 @@ EP_TEST(tensors_of_the_library) {
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ll(8));
     ref_prepare_dispatch(&run);
-    ncclNDTensor_t in = ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                     run.now->num_tokens[env->rank], shape.hidden);
-    ncclNDTensor_t out = ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS,
-                                      run.layout.parts, run.layout.rows, shape.hidden);
+    ncclNDTensor_t in =
+        ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, run.now->num_tokens[env->rank], shape.hidden);
+    ncclNDTensor_t out =
+        ep_tensor_3d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, run.layout.parts, run.layout.rows, shape.hidden);
     EP_SCOPED void* packed = ref_host_poison(run.tokens_out.bytes);
     ep_download(packed, ref_buffer_data(&run.tokens_in), run.tokens_in.bytes);
     ep_tensor_upload(&in, packed);

@@ -13,28 +13,26 @@ static RefShape small_shape(const EpEnv* env, unsigned max_tokens, unsigned top_
 
 EP_TEST(ll_repeated_operations) {
     const RefShape shape = small_shape(env, 12, 3);
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(1));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, true, ref_ll(1));
     for (unsigned i = 0; i < 7; ++i) ref_dispatch(&run);
     for (unsigned i = 0; i < 7; ++i) ref_combine(&run);
     ref_pair(&run);
     for (unsigned i = 0; i < 3; ++i) ref_dispatch(&run);
     for (unsigned i = 0; i < 2; ++i) ref_combine(&run);
-    ref_run_close(&run);
 }
 
 EP_TEST(ll_ids_updated_in_place) {
     const RefShape shape = small_shape(env, 12, 3);
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(3));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(3));
     for (unsigned i = 0; i < 2 * kRefNumStyles; ++i) {
         ref_pair(&run);
         ref_run_draw(&run, (RefStyle)(i % kRefNumStyles), 60 + i);
     }
-    ref_run_close(&run);
 }
 
 EP_TEST(ll_ids_masked_before_combine) {
     const RefShape shape = small_shape(env, 16, 4);
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefRepeating, true, ref_ll(4));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefRepeating, true, ref_ll(4));
     for (unsigned every = 4; every >= 1; --every) {
         ref_dispatch(&run);
         ref_run_mask(&run, every);
@@ -42,7 +40,6 @@ EP_TEST(ll_ids_masked_before_combine) {
     }
     ref_dispatch(&run);  // everything is masked now
     ref_combine(&run);
-    ref_run_close(&run);
 }
 
 EP_TEST(ll_interleaved_handles) { interleaved_handles(env, false); }
@@ -82,7 +79,7 @@ EP_TEST(ll_handle_ends_before_its_operation) {
     const RefShape shape = small_shape(env, 12, 3);
     ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     for (unsigned round = 0; round < 3; ++round) {
-        RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ll(72 + round));
+        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ll(72 + round));
         ref_dispatch(&run);
         ref_prepare_dispatch(&run);
         EP_CHECK_CUDA(cudaDeviceSynchronize());
@@ -98,7 +95,6 @@ EP_TEST(ll_handle_ends_before_its_operation) {
         ref_check_dispatch(&run);
         EP_CHECK_NCCL(ncclEpHandleDestroy(next));
         run.handle = NULL;
-        ref_run_close(&run);
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

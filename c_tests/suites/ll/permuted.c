@@ -54,7 +54,7 @@ static void check_nan(RefRun* run, const int64_t ids[2], uint32_t bits) {
 EP_TEST(ll_weights_follow_their_ids) {
     const RefShape shape = {2 * (unsigned)env->size, 3, 2, ncclFloat32, kHidden};
     const int64_t last = (int64_t)shape.num_experts - 1;
-    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(21));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ll(21));
     RefRouting* routing = ref_routing_copy(run.now);
     for (unsigned rank = 0; rank < (unsigned)env->size; ++rank) {
         for (unsigned i = 0; i < 2 * shape.max_tokens; ++i) routing->topk_idx[rank][i] = i % 2 == 0 ? 0 : last;
@@ -79,14 +79,13 @@ EP_TEST(ll_weights_follow_their_ids) {
     check_sum(&run, (int64_t[]){other, last}, kWeights, 32.0f);
     check_nan(&run, (int64_t[]){0, last}, 0x7fedcba9u);
     check_nan(&run, (int64_t[]){last, 0}, 0x7fedcba9u);
-    ref_run_close(&run);
 }
 
 EP_TEST(ll_ids_permuted_before_combine) {
     static const RefStyle kStyles[] = {kRefDistinct, kRefRepeating, kRefMessy, kRefOneRank, kRefOneExpert};
     for (size_t i = 0; i < COUNT(kStyles); ++i) {
         const RefShape shape = {2 * (unsigned)env->size, 9, 4, ncclBfloat16, 40};
-        RefRun run = ref_run_open_with(env, NULL, &shape, kStyles[i], i % 2 == 0, ref_ll(30 + i));
+        REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kStyles[i], i % 2 == 0, ref_ll(30 + i));
         for (unsigned change = 0; change < kRefNumChanges; ++change) {
             ref_dispatch(&run);
             ref_run_change(&run, (RefChange)change);
@@ -94,6 +93,5 @@ EP_TEST(ll_ids_permuted_before_combine) {
             ref_run_mask(&run, 3);
             ref_combine(&run);
         }
-        ref_run_close(&run);
     }
 }

@@ -26,28 +26,26 @@ EP_TEST(rank_major_shapes) {
         {8, 70, 8, ncclBfloat16, 16, kRefMessy, true},
     };
     for (size_t i = 0; i < COUNT(kShapes); ++i) {
-        RefRun run;
+        REF_SCOPED RefRun run;
         open_by_rank(&run, env, &kShapes[i], 200 + i);
         for (unsigned n = 0; n < kPairs; ++n) ref_pair(&run);
         pair_in_stages(&run);
         run.without_counter = true;
         ref_pair(&run);
-        ref_run_close(&run);
     }
 }
 
 EP_TEST(rank_major_without_tokens) {
-    RefRun run = open_without_tokens(env);
+    REF_SCOPED RefRun run = open_without_tokens(env);
     run.by_rank = true;
     for (unsigned i = 0; i < kPairs; ++i) ref_pair(&run);
-    ref_run_close(&run);
 }
 
 // All formats, to which orders of scales belong.
 EP_TEST(rank_major_formats) {
     enum { kFormats = 24, kMostBytes = 8192 };
     const Shape shape = {2, 12, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
-    RefRun run;
+    REF_SCOPED RefRun run;
     open_by_rank(&run, env, &shape, 300);
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
@@ -60,7 +58,6 @@ EP_TEST(rank_major_formats) {
             ref_pair(&run);
         }
     }
-    ref_run_close(&run);
 }
 
 // Two handles of a group, whose operations take either layout in turn, with staged ones in between.
@@ -95,7 +92,7 @@ EP_TEST(rank_major_beside_expert_major) {
 // The caller's rows hold what the dispatch had found: ids that change before the combine do not matter.
 EP_TEST(rank_major_ids_of_the_dispatch) {
     const Shape shape = {2, 16, 4, ncclBfloat16, 64, kRefMessy, true};
-    RefRun run;
+    REF_SCOPED RefRun run;
     open_by_rank(&run, env, &shape, 600);
     for (unsigned change = 0; change < kRefNumChanges; ++change) {
         ref_dispatch(&run);
@@ -105,5 +102,4 @@ EP_TEST(rank_major_ids_of_the_dispatch) {
         ref_combine(&run);
         ref_pair(&run);
     }
-    ref_run_close(&run);
 }

@@ -35,18 +35,16 @@ EP_TEST(views_shapes) {
         {2, 9, 8, ncclBfloat16, 7168, kRefDistinct, true}, {8, 300, 3, ncclBfloat16, 8, kRefMessy, true},
     };
     for (size_t i = 0; i < COUNT(kShapes); ++i) {
-        RefRun run;
+        REF_SCOPED RefRun run;
         open_view(&run, env, &kShapes[i], 700 + i);
         in_every_order(&run);
-        ref_run_close(&run);
     }
 }
 
 EP_TEST(views_without_tokens) {
-    RefRun run = open_without_tokens(env);
+    REF_SCOPED RefRun run = open_without_tokens(env);
     run.by_rank = run.as_view = true;
     in_every_order(&run);
-    ref_run_close(&run);
 }
 
 // Of rows with scales the rows stay, or are copied where their scales are many. Their lengths change, and combines have
@@ -54,7 +52,7 @@ EP_TEST(views_without_tokens) {
 EP_TEST(views_formats) {
     enum { kFormats = 12, kMostBytes = 4096 };
     const Shape shape = {2, 7, 4, ncclBfloat16, kMostBytes / 2, kRefMessy, true};
-    RefRun run;
+    REF_SCOPED RefRun run;
     open_view(&run, env, &shape, 720);
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
@@ -64,7 +62,6 @@ EP_TEST(views_formats) {
         if (i % 3 == 0) pair_in_stages(&run);
         if (i % 4 == 1) ref_dispatch(&run);
     }
-    ref_run_close(&run);
 }
 
 enum { kBatches = 3 };

@@ -1,5 +1,4 @@
-// Random courses: objects of both kinds come and go, some calls are refused by one rank, dispatches
-// run in between.
+// Random courses: objects of both kinds come and go, some calls are refused by one rank, dispatches run in between.
 #include "reference/run.h"
 #include "suites/memory/memory.h"
 

@@ -44,8 +44,7 @@ EP_TEST(memory_is_freed) {
     }
 }
 
-EP_TEST(freed_memory_is_given_back_at_once) {
-    ncclEpGroup_t group = open_group(env);
+GROUP_TEST(freed_memory_is_given_back_at_once) {
     EP_CHECK_NCCL(ncclEpMemFree(group, new_memory(group, kBytes)));
     ep_barrier();
     const size_t before = free_bytes();
@@ -54,7 +53,6 @@ EP_TEST(freed_memory_is_given_back_at_once) {
     EP_CHECK_NCCL(ncclEpMemFree(group, memory));
     ep_barrier();
     EP_CHECK_EQ_U64(free_bytes(), before);
-    close_group(env, group);
 }
 
 typedef struct {
@@ -104,8 +102,7 @@ static void play(void* context) {
     EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
 }
 
-// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves
-// again.
+// While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves again.
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
     ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);

@@ -7,6 +7,15 @@
 // A group for any case, in low latency.
 ncclEpGroup_t open_group(const EpEnv* env);
 void close_group(const EpEnv* env, ncclEpGroup_t group);
+// A case with such a `group`.
+#define GROUP_TEST(name)                                    \
+    static void name##_in(EpEnv* env, ncclEpGroup_t group); \
+    EP_TEST(name) {                                         \
+        ncclEpGroup_t group = open_group(env);              \
+        name##_in(env, group);                              \
+        close_group(env, group);                            \
+    }                                                       \
+    static void name##_in(__attribute__((unused)) EpEnv* env, ncclEpGroup_t group)
 
 // This rank's bytes of an object, which differ between ranks.
 size_t bytes_of(const EpEnv* env, size_t number);

@@ -3,8 +3,7 @@
 
 enum { kObjects = 5, kMostObjects = 64 };
 
-EP_TEST(each_rank_sees_the_memory_of_its_node) {
-    ncclEpGroup_t group = open_group(env);
+GROUP_TEST(each_rank_sees_the_memory_of_its_node) {
     uint8_t* memory[kObjects];
     for (unsigned i = 0; i < kObjects; ++i) {
         const size_t bytes = bytes_of(env, i);
@@ -18,12 +17,10 @@ EP_TEST(each_rank_sees_the_memory_of_its_node) {
         EP_CHECK_EQ_U64(info_of(group, memory[i]).bytes, bytes_of(env, i));
     }
     for (unsigned i = 0; i < kObjects; ++i) EP_CHECK_NCCL(ncclEpMemFree(group, memory[i]));
-    close_group(env, group);
 }
 
 // Every byte of an object is known, and none beside it.
-EP_TEST(an_address_has_an_object_and_an_offset) {
-    ncclEpGroup_t group = open_group(env);
+GROUP_TEST(an_address_has_an_object_and_an_offset) {
     const size_t bytes = bytes_of(env, 0);
     uint8_t* memory = new_memory(group, bytes);
     const size_t offsets[] = {0, 1, 16, bytes - 1};
@@ -38,12 +35,10 @@ EP_TEST(an_address_has_an_object_and_an_offset) {
     EP_CHECK_EQ_I64(object_at(group, NULL), -1);
     EP_CHECK_NCCL(ncclEpMemFree(group, memory));
     EP_CHECK_EQ_I64(object_at(group, memory), -1);
-    close_group(env, group);
 }
 
 // The lowest free number serves next, on all ranks, whatever they have done elsewhere.
-EP_TEST(numbers_serve_again) {
-    ncclEpGroup_t group = open_group(env);
+GROUP_TEST(numbers_serve_again) {
     uint8_t* memory[kObjects];
     for (unsigned i = 0; i < kObjects; ++i) memory[i] = new_memory(group, bytes_of(env, i));
     static const unsigned kFreed[] = {3, 1};
@@ -56,11 +51,9 @@ EP_TEST(numbers_serve_again) {
         check_peers(env, group, memory[number], 7 + i);
     }
     for (unsigned i = 0; i < kObjects; ++i) EP_CHECK_NCCL(ncclEpMemFree(group, memory[i]));
-    close_group(env, group);
 }
 
-EP_TEST(a_group_has_64_objects) {
-    ncclEpGroup_t group = open_group(env);
+GROUP_TEST(a_group_has_64_objects) {
     uint8_t* memory[kMostObjects];
     for (unsigned i = 0; i < kMostObjects; ++i) memory[i] = new_memory(group, 16);
     void* more = NULL;
@@ -70,7 +63,6 @@ EP_TEST(a_group_has_64_objects) {
     EP_CHECK_NCCL(ncclEpMemFree(group, memory[40]));
     EP_CHECK_EQ_I64(object_at(group, new_memory(group, 32)), 40);
     // The others end with the group.
-    close_group(env, group);
 }
 
 // Objects of a group are its own, and two groups count theirs apart.

@@ -8,20 +8,20 @@
 enum { kPieceBytes = 2 << 20, kMostPieces = 3, kBefore = 512, kBytes = 4096 };
 
 // The driver's functions, which no program here links.
-#define FUNCTIONS(f) \
-    f(cuMemCreate) f(cuMemRelease) f(cuMemAddressReserve) f(cuMemAddressFree) \
-    f(cuMemMap) f(cuMemUnmap) f(cuMemSetAccess)
+#define FUNCTIONS(f)                                                                                    \
+    f(cuMemCreate) f(cuMemRelease) f(cuMemAddressReserve) f(cuMemAddressFree) f(cuMemMap) f(cuMemUnmap) \
+        f(cuMemSetAccess)
 #define DECLARE(name) static __typeof__(&name) p_##name;
 FUNCTIONS(DECLARE)
 
 static bool find_functions(void) {
     void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     bool all = true;
-#define FIND(name)                                                                  \
-    {                                                                               \
-        void* found = dlsym(driver != NULL ? driver : RTLD_DEFAULT, #name);         \
-        memcpy(&p_##name, &found, sizeof(found));                                   \
-        all = all && found != NULL;                                                 \
+#define FIND(name)                                                          \
+    {                                                                       \
+        void* found = dlsym(driver != NULL ? driver : RTLD_DEFAULT, #name); \
+        memcpy(&p_##name, &found, sizeof(found));                           \
+        all = all && found != NULL;                                         \
     }
     FUNCTIONS(FIND)
     return all;
@@ -95,8 +95,7 @@ EP_TEST(memory_in_pieces_without_descriptors_is_refused) {
     if (!find_functions()) return;
     ncclEpGroup_t group = open_group(env);
     const bool is_last = env->rank == env->size - 1;
-    const Memory memory =
-        memory_of(1, is_last ? CU_MEM_HANDLE_TYPE_NONE : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const Memory memory = memory_of(1, is_last ? CU_MEM_HANDLE_TYPE_NONE : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     void* at = (void*)memory.base;
     EP_CHECK_RESULT(ncclEpMemRegister(group, at, kBytes, NULL), is_last ? ncclInvalidArgument : ncclRemoteError);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "which other processes can map");

@@ -1,13 +1,11 @@
 // Pieces that allocators of others cut from memory that peers map.
-#include <pthread.h>
-
 #include "suites/memory/memory.h"
 
 enum { kPiece = 4096, kPieces = 4, kBytes = kPieces * kPiece };
 
-static void* alloc_without(void* none) {
-    (void)none;
-    return ncclEpPoolAlloc(16, 0, NULL);
+static void* alloc_without(void* found) {
+    *(void**)found = ncclEpPoolAlloc(16, 0, NULL);
+    return NULL;
 }
 
 EP_TEST(pieces_of_a_pool) {
@@ -30,10 +28,8 @@ EP_TEST(pieces_of_a_pool) {
     EP_CHECK_NCCL(ncclEpPoolUse(group, memory + kBytes, kBytes));
     EP_CHECK(ncclEpPoolAlloc(1, 0, env->stream) == NULL);
     // Another thread has no pool of its own.
-    pthread_t other;
-    void* found = NULL;
-    EP_REQUIRE(pthread_create(&other, NULL, alloc_without, NULL) == 0);
-    EP_REQUIRE(pthread_join(other, &found) == 0);
+    void* found = &found;
+    ep_in_threads(alloc_without, &found, sizeof(found), 1);
     EP_CHECK(found == NULL);
     ncclEpPoolFree(pieces[1], kPiece, 0, env->stream);
     ncclEpPoolFree(memory, kPiece, 0, env->stream);

@@ -97,9 +97,8 @@ std::string Describe(const Config& config) {
          << config.group.max_tokens << " tokens of " << config.group.row_bytes << " bytes, " << config.steps << " steps"
          << (config.delays ? ", delays" : "");
     for (const HandlePlan& handle : config.handles) {
-        text << "\n  handle: ids " << Name(handle.style) << ", tokens "
-             << (handle.uneven ? "uneven" : "full") << ", top-k " << handle.top_k << ", "
-             << handle.hidden << " x " << Name(handle.datatype);
+        text << "\n  handle: ids " << Name(handle.style) << ", tokens " << (handle.uneven ? "uneven" : "full")
+             << ", top-k " << handle.top_k << ", " << handle.hidden << " x " << Name(handle.datatype);
         if (!config.group.low_latency) {
             text << ", rows kind " << handle.rows << ", counter kind " << handle.counter;
         }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reference/run.h"
+#include "suites/random/chooser.h"
 
 namespace test_random {
 
@@ -30,8 +31,6 @@ struct HandlePlan {
     uint64_t seed;
 };
 
-class Chooser;
-
 struct Config {
     uint64_t seed;
     unsigned index;
@@ -39,7 +38,7 @@ struct Config {
     std::vector<HandlePlan> handles;
     unsigned steps;
     bool delays;
-    bool graphs = false;  // each operation is captured, and its graph launched
+    bool graphs = false;         // each operation is captured, and its graph launched
     Chooser* chooser = nullptr;  // of the group, if operations have choices
 };
 
@@ -47,5 +46,8 @@ struct Config {
 GroupPlan DrawGroup(uint64_t seed, unsigned index, unsigned num_ranks);
 Config Draw(uint64_t seed, unsigned index, unsigned num_ranks);
 std::string Describe(const Config& config);
+
+// Runs operations in a random order on the handles, and compares all outputs with the reference. Returns what ran.
+std::string PlayAll(const EpEnv& env, ncclEpGroup_t group, const Config& config);
 
 }  // namespace test_random

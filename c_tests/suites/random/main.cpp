@@ -12,8 +12,7 @@
 
 #include "harness/options.hpp"
 #include "reference/mapped.h"
-#include "suites/random/chooser.h"
-#include "suites/random/play.h"
+#include "suites/random/config.h"
 
 namespace test_random {
 
@@ -49,8 +48,8 @@ bool RunOne(const EpEnv& env, ncclEpGroup_t group, const Config& config) {
     const uint64_t failed_before = ep_failed();
     const std::string history = PlayAll(env, group, config);
     if (ep_failed() == failed_before) return true;
-    const std::string text = "[rank " + std::to_string(env.rank) + " of " +
-                             std::to_string(env.size) + "] differs: " + Describe(config) + "\n" + history + "\n";
+    const std::string text = "[rank " + std::to_string(env.rank) + " of " + std::to_string(env.size) +
+                             "] differs: " + Describe(config) + "\n" + history + "\n";
     std::fputs(text.c_str(), stderr);
     return false;
 }
@@ -63,9 +62,9 @@ unsigned RunGroup(const EpEnv& env, const Options& options, unsigned first, unsi
         ep_skip_high_throughput();
         return 0;
     }
-    ncclEpGroup_t group = ep_group_create(
-        &env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
-        plan.num_experts, plan.max_tokens, plan.row_bytes);
+    ncclEpGroup_t group =
+        ep_group_create(&env, plan.low_latency ? NCCL_EP_ALGO_LOW_LATENCY : NCCL_EP_ALGO_HIGH_THROUGHPUT,
+                        plan.num_experts, plan.max_tokens, plan.row_bytes);
     if (!plan.low_latency) ref_mapped_open(&env, group, options.seed + first);
     Chooser chooser(env, ep_mix(options.seed, first, 5));
     if (options.choices) EP_CHECK_NCCL(ncclEpSetSelector(group, Chooser::Select, &chooser));

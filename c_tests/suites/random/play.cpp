@@ -1,14 +1,73 @@
 // Random operations on one to three handles of either mode, checked as late as the outputs allow: low-latency ones
 // blocking and staged, repeated, with ids that change in between; high-throughput ones forward, cached and backward,
 // with and without optional tensors.
-#include "suites/random/play.h"
+#include <unistd.h>
 
-#include <vector>
+#include <functional>
 
-#include "suites/random/chooser.h"
+#include "harness/graphs.h"
+#include "suites/random/config.h"
 
 namespace test_random {
 namespace {
+
+// Chooses the next step. `Shared` choices are equal on all ranks; delays are each rank's own.
+class Course {
+   public:
+    Course(const EpEnv& env, const Config& config)
+        : env_(env),
+          delays_(config.delays),
+          graphs_(config.graphs),
+          shared_(ep_mix(config.seed, config.index, 3)),
+          own_(ep_mix(config.seed, config.index, 4 + static_cast<uint64_t>(env.rank))) {}
+
+    unsigned Shared(unsigned bound) { return static_cast<unsigned>(ep_random_below(&shared_, bound)); }
+    bool OneIn(unsigned n) { return Shared(n) == 0; }
+    uint64_t SharedSeed() { return ep_random(&shared_); }
+
+    void MaybeDelay() {
+        constexpr unsigned kOneIn = 4;
+        constexpr unsigned kMostMicroseconds = 400;
+        if (!delays_ || ep_random_below(&own_, kOneIn) != 0) return;
+        usleep(static_cast<useconds_t>(ep_random_below(&own_, kMostMicroseconds)));
+    }
+
+    // Calls `enqueue`, which gives work to the stream of the environment; or captures it, and launches the graph once
+    // or twice.
+    void Enqueue(const std::function<void()>& enqueue) {
+        if (!graphs_ || !ep_begin_capture(env_.stream)) return enqueue();
+        enqueue();
+        const cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env_.stream));
+        const unsigned launches = 1 + Shared(2);
+        Note("in a graph, launches:", launches);
+        for (unsigned i = 0; i < launches; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, env_.stream));
+        EP_CHECK_CUDA(cudaGraphExecDestroy(graph));
+    }
+
+    // A format for the dispatches to come, where another one is due.
+    bool NewFormat(const Config& config, size_t handle, RefFormat* format) {
+        if (!OneIn(2)) return false;
+        *format = ref_format_draw(SharedSeed(), config.group.row_bytes);
+        char name[256];
+        ref_format_name(format, name, sizeof(name));
+        Note(name, handle);
+        return true;
+    }
+
+    // Adds to the history that is printed when something differs.
+    void Note(const char* what, size_t handle) {
+        history_ += (history_.empty() ? "  done: " : ", ") + std::string(what) + " " + std::to_string(handle);
+    }
+    const std::string& history() const { return history_; }
+
+   private:
+    const EpEnv& env_;
+    bool delays_;
+    bool graphs_;
+    uint64_t shared_;
+    uint64_t own_;
+    std::string history_;
+};
 
 struct Handle {
     RefRun run{};
@@ -26,8 +85,8 @@ class Play {
         const bool ht = !config.group.low_latency;
         for (size_t i = 0; i < handles_.size(); ++i) {
             const HandlePlan& plan = config.handles[i];
-            const RefShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k,
-                                    plan.datatype, plan.hidden};
+            const RefShape shape = {config.group.num_experts, config.group.max_tokens, plan.top_k, plan.datatype,
+                                    plan.hidden};
             RefRun* run = &handles_[i].run;
             course_.MaybeDelay();
             *run = ref_run_open_with(&env, group, &shape, plan.style, plan.uneven,

@@ -27,47 +27,42 @@ EP_TEST(handle_destroyed_while_pending) {
 }
 
 // One rank abandons what the others complete. They receive everything, as that rank had sent its part.
-EP_TEST(handle_destroyed_on_one_rank) {
+STAGED_TEST(handle_destroyed_on_one_rank) {
     enum { kRounds = 12 };
-    Setup setup = set_up(env);
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool combine = i % 3 == 2;
-        RefRun run = open_run(env, setup.group);
+        RefRun run = open_run(env, setup->group);
         if (combine) ref_dispatch(&run);
         combine ? send_combine(&run) : send_dispatch(&run);
         if (env->rank == (int)(i % (unsigned)env->size)) {
             EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
             ep_sync(env);
         } else {
-            combine ? complete_combine(&run, setup.other) : complete_dispatch(&run, setup.other);
+            combine ? complete_combine(&run, setup->other) : complete_dispatch(&run, setup->other);
         }
         ref_run_close(&run);
-        for (unsigned r = 0; r < i % 4; ++r) ref_dispatch(&setup.runs[r]);
+        for (unsigned r = 0; r < i % 4; ++r) ref_dispatch(&setup->runs[r]);
     }
-    tear_down(&setup);
 }
 
 // Each rank may complete or abandon operations in its own order.
-EP_TEST(ended_in_another_order) {
+STAGED_TEST(ended_in_another_order) {
     enum { kRounds = 8 };
-    Setup setup = set_up(env);
-    RefRun* first = &setup.runs[0];
-    RefRun* second = &setup.runs[1];
+    RefRun* first = &setup->runs[0];
+    RefRun* second = &setup->runs[1];
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool swaps = env->rank == (int)(i % (unsigned)env->size);
         send_dispatch(first);
         send_dispatch(second);
         complete_dispatch(swaps ? second : first, env->stream);
-        complete_dispatch(swaps ? first : second, setup.other);
-        RefRun given_up = open_run(env, setup.group);
+        complete_dispatch(swaps ? first : second, setup->other);
+        REF_SCOPED RefRun given_up = open_run(env, setup->group);
         send_dispatch(&given_up);
         if (!swaps) send_dispatch(first);
         EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));
         if (swaps) send_dispatch(first);
         complete_dispatch(first, env->stream);
-        ref_run_close(&given_up);
     }
-    tear_down(&setup);
 }
 
 // One operation may stay in flight while others start and end.

@@ -119,10 +119,9 @@ STAGED_TEST(overlapping_micro_batches) {
 }
 
 // Two staged operations stay pending while other handles run many blocking ones.
-EP_TEST(blocking_operations_meanwhile) {
+STAGED_TEST(blocking_operations_meanwhile) {
     enum { kPairs = 20 };
-    Setup setup = set_up(env);
-    RefRun* runs = setup.runs;
+    RefRun* runs = setup->runs;
     for (unsigned i = 0; i < 3; ++i) {
         const bool combine_pending = i == 1;
         if (combine_pending) ref_dispatch(&runs[0]);
@@ -136,7 +135,6 @@ EP_TEST(blocking_operations_meanwhile) {
         for (unsigned pair = 0; pair < kPairs; ++pair) ref_dispatch(&runs[1 + pair % 3]);
         combine_pending ? complete_combine(&runs[0], env->stream) : complete_dispatch(&runs[0], env->stream);
     }
-    tear_down(&setup);
 }
 
 STAGED_TEST(inputs_overwritten_after_sending) {
@@ -187,11 +185,10 @@ STAGED_TEST(second_on_a_handle_is_refused) {
 }
 
 // One rank after the other is late, in sending or in receiving.
-EP_TEST(late_ranks) {
+STAGED_TEST(late_ranks) {
     enum { kRounds = 24, kLateMicroseconds = 3000 };
-    Setup setup = set_up(env);
-    RefRun* a = &setup.runs[0];
-    RefRun* b = &setup.runs[1];
+    RefRun* a = &setup->runs[0];
+    RefRun* b = &setup->runs[1];
     uint64_t own = 77 + (uint64_t)env->rank;
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool late = env->rank == (int)(i % (unsigned)env->size);
@@ -200,12 +197,11 @@ EP_TEST(late_ranks) {
         usleep((useconds_t)ep_random_below(&own, 500));
         ref_dispatch(b);
         if (late) usleep(kLateMicroseconds);
-        complete_dispatch(a, setup.other);
+        complete_dispatch(a, setup->other);
         send_combine(b);
         usleep((useconds_t)ep_random_below(&own, 500));
         ref_combine(a);
         if (!late) usleep(kLateMicroseconds / 10);
         complete_combine(b, env->stream);
     }
-    tear_down(&setup);
 }

@@ -1,8 +1,6 @@
 #include "suites/staged/staged.h"
 
-static RefShape small_shape(const EpEnv* env) {
-    return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
-}
+static RefShape small_shape(const EpEnv* env) { return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40}; }
 
 RefRun open_run(const EpEnv* env, ncclEpGroup_t group) {
     static unsigned opened;

@@ -1,12 +1,10 @@
-// See losses.h.
+// Ranks that are lost; see transport.h.
 #define _GNU_SOURCE  // usleep
-#include "suites/transport/losses.h"
+#include "suites/transport/transport.h"
 
 #include <signal.h>
 #include <unistd.h>
 
-#include "forked/survivors.h"
-#include "suites/transport/stages.h"
 
 enum { kPollUs = 500 };
 

@@ -11,10 +11,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "forked/survivors.h"
-#include "suites/transport/losses.h"
-#include "suites/transport/stages.h"
-#include "suites/transport/way.h"
+#include "suites/transport/transport.h"
 
 enum { kDefaultTimeoutMs = 1000, kDefaultRanks = 4, kSlackMs = 1000, kPollUs = 500, kRounds = 5 };
 
@@ -121,47 +118,30 @@ static void lose_in_the_creation(SharedState* shared, int num_ranks, pid_t victi
     atomic_store(&shared->lost, seconds_now());
 }
 
-static void kill_in_the_creation(SharedState* shared, int num_ranks, pid_t victim) {
-    lose_in_the_creation(shared, num_ranks, victim, SIGKILL);
-}
-
-static void stop_in_the_creation(SharedState* shared, int num_ranks, pid_t victim) {
-    lose_in_the_creation(shared, num_ranks, victim, SIGSTOP);
-}
-
-DISTURBED_CASE(a_rank_is_killed_in_the_creation, kVictimDies, kill_in_the_creation) {
-    a_rank_is_lost_in_the_creation(self);
-}
-
-DISTURBED_CASE(a_rank_stops_in_the_creation, kVictimStops, stop_in_the_creation) {
-    a_rank_is_lost_in_the_creation(self);
-}
+// A case in which the parent sends this signal.
+#define CASE_IN_THE_CREATION(name, end, by)                                           \
+    static void send_##by(SharedState* shared, int num_ranks, pid_t victim) {         \
+        lose_in_the_creation(shared, num_ranks, victim, by);                          \
+    }                                                                                 \
+    DISTURBED_CASE(name, end, send_##by) { a_rank_is_lost_in_the_creation(self); }
+CASE_IN_THE_CREATION(a_rank_is_killed_in_the_creation, kVictimDies, SIGKILL)
+CASE_IN_THE_CREATION(a_rank_stops_in_the_creation, kVictimStops, SIGSTOP)
 
 // How the ranks of a case are dealt over nodes.
-typedef struct {
-    const char* name;
-    int (*node_of)(int rank, int ranks);
-} Split;
-
-static int halves(int rank, int ranks) { return rank < (ranks + 1) / 2 ? 0 : 1; }
-static int interleaved(int rank, int ranks) { return ranks > 1 ? rank % 2 : 0; }
-static int apart(int rank, int ranks) { return ranks > 1 ? rank : 0; }
-static int one_alone(int rank, int ranks) { return rank == ranks - 1 ? 1 : 0; }
-static int one_first(int rank, int ranks) { return ranks > 1 && rank > 0 ? 1 : 0; }
-
-static const Split kSplits[] = {{"halves", halves},
-                                {"interleaved", interleaved},
-                                {"apart", apart},
-                                {"one_alone", one_alone},
-                                {"one_first", one_first}};
+static const char* const kSplits[] = {"halves", "interleaved", "apart", "one_alone", "one_first"};
 enum { kNumSplits = COUNT(kSplits) };
+
+static int node_of(unsigned split, int rank, int ranks) {
+    const int nodes[kNumSplits] = {rank >= (ranks + 1) / 2, rank % 2, rank, rank == ranks - 1, rank > 0};
+    return nodes[split];
+}
 
 static void run_in_splits(const DeathCase* test, DeathSetting setting, unsigned losses) {
     const unsigned times = strstr(test->name, "_in_the_creation") != NULL ? losses : 1;
     char nodes[kNumSplits][kMaxRanks + 1] = {{0}};
     for (unsigned i = 0; i < kNumSplits; ++i) {
         for (int rank = 0; rank < setting.num_ranks; ++rank) {
-            nodes[i][rank] = (char)('A' + kSplits[i].node_of(rank, setting.num_ranks));
+            nodes[i][rank] = (char)('A' + node_of(i, rank, setting.num_ranks));
         }
         // Few ranks are dealt alike in several splits.
         unsigned first = 0;
@@ -171,7 +151,7 @@ static void run_in_splits(const DeathCase* test, DeathSetting setting, unsigned 
         const uint64_t failed_before = ep_failed();
         for (unsigned time = 0; time < times; ++time) run_death_case(test, setting);
         char name[64];
-        snprintf(name, sizeof(name), "%-36s %s", test->name, kSplits[i].name);
+        snprintf(name, sizeof(name), "%-36s %s", test->name, kSplits[i]);
         print_outcome(name, failed_before);
     }
 }

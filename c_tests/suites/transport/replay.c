@@ -1,8 +1,6 @@
 // Operations in a graph: they arrive in every replay, and have the deadline in every replay.
-#include "forked/survivors.h"
 #include "harness/graphs.h"
-#include "suites/transport/losses.h"
-#include "suites/transport/stages.h"
+#include "suites/transport/transport.h"
 
 // Replays behind each other outlast the deadline, and each of them is short.
 enum { kBatches = 100, kReplaysPerBatch = 50, kChecked = 3 };

@@ -1,7 +1,6 @@
-// See way.h.
-#include "suites/transport/way.h"
-
+// A rank's end of a transport; see transport.h.
 #include "reference/buffer.h"
+#include "suites/transport/transport.h"
 
 bool is_member(const size_t* ranks, size_t count, int rank) {
     for (size_t i = 0; i < count; ++i) {
@@ -112,4 +111,35 @@ void exchange_rounds(Way* way, unsigned rounds, cudaStream_t stream) {
         for (unsigned op = first; op < first + way->sizes->ops; ++op) check_received(way, op);
     }
     EP_CHECK_EQ_I64(epProbeRailHealth(way->rail), 0);
+}
+
+// ---- Stages
+
+enum { kMostStages = 64 };
+
+// Of this process, which runs one case.
+static struct {
+    const char* name;
+    double time;
+} g_stages[kMostStages];
+static unsigned g_num_stages = 0;
+
+void stage(const char* name) {
+    if (g_num_stages == kMostStages) return;
+    g_stages[g_num_stages].name = name;
+    g_stages[g_num_stages++].time = seconds_now();
+}
+
+void print_stages(const DeathRank* self, double since) {
+    fprintf(stderr, "rank %d: seconds since the wait began, of %u ms:\n", self->env.rank, self->timeout_ms);
+    for (unsigned i = 0; i < g_num_stages; ++i) {
+        fprintf(stderr, "  %+9.3f %s\n", g_stages[i].time - since, g_stages[i].name);
+    }
+    fprintf(stderr, "  %+9.3f now; last error: %s\n", seconds_now() - since, epProbeText());
+}
+
+void check_stage_in_time(const DeathRank* self, double since) {
+    const uint64_t failed_before = ep_failed();
+    check_in_time(self, since);
+    if (ep_failed() != failed_before) print_stages(self, since);
 }

@@ -1,5 +1,4 @@
 //! What every CUDA entry point does around its body.
-#![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -20,14 +19,7 @@ pub(crate) fn boundary(body: impl FnOnce() -> Result<(), CudaError>) -> cudaErro
 }
 
 /// Writes a result through a caller's pointer; NULL is an invalid value.
-///
-/// # Safety
-/// `out` is null or valid for a write of `T`.
-pub(crate) unsafe fn store<T>(out: *mut T, value: T) -> Result<(), CudaError> {
-    if out.is_null() {
-        return Err(CudaError::InvalidValue);
-    }
-    // SAFETY: not null, and then valid for a write by this function's contract.
-    unsafe { out.write(value) };
+pub(crate) fn store<T>(out: Option<&mut T>, value: T) -> Result<(), CudaError> {
+    *out.ok_or(CudaError::InvalidValue)? = value;
     Ok(())
 }

@@ -29,23 +29,20 @@ pub extern "C" fn ncclEpHostsimAllowGraphs() {
     recording::allow();
 }
 
-/// Whether a stream is being captured.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: *mut c_int) -> cudaError_t {
-    // SAFETY: passed on under this function's contract; the number is not asked for.
-    boundary(|| unsafe { tell_capture(stream, status, ptr::null_mut()) })
+pub extern "C" fn cudaStreamIsCapturing(stream: cudaStream_t, status: Option<&mut c_int>) -> cudaError_t {
+    boundary(|| tell_capture(stream, status, None))
 }
 
 /// Whether a stream is being captured, and the capture's number if it is. What else CUDA's function
 /// tells, nobody asks for.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpHostsimCapture(
+pub extern "C" fn ncclEpHostsimCapture(
     stream: cudaStream_t,
-    status: *mut c_int,
-    number: *mut c_ulonglong,
+    status: Option<&mut c_int>,
+    number: Option<&mut c_ulonglong>,
 ) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { tell_capture(stream, status, number) })
+    boundary(|| tell_capture(stream, status, number))
 }
 
 /// For a question that a captured stream must not be asked: an error then, and the capture is invalid.
@@ -78,7 +75,6 @@ pub unsafe extern "C" fn ncclEpHostsimGiveToCapture(
     })
 }
 
-/// Begins to capture a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> cudaError_t {
     boundary(|| {
@@ -91,50 +87,42 @@ pub extern "C" fn cudaStreamBeginCapture(stream: cudaStream_t, mode: c_int) -> c
 
 /// Ends the capture that began at a stream; the graph becomes NULL if it is invalid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: *mut cudaGraph_t) -> cudaError_t {
+pub extern "C" fn cudaStreamEndCapture(stream: cudaStream_t, graph: Option<&mut cudaGraph_t>) -> cudaError_t {
     boundary(|| {
-        // SAFETY: passed on under this function's contract, here and below.
-        unsafe { store(graph, ptr::null_mut()) }?;
+        let graph = graph.ok_or(CudaError::InvalidValue)?;
+        *graph = ptr::null_mut();
         if !recording::is_allowed() {
             return Err(CudaError::NotSupported);
         }
-        let handle = GRAPHS.insert(Arc::new(recording::end(&resolve(stream)?)?)) as cudaGraph_t;
-        // SAFETY: as above.
-        unsafe { store(graph, handle) }
+        *graph = GRAPHS.insert(Arc::new(recording::end(&resolve(stream)?)?)) as cudaGraph_t;
+        Ok(())
     })
 }
 
 /// Sets how the calling thread minds captures, and gives how it did before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -> cudaError_t {
+pub extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) -> cudaError_t {
     boundary(|| {
-        if mode.is_null() {
-            return Err(CudaError::InvalidValue);
-        }
-        // SAFETY: not null, and then valid by this function's contract.
-        let wanted = Mode::from_number(unsafe { *mode })?;
-        // SAFETY: as above.
-        unsafe { store(mode, recording::exchange_mode(wanted) as c_int) }
+        let mode = mode.ok_or(CudaError::InvalidValue)?;
+        *mode = recording::exchange_mode(Mode::from_number(*mode)?) as c_int;
+        Ok(())
     })
 }
 
-/// Makes a graph that can be launched.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaGraphInstantiate(
-    executable: *mut cudaGraphExec_t,
+pub extern "C" fn cudaGraphInstantiate(
+    executable: Option<&mut cudaGraphExec_t>,
     graph: cudaGraph_t,
     _flags: c_ulonglong,
 ) -> cudaError_t {
     boundary(|| {
-        // SAFETY: passed on under this function's contract, here and below.
-        unsafe { store(executable, ptr::null_mut()) }?;
-        let handle = EXECUTABLES.insert(Arc::new(Executable::new(find(&GRAPHS, graph)?)?)) as cudaGraphExec_t;
-        // SAFETY: as above.
-        unsafe { store(executable, handle) }
+        let executable = executable.ok_or(CudaError::InvalidValue)?;
+        *executable = ptr::null_mut();
+        *executable = EXECUTABLES.insert(Arc::new(Executable::new(find(&GRAPHS, graph)?)?)) as cudaGraphExec_t;
+        Ok(())
     })
 }
 
-/// Runs a graph in stream order.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGraphLaunch(executable: cudaGraphExec_t, stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
@@ -169,9 +157,11 @@ fn unknown() -> CudaError {
     if recording::is_allowed() { CudaError::InvalidValue } else { CudaError::NotSupported }
 }
 
-/// # Safety
-/// Both pointers are null or valid for a write.
-unsafe fn tell_capture(stream: cudaStream_t, status: *mut c_int, number: *mut c_ulonglong) -> Result<(), CudaError> {
+fn tell_capture(
+    stream: cudaStream_t,
+    status: Option<&mut c_int>,
+    number: Option<&mut c_ulonglong>,
+) -> Result<(), CudaError> {
     // By the numbers of `cudaStreamCaptureStatus`.
     const NONE: c_int = 0;
     const ACTIVE: c_int = 1;
@@ -187,12 +177,8 @@ unsafe fn tell_capture(stream: cudaStream_t, status: *mut c_int, number: *mut c_
         Some((_, true)) => ACTIVE,
         Some((_, false)) => INVALIDATED,
     };
-    if let Some((known, _)) = capture
-        && !number.is_null()
-    {
-        // SAFETY: not null, and then valid by this function's contract.
-        unsafe { number.write(known) };
+    if let (Some((known, _)), Some(number)) = (capture, number) {
+        *number = known;
     }
-    // SAFETY: passed on under this function's contract.
-    unsafe { store(status, answer) }
+    store(status, answer)
 }

@@ -138,7 +138,6 @@ pub extern "C" fn cudaMemset(to: *mut c_void, value: c_int, len: usize) -> cudaE
     })
 }
 
-/// Fills with a byte in stream order.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemsetAsync(to: *mut c_void, value: c_int, len: usize, stream: cudaStream_t) -> cudaError_t {
     boundary(|| fill(&resolve(stream)?, to as usize, value, len).map(|_| ()))

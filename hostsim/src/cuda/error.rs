@@ -75,14 +75,12 @@ pub(crate) fn record(result: Result<(), CudaError>) -> cudaError_t {
     }
 }
 
-/// The last failure in the calling thread, which is forgotten by this call.
 // SAFETY (this and every other export): the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> cudaError_t {
     LAST.replace(CUDA_SUCCESS)
 }
 
-/// The last failure in the calling thread, which stays remembered.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
     LAST.get()
@@ -96,13 +94,11 @@ pub extern "C" fn ncclEpHostsimForgetFailure() {
     LAST.set(BEFORE.get());
 }
 
-/// The enumerator name of an error number.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorName(error: cudaError_t) -> *const c_char {
     static_text(describe(error).0)
 }
 
-/// A short text for an error number.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorString(error: cudaError_t) -> *const c_char {
     static_text(describe(error).1)

@@ -61,21 +61,16 @@ pub(crate) fn forget(index: usize) {
     EVENTS.remove_if(|event| event.device == index);
 }
 
-/// Creates an event that records time.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaEventCreate(event: *mut cudaEvent_t) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { create_into(event, 0) })
+pub extern "C" fn cudaEventCreate(event: Option<&mut cudaEvent_t>) -> cudaError_t {
+    boundary(|| create_into(event, 0))
 }
 
-/// Creates an event.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut cudaEvent_t, flags: c_uint) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { create_into(event, flags) })
+pub extern "C" fn cudaEventCreateWithFlags(event: Option<&mut cudaEvent_t>, flags: c_uint) -> cudaError_t {
+    boundary(|| create_into(event, flags))
 }
 
-/// Puts the event's mark at the end of a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
@@ -97,7 +92,6 @@ pub extern "C" fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> c
     })
 }
 
-/// Makes later work of a stream wait for the latest record of an event.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamWaitEvent(stream: cudaStream_t, event: cudaEvent_t, flags: c_uint) -> cudaError_t {
     boundary(|| {
@@ -129,7 +123,6 @@ pub extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t {
     })
 }
 
-/// Whether the event's latest record was passed: `cudaSuccess` or `cudaErrorNotReady`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaEventQuery(event: cudaEvent_t) -> cudaError_t {
     boundary(|| {
@@ -141,10 +134,9 @@ pub extern "C" fn cudaEventQuery(event: cudaEvent_t) -> cudaError_t {
     })
 }
 
-/// Milliseconds between two passed records.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaEventElapsedTime(
-    milliseconds: *mut f32,
+pub extern "C" fn cudaEventElapsedTime(
+    milliseconds: Option<&mut f32>,
     start: cudaEvent_t,
     end: cudaEvent_t,
 ) -> cudaError_t {
@@ -155,8 +147,7 @@ pub unsafe extern "C" fn cudaEventElapsedTime(
             Some(forward) => forward.as_secs_f64(),
             None => -start.duration_since(end).as_secs_f64(),
         };
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(milliseconds, (elapsed * 1e3) as f32) }
+        store(milliseconds, (elapsed * 1e3) as f32)
     })
 }
 
@@ -177,17 +168,13 @@ fn passed(event: cudaEvent_t) -> Result<Instant, CudaError> {
 }
 
 /// Creates an event on the current device and stores its handle.
-///
-/// # Safety
-/// `out` is null or valid for a write.
-unsafe fn create_into(out: *mut cudaEvent_t, flags: c_uint) -> Result<(), CudaError> {
-    if out.is_null() || flags & !KNOWN_FLAGS != 0 {
+fn create_into(out: Option<&mut cudaEvent_t>, flags: c_uint) -> Result<(), CudaError> {
+    if out.is_none() || flags & !KNOWN_FLAGS != 0 {
         return Err(CudaError::InvalidValue);
     }
     let timed = flags & DISABLE_TIMING == 0;
     let index = device::current_index();
     device::device(index)?.take_turn();
     let event = Event { device: index, timed, latest: Mutex::new(None) };
-    // SAFETY: passed on under this function's contract.
-    unsafe { store(out, EVENTS.insert(Arc::new(event)) as cudaEvent_t) }
+    store(out, EVENTS.insert(Arc::new(event)) as cudaEvent_t)
 }

@@ -15,9 +15,8 @@ const KNOWN_FLAGS: c_uint = 0x7;
 
 /// Allocates device memory: poisoned, 256-byte aligned, guarded. Zero bytes give NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaMalloc(out: *mut *mut c_void, size: usize) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { allocate_into(out, size, Memory::Device) })
+pub extern "C" fn cudaMalloc(out: Option<&mut *mut c_void>, size: usize) -> cudaError_t {
+    boundary(|| allocate_into(out, size, Memory::Device))
 }
 
 /// Waits for the device, then frees device memory. NULL is accepted.
@@ -57,13 +56,12 @@ fn release(owner: usize, address: usize) -> Result<(), CudaError> {
 /// Allocates pinned host memory, which is also valid as device memory. The flags change nothing here,
 /// because all memory is mapped and portable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaHostAlloc(out: *mut *mut c_void, size: usize, flags: c_uint) -> cudaError_t {
+pub extern "C" fn cudaHostAlloc(out: Option<&mut *mut c_void>, size: usize, flags: c_uint) -> cudaError_t {
     boundary(|| {
         if flags & !KNOWN_FLAGS != 0 {
             return Err(CudaError::InvalidValue);
         }
-        // SAFETY: passed on under this function's contract.
-        unsafe { allocate_into(out, size, Memory::Pinned) }
+        allocate_into(out, size, Memory::Pinned)
     })
 }
 
@@ -114,14 +112,13 @@ pub extern "C" fn cudaHostUnregister(pointer: *mut c_void) -> cudaError_t {
 
 /// The device's view of pinned host memory: the same address.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaHostGetDevicePointer(
-    out: *mut *mut c_void,
+pub extern "C" fn cudaHostGetDevicePointer(
+    out: Option<&mut *mut c_void>,
     host: *mut c_void,
     flags: c_uint,
 ) -> cudaError_t {
     boundary(|| match heap::classify(host as usize, 1) {
-        // SAFETY: passed on under this function's contract.
-        Range::Inside(Memory::Pinned(_)) if flags == 0 => unsafe { store(out, host) },
+        Range::Inside(Memory::Pinned(_)) if flags == 0 => store(out, host),
         _ => Err(CudaError::InvalidValue),
     })
 }
@@ -143,10 +140,10 @@ pub struct SharedBlock {
 /// The allocation of device memory that has an address. If it is to be shared, the pages move into a memory file in place:
 /// nobody may write there meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclEpHostsimBlock(
+pub extern "C" fn ncclEpHostsimBlock(
     pointer: *const c_void,
     shares: c_int,
-    out: *mut SharedBlock,
+    out: Option<&mut SharedBlock>,
 ) -> cudaError_t {
     boundary(|| {
         let (begin, bytes) = heap::block_of(pointer as usize).ok_or(CudaError::InvalidValue)?;
@@ -155,33 +152,27 @@ pub unsafe extern "C" fn ncclEpHostsimBlock(
             let share = heap::share(begin).ok_or(CudaError::MemoryAllocation)?;
             (block.file, block.file_bytes, block.offset) = (share.file, share.length, share.offset);
         }
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(out, block) }
+        store(out, block)
     })
 }
 
 /// Memory that the current device has left, and in total: the machine's, less what this process has allocated there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> cudaError_t {
+pub extern "C" fn cudaMemGetInfo(free: Option<&mut usize>, total: Option<&mut usize>) -> cudaError_t {
     boundary(|| {
         let (available, all) = heap::device_info(device::current_index());
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(free, available).and(store(total, all)) }
+        store(free, available).and(store(total, all))
     })
 }
 
 /// Allocates on the current device and stores the address.
-///
-/// # Safety
-/// `out` is null or valid for a write.
-unsafe fn allocate_into(out: *mut *mut c_void, size: usize, memory: fn(usize) -> Memory) -> Result<(), CudaError> {
-    if out.is_null() {
+fn allocate_into(out: Option<&mut *mut c_void>, size: usize, memory: fn(usize) -> Memory) -> Result<(), CudaError> {
+    if out.is_none() {
         return Err(CudaError::InvalidValue);
     }
     recording::refuse_unsafe_call()?;
     let index = device::current_index();
     device::device(index)?.take_turn();
     let address = heap::allocate(size, memory(index))?;
-    // SAFETY: passed on under this function's contract.
-    unsafe { store(out, address as *mut c_void) }
+    store(out, address as *mut c_void)
 }

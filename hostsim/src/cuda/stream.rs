@@ -42,18 +42,14 @@ pub(crate) fn forget(index: usize) {
     STREAMS.remove_if(|stream| stream.device == index);
 }
 
-/// Creates a stream that is ordered with the legacy default stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamCreate(stream: *mut cudaStream_t) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { create_into(stream, 0) })
+pub extern "C" fn cudaStreamCreate(stream: Option<&mut cudaStream_t>) -> cudaError_t {
+    boundary(|| create_into(stream, 0))
 }
 
-/// Creates a stream; `cudaStreamNonBlocking` exempts it from order with the legacy stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut cudaStream_t, flags: c_uint) -> cudaError_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { create_into(stream, flags) })
+pub extern "C" fn cudaStreamCreateWithFlags(stream: Option<&mut cudaStream_t>, flags: c_uint) -> cudaError_t {
+    boundary(|| create_into(stream, flags))
 }
 
 /// Ends a stream handle; work already submitted still runs.
@@ -67,7 +63,6 @@ pub extern "C" fn cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t {
     })
 }
 
-/// Waits for all work submitted to a stream and reports its failure, if any.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
@@ -81,7 +76,6 @@ pub extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
     })
 }
 
-/// Waits for all work on the current device.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceSynchronize() -> cudaError_t {
     boundary(|| {
@@ -102,7 +96,6 @@ pub extern "C" fn ncclEpHostsimWaitForDevice(minds_captures: c_int) -> cudaError
     })
 }
 
-/// Whether a stream is idle: `cudaSuccess` or `cudaErrorNotReady`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
     boundary(|| {
@@ -143,17 +136,13 @@ fn refuse_in_capture(stream: &Arc<Stream>) -> Result<(), CudaError> {
 }
 
 /// Creates a stream on the current device and stores its handle.
-///
-/// # Safety
-/// `out` is null or valid for a write.
-unsafe fn create_into(out: *mut cudaStream_t, flags: c_uint) -> Result<(), CudaError> {
-    if out.is_null() || flags & !NON_BLOCKING != 0 {
+fn create_into(out: Option<&mut cudaStream_t>, flags: c_uint) -> Result<(), CudaError> {
+    if out.is_none() || flags & !NON_BLOCKING != 0 {
         return Err(CudaError::InvalidValue);
     }
     let kind = if flags & NON_BLOCKING != 0 { Kind::NonBlocking } else { Kind::Blocking };
     let device = device::current()?;
     device.take_turn();
     let handle = STREAMS.insert(device.create_stream(kind)?);
-    // SAFETY: passed on under this function's contract.
-    unsafe { store(out, handle as cudaStream_t) }
+    store(out, handle as cudaStream_t)
 }

@@ -23,15 +23,12 @@ const NCCL_VERSION: c_int = 22809;
 /// `ncclSum`, the only reduction that programs use.
 const SUM: c_int = 0;
 
-/// The version of NCCL that the stand-ins present.
 // SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(version, NCCL_VERSION) })
+pub extern "C" fn ncclGetVersion(version: Option<&mut c_int>) -> ncclResult_t {
+    boundary(|| store(version, NCCL_VERSION))
 }
 
-/// A short text for a result code.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
     let text = match result {
@@ -58,19 +55,15 @@ pub extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
     }
 }
 
-/// Makes an id for one new communicator.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
+pub extern "C" fn ncclGetUniqueId(id: Option<&mut ncclUniqueId>) -> ncclResult_t {
     boundary(|| {
-        if id.is_null() {
-            return Err(Failure::argument("uniqueId is NULL"));
-        }
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(id, Rendezvous::create()?.encode()) }
+        let id = id.ok_or_else(|| Failure::argument("uniqueId is NULL"))?;
+        *id = Rendezvous::create()?.encode();
+        Ok(())
     })
 }
 
-/// Opens a group; groups nest, and the outermost counts.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     boundary(|| {
@@ -79,15 +72,13 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     })
 }
 
-/// Closes a group; the end of the outermost one performs its calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     boundary(group::end)
 }
 
-/// Every rank receives what every rank sends, in rank order.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllGather(
+pub extern "C" fn ncclAllGather(
     send: *const c_void,
     recv: *mut c_void,
     count: usize,
@@ -103,9 +94,8 @@ pub unsafe extern "C" fn ncclAllGather(
     })
 }
 
-/// Every rank receives the sum over all ranks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllReduce(
+pub extern "C" fn ncclAllReduce(
     send: *const c_void,
     recv: *mut c_void,
     count: usize,
@@ -125,9 +115,8 @@ pub unsafe extern "C" fn ncclAllReduce(
     })
 }
 
-/// Every rank receives what the root sends.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclBroadcast(
+pub extern "C" fn ncclBroadcast(
     send: *const c_void,
     recv: *mut c_void,
     count: usize,
@@ -163,9 +152,8 @@ fn collect(collective: Collective, comm: ncclComm_t, stream: cudaStream_t) -> Ou
     group::run(Task::Collective(comm, stream, collective))
 }
 
-/// Sends to a peer, which must receive as much.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclSend(
+pub extern "C" fn ncclSend(
     buffer: *const c_void,
     count: usize,
     datatype: c_int,
@@ -179,9 +167,8 @@ pub unsafe extern "C" fn ncclSend(
     })
 }
 
-/// Receives from a peer, which must send as much.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclRecv(
+pub extern "C" fn ncclRecv(
     buffer: *mut c_void,
     count: usize,
     datatype: c_int,

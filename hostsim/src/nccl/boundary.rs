@@ -1,5 +1,4 @@
 //! What every NCCL entry point does around its body, and checks of the arguments that several take.
-#![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,15 +26,8 @@ pub(crate) fn boundary(body: impl FnOnce() -> Outcome<()>) -> ncclResult_t {
 }
 
 /// Writes a result through a caller's pointer; NULL is an invalid argument.
-///
-/// # Safety
-/// `out` is null or valid for a write of `T`.
-pub(crate) unsafe fn store<T>(out: *mut T, value: T) -> Outcome<()> {
-    if out.is_null() {
-        return Err(Failure::argument("an output pointer is NULL"));
-    }
-    // SAFETY: not null, and then valid for a write by this function's contract.
-    unsafe { out.write(value) };
+pub(crate) fn store<T>(out: Option<&mut T>, value: T) -> Outcome<()> {
+    *out.ok_or_else(|| Failure::argument("an output pointer is NULL"))? = value;
     Ok(())
 }
 

@@ -233,15 +233,3 @@ fn pieces(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
         (offset, size.min(total - offset))
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_everything_once() {
-        assert_eq!(pieces(0, 4).collect::<Vec<_>>(), [(0, 0)]);
-        assert_eq!(pieces(4, 4).collect::<Vec<_>>(), [(0, 4)]);
-        assert_eq!(pieces(9, 4).collect::<Vec<_>>(), [(0, 4), (4, 4), (8, 1)]);
-    }
-}

@@ -60,24 +60,3 @@ impl DataType {
             .ok_or_else(|| Failure::argument(format!("count {count} is too large")))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_those_of_nccl() {
-        assert_eq!(DataType::from_c(9).ok(), Some(DataType::Bfloat16));
-        assert_eq!(DataType::from_c(11).ok(), Some(DataType::Float8e5m2));
-        for bad in [-1, 12, c_int::MAX] {
-            assert!(DataType::from_c(bad).is_err());
-        }
-    }
-
-    #[test]
-    fn sizes_do_not_overflow() {
-        assert_eq!(DataType::Float64.bytes(3).ok(), Some(24));
-        assert!(DataType::Float64.bytes(usize::MAX / 4).is_err());
-        assert!(DataType::Int8.bytes(usize::MAX).is_err());
-    }
-}

@@ -90,27 +90,3 @@ pub(crate) fn keep(text: &str) -> *const c_char {
 pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }
-
-#[cfg(test)]
-mod tests {
-    #![allow(unsafe_code)]
-
-    use super::*;
-    use std::ffi::CStr;
-
-    #[test]
-    fn the_last_failure_keeps_its_text() {
-        assert_eq!(record(Err(Failure::argument("count is odd"))), 4);
-        // SAFETY: the function returns a C string that lives until the next call.
-        let text = unsafe { CStr::from_ptr(last()) };
-        assert_eq!(text.to_str(), Ok("count is odd"));
-    }
-
-    #[test]
-    fn codes_survive_the_way_through_shared_memory() {
-        for code in [Code::SystemError, Code::InvalidUsage, Code::RemoteError] {
-            assert_eq!(Code::from_number(code as u32), Some(code));
-        }
-        assert_eq!(Code::from_number(0), None);
-    }
-}

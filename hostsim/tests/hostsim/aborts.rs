@@ -36,8 +36,7 @@ fn later<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::t
     })
 }
 
-/// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that
-/// rank 1 is in it.
+/// Rank 2 never joins the all-gather. Rank 0 aborts once it knows, by a second communicator, that rank 1 is in it.
 #[test]
 fn an_abort_ends_the_operations_of_all_ranks() {
     run(3, &[], |me| {
@@ -174,8 +173,7 @@ fn a_first_operation_that_connects_waits_in_its_call() {
             let aborting = later(move || comm.abort());
             let (send, recv) = (Buffer::filled(1, 1), Buffer::new(2));
             let (to, stream) = (recv.address, me.stream.0);
-            // SAFETY: the buffers outlive the call, which enqueues nothing.
-            let code = unsafe { ncclAllGather(send.address, to, 1, UINT8, me.comm, stream) };
+            let code = ncclAllGather(send.address, to, 1, UINT8, me.comm, stream);
             assert_eq!(code, REMOTE_ERROR);
             assert_eq!(aborting.join().expect("no panic"), SUCCESS);
         } else {

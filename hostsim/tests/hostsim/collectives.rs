@@ -36,12 +36,9 @@ fn collectives_work_over_threads_of_one_process() {
 
 fn check_collectives(me: Rank) {
     let (mut rank, mut ranks, mut device) = (-1, -1, -1);
-    // SAFETY: the pointers are valid for a write.
-    unsafe {
-        assert_eq!(ncclCommUserRank(me.comm, &raw mut rank), SUCCESS);
-        assert_eq!(ncclCommCount(me.comm, &raw mut ranks), SUCCESS);
-        assert_eq!(ncclCommCuDevice(me.comm, &raw mut device), SUCCESS);
-    }
+    assert_eq!(ncclCommUserRank(me.comm, Some(&mut rank)), SUCCESS);
+    assert_eq!(ncclCommCount(me.comm, Some(&mut ranks)), SUCCESS);
+    assert_eq!(ncclCommCuDevice(me.comm, Some(&mut device)), SUCCESS);
     assert_eq!((rank as usize, ranks as usize, device), (me.rank, me.ranks, rank));
     for count in [1, 1000, LARGE] {
         gather(&me, count);
@@ -56,9 +53,7 @@ fn check_collectives(me: Rank) {
 fn gather(me: &Rank, count: usize) {
     let send = floats(count, |i| value(me.rank, i));
     let recv = Buffer::new(4 * count * me.ranks);
-    // SAFETY: the buffers live until the synchronisation.
-    let code = unsafe { ncclAllGather(send.address, recv.address, count, FLOAT, me.comm, me.stream.0) };
-    assert_eq!(code, SUCCESS);
+    assert_eq!(ncclAllGather(send.address, recv.address, count, FLOAT, me.comm, me.stream.0), SUCCESS);
     assert_eq!(me.stream.synchronize(), SUCCESS);
     check(&recv, |i| value(i / count, i % count));
 }
@@ -68,9 +63,7 @@ fn reduce_all(me: &Rank, count: usize) {
     let (in_place, send, recv) = (own(), own(), Buffer::new(4 * count));
     let (comm, stream) = (me.comm, me.stream.0);
     for (from, to) in [(&in_place, &in_place), (&send, &recv)] {
-        // SAFETY: the buffers live until the synchronisation.
-        let code = unsafe { ncclAllReduce(from.address, to.address, count, FLOAT, SUM, comm, stream) };
-        assert_eq!(code, SUCCESS);
+        assert_eq!(ncclAllReduce(from.address, to.address, count, FLOAT, SUM, comm, stream), SUCCESS);
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
     for sums in [&in_place, &recv] {
@@ -90,9 +83,7 @@ fn broadcast(me: &Rank, count: usize) {
             true => own.address,
             false => null_mut(),
         };
-        // SAFETY: the buffers live until the synchronisation.
-        let code = unsafe { ncclBroadcast(from, to.address, count, FLOAT, root as c_int, comm, stream) };
-        assert_eq!(code, SUCCESS);
+        assert_eq!(ncclBroadcast(from, to.address, count, FLOAT, root as c_int, comm, stream), SUCCESS);
     }
     assert_eq!(me.stream.synchronize(), SUCCESS);
     for (root, buffer) in received.iter().enumerate() {
@@ -112,9 +103,7 @@ fn two_streams(me: &Rank) {
     assert_eq!(cudaDeviceSynchronize(), SUCCESS);
     for (round, (send, recv)) in sends.iter().zip(&recvs).enumerate() {
         let stream = streams[round % 2].0;
-        // SAFETY: the buffers live until the synchronisation.
-        let code = unsafe { ncclAllGather(send.address, recv.address, 500, FLOAT, me.comm, stream) };
-        assert_eq!(code, SUCCESS);
+        assert_eq!(ncclAllGather(send.address, recv.address, 500, FLOAT, me.comm, stream), SUCCESS);
     }
     for stream in &streams {
         assert_eq!(stream.synchronize(), SUCCESS);
@@ -125,9 +114,7 @@ fn two_streams(me: &Rank) {
 }
 
 fn empty(me: &Rank) {
-    // SAFETY: nothing is read or written.
-    let code = unsafe { ncclAllGather(null_mut(), null_mut(), 0, UINT8, me.comm, me.stream.0) };
-    assert_eq!(code, SUCCESS);
+    assert_eq!(ncclAllGather(null_mut(), null_mut(), 0, UINT8, me.comm, me.stream.0), SUCCESS);
     assert_eq!(me.stream.synchronize(), SUCCESS);
 }
 
@@ -143,23 +130,20 @@ fn wrong_arguments_are_refused() {
     let mut local = [0u8; 64];
     let host = local.as_mut_ptr().cast();
     let none = null_mut();
-    // SAFETY: refused calls touch no buffer.
-    unsafe {
-        assert_eq!(ncclAllGather(both, both, 65, UINT8, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllGather(host, both, 64, UINT8, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllGather(both, null_mut(), 64, UINT8, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllGather(both, both, 64, 99, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllGather(both, both, usize::MAX, FLOAT, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllReduce(both, both, 1, FLOAT, MAX, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllReduce(both, both, 1, BF16, SUM, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclSend(both, 1, FLOAT, -1, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclAllGather(both, both, 64, UINT8, me, 0x999 as _), 1, "no such stream");
-        // A refused call spoils its group, and only that.
-        assert_eq!(ncclGroupStart(), SUCCESS);
-        assert_eq!(ncclSend(both, 1, FLOAT, 7, me, none), INVALID_ARGUMENT);
-        assert_eq!(ncclGroupEnd(), INVALID_ARGUMENT);
-        assert_eq!(ncclAllGather(both, both, 64, UINT8, me, none), SUCCESS);
-    }
+    assert_eq!(ncclAllGather(both, both, 65, UINT8, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllGather(host, both, 64, UINT8, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllGather(both, null_mut(), 64, UINT8, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllGather(both, both, 64, 99, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllGather(both, both, usize::MAX, FLOAT, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllReduce(both, both, 1, FLOAT, MAX, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllReduce(both, both, 1, BF16, SUM, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclSend(both, 1, FLOAT, -1, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclAllGather(both, both, 64, UINT8, me, 0x999 as _), 1, "no such stream");
+    // A refused call spoils its group, and only that.
+    assert_eq!(ncclGroupStart(), SUCCESS);
+    assert_eq!(ncclSend(both, 1, FLOAT, 7, me, none), INVALID_ARGUMENT);
+    assert_eq!(ncclGroupEnd(), INVALID_ARGUMENT);
+    assert_eq!(ncclAllGather(both, both, 64, UINT8, me, none), SUCCESS);
     assert_eq!(ncclGroupEnd(), INVALID_USAGE);
     assert_eq!(ncclCommDestroy(me), SUCCESS);
     assert_eq!(ncclCommDestroy(me), INVALID_ARGUMENT);

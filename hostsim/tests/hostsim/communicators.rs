@@ -113,12 +113,7 @@ fn processes_hold_many_communicators() {
 fn shared_id(me: &Rank) -> ncclUniqueId {
     let id = new_id().internal.map(|byte| byte as u8);
     let (mine, all) = (Buffer::from_bytes(&id), Buffer::new(id.len() * me.ranks));
-    // SAFETY: the buffers live until the synchronisation.
-    let code = unsafe {
-        let (from, to) = (mine.address, all.address);
-        ncclAllGather(from, to, id.len(), 1, me.comm, me.stream.0)
-    };
-    assert_eq!(code, SUCCESS);
+    assert_eq!(ncclAllGather(mine.address, all.address, id.len(), UINT8, me.comm, me.stream.0), SUCCESS);
     assert_eq!(me.stream.synchronize(), SUCCESS);
     let mut shared = ncclUniqueId { internal: [0; 128] };
     for (to, from) in shared.internal.iter_mut().zip(all.bytes()) {

@@ -14,16 +14,13 @@ pub(crate) const BRIEFLY: (&str, &str) = ("NCCLEP_HOSTSIM_HANG_SECONDS", "2");
 /// An all-gather of `count` bytes per rank, not waited for.
 pub(crate) fn gather(me: &Rank, count: usize) -> (Buffer, Buffer) {
     let (send, recv) = (Buffer::filled(count, 1), Buffer::new(count * me.ranks));
-    // SAFETY: the caller keeps the buffers until the stream is done.
-    let code = unsafe { ncclAllGather(send.address, recv.address, count, UINT8, me.comm, me.stream.0) };
-    assert_eq!(code, SUCCESS);
+    assert_eq!(ncclAllGather(send.address, recv.address, count, UINT8, me.comm, me.stream.0), SUCCESS);
     (send, recv)
 }
 
 pub(crate) fn async_error(comm: ncclComm_t) -> i32 {
     let mut code = -1;
-    // SAFETY: the pointer is valid for a write.
-    let answered = unsafe { ncclCommGetAsyncError(comm, &raw mut code) };
+    let answered = ncclCommGetAsyncError(comm, Some(&mut code));
     assert_eq!(answered, SUCCESS);
     code
 }
@@ -43,8 +40,7 @@ pub(crate) fn expect_failure(me: Rank, code: i32) {
     // SAFETY: the function returns a C string.
     assert!(!unsafe { CStr::from_ptr(ncclGetLastError(me.comm)) }.is_empty());
     let buffer = Buffer::new(me.ranks);
-    // SAFETY: the call is refused.
-    let refused = unsafe { ncclAllGather(buffer.address, buffer.address, 1, UINT8, me.comm, me.stream.0) };
+    let refused = ncclAllGather(buffer.address, buffer.address, 1, UINT8, me.comm, me.stream.0);
     assert_eq!(refused, code);
     me.end();
 }

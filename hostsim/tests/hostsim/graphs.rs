@@ -12,7 +12,7 @@ use ncclep_hostsim::cuda::event::*;
 use ncclep_hostsim::cuda::stream::*;
 
 use crate::codes::*;
-use crate::kit::{Buffer, DEVICE_TO_DEVICE, Rank, Stream, processes, run};
+use crate::kit::{Buffer, DEVICE_TO_DEVICE, Rank, Stream, event, processes, run};
 
 const ILLEGAL_STATE: i32 = 401;
 const UNSUPPORTED: i32 = 900;
@@ -68,13 +68,6 @@ fn messages_in_graphs() {
     });
 }
 
-fn event() -> cudaEvent_t {
-    let mut event = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    assert_eq!(unsafe { cudaEventCreate(&raw mut event) }, SUCCESS);
-    event
-}
-
 /// Makes further work of `to` wait for the present work of `from`.
 fn follow(to: &Stream, from: &Stream) -> i32 {
     let event = event();
@@ -90,8 +83,7 @@ fn begin(stream: &Stream, mode: c_int) {
 
 fn end(stream: &Stream) -> (i32, cudaGraph_t) {
     let mut graph = 8 as cudaGraph_t;
-    // SAFETY: the pointer is valid for a write.
-    let code = unsafe { cudaStreamEndCapture(stream.0, &raw mut graph) };
+    let code = cudaStreamEndCapture(stream.0, Some(&mut graph));
     (code, graph)
 }
 
@@ -100,8 +92,7 @@ fn executable(stream: &Stream) -> cudaGraphExec_t {
     let (code, graph) = end(stream);
     assert_eq!(code, SUCCESS);
     let mut executable = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    let made = unsafe { cudaGraphInstantiate(&raw mut executable, graph, 0) };
+    let made = cudaGraphInstantiate(Some(&mut executable), graph, 0);
     assert_eq!((made, cudaGraphDestroy(graph)), (SUCCESS, SUCCESS));
     executable
 }
@@ -109,9 +100,7 @@ fn executable(stream: &Stream) -> cudaGraphExec_t {
 /// Whether the stream is captured, by CUDA's number.
 fn status(stream: &Stream) -> c_int {
     let mut status = -1;
-    // SAFETY: the pointer is valid for a write.
-    let code = unsafe { cudaStreamIsCapturing(stream.0, &raw mut status) };
-    assert_eq!(code, SUCCESS);
+    assert_eq!(cudaStreamIsCapturing(stream.0, Some(&mut status)), SUCCESS);
     status
 }
 
@@ -151,7 +140,7 @@ fn a_graph_owns_what_it_is_given() {
         let (mut status, mut number) = (0, 0);
         // SAFETY: the pointers are valid for writes; the function takes any argument.
         unsafe {
-            let asked = ncclEpHostsimCapture(stream.0, &raw mut status, &raw mut number);
+            let asked = ncclEpHostsimCapture(stream.0, Some(&mut status), Some(&mut number));
             let given = ncclEpHostsimGiveToCapture(number, Some(released), null_mut());
             assert_eq!((asked, status, given), (SUCCESS, 1, SUCCESS));
         }
@@ -236,15 +225,12 @@ fn merge(captured: &Stream, other: &Stream) -> i32 {
 
 fn allocate() -> i32 {
     let mut address = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    unsafe { ncclep_hostsim::cuda::memory::cudaMalloc(&raw mut address, 64) }
+    ncclep_hostsim::cuda::memory::cudaMalloc(Some(&mut address), 64)
 }
 
 fn exchange(mode: c_int) -> c_int {
     let mut mode = mode;
-    // SAFETY: the pointer is valid for a read and a write.
-    let code = unsafe { cudaThreadExchangeStreamCaptureMode(&raw mut mode) };
-    assert_eq!(code, SUCCESS);
+    assert_eq!(cudaThreadExchangeStreamCaptureMode(Some(&mut mode)), SUCCESS);
     mode
 }
 
@@ -278,9 +264,7 @@ fn in_any_mode(memory: &Buffer) {
     for (number, (call, code)) in calls.into_iter().enumerate() {
         begin(&blocking, RELAXED);
         let mut status = -1;
-        // SAFETY: the pointer is valid for a write.
-        let asked = unsafe { cudaStreamIsCapturing(null_mut(), &raw mut status) };
-        assert_eq!(asked, IMPLICIT);
+        assert_eq!(cudaStreamIsCapturing(null_mut(), Some(&mut status)), IMPLICIT);
         assert_eq!(ncclEpHostsimWaitForDevice(0), SUCCESS);
         assert_eq!(self::status(&blocking), 1);
         assert_eq!(call(memory.address), code, "call {number}");
@@ -298,8 +282,7 @@ fn the_end_is_wrong(captured: &Stream, other: &Stream, memory: &Buffer) {
     let handle = captured.0 as usize;
     let elsewhere = std::thread::spawn(move || {
         let mut graph = null_mut();
-        // SAFETY: the pointer is valid for a write.
-        unsafe { cudaStreamEndCapture(handle as cudaStream_t, &raw mut graph) }
+        cudaStreamEndCapture(handle as cudaStream_t, Some(&mut graph))
     });
     assert_eq!(elsewhere.join().expect("no panic"), WRONG_THREAD);
     assert_eq!(end(captured), (UNJOINED, null_mut()));

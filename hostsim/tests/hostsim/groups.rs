@@ -35,13 +35,9 @@ fn communicators_split() {
             let (mut rank, mut count) = (-1, -1);
             let own = Buffer::from_bytes(&[me.rank as u8]);
             let all = Buffer::new(members.len());
-            // SAFETY: the pointers are valid for a write, the buffers live until the end.
-            unsafe {
-                assert_eq!(ncclCommUserRank(part, &raw mut rank), SUCCESS);
-                assert_eq!(ncclCommCount(part, &raw mut count), SUCCESS);
-                let code = ncclAllGather(own.address, all.address, 1, UINT8, part, me.stream.0);
-                assert_eq!(code, SUCCESS);
-            }
+            assert_eq!(ncclCommUserRank(part, Some(&mut rank)), SUCCESS);
+            assert_eq!(ncclCommCount(part, Some(&mut count)), SUCCESS);
+            assert_eq!(ncclAllGather(own.address, all.address, 1, UINT8, part, me.stream.0), SUCCESS);
             assert_eq!(members[rank as usize], me.rank);
             assert_eq!(count as usize, members.len());
             assert_eq!(me.stream.synchronize(), SUCCESS);
@@ -75,14 +71,8 @@ fn grouped_sends_and_receives_progress_together() {
             for (to, from) in (0..me.ranks).zip((0..me.ranks).rev()) {
                 for (message, size) in SIZES.into_iter().enumerate() {
                     let (out, back) = (sends[to][message].address, recvs[from][message].address);
-                    // SAFETY: the buffers live until the synchronisation.
-                    let codes = unsafe {
-                        [
-                            ncclSend(out, size, UINT8, to as c_int, comm, stream),
-                            ncclRecv(back, size, UINT8, from as c_int, comm, stream),
-                        ]
-                    };
-                    assert_eq!(codes, [SUCCESS; 2]);
+                    assert_eq!(ncclSend(out, size, UINT8, to as c_int, comm, stream), SUCCESS);
+                    assert_eq!(ncclRecv(back, size, UINT8, from as c_int, comm, stream), SUCCESS);
                 }
             }
             assert_eq!(ncclGroupEnd(), SUCCESS);
@@ -104,20 +94,11 @@ fn grouped_sends_and_receives_progress_together() {
 fn messages_wake_those_who_wait_for_them() {
     run_also_late(2, |me| {
         const TURNS: usize = 100;
-        let peer = 1 - me.rank as c_int;
+        let peer = 1 - me.rank;
         let ball = Buffer::filled(64, me.rank as u8);
         let begin = Instant::now();
         for turn in 0..TURNS {
-            let (address, comm, stream) = (ball.address, me.comm, me.stream.0);
-            // SAFETY: the buffer lives until the synchronisation.
-            let code = unsafe {
-                if turn % 2 == me.rank {
-                    ncclSend(address, 64, UINT8, peer, comm, stream)
-                } else {
-                    ncclRecv(address, 64, UINT8, peer, comm, stream)
-                }
-            };
-            assert_eq!(code, SUCCESS);
+            if turn % 2 == me.rank { me.send(&ball, 64, peer) } else { me.receive(&ball, 64, peer) }
         }
         assert_eq!(me.stream.synchronize(), SUCCESS);
         let time = begin.elapsed();
@@ -141,8 +122,7 @@ fn one_thread_can_hold_several_ranks() {
     assert_eq!(ncclGroupEnd(), SUCCESS);
     for (rank, comm) in comms.into_iter().enumerate() {
         let mut got = -1;
-        // SAFETY: the pointer is valid for a write.
-        assert_eq!(unsafe { ncclCommUserRank(comm, &raw mut got) }, SUCCESS);
+        assert_eq!(ncclCommUserRank(comm, Some(&mut got)), SUCCESS);
         assert_eq!(got, rank as c_int);
         assert_eq!(ncclCommDestroy(comm), SUCCESS);
     }

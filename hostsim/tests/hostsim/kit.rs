@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::codes::*;
 use ncclep_hostsim::cuda::copy::{cudaMemcpy, cudaMemset};
 use ncclep_hostsim::cuda::device::cudaSetDevice;
+use ncclep_hostsim::cuda::event::{cudaEvent_t, cudaEventCreate};
 use ncclep_hostsim::cuda::memory::{cudaFree, cudaMalloc};
 use ncclep_hostsim::cuda::stream::{
     cudaLaunchHostFunc, cudaStream_t, cudaStreamCreateWithFlags, cudaStreamDestroy, cudaStreamQuery,
@@ -46,8 +47,7 @@ impl Stream {
 
     pub(crate) fn with_flags(flags: u32) -> Self {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for a write.
-        assert_eq!(unsafe { cudaStreamCreateWithFlags(&raw mut raw, flags) }, 0);
+        assert_eq!(cudaStreamCreateWithFlags(Some(&mut raw), flags), 0);
         Self(raw)
     }
 
@@ -64,6 +64,12 @@ impl Drop for Stream {
     fn drop(&mut self) {
         assert_eq!(cudaStreamDestroy(self.0), 0);
     }
+}
+
+pub(crate) fn event() -> cudaEvent_t {
+    let mut event = std::ptr::null_mut();
+    assert_eq!(cudaEventCreate(Some(&mut event)), SUCCESS);
+    event
 }
 
 /// Runs a closure in stream order.
@@ -119,8 +125,7 @@ unsafe impl Send for Buffer {}
 impl Buffer {
     pub(crate) fn new(len: usize) -> Self {
         let mut address = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for a write.
-        assert_eq!(unsafe { cudaMalloc(&raw mut address, len) }, 0);
+        assert_eq!(cudaMalloc(Some(&mut address), len), 0);
         Self { address, len }
     }
 
@@ -205,17 +210,13 @@ impl Rank {
     /// Sends to a peer, in this rank's stream or at the end of the open group.
     pub(crate) fn send(&self, buffer: &Buffer, bytes: usize, peer: usize) {
         let (address, stream) = (buffer.address, self.stream.0);
-        // SAFETY: the callers keep their buffers until the stream is done.
-        let code = unsafe { ncclSend(address, bytes, UINT8, peer as i32, self.comm, stream) };
-        assert_eq!(code, 0);
+        assert_eq!(ncclSend(address, bytes, UINT8, peer as i32, self.comm, stream), 0);
     }
 
     /// Receives from a peer, as [`Self::send`] sends.
     pub(crate) fn receive(&self, buffer: &Buffer, bytes: usize, peer: usize) {
         let (address, stream) = (buffer.address, self.stream.0);
-        // SAFETY: as for sends.
-        let code = unsafe { ncclRecv(address, bytes, UINT8, peer as i32, self.comm, stream) };
-        assert_eq!(code, 0);
+        assert_eq!(ncclRecv(address, bytes, UINT8, peer as i32, self.comm, stream), 0);
     }
 
     pub(crate) fn end(self) {
@@ -241,9 +242,7 @@ pub(crate) fn id() -> ncclUniqueId {
 
 pub(crate) fn new_id() -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; 128] };
-    // SAFETY: the pointer is valid for a write.
-    let code = unsafe { ncclGetUniqueId(&raw mut id) };
-    assert_eq!(code, 0);
+    assert_eq!(ncclGetUniqueId(Some(&mut id)), 0);
     id
 }
 

@@ -20,8 +20,7 @@ const DEFAULT: i32 = 4;
 
 fn pinned(len: usize) -> *mut c_void {
     let mut address = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    assert_eq!(unsafe { cudaHostAlloc(&raw mut address, len, 2) }, SUCCESS);
+    assert_eq!(cudaHostAlloc(Some(&mut address), len, 2), SUCCESS);
     address
 }
 
@@ -39,14 +38,11 @@ fn fresh_memory_is_poisoned_and_aligned() {
 fn odd_requests() {
     own_device();
     let mut address = 8 as *mut c_void;
-    // SAFETY: the pointers are null or valid for a write.
-    unsafe {
-        assert_eq!(cudaMalloc(&raw mut address, 0), SUCCESS);
-        assert!(address.is_null(), "zero bytes give NULL");
-        assert_eq!(cudaMalloc(null_mut(), 8), INVALID_VALUE);
-        assert_eq!(cudaMalloc(&raw mut address, usize::MAX / 2), OUT_OF_MEMORY);
-        assert_eq!(cudaHostAlloc(&raw mut address, 0, 0), SUCCESS);
-    }
+    assert_eq!(cudaMalloc(Some(&mut address), 0), SUCCESS);
+    assert!(address.is_null(), "zero bytes give NULL");
+    assert_eq!(cudaMalloc(None, 8), INVALID_VALUE);
+    assert_eq!(cudaMalloc(Some(&mut address), usize::MAX / 2), OUT_OF_MEMORY);
+    assert_eq!(cudaHostAlloc(Some(&mut address), 0, 0), SUCCESS);
     assert_eq!(cudaFree(null_mut()), SUCCESS);
     assert_eq!(cudaFreeHost(null_mut()), SUCCESS);
     let local = 0u64;
@@ -150,10 +146,8 @@ fn pageable_sources_are_staged_and_pinned_ones_are_not() {
     // SAFETY: all ranges have 8 bytes and live until the stream is done.
     unsafe {
         let source = pageable.as_ptr().cast();
-        let code = cudaMemcpyAsync(from_pageable.address, source, 8, HOST_TO_DEVICE, stream.0);
-        assert_eq!(code, SUCCESS);
-        let code = cudaMemcpyAsync(from_pinned.address, host, 8, HOST_TO_DEVICE, stream.0);
-        assert_eq!(code, SUCCESS);
+        assert_eq!(cudaMemcpyAsync(from_pageable.address, source, 8, HOST_TO_DEVICE, stream.0), SUCCESS);
+        assert_eq!(cudaMemcpyAsync(from_pinned.address, host, 8, HOST_TO_DEVICE, stream.0), SUCCESS);
         pageable.fill(2);
         host.cast::<u8>().write_bytes(2, 8);
     }
@@ -169,8 +163,7 @@ fn only_pinned_memory_is_mapped() {
     let host = pinned(16);
     let mut local = [0u8; 16];
     let mut mapped = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    let mut map = |host| unsafe { cudaHostGetDevicePointer(&raw mut mapped, host, 0) };
+    let mut map = |host| cudaHostGetDevicePointer(Some(&mut mapped), host, 0);
     assert_eq!(map(host), SUCCESS);
     assert_eq!(map(local.as_mut_ptr().cast()), INVALID_VALUE);
     assert_eq!(mapped, host);

@@ -13,7 +13,7 @@ use ncclep_hostsim::cuda::reset::cudaDeviceReset;
 use ncclep_hostsim::cuda::stream::*;
 
 use crate::codes::*;
-use crate::kit::{Buffer, Gate, Stream, launch, own_device, processes};
+use crate::kit::{Buffer, Gate, Stream, event, launch, own_device, processes};
 
 const INVALID_HANDLE: i32 = 400;
 const NOT_PERMITTED: i32 = 800;
@@ -24,13 +24,6 @@ const LEGACY: cudaStream_t = 1 as cudaStream_t;
 /// Long enough for a worker to do what it must not do.
 fn give_a_chance() {
     std::thread::sleep(Duration::from_millis(30));
-}
-
-fn event() -> cudaEvent_t {
-    let mut event = null_mut();
-    // SAFETY: the pointer is valid for a write.
-    assert_eq!(unsafe { cudaEventCreate(&raw mut event) }, SUCCESS);
-    event
 }
 
 /// A journal that work in streams writes.
@@ -153,8 +146,7 @@ fn events_measure_time() {
     let (start, end) = (event(), event());
     let mut elapsed = 0.0;
     let mut measure = || {
-        // SAFETY: the pointer is valid for a write.
-        let code = unsafe { cudaEventElapsedTime(&raw mut elapsed, start, end) };
+        let code = cudaEventElapsedTime(Some(&mut elapsed), start, end);
         (code, elapsed)
     };
     assert_eq!(measure().0, INVALID_HANDLE, "not recorded");
@@ -176,14 +168,11 @@ fn untimed_events_have_no_time() {
     own_device();
     let mut mark = null_mut();
     let mut elapsed = 0.0;
-    // SAFETY: the pointers are valid for a write.
-    unsafe {
-        assert_eq!(cudaEventCreateWithFlags(&raw mut mark, 2), SUCCESS);
-        assert_eq!(cudaEventRecord(mark, null_mut()), SUCCESS);
-        assert_eq!(cudaEventSynchronize(mark), SUCCESS);
-        assert_eq!(cudaEventElapsedTime(&raw mut elapsed, mark, mark), INVALID_HANDLE);
-        assert_eq!(cudaEventCreateWithFlags(&raw mut mark, 64), 1);
-    }
+    assert_eq!(cudaEventCreateWithFlags(Some(&mut mark), 2), SUCCESS);
+    assert_eq!(cudaEventRecord(mark, null_mut()), SUCCESS);
+    assert_eq!(cudaEventSynchronize(mark), SUCCESS);
+    assert_eq!(cudaEventElapsedTime(Some(&mut elapsed), mark, mark), INVALID_HANDLE);
+    assert_eq!(cudaEventCreateWithFlags(Some(&mut mark), 64), 1);
 }
 
 #[test]
@@ -249,8 +238,7 @@ fn a_device_can_be_reset() {
         let (stream, mark) = (Stream::new(), event());
         let address = Buffer::new(16).address;
         let mut kept = null_mut();
-        // SAFETY: the pointer is valid for a write.
-        assert_eq!(unsafe { cudaMalloc(&raw mut kept, 16) }, SUCCESS);
+        assert_eq!(cudaMalloc(Some(&mut kept), 16), SUCCESS);
         assert_eq!(cudaFree(address), 1, "freed before");
         let journal = Journal::default();
         launch(stream.0, || std::thread::sleep(Duration::from_millis(20)));

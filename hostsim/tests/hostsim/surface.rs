@@ -24,10 +24,9 @@ const UNHANDLED_CUDA_ERROR: i32 = 1;
 const EXPECTED: &str = "HOSTSIM_TEST_EXPECTED";
 
 /// Calls a function that writes one int.
-fn ask(question: unsafe extern "C" fn(*mut c_int) -> i32) -> (i32, c_int) {
+fn ask(question: extern "C" fn(Option<&mut c_int>) -> i32) -> (i32, c_int) {
     let mut answer = -7;
-    // SAFETY: the pointer is valid for a write.
-    (unsafe { question(&raw mut answer) }, answer)
+    (question(Some(&mut answer)), answer)
 }
 
 #[test]
@@ -35,8 +34,7 @@ fn versions_and_marker() {
     assert_eq!(ncclep_hostsim::ncclEpHostsimAbi(), 2);
     assert_eq!(ask(cudaDriverGetVersion), (SUCCESS, 13000));
     assert_eq!(ask(ncclGetVersion), (SUCCESS, 22809));
-    // SAFETY: NULL is allowed.
-    assert_eq!(unsafe { cudaDriverGetVersion(null_mut()) }, INVALID_VALUE);
+    assert_eq!(cudaDriverGetVersion(None), INVALID_VALUE);
 }
 
 /// What a tool says about the shared library, which lies beside this program.
@@ -114,31 +112,25 @@ fn devices_are_per_thread() {
 #[test]
 fn attributes_and_memory() {
     let mut value = 0;
-    // SAFETY: the pointers are valid for a write.
-    unsafe {
-        assert_eq!(cudaDeviceGetAttribute(&raw mut value, 10, 0), SUCCESS);
-        assert_eq!(value, 32, "warp size");
-        assert_eq!(cudaDeviceGetAttribute(&raw mut value, 9999, 0), INVALID_VALUE);
-        assert_eq!(cudaDeviceGetAttribute(&raw mut value, 10, 99), INVALID_DEVICE);
-        let (mut free, mut total) = (0, 0);
-        assert_eq!(cudaMemGetInfo(&raw mut free, &raw mut total), SUCCESS);
-        assert!(0 < free && free <= total, "{free} of {total}");
-    }
+    assert_eq!(cudaDeviceGetAttribute(Some(&mut value), 10, 0), SUCCESS);
+    assert_eq!(value, 32, "warp size");
+    assert_eq!(cudaDeviceGetAttribute(Some(&mut value), 9999, 0), INVALID_VALUE);
+    assert_eq!(cudaDeviceGetAttribute(Some(&mut value), 10, 99), INVALID_DEVICE);
+    let (mut free, mut total) = (0, 0);
+    assert_eq!(cudaMemGetInfo(Some(&mut free), Some(&mut total)), SUCCESS);
+    assert!(0 < free && free <= total, "{free} of {total}");
 }
 
 #[test]
 fn capture_is_declined_unless_allowed() {
     let mut status = -1;
     let mut graph = 8 as *mut _;
-    // SAFETY: the pointers are null or valid for a write.
-    unsafe {
-        assert_eq!(cudaStreamIsCapturing(null_mut(), &raw mut status), SUCCESS);
-        assert_eq!(status, 0);
-        assert_eq!(cudaStreamBeginCapture(null_mut(), 0), NOT_SUPPORTED);
-        assert_eq!(cudaStreamEndCapture(null_mut(), &raw mut graph), NOT_SUPPORTED);
-        assert!(graph.is_null());
-        assert_eq!(cudaGraphInstantiate(&raw mut graph, null_mut(), 0), NOT_SUPPORTED);
-    }
+    assert_eq!(cudaStreamIsCapturing(null_mut(), Some(&mut status)), SUCCESS);
+    assert_eq!(status, 0);
+    assert_eq!(cudaStreamBeginCapture(null_mut(), 0), NOT_SUPPORTED);
+    assert_eq!(cudaStreamEndCapture(null_mut(), Some(&mut graph)), NOT_SUPPORTED);
+    assert!(graph.is_null());
+    assert_eq!(cudaGraphInstantiate(Some(&mut graph), null_mut(), 0), NOT_SUPPORTED);
     assert_eq!(cudaGraphLaunch(null_mut(), null_mut()), NOT_SUPPORTED);
     assert_eq!(cudaGraphDestroy(null_mut()), NOT_SUPPORTED);
     assert_eq!(cudaGraphExecDestroy(null_mut()), NOT_SUPPORTED);
@@ -147,8 +139,7 @@ fn capture_is_declined_unless_allowed() {
 #[test]
 fn unknown_communicators_are_refused_with_a_text() {
     let mut count = 0;
-    // SAFETY: the pointer is valid for a write; the handle is never followed.
-    assert_eq!(unsafe { ncclCommCount(null_mut(), &raw mut count) }, 4);
+    assert_eq!(ncclCommCount(null_mut(), Some(&mut count)), 4);
     assert_eq!(ncclCommDestroy(0x1234 as *mut _), 4);
     // SAFETY: the functions return C strings.
     unsafe {

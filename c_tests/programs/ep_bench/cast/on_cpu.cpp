@@ -2,7 +2,6 @@
 #include <cuda_fp8.h>
 
 #include "cpu_build.h"
-
 #include "programs/ep_bench/cast/kernel.cuh"
 
 namespace ep_bench {

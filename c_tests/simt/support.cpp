@@ -1,4 +1,4 @@
-#include "failure.h"
+#include "support.h"
 
 #include <unistd.h>
 

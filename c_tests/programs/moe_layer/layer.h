@@ -1,20 +1,14 @@
 // One MoE layer over all ranks, through NCCL EP: tokens travel to the ranks of their experts, the
 // experts compute there, the results come back and are summed up at home.
 //
-// The library's two algorithms differ in the rows that a rank receives and in the rank that applies
-// the weights:
+// The library's two algorithms differ in the rows that a rank receives and in the rank that applies the weights:
 //                     low latency                      high throughput
 //   a rank receives   one row for each (token, expert)  one row for each token
 //   weights           applied by combine, at home       arrive with the rows; the expert rank
 //                                                       applies them
-// The library moves rows in device memory. The experts of this program compute on the host, so that
-// it needs no device code; a real layer would launch its kernels on the same stream instead of
-// downloading and uploading.
+// The library moves rows in device memory. The experts of this program compute on the host, so that it needs no device
+// code; a real layer would launch its kernels on the same stream instead of downloading and uploading.
 #pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include <vector>
 
 #include "harness/harness.h"
 #include "programs/moe_layer/model.h"

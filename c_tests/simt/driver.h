@@ -1,8 +1,10 @@
-// Results of the driver, which are those of the CPU stand-ins that do its work.
+// What the parts of the driver share.
 #pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+
+#include "support.h"
 
 // Of the stand-ins: see hostsim/src/cuda/error.rs and stream.rs.
 extern "C" void ncclEpHostsimForgetFailure();
@@ -16,5 +18,8 @@ inline CUresult Result(cudaError_t error) {
     if (error != cudaSuccess) ncclEpHostsimForgetFailure();
     return static_cast<CUresult>(error);
 }
+
+// driver_vmm.cpp: the mapping that has the byte at `address`; false if none has.
+bool FindMapped(CUdeviceptr address, CUdeviceptr* begin, size_t* bytes);
 
 }  // namespace simt

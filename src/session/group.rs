@@ -2,9 +2,9 @@
 
 use crate::backend::device::{Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
-use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subject};
+use crate::error::refusal::{Extent, InSequence, OfTensor, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
-use crate::model::group::{GroupFacts, MAX_TOP_K};
+use crate::model::group::{ByMode, GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
 use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
@@ -116,14 +116,15 @@ impl Group {
 
     /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
     pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
-        if self.nodes > 1 {
-            return Err(Error::usage(Subject::Handle, OfSettings::OneNode));
-        }
         if top_k > MAX_TOP_K {
             let rule = OfTensor::AtMost(Extent::MostTopK);
             return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
         }
-        block_bytes(&self.facts, top_k, form).ok_or_else(|| {
+        let bytes = match &self.backend.mode {
+            ByMode::Ll(_) => block_bytes(&self.facts, top_k, form),
+            ByMode::Ht(backend) => backend.block_bytes(top_k, form)?,
+        };
+        bytes.ok_or_else(|| {
             Error::new(Code::InvalidUsage, "handles in a caller's memory need a bound of tokens per rank")
         })
     }

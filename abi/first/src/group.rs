@@ -162,6 +162,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         channels: given(num_channels),
         zones: false,
         tensor_rows: 0,
+        drops: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

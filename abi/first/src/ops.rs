@@ -58,6 +58,7 @@ impl Lists {
             counter: self.locals.get(Tag::RecvExpertCounterDevice),
             round_scales,
             global_ids: false,
+            keeps_rest: false,
             counters: RoutingCounters::default(),
         }
     }

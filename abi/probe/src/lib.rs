@@ -93,6 +93,7 @@ pub unsafe extern "C" fn epProbeOpen(
         channels: None,
         zones: false,
         tensor_rows: 0,
+        drops: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

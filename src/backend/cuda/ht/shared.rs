@@ -165,10 +165,20 @@ impl HtShared {
     }
 
     /// Enqueues a kernel that is an operation, in the group's order.
-    pub fn enqueue<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
-        let turn = self.order.begin(at)?;
-        self.context.module.launch(kernel, shape, params, at)?;
-        turn.end()
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
+    pub fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let module = &self.context.module;
+        if self.context.programmatic {
+            module.launch_early(kernel, shape, params, at)
+        } else {
+            module.launch(kernel, shape, params, at)
+        }
     }
 
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
@@ -209,6 +219,7 @@ pub fn dispatch_params(op: &HtDispatch, common: HtCommon, inputs: &Inputs) -> Ht
         counter: inputs.counter as *mut i32,
         out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
         routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
+        fills_rest: u32::from(!op.keeps_rest),
     }
 }
 

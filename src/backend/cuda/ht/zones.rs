@@ -7,16 +7,16 @@ use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
-use crate::backend::cuda::params::ht::HtHandleMemory;
+use crate::backend::cuda::params::ht::{HtHandleMemory, HtTold};
 use crate::backend::cuda::params::ht_kept::{
-    HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtTold, HtZones, HtZonesParams,
+    HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtZones, HtZonesParams,
 };
 use crate::error::Result;
 use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
-/// Blocks that tell others of this rank's tokens.
+/// Over several nodes, blocks that tell others of a rank's tokens.
 const MOST_SENDERS: usize = 32;
 
 /// Whose slots a launch finds.
@@ -95,7 +95,10 @@ impl HtShared {
     /// Enqueues the kernel that finds slots.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, of: &SlotsOf, at: &StreamScope) -> Result<()> {
         let group = self;
-        let senders = (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS);
+        let senders = match of.epoch {
+            Some(_) => (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS),
+            None => 0,
+        };
         let own_counts = group.tally() + group.plan.tally().own_counts;
         let params = HtZonesParams {
             peers: *group.context.peers(),
@@ -118,6 +121,6 @@ impl HtShared {
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
-        group.context.module.launch(kernels::ht_zones(), shape, &params, at)
+        group.launch_following(kernels::ht_zones(), shape, &params, at)
     }
 }

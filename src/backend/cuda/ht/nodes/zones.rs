@@ -36,7 +36,7 @@ pub fn bytes_apart(group: &HtShared, rows: usize, top_k: usize) -> usize {
 
 impl NodesHt {
     fn zones(&self) -> Result<Option<HtZones>> {
-        let parts = self.memory.parts(&self.rails.plan, self.size)?;
+        let parts = self.parts()?;
         self.group.zones(self.routing.form.zones, (parts.slots, parts.zones), self.routing.top_k)
     }
 

@@ -230,6 +230,8 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
     ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
     config.dispatch_output_per_expert_alignment = 3;
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, &config, 2, NULL), no, "power of two");
+    config.dispatch_output_per_expert_alignment = (size_t)1 << 33;
+    CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, &config, 2, NULL), no, "must be countable in 31 bits");
     config.size = 15;
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, flat, &config, 2, NULL), no, "config.size");
     close_handles(&ll);

@@ -81,7 +81,7 @@ pub struct HandleForm {
 /// to a multiple of an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zones {
-    /// A power of two.
+    /// A power of two, as `rule::handle::alignment` checks.
     pub alignment: usize,
     /// Slots that there are: what comes beyond is dropped, the last experts' first. `None`: nothing is.
     pub most_slots: Option<usize>,

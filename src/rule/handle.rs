@@ -65,6 +65,23 @@ pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
     Argument::new(Role::Ids, &tensors.ids).size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
+/// Checks to what the rows of each expert are filled up, where a token has at most `top_k` ids: kernels count all that
+/// may come to a rank in 31 bits.
+pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<()> {
+    let fail = |text| Error::new(Code::InvalidArgument, text);
+    if !alignment.is_power_of_two() {
+        return Err(fail("must be 0 or a power of two").got(alignment, "a power of two"));
+    }
+    let experts = facts.local_experts();
+    let rows = facts.max_tokens.unwrap_or(most_tokens(facts.ranks)) * facts.ranks * top_k.min(experts);
+    let most = (i32::MAX as usize).checked_sub(rows).map_or(0, |left| left / experts + 1);
+    if alignment > most {
+        let text = "rows by expert, filled up to it, must be countable in 31 bits";
+        return Err(fail(text).got(alignment, format_args!("{most} or less")));
+    }
+    Ok(())
+}
+
 /// Checks memory of a caller's for the block of a handle, which takes `needed` of its `bytes`.
 pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
@@ -93,4 +110,21 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
         return Ok(Some(Counter::Host(data)));
     }
     Ok(expert_counter(Role::Counter, device, facts, sized)?.map(Counter::Device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_are_counted_in_31_bits() {
+        let facts = GroupFacts { algorithm: Algorithm::HighThroughput, ..GroupFacts::SAMPLE };
+        let fits = |step, top_k| alignment(&facts, step, top_k).is_ok();
+        assert!(fits(1, 32) && fits(1 << 28, 32) && !fits(1 << 29, 32) && !fits(3, 1) && !fits(1 << 63, 1));
+        // Of one expert, so that only what comes counts.
+        let of = |tokens| GroupFacts { experts: 2, max_tokens: Some(tokens), ..facts };
+        let most = |tokens| alignment(&of(tokens), 1 << 30, 8).is_ok();
+        assert!(most(1 << 29) && !most((1 << 29) + 1));
+        assert!(alignment(&GroupFacts { max_tokens: Some(1 << 28), ..facts }, 1, 4).is_err());
+    }
 }

@@ -250,7 +250,8 @@ type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
 
 static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
 
-/// The resources that one context's groups share.
+/// The resources that one context's groups share. They stay when no group is left: the driver keeps most of what a load
+/// took when it unloads (docs/development/host-time.md), so a process whose groups come and go would grow.
 pub struct ContextResources {
     /// A stream that is not ordered with any other, not even with the legacy default one. It holds
     /// only copies that the host waits for.

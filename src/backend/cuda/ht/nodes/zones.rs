@@ -1,5 +1,6 @@
-//! A handle's operations. Rows that lie by expert they move as others, in memory of the library's, and a kernel brings them
-//! from there to their slots, or sums those. So the rows are written once more, which the network hides.
+//! Operations of a handle over several nodes. Rows that lie by expert travel as others do, into memory of the
+//! library's; a kernel copies them from there to their slots, or sums them there. That writes rows once more, which the
+//! network hides.
 
 use crate::backend::HtBackend;
 use crate::backend::cuda::ht::kept::{self, Told};

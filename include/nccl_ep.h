@@ -425,17 +425,19 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 // In HT it keeps the ids of its update. So a dispatch is a forward one if it has inputs TOPK_WEIGHTS; TOPK_IDX is not
 // read there. A combine gives gradients of weights [T, K] by k: those of the expert that each id names, 0 for others.
 //
-// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has outputs
-// TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and token; those
-// of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them TOKENS and SCALES,
-// `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A combine has inputs TOKENS
-// [n, H], to which the caller has applied the weights: each rank sums a token's rows by ascending expert and rounds that
-// sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the most rows that an update may bring.
+// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has
+// outputs TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and
+// token; those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them
+// TOKENS and SCALES, `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A
+// combine has inputs TOKENS [n, H], to which the caller has applied the weights: each rank sums a token's rows by
+// ascending expert and rounds that sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the
+// most rows that an update may bring.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
-// @param expert_alignment  0, or a power of two: HT, with max_tokens_per_rank, which all ranks together have at most
-//                          1048576 of
+// @param expert_alignment  0, or a power of two: HT, in a group with max_tokens_per_rank, at most 1,048,576 tokens on
+//                          all ranks together. So small that what may come to a rank, by expert and filled up, is
+//                          countable in 31 bits
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or another alignment.
 ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
@@ -511,10 +513,10 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
 // names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
 // row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 // all K weights of its token. Rows and weights of other rows keep their content.
-// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its address
-// is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine begins, which
-// may read it, or until the second dispatch of the group with a view after this one begins, if that is earlier; in graphs
-// it has the same address in each replay. Nobody but the stream's order says when.
+// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its
+// address is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine
+// begins, which may read it, or until the second dispatch of the group with a view after this one begins, if that is
+// earlier; in graphs it has the same address in each replay. Nobody but the stream's order says when.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 // TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received

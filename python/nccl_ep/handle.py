@@ -304,7 +304,7 @@ class EpHandle(Routed[Mode]):
         if self.group.algorithm == "ll":
             return low_latency_shape(self.group, hidden, by_rank)
         is_known = needed or self._rows is not None or not self.group.runtime.is_capturing(stream)
-        return self.num_recv_tokens if is_known else 0, hidden
+        return self._ask_rows(stream) if is_known else 0, hidden
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")

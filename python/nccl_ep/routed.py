@@ -116,8 +116,12 @@ class Routed(Generic[Mode]):
     def num_recv_tokens(self) -> int:
         """HT: rows that a dispatch can deliver here; the exact count if the group has no bound M.
         """
+        return self._ask_rows(None)
+
+    def _ask_rows(self, stream: Any) -> int:
+        """The same, for an operation on `stream`."""
         if self._rows is None:
-            if not self.group.max_tokens_per_rank and self.group.runtime.is_capturing(None):
+            if not self.group.max_tokens_per_rank and self.group.runtime.is_capturing(stream):
                 raise RuntimeError("num_recv_tokens: a CUDA graph is captured, whose replays may have other numbers; "
                                    "pass out, with room for all, or make the group with max_tokens_per_rank")
             ask = self.group.library.ncclEpHandleGetNumRecvTokens

@@ -100,6 +100,8 @@ def test_rows_by_expert(ep, problem, world, alignment):
     problem.close(handle.combine(used), problem.tokens.float() * live)
     with pytest.raises(NcclEpError, match="expert_alignment: must be 0 or a power of two"):
         ep.open_handle(expert_alignment=3)
+    with pytest.raises(NcclEpError, match="expert_alignment: rows by expert, filled up to it, must be countable"):
+        ep.open_handle(expert_alignment=1 << 31)
 
 
 def test_gradients_by_expert(group, world, device):

@@ -124,8 +124,9 @@ _PLAIN = (_Run("test_ht/plain", "test_ht routing_styles", 3, 2),
           _Run("test_formats/plain", "test_formats formats_of_models", 3, 2))
 # These programs start their own ranks.
 _FORKING = ("test_death --ranks 3 dies_while_others_wait", "test_death --ranks 3 dies_before_an_ht",
-            "test_death --ranks 3 creation", "test_death --ranks 3 replay", "test_death --ranks 3 many_operations", "test_death --ranks 2 stalls",
-            "test_death --ranks 3 before_memory", "test_death --ranks 2 with_memory", "test_death --ranks 3 mapped",
+            "test_death --ranks 3 creation", "test_death --ranks 3 replay", "test_death --ranks 3 many_operations",
+            "test_death --ranks 2 stalls", "test_death --ranks 3 before_memory", "test_death --ranks 2 with_memory",
+            "test_death --ranks 3 mapped",
             "test_faults --ranks 3 --trials 8 --seed 4 --kinds ll,staged,ht,handles",
             "test_faults --ranks 3 --trials 4 --seed 5 --kinds groups",
             "test_transport --ranks 3 transports_are_apart",

@@ -15,7 +15,7 @@ use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, MAX_TOP_K};
 use nccl_ep_core::model::ops::{HandleForm, Stream};
 use nccl_ep_core::model::tensor::{DType, Tensor};
-use nccl_ep_core::session;
+use nccl_ep_core::{rule, session};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// @param size      gets the bytes
 /// @param num_topk  K
 ///
-/// Returns as `ncclEpInitHandle`, and `ncclInvalidUsage` over several nodes.
+/// Returns as `ncclEpInitHandle`.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -67,7 +67,8 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 /// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
 ///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 ///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
-///                    it. NULL: memory of the library's. HT: on all ranks or on none, and of one update on all. A
+///                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
+///                    library's. HT: on all ranks or on none, and of one update on all. A
 ///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 ///                    not free it before
 ///
@@ -228,17 +229,15 @@ fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>
         }
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {
-            let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment);
-            if alignment > 1 && !alignment.is_power_of_two() {
-                let name = "config.dispatch_output_per_expert_alignment";
-                return Err(refuse::argument(name, "must be 0, 1 or a power of two").got(alignment, "a power of two"));
-            }
+            let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment).max(1);
+            rule::handle::alignment(group.session.facts(), alignment, group.kept.top_k.unwrap_or(MAX_TOP_K))
+                .map_err(|error| error.within("config.dispatch_output_per_expert_alignment"))?;
             if group.kept.recv_rows.is_none() && group.kept.top_k.is_none() {
                 let text =
                     "layout: must be NCCL_EP_LAYOUT_FLAT in a group without max_recv_tokens_per_rank and num_topk";
                 return Err(Error::new(Code::InvalidUsage, text));
             }
-            Ok(Layout::Zones(alignment.max(1)))
+            Ok(Layout::Zones(alignment))
         }
         (algorithm, _) => {
             let expected = match algorithm {

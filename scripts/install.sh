@@ -58,8 +58,9 @@ uninstall() {
     target=$(readlink "$stage$libdir/libnccl_ep.so" || true)
     [[ $target != libnccl_ep.so.[0-9]*.[0-9]*.[0-9]* ]] || rm -f "$stage$libdir/$target"
     rm -f "${files[@]/#/$stage}" "$stage$libdir"/libnccl_ep.{a,so,so."$version"}
-    rm -f "$stage$later"/libnccl_ep.{a,so,so.0} "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
-    rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later" "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
+    rm -f "$stage$later"/{include,lib/libnccl_ep.so.0,libnccl_ep.{a,so,so.0}} \
+        "$stage$later"/libnccl_ep.so.[0-9]*.[0-9]*.[0-9]*
+    rmdir "$stage$libdir"/cmake/nccl_ep{,_2} "$stage$later"{/lib,} "$stage$later_headers"/{nccl_ep,} "$stage$docdir" \
         2>/dev/null || true
     echo "removed nccl_ep from $stage$prefix"
 }
@@ -103,6 +104,10 @@ install_later() {
     install -D -m 755 "$libraries/libnccl_ep_2.so" "$stage$later/$file"
     ln -sf "$file" "$stage$later/libnccl_ep.so.0"
     ln -sf libnccl_ep.so.0 "$stage$later/libnccl_ep.so"
+    # The folder is what programs look for by NCCL_EP_HOME: lib/ with the library, include/nccl_ep/ with any header.
+    mkdir -p "$stage$later/lib"
+    ln -sf ../libnccl_ep.so.0 "$stage$later/lib/libnccl_ep.so.0"
+    ln -sfn "$(realpath -ms --relative-to="$later" "$later_headers")" "$stage$later/include"
     install -D -m 644 "$libraries/libnccl_ep_2.a" "$stage$later/libnccl_ep.a"
     install -D -m 644 "$headers/nccl_ep.h" "$stage$later_headers/nccl_ep.h"
     install -D -m 644 "$headers/nccl_ep/ep_enums.h" "$stage$later_headers/nccl_ep/ep_enums.h"

@@ -246,7 +246,7 @@ BUGS = (
         HT_NODES_BACKWARD, slow=True),
     Bug("the mask asked for no rank", "ht/route_ids.cuh", "        if (expert != kNowhere) {", "        if (true) {",
         "2 test_ht routing_styles", slow=True, beside=(
-            Setting("peer/mask.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",
+            Setting("peer/peer.cuh", "constexpr bool is_active(const PeerTable&, uint32_t /*rank*/) {",
                     "bool is_active(const PeerTable& peers, uint32_t rank) {\n"
                     "    if (rank >= peers.ranks) __builtin_trap();"),)),
     Bug("rows of the wrong piece", "ht/scope.cuh", "(starts[middle] <= at ? low : high)",

@@ -5,7 +5,8 @@
 // its entries and ids; where some of its rows stay and some do not, it tells that rank how many of them are for each of
 // its experts, as only the source knows. What a rank gets from other sources ht_route has heard.
 //
-// Packets have the epoch of ht_route and lie where those of ht_zones do, which says why none is written too early. Where
+// Packets have the epoch of ht_route and lie where those of ht_zones do, in the bank of that epoch, which that says why
+// nobody reads any more. Where
 // ranks do not agree nobody sends or waits, and after a failure nobody sends.
 
 #include "../base/entry.cuh"
@@ -32,7 +33,7 @@ struct Block {
     // What `source` tells: how many rows of the other's stay, then how many of its own are for each expert.
     template <template <typename> class Address>
     __device__ Address<uint64_t> packets(Address<uint8_t> window, uint32_t source) const {
-        return as<uint64_t>(window + params.packets) + uint64_t{source} * (1 + local_experts());
+        return packets_of<Address>(params.packets, epoch, window) + uint64_t{source} * (1 + local_experts());
     }
     __device__ void tell_rank(uint32_t rank, uint32_t number, uint32_t value) const {
         if (is_active(params.peers, rank) && known_failure(params.wait) == 0) {

@@ -40,10 +40,12 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     return true;
 }
 
-// One warp fills a row of each output that no token fills; false if there is no such row.
+// One warp fills a row of each output that no token fills, of rows and scales if they are wanted; false if there is no
+// such row.
 template <typename Block>
 __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& staging) {
-    const bool has_row = block.keeps_rows && number < block.params.out_rows;
+    const bool fills = block.params.fills_rest != 0;
+    const bool has_row = fills && block.keeps_rows && number < block.params.out_rows;
     const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
     const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
@@ -57,7 +59,7 @@ __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& st
     if (has_routing) {
         write_routing(block, row, {-1, 0.0f});
     }
-    const bool has_scales = block.rows.clear_scales(number);
+    const bool has_scales = fills && block.rows.clear_scales(number);
     return has_row || has_routing || has_scales;
 }
 

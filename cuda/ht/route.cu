@@ -11,6 +11,9 @@
 // that is when all other blocks have counted, so they have read the epoch. If it gives up, the group has failed, and
 // nobody notifies any more.
 //
+// Where rows lie by expert, a counting block also tells each rank that gets a row which of its experts that is for:
+// zones.cu says where, and why nobody reads there any more.
+//
 // A rank that refuses its part, or cannot have the memory for it, runs this kernel as well: it says so and
 // waits for the others, which keeps banks and epochs as they are. Every rank broadcasts its verdict, so all
 // mark the handle invalid if one refuses, or if ids per token differ. Kernels see the mark in the row
@@ -25,11 +28,12 @@
 // anything, so the wait ends, also where not all blocks run at a time. Later kernels tell by another epoch, so these
 // words need not be cleared, and no kernel of the group begins before the one before it has ended.
 
-#include "../base/divide.cuh"
+#include "../base/row.cuh"
 #include "../base/entry.cuh"
 #include "../layout/flat.cuh"
 #include "rings.cuh"
 #include "route_ids.cuh"
+#include "zones.cuh"
 
 namespace nccl_ep::ht_route_impl {
 
@@ -93,11 +97,16 @@ struct Block {
         return is_own(peer) ? Remote<uint64_t>(own_counts())
                             : counts_in<Remote>(window_of(params.peers, peer), params.peers.rank);
     }
+    __device__ int64_t given_id(uint64_t i) const {
+        return params.is_narrow != 0 ? static_cast<const int32_t*>(params.topk_idx)[i]
+                                     : static_cast<const int64_t*>(params.topk_idx)[i];
+    }
     // A number of tokens that a rank sent, or the most that it may have.
     __device__ uint32_t bounded(uint32_t tokens) const { return min(tokens, params.max_tokens); }
 };
 
-// A warp goes through its tokens of the block's, [first, last): calls `use(token of the lane, ids)` for some at once.
+// A warp goes through its tokens of the block's, [first, last): calls `use(token of the lane, its id, ids)` for some at
+// once.
 template <typename Use>
 __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, uint32_t last, Use use) {
     const Lanes lanes(block.top_k());
@@ -106,7 +115,7 @@ __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, u
     const auto id_at = [&](uint32_t tile) {
         const uint32_t token = begin + tile * lanes.tokens();
         const bool is_there = tile < tiles && token < last && lanes.k() < lanes.top_k;
-        return is_there ? block.params.topk_idx[uint64_t{token} * lanes.top_k + lanes.k()] : int64_t{kNowhere};
+        return is_there ? block.given_id(uint64_t{token} * lanes.top_k + lanes.k()) : int64_t{kNowhere};
     };
     // Loaded well before it is needed.
     int64_t next = id_at(0);
@@ -114,15 +123,19 @@ __device__ __forceinline__ void for_tokens(const Block& block, uint32_t first, u
     for (uint32_t tile = 0; tile < tiles; ++tile) {
         const int64_t id = next;
         next = id_at(tile + 1);
-        use(lanes, begin + tile * lanes.tokens(), Named(block.params.peers, block.local_experts(), lanes, id));
+        use(lanes, begin + tile * lanes.tokens(), id, Named(block.params.peers, block.local_experts(), lanes, id));
     }
 }
 
-// Counts the block's tokens [first, last), for each expert and, by warp, for each rank. All threads call it, behind a
-// barrier.
+// Counts the block's tokens [first, last), for each expert and, by warp, for each rank, and keeps their ids for a handle
+// that wants them. All threads call it, behind a barrier.
 __device__ void count_tokens(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
-    for_tokens(block, first, last, [&](const Lanes&, uint32_t, const Named& named) {
+    int64_t* kept = block.params.kept_ids;
+    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, int64_t id, const Named& named) {
+        if (kept != nullptr && token < last && lanes.k() < lanes.top_k) {
+            kept[uint64_t{token} * lanes.top_k + lanes.k()] = id;
+        }
         if (named.expert != kNowhere) {
             atomicAdd(block.rows_for(named.expert), 1u);
         }
@@ -167,7 +180,7 @@ __device__ void hear_rows(const Block& block) {
 // Numbers the block's tokens [first, last): stores the experts of each, ascending, with the numbers of their rows.
 __device__ void number_tokens(const Block& block, uint32_t first, uint32_t last) {
     uint32_t* of_warp = block.shared.of_warp[warp_idx()];
-    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, const Named& named) {
+    for_tokens(block, first, last, [&](const Lanes& lanes, uint32_t token, int64_t, const Named& named) {
         const bool is_named = named.expert != kNowhere;
         const LaneMask experts = ballot(is_named) & lanes.own();
         uint32_t place = is_named ? 0 : experts.count() + (~experts & lanes.before()).count();
@@ -283,6 +296,7 @@ __device__ void store_rows(const Block& block) {
     const uint32_t total = Layout::find_begins(block.ranks(), rows_from, params.handle.begins);
     const uint32_t rows = conclusion == kAgreed ? total : conclusion;
     params.handle.begins[block.ranks()] = rows;
+    tell(params.told.total, 0, conclusion == kAgreed ? total : 0);
     if (conclusion != HT_VERDICT_MISSING) {
         st_release_sys(reinterpret_cast<uint64_t*>(params.received),
                        make_packet(params.number, rows));
@@ -307,9 +321,7 @@ __device__ void receive_counts(const Block& block, uint32_t first, uint32_t coun
     if (threadIdx.x < count) {
         const int32_t total = static_cast<int32_t>(totals[threadIdx.x]);
         params.handle.counts[first + threadIdx.x] = total;
-        if (params.counter != nullptr) {
-            params.counter[first + threadIdx.x] = total;
-        }
+        tell(params.told.experts, first + threadIdx.x, total);
     }
 }
 
@@ -334,6 +346,7 @@ __device__ void receive(const Block& block) {
 
 template <typename Layout>
 __device__ void run(const HtRouteParams& params) {
+    follow_grid();
     __shared__ SharedStorage shared;
     const Block block = {params, shared};
     const bool counts = blockIdx.x != gridDim.x - 1;
@@ -359,6 +372,13 @@ __device__ void run(const HtRouteParams& params) {
     notify_if_last(block);
     hear_rows(block);
     number_tokens(block, first, last);
+    if (params.has_zones == 0) {
+        return;
+    }
+    __syncthreads();
+    for (uint32_t token = first + threadIdx.x; token < last; token += HT_ROUTE_THREADS) {
+        tell_experts(params, block.epoch(), params.peers.rank, token);
+    }
 }
 
 ENTRY(ht_route) { run<Flat>(params); }

@@ -1,16 +1,20 @@
 // Where the rows of a handle lie by expert: behind ht_route, which has counted them. Over several nodes behind
 // ht_route_nodes, a launch for each rank that this one forwards for: the last has the blocks of experts.
 //
-// Grid: blocks that send, then one for each local expert and source rank. A sending thread takes a token and tells each
-// rank that gets its row which of that rank's experts it is for. The block of an expert and a source goes through all rows
-// from there in their order, numbers those that are for it, and stores the slot of each. The slots before it are known:
-// ht_route has heard how many rows each rank sends for each expert. Over several nodes that is not known, so the block of
-// an expert goes through the rows of all sources.
+// Each rank that gets a row has been told which of its experts the row is for: by ht_route, over several nodes by blocks
+// of this kernel in front, whose threads take a token each.
 //
-// Packets have the epoch of ht_route. They lie in one bank: a rank writes those of handle n + 1 behind its ht_route of
-// that handle, which has heard all ranks' ht_route of it; and each of these began when this kernel of handle n was over
-// there. So nobody reads packets of handle n any more. What ht_route has heard is written again by that of handle n + 2,
-// later still. Where ranks do not agree nobody sends or waits, and after a failure nobody sends.
+// Grid: one block for each local expert and source rank. It goes through all rows from there in their order, numbers those
+// that are for the expert, and stores the slot of each. The slots before it are known: ht_route has heard how many rows
+// each rank sends for each expert. Over several nodes that is not known, so the block of an expert goes through the rows
+// of all sources.
+//
+// Packets have the epoch of ht_route, n, by which they lie in one of two banks. While the ht_route of n + 1 writes to the
+// other bank, this kernel of n may still run elsewhere. That of n - 1 is over: the ht_route of n, which is over here, has
+// heard from each rank's, and each began behind that. Over several nodes this kernel writes them itself, behind the
+// ht_route_nodes that has heard all ranks' of the same handle, and each of these began when this kernel of the handle
+// before was over there: so one bank is enough. What ht_route has heard is written again by that of handle n + 2, later
+// still. Where ranks do not agree nobody waits, and after a failure nobody sends.
 
 #include "../base/entry.cuh"
 #include "params/ht_nodes.h"
@@ -21,9 +25,6 @@ namespace nccl_ep::ht_zones_impl {
 constexpr uint32_t kWarps = HT_ZONES_THREADS / kWarpSize;
 // Most rows that a thread looks at together.
 constexpr uint32_t kRows = 8;
-constexpr uint32_t kBeforeShift = HT_ZONE_WORD_EXPERTS;
-constexpr uint32_t kMoreShift = 31;
-static_assert(HT_MAX_TOP_K <= 1u << (kMoreShift - kBeforeShift), "a row has fewer experts before one of its");
 
 struct SharedStorage {
     uint32_t of_warp[kWarps];
@@ -44,14 +45,6 @@ struct Block {
     }
     __device__ bool is_over_nodes() const { return params.epochs == nullptr; }
     __device__ uint32_t local_experts() const { return params.zones.experts; }
-    __device__ uint32_t words() const {
-        return (local_experts() + HT_ZONE_WORD_EXPERTS - 1) / HT_ZONE_WORD_EXPERTS;
-    }
-    // The packets `word` of rows from `source` in the window that begins at `window`.
-    template <template <typename> class Address>
-    __device__ Address<uint64_t> packets(Address<uint8_t> window, uint32_t source, uint32_t word) const {
-        return as<uint64_t>(window + params.packets) + (uint64_t{source} * words() + word) * params.max_tokens;
-    }
     // How many rows of `source` are for `expert`, as ht_route has heard.
     __device__ uint32_t rows_for(uint32_t source, uint32_t expert) const {
         return heard_rows(params, epoch, source, expert);
@@ -62,38 +55,26 @@ struct Block {
     }
 };
 
-// One thread tells all ranks that get the row of `token`.
-__device__ void tell_experts(const Block& block, uint32_t token) {
-    const HtZonesParams& params = block.params;
-    const uint32_t top_k = params.handle.top_k;
-    const uint32_t local_experts = block.local_experts();
-    const HtEntry* entries = params.handle.entries + uint64_t{token} * top_k;
-    // Whether entry k has an expert before `end`.
-    const auto is_before = [&](uint32_t k, uint32_t end) {
-        return k < top_k && static_cast<uint32_t>(entries[k].expert) < end;
-    };
-    const uint32_t experts = params.peers.ranks * local_experts;
-    uint32_t k = 0;
-#pragma unroll 1
-    while (is_before(k, experts)) {
-        const uint32_t peer = entries[k].expert / local_experts;
-        const uint32_t index = entries[k].index;
-        const uint32_t end_of_peer = (peer + 1) * local_experts;
-        const uint32_t begin = k;
-        uint32_t expert = peer * local_experts;
-#pragma unroll 1
-        for (uint32_t word = 0; word < block.words(); ++word, expert += HT_ZONE_WORD_EXPERTS) {
-            uint32_t data = (k - begin) << kBeforeShift;
-#pragma unroll 1
-            for (; is_before(k, min(expert + HT_ZONE_WORD_EXPERTS, end_of_peer)); ++k) {
-                data |= 1u << (entries[k].expert - expert);
-            }
-            data |= is_before(k, end_of_peer) ? 1u << kMoreShift : 0;
-            put_value(block.packets(window_of(params.peers, peer), params.source, word) + index,
-                      make_packet(block.epoch, data));
-        }
+// The rows from a source, and what was told of them about an expert and those beside it.
+struct Rows {
+    uint32_t source;
+    uint32_t begin;
+    uint32_t count;
+    // Groups of a warp's lanes at a time.
+    uint32_t groups;
+    const uint64_t* packets;
+
+    __device__ Rows(const Block& block, uint32_t from, uint32_t expert) : source(from), begin(block.begin_of(from)) {
+        const HtZonesParams& params = block.params;
+        const uint32_t word = source * zone_words(block.local_experts()) + expert / HT_ZONE_WORD_EXPERTS;
+        count = block.begin_of(source + 1) - begin;
+        groups = min((count + HT_ZONES_THREADS - 1) / HT_ZONES_THREADS, kRows);
+        packets = packets_of<Own>(params.packets, block.epoch, own_window(params.peers)) +
+                  uint64_t{word} * params.max_tokens;
     }
-}
+    // This thread's first row of those from `tile` on.
+    __device__ uint32_t first(uint32_t tile) const { return tile + warp_idx() * groups * kWarpSize + lane_idx(); }
+};
 
 // Where the slots of rows from `source` for `expert` begin, which all threads ask together.
 __device__ uint32_t find_begin(const Block& block, uint32_t source, uint32_t expert) {
@@ -129,8 +110,8 @@ __device__ void store_zone(const Block& block, uint32_t expert, uint32_t begin) 
 __device__ void store_slot(const Block& block, uint32_t row, uint32_t data, uint32_t bit, uint32_t slot) {
     const HtZones& zones = block.params.zones;
     uint32_t* slots = zones.slots + uint64_t{row} * zones.most_slots;
-    const uint32_t before = (data >> kBeforeShift) % HT_MAX_TOP_K + LaneMask{data & ((1u << bit) - 1)}.count();
-    const uint32_t later = (data >> kMoreShift) << HT_ZONE_WORD_EXPERTS | (data & ((1u << HT_ZONE_WORD_EXPERTS) - 1));
+    const uint32_t before = (data >> kZoneBeforeShift) % HT_MAX_TOP_K + LaneMask{data & ((1u << bit) - 1)}.count();
+    const uint32_t later = (data >> kZoneMoreShift) << HT_ZONE_WORD_EXPERTS | (data & ((1u << HT_ZONE_WORD_EXPERTS) - 1));
     if (before < zones.most_slots) {
         slots[before] = slot < zones.limit ? slot : HT_DROPPED;
     }
@@ -140,15 +121,15 @@ __device__ void store_slot(const Block& block, uint32_t row, uint32_t data, uint
     }
 }
 
-// Looks once what `packets` say of this thread's rows, one for each group of a warp's lanes, those of `rows` that there
-// are; returns a bit for each that is late.
-__device__ __forceinline__ uint32_t look(const Block& block, const uint64_t* packets, uint32_t groups, uint32_t first,
-                                         uint32_t rows) {
+// Looks once what was told of this thread's rows from `tile` on, one for each group of a warp's lanes; returns a bit for
+// each that is late.
+__device__ __forceinline__ uint32_t look(const Block& block, const Rows& rows, uint32_t tile) {
     uint64_t packet[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) {
-        const uint32_t index = first + i * kWarpSize;
-        packet[i] = i < groups && index < rows ? ld_relaxed_sys(packets + index) : make_packet(block.epoch, 0);
+        const uint32_t index = rows.first(tile) + i * kWarpSize;
+        const bool is_there = i < rows.groups && index < rows.count;
+        packet[i] = is_there ? ld_relaxed_sys(rows.packets + index) : make_packet(block.epoch, 0);
     }
     uint32_t late = 0;
 #pragma unroll
@@ -159,57 +140,51 @@ __device__ __forceinline__ uint32_t look(const Block& block, const uint64_t* pac
     return late;
 }
 
-// A block numbers the rows from `source` for `expert`, the first of which gets slot `next`; returns the slot behind the
-// last.
-__device__ uint32_t number_rows(const Block& block, uint32_t source, uint32_t expert, uint32_t next) {
-    const uint32_t begin = block.begin_of(source);
-    const uint32_t rows = block.begin_of(source + 1) - begin;
-    const uint32_t named = block.is_over_nodes() ? HT_RANK_OF_GROUP | source : source;
+// A block numbers those of `rows` from `tile` on for `expert`, the first of which gets slot `next`; returns the slot behind
+// the last. It has looked at them.
+__device__ uint32_t number_rows(const Block& block, const Rows& rows, uint32_t tile, uint32_t expert, uint32_t next,
+                                uint32_t late) {
+    const uint32_t named = block.is_over_nodes() ? HT_RANK_OF_GROUP | rows.source : rows.source;
     const uint32_t bit = expert % HT_ZONE_WORD_EXPERTS;
-    const uint64_t* packets =
-        block.packets<Own>(own_window(block.params.peers), source, expert / HT_ZONE_WORD_EXPERTS);
-    const uint32_t groups = min((rows + HT_ZONES_THREADS - 1) / HT_ZONES_THREADS, kRows);
-    for (uint32_t tile = 0; tile < rows; tile += groups * HT_ZONES_THREADS) {
-        const uint32_t first = tile + warp_idx() * groups * kWarpSize + lane_idx();
-        uint32_t late = look(block, packets, groups, first, rows);
-        uint32_t count = 0;
+    const uint32_t first = rows.first(tile);
+    uint32_t count = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < groups; ++i, late >>= 1) {
-            uint32_t& data = block.shared.data[i][threadIdx.x];
-            if (late % 2 != 0) {
-                const Arrival arrival = wait_for_packet(block.params, packets + first + i * kWarpSize,
-                                                        {WAIT_COUNTS, named, block.epoch});
-                data = arrival.ok ? arrival.data : 0;
-            }
-            sync_warp();
-            count += ballot((data >> bit & 1) != 0).count();
+    for (uint32_t i = 0; i < rows.groups; ++i, late >>= 1) {
+        uint32_t& data = block.shared.data[i][threadIdx.x];
+        if (late % 2 != 0) {
+            const Arrival arrival = wait_for_packet(block.params, rows.packets + first + i * kWarpSize,
+                                                    {WAIT_COUNTS, named, block.epoch});
+            data = arrival.ok ? arrival.data : 0;
         }
-        if (lane_idx() == 0) {
-            block.shared.of_warp[warp_idx()] = count;
-        }
-        __syncthreads();
-        uint32_t slot = next;
-#pragma unroll 4
-        for (uint32_t warp = 0; warp < kWarps; ++warp) {
-            const uint32_t of_warp = block.shared.of_warp[warp];
-            slot += warp < warp_idx() ? of_warp : 0;
-            next += of_warp;
-        }
-#pragma unroll 1
-        for (uint32_t i = 0; i < groups; ++i) {
-            const uint32_t data = block.shared.data[i][threadIdx.x];
-            const LaneMask lanes = ballot((data >> bit & 1) != 0);
-            if (lanes.has_this()) {
-                store_slot(block, begin + first + i * kWarpSize, data, bit, slot + lanes.count_before());
-            }
-            slot += lanes.count();
-        }
-        __syncthreads();
+        sync_warp();
+        count += ballot((data >> bit & 1) != 0).count();
     }
+    if (lane_idx() == 0) {
+        block.shared.of_warp[warp_idx()] = count;
+    }
+    __syncthreads();
+    uint32_t slot = next;
+#pragma unroll 4
+    for (uint32_t warp = 0; warp < kWarps; ++warp) {
+        const uint32_t of_warp = block.shared.of_warp[warp];
+        slot += warp < warp_idx() ? of_warp : 0;
+        next += of_warp;
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < rows.groups; ++i) {
+        const uint32_t data = block.shared.data[i][threadIdx.x];
+        const LaneMask lanes = ballot((data >> bit & 1) != 0);
+        if (lanes.has_this()) {
+            store_slot(block, rows.begin + first + i * kWarpSize, data, bit, slot + lanes.count_before());
+        }
+        slot += lanes.count();
+    }
+    __syncthreads();
     return next;
 }
 
 ENTRY(ht_zones) {
+    follow_grid();
     __shared__ SharedStorage shared;
     const HtHandleMemory& handle = params.handle;
     const uint32_t epoch = params.epochs == nullptr ? params.epoch : ld_relaxed_gpu(params.epochs);
@@ -219,24 +194,37 @@ ENTRY(ht_zones) {
         // Warps take tokens in turn, so that those of a few are in many blocks.
         const uint32_t first = (warp_idx() * params.send_blocks + blockIdx.x) * kWarpSize + lane_idx();
         const uint32_t threads = params.send_blocks * HT_ZONES_THREADS;
-        for (uint32_t token = first; is_valid && token < handle.tokens && known_failure(params.wait) == 0;
-             token += threads) {
-            tell_experts(block, token);
+        for (uint32_t token = first; is_valid && token < handle.tokens; token += threads) {
+            tell_experts(params, epoch, params.source, token);
         }
         return;
     }
     const uint32_t expert = (blockIdx.x - params.send_blocks) % block.local_experts();
     const uint32_t source = (blockIdx.x - params.send_blocks) / block.local_experts();
-    uint32_t next = is_valid ? find_begin(block, source, expert) : 0;
-    if (threadIdx.x == 0 && source == 0 && is_valid) {
-        store_zone(block, expert, next);
-    } else if (threadIdx.x == 0 && source == 0) {
-        tell_zone(params.told, params.zones, expert, 0, 0);
-        tell_slots(params.told, 0);
+    if (!is_valid) {
+        if (threadIdx.x == 0 && source == 0) {
+            tell_zone(params.told, params.zones, expert, 0, 0);
+            tell_slots(params.told, 0);
+        }
+        return;
     }
-    const uint32_t end = !is_valid ? source : block.is_over_nodes() ? block.ranks() : source + 1;
+    uint32_t next = 0;
+    const uint32_t end = block.is_over_nodes() ? block.ranks() : source + 1;
     for (uint32_t from = source; from < end; ++from) {
-        next = number_rows(block, from, expert, next);
+        const Rows rows(block, from, expert);
+        uint32_t tile = 0;
+        do {
+            // Before it is known where the slots are, as both take a while.
+            const uint32_t late = look(block, rows, tile);
+            if (from == source && tile == 0) {
+                next = find_begin(block, source, expert);
+                if (threadIdx.x == 0 && source == 0) {
+                    store_zone(block, expert, next);
+                }
+            }
+            next = number_rows(block, rows, tile, expert, next, late);
+            tile += rows.groups * HT_ZONES_THREADS;
+        } while (tile < rows.count);
     }
 }
 

@@ -38,6 +38,62 @@ __device__ __forceinline__ uint32_t heard_rows(const Params& params, uint32_t ep
                                            : 0;
 }
 
+// ---- What ranks tell each other
+
+// A packet's bits of its word's experts are followed by how many of the row's are before them, and whether there are more.
+constexpr uint32_t kZoneBeforeShift = HT_ZONE_WORD_EXPERTS;
+constexpr uint32_t kZoneMoreShift = 31;
+static_assert(HT_MAX_TOP_K <= 1u << (kZoneMoreShift - kZoneBeforeShift), "a row has fewer experts before one of its");
+
+__device__ __forceinline__ uint32_t zone_words(uint32_t local_experts) {
+    return (local_experts + HT_ZONE_WORD_EXPERTS - 1) / HT_ZONE_WORD_EXPERTS;
+}
+
+// The bank of this epoch, in the window that begins at `window`.
+template <template <typename> class Address>
+__device__ __forceinline__ Address<uint64_t> packets_of(const HtPackets& packets, uint32_t epoch,
+                                                        Address<uint8_t> window) {
+    return as<uint64_t>(window + packets.offset + epoch % 2 * packets.bank_bytes);
+}
+
+// One thread tells all ranks that get the row of `token`, which `source` sends, which of their experts it is for. After a
+// failure it does not.
+template <typename Params>
+__device__ __noinline__ void tell_experts(const Params& params, uint32_t epoch, uint32_t source, uint32_t token) {
+    if (known_failure(params.wait) != 0) {
+        return;
+    }
+    const uint32_t top_k = params.handle.top_k;
+    const uint32_t local_experts = params.layout.local_experts;
+    const uint32_t words = zone_words(local_experts);
+    const HtEntry* entries = params.handle.entries + uint64_t{token} * top_k;
+    // Whether entry k has an expert before `end`.
+    const auto is_before = [&](uint32_t k, uint32_t end) {
+        return k < top_k && static_cast<uint32_t>(entries[k].expert) < end;
+    };
+    const uint32_t experts = params.peers.ranks * local_experts;
+    uint32_t k = 0;
+#pragma unroll 1
+    while (is_before(k, experts)) {
+        const uint32_t peer = entries[k].expert / local_experts;
+        const Remote<uint64_t> row = packets_of<Remote>(params.packets, epoch, window_of(params.peers, peer)) +
+                                     uint64_t{source} * words * params.max_tokens + entries[k].index;
+        const uint32_t end_of_peer = (peer + 1) * local_experts;
+        const uint32_t begin = k;
+        uint32_t expert = peer * local_experts;
+#pragma unroll 1
+        for (uint32_t word = 0; word < words; ++word, expert += HT_ZONE_WORD_EXPERTS) {
+            uint32_t data = (k - begin) << kZoneBeforeShift;
+#pragma unroll 1
+            for (; is_before(k, min(expert + HT_ZONE_WORD_EXPERTS, end_of_peer)); ++k) {
+                data |= 1u << (entries[k].expert - expert);
+            }
+            data |= is_before(k, end_of_peer) ? 1u << kZoneMoreShift : 0;
+            put_value(row + uint64_t{word} * params.max_tokens, make_packet(epoch, data));
+        }
+    }
+}
+
 // ---- What a routing tells its caller, in numbers as wide as the caller wants
 
 __device__ inline void tell(const HtNumbers& numbers, uint32_t i, uint32_t value) {

@@ -17,6 +17,7 @@ __device__ void send_fingerprint(const Block<Op>& block) {
         put_value(op.at(peer).fingerprint(op.rank()), op.packet(op.common.fingerprint));
         if constexpr (Op::kSeveral) {
             const LlNodes& nodes = op.nodes.nodes;
+#pragma unroll 1
             for (uint32_t number = 1; number < nodes.sources; ++number) {
                 put_value(op.at(peer).fingerprint(nodes.rank_of_source[number]),
                           op.packet(op.common.fingerprint));

@@ -80,6 +80,7 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const To
     }
     while (true) {
         uint32_t nearest = min(next, own);
+#pragma unroll 1
         for (uint32_t lanes = kWarpSize / 2; lanes != 0; lanes /= 2) {
             nearest = min(nearest, shuffle_xor(nearest, lanes));
         }
@@ -189,6 +190,7 @@ __device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint
 
 template <typename Op>
 __device__ void check_fingerprints(const Block<Op>& block) {
+#pragma unroll 1
     for (uint32_t rank = lane_idx(); rank < block.op.ranks(); rank += kWarpSize) {
         if (is_active(block.op.common.peers, block.op.nodes.forwarder_of(rank))) {
             check_fingerprint(block.op, rank);

@@ -199,7 +199,8 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
         if (unit.row < tokens && block.moves_rows()) {
             send_chunk(block, rows, unit, outgoing);
         } else if (unit.row < tokens && is_last_warp()) {
-            if (unit.part == 0) {
+            // The first block tells the counts meanwhile.
+            if (unit.part == min(1u, block.view.parts - 1)) {
                 send_entries(block, unit.row, outgoing);
             }
         }

@@ -137,13 +137,17 @@ __device__ __forceinline__ void receive_entry(const Block& block, uint32_t sourc
     }
 }
 
-// The last warp takes what comes beside the block's rows from `source`.
+// The last warp takes what comes beside the block's rows from `source`, `number` ranks further on. Of a token's blocks
+// each takes the entries from another source, as far as there are so many.
 template <typename Rows>
-__device__ __forceinline__ void receive_beside(const Block& block, const Rows& rows, uint32_t source) {
+__device__ __forceinline__ void receive_beside(const Block& block, const Rows& rows, uint32_t source,
+                                               uint32_t number) {
+    const Divided turn = divide(number, block.view.parts, block.view.parts_reciprocal);
+    const uint32_t part_of_entries = block.view.parts - 1 - turn.remainder;
     clear_ids(block, source);
 #pragma unroll 1
     for (ViewUnit unit = block.first; unit.row < block.shared.all[source]; unit.next(block.view)) {
-        if (unit.part == 0) {
+        if (unit.part == part_of_entries) {
             receive_entry(block, source, unit.row);
         }
         if constexpr (Rows::kCasts) {
@@ -164,7 +168,7 @@ __device__ __forceinline__ void receive_all(const Block& block, const Rows& rows
     for (uint32_t number = 0; number < op.ranks(); ++number) {
         const uint32_t source = turned(op, number);
         if (is_last_warp()) {
-            receive_beside(block, rows, source);
+            receive_beside(block, rows, source, number);
         } else if (block.moves_rows() && source != op.rank()) {
             await_rows(block, source);
         }

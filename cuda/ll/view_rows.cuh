@@ -95,7 +95,7 @@ struct CastView {
 // In any order but that of one access, which is rare.
 __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first,
                                                  uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
-    ScalePart{rows, rows.out, scales, first}.store({{w0, w1, w2, w3}});
+    ScalePart{rows, rows.out, scales, first}.store_slowly({{w0, w1, w2, w3}});
 }
 
 // Takes the scales of row number `index` of those from `source`.
@@ -122,7 +122,7 @@ __device__ __forceinline__ void receive_scales(const Block& block, const ScaledR
         });
         const ScalePart part = {rows, rows.out, scales, first};
         if (part.is_one_access()) {
-            st_row(reinterpret_cast<Vec16*>(scales + first), words);
+            part.store_at_once(words);
         } else {
             store_scales(rows, scales, first, words.word[0], words.word[1], words.word[2], words.word[3]);
         }

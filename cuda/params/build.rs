@@ -75,13 +75,13 @@ const FILES: [File; 8] = [
     File {
         name: "ht",
         base: Some("common.h"),
-        sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtRouteParams HtSequences HtCommon HtShape
-            HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
+        sizes: sizes![ht: HtLayout HtEntry HtHandleMemory HtCount HtNumbers HtTold HtPackets HtRouteParams
+            HtSequences HtCommon HtShape HtDispatchParams HtScaledRows HtScaledDispatchParams HtCombineParams],
     },
     File {
         name: "ht_kept",
         base: Some("ht.h"),
-        sizes: sizes![ht_kept: HtNumbers HtZones HtTold HtZonesParams HtCountersParams HtCutParams HtByKParams
+        sizes: sizes![ht_kept: HtZones HtZonesParams HtCountersParams HtCutParams HtByKParams
             HtZonesDispatchParams HtZonesScaledDispatchParams HtZonesCombineParams HtPlane HtSpreadParams HtGatherParams],
     },
     File {

@@ -356,7 +356,7 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t *tensor);
 // @param size      gets the bytes
 // @param num_topk  K
 //
-// Returns as `ncclEpInitHandle`, and `ncclInvalidUsage` over several nodes.
+// Returns as `ncclEpInitHandle`.
 ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
                                  ncclEpLayout_t layout,
                                  const struct ncclEpHandleConfig_t *config,
@@ -376,7 +376,8 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 // @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
 //                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 //                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
-//                    it. NULL: memory of the library's. HT: on all ranks or on none, and of one update on all. A
+//                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
+//                    library's. HT: on all ranks or on none, and of one update on all. A
 //                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 //                    not free it before
 //
@@ -455,8 +456,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
 // are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
 // ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than once is
-// there once, with the sum of its weights, in fp32 by ascending k. Unused rows up to B are 0, -1 and 0. More rows than
-// B are a failure of the group. In a backward pass there are tokens only.
+// there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and weights 0, and
+// tokens keep their content. More rows than B are a failure of the group. In a backward pass there are tokens only.
 //
 // HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
 // `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each

@@ -194,7 +194,8 @@ def _ht_window(shape: Shape, place: _Place, counts: int) -> int:
     depth = 1 << (min(wanted, fitting).bit_length() - 1)
     units = place.locals * _UNITS * depth
     rings = sum(_up(size, _REGION) for size in (
-        2 * counts, units * _PACKET, units * _WORD, units * unit, _ht_zones(shape)))
+        2 * counts, units * _PACKET, units * _WORD, units * unit,
+        _ht_zones(shape) * (1 if place.others else 2)))
     return rings + (_ht_mapped(shape) if not place.others and shape.ranks > 1 else 0)
 
 

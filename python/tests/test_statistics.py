@@ -79,10 +79,11 @@ def test_waits_for_a_late_rank_are_timed(group, world):
         handle.dispatch(tokens)
         assert not waits.any()
         made.time_waits(waits)
-        dist.barrier()
-        if rank == ranks - 1:
-            time.sleep(0.05)
-        handle.dispatch(tokens)
+        for _ in range(3):
+            dist.barrier()
+            if rank == ranks - 1:
+                time.sleep(0.05)
+            handle.dispatch(tokens)
         made.time_waits(None)
         timed = waits.tolist()
         handle.dispatch(tokens)

@@ -25,7 +25,7 @@ _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc
                              r"|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)")
 
 # Of the second interface over the same core, for tests alone (abi/probe).
-_PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Tune", "Bytes", "RouteIn",
+_PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Bytes", "RouteIn",
           *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health", "Faults", "Abort")))
 
 # Of the later interface (abi/second).

@@ -23,11 +23,10 @@ use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts, RankChoices};
 use crate::model::handle_state::{GivenBlock, HandleHome};
 use crate::model::ops::{
-    HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
+    HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
-use crate::tuning::Tuning;
 use std::sync::Arc;
 
 /// One rank's side of an open group.
@@ -62,9 +61,6 @@ pub trait GroupBackend: Send + Sync {
     fn faults(&self) -> Arc<dyn Faults>;
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
-    /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
-    /// that are enqueued, from now on. A matter of this rank alone.
-    fn tune(&self, _tuning: Tuning) {}
     fn objects(&self) -> &dyn GroupObjects;
     /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as [`GroupObjects::make`].
     fn make_views(&self, _stream: Stream) -> Result<()> {
@@ -85,8 +81,11 @@ pub trait HtGroupBackend: Send + Sync {
     /// arguments, and that rank gets it back. The others learn of it from this call, or from the handle's first use.
     fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>>;
 
-    /// In a group on one node, a handle over `block`, for a routing of so many tokens that an equal one has stored there, or its bytes; the
-    /// ids are not looked at. Local, enqueues no work and does not touch the block: each operation compares its header.
+    /// Bytes of a handle's block in a caller's memory; `None` if handles have no common size.
+    fn block_bytes(&self, top_k: usize, form: HandleForm) -> Result<Option<usize>>;
+
+    /// A handle over `block`, for a routing of so many tokens that an equal one has stored there, or its bytes; the ids are
+    /// not looked at. Local, enqueues no work and does not touch the block: each operation compares its header.
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>>;
 }
 
@@ -97,7 +96,7 @@ pub struct HtRouting {
     pub counter: Option<DevPtr>,
     /// What it tells beside that; over several nodes the numbers of experts at most.
     pub counters: RoutingCounters,
-    /// Where the handle's block is, a caller's memory on one node only.
+    /// Where the handle's block is.
     pub home: HandleHome,
 }
 

@@ -43,6 +43,8 @@ pub enum Setting {
     MaxTokens,
     /// Most rows that one rank receives.
     RecvRows,
+    /// What becomes of rows beyond that.
+    Overflow,
     /// The largest row, in bytes.
     RowBytes,
     /// How low-latency combines sum.

@@ -125,6 +125,8 @@ pub struct GroupSettings {
     pub zones: bool,
     /// HT: rows that an ABI's tensors must have room for; 0 for none. The same on all ranks.
     pub tensor_rows: usize,
+    /// HT: whether rows beyond that are dropped, by which ranks route.
+    pub drops: bool,
     /// How long any wait for another rank may last, unless the environment says so; `None`: the library chooses.
     pub timeout: Option<Duration>,
     /// The most SMs that were asked for, which the device must have.
@@ -178,6 +180,8 @@ pub struct GroupFacts {
     pub zones: bool,
     /// HT: rows that an ABI's tensors must have room for; 0 for none.
     pub tensor_rows: usize,
+    /// HT: whether rows beyond that are dropped, by which ranks route.
+    pub drops: bool,
 }
 
 /// The most rows that a rank may receive in groups that have room for zones because that is little.
@@ -240,6 +244,7 @@ impl GroupFacts {
         channels: None,
         zones: false,
         tensor_rows: 0,
+        drops: false,
     };
 }
 

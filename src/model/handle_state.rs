@@ -8,8 +8,8 @@
 //! again, so their headers are not written. In the latter each operation compares the header first: what else lies
 //! there is refused, not followed. The sections behind a right header are the caller's word.
 //!
-//! Over several nodes a handle also has numbers on the host (how much each message carries), so its block alone serves
-//! nobody, and lies in the library's memory.
+//! Over several nodes a handle also has numbers on the host (how much each message carries). There a block in a caller's
+//! memory is of another form, which has them behind its header (`cuda/ht/nodes/given.rs`).
 
 use crate::model::group::{Algorithm, GroupFacts};
 use crate::model::layout::Layout;

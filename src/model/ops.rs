@@ -280,6 +280,8 @@ pub struct HtDispatch {
     pub counter: Option<DevPtr>,
     /// The number of this rank's first expert among the ids that are delivered.
     pub first_id: usize,
+    /// Without zones: whether rows and scales that no token fills keep their content, and are not zeros.
+    pub keeps_rest: bool,
     pub launch: Launch,
     pub way: HtWay,
     /// With zones, what the dispatch tells its caller as the routing has.

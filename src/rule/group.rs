@@ -26,6 +26,7 @@ pub fn check(settings: &GroupSettings, choices: &GroupChoices, ranks: usize, ran
         channels: settings.channels,
         zones: settings.zones,
         tensor_rows: settings.tensor_rows,
+        drops: settings.drops,
     })
 }
 
@@ -103,6 +104,7 @@ mod tests {
         channels: None,
         zones: false,
         tensor_rows: 0,
+        drops: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

@@ -115,38 +115,10 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::refusal::Subject;
-    use crate::model::tensor::DType;
-
-    fn facts(algorithm: Algorithm) -> GroupFacts {
-        GroupFacts { algorithm, ..GroupFacts::SAMPLE }
-    }
-
-    fn tensor(dtype: DType, sizes: &[u32]) -> Tensor {
-        Tensor::new(DevPtr(64), Some(dtype), sizes)
-    }
-
-    #[test]
-    fn ids_of_64_bits_route_and_others_only_where_they_are_kept() {
-        let facts = facts(Algorithm::LowLatency);
-        let form = HandleForm::default();
-        let routed = routing(&facts, &tensor(DType::Int64, &[4, 2]), form).unwrap();
-        assert_eq!((routed.tokens, routed.top_k), (4, 2));
-        assert_eq!(routed.width.bytes(), 8);
-        let keeping = HandleForm { keeps_ids: true, ..form };
-        assert_eq!(routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap().width.bytes(), 4);
-        assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());
-        let refused = |dtype, sizes| routing(&facts, &tensor(dtype, sizes), form).unwrap_err().refused().unwrap();
-        let narrow = (Subject::ElementType(Role::Ids), OfTensor::ElementType.into());
-        assert_eq!(refused(DType::Int32, &[4, 2]), narrow);
-        let many = OfTensor::AtMost(Extent::MaxTokens).into();
-        let subject = Subject::Size(Role::Ids, 0);
-        assert_eq!(refused(DType::Int64, &[5, 2]), (subject, many));
-    }
 
     #[test]
     fn zones_are_counted_in_31_bits() {
-        let facts = facts(Algorithm::HighThroughput);
+        let facts = GroupFacts { algorithm: Algorithm::HighThroughput, ..GroupFacts::SAMPLE };
         let fits = |step, top_k| alignment(&facts, step, top_k).is_ok();
         assert!(fits(1, 32) && fits(1 << 28, 32) && !fits(1 << 29, 32) && !fits(3, 1) && !fits(1 << 63, 1));
         // Of one expert, so that only what comes counts.
@@ -154,21 +126,5 @@ mod tests {
         let most = |tokens| alignment(&of(tokens), 1 << 30, 8).is_ok();
         assert!(most(1 << 29) && !most((1 << 29) + 1));
         assert!(alignment(&GroupFacts { max_tokens: Some(1 << 28), ..facts }, 1, 4).is_err());
-    }
-
-    #[test]
-    fn counters_are_those_of_high_throughput() {
-        let host_counter = Some(tensor(DType::Int32, &[4]));
-        let tensors = HandleTensors {
-            ids: tensor(DType::Int64, &[4, 2]),
-            counter: None,
-            host_counter,
-            counters: RoutingCounters::default(),
-        };
-        let found = counter(&facts(Algorithm::HighThroughput), &tensors);
-        assert_eq!(found, Ok(Some(Counter::Host(DevPtr(64)))));
-        let refused = counter(&facts(Algorithm::LowLatency), &tensors).unwrap_err();
-        let expected = (Subject::Tensor(Role::HostCounter), OfTensor::CounterAtDispatch.into());
-        assert_eq!(refused.refused(), Some(expected));
     }
 }

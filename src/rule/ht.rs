@@ -45,6 +45,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
         routing_out,
         counter,
         first_id: tensors.first_id(facts),
+        keeps_rest: tensors.keeps_rest,
         launch: Launch::default(),
         way: HtWay::default(),
         counters: tensors.counters,

@@ -43,6 +43,8 @@ pub struct DispatchTensors<'a> {
     pub round_scales: u32,
     /// Whether delivered ids are those of all experts, not of this rank's.
     pub global_ids: bool,
+    /// HT without zones: whether rows and scales that no token fills keep their content, and are not zeros.
+    pub keeps_rest: bool,
     /// HT with zones: what the dispatch tells as a routing does; an ABI has checked them.
     pub counters: RoutingCounters,
 }

@@ -97,11 +97,12 @@ fn check_sms(settings: &GroupSettings, device: &dyn Device) -> Result<()> {
 }
 
 /// The numbers that must be the same on every rank.
-const COMPARED: [Setting; 8] = [
+const COMPARED: [Setting; 9] = [
     Setting::Algorithm,
     Setting::Experts,
     Setting::MaxTokens,
     Setting::RecvRows,
+    Setting::Overflow,
     Setting::RowBytes,
     Setting::LlCombine,
     Setting::NodeSums,
@@ -160,6 +161,7 @@ fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
         facts.experts as u64,
         facts.max_tokens.unwrap_or(0) as u64,
         facts.tensor_rows as u64,
+        u64::from(facts.drops),
         facts.row_bytes as u64,
         u64::from(facts.ll_combine as u32),
         u64::from(env.node_sums as u32),
@@ -174,6 +176,7 @@ fn shown(setting: Setting, number: u64) -> String {
         Setting::LlCombine => name_of(&LlCombineMode::ALL, number, |it| (it as u32, it.name())),
         Setting::NodeSums => name_of(&NodeSums::ALL, number, |it| (it as u32, it.name())),
         Setting::HtChunkBytes if number == 0 => Some("unset"),
+        Setting::Overflow => Some(if number == 0 { "trap" } else { "drop" }),
         Setting::MaxTokens | Setting::RecvRows if number == 0 => Some("no bound"),
         _ => None,
     };

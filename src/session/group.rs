@@ -2,16 +2,16 @@
 
 use crate::backend::device::{Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
-use crate::error::refusal::{Extent, InSequence, OfSettings, OfTensor, Role, Subject};
+use crate::error::refusal::{Extent, InSequence, OfTensor, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
-use crate::model::group::{GroupFacts, MAX_TOP_K};
+use crate::model::group::{ByMode, GroupFacts, MAX_TOP_K};
 use crate::model::handle_state::block_bytes;
 use crate::model::ops::{HandleForm, STAGED_SLOTS, StagedSlot, Stream, ViewBank};
 use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
-use crate::tuning::{Learned, Operation, Tuning};
+use crate::tuning::{Learned, Operation};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
@@ -116,14 +116,15 @@ impl Group {
 
     /// Bytes that a handle with `top_k` ids per token needs of a caller's memory; its size depends on nothing else.
     pub fn handle_bytes(&self, top_k: usize, form: HandleForm) -> Result<usize> {
-        if self.nodes > 1 {
-            return Err(Error::usage(Subject::Handle, OfSettings::OneNode));
-        }
         if top_k > MAX_TOP_K {
             let rule = OfTensor::AtMost(Extent::MostTopK);
             return Err(Error::argument(Subject::Size(Role::Ids, 1), rule).got(top_k, MAX_TOP_K));
         }
-        block_bytes(&self.facts, top_k, form).ok_or_else(|| {
+        let bytes = match &self.backend.mode {
+            ByMode::Ll(_) => block_bytes(&self.facts, top_k, form),
+            ByMode::Ht(backend) => backend.block_bytes(top_k, form)?,
+        };
+        bytes.ok_or_else(|| {
             Error::new(Code::InvalidUsage, "handles in a caller's memory need a bound of tokens per rank")
         })
     }
@@ -136,12 +137,6 @@ impl Group {
     /// What to look at in each call, if somebody wants that.
     pub(super) fn checks(&self) -> Option<&Checks> {
         self.checks.as_ref()
-    }
-
-    /// Sets this rank's launch shapes, of handles that are made from now on. Other ranks need not do so: each decides for
-    /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
-    pub fn tune(&self, tuning: Tuning) {
-        self.backend.common.tune(tuning);
     }
 
     /// Chooses how this rank runs `operation` from now on; `None`: nothing. Variants of low latency must be the same on all

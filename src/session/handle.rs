@@ -69,7 +69,8 @@ impl Handle {
     ///
     /// What those of an equal handle have stored there, or a copy of it from any other address, may be used without an
     /// update (HT), or without a dispatch (LL, which needs its ids). The device finds out whether there is such, and the
-    /// group fails if not. In HT the ranks' handles all lie in memory of callers, or none does, and what lies there is of
+    /// group fails if not; over several nodes the host does, so operations wait until their stream comes to them, and LL
+    /// leaves the memory alone. In HT the ranks' handles all lie in memory of callers, or none does, and what lies there is of
     /// one update. A staged operation that is given up uses the memory until the group's next staged operation in its
     /// slot, or the group's end.
     pub fn in_memory(
@@ -79,6 +80,9 @@ impl Handle {
         (top_k, form): (usize, HandleForm),
     ) -> Result<Self> {
         let block = rule::handle::memory(memory, bytes, group.handle_bytes(top_k, form)?)?;
+        if group.nodes() > 1 && matches!(group.backend().mode, ByMode::Ll(_)) {
+            return Ok(Self::new(group, form));
+        }
         Ok(Self { given: Some(Given { block, top_k }), ..Self::new(group, form) })
     }
 

@@ -1,8 +1,7 @@
 //! Creation and destruction of groups.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject, check_out, write_out};
 use crate::owners::Allocator;
 use crate::texts;
 use crate::types::{
@@ -163,6 +162,7 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         channels: given(num_channels),
         zones: false,
         tensor_rows: 0,
+        drops: false,
         timeout: None,
         sms: None,
         ll_combine: LlCombineMode::Reduce,

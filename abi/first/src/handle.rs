@@ -1,8 +1,7 @@
 //! Creation, destruction and queries of handles.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::{self, Group};
+use crate::objects::{self, GUARD, Group, Subject, check_out, write_out};
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t};
 use nccl_ep_abi::refuse;

@@ -1,8 +1,7 @@
 //! Dispatch, combine and completion.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects;
+use crate::objects::{self, GUARD, Subject};
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{
     cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t, ncclEpHandle_t,
@@ -59,6 +58,7 @@ impl Lists {
             counter: self.locals.get(Tag::RecvExpertCounterDevice),
             round_scales,
             global_ids: false,
+            keeps_rest: false,
             counters: RoutingCounters::default(),
         }
     }

@@ -1,8 +1,7 @@
 //! Running statistics: this library's own addition to the interface.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject};
 use crate::types::{ncclEpGroup_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;

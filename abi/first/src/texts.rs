@@ -25,7 +25,7 @@ fn setting(setting: Setting) -> &'static str {
         Setting::Algorithm => "config.algorithm",
         Setting::Experts => "config.num_experts",
         // This ABI has no separate bound of received rows.
-        Setting::MaxTokens | Setting::RecvRows => "config.max_tokens_per_rank",
+        Setting::MaxTokens | Setting::RecvRows | Setting::Overflow => "config.max_tokens_per_rank",
         Setting::RowBytes => "config.token_size_bytes",
         Setting::LlCombine => "NCCL_EP_LL_COMBINE",
         Setting::NodeSums => "NCCL_EP_NODE_SUMS",

@@ -50,8 +50,8 @@ struct Dispatch {
 /// topk_weights float32 [n, K], where n is at least the group's max_recv_tokens_per_rank, B, of which the first B rows
 /// are used. A rank receives a token once; rows are ordered by source rank and token. The ids of a row are local expert
 /// ids, ascending, then -1; its weights are in the same order, then 0. An expert that a token names more than once is
-/// there once, with the sum of its weights, in fp32 by ascending k. Unused rows up to B are 0, -1 and 0. More rows than
-/// B are a failure of the group. In a backward pass there are tokens only.
+/// there once, with the sum of its weights, in fp32 by ascending k. Of unused rows up to B ids are -1 and weights 0, and
+/// tokens keep their content. More rows than B are a failure of the group. In a backward pass there are tokens only.
 ///
 /// HT expert-major: inputs tokens [T, H], topk_weights float32 [T, K]; outputs tokens [n, H] and topk_weights float32
 /// `[n]`, where B of n slots are used; layout_info, which may be NULL, has counters as of `ncclEpUpdateHandle`. Each

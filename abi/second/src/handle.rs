@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// @param size      gets the bytes
 /// @param num_topk  K
 ///
-/// Returns as `ncclEpInitHandle`, and `ncclInvalidUsage` over several nodes.
+/// Returns as `ncclEpInitHandle`.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -67,7 +67,8 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 /// @param handle_mem  uint8 `[n]`, n as of `ncclEpHandleMemSize`, at a multiple of 16 bytes: what operations need of
 ///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 ///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
-///                    it. NULL: memory of the library's. HT: on all ranks or on none, and of one update on all. A
+///                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
+///                    library's. HT: on all ranks or on none, and of one update on all. A
 ///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 ///                    not free it before
 ///

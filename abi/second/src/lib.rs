@@ -14,6 +14,8 @@ pub mod enums;
 mod group;
 mod guard;
 mod handle;
+#[cfg(feature = "test-hook")]
+mod hook;
 mod info;
 mod objects;
 mod options;

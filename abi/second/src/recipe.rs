@@ -59,6 +59,7 @@ impl Scales {
             out_scales,
             round_scales: self.round,
             out_tokens: Some(out),
+            keeps_rest: true,
             ..DispatchTensors::default()
         }
     }

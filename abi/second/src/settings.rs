@@ -81,6 +81,7 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         channels: channels(config),
         zones: is_ht,
         tensor_rows: kept.recv_rows.unwrap_or(0),
+        drops: kept.drops,
         sms: sms(config),
         ll_combine: LlCombineMode::Exact,
         timeout: (config.timeout_ns > 0).then(|| Duration::from_nanos(config.timeout_ns)),

@@ -34,6 +34,7 @@ fn setting(setting: Setting) -> &'static str {
         Setting::Experts => "config.num_experts",
         Setting::MaxTokens => "config.max_dispatch_tokens_per_rank",
         Setting::RecvRows => "config.max_recv_tokens_per_rank",
+        Setting::Overflow => "config.overflow_policy",
         Setting::RowBytes => "config.max_token_bytes",
         Setting::LlCombine => "NCCL_EP_LL_COMBINE",
         Setting::NodeSums => "NCCL_EP_NODE_SUMS",

@@ -24,6 +24,8 @@ lib/cmake/nccl_ep_2/nccl_ep_2-config-version.cmake
 lib/cmake/nccl_ep_2/nccl_ep_2-config.cmake
 lib/libnccl_ep.a
 lib/libnccl_ep.so
+lib/nccl_ep_2/include
+lib/nccl_ep_2/lib/libnccl_ep.so.0
 lib/nccl_ep_2/libnccl_ep.a
 lib/nccl_ep_2/libnccl_ep.so
 lib/nccl_ep_2/libnccl_ep.so.0
@@ -141,7 +143,13 @@ later_by_cmake() {
 }
 needs_later() { readelf -d "$1" | grep -q 'NEEDED.*\[libnccl_ep\.so\.0\]'; }
 
+# As TransformerEngine's library looks for it by NCCL_EP_HOME.
+is_a_home() {
+    readelf -d "$1/lib/libnccl_ep.so.0" | grep -q 'SONAME.*\[libnccl_ep\.so\.0\]' && [ -f "$1/include/nccl_ep/ep_enums.h" ]
+}
+
 with_later_interface() {
+    check "later: a home" is_a_home "$prefix/lib/nccl_ep_2"
     check "later: version" test "$(pkg-config --modversion nccl_ep_2)" = 0.2.0
     check "later: build, shared" pkg_config_build later.c later.so "$(later_flags "")"
     check "later: needs the library" needs_later "$work/later.so"

@@ -42,7 +42,7 @@ static Case varied(const Case* given, unsigned i, RefBuffer* memory) {
     test.narrow_ids = i % 4 == 1 || i % 4 == 2;
     test.global_ids = i % 2 == 1 && (test.kind == kLlRanks || test.kind == kHtFlat);
     test.scaled = i % 5 < 3;
-    test.memory = i % 3 == 0 && ranks_share_a_node() ? memory : NULL;
+    test.memory = i % 3 == 0 ? memory : NULL;
     return test;
 }
 
@@ -135,7 +135,6 @@ EP_TEST(every_generation_is_served) {
 }
 
 EP_TEST(a_routing_is_kept_in_memory_of_callers) {
-    if (!ranks_share_a_node()) return;
     RefBuffer memory;
     Case test = kSmallLl;
     test.uneven = true;

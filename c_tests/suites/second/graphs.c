@@ -103,6 +103,24 @@ EP_TEST(updates_by_expert_are_captured) {
     replay_beside(env, &test, &test);
 }
 
+// How many rows come is not known before each replay.
+EP_TEST(rows_that_are_counted_first_are_not_captured) {
+    const Case test = kSmallHt;
+    Run run;
+    run_open(&run, env, &test, 940);
+    ncclEpGroup_t group = group_of(env, &test);
+    ncclEpHandle_t handle = run_route(&run, group);
+    if (ep_begin_capture(env->stream)) {
+        CHECK_REFUSED(run_dispatch(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage,
+                      "stream: must not be captured in a group without max_recv_tokens_per_rank");
+        EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
+    }
+    run_exchange(&run, handle, NCCL_EP_FWD_PASS);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    run_close(&run);
+}
+
 enum { kLateTokens = 2, kLateMicroseconds = 100000 };
 
 typedef struct {

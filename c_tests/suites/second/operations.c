@@ -15,6 +15,10 @@ static ncclResult_t combine(void) {
     return ncclEpCombine(g_handle, &it.combine_inputs, &it.combine_outputs, &it.combine_config, g_run.env->stream);
 }
 
+static ncclResult_t update(void) {
+    return ncclEpUpdateHandle(g_handle, &it.views[kIds].tensor, &it.update, g_run.env->stream);
+}
+
 static void reset(void) { call_set(&it, &g_run, NCCL_EP_FWD_PASS); }
 
 static void open_call(const EpEnv* env, Case* test) {
@@ -95,6 +99,8 @@ EP_TEST(what_low_latency_has_not_is_refused) {
     REFUSED(dispatch, it.views[kReceived].sizes[1] = 1, no, "max_dispatch_tokens_per_rank");
     REFUSED(dispatch, it.views[kReceived].tensor.datatype = ncclFloat16, no, "outputs.tokens.datatype");
     REFUSED(dispatch, it.views[kTokens].sizes[0] = 3, no, "inputs.tokens.sizes[0]: must be the handle's");
+    REFUSED(dispatch, it.views[kTokens].tensor.ndim = 1, no, "inputs.tokens.ndim");
+    REFUSED(dispatch, it.views[kCounters].sizes[0] = 1, no, "layout_info.expert_counters");
     REFUSED(dispatch, it.views[kTokens].sizes[1] = 2 * test.hidden, no, "max_token_bytes");
     REFUSED(combine, (void)0, usage, "needs a dispatch before its first combine");
     REFUSED(combine, it.combine_outputs.topk_weights = NULL, no, "outputs.topk_weights: is required");
@@ -136,6 +142,8 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(dispatch, it.views[kIdsOut].sizes[0] -= kSpare + 1, no, "outputs.topk_idx.sizes[0]");
     REFUSED(dispatch, it.views[kWeightsOut].sizes[0] = 0, no, "outputs.topk_weights.sizes[0]");
     REFUSED(dispatch, it.views[kIdsOut].tensor.datatype = ncclInt32, no, "outputs.topk_idx.datatype");
+    REFUSED(dispatch, it.views[kReceived].tensor.datatype = ncclFloat16, no, "outputs.tokens.datatype");
+    REFUSED(dispatch, it.views[kTokens].tensor.ndim = 1, no, "inputs.tokens.ndim");
     REFUSED(dispatch, it.info.recv_topk_idx_kind = (ncclEpExpertIdKind_t)3, no, "recv_topk_idx_kind");
 #define BACKWARD it.config.pass_direction = it.combine_config.pass_direction = NCCL_EP_BWD_PASS
     REFUSED(dispatch, BACKWARD, no, "inputs.topk_weights: must be NULL in a backward pass");
@@ -154,10 +162,16 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(combine, (GRADIENTS, it.views[kGradientsIn].sizes[1] = 1), no, "inputs.topk_weights.sizes[1]");
 #undef GRADIENTS
     REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, no, "must be a recipe");
-    REFUSED(dispatch, (it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, it.inputs.scales = &it.views[kScales].tensor,
-                       it.outputs.scales = &it.views[kScalesOut].tensor,
-                       it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
+#define SCALED                                                                                     \
+    it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, it.inputs.scales = &it.views[kScales].tensor, \
+    it.outputs.scales = &it.views[kScalesOut].tensor
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
             "outputs.scales.win_hdl: must be a window with outputs.tokens");
+    REFUSED(dispatch, (SCALED), no, "max_token_bytes");
+    REFUSED(dispatch, (SCALED, it.views[kScales].sizes[0] += 1), no, "inputs.scales.sizes[0]");
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].sizes[0] = 0), no, "outputs.scales.sizes[0]");
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.datatype = ncclFloat16), no, "outputs.scales.datatype");
+#undef SCALED
     // Prefixes come before recipes, recipes before directions, and these before shapes.
     REFUSED(dispatch, (it.outputs.size = 0, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD), no, "size");
     REFUSED(dispatch, (it.config.quant_recipe = (ncclEpDispQuant_t)9, BACKWARD), no, "config.quant_recipe");
@@ -191,6 +205,13 @@ EP_TEST(what_rows_by_expert_have_not_is_refused) {
             "outputs.topk_weights.ndim");
     REFUSED(dispatch, it.outputs.topk_weights = NULL, no, "outputs.topk_weights: is required");
     REFUSED(dispatch, it.views[kReceived].sizes[0] -= kSpare + 1, no, "outputs.tokens.sizes[0]: must have");
+    REFUSED(dispatch, (it.info = it.update, it.views[kTotal].tensor.datatype = ncclInt64,
+                       it.views[kCounters].tensor.datatype = it.views[kOffsets].tensor.datatype = ncclInt32), no,
+            "layout_info: must have counters of one type");
+    REFUSED(dispatch, (it.info = it.update, it.views[kOffsets].sizes[0] = 1), no, "layout_info.expert_offsets.sizes[0]");
+    REFUSED(update, it.views[kTotal].tensor.datatype =
+                        it.views[kCounters].tensor.datatype == ncclInt32 ? ncclInt64 : ncclInt32, no,
+            "layout_info: must have counters of one type");
     REFUSED(combine, it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8, ncclInvalidUsage, "MXFP8 is not");
     close_call();
 }

@@ -89,6 +89,8 @@ EP_TEST(groups_with_wrong_settings_are_not_made) {
     GROUP_REFUSED(kSmallLl, it.max_dispatch_tokens_per_rank = 0, no, "max_dispatch_tokens_per_rank");
     GROUP_REFUSED(kSmallLl, it.max_token_bytes = 0, no, "config.max_token_bytes");
     GROUP_REFUSED(kSmallLl, it.zero_copy = (ncclEpZeroCopyMode_t)3, no, "config.zero_copy");
+    if (env->size > 1) GROUP_REFUSED(kSmallLl, it.num_experts += 1, no, "config.num_experts");
+    GROUP_REFUSED(kSmallHt, it.max_token_bytes = 0, no, "config.max_token_bytes");
     GROUP_REFUSED(kSmallHt, it.max_token_bytes = 40, no, "config.max_token_bytes");
     GROUP_REFUSED(kSmallHt, it.max_recv_tokens_per_rank = 3, no, "max_recv_tokens_per_rank");
     GROUP_REFUSED(kSmallHt, it.num_topk = it.num_experts + 1, no, "config.num_topk");
@@ -114,14 +116,15 @@ EP_TEST(one_rank_refuses_for_all) {
     ep_barrier();
 }
 
-EP_TEST(ranks_agree_on_the_bound_of_rows) {
+EP_TEST(ranks_agree_on_the_rows_that_stay) {
     if (env->size == 1) return;
-    ncclEpGroupConfig_t config = config_of(env, &kSmallHt);
-    config.max_recv_tokens_per_rank = env->rank == 0 ? 0 : config.max_dispatch_tokens_per_rank;
-    ncclEpGroup_t group = NULL;
-    CHECK_REFUSED(ncclEpCreateGroup(&group, env->comm, &config), ncclInvalidArgument,
+    const ncclResult_t no = ncclInvalidArgument;
+    GROUP_REFUSED(kSmallHt, it.max_recv_tokens_per_rank = env->rank == 0 ? 0 : it.max_dispatch_tokens_per_rank, no,
                   "config.max_recv_tokens_per_rank: must be the same on every rank");
-    EP_CHECK(group == NULL);
+    ep_barrier();
+    GROUP_REFUSED(kSmallHt, (it.max_recv_tokens_per_rank = it.max_dispatch_tokens_per_rank,
+                             it.overflow_policy = env->rank == 0 ? NCCL_EP_OVERFLOW_TRAP : NCCL_EP_OVERFLOW_DROP), no,
+                  "config.overflow_policy: must be the same on every rank");
     ep_barrier();
 }
 
@@ -230,6 +233,9 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
     ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
     config.dispatch_output_per_expert_alignment = 3;
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, &config, 2, NULL), no, "power of two");
+    size_t size = 7;
+    CHECK_REFUSED(ncclEpHandleMemSize(ht.group, em, &config, &size, 2), no, "power of two");
+    EP_CHECK_EQ_U64(size, 7);
     config.dispatch_output_per_expert_alignment = (size_t)1 << 33;
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, &config, 2, NULL), no, "must be countable in 31 bits");
     config.size = 15;
@@ -239,7 +245,6 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
 }
 
 EP_TEST(memory_of_callers_is_checked) {
-    if (!ranks_share_a_node()) return;
     const ncclResult_t no = ncclInvalidArgument;
     const ncclEpLayout_t em = NCCL_EP_LAYOUT_EXPERT_MAJOR;
     Handles it;

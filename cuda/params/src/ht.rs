@@ -1,5 +1,7 @@
 //! Parameters of the high-throughput kernels.
 
+use core::ffi::c_void;
+
 use crate::common::{MAX_PEERS, PeerTable, ScaledRows, WaitParams};
 
 /// Most experts that a token can name in HT: one lane of a warp for each.
@@ -101,6 +103,44 @@ pub struct HtCount {
     pub epoch: u32,
 }
 
+/// Numbers of a caller's.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtNumbers {
+    /// The first, or NULL.
+    pub data: *mut c_void,
+    /// Not zero if they have 64 bits, not 32.
+    pub is_wide: u32,
+}
+
+/// What a routing tells its caller; of each, no address if he does not want it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtTold {
+    /// Gets the rows for each local expert, with zones the slots.
+    pub experts: HtNumbers,
+    /// Gets the rows, with zones all slots; none if ranks disagree.
+    pub total: HtNumbers,
+    /// With zones, gets the first slot of each expert.
+    pub offsets: HtNumbers,
+    /// With zones, gets their total for the host.
+    pub page: *mut HtCount,
+    /// The handle's number, which goes there.
+    pub epoch: u32,
+}
+
+/// Where a handle's ranks tell each other of rows by expert: in two banks, by the epoch of `ht_route`; over several nodes in
+/// one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtPackets {
+    /// Offset in a window: u64 packets `[ranks][experts / HT_ZONE_WORD_EXPERTS, rounded up][max_tokens]`, by source; of
+    /// `ht_cut` `[ranks][1 + local_experts]`.
+    pub offset: u64,
+    /// Bytes to the other bank; 0 over several nodes.
+    pub bank_bytes: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtRouteParams {
@@ -109,10 +149,17 @@ pub struct HtRouteParams {
     pub layout: HtLayout,
     /// What is to be filled.
     pub handle: HtHandleMemory,
-    /// `[tokens][top_k]`.
-    pub topk_idx: *const i64,
-    /// `[local_experts]`, or NULL.
-    pub counter: *mut i32,
+    /// `[tokens][top_k]`, of 64 bits each or `is_narrow` of 32.
+    pub topk_idx: *const c_void,
+    /// `[tokens][top_k]`: gets the ids, or NULL.
+    pub kept_ids: *mut i64,
+    pub is_narrow: u32,
+    /// Not zero if rows lie by expert.
+    pub has_zones: u32,
+    /// Where other ranks are told of such rows.
+    pub packets: HtPackets,
+    /// What is told of rows that do not.
+    pub told: HtTold,
     /// The rows that this rank receives, or `HT_DISAGREED` and why.
     pub received: *mut HtCount,
     /// `[2 + ranks + ranks * local_experts]`, zero except while the kernel runs: blocks that have counted, blocks
@@ -209,6 +256,8 @@ pub struct HtDispatchParams {
     pub out_rows: u32,
     /// Rows of `out_idx` and `out_weights`, likewise.
     pub routing_rows: u32,
+    /// Not zero if rows and scales that no token fills get zeros; ids and weights always do.
+    pub fills_rest: u32,
 }
 
 /// The type of rows that a dispatch casts.

@@ -1,9 +1,9 @@
 //! Parameters of the high-throughput kernels for handles that keep their ids, and of those for rows by expert.
 
-use core::ffi::c_void;
-
 use crate::common::{PeerTable, WaitParams};
-use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtHandleMemory, HtLayout, HtScaledDispatchParams};
+use crate::ht::{
+    HtCombineParams, HtDispatchParams, HtHandleMemory, HtLayout, HtPackets, HtScaledDispatchParams, HtTold,
+};
 
 /// Threads of a block of `ht_zones`.
 pub const HT_ZONES_THREADS: u32 = 512;
@@ -29,16 +29,6 @@ pub const HT_CUT_THREADS: u32 = 512;
 /// Threads of a block of `ht_by_k`.
 pub const HT_BY_K_THREADS: u32 = 256;
 
-/// Numbers of a caller's.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtNumbers {
-    /// The first, or NULL.
-    pub data: *mut c_void,
-    /// Not zero if they have 64 bits, not 32.
-    pub is_wide: u32,
-}
-
 /// Where the rows that a rank receives lie by expert.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -56,22 +46,6 @@ pub struct HtZones {
     pub experts: u32,
 }
 
-/// What a routing tells its caller; of each, no address if he does not want it.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct HtTold {
-    /// Gets the rows for each local expert, with zones the slots.
-    pub experts: HtNumbers,
-    /// Gets the rows, with zones all slots; none if ranks disagree.
-    pub total: HtNumbers,
-    /// With zones, gets the first slot of each expert.
-    pub offsets: HtNumbers,
-    /// With zones, gets their total for the host.
-    pub page: *mut HtCount,
-    /// The handle's number, which goes there.
-    pub epoch: u32,
-}
-
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct HtZonesParams {
@@ -85,20 +59,19 @@ pub struct HtZonesParams {
     pub rows: *const u32,
     /// The ranks that rows come from.
     pub sources: u32,
-    /// The one that this launch sends for.
+    /// Over several nodes, the one that this launch sends for.
     pub source: u32,
     /// Where `ht_route` has heard of counts; not over several nodes.
     pub layout: HtLayout,
     pub own_counts: *const u64,
     pub told: HtTold,
-    /// Offset in a window: u64 packets `[ranks][experts / HT_ZONE_WORD_EXPERTS, rounded up][max_tokens]`, by source.
-    pub packets: u64,
+    pub packets: HtPackets,
     pub max_tokens: u32,
     /// As of `ht_route`, which has counted; NULL over several nodes.
     pub epochs: *const u32,
     /// Over several nodes, that of `ht_route_nodes`.
     pub epoch: u32,
-    /// The first `send_blocks` of the grid send.
+    /// The first `send_blocks` of the grid send; on one node none do, as `ht_route` has sent.
     pub send_blocks: u32,
 }
 
@@ -134,8 +107,7 @@ pub struct HtCutParams {
     pub epochs: *const u32,
     /// u32 `[ranks][local_experts]`, zero except while the kernel runs.
     pub tally: *mut u32,
-    /// Offset in a window: u64 packets `[ranks][1 + local_experts]`, by source.
-    pub packets: u64,
+    pub packets: HtPackets,
     /// The rows for each expert that stay, and all that come.
     pub told: HtTold,
 }

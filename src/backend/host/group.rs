@@ -17,9 +17,9 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::model::group::{Algorithm, ByMode, GroupFacts, RankChoices};
-use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
 use crate::model::node_view::NodeView;
-use crate::model::ops::{Routing, Stream};
+use crate::model::ops::{HandleForm, Routing, Stream};
 use crate::model::topology::Topology;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,6 +127,10 @@ impl LlGroupBackend for HostGroup {
 impl HtGroupBackend for HostGroup {
     fn open_handle(self: Arc<Self>, routing: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         Ok(Box::new(HostHt::open(Arc::clone(&self.shared), routing, stream, self.timeout)?))
+    }
+
+    fn block_bytes(&self, top_k: usize, form: HandleForm) -> Result<Option<usize>> {
+        Ok(block_bytes(&self.shared.facts, top_k, form))
     }
 
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {

@@ -4,8 +4,9 @@
 //! calling thread and pops it again: the caller's current context never changes.
 
 use crate::backend::cuda::driver::context_handle::{self, ContextId, Held, Key};
-use crate::backend::cuda::driver::function::{self, Functions};
+use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
+use crate::backend::cuda::kernels::Functions;
 use crate::backend::quiescence::{Allocation, Attempt, Free, Graphs, Quiescence, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;

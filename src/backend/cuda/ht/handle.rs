@@ -1,8 +1,7 @@
 //! An HT handle on one node, and its operations.
 
-use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
+use crate::backend::cuda::auxiliary::GivenHeader;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::disagreement;
@@ -11,16 +10,18 @@ use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{
     HtShared, Inputs, Outputs, combine_params, dispatch_params, scaled_rows_of_caller,
 };
-use crate::backend::cuda::kernels::{self, Kernel, to_u32};
+use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams};
+use crate::backend::cuda::params::ht::{
+    HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams, HtTold,
+};
 use crate::backend::cuda::params::ht_kept::{
     HtZones, HtZonesCombineParams, HtZonesDispatchParams, HtZonesScaledDispatchParams,
 };
 use crate::backend::{HtBackend, opened_again};
 use crate::error::Result;
 use crate::model::handle_state::HtSections;
-use crate::model::ops::{HtCombine, HtDispatch, Numbers, Routing, RoutingCounters, RowType, Stream};
+use crate::model::ops::{HtCombine, HtDispatch, IntWidth, Numbers, Routing, RoutingCounters, RowType, Stream};
 use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub struct CudaHt {
     /// Of a block in a caller's memory.
     pub header: Option<GivenHeader>,
     pub grids: HandleGrids,
-    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
+    /// Its ids are those that operations read: the caller's, or a copy that the handle keeps.
     pub routing: Routing,
     /// The caller's.
     pub given_ids: Numbers,
@@ -47,31 +48,26 @@ pub struct CudaHt {
 }
 
 impl CudaHt {
-    /// Enqueues the copy of the caller's ids, if the handle keeps them.
-    pub fn keep_ids(&self, at: &StreamScope) -> Result<()> {
-        if !self.routing.form.keeps_ids {
-            return Ok(());
-        }
-        let copy = IdCopy {
-            from: self.given_ids,
-            to: self.routing.ids,
-            count: self.routing.tokens * self.routing.top_k,
-            offset: 0,
-        };
-        copy.enqueue(&self.group.context, at)
+    /// What the kernel that routes tells the caller: all, unless one behind it does.
+    pub fn told_at_once(&self) -> HtTold {
+        let form = &self.routing.form;
+        let rows = self.counter.map(|data| Numbers { data, width: IntWidth::Bits32 });
+        let of_rows = RoutingCounters { experts: rows, ..RoutingCounters::default() };
+        let is_all = self.counter.is_none() && form.zones.is_none() && form.most_rows.is_none();
+        kept::told(if is_all { &self.counters } else { &of_rows }, None)
     }
 
-    /// Enqueues what follows the kernel that has filled `block`: numbers for the caller, and the header in a caller's
-    /// memory.
+    /// Enqueues what follows the kernel that has filled `block`: where rows lie by expert or which are dropped, and the
+    /// header in a caller's memory.
     pub fn conclude(&self, block: &HtHandleMemory, at: &StreamScope) -> Result<()> {
-        let group = &*self.group;
+        let context = &self.group.context;
         match (self.zones()?, self.routing.form.most_rows) {
             (Some(zones), _) => self.find_slots(block, &zones, at)?,
             (None, Some(most)) => self.cut(block, most, at)?,
-            (None, None) => kept::tell(group, &self.told(block, &self.counters, None), at)?,
+            (None, None) => {}
         }
         match &self.header {
-            Some(header) => header.write(&group.context, KernelOp::HtRoute, self.rows_of(block), at),
+            Some(header) => header.write(context, KernelOp::HtRoute, self.rows_of(block), at),
             None => Ok(()),
         }
     }

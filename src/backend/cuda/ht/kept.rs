@@ -1,13 +1,12 @@
 //! What handles that keep their ids have beside the others: numbers of any width, gradients by k.
 
 use crate::backend::cuda::auxiliary::IdCopy;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels::{self, to_u32};
-use crate::backend::cuda::params::ht::HtCount;
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
+use crate::backend::cuda::params::ht::{HtCount, HtNumbers, HtTold};
 use crate::backend::cuda::params::ht_kept::{
-    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtNumbers, HtTold, HtZones,
+    HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtZones,
 };
 use crate::error::Result;
 use crate::model::ops::{HtCombine, HtDispatch, IntWidth, Numbers, Routing, RoutingCounters};

@@ -20,7 +20,7 @@ use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::{verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::handle::{CudaHt, HandleMemory};
-use crate::backend::cuda::ht::nodes::Rails;
+use crate::backend::cuda::ht::nodes::{GivenHt, Rails};
 use crate::backend::cuda::ht::plan::HtPlan;
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
 use crate::backend::cuda::kernels::{self, to_u32};
@@ -32,8 +32,8 @@ use crate::backend::{HtBackend, HtGroupBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::model::handle_state::{GivenBlock, HandleHome};
-use crate::model::ops::{IntWidth, Numbers, Routing, RoutingCounters, Stream};
+use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
+use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::ptr::{null, null_mut};
@@ -141,10 +141,14 @@ impl HtGroup {
     /// Parameters of the exchange of a handle.
     fn params_of(&self, handle: &CudaHt) -> Result<HtRouteParams> {
         let page = handle.memory.as_ref().map(|memory| &memory.received);
+        let form = &handle.routing.form;
         Ok(HtRouteParams {
             handle: handle.handle_memory()?,
-            topk_idx: handle.routing.ids.0 as *const i64,
-            counter: handle.counter.unwrap_or_default().0 as *mut i32,
+            topk_idx: handle.given_ids.data.0 as *const _,
+            kept_ids: if form.keeps_ids { handle.routing.ids.0 as *mut i64 } else { null_mut() },
+            is_narrow: u32::from(handle.given_ids.width == IntWidth::Bits32),
+            has_zones: u32::from(form.zones.is_some()),
+            told: handle.told_at_once(),
             received: page.map_or(null_mut(), |page| page.device()),
             ..self.route_params(handle.epoch, verdict_with(handle.top_k))
         })
@@ -155,7 +159,7 @@ impl HtGroup {
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.shared.tally(), self.shared.plan.tally());
         HtRouteParams {
-            peers: self.shared.context.peers(),
+            peers: *self.shared.context.peers(),
             wait: self.shared.context.wait(KernelOp::HtRoute),
             layout: self.shared.layout,
             handle: HtHandleMemory {
@@ -167,7 +171,11 @@ impl HtGroup {
                 top_k: 0,
             },
             topk_idx: null(),
-            counter: null_mut(),
+            kept_ids: null_mut(),
+            is_narrow: 0,
+            has_zones: 0,
+            packets: self.shared.plan.packets(&self.shared.layout),
+            told: kept::told(&RoutingCounters::default(), None),
             received: null_mut(),
             tally: (tally + layout.tally) as *mut u32,
             counted: (tally + layout.counted) as *mut u64,
@@ -185,14 +193,9 @@ impl HtGroup {
         let tokens = handle.map_or(0, |handle| handle.routing.tokens);
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
         let params = HtRouteParams { block_tokens, ..*params };
-        let Some(handle) = handle else {
-            return self.shared.enqueue(kernels::ht_route(), shape, &params, at);
-        };
-        let module = &self.shared.context.module;
         let turn = self.shared.order.begin(at)?;
-        let kept = handle.keep_ids(at);
-        let routed = kept.and_then(|()| module.launch(kernels::ht_route(), shape, &params, at));
-        turn.end_after(routed.and_then(|()| handle.conclude(&params.handle, at)))
+        let routed = self.shared.launch_following(kernels::ht_route(), shape, &params, at);
+        turn.end_after(routed.and_then(|()| handle.map_or(Ok(()), |handle| handle.conclude(&params.handle, at))))
     }
 }
 
@@ -200,12 +203,23 @@ impl HtGroupBackend for HtGroup {
     fn open_handle(self: Arc<Self>, wanted: Result<HtRouting>, stream: Stream) -> Result<Box<dyn HtBackend>> {
         self.shared.context.renew_tuning();
         Ok(match &self.rails {
-            Some(rails) => Box::new(nodes::open_handle(&self.shared, rails, wanted, stream)?),
+            Some(rails) => nodes::open_handle(&self.shared, rails, wanted, stream)?,
             None => Box::new(self.open_on_one_node(wanted, stream)?),
         })
     }
 
+    fn block_bytes(&self, top_k: usize, form: HandleForm) -> Result<Option<usize>> {
+        match &self.rails {
+            Some(rails) => nodes::block_bytes(&self.shared, rails, top_k, form),
+            None => Ok(block_bytes(&self.shared.plan.facts, top_k, form)),
+        }
+    }
+
     fn reopen_handle(self: Arc<Self>, routing: Routing, block: GivenBlock) -> Result<Box<dyn HtBackend>> {
+        if let Some(rails) = &self.rails {
+            let (group, rails) = (Arc::clone(&self.shared), Arc::clone(rails));
+            return Ok(Box::new(GivenHt { group, rails, routing, block, received: None }));
+        }
         let wanted =
             HtRouting { routing, counter: None, counters: RoutingCounters::default(), home: HandleHome::Given(block) };
         Ok(Box::new(self.handle(wanted, None, 0)?))

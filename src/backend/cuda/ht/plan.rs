@@ -1,15 +1,16 @@
 //! The plan of HT kernels, made before they start: regions of the window, shares of shared memory,
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::ht::{
-    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtShape,
+    HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtPackets,
+    HtShape,
 };
 use crate::backend::cuda::params::ht_kept::{HT_ZONE_BUFFER_BYTES, HT_ZONE_WORD_EXPERTS};
 use crate::backend::cuda::params::ht_mapped::HtMappedLayout;
@@ -64,8 +65,9 @@ pub struct HtPlan {
     pub nodes: Option<NodesPlan>,
     /// Offsets from the start of the group's region.
     layout: HtLayout,
-    /// As well: of the packets of `ht_zones` and `ht_cut`.
+    /// As well: of what ranks tell each other of rows by expert, and in `ht_cut`.
     packets: usize,
+    packets_bank: usize,
     /// Nothing over several nodes, nor for one rank.
     mapped: HtMappedLayout,
     /// Bytes of the group's region of a window.
@@ -124,14 +126,11 @@ impl HtPlan {
         let arrivals = window.take(ranks * units * PACKET_BYTES);
         let credits = window.take(ranks * units * CREDIT_BYTES);
         let slots = window.take(ranks * units * unit_bytes);
-        let packets = window.take(match (has_zones, &nodes) {
-            (false, _) => 0,
-            (true, nodes) => {
-                let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);
-                let of_cut = 1 + facts.local_experts();
-                sources * of_cut.max(max_tokens * mask_words(facts)) * PACKET_BYTES
-            }
-        });
+        let sources = nodes.as_ref().map_or(ranks, |nodes| nodes.ranks);
+        let of_source = (1 + facts.local_experts()).max(max_tokens * mask_words(facts));
+        let bank = if has_zones { sources * of_source * PACKET_BYTES } else { 0 };
+        let packets_bank = if nodes.is_none() { bank } else { 0 };
+        let packets = window.take(bank + packets_bank);
         let mapped = match &nodes {
             None if ranks > 1 => beside_rings::regions(facts, max_tokens, &mut window),
             _ => HtMappedLayout::default(),
@@ -146,12 +145,14 @@ impl HtPlan {
             local_experts: to_u32(facts.local_experts())?,
             expert_reciprocal: u32::MAX / to_u32(facts.local_experts())?,
         };
-        Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, mapped, bytes: window.bytes() })
+        let bytes = window.bytes();
+        Ok(Self { facts: *facts, max_tokens, all_experts, nodes, layout, packets, packets_bank, mapped, bytes })
     }
 
-    /// Where the packets of `ht_zones` are in a window with this layout.
-    pub fn packets(&self, layout: &HtLayout) -> u64 {
-        layout.counts - self.layout.counts + self.packets as u64
+    /// Where ranks tell each other of rows by expert in a window with this layout.
+    pub fn packets(&self, layout: &HtLayout) -> HtPackets {
+        let offset = layout.counts - self.layout.counts + self.packets as u64;
+        HtPackets { offset, bank_bytes: self.packets_bank as u64 }
     }
 
     /// The kernels' offsets if the group's region begins at `start` of the window.

@@ -2,7 +2,7 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::auxiliary;
-use crate::backend::cuda::driver::function::{self, LaunchShape};
+use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::driver::{self};
@@ -10,7 +10,7 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
-use crate::backend::cuda::kernels::{Entry, Kernel, to_u32};
+use crate::backend::cuda::kernels::{Entry, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
@@ -112,7 +112,7 @@ impl HtShared {
     #[inline]
     pub fn common(&self, op: KernelOp, launch: &HtLaunch, number: u32, handle: HtHandleMemory) -> HtCommon {
         HtCommon {
-            peers: self.context.peers(),
+            peers: *self.context.peers(),
             wait: self.context.wait(op),
             layout: self.layout,
             handle,
@@ -165,10 +165,20 @@ impl HtShared {
     }
 
     /// Enqueues a kernel that is an operation, in the group's order.
-    pub fn enqueue<P>(&self, kernel: Kernel<P>, shape: LaunchShape, params: &P, at: &StreamScope) -> Result<()> {
-        let turn = self.order.begin(at)?;
-        self.context.module.launch(kernel, shape, params, at)?;
-        turn.end()
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
+    pub fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        at: &StreamScope,
+    ) -> Result<()> {
+        let module = &self.context.module;
+        if self.context.programmatic {
+            module.launch_early(kernel, shape, params, at)
+        } else {
+            module.launch(kernel, shape, params, at)
+        }
     }
 
     pub fn enter(&self, stream: Stream) -> Result<StreamScope> {
@@ -209,6 +219,7 @@ pub fn dispatch_params(op: &HtDispatch, common: HtCommon, inputs: &Inputs) -> Ht
         counter: inputs.counter as *mut i32,
         out_rows: op.out.map_or(u32::MAX, |out| saturated(out.rows)),
         routing_rows: op.routing_out.map_or(u32::MAX, |out| saturated(out.rows)),
+        fills_rest: u32::from(!op.keeps_rest),
     }
 }
 

@@ -1,23 +1,22 @@
 //! Handles whose rows lie by expert: where their slots are found, and the kernels that know of them.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::handle::{CudaHt, SLOTS_OF_PAGE};
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
-use crate::backend::cuda::params::ht::HtHandleMemory;
+use crate::backend::cuda::params::ht::{HtHandleMemory, HtTold};
 use crate::backend::cuda::params::ht_kept::{
-    HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtTold, HtZones, HtZonesParams,
+    HT_CUT_THREADS, HT_NO_SLOT, HT_ZONES_THREADS, HtCutParams, HtZones, HtZonesParams,
 };
 use crate::error::Result;
 use crate::model::ops::{RoutingCounters, Zones};
 use crate::model::tensor::DevPtr;
 use std::ptr::null;
 
-/// Blocks that tell others of this rank's tokens.
+/// Over several nodes, blocks that tell others of a rank's tokens.
 const MOST_SENDERS: usize = 32;
 
 /// Whose slots a launch finds.
@@ -43,7 +42,7 @@ impl CudaHt {
 
     /// Enqueues the kernel that finds the slots, behind that which has counted rows into `handle`.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
-        let PeerTable { ranks, rank, .. } = self.group.context.peers();
+        let PeerTable { ranks, rank, .. } = *self.group.context.peers();
         let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
         let told = kept::told(&self.counters, page.map(|page| (page, self.epoch)));
         let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
@@ -57,7 +56,7 @@ impl CudaHt {
         let group = &*self.group;
         let (tally, layout) = (group.tally(), group.plan.tally());
         let params = HtCutParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
             ids: self.routing.ids.0 as *mut i64,
@@ -96,10 +95,13 @@ impl HtShared {
     /// Enqueues the kernel that finds slots.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, of: &SlotsOf, at: &StreamScope) -> Result<()> {
         let group = self;
-        let senders = (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS);
+        let senders = match of.epoch {
+            Some(_) => (handle.tokens as usize).div_ceil(WARP as usize).clamp(1, MOST_SENDERS),
+            None => 0,
+        };
         let own_counts = group.tally() + group.plan.tally().own_counts;
         let params = HtZonesParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
             zones: *zones,
@@ -119,6 +121,6 @@ impl HtShared {
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
-        group.context.module.launch(kernels::ht_zones(), shape, &params, at)
+        group.launch_following(kernels::ht_zones(), shape, &params, at)
     }
 }

@@ -1,9 +1,9 @@
 //! Rank-major operations on one node: the parameters of their kernels, and what they launch. A dispatch into a view and
 //! a combine copy no rows on their arrival.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::views::{Lies, ViewBanks, cut, scale_bytes};

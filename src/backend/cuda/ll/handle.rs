@@ -2,10 +2,9 @@
 
 use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
 use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::kernels::{self, Kernel, to_u32};
+use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -267,14 +266,15 @@ impl Handle {
         }
     }
 
-    // Inlined as above.
-    #[inline]
+    // As above; and what takes a call comes first, so that peers are copied once.
+    #[inline(always)]
     fn common(&self, fingerprint: LlFingerprint, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
+        let shape = self.plan.shape(row);
         LlCommon {
-            peers: self.context.peers(),
-            wait: self.context.wait(fingerprint.operation()),
+            peers: *self.context.peers(),
+            wait: self.context.wait(fingerprint.op),
             layout: self.layout,
-            shape: self.plan.shape(row),
+            shape,
             handle: self.memory.memory(),
             channel_state: self.context.channel_state(part.channel),
             channel: part.channel,
@@ -298,7 +298,7 @@ impl Handle {
             by_rank: layout.is_rank_major(),
             in_view: false,
             exact: false,
-            op: op as u32,
+            op,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,
             top_k: self.routing.top_k as u32,

@@ -59,12 +59,13 @@ impl Routed {
         let arrivals = self.arrivals(&sent)?;
         if let Some(out) = op.out {
             self.check_capacity(Role::TokensOut, out.rows)?;
-            let places = self.places(out.rows, arrivals.len());
+            let places = self.places((out.rows, op.keeps_rest), arrivals.len());
             write_rows(&out, op.row.bytes(), (&arrivals, &places), &sent)?;
         }
         if let Some(scaled) = &op.scaled {
             self.check_capacity(Role::ScalesOut, scaled.out.rows)?;
-            write_scales(scaled, (&arrivals, &self.places(scaled.out.rows, arrivals.len())), &sent)?;
+            let places = self.places((scaled.out.rows, op.keeps_rest), arrivals.len());
+            write_scales(scaled, (&arrivals, &places), &sent)?;
         }
         if let Some(out) = op.routing_out {
             match self.routing.form.zones {
@@ -146,10 +147,12 @@ impl Routed {
         Ok(())
     }
 
-    /// Where the rows that come go in a tensor of so many rows.
-    fn places(&self, rows: usize, arrivals: usize) -> Places {
+    /// Where the rows that come go in a tensor of so many rows, whose rest may be kept.
+    fn places(&self, (rows, keeps_rest): (usize, bool), arrivals: usize) -> Places {
         if self.routing.form.zones.is_none() {
-            return Places { filled: (0..arrivals).map(|row| (row, row)).collect(), empty: (arrivals..rows).collect() };
+            let filled = (0..arrivals).map(|row| (row, row)).collect();
+            let end = if keeps_rest { arrivals } else { rows };
+            return Places { filled, empty: (arrivals..end).collect() };
         }
         let zones = &self.map.zones;
         let filled: Vec<_> =

@@ -4,29 +4,30 @@
 //! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
 //! many rows each message has: so operations need not wait.
 
-use crate::backend::HtRouting;
 use crate::backend::cuda::auxiliary::IdCopy;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
 use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::ht::zones::SlotsOf;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
-use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory};
-use crate::backend::cuda::params::ht_kept::{HtTold, HtZones};
+use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory, HtTold};
+use crate::backend::cuda::params::ht_kept::HtZones;
 use crate::backend::cuda::params::ht_nodes::{
     HT_PLACE_THREADS, HtForwarded, HtNodesMemory, HtPlaceParams, HtRouteNodesParams,
 };
 use crate::backend::net::two_sided::Message;
+use crate::backend::{HtBackend, HtRouting};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
+use crate::model::handle_state::GivenBlock;
 use crate::model::ids::SourceIx;
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
@@ -51,13 +52,14 @@ pub fn open_handle(
     rails: &Arc<Rails>,
     wanted: Result<HtRouting>,
     stream: Stream,
-) -> Result<NodesHt> {
+) -> Result<Box<dyn HtBackend>> {
     let epoch = group.next_handle();
     let at = &group.enter(stream)?;
     if at.is_captured() {
         return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
     }
     let creation = Creation { group, rails, epoch, at };
+    let given = wanted.as_ref().ok().and_then(|it| it.home.given());
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => {
             Announced { tokens: routing.tokens, verdict: verdict_with(to_u32(routing.top_k)?) }
@@ -66,7 +68,8 @@ pub fn open_handle(
     };
     creation.announce(own)?;
     // From here on the others count on this rank.
-    creation.open(own, wanted).unwrap_or_else(|error| {
+    let made = creation.open(own, wanted).and_then(|made| creation.keep(made, given));
+    made.unwrap_or_else(|error| {
         rails.network.fail(&error);
         Err(error)
     })
@@ -75,6 +78,8 @@ pub fn open_handle(
 /// What this rank brings to a handle.
 struct Part {
     memory: Arc<NodesMemory>,
+    /// Where its memory on the device begins.
+    base: DevPtr,
     /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
     routing: Routing,
     /// What is to be copied.
@@ -89,6 +94,7 @@ impl Part {
     fn refusing(rails: &Rails, error: &Error) -> Self {
         Self {
             memory: Arc::clone(&rails.spare),
+            base: rails.spare.data(),
             routing: Routing {
                 tokens: 0,
                 top_k: 0,
@@ -105,7 +111,7 @@ impl Part {
     }
 
     fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        Ok(self.memory.parts(plan, self.size)?.memory)
+        Ok(plan.memory(self.base.0, self.size)?.memory)
     }
 }
 
@@ -148,7 +154,8 @@ impl Creation<'_> {
             size: part.size,
             group: Arc::clone(self.group),
             rails: Arc::clone(rails),
-            memory: part.memory,
+            _memory: Some(part.memory),
+            base: part.base,
             grids: self.group.grids(&part.routing),
             routing: part.routing,
             epoch: self.epoch,
@@ -159,6 +166,21 @@ impl Creation<'_> {
             banks: rails.banks_for(stages.room)?,
             stages,
         }))
+    }
+
+    /// The handle, in a caller's memory if there is some; what lies there of a refused one is no routing.
+    fn keep(&self, made: Result<NodesHt>, given: Option<GivenBlock>) -> Result<Result<Box<dyn HtBackend>>> {
+        let Some(block) = given else {
+            return Ok(made.map(|handle| Box::new(handle) as _));
+        };
+        let handle = match made {
+            Ok(handle) => handle,
+            Err(error) => return given::forget(block, self.at).map(|()| Err(error)),
+        };
+        given::store(&handle, block, self.at)?;
+        let received = Some(handle.num_recv_tokens()?);
+        let (group, rails) = (Arc::clone(self.group), Arc::clone(self.rails));
+        Ok(Ok(Box::new(GivenHt { group, rails, routing: handle.routing, block, received })))
     }
 
     /// Announces this rank's part.
@@ -185,28 +207,29 @@ impl Creation<'_> {
         let rails = self.rails;
         let (own, top_k) = (routing.tokens, routing.top_k);
         let keeps_ids = routing.form.keeps_ids;
-        let slots = match routing.form.zones {
-            Some(_) => rails.plan.ranks * self.group.plan.max_tokens * top_k.min(rails.plan.local_experts),
-            None => 0,
-        };
-        let size = HandleSize { own, remote, top_k, keeps_ids, slots };
-        let bytes = rails.plan.memory(0, size)?.bytes;
+        let slots = rails.slots(self.group.plan.max_tokens, top_k, routing.form);
+        let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
+        let given = wanted.home.given();
+        let size = given.map_or(needed, |_| given::size(self.group, rails, &routing));
+        let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
         let context = &self.group.context.module.context;
         // Of one size where the group has a bound, so that later handles can use it.
-        let room = |own, remote| HandleSize { own, remote, ..size };
+        let room = |own, remote| HandleSize { own, remote, ..needed };
         let room = match self.group.plan.facts.max_tokens {
+            _ if given.is_some() => HandleSize::default(),
             Some(most) => room(most, (rails.plan.forwarded - 1) * most),
             None => room(own.next_power_of_two(), remote),
         };
         let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
         let memory = rails.pool.take(|memory| memory.waste(bytes), make)?;
+        let base = given.map_or(memory.data(), |block| given::memory_of(rails, block));
         let mut ids = None;
         if keeps_ids {
             let from = Numbers { data: routing.ids, width: routing.width };
-            (routing.ids, routing.width) = (memory.parts(&rails.plan, size)?.ids, IntWidth::Bits64);
+            (routing.ids, routing.width) = (rails.plan.memory(base.0, size)?.ids, IntWidth::Bits64);
             ids = Some(IdCopy { from, to: routing.ids, count: own * top_k, offset: 0 });
         }
-        Ok(Part { memory, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
+        Ok(Part { memory, base, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
     }
 
     /// Enqueues the exchange of ids and the kernels that find out where rows go.
@@ -255,7 +278,7 @@ impl Creation<'_> {
         let (group, rails) = (self.group, self.rails);
         let work = rails.work.data().0;
         let params = HtRouteNodesParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             layout: group.layout,
             nodes: rails.nodes()?,
@@ -300,7 +323,7 @@ impl Creation<'_> {
     /// What the routing tells its caller, and where rows lie by expert: then the slots of all zones.
     fn conclude(&self, part: &Part, counted: &Counts) -> Result<Option<usize>> {
         let plan = &self.rails.plan;
-        let HandleParts { memory, slots, zones, .. } = part.memory.parts(plan, part.size)?;
+        let HandleParts { memory, slots, zones, .. } = plan.memory(part.base.0, part.size)?;
         let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
         let turn = self.group.order.begin(self.at)?;
         let index = plan.announced();

@@ -1,14 +1,15 @@
 //! A handle over several nodes, once it is made.
 
 use crate::backend::cuda::driver::memory::Buffer;
-use crate::backend::cuda::ht::nodes::plan::{HandleSize, Stages};
+use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, Stages};
 use crate::backend::cuda::ht::nodes::rails::{Banks, NodesMemory, Rails};
 use crate::backend::cuda::ht::plan::HandleGrids;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
 use crate::error::Result;
 use crate::model::ids::SourceIx;
-use crate::model::ops::Routing;
+use crate::model::ops::{IntWidth, Routing};
+use crate::model::tensor::DevPtr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +17,10 @@ use std::sync::Arc;
 pub struct NodesHt {
     pub group: Arc<HtShared>,
     pub rails: Arc<Rails>,
-    pub memory: Arc<NodesMemory>,
+    /// What the library has of it; `None` if it was opened again in a caller's memory.
+    pub _memory: Option<Arc<NodesMemory>>,
+    /// Where it begins on the device.
+    pub base: DevPtr,
     pub size: HandleSize,
     pub routing: Routing,
     pub grids: HandleGrids,
@@ -81,6 +85,16 @@ impl Counts {
 impl NodesHt {
     /// The handle's memory as kernels see it.
     pub fn device(&self) -> Result<HtNodesMemory> {
-        Ok(self.memory.parts(&self.rails.plan, self.size)?.memory)
+        Ok(self.parts()?.memory)
+    }
+
+    pub fn parts(&self) -> Result<HandleParts> {
+        self.rails.plan.memory(self.base.0, self.size)
+    }
+
+    /// The copy of its ids, if it keeps one.
+    pub fn kept_ids(&self) -> Result<Option<(DevPtr, IntWidth)>> {
+        let ids = self.parts()?.ids;
+        Ok(self.size.keeps_ids.then_some((ids, IntWidth::Bits64)))
     }
 }

@@ -8,6 +8,7 @@
 mod combine;
 mod create;
 mod dispatch;
+mod given;
 mod handle;
 mod messages;
 pub mod plan;
@@ -16,4 +17,5 @@ mod stage;
 mod zones;
 
 pub use create::open_handle;
+pub use given::{GivenHt, block_bytes};
 pub use rails::Rails;

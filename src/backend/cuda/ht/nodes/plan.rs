@@ -90,11 +90,13 @@ pub fn message_sizes(room: usize, row_bytes: usize) -> (usize, usize) {
     (first_row, stride)
 }
 
-/// What the memory of a handle is for: tokens of this rank and of the others that it forwards for, and ids of each.
+/// What the memory of a handle has room for: tokens of this rank and of the others that it forwards for, and ids of each.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HandleSize {
     pub own: usize,
     pub remote: usize,
+    /// Own ones that there are.
+    pub tokens: usize,
     pub top_k: usize,
     /// Whether a copy of the own ids is kept.
     pub keeps_ids: bool,
@@ -187,7 +189,7 @@ impl NodesPlan {
 
     /// A handle's memory that begins at `base`.
     pub fn memory(&self, base: usize, size: HandleSize) -> Result<HandleParts> {
-        let HandleSize { own, remote, top_k, keeps_ids, slots } = size;
+        let HandleSize { own, remote, tokens, top_k, keeps_ids, slots } = size;
         let ends = self.chunks + 1;
         let pieces = self.chunks * self.width;
         let mut regions = Regions::new(REGION_ALIGN);
@@ -220,7 +222,7 @@ impl NodesPlan {
             piece_rows: words(self.locals * pieces),
             total: words(1),
             counts: words(self.local_experts).cast(),
-            tokens: to_u32(own)?,
+            tokens: to_u32(tokens)?,
             top_k: to_u32(top_k)?,
         };
         let ids = if keeps_ids { own * top_k } else { 0 };
@@ -319,7 +321,7 @@ mod tests {
     fn a_rank_without_remote_ranks_has_room_for_its_peers_ones() {
         let plan = plan("aaba", 1, Some(8), 16);
         assert_eq!((plan.forwarded, plan.width, plan.locals), (1, 1, 3));
-        let size = HandleSize { own: 8, remote: 0, top_k: 2, keeps_ids: true, slots: 0 };
+        let size = HandleSize { own: 8, remote: 0, tokens: 8, top_k: 2, keeps_ids: true, slots: 0 };
         let HandleParts { memory, ids, bytes, .. } = plan.memory(1 << 20, size).unwrap();
         assert_eq!(memory.tokens, 8);
         assert!(memory.counts as usize + 16 <= ids.0 && ids.0 + 8 * 2 * 8 <= (1 << 20) + bytes);

@@ -4,7 +4,7 @@ use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
-use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan, message_sizes};
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::network::Network;
@@ -14,6 +14,8 @@ use crate::backend::cuda::params::ht::HtCount;
 use crate::backend::cuda::params::ht_nodes::{HtForwarded, HtNodes};
 use crate::backend::cuda::pool::Pool;
 use crate::error::Result;
+use crate::model::ops::HandleForm;
+use crate::model::tensor::DevPtr;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -87,6 +89,12 @@ impl Rails {
         })
     }
 
+    /// Where rows lie by expert, the most slots of all that may come.
+    pub fn slots(&self, most_tokens: usize, top_k: usize, form: HandleForm) -> usize {
+        let slots = self.plan.ranks * most_tokens * top_k.min(self.plan.local_experts);
+        if form.zones.is_some() { slots } else { 0 }
+    }
+
     /// Banks with room for so many tokens of a rank in a stage. Grows geometrically: total <= 2 * largest.
     pub fn banks_for(&self, room: usize) -> Result<Arc<Banks>> {
         let mut banks = self.banks.lock();
@@ -125,10 +133,8 @@ impl Rails {
     }
 }
 
-/// One handle's memory: device memory, and pages that host and device share.
-///
-/// The device memory is one block of sections by a pure function, too, but the handle also has what each message carries
-/// (`Counts`) and its stages on the host, which no copy of the block brings along: it cannot lie in a caller's memory.
+/// One handle's memory: device memory, which nobody uses if the handle is in a caller's, and pages that host and device
+/// share.
 pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
@@ -156,9 +162,9 @@ impl NodesMemory {
         self.bytes.checked_sub(bytes)
     }
 
-    /// Its parts.
-    pub fn parts(&self, plan: &NodesPlan, size: HandleSize) -> Result<HandleParts> {
-        plan.memory(self.buffer.data().0, size)
+    /// Where the device memory begins.
+    pub fn data(&self) -> DevPtr {
+        self.buffer.data()
     }
 }
 

@@ -3,12 +3,11 @@
 //! network hides.
 
 use crate::backend::HtBackend;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::{combine, dispatch};
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht_kept::{HT_APART_THREADS, HtGatherParams, HtPlane, HtSpreadParams, HtZones};
 use crate::error::{Error, Result};
@@ -38,7 +37,7 @@ pub fn bytes_apart(group: &HtShared, rows: usize, top_k: usize) -> usize {
 
 impl NodesHt {
     fn zones(&self) -> Result<Option<HtZones>> {
-        let parts = self.memory.parts(&self.rails.plan, self.size)?;
+        let parts = self.parts()?;
         self.group.zones(self.routing.form.zones, (parts.slots, parts.zones), self.routing.top_k)
     }
 
@@ -86,7 +85,7 @@ impl HtBackend for NodesHt {
             })
         };
         let params = HtSpreadParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtDispatch),
             zones,
             counts: device.counts,
@@ -119,7 +118,7 @@ impl HtBackend for NodesHt {
         };
         let group = &*self.group;
         let params = HtGatherParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtCombine),
             zones,
             rows: op.expert_rows.data.0 as *const u8,

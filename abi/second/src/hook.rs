@@ -1,0 +1,20 @@
+//! What tests of NVIDIA's for this interface call besides: a function of C++, in no header and no release.
+#![allow(unsafe_code)]
+
+use crate::guard::{GUARD, write_out};
+use crate::objects;
+use crate::types::{ncclEpHandle_t, ncclResult_t};
+use std::ffi::c_uint;
+
+/// Gets the rows, expert-major the slots, that the last update of an HT handle has found. Waits for it.
+///
+/// # Safety
+/// `rows` is NULL or points to a writable number.
+#[unsafe(export_name = "_Z34ncclEpHandle_test_getNumRecvTokensP12ncclEpHandlePj")]
+pub unsafe extern "C" fn num_recv_tokens(handle: ncclEpHandle_t, rows: *mut c_uint) -> ncclResult_t {
+    GUARD.look("ncclEpHandle_test_getNumRecvTokens", || {
+        let found = objects::handle(handle as usize)?.core.received_rows()?;
+        // SAFETY: this function's contract.
+        unsafe { write_out("rows", rows, u32::try_from(found).unwrap_or(u32::MAX)) }
+    })
+}

@@ -1,0 +1,163 @@
+//! Handles whose block is in a caller's memory. It begins with a header, as on one node, and with what a handle has on the
+//! host, as numbers; behind them is its memory on the device. All of it is there once an update has returned.
+//!
+//! Other bytes may be there by the next operation. So each reads header and numbers again, for which it waits until its
+//! stream has come there, and makes a handle of them.
+
+use crate::backend::cuda::driver;
+use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
+use crate::backend::cuda::ht::nodes::plan::HandleSize;
+use crate::backend::cuda::ht::nodes::rails::Rails;
+use crate::backend::cuda::ht::nodes::zones::bytes_apart;
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::kernels::to_u32;
+use crate::backend::{HtBackend, foreign_state, opened_again};
+use crate::error::refusal::{InSequence, Subject};
+use crate::error::{Error, Result};
+use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, NUMBER_WORD};
+use crate::model::ops::{HandleForm, HtCombine, HtDispatch, Routing, Stream};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+const WORD: usize = size_of::<u32>();
+const SECTION: usize = 256;
+/// Instead of a number of slots.
+const NO_SLOTS: u32 = u32::MAX;
+
+/// Words in front of a handle's memory: the header, rows, slots, the tokens of forwarded ranks, and `Counts::words`.
+fn words(rails: &Rails) -> usize {
+    HEADER_WORDS + 2 + rails.plan.forwarded + rails.plan.announced() - 1
+}
+
+/// Where the memory begins behind them.
+pub fn memory_of(rails: &Rails, GivenBlock(block): GivenBlock) -> DevPtr {
+    DevPtr(block.0 + (words(rails) * WORD).next_multiple_of(SECTION))
+}
+
+/// Sections of any handle of the group, for its most tokens, so that the same parts are at the same places.
+fn size_of_any(rails: &Rails, most_tokens: usize, (top_k, form): (usize, HandleForm)) -> HandleSize {
+    let (own, remote) = (most_tokens, (rails.plan.forwarded - 1) * most_tokens);
+    HandleSize {
+        own,
+        remote,
+        tokens: own,
+        top_k,
+        keeps_ids: form.keeps_ids,
+        slots: rails.slots(most_tokens, top_k, form),
+    }
+}
+
+/// Bytes of such a block; `None` in a group without a bound of tokens.
+pub fn block_bytes(group: &HtShared, rails: &Rails, top_k: usize, form: HandleForm) -> Result<Option<usize>> {
+    let Some(most) = group.plan.facts.max_tokens else { return Ok(None) };
+    let memory = rails.plan.memory(0, size_of_any(rails, most, (top_k, form)))?;
+    Ok(Some(memory_of(rails, GivenBlock(DevPtr(0))).0 + memory.bytes))
+}
+
+/// The size of a handle of so many tokens there.
+pub fn size(group: &HtShared, rails: &Rails, routing: &Routing) -> HandleSize {
+    let any = size_of_any(rails, group.plan.max_tokens, (routing.top_k, routing.form));
+    HandleSize { tokens: routing.tokens, ..any }
+}
+
+/// Stores what `handle` has on the host, behind the kernels that have filled its memory.
+pub fn store(handle: &NodesHt, GivenBlock(block): GivenBlock, at: &StreamScope) -> Result<()> {
+    let header = handle.group.plan.header(&handle.routing, handle.epoch);
+    let numbers = handle.counts.tokens.iter().chain(&handle.counts.words);
+    let mut record = header.to_vec();
+    record.push(to_u32(handle.rows)?);
+    record.push(handle.slots.map_or(Ok(NO_SLOTS), to_u32)?);
+    for number in numbers {
+        record.push(to_u32(*number)?);
+    }
+    let bytes: Vec<u8> = record.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    driver::upload(block, &bytes, at.stream)
+}
+
+/// Marks that the block has no routing any more.
+pub fn forget(GivenBlock(block): GivenBlock, at: &StreamScope) -> Result<()> {
+    driver::upload(block, &[0; HEADER_WORDS * WORD], at.stream)
+}
+
+/// Such a handle.
+pub struct GivenHt {
+    pub group: Arc<HtShared>,
+    pub rails: Arc<Rails>,
+    pub routing: Routing,
+    pub block: GivenBlock,
+    /// What comes by its own update, if it had one.
+    pub received: Option<usize>,
+}
+
+impl GivenHt {
+    /// The handle whose bytes are there.
+    fn open(&self, stream: Stream) -> Result<NodesHt> {
+        let at = &self.group.enter(stream)?;
+        if at.is_captured() {
+            return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
+        }
+        let mut bytes = vec![0; words(&self.rails) * WORD];
+        driver::download(&mut bytes, self.block.0, stream)?;
+        let words: Vec<u32> =
+            bytes.chunks_exact(WORD).map(|it| u32::from_ne_bytes(it.try_into().unwrap_or_default())).collect();
+        self.handle(&words).inspect_err(|error| self.rails.network.fail(error))
+    }
+
+    fn handle(&self, words: &[u32]) -> Result<NodesHt> {
+        let (group, rails, routing) = (&self.group, &self.rails, self.routing);
+        let expected = group.plan.header(&routing, 0);
+        let pairs = words.iter().zip(&expected).take(COMPARED_WORDS);
+        if let Some((word, (got, expected))) = pairs.enumerate().find(|(_, (got, expected))| got != expected) {
+            return Err(foreign_state(word as u32, *got, *expected));
+        }
+        let number = |index: usize| words.get(index).copied().unwrap_or(0);
+        let (rows, slots) = (number(HEADER_WORDS) as usize, number(HEADER_WORDS + 1));
+        let mut rest = words.iter().skip(HEADER_WORDS + 2).map(|&word| word as usize);
+        let tokens = rest.by_ref().take(rails.plan.forwarded).collect();
+        let (ends, others) = (rails.plan.chunks + 1, rails.plan.others);
+        let counts = Counts { tokens, words: rest.collect(), ends, others };
+        let stages = rails.plan.stages(counts.most_tokens());
+        let mut handle = NodesHt {
+            group: Arc::clone(group),
+            rails: Arc::clone(rails),
+            _memory: None,
+            base: memory_of(rails, self.block),
+            size: size(group, rails, &routing),
+            routing,
+            grids: group.grids(&routing),
+            epoch: number(NUMBER_WORD),
+            rows,
+            slots: (slots != NO_SLOTS).then_some(slots as usize),
+            apart: None,
+            counts,
+            banks: rails.banks_for(stages.room)?,
+            stages,
+        };
+        if let Some(ids) = handle.kept_ids()? {
+            (handle.routing.ids, handle.routing.width) = ids;
+        }
+        if handle.slots.is_some() {
+            handle.apart = Some(rails.apart_for(bytes_apart(group, rows, routing.top_k))?);
+        }
+        Ok(handle)
+    }
+}
+
+impl HtBackend for GivenHt {
+    fn dispatch(&self, op: &HtDispatch, stream: Stream) -> Result<()> {
+        self.open(stream)?.dispatch(op, stream)
+    }
+
+    fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()> {
+        self.open(stream)?.combine(op, stream)
+    }
+
+    fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
+        self.open(stream)?.add_counts(totals, stream)
+    }
+
+    fn num_recv_tokens(&self) -> Result<usize> {
+        self.received.ok_or_else(opened_again)
+    }
+}

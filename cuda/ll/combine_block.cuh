@@ -40,7 +40,7 @@ struct ManyTokens {
     static constexpr bool kFromQueue = true;
 };
 struct AllEntries {
-    static constexpr uint32_t kChunks = 4;
+    static constexpr uint32_t kChunks = 2;
     static constexpr uint32_t kRows = 4;
     static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = false;

@@ -47,10 +47,15 @@ struct Block {
 
     const HtCommon& common = params.common;
     Share senders = {0, common.shape.send_blocks};
-    Share receivers = {senders.blocks, gridDim.x - senders.blocks};
+    // If all blocks send, all receive as well, by the warps behind those that send and the one that notifies.
+    Share receivers = senders.blocks == gridDim.x ? senders : Share{senders.blocks, gridDim.x - senders.blocks};
 
     __device__ uint32_t rank() const { return common.peers.rank; }
     __device__ uint32_t ranks() const { return common.peers.ranks; }
+    // Whether this warp receives, if rows are not summed before they are sent.
+    __device__ bool receives() const {
+        return receivers.has_this_block() && (!senders.has_this_block() || warp_idx() > common.shape.copy_warps);
+    }
     // The row of the input of row `index` from `home`.
     __device__ uint32_t row_from(uint32_t home, uint32_t index) const {
         return scope.template row<Layout>(shared.pairs, home, index);

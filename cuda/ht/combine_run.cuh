@@ -35,7 +35,7 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
         }
         return;
     }
-    if (!InputRows::kZones && !block.senders.has_this_block()) {
+    if (!InputRows::kZones && block.receives()) {
         sum_tokens<Type>(block, nullptr);
     } else if (warp_idx() < common.shape.copy_warps) {
         typename InputRows::Buffers staging(buffers + warp_idx() * common.shape.warp_bytes, common.shape.chunk_bytes,

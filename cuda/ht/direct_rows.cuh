@@ -220,13 +220,15 @@ __device__ void work_locally(const Block& block) {
     const uint32_t first = warp_idx() * mapped.workers + blockIdx.x - before;
     const uint32_t step = num_warps() * mapped.workers - senders;
     const HtHandleMemory& handle = block.common.handle;
+    // A token ahead, as loads wait behind the SM's stores.
     HtEntry entry = TokenEntries::load_entry(handle, first);
+    GivenRouting given = block.given_routing(first);
 #pragma unroll 1
     for (uint32_t token = first; token < handle.tokens; token += step) {
-        const GivenRouting given = block.given_routing(token);
         const TokenEntries entries(block.common, entry);
-        entry = TokenEntries::load_entry(handle, token + step);
         const float weight = block.has_routing() ? weight_of_lane(block, entries, given) : 0.0f;
+        entry = TokenEntries::load_entry(handle, token + step);
+        given = block.given_routing(token + step);
         if (mapped.side_row_bytes != 0) {
             store_beside(block, token, weight, entries);
         }
@@ -241,9 +243,8 @@ __device__ void work_locally(const Block& block) {
 // ---- What came beside rows ---------------------------------------------------------------------
 
 // All threads of the grid: calls `load(i)` and then `store(i, what was loaded)` for each i < count, some at a time.
-template <typename Load, typename Store>
+template <uint32_t kAtOnce, typename Load, typename Store>
 __device__ __forceinline__ void for_all(uint32_t count, Load load, Store store) {
-    constexpr uint32_t kAtOnce = 4;
     const uint32_t threads = gridDim.x * blockDim.x;
 #pragma unroll 1
     for (uint32_t first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += kAtOnce * threads) {
@@ -263,6 +264,8 @@ __device__ __forceinline__ void for_all(uint32_t count, Load load, Store store) 
     }
 }
 
+constexpr uint32_t kTakenAtOnce = 4;
+
 // Copies ids and weights of the rows of `source` to the outputs.
 template <typename Block>
 __device__ void take_routing(const Block& block, uint32_t source) {
@@ -272,7 +275,7 @@ __device__ void take_routing(const Block& block, uint32_t source) {
     const uint8_t* beside =
         block.template beside<Own>(own_window(block.common.peers), block.rank(), source, 0) + block.scale_bytes();
     const uint64_t to = uint64_t{block.row_from(source, 0)} * top_k;
-    for_all(
+    for_all<kTakenAtOnce>(
         rows_of(block.common, source) * top_k,
         [&](uint32_t i) {
             const Divided at = divide(i, top_k, reciprocal);
@@ -292,17 +295,29 @@ __device__ void take_scales(const Block& block, uint32_t source) {
     const uint32_t parts = block.rows.scale_parts();
     const uint32_t reciprocal = 0xffffffffu / parts;
     const uint8_t* beside = block.template beside<Own>(own_window(block.common.peers), block.rank(), source, 0);
-    for_all(
-        rows_of(block.common, source) * parts,
-        [&](uint32_t i) {
-            const Divided at = divide(i, parts, reciprocal);
-            const uint8_t* row = beside + uint64_t{at.quotient} * block.mapped.side_row_bytes;
-            return ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + at.remainder);
-        },
-        [&](uint32_t i, const Vec16& scales) {
-            const Divided at = divide(i, parts, reciprocal);
-            block.rows.store_scale_part(block.row_from(source, at.quotient), at.remainder, scales);
-        });
+    const uint32_t count = rows_of(block.common, source) * parts;
+    const auto load = [&](uint32_t i) {
+        const Divided at = divide(i, parts, reciprocal);
+        const uint8_t* row = beside + uint64_t{at.quotient} * block.mapped.side_row_bytes;
+        return ld_relaxed_sys(reinterpret_cast<const Vec16*>(row) + at.remainder);
+    };
+    const auto place_of = [&](uint32_t i) {
+        const Divided at = divide(i, parts, reciprocal);
+        return block.rows.out_part(block.row_from(source, at.quotient), at.remainder);
+    };
+    bool are_some_left = false;
+    for_all<kTakenAtOnce>(count, load, [&](uint32_t i, const Vec16& scales) {
+        const ScalePart to = place_of(i);
+        if (to.is_one_access()) {
+            st_row(reinterpret_cast<Vec16*>(to.scales + to.first), scales);
+        } else {
+            are_some_left = true;
+        }
+    });
+    // In other orders one after the other, so that the code for them is there once.
+    if (are_some_left) {
+        for_all<1>(count, load, [&](uint32_t i, const Vec16& scales) { place_of(i).store(scales); });
+    }
 }
 
 // ---- The dispatch ------------------------------------------------------------------------------

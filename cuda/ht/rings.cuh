@@ -19,7 +19,7 @@
 //
 // Why every wait terminates
 //
-// Sequences are independent of each other, and blocks that send do not wait for blocks that receive on the
+// Sequences are independent of each other, and warps that send do not wait for warps that receive on the
 // same rank. Dispatch: a receiver takes any row that has arrived, of any source, and knows its row of the
 // output. So every arrival is answered by a credit, whatever else happens, and every sender goes on.
 // Combine: a home rank sums its tokens in ascending order, each by one warp that waits for all rows of the

@@ -153,14 +153,14 @@ struct ForwardedRows : ScaledImage {
     __device__ Vec16 scale_part(const Block& block, uint32_t token, uint32_t part) const {
         return load_part(block, token, {}, part);
     }
-    __device__ void store_scale_part(uint32_t row, uint32_t part, const Vec16& scales) const {
-        part_of(scaled.rows.out, out_scales(row), part).store(scales);
+    __device__ ScalePart out_part(uint32_t row, uint32_t part) const {
+        return part_of(scaled.rows.out, out_scales(row), part);
     }
     template <typename Block>
     __device__ void keep_scales(const Block& block, uint32_t token, uint32_t row) const {
 #pragma unroll 1
         for (uint32_t part = lane_idx(); part < scale_parts(); part += kWarpSize) {
-            store_scale_part(row, part, load_part(block, token, {}, part));
+            out_part(row, part).store(load_part(block, token, {}, part));
         }
     }
 

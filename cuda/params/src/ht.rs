@@ -217,7 +217,8 @@ pub struct HtShape {
     pub warp_bytes: u32,
     /// Warps of a block that have such memory; at least one warp has none.
     pub copy_warps: u32,
-    /// The first `send_blocks` of the grid send; the others receive.
+    /// The first `send_blocks` of the grid send; the others receive. In a combine whose blocks all send all receive as
+    /// well, by the warps behind `copy_warps` and one more.
     pub send_blocks: u32,
 }
 

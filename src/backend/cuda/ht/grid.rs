@@ -16,9 +16,19 @@ const DISPATCH_SENDERS: u32 = 8;
 /// With two ranks, and a guess for three.
 const DISPATCH_SENDERS_OF_FEW: u32 = 9;
 const COMBINE_SENDERS: u32 = 9;
+/// From four ranks on fewer blocks than 24 balance what is sent with what is stored or summed, up to the numbers above:
+/// those fill NVLink, while few blocks are slow themselves.
+const BALANCED_DISPATCH_SENDERS: u32 = 11;
+const BALANCED_COMBINE_SENDERS: u32 = 14;
 /// A guess for more than four ranks, where a combine has many blocks.
 const COMBINE_SENDERS_OF_MANY: u32 = 11;
 const MANY_BLOCKS: u32 = 96;
+/// Up to so many blocks of a combine, all blocks send by so many of their warps, and receive by the others: with two
+/// ranks and a guess for three, and from four on.
+const MIXED_BLOCKS_OF_FEW: u32 = 24;
+const SEND_WARPS_OF_FEW: u32 = 3;
+const MIXED_BLOCKS: u32 = 16;
+const SEND_WARPS: u32 = 7;
 /// A sender that casts needs half as long again for a row.
 const CAST_SENDERS: u32 = 16;
 /// From 30 on more of them gain nothing.
@@ -72,13 +82,16 @@ impl HtKind {
 
     /// A good choice with `blocks` where nothing was measured.
     fn own_choice(self, ranks: usize, blocks: u32) -> Choice {
-        let senders = match (self, ranks) {
-            (Self::Dispatch { .. }, ..=3) => DISPATCH_SENDERS_OF_FEW,
-            (Self::Dispatch { .. }, _) => DISPATCH_SENDERS,
-            (Self::Combine { .. }, 5..) if blocks >= MANY_BLOCKS => COMBINE_SENDERS_OF_MANY,
-            (Self::Combine { .. }, _) => COMBINE_SENDERS,
+        let (senders, balanced) = match (self, ranks) {
+            (Self::Dispatch { .. }, ..=3) => (DISPATCH_SENDERS_OF_FEW, DISPATCH_SENDERS_OF_FEW),
+            (Self::Dispatch { .. }, _) => (DISPATCH_SENDERS, BALANCED_DISPATCH_SENDERS),
+            (Self::Combine { .. }, ..=3) => (COMBINE_SENDERS, COMBINE_SENDERS),
+            (Self::Combine { .. }, 5..) if blocks >= MANY_BLOCKS => (COMBINE_SENDERS_OF_MANY, COMBINE_SENDERS_OF_MANY),
+            (Self::Combine { .. }, _) => (COMBINE_SENDERS, BALANCED_COMBINE_SENDERS),
         };
-        Choice { blocks, threads: self.most_threads(), send_blocks: share(blocks, senders, AUTO_BLOCKS) }
+        let of = |part| share(blocks, part, AUTO_BLOCKS);
+        let send_blocks = of(senders).max(of(balanced).min(senders));
+        Choice { blocks, threads: self.most_threads(), send_blocks }
     }
 }
 
@@ -103,6 +116,12 @@ pub fn granted_blocks(facts: &GroupFacts) -> Option<u32> {
     facts.channels.map(blocks)
 }
 
+/// The blocks of operations on rows that lie by expert. Where the caller leaves the choice to us all SMs take part, as a
+/// rank stores, or sums, several times what crosses NVLink.
+pub fn blocks_of_zones(facts: &GroupFacts, device: DeviceLimits) -> u32 {
+    granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2)
+}
+
 /// The grid of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
@@ -111,6 +130,8 @@ pub struct Grid {
     pub send_blocks: u32,
     /// Most warps per block.
     pub warps: u32,
+    /// Whether `send_warps` may take the place of `send_blocks`.
+    mixes: bool,
 }
 
 impl Grid {
@@ -138,14 +159,13 @@ impl Grid {
             1 => 0,
             _ => share(blocks, choice.send_blocks, choice.blocks).clamp(1, blocks - 1),
         };
-        Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS) }
+        let mixes = matches!(kind, HtKind::Combine { .. }) && measured.is_none();
+        Self { blocks, send_blocks, warps: (choice.threads.min(own.threads) / WARP).max(LEAST_WARPS), mixes }
     }
 
-    /// Grid of an operation on rows that lie by expert, for tokens with `top_k` experts each, whatever was measured:
-    /// measurements are of rows that lie flat. Where the caller leaves the choice to us all SMs take part, as a rank stores,
-    /// or sums, several times what crosses NVLink.
-    pub fn of_zones(facts: &GroupFacts, kind: HtKind, top_k: usize, device: DeviceLimits) -> Self {
-        let blocks = granted_blocks(facts).unwrap_or(u32::MAX).min(device.multiprocessors).max(2);
+    /// Grid of `blocks` for an operation on rows that lie by expert, for tokens with `top_k` experts each, whatever was
+    /// measured: measurements are of rows that lie flat.
+    pub fn of_zones(facts: &GroupFacts, kind: HtKind, top_k: usize, blocks: u32) -> Self {
         let (ranks, slots) = (facts.ranks as f64, top_k as f64);
         // Of a token: rows on all ranks, and those that are sent.
         let rows = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
@@ -163,6 +183,7 @@ impl Grid {
                 _ => senders.clamp(1, blocks - 1),
             },
             warps: kind.most_threads() / WARP,
+            mixes: false,
         }
     }
 
@@ -189,6 +210,16 @@ impl Grid {
                 0 => self.warps,
                 threads => (threads.min(kind.most_threads()) / WARP).max(LEAST_WARPS),
             },
+            mixes: self.mixes && launch.send_blocks == 0 && launch.threads == 0,
+        }
+    }
+
+    /// How many warps of each block send while others receive; `None`: `send_blocks` does.
+    pub fn send_warps(&self, ranks: usize) -> Option<u32> {
+        match ranks {
+            2..4 if self.mixes && self.blocks <= MIXED_BLOCKS_OF_FEW => Some(SEND_WARPS_OF_FEW),
+            4.. if self.mixes && self.blocks <= MIXED_BLOCKS => Some(SEND_WARPS),
+            _ => None,
         }
     }
 
@@ -241,10 +272,21 @@ mod tests {
     }
 
     #[test]
-    fn a_combine_of_many_ranks_with_many_blocks_has_more_senders() {
-        for (ranks, channels, senders) in [(2, 66, 49), (4, 66, 9), (8, 66, 60), (8, 48, 44)] {
+    fn ranks_and_blocks_decide_how_many_send() {
+        for (kind, ranks, channels, senders) in [
+            (COMBINE, 2, 66, 49),
+            (COMBINE, 4, 66, 9),
+            (COMBINE, 8, 66, 60),
+            (COMBINE, 8, 48, 44),
+            (COMBINE, 4, 8, 9),
+            (COMBINE, 4, 4, 4),
+            (COMBINE, 2, 8, 6),
+            (DISPATCH, 4, 8, 7),
+            (DISPATCH, 4, 4, 3),
+            (DISPATCH, 2, 8, 6),
+        ] {
             let facts = facts(ranks, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), COMBINE, 64, H200);
+            let grid = Grid::new(&facts, &Tuning::default(), kind, 64, H200);
             assert_eq!(grid.send_blocks, senders);
         }
     }
@@ -254,12 +296,13 @@ mod tests {
         for (channels, top_k, senders) in
             [(Some(8), 8, (3, 7)), (Some(12), 8, (4, 10)), (Some(12), 2, (9, 8)), (None, 8, (34, 57))]
         {
-            let grid = |kind| Grid::of_zones(&facts(2, channels), kind, top_k, H200);
+            let blocks = blocks_of_zones(&facts(2, channels), H200);
+            let grid = |kind| Grid::of_zones(&facts(2, channels), kind, top_k, blocks);
             let (dispatch, combine) = (grid(DISPATCH), grid(COMBINE));
             assert_eq!((dispatch.send_blocks, combine.send_blocks), senders);
             assert_eq!(dispatch.blocks, channels.map_or(132, |channels| 2 * channels as u32));
         }
-        assert_eq!(Grid::of_zones(&facts(1, None), COMBINE, 8, H200).send_blocks, 0);
+        assert_eq!(Grid::of_zones(&facts(1, None), COMBINE, 8, 132).send_blocks, 0);
     }
 
     #[test]
@@ -309,6 +352,12 @@ mod tests {
         assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
         assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
         assert_eq!(asked(own.of_casts(), 12, 0, 0), (12, 8, 24));
+        let combine = Grid::new(&facts(2, Some(8)), &Tuning::default(), COMBINE, 64, H200);
+        let warps = |send_blocks, blocks| {
+            combine.asked(Launch { blocks, send_blocks, ..Launch::default() }, COMBINE).send_warps(2)
+        };
+        assert_eq!((warps(0, 0), warps(0, 24), warps(0, 32), warps(6, 16)), (Some(3), Some(3), None, None));
+        assert_eq!((own.send_warps(4), combine.send_warps(4), combine.send_warps(1)), (None, Some(7), None));
         let alone = Grid::new(&facts(1, None), &Tuning::default(), DISPATCH, 64, H200);
         assert_eq!(asked(alone, 16, 7, 0), (16, 0, 24));
     }

@@ -3,7 +3,7 @@
 
 use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
-use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
+use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, blocks_of_zones, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::kernels::LaunchShape;
@@ -236,7 +236,7 @@ impl HtPlan {
         let Routing { tokens, top_k, .. } = *routing;
         let grid = |kind| match self.has_zones(routing) {
             false => Grid::new(&self.facts, tuning, kind, tokens, device),
-            true => Grid::of_zones(&self.facts, kind, top_k, device),
+            true => Grid::of_zones(&self.facts, kind, top_k, blocks_of_zones(&self.facts, device)),
         };
         HandleGrids {
             dispatch: grid(HtKind::Dispatch { forward: true }),
@@ -252,18 +252,27 @@ impl HtPlan {
         routing.form.zones.is_some() && self.nodes.is_none()
     }
 
-    /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
-    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Result<HtLaunch> {
-        let HandleGrids { top_k, device, .. } = *of;
-        let plain = match kind {
+    fn grid(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Grid {
+        let of_handle = match kind {
             HtKind::Dispatch { .. } => of.dispatch,
             HtKind::Combine { .. } => of.combine,
+        };
+        let plain = match asked.blocks {
+            // As many send as suit so many blocks.
+            1.. if of.zones => Grid::of_zones(&self.facts, kind, of.top_k, asked.blocks.max(2)),
+            _ => of_handle,
         };
         let grid = match row.cast {
             Some(_) => plain.of_casts(),
             None => plain,
-        }
-        .asked(asked, kind);
+        };
+        grid.asked(asked, kind)
+    }
+
+    /// How an operation on rows `row` is launched that wants to be launched as `asked`, of a handle with these grids.
+    pub fn launch(&self, kind: HtKind, row: &MovedRow, of: &HandleGrids, asked: Launch) -> Result<HtLaunch> {
+        let HandleGrids { top_k, device, .. } = *of;
+        let grid = self.grid(kind, row, of, asked);
         let (row_bytes, mut staging) = (row.image_bytes(), row.staging());
         if let (HtKind::Combine { .. }, true) = (kind, of.zones) {
             staging.chunk_bytes = HT_ZONE_BUFFER_BYTES as usize;
@@ -286,6 +295,9 @@ impl HtPlan {
             None => grid.warps,
         };
         let copy_warps = (shared_bytes / warp_bytes).clamp(1, most_warps - 1);
+        // On one node, as operations over several have not been measured so.
+        let send_warps = grid.send_warps(self.facts.ranks).filter(|_| self.nodes.is_none());
+        let copy_warps = send_warps.map_or(copy_warps, |warps| warps.min(copy_warps));
         let warps = match kind {
             HtKind::Dispatch { .. } => copy_warps + 1,
             HtKind::Combine { .. } => grid.warps,
@@ -304,7 +316,7 @@ impl HtPlan {
                 tail_bytes: to_u32(tail_bytes)?,
                 warp_bytes,
                 copy_warps,
-                send_blocks: grid.send_blocks,
+                send_blocks: send_warps.map_or(grid.send_blocks, |_| grid.blocks),
             },
             scales_word: ScalesWord::of(row.wire).0,
             cast_chunk: to_u32(staging.cast_chunk)?,

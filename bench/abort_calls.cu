@@ -135,7 +135,8 @@ void abort_and_wait(const Comm& other, std::chrono::milliseconds pause) {
     std::this_thread::sleep_for(pause);
     const auto start = Clock::now();
     CHECK(ncclGroupEnd());
-    std::printf("ncclGroupEnd %4d ms after ncclCommAbort, on an idle device  %.1f ms\n", int(pause.count()), since(start));
+    std::printf("ncclGroupEnd %4d ms after ncclCommAbort, on an idle device  %.1f ms\n", int(pause.count()),
+                since(start));
 }
 
 // The other rank of abort_unnoticed: how long after the abort its waiting operation has ended or failed.
@@ -149,7 +150,8 @@ void notice(const Comm& waiting, int begun) {
         CHECK(ncclCommGetAsyncError(waiting.comm, &state));
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    std::printf("%-58s %s after %.0f ms\n", "the other rank notices the abort:", ncclGetErrorString(state), since(start));
+    std::printf("%-58s %s after %.0f ms\n", "the other rank notices the abort:", ncclGetErrorString(state),
+                since(start));
 }
 
 // Closes the group four seconds after the abort.

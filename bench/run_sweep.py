@@ -2,8 +2,8 @@
 """Runs ep_bench over ranks, tokens, SMs and routings and writes bench/results/NAME.json.
 
 git ignores that folder: rows.py turns a file into rows of results.csv. Needs Python's standard library, mpirun and
-the programs, no compiler: --prebuilt takes them from a directory made elsewhere (DIR/gpu/ep_bench, libraries in DIR/lib). The file is written after each
-run, so a run that fails or hangs costs only itself.
+the programs, no compiler: --prebuilt takes them from a directory made elsewhere (DIR/gpu/ep_bench, libraries in
+DIR/lib). The file is written after each run, so a run that fails or hangs costs only itself.
 """
 
 from __future__ import annotations

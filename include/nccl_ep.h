@@ -49,6 +49,9 @@
 // It has `ncclEpGroupCountRows`.
 #define NCCL_EP_HAS_GROUP_COUNT_ROWS 1
 
+// It has `ncclEpGroupTimeWaits`.
+#define NCCL_EP_HAS_GROUP_TIME_WAITS 1
+
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
 
@@ -422,17 +425,19 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t *handle,
 // In HT it keeps the ids of its update. So a dispatch is a forward one if it has inputs TOPK_WEIGHTS; TOPK_IDX is not
 // read there. A combine gives gradients of weights [T, K] by k: those of the expert that each id names, 0 for others.
 //
-// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has outputs
-// TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and token; those
-// of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them TOKENS and SCALES,
-// `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A combine has inputs TOKENS
-// [n, H], to which the caller has applied the weights: each rank sums a token's rows by ascending expert and rounds that
-// sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the most rows that an update may bring.
+// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has
+// outputs TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and
+// token; those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them
+// TOKENS and SCALES, `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A
+// combine has inputs TOKENS [n, H], to which the caller has applied the weights: each rank sums a token's rows by
+// ascending expert and rounds that sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the
+// most rows that an update may bring.
 //
 // @param handle            gets the handle; written on success only
 // @param ep_group          the group
-// @param expert_alignment  0, or a power of two: HT, with max_tokens_per_rank, which all ranks together have at most
-//                          1048576 of
+// @param expert_alignment  0, or a power of two: HT, in a group with max_tokens_per_rank, at most 1,048,576 tokens on
+//                          all ranks together. So small that what may come to a rank, by expert and filled up, is
+//                          countable in 31 bits
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or another alignment.
 ncclResult_t ncclEpHandleOpen(ncclEpHandle_t *handle,
@@ -508,10 +513,10 @@ ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
 // names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
 // row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 // all K weights of its token. Rows and weights of other rows keep their content.
-// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its address
-// is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine begins, which
-// may read it, or until the second dispatch of the group with a view after this one begins, if that is earlier; in graphs
-// it has the same address in each replay. Nobody but the stream's order says when.
+// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its
+// address is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine
+// begins, which may read it, or until the second dispatch of the group with a view after this one begins, if that is
+// earlier; in graphs it has the same address in each replay. Nobody but the stream's order says when.
 //
 // HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 // TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received
@@ -709,6 +714,22 @@ ncclResult_t ncclEpSetSelector(ncclEpGroup_t ep_group,
 // the failure's code in a group that has failed.
 ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
                                   int64_t *rows_of_expert);
+
+// Times how long this rank waits for each other: from now on every LL dispatch of the group adds the nanoseconds from
+// when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
+// `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
+//
+// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
+// sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
+// ranks may differ. HT operations are not timed.
+//
+// @param ep_group         the group
+// @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
+//
+// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or an `ns_of_source` that is not a multiple of 8; the
+// failure's code in a group that has failed.
+ncclResult_t ncclEpGroupTimeWaits(ncclEpGroup_t ep_group,
+                                  int64_t *ns_of_source);
 
 // Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 // Collective, in one order with the group's other memory calls on all ranks; either all ranks get

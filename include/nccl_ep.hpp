@@ -55,12 +55,10 @@ namespace nccl_ep {
 class Error : public std::runtime_error {
    public:
     // Takes the text, which is that of this thread's last refusal.
-    Error(ncclResult_t code, const char* call)
-        : std::runtime_error(ncclEpGetLastError()), code_(code), call_(call) {}
+    Error(ncclResult_t code, const char* call) : std::runtime_error(ncclEpGetLastError()), code_(code), call_(call) {}
 
     ncclResult_t code() const noexcept { return code_; }
-    // The C function: "ncclEpDispatch".
-    const char* call() const noexcept { return call_; }
+    const char* call() const noexcept { return call_; }  // the C function: "ncclEpDispatch"
 
    private:
     ncclResult_t code_;
@@ -114,20 +112,17 @@ inline Result<> result_of(ncclResult_t code, const char* call) {
 
 // What an array, a std::vector, a std::array or a std::span has elements of.
 template <typename List>
-using ElementOf =
-    std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std::declval<const List&>()))>>;
+using ElementOf = std::remove_cv_t<std::remove_pointer_t<decltype(std::data(std::declval<const List&>()))>>;
 
 }  // namespace detail
 
 // ---- Tensors
 
-// Extents of a tensor, slowest dimension first, or strides: 1 to 5 integers of any type, in braces,
-// an array or a span. One that no unsigned int holds, or a sixth, makes a shape of no dimensions,
-// which every call refuses.
+// Extents of a tensor, slowest dimension first, or strides: 1 to 5 integers of any type, in braces, an array or a span.
+// One that no unsigned int holds, or a sixth, makes a shape of no dimensions, which every call refuses.
 class Shape {
    public:
-    template <typename... Size,
-              std::enable_if_t<(sizeof...(Size) > 0) && (std::is_integral_v<Size> && ...), int> = 0>
+    template <typename... Size, std::enable_if_t<(sizeof...(Size) > 0) && (std::is_integral_v<Size> && ...), int> = 0>
     constexpr Shape(Size... sizes) noexcept {
         (add(static_cast<unsigned long long>(sizes)), ...);
     }
@@ -195,15 +190,9 @@ class Tensor {
 
     // A descriptor for C, which leads into this view: only as long as that stays where it is.
     ncclNDTensor_t raw() const noexcept {
-        ncclNDTensor_t raw{};
-        raw.version = 1;
-        raw.ndim = shape_.ndim();
-        raw.sizes = const_cast<unsigned*>(shape_.data());
-        raw.strides = strides_ ? const_cast<unsigned*>(strides_->data()) : nullptr;
-        raw.datatype = type_;
-        raw.data = data_;
-        raw.tag = static_cast<unsigned>(tag_);
-        return raw;
+        const auto numbers = [](const Shape& of) { return const_cast<unsigned*>(of.data()); };
+        unsigned* const strides = strides_ ? numbers(*strides_) : nullptr;
+        return {1, shape_.ndim(), numbers(shape_), strides, type_, data_, static_cast<unsigned>(tag_), {}};
     }
 
    private:
@@ -220,13 +209,9 @@ class Tensors {
    public:
     constexpr Tensors() noexcept = default;
     constexpr Tensors(const Tensor& one) noexcept : first_(&one), size_(1) {}
-    constexpr Tensors(std::initializer_list<Tensor> list) noexcept : size_(list.size()) {
-        first_ = list.begin();
-    }
-    template <typename List,
-              std::enable_if_t<std::is_same_v<detail::ElementOf<List>, Tensor>, int> = 0>
-    constexpr Tensors(const List& list) noexcept
-        : first_(std::data(list)), size_(std::size(list)) {}
+    constexpr Tensors(std::initializer_list<Tensor> list) noexcept : size_(list.size()) { first_ = list.begin(); }
+    template <typename List, std::enable_if_t<std::is_same_v<detail::ElementOf<List>, Tensor>, int> = 0>
+    constexpr Tensors(const List& list) noexcept : first_(std::data(list)), size_(std::size(list)) {}
 
     constexpr std::size_t size() const noexcept { return size_; }
     constexpr const Tensor& operator[](std::size_t index) const noexcept { return first_[index]; }
@@ -259,12 +244,9 @@ class Descriptors {
     unsigned size_;
 };
 
-struct DestroyGroup {
-    cudaStream_t stream = nullptr;
+struct Destroy {
+    cudaStream_t stream = nullptr;  // of groups
     void operator()(ncclEpGroup_t group) const noexcept { (void)ncclEpGroupDestroy(group, stream); }
-};
-
-struct DestroyHandle {
     void operator()(ncclEpHandle_t handle) const noexcept { (void)ncclEpHandleDestroy(handle); }
 };
 
@@ -275,8 +257,7 @@ struct DestroyHandle {
 // A configuration that leaves all to the library; set the numbers that the fields ask for.
 inline ncclEpGroupConfig_t group_config(ncclEpAlgorithm_t algorithm) noexcept {
     ncclEpGroupConfig_t config{};
-    config.version = 1;
-    config.algorithm = algorithm;
+    config.version = 1, config.algorithm = algorithm;
     return config;
 }
 
@@ -316,13 +297,18 @@ class Group {
         return detail::result_of(ncclEpGroupCountRows(group_.get(), rows_of_expert), "ncclEpGroupCountRows");
     }
 
+    // LL dispatches add the nanoseconds that they wait for each source rank to these. As ncclEpGroupTimeWaits.
+    Result<> time_waits(std::int64_t* ns_of_source) const {
+        return detail::result_of(ncclEpGroupTimeWaits(group_.get(), ns_of_source), "ncclEpGroupTimeWaits");
+    }
+
     // For the C functions.
     ncclEpGroup_t get() const noexcept { return group_.get(); }
     ncclEpGroup_t release() noexcept { return group_.release(); }
     explicit operator bool() const noexcept { return group_ != nullptr; }
 
    private:
-    std::unique_ptr<ncclEpGroup, detail::DestroyGroup> group_;
+    std::unique_ptr<ncclEpGroup, detail::Destroy> group_;
 };
 
 // ---- Handles
@@ -351,10 +337,24 @@ class Handle {
         return Handle(handle);
     }
 
-    // As the destructor, but says what failed. Local.
-    Result<> destroy() {
-        return detail::result_of(ncclEpHandleDestroy(handle_.release()), "ncclEpHandleDestroy");
+    // A handle without a routing, which `update` gives it. As ncclEpHandleOpen: local.
+    static Result<Handle> open(const Group& group, unsigned expert_alignment = 0) {
+        ncclEpHandle_t handle = nullptr;
+        const ncclResult_t code = ncclEpHandleOpen(&handle, group.get(), expert_alignment);
+        if (code != ncclSuccess) return Error(code, "ncclEpHandleOpen");
+        return Handle(handle);
     }
+
+    // Routes by these ids from now on. As ncclEpHandleUpdate: collective in HT, on one node also in a captured stream.
+    Result<> update(const Tensor& topk_idx, Tensors locals, cudaStream_t stream) {
+        const ncclNDTensor_t ids = topk_idx.raw();
+        const detail::Descriptors l(locals);
+        return detail::result_of(ncclEpHandleUpdate(handle_.get(), &ids, l.data(), l.size(), stream),
+                                 "ncclEpHandleUpdate");
+    }
+
+    // As the destructor, but says what failed. Local.
+    Result<> destroy() { return detail::result_of(ncclEpHandleDestroy(handle_.release()), "ncclEpHandleDestroy"); }
 
     // HT: how many rows a dispatch delivers to this rank at most; see ncclEpHandleGetNumRecvTokens.
     Result<unsigned> num_recv_tokens() const {
@@ -375,8 +375,7 @@ class Handle {
     }
 
     // Brings the experts' results home, summed. As ncclEpCombine.
-    Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream,
-                     Phase phase = Phase::whole) {
+    Result<> combine(Tensors inputs, Tensors outputs, Tensors locals, cudaStream_t stream, Phase phase = Phase::whole) {
         const detail::Descriptors in(inputs), out(outputs), l(locals);
         return detail::result_of(ncclEpCombine(handle_.get(), in.data(), in.size(), out.data(), out.size(), l.data(),
                                                l.size(), static_cast<unsigned>(phase), nullptr, stream),
@@ -394,7 +393,7 @@ class Handle {
     explicit operator bool() const noexcept { return handle_ != nullptr; }
 
    private:
-    std::unique_ptr<ncclEpHandle, detail::DestroyHandle> handle_;
+    std::unique_ptr<ncclEpHandle, detail::Destroy> handle_;
 };
 
 }  // namespace nccl_ep

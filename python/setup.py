@@ -9,7 +9,8 @@ import re
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-_LIBRARY = pathlib.Path(__file__).resolve().parent / "nccl_ep" / "lib" / "libnccl_ep.so"
+_PACKAGE = pathlib.Path(__file__).resolve().parent / "nccl_ep"
+_LIBRARY = _PACKAGE / "lib" / "libnccl_ep.so"
 # By e_machine of the ELF header: the library may be another machine's than this one.
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 # The oldest glibc that a manylinux tag of this form can name.
@@ -27,10 +28,11 @@ def manylinux() -> str:
     return f"manylinux_{major}_{minor}_{_MACHINES[int.from_bytes(libraries[0][18:20], 'little')]}"
 
 
-def platforms() -> list[str]:
-    """What the metadata says of the kernels: the CUDA that compiled them."""
+def version() -> str:
+    """That of the package, with the CUDA that compiled the kernels inside, as 0.1.0+cu130: it is in the wheel's name."""
+    number = re.search(r'__version__ = "(.*)"', (_PACKAGE / "__init__.py").read_text())[1]
     built = _LIBRARY.exists() and re.search(rb"NCCL EP version [^+]+\+cuda([\d.]+)", _LIBRARY.read_bytes())
-    return [f"CUDA {built[1].decode()}"] if built else []
+    return f"{number}+cu{built[1].decode().replace('.', '')}" if built else number
 
 
 class Package(Distribution):
@@ -49,4 +51,4 @@ class Wheel(bdist_wheel):
         return "py3", "none", manylinux()
 
 
-setup(distclass=Package, cmdclass={"bdist_wheel": Wheel}, platforms=platforms())
+setup(distclass=Package, cmdclass={"bdist_wheel": Wheel}, version=version())

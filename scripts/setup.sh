@@ -84,7 +84,8 @@ install_packages() {
 # For another machine.
 install_rust_library() {
     cd "$NCCL_EP_ROOT" # whose rust-toolchain.toml counts
-    if [ -z "$NCCL_EP_TOOLS" ] || [ -d "$(rustc --print target-libdir --target "$CARGO_BUILD_TARGET")" ]; then return; fi
+    [ -n "$NCCL_EP_TOOLS" ] || return 0
+    [ ! -d "$(rustc --print target-libdir --target "$CARGO_BUILD_TARGET")" ] || return 0
     command -v rustup >/dev/null || die "no library of Rust for $CARGO_BUILD_TARGET, and no rustup to fetch it"
     say "fetching Rust's library for $CARGO_BUILD_TARGET (rustup)"
     rustup --quiet target add "$CARGO_BUILD_TARGET" || die "rustup could not fetch it"

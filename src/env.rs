@@ -96,6 +96,7 @@ const OTHERS: [&str; 11] = [
     "NCCL_EP_TARGET",
     "NCCL_EP_UPDATE_HEADER",
 ];
+
 impl Env {
     /// Reads the process environment.
     pub fn read() -> Self {

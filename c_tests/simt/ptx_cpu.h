@@ -245,4 +245,7 @@ inline void spin_hint() { simt::Block::Current().Poll(); }
 inline void spin_gently() {}
 inline void shared_spin_hint() { simt::Block::Current().Poll(); }
 
+// Rows of tests often look as if they had not come, and each poll lets a block's other threads run.
+constexpr uint32_t kPollsOfChunk = 2;
+
 }  // namespace nccl_ep

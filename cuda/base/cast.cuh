@@ -125,20 +125,24 @@ struct Uncast {
     // Casts the elements of a block whose largest magnitude is `most`; returns its scale as it is stored.
     __device__ __forceinline__ uint32_t cast(const ScaledRows& rows, float most, Vec16& out) const {
         const BlockScale scale(most, rows.form);
+        cast_by(scale.factor, out);
+        return scale.stored;
+    }
+    // Casts the elements of a block whose scale is known.
+    __device__ __forceinline__ void cast_by(float factor, Vec16& out) const {
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
             float elements[Number::kPerVec];
             Number::unpack(vec[i], elements);
 #pragma unroll
             for (uint32_t j = 0; j < Number::kPerVec; ++j) {
-                elements[j] = __fmul_rn(elements[j], scale.factor);
+                elements[j] = __fmul_rn(elements[j], factor);
             }
 #pragma unroll
             for (uint32_t j = 0; j < Number::kPerVec; j += 4) {
                 out.word[(i * Number::kPerVec + j) / 4] = e4m3x4_from_f32(elements + j);
             }
         }
-        return scale.stored;
     }
     // A flag is not a magnitude.
     uint32_t cast(const ScaledRows&, bool, Vec16&) const = delete;

@@ -37,8 +37,29 @@ struct ScalePart {
 
     __device__ __forceinline__ void store(const Vec16& part) const {
         if (is_one_access()) {
-            st_row(reinterpret_cast<Vec16*>(scales + first), part);
-        } else if (is_dense() && is_aligned<uint32_t>()) {
+            store_at_once(part);
+        } else {
+            store_slowly(part);
+        }
+    }
+
+    // In any order but that of one access.
+    __device__ __forceinline__ Vec16 load_slowly() const {
+        if (rows.scale_width == 4) {
+            Vec16 part;
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                part.word[i] = i < count<uint32_t>() ? *at<uint32_t>(i) : 0;
+            }
+            return part;
+        }
+        return rows.scale_width == 2 ? load_narrow<uint16_t>() : load_narrow<uint8_t>();
+    }
+    __device__ __forceinline__ void store_at_once(const Vec16& part) const {
+        st_row(reinterpret_cast<Vec16*>(scales + first), part);
+    }
+    __device__ __forceinline__ void store_slowly(const Vec16& part) const {
+        if (is_dense() && is_aligned<uint32_t>()) {
             uint32_t* to = reinterpret_cast<uint32_t*>(scales + first);
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
@@ -76,18 +97,6 @@ struct ScalePart {
     __device__ Scale* at(uint32_t index) const {
         const uint64_t column = first / sizeof(Scale) + index;
         return reinterpret_cast<Scale*>(scales) + column * view.column;
-    }
-
-    __device__ __forceinline__ Vec16 load_slowly() const {
-        if (rows.scale_width == 4) {
-            Vec16 part;
-#pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) {
-                part.word[i] = i < count<uint32_t>() ? *at<uint32_t>(i) : 0;
-            }
-            return part;
-        }
-        return rows.scale_width == 2 ? load_narrow<uint16_t>() : load_narrow<uint8_t>();
     }
 
     // Narrow scales that lie apart, or unaligned: rare, so their code is small rather than fast.

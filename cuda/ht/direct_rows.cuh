@@ -6,7 +6,7 @@
 // and copies its share of what came beside rows.
 #pragma once
 
-#include "../base/divide.cuh"
+#include "../base/row.cuh"
 #include "dispatch_local.cuh"
 #include "offers.cuh"
 #include "pipeline.cuh"

@@ -1,7 +1,7 @@
 // The experts of a token, as a warp sees them.
 #pragma once
 
-#include "../base/divide.cuh"
+#include "../base/row.cuh"
 #include "rings.cuh"
 
 namespace nccl_ep {

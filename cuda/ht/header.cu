@@ -1,4 +1,4 @@
-// High-throughput combine over several nodes: a stage's messages are sent, whose rows another kernel has summed.
+// Sends a stage's messages of a combine over several nodes; another kernel has summed their rows.
 
 #include "../base/entry.cuh"
 #include "messages.cuh"

@@ -2,7 +2,7 @@
 //
 // Before a peer may be notified of a row, all that was written of it must be visible there. The fence that
 // makes it so waits for much more than that row: while many rows are under way it takes as long as sending
-// one (docs/performance.md). So sending warps make none: they post what they have completed in a queue
+// one (docs/development/high-throughput.md). So sending warps make none: they post what they have completed in a queue
 // and go on, and the notifier makes one fence for all that is in the queues then. What a warp did before
 // its post is covered: the post is a release and the notifier's load an acquire within the block, then
 // comes the fence, then the notification. A sender posts a row only when the next one is under way, so that

@@ -28,7 +28,7 @@
 // anything, so the wait ends, also where not all blocks run at a time. Later kernels tell by another epoch, so these
 // words need not be cleared, and no kernel of the group begins before the one before it has ended.
 
-#include "../base/divide.cuh"
+#include "../base/row.cuh"
 #include "../base/entry.cuh"
 #include "../layout/flat.cuh"
 #include "rings.cuh"

@@ -1,10 +1,10 @@
 // What ids name, as a warp sees those of several tokens at once.
 #pragma once
 
-#include "../base/divide.cuh"
+#include "../base/row.cuh"
 #include "../base/expert.cuh"
 #include "../base/warp.cuh"
-#include "../peer/mask.cuh"
+#include "../peer/peer.cuh"
 
 namespace nccl_ep::ht_route_impl {
 

@@ -12,7 +12,7 @@
 
 namespace nccl_ep::ht_dispatch_impl {
 
-// Loops over scales are not unrolled: most rows take one turn, and the kernels have to stay in the instruction cache.
+// Loops over scales are not unrolled: most rows take one turn.
 constexpr uint32_t kStampBytes = HT_STAMP_BYTES;
 
 // What rows that are forwarded and rows that are cast have in common.

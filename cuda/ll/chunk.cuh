@@ -24,6 +24,9 @@ __device__ __forceinline__ bool has_sentinel(const Vec16& v) {
 
 __device__ __forceinline__ Vec16 all_sentinels() { return {{kSentinel, kSentinel, kSentinel, kSentinel}}; }
 
+// From a lane's part of a chunk of a row without scales to its part of the next one.
+constexpr uint32_t kChunkBytes = kWarpSize * sizeof(Vec16);
+
 // Consecutive chunks of a row without scales. A chunk has 16 bytes for each lane, in the last one perhaps not for all.
 template <uint32_t kChunks>
 struct Chunks {
@@ -40,6 +43,15 @@ struct Chunks {
         return ((index + i) * kWarpSize + lane_idx()) * sizeof(Vec16);
     }
     __device__ bool holds(uint32_t i = 0) const { return lane_byte(i) < row_bytes; }
+    // Bit i: whether there is one of chunk `i`.
+    __device__ __forceinline__ uint32_t held() const {
+        uint32_t bits = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < kChunks; ++i) {
+            bits |= holds(i) ? 1u << i : 0;
+        }
+        return bits;
+    }
     __device__ Chunks<1> chunk(uint32_t i) const { return {index + i, row_bytes}; }
 };
 using Chunk = Chunks<1>;
@@ -109,9 +121,38 @@ __device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, co
     put_to(data, to.data, chunk);
     signal_sentinel(op, to, chunk, with_sentinel);
 }
-template <typename Op, typename Chunk, typename Data>
-__device__ __forceinline__ void send(const Op& op, const BankRow<Remote>& to, const Chunk& chunk, const Data& data) {
-    send(op, to, chunk, data, any_lane(has_sentinel(data, chunk)));
+
+// A warp stores some chunks, of which `vec_of` gives a lane's parts. Bit i of the result: chunk i has kSentinel there.
+template <uint32_t kChunks, typename VecOf>
+__device__ __forceinline__ uint32_t put_chunks(const BankRow<Remote>& to, const Chunks<kChunks>& chunks, VecOf vec_of) {
+    const Remote<Vec16> first = as<Vec16>(to.data + chunks.lane_byte());
+    uint32_t with_sentinel = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kChunks; ++i) {
+        if (chunks.holds(i)) {
+            const Vec16 vec = vec_of(i);
+            put(first + i * kWarpSize, vec);
+            with_sentinel |= has_sentinel(vec) ? 1u << i : 0;
+        }
+    }
+    return with_sentinel;
+}
+// Signals the flags of those that put_chunks has found. Its code is there once.
+template <typename Op, uint32_t kChunks>
+__device__ __forceinline__ void signal_sentinels(const Op& op, const BankRow<Remote>& to, const Chunks<kChunks>& chunks,
+                                                 uint32_t with_sentinel) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < kChunks; ++i) {
+        signal_sentinel(op, to, chunks.chunk(i), any_lane(static_cast<int>(with_sentinel >> i & 1)));
+    }
+}
+template <typename Op, uint32_t kChunks, typename VecOf>
+__device__ __forceinline__ void send_chunks(const Op& op, const BankRow<Remote>& to, const Chunks<kChunks>& chunks,
+                                            VecOf vec_of) {
+    const uint32_t with_sentinel = put_chunks(to, chunks, vec_of);
+    if (any_lane(with_sentinel != 0)) {
+        signal_sentinels(op, to, chunks, with_sentinel);
+    }
 }
 
 // The lanes whose `flag` says that a chunk is there, although it looks like kSentinel. All lanes call it; NULL for
@@ -153,8 +194,8 @@ struct Lookout {
 // The same chunks of some rows without scales, as they come to a warp.
 template <uint32_t kRows, uint32_t kChunks>
 struct ArrivingRows {
-    // Where the rows are; NULL for those that do not come.
-    uint8_t* at[kRows];
+    // This lane's part of the first chunk of each row; NULL for those that do not come.
+    Vec16* at[kRows];
     Vec16 vec[kRows][kChunks];
     // Bit i * kChunks + j: this lane's part of chunk j of row i has not come.
     uint32_t waits;
@@ -166,26 +207,23 @@ struct ArrivingRows {
     __device__ __forceinline__ ArrivingRows(uint32_t count, const Chunks<kChunks>& chunks, bool gently, RowOf row_of)
         : waits(0) {
         lookout.unchanged = kChunks > 1 && gently ? 1 : 0;
+        const uint32_t held = chunks.held();
 #pragma unroll
         for (uint32_t i = 0; i < kRows; ++i) {
-            at[i] = i < count ? row_of(i) : nullptr;
-#pragma unroll
-            for (uint32_t j = 0; j < kChunks; ++j) {
-                waits |= i < count && chunks.holds(j) ? 1u << (i * kChunks + j) : 0;
-            }
+            at[i] = i < count ? as<Vec16>(row_of(i) + chunks.lane_byte()) : nullptr;
+            waits |= i < count ? held << (i * kChunks) : 0;
         }
     }
     // One poll; returns whether all are there. `flagged_rows` asks for chunks that look as if they were not; its bits
     // are those of `waits`.
     template <typename FlaggedRows>
-    __device__ __forceinline__ bool poll(const Chunks<kChunks>& chunks, bool gently, FlaggedRows flagged_rows) {
+    __device__ __forceinline__ bool poll(bool gently, FlaggedRows flagged_rows) {
         const uint32_t flagged = lookout.asks_for_flags() ? flagged_rows() : 0;
         const uint32_t looked_for = lookout.looks(gently) ? waits : waits & flagged;
 #pragma unroll
         for (uint32_t i = 0; i < kRows * kChunks; ++i) {
             if ((looked_for >> i & 1) != 0) {
-                vec[i / kChunks][i % kChunks] =
-                    ld_relaxed_sys(as<Vec16>(at[i / kChunks] + chunks.lane_byte(i % kChunks)));
+                vec[i / kChunks][i % kChunks] = ld_relaxed_sys(at[i / kChunks] + i % kChunks * kWarpSize);
             }
         }
         waits &= ~flagged;

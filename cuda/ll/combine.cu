@@ -32,7 +32,12 @@ template <typename Type, typename SizeOfUnits, bool Exact, typename Nodes>
 __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& nodes) {
     using Op = CombineOperation<Nodes, SizeOfUnits, Exact>;
     run<Type, Op>(
-        params, nodes, [](const Block<Op>& block) { send_weights(block, block.receivers); },
+        params, nodes,
+        [](const Block<Op>& block) {
+            if constexpr (!Exact) {  // there nobody else needs weights
+                send_weights(block, block.receivers);
+            }
+        },
         [](const Block<Op>& block, const UnitOfAll& outgoing) {
             send_unit<Type>(block, outgoing, row_of_lane(block, outgoing.rank, outgoing.token));
         });

@@ -23,22 +23,26 @@ struct SharedStorage {
     uint32_t next_receive;
 };
 
-// What a warp takes at once of a token: chunks of each row, and rows that are loaded together. And whether warps take
+// What a warp takes at once of a token: chunks of each row, and rows that are loaded together, those that arrive or those
+// that it sends the sum of. And whether warps take
 // any unit that is left instead of every n-th: where each has two or three, those with three would end last.
 struct FewTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 2;
+    static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = false;
 };
 // More is on its way at a time, which takes more code.
 struct ManyTokens {
     static constexpr uint32_t kChunks = 2;
     static constexpr uint32_t kRows = 4;
+    static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = true;
 };
 struct AllEntries {
     static constexpr uint32_t kChunks = 4;
     static constexpr uint32_t kRows = 4;
+    static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = false;
 };
 
@@ -49,6 +53,7 @@ struct CombineOperation : Operation<Nodes> {
     static constexpr bool kExact = Exact;
     static constexpr uint32_t kChunks = SizeOfUnits::kChunks;
     static constexpr uint32_t kRows = SizeOfUnits::kRows;
+    static constexpr uint32_t kSendRows = SizeOfUnits::kSendRows;
     static constexpr bool kFromQueue = SizeOfUnits::kFromQueue;
     using Layout = LayoutOfRows;
     using Operation<Nodes>::Operation;

@@ -16,6 +16,7 @@ using namespace ll_combine_impl;
 struct FewerTokens {
     static constexpr uint32_t kChunks = 1;
     static constexpr uint32_t kRows = 4;
+    static constexpr uint32_t kSendRows = 4;
     static constexpr bool kFromQueue = false;
 };
 using Op = CombineOperation<WholeOnOneNode, FewerTokens>;

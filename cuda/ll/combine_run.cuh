@@ -17,6 +17,7 @@ __device__ void send_fingerprint(const Block<Op>& block) {
         put_value(op.at(peer).fingerprint(op.rank()), op.packet(op.common.fingerprint));
         if constexpr (Op::kSeveral) {
             const LlNodes& nodes = op.nodes.nodes;
+#pragma unroll 1
             for (uint32_t number = 1; number < nodes.sources; ++number) {
                 put_value(op.at(peer).fingerprint(nodes.rank_of_source[number]),
                           op.packet(op.common.fingerprint));
@@ -99,13 +100,18 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
         return;
     }
     if constexpr (Op::kSeveral) {
-        if (op.relays() && block.receivers.has_this_block()) {
-            relay_sums<Type>(block);
-            finish_relay(op);
+#pragma unroll 1
+        for (uint32_t turn = 0; turn < 2; ++turn) {
+            const bool relays = turn == 0;
+            if ((relays ? op.relays() : op.receives()) && block.receivers.has_this_block()) {
+                receive_rows<Type>(block, relays);
+                if (relays) {
+                    finish_relay(op);
+                }
+            }
         }
-    }
-    if (op.receives() && block.receivers.has_this_block()) {
-        receive_rows<Type>(block);
+    } else if (op.receives() && block.receivers.has_this_block()) {
+        receive_rows<Type>(block, false);
     }
     acknowledge(op);
 }

@@ -57,30 +57,25 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int
         addends[named.count_before()] = {row, 0.0f, static_cast<int32_t>(lane_idx())};
     }
     sync_warp();
-    const auto send_to = [&](uint32_t slot, auto vec_of) {
-        const BankRow<Remote> to = op.at(op.nodes.forwarder_of(home)).row(slot);
-#pragma unroll
-        for (uint32_t i = 0; i < Op::kChunks; ++i) {
-            send(op, to, chunks.chunk(i), ChunkData{vec_of(i)});
-        }
-    };
+    const auto row_in = [&](uint32_t slot) { return op.at(op.nodes.forwarder_of(home)).row(slot); };
     // A row that travels alone is sent as it is, without its weight.
     const uint32_t count = named.count();
     Vec16 alone[Op::kChunks];
     Sum<Type, Op::kChunks> sum;
     Arrival weight = {true, 0};
 #pragma unroll 1
-    for (uint32_t base = 0; base < count; base += Op::kRows) {
-        Vec16 vec[Op::kRows][Op::kChunks];
+    for (uint32_t base = 0; base < count; base += Op::kSendRows) {
+        Vec16 vec[Op::kSendRows][Op::kChunks];
 #pragma unroll
-        for (uint32_t i = 0; i < Op::kRows; ++i) {
+        for (uint32_t i = 0; i < Op::kSendRows; ++i) {
             const int32_t from = base + i < count ? addends[base + i].index : kDropped;
-            const uint8_t* at = block.params.rows + row_format(block.shape).offset(max(from, 0));
+            const Vec16* at = reinterpret_cast<const Vec16*>(
+                block.params.rows + row_format(block.shape).offset(max(from, 0)) + chunks.lane_byte());
 #pragma unroll
             for (uint32_t j = 0; j < Op::kChunks; ++j) {
                 vec[i][j] = {{0, 0, 0, 0}};
                 if (from >= 0 && chunks.holds(j)) {
-                    vec[i][j] = ld_const(reinterpret_cast<const Vec16*>(at + chunks.lane_byte(j)));
+                    vec[i][j] = ld_const(at + j * kWarpSize);
                 }
             }
         }
@@ -98,23 +93,33 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing, int
                 sync_warp();
             }
         }
+        const auto row_of = [&](uint32_t i) {
+            return row_in(block.bank_slots.of_entry(token, addends[base + i].peer));
+        };
+        uint32_t with_sentinel = 0;
 #pragma unroll
-        for (uint32_t i = 0; i < Op::kRows; ++i) {
+        for (uint32_t i = 0; i < Op::kSendRows; ++i) {
             if (base + i >= count) {
                 break;
             }
             if constexpr (Op::kExact) {
-                send_to(block.bank_slots.of_entry(token, addends[base + i].peer),
-                        [&](uint32_t j) { return vec[i][j]; });
+                const uint32_t found = put_chunks(row_of(i), chunks, [&](uint32_t j) { return vec[i][j]; });
+                with_sentinel |= found << (i * Op::kChunks);
             } else {
                 sum.add(vec[i], addends[base + i].weight);
+            }
+        }
+        if (Op::kExact && any_lane(with_sentinel != 0)) {
+#pragma unroll 1
+            for (uint32_t i = 0; i < min(Op::kSendRows, count - base); ++i) {
+                signal_sentinels(op, row_of(i), chunks, with_sentinel >> (i * Op::kChunks));
             }
         }
     }
     // The home may be late, not gone, and would take a sum without its weights for a right one.
     if (!Op::kExact && all_lanes(weight.ok)) {
-        send_to(block.bank_slots.of_sum(op.nodes.number_of(home), token, op.common.peers.rank),
-                [&](uint32_t i) { return count == 1 ? alone[i] : sum.rounded(i); });
+        send_chunks(op, row_in(block.bank_slots.of_sum(op.nodes.number_of(home), token, op.common.peers.rank)), chunks,
+                    [&](uint32_t i) { return count == 1 ? alone[i] : sum.rounded(i); });
     }
     sync_warp();  // its addends are done with
 }

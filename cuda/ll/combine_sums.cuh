@@ -80,6 +80,7 @@ __device__ void add_other_nodes(const Block<Op>& block, uint32_t token, const To
     }
     while (true) {
         uint32_t nearest = min(next, own);
+#pragma unroll 1
         for (uint32_t lanes = kWarpSize / 2; lanes != 0; lanes /= 2) {
             nearest = min(nearest, shuffle_xor(nearest, lanes));
         }
@@ -133,7 +134,7 @@ __device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t co
         wait_as_warp_in(
             op,
             [&] {
-                return rows.poll(chunks, gently, [&] {
+                return rows.poll(gently, [&] {
                     const uint32_t i = lane_idx() / Op::kChunks;
                     const uint32_t chunk = chunks.index + lane_idx() % Op::kChunks;
                     const bool has_flag = i < min(count - base, Op::kRows) && chunk < block.shape.chunks;
@@ -148,7 +149,7 @@ __device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t co
 #pragma unroll
                 for (uint32_t j = 0; j < Op::kChunks; ++j) {
                     if (chunks.holds(j)) {
-                        st_row(as<Vec16>(rows.at[i] + chunks.lane_byte(j)), all_sentinels());
+                        st_row(rows.at[i] + j * kWarpSize, all_sentinels());
                     }
                 }
                 sum.add(rows.vec[i], addends[i].weight);
@@ -189,6 +190,7 @@ __device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint
 
 template <typename Op>
 __device__ void check_fingerprints(const Block<Op>& block) {
+#pragma unroll 1
     for (uint32_t rank = lane_idx(); rank < block.op.ranks(); rank += kWarpSize) {
         if (is_active(block.op.common.peers, block.op.nodes.forwarder_of(rank))) {
             check_fingerprint(block.op, rank);
@@ -200,36 +202,35 @@ __device__ void check_fingerprints(const Block<Op>& block) {
 // Which of a block's units this warp receives first. The last warp begins, as the first ones have more to send.
 __device__ __forceinline__ uint32_t first_receive_turn() { return num_warps() - 1 - warp_idx(); }
 
+// The units of a launch: of this rank's tokens or, with `relays`, of those of the ranks that it forwards for, which it
+// sums what its peers return for. One piece of code does both.
 template <typename Type, typename Op>
-__device__ void receive_rows(const Block<Op>& block) {
-    const uint32_t units = block.shape.tokens * block.units.count;
-    const uint32_t step = num_warps() * block.receivers.blocks;
-    if (is_fingerprint_warp(block)) {
+__device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays) {
+    if (!relays && is_fingerprint_warp(block)) {
         check_fingerprints(block);
     }
+    uint32_t tokens = block.shape.tokens;
+    uint32_t sources = 1;
+    if constexpr (Op::kSeveral) {
+        const LlNodes& nodes = block.op.nodes.nodes;
+        tokens = relays ? nodes.most_tokens : tokens;
+        sources = relays ? nodes.sources - 1 : sources;
+    }
+    const uint32_t units = tokens * sources * block.units.count;
+    const uint32_t step = num_warps() * block.receivers.blocks;
     const auto from_queue = [&] { return block.receivers.next_unit(&block.shared.next_receive); };
 #pragma unroll 1
     for (uint32_t unit = Op::kFromQueue ? from_queue() : block.receivers.unit(first_receive_turn()); unit < units;
          unit = Op::kFromQueue ? from_queue() : unit + step) {
-        const Divided at = divide(unit, block.units.count, block.units.reciprocal);
-        receive_unit<Type>(block, {0, at.quotient}, at.remainder);
-    }
-}
-
-// Sums what the peers return for the ranks that this one forwards for.
-template <typename Type, typename Op>
-__device__ void relay_sums(const Block<Op>& block) {
-    const LlNodes& nodes = block.op.nodes.nodes;
-    const uint32_t others = nodes.sources - 1;
-    const uint32_t units = nodes.most_tokens * others * block.units.count;
-    const uint32_t step = num_warps() * block.receivers.blocks;
-#pragma unroll 1
-    for (uint32_t unit = block.receivers.unit(first_receive_turn()); unit < units; unit += step) {
         const Divided pair = divide(unit, block.units.count, block.units.reciprocal);
-        const SourceToken at = {1 + pair.quotient % others, pair.quotient / others};
-        if (exists(block, at)) {
-            receive_unit<Type>(block, at, pair.remainder);
+        SourceToken at = {0, pair.quotient};
+        if constexpr (Op::kSeveral) {
+            at = {(relays ? 1 : 0) + pair.quotient % sources, pair.quotient / sources};
+            if (!exists(block, at)) {
+                continue;
+            }
         }
+        receive_unit<Type>(block, at, pair.remainder);
     }
 }
 

@@ -136,13 +136,14 @@ __device__ __noinline__ void report_word(const LlCommon& common, const Nodes nod
     }
 }
 
-// Waits for what the sources have notified this rank of. The first block checks what they run, too.
+// Waits for what the sources have notified this rank of. The first block checks what they run, too, and times it.
 template <typename Op>
 __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
     const uint32_t words = local + LL_COUNTS_BESIDE_EXPERTS;
     const uint32_t heard = is_first ? words_of_counts(block) : local + 1;
+    const WaitTimes times(is_first ? block.params.waits : nullptr);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < op.ranks() * words; i += blockDim.x) {
         const Divided at = divide(i, words, block.shape.counts_reciprocal);
@@ -163,6 +164,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
         } else if (word == local) {
             // It becomes an address: a peer cannot have more tokens than a rank may have.
             const uint32_t tokens = min(data, block.shape.max_tokens);
+            times.add(source);
             block.tokens_of[source] = tokens;
             atomicMax(&block.shared.most_tokens, tokens);
             if (is_first) {

@@ -48,10 +48,11 @@ struct PlainRows {
     }
 };
 
-// What all kinds with scales have in common.
+// What all kinds with scales have in common, of which a lane has so many accesses at most.
+template <uint32_t kScaleVecs>
 struct ScaledKind {
     static constexpr bool kScaled = true;
-    using Data = ScaledData;
+    using Data = ScaledData<kScaleVecs>;
     static constexpr uint32_t kVecs = Data::kVecs;
     const ScaledRows& rows;
 
@@ -91,18 +92,44 @@ struct ScaledKind {
                 st_row(reinterpret_cast<Vec16*>(to.payload + chunk.payload_byte(i)), data.payload[i]);
             }
         }
+        const auto part_of = [&](uint32_t turn) {
+            return ScalePart{rows, rows.out, to.scales, chunk.scale_byte(turn)};
+        };
+        bool are_slow = false;
         Data::each_scales(data, chunk, [&](const Vec16& scales, uint32_t turn) {
-            ScalePart{rows, rows.out, to.scales, chunk.scale_byte(turn)}.store(scales);
+            const ScalePart part = part_of(turn);
+            if (part.is_one_access()) {
+                part.store_at_once(scales);
+            } else {
+                are_slow = true;
+            }
         });
+        if (are_slow) {
+            each_slow_turn(chunk, part_of,
+                           [&](const ScalePart& part, uint32_t turn) { part.store_slowly(data.scales_of(turn)); });
+        }
+    }
+
+   protected:
+    // Calls `with` for the lane's scales that take more than one access: in a loop, as their code is long.
+    template <typename PartOf, typename With>
+    __device__ __forceinline__ static void each_slow_turn(const ScaledChunk& chunk, PartOf part_of, With with) {
+#pragma unroll 1
+        for (uint32_t turn = 0; turn < kScaleVecs && chunk.has_scales(turn); ++turn) {
+            const ScalePart part = part_of(turn);
+            if (!part.is_one_access()) {
+                with(part, turn);
+            }
+        }
     }
 };
 
 // Rows and scales as the caller has them.
-struct ForwardedRows : ScaledKind {
+struct ForwardedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
     // Scales that take more than one access are loaded when they are sent: with a branch between them, the loads of a
     // chunk would wait for each other.
     struct Fetched {
-        ScaledData data;
+        Data data;
         uint32_t token;
     };
 
@@ -124,18 +151,30 @@ struct ForwardedRows : ScaledKind {
     }
     __device__ __forceinline__ const Data& as_sent(Fetched& fetched,
                                                    const ScaledChunk& chunk) const {
+        bool are_slow = false;
         Data::each_scales(fetched.data, chunk, [&](Vec16& scales, uint32_t turn) {
             const ScalePart part = part_of(fetched.token, chunk, turn);
-            if (turn != 0 || !part.is_one_access()) {
-                scales = part.load();
+            if (!part.is_one_access()) {
+                are_slow = true;
+            } else if (turn != 0) {
+                scales = part.load_at_once();
             }
         });
+        if (are_slow) {
+            each_slow_turn(chunk, [&](uint32_t turn) { return part_of(fetched.token, chunk, turn); },
+                           [&](const ScalePart& part, uint32_t turn) {
+                               fetched.data.set_scales_of(turn, part.load_slowly());
+                           });
+        }
         return fetched.data;
     }
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, Fetched& fetched, const ScaledChunk& chunk,
                                          EachSlot each_slot) const {
         send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
+    }
+    __device__ __forceinline__ void write(Fetched& fetched, const ScaledChunk& chunk, uint8_t* to) const {
+        nccl_ep::store(as_sent(fetched, chunk), to, chunk);
     }
 
    private:
@@ -146,8 +185,8 @@ struct ForwardedRows : ScaledKind {
 };
 
 // Rows and scales as they travel, since they came over the network, or go there, too.
-struct PackedRows : ScaledKind {
-    using Fetched = ScaledData;
+struct PackedRows : ScaledKind<LL_SCALED_CHUNK_VECS> {
+    using Fetched = Data;
 
     __device__ __forceinline__ void fetch(const LlShape& shape, const uint8_t* from, uint32_t token,
                                           const ScaledChunk& chunk, Fetched& fetched) const {
@@ -162,7 +201,7 @@ struct PackedRows : ScaledKind {
 
 // Rows of type `Number`, which are cast when they are sent: the loads are under way together by then.
 template <typename Number>
-struct CastRows : ScaledKind {
+struct CastRows : ScaledKind<1> {
     struct Fetched {
         Uncast<Number> part[kVecs];
     };
@@ -185,83 +224,84 @@ struct CastRows : ScaledKind {
 
     __device__ __forceinline__ Data as_sent(const Fetched& fetched, const ScaledChunk& chunk) const {
         Data data;
-        data.scales[0] = {{0, 0, 0, 0}};
-        each_turn(fetched, chunk, data.scales[0],
-                  [&](uint32_t turn, const Vec16& cast) { data.payload[turn] = cast; });
+        data.scales[0] = each_turn(fetched, chunk,
+                                   [&](uint32_t turn, const Vec16& cast) { data.payload[turn] = cast; });
         return data;
     }
-    // Stores each access as soon as it is cast, so that the network does not wait for the others.
     template <typename Op, typename EachSlot>
     __device__ __forceinline__ void send(const Op& op, const Fetched& fetched,
                                          const ScaledChunk& chunk, EachSlot each_slot) const {
-        bool with_sentinel = false;
-        Vec16 scales = {{0, 0, 0, 0}};
-        each_turn(fetched, chunk, scales, [&](uint32_t turn, const Vec16& cast) {
-            const bool is_there = chunk.has_payload(turn);
-            with_sentinel |= is_there && has_sentinel(cast);
-            each_slot([&](const BankRow<Remote>& to) {
-                if (is_there) {
-                    put(as<Vec16>(to.data) + chunk.payload_byte(turn) / sizeof(Vec16), cast);
-                }
-            });
-        });
-        with_sentinel |= chunk.has_scales(0) && has_sentinel(scales);
-        with_sentinel = any_lane(with_sentinel);
-        each_slot([&](const BankRow<Remote>& to) {
-            if (chunk.has_scales(0)) {
-                const uint32_t at = chunk.payload_bytes + chunk.scale_byte(0);
-                put(as<Vec16>(to.data) + at / sizeof(Vec16), scales);
-            }
-            signal_sentinel(op, to, chunk, with_sentinel);
-        });
+        send_whole(op, as_sent(fetched, chunk), chunk, each_slot);
+    }
+    // To a row on its way in memory of this rank.
+    __device__ __forceinline__ void write(const Fetched& fetched, const ScaledChunk& chunk, uint8_t* to) const {
+        nccl_ep::store(as_sent(fetched, chunk), to, chunk);
     }
 
    private:
-    // Casts the chunk, 512 elements in each turn; `with` takes each turn's. All lanes call it.
+    // Casts the chunk, 512 elements in each turn; `with` takes each turn's. Returns the lane's access of the chunk's
+    // scales. All lanes call it. Of a block each lane finds the scale of another turn, so that there are few divisions;
+    // where two lanes have a block, of two turns.
     template <typename With>
-    __device__ __forceinline__ void each_turn(const Fetched& fetched, const ScaledChunk& chunk,
-                                              Vec16& scales, With with) const {
+    __device__ __forceinline__ Vec16 each_turn(const Fetched& fetched, const ScaledChunk& chunk, With with) const {
+        static_assert(kVecs <= kMostLanes);
+        const uint32_t lanes = rows.block / kCastElements;  // of a block
+        const uint32_t own_turn = lane_idx() & (lanes - 1);
+        const uint32_t first_lane = lane_idx() - own_turn;
+        const bool are_bytes = rows.form == SCALES_EXPONENT;
+        const bool are_small = lanes != kMostLanes;  // and bytes
         float most[kVecs];
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
             most[i] = fetched.part[i].largest_of_block(rows, chunk.has_payload(i));
         }
+        const auto scale_of = [&](uint32_t turn) {
+            float of_turn = most[0];
+#pragma unroll
+            for (uint32_t i = 1; i < kVecs; ++i) {
+                of_turn = turn == i ? most[i] : of_turn;
+            }
+            return BlockScale(of_turn, rows.form);
+        };
+        const BlockScale scale = scale_of(own_turn);
+        BlockScale later = scale;
+        if (are_small) {
+            later = scale_of(own_turn + lanes);
+        }
+        uint32_t word = own_turn * kWarpSize + first_lane < chunk.payload_vecs ? scale.stored : 0;
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
             if (i * kWarpSize < chunk.payload_vecs) {
+                const uint32_t from = first_lane + (i & (lanes - 1));
                 Vec16 cast;
-                const uint32_t stored = fetched.part[i].cast(rows, most[i], cast);
-                const uint32_t first_lane = lane_idx() & ~(rows.block / kCastElements - 1);
-                const bool has_block = i * kWarpSize + first_lane < chunk.payload_vecs;
+                fetched.part[i].cast_by(shuffle(i < lanes ? scale.factor : later.factor, from), cast);
                 with(i, cast);
-                place_scales(i, has_block ? stored : 0, scales);
+                if (are_small) {
+                    uint32_t made = shuffle(i < lanes ? scale.stored : later.stored, from);
+                    made = i * kWarpSize + first_lane < chunk.payload_vecs ? made : 0;
+                    made <<= lane_idx() % kMostLanes / 2 * 8;
+                    made |= shuffle_xor(made, 2);
+                    made |= shuffle_xor(made, 4);
+                    word = lane_idx() % kMostLanes == i ? made : word;
+                }
             }
         }
-    }
-
-    // Puts the scales of the 512 elements of turn `turn`, of which each lane has its block's, where they belong in
-    // the chunk's scales. All lanes call it.
-    __device__ __forceinline__ void place_scales(uint32_t turn, uint32_t stored, Vec16& scales) const {
-        if (rows.form == SCALES_EXPONENT && rows.block == 128) {
-            // Four bytes: a word of the chunk's only access.
-            uint32_t word = stored << lane_idx() / 8 * 8;
-            word |= shuffle_xor(word, 8);
-            word |= shuffle_xor(word, 16);
-            scales.word[turn] = word;
-            return;
+        // Of eight lanes each has a word of another turn, of four words or one.
+        uint32_t first = lane_idx() % kMostLanes;
+        uint32_t apart = kMostLanes;
+        if (are_bytes && !are_small) {
+            word <<= lane_idx() / kMostLanes * 8;  // a turn's four bytes are one word
+            word |= shuffle_xor(word, kMostLanes);
+            word |= shuffle_xor(word, 2 * kMostLanes);
+            first = 0;
+            apart = 1;
         }
-        uint32_t word = stored;
-        if (rows.form == SCALES_EXPONENT) {
-            word = stored << lane_idx() % 8 / 2 * 8;
-            word |= shuffle_xor(word, 2);
-            word |= shuffle_xor(word, 4);
-        }
-        // A word for every 128 elements: four are the access of lane `turn`.
+        Vec16 scales;
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            const uint32_t of_lane = shuffle(word, i * 8);
-            scales.word[i] = lane_idx() == turn ? of_lane : scales.word[i];
+            scales.word[i] = shuffle(word, first + i * apart);
         }
+        return scales;
     }
 };
 

@@ -156,6 +156,7 @@ __device__ inline void finish_relay(const Op& op) {
         threadIdx.x == 0 &&
         inc_acq_rel_gpu(&op.common.channel_state->blocks_relayed, last) == last;
     if (__syncthreads_or(finished_last) != 0 && !has_failed(op.common.wait)) {
+#pragma unroll 1
         for (uint32_t i = 1 + threadIdx.x; i < nodes.sources; i += blockDim.x) {
             Op::Net::send(op.nodes.rows_message(i), header_of_operation(op, 0));
         }

@@ -54,7 +54,7 @@ __device__ void run_scaled(const LlScaledPackParams& params) {
         typename Rows::Fetched fetched;
         rows.fetch(shape, params.pack.rows, token, chunk, fetched);
         uint8_t* to = body_of(params.pack.message) + row_format(shape).offset(token);
-        store(rows.as_sent(fetched, chunk), to, chunk);
+        rows.write(fetched, chunk, to);
     }
     write_ids(params.pack);
 }

@@ -30,7 +30,7 @@
 // repeats after 2^32 of them.
 #pragma once
 
-#include "../base/divide.cuh"
+#include "../base/row.cuh"
 #include "../base/expert.cuh"
 #include "../peer/wait.cuh"
 #include "bank.cuh"

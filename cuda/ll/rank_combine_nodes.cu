@@ -27,10 +27,7 @@ __device__ void send_unit(const Block<Op>& block, const UnitOfAll& outgoing) {
     for (uint32_t i = 0; i < Op::kChunks; ++i) {
         load_const(data[i], from, chunks.chunk(i));
     }
-#pragma unroll
-    for (uint32_t i = 0; i < Op::kChunks; ++i) {
-        send(op, to, chunks.chunk(i), data[i]);
-    }
+    send_chunks(op, to, chunks, [&](uint32_t i) { return data[i].vec; });
 }
 
 template <typename Type>

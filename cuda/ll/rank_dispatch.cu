@@ -36,11 +36,12 @@ __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32
 // What a source tells beside its rows. Four, so that threads share them out without a division.
 enum Told : uint32_t { kRowsThatCome, kTokens, kFingerprint, kScalesWord, kNumTold };
 
-// Hears of the sources' tokens and rows. The first block checks what they run, too.
+// Hears of the sources' tokens and rows. The first block checks what they run, too, and times it.
 template <typename Op>
 __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
+    const WaitTimes times(is_first ? block.params.waits : nullptr);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < op.ranks() * kNumTold; i += blockDim.x) {
         const uint32_t source = i / kNumTold;
@@ -63,6 +64,7 @@ __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, boo
                 block.params.counter[source] = bounded;
             }
         } else if (told == kTokens) {
+            times.add(source);
             block.tokens_of[source] = bounded;
             atomicMax(&block.shared.most_tokens, bounded);
             if (is_first) {

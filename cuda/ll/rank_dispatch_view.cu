@@ -30,7 +30,7 @@ __device__ __forceinline__ void notify_counts(const Block& block) {
         if (block.shared.owner[block.view.bank] == 0) {
             put_value(bank.fingerprint(op.rank()), op.packet(op.common.fingerprint));
         }
-        if constexpr (Rows::kScaled) {
+        if constexpr (Rows::kCasts) {
             put_value(bank.scales_word(op.rank()), op.packet(op.common.scales_word));
         }
         put_value(counts, op.packet(block.shared.all[peer] | clean));
@@ -199,13 +199,9 @@ __device__ __forceinline__ bool send_all(const Block& block, const Rows& rows, O
         if (unit.row < tokens && block.moves_rows()) {
             send_chunk(block, rows, unit, outgoing);
         } else if (unit.row < tokens && is_last_warp()) {
-            if (unit.part == 0) {
+            // The first block tells the counts meanwhile.
+            if (unit.part == min(1u, block.view.parts - 1)) {
                 send_entries(block, unit.row, outgoing);
-            }
-            if constexpr (Rows::kScaled && !Rows::kCasts) {
-                if (unit.is_last(block.view)) {
-                    send_scales(block, rows.rows, unit.row);
-                }
             }
         }
         unit.next(block.view);
@@ -239,7 +235,6 @@ __device__ __forceinline__ void run(const LlRankDispatchViewParams& params, cons
 }
 
 ENTRY(ll_rank_dispatch_view) { run(params, PlainView{}); }
-ENTRY(ll_rank_dispatch_view_scaled) { run(params.view, ForwardedView(params.rows)); }
 ENTRY(ll_rank_dispatch_view_cast_bf16) { run(params.view, CastView<Bf16>{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_f16) { run(params.view, CastView<F16>{params.rows}); }
 ENTRY(ll_rank_dispatch_view_cast_f32) { run(params.view, CastView<F32>{params.rows}); }

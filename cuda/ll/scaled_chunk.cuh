@@ -50,11 +50,12 @@ struct ScaledChunk {
     }
 };
 
-// This lane's part of a chunk.
+// This lane's part of a chunk, which has as many accesses of scales at most: casts make one.
+template <uint32_t kScaleVecs>
 struct ScaledData {
     static constexpr uint32_t kVecs = LL_SCALED_CHUNK_VECS;
     Vec16 payload[kVecs];
-    Vec16 scales[kVecs];
+    Vec16 scales[kScaleVecs];
 
     // Calls `with` for each of the lane's accesses, and its number in the row on its way.
     template <typename Self, typename With>
@@ -79,9 +80,9 @@ struct ScaledData {
         if (chunk.has_scales(0)) {
             with(self.scales[0], 0);
         }
-        if (chunk.scale_vecs > kWarpSize) {  // only in formats with as many scales as payload
+        if (kScaleVecs > 1 && chunk.scale_vecs > kWarpSize) {  // only in formats with as many scales as payload
 #pragma unroll
-            for (uint32_t i = 1; i < kVecs; ++i) {
+            for (uint32_t i = 1; i < kScaleVecs; ++i) {
                 if (chunk.has_scales(i)) {
                     with(self.scales[i], i);
                 }
@@ -90,9 +91,29 @@ struct ScaledData {
     }
 
     __device__ __forceinline__ void fill(uint32_t word) {
+        const Vec16 vec = {{word, word, word, word}};
 #pragma unroll
         for (uint32_t i = 0; i < kVecs; ++i) {
-            payload[i] = scales[i] = {{word, word, word, word}};
+            payload[i] = vec;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kScaleVecs; ++i) {
+            scales[i] = vec;
+        }
+    }
+    // The scales of an access whose number only the run knows.
+    __device__ __forceinline__ Vec16 scales_of(uint32_t turn) const {
+        Vec16 vec = scales[0];
+#pragma unroll
+        for (uint32_t i = 1; i < kScaleVecs; ++i) {
+            vec = turn == i ? scales[i] : vec;
+        }
+        return vec;
+    }
+    __device__ __forceinline__ void set_scales_of(uint32_t turn, const Vec16& vec) {
+#pragma unroll
+        for (uint32_t i = 0; i < kScaleVecs; ++i) {
+            scales[i] = turn == i ? vec : scales[i];
         }
     }
 };

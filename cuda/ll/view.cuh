@@ -167,9 +167,6 @@ __device__ __forceinline__ void send_chunk_to(const Op& op, uint32_t peer, Remot
     }
 }
 
-// Polls of a chunk between looks at its flag and at the clock: more than those while many others come, as each look
-// takes as long as many polls.
-constexpr uint32_t kPollsOfChunk = 64;
 // Instead of the time at which a wait has looked at the clock first: the chunk is there.
 constexpr uint64_t kIsThere = kGivenUp - 1;
 

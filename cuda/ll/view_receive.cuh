@@ -12,7 +12,7 @@ using ll_dispatch_impl::store_id;
 template <typename Rows>
 __device__ __forceinline__ void check_source(const Op& op, uint32_t source) {
     check_fingerprint(op, source);
-    if constexpr (Rows::kScaled) {
+    if constexpr (Rows::kCasts) {
         const Awaited begin = op.from(source, WAIT_BEGIN);
         const Arrival theirs = wait_for_packet_in(op, op.here().scales_word(source), begin);
         if (theirs.ok && theirs.data != op.common.scales_word) {
@@ -28,6 +28,7 @@ template <typename Rows>
 __device__ __forceinline__ void hear_sources(const Block& block) {
     const Op& op = block.op;
     const uint32_t most = block.shape.max_tokens;
+    const WaitTimes times(block.is_first() ? block.dispatch.waits : nullptr);
 #pragma unroll 1
     for (uint32_t source = lane_idx(); source < op.ranks(); source += kWarpSize) {
         uint64_t rows = 0;
@@ -46,6 +47,7 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
             rows = ok ? rows : 0;
             tokens = ok ? tokens : 0;
         }
+        times.add(source);
         // They become addresses.
         const uint32_t num_rows = min(packet_data(rows) & ((1u << kCleanShift) - 1), most);
         const uint32_t num_tokens = min(packet_data(tokens), most);
@@ -135,16 +137,20 @@ __device__ __forceinline__ void receive_entry(const Block& block, uint32_t sourc
     }
 }
 
-// The last warp takes what comes beside the block's rows from `source`.
+// The last warp takes what comes beside the block's rows from `source`, `number` ranks further on. Of a token's blocks
+// each takes the entries from another source, as far as there are so many.
 template <typename Rows>
-__device__ __forceinline__ void receive_beside(const Block& block, const Rows& rows, uint32_t source) {
+__device__ __forceinline__ void receive_beside(const Block& block, const Rows& rows, uint32_t source,
+                                               uint32_t number) {
+    const Divided turn = divide(number, block.view.parts, block.view.parts_reciprocal);
+    const uint32_t part_of_entries = block.view.parts - 1 - turn.remainder;
     clear_ids(block, source);
 #pragma unroll 1
     for (ViewUnit unit = block.first; unit.row < block.shared.all[source]; unit.next(block.view)) {
-        if (unit.part == 0) {
+        if (unit.part == part_of_entries) {
             receive_entry(block, source, unit.row);
         }
-        if constexpr (Rows::kScaled) {
+        if constexpr (Rows::kCasts) {
             if (unit.is_last(block.view) && unit.row < block.shared.rows_from[source]) {
                 receive_scales(block, rows.rows, source, unit.row);
             }
@@ -162,7 +168,7 @@ __device__ __forceinline__ void receive_all(const Block& block, const Rows& rows
     for (uint32_t number = 0; number < op.ranks(); ++number) {
         const uint32_t source = turned(op, number);
         if (is_last_warp()) {
-            receive_beside(block, rows, source);
+            receive_beside(block, rows, source, number);
         } else if (block.moves_rows() && source != op.rank()) {
             await_rows(block, source);
         }

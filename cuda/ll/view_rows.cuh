@@ -36,7 +36,6 @@ struct MadeScales {
 
 // Without scales, of any type.
 struct PlainView {
-    static constexpr bool kScaled = false;
     static constexpr bool kCasts = false;
     using Fetched = Vec16;
 
@@ -49,18 +48,9 @@ struct PlainView {
     __device__ __forceinline__ Vec16 as_sent(const Fetched& vec, const Chunk&, MadeScales&) const { return vec; }
 };
 
-// Rows and scales as the caller has them: the payload as without scales.
-struct ForwardedView : PlainView {
-    static constexpr bool kScaled = true;
-    const ScaledRows& rows;
-
-    __device__ explicit ForwardedView(const ScaledRows& scaled) : rows(scaled) {}
-};
-
 // Rows of type `Number`, which are cast.
 template <typename Number>
 struct CastView {
-    static constexpr bool kScaled = true;
     static constexpr bool kCasts = true;
     using Fetched = Uncast<Number>;
     const ScaledRows& rows;
@@ -103,34 +93,9 @@ struct CastView {
 // ---- Scales, by the last warp ------------------------------------------------------------------
 
 // In any order but that of one access, which is rare.
-__device__ __noinline__ static Vec16 load_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first) {
-    return ScalePart{rows, rows.from, scales, first}.load();
-}
 __device__ __noinline__ static void store_scales(const ScaledRows& rows, uint8_t* scales, uint32_t first,
                                                  uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
-    ScalePart{rows, rows.out, scales, first}.store({{w0, w1, w2, w3}});
-}
-
-// Sends the scales of a token that are forwarded. Loaded before it is known where the token goes, they would hold up the
-// block's first barrier.
-__device__ __forceinline__ void send_scales(const Block& block, const ScaledRows& rows, uint32_t token) {
-    const Op& op = block.op;
-    uint8_t* scales = scales_of_row(rows, rows.from, 0, token);
-#pragma unroll 1
-    for (uint32_t first = lane_idx() * sizeof(Vec16); first < rows.scale_bytes; first += kWarpSize * sizeof(Vec16)) {
-        const ScalePart part = {rows, rows.from, scales, first};
-        const Vec16 words = part.is_one_access() ? part.load_at_once() : load_scales(rows, scales, first);
-#pragma unroll 1
-        for (uint32_t peer = 0; peer < op.peers(); ++peer) {
-            if (!block.goes_to(peer) || !is_active(op.common.peers, peer)) {
-                continue;
-            }
-            const uint32_t row = op.rank() * block.shape.max_tokens + block.shared.before[peer];
-            const Remote<uint64_t> to = scales_at_peer(block, peer, row) + first / sizeof(uint32_t);
-            put_values(to, scales_packet(op, words.word[0]), scales_packet(op, words.word[1]));
-            put_values(to + 2, scales_packet(op, words.word[2]), scales_packet(op, words.word[3]));
-        }
-    }
+    ScalePart{rows, rows.out, scales, first}.store_slowly({{w0, w1, w2, w3}});
 }
 
 // Takes the scales of row number `index` of those from `source`.
@@ -157,7 +122,7 @@ __device__ __forceinline__ void receive_scales(const Block& block, const ScaledR
         });
         const ScalePart part = {rows, rows.out, scales, first};
         if (part.is_one_access()) {
-            st_row(reinterpret_cast<Vec16*>(scales + first), words);
+            part.store_at_once(words);
         } else {
             store_scales(rows, scales, first, words.word[0], words.word[1], words.word[2], words.word[3]);
         }

@@ -128,4 +128,19 @@ __device__ inline bool wait_for_flag(const Common& common, const uint32_t* flag,
         .ok;
 }
 
+// Adds how long this thread has waited for each rank since now, in nanoseconds, unless `total` is NULL.
+struct WaitTimes {
+    uint64_t* total;
+    uint64_t start = total == nullptr ? 0 : globaltimer_ns();
+
+    __device__ __forceinline__ explicit WaitTimes(uint64_t* total_of_ranks) : total(total_of_ranks) {}
+    __device__ __forceinline__ void add(uint32_t rank) const {
+        if (total != nullptr) {
+            // CUDA has it for this name of the type alone.
+            atomicAdd(reinterpret_cast<unsigned long long*>(total + rank),
+                      static_cast<unsigned long long>(globaltimer_ns() - start));
+        }
+    }
+};
+
 }  // namespace nccl_ep

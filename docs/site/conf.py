@@ -33,8 +33,8 @@ version = re.search(r'(?m)^version = "(.*)"', (ROOT / "Cargo.toml").read_text())
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "hawkmoth", "sphinx_copybutton"]
 root_doc = "docs/site/index"
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md", "cuda/README.md",
-                    "c_tests/README.md", "c_tests/*/README.md", "hostsim/README.md", "bench/README.md", "examples/**.md",
-                    "python/README.md"]
+                    "c_tests/README.md", "c_tests/*/README.md", "hostsim/README.md", "bench/README.md",
+                    "examples/**.md", "python/README.md"]
 
 # A link that leads nowhere is a warning, which fails the build; one to a file that is no page becomes a download.
 myst_heading_anchors = 4

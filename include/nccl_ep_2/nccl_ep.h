@@ -175,7 +175,8 @@ typedef struct ncclEpHandleConfig_t {
   unsigned int size;
   // `NCCL_EP_MAGIC`.
   unsigned int magic;
-  // HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two. Elsewhere not read.
+  // HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two, so small that what may
+  // come to a rank is countable in 31 bits. Elsewhere not read.
   size_t dispatch_output_per_expert_alignment;
 } ncclEpHandleConfig_t;
 

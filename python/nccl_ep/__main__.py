@@ -40,7 +40,8 @@ def _add_ranks(parser: argparse.ArgumentParser, ranks: str) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_ranks(parser, "how many (as many as there are GPUs)")
-    parser.add_argument("--modes", choices=("ll", "ht", "ll,ht"), default="ll,ht", help="(%(default)s)")
+    parser.add_argument("--modes", choices=("ll", "ht", "ll,ht"), default="ll,ht", metavar="MODES",
+                        help="ll, ht or ll,ht (%(default)s)")
     parser.add_argument("--tokens", default="1,8,32,128", help="of each rank (%(default)s)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16",
                         help="of rows (%(default)s)")

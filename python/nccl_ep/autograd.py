@@ -13,8 +13,8 @@ from nccl_ep.requirement import require_torch
 require_torch("nccl_ep.autograd")
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from nccl_ep.gradients import needs_gradient
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult, WeightedResult
 from nccl_ep.operators.traced import TracedHandle, is_traced
@@ -50,7 +50,7 @@ def dispatch(handle: EpHandle, tokens: torch.Tensor,
              topk_weights: torch.Tensor | None) -> DispatchResult:
     """`EpHandle.dispatch` of tensors that require gradients."""
     if topk_weights is None:
-        return DispatchResult(_apply(_DispatchTokens, handle, tokens))
+        return DispatchResult(_apply(_DispatchTokens, handle, tokens, None))
     rows, topk_idx, weights = ht_dispatch(handle, tokens, topk_weights)
     return (DispatchResult if handle.expert_alignment else WeightedResult)(rows, None, topk_idx, weights)
 
@@ -67,60 +67,113 @@ def _require_ht(handle: EpHandle) -> None:
         raise ValueError("handle: low latency has no gradients; its group must be \"ht\"")
 
 
-class _Dispatch(torch.autograd.Function):
+def _combine_weighted(handle: EpHandle, rows: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums [T, H], and weights [T, K] at the places of their ids: what a dispatch of both does, the other way round."""
+    if needs_gradient(rows, weights):
+        home: tuple[torch.Tensor, torch.Tensor] = _apply(_CombineWeighted, handle, rows, weights)
+        return home
+    sums, home_weights = handle.combine_with_weights(rows, weights)
+    if not handle.keeps_ids:
+        home_weights = in_callers_order(handle.topk_idx, home_weights, handle.group.num_experts)
+    return sums, home_weights
+
+
+class _Operation(torch.autograd.Function):
+    """Of a handle and tensors. Each is linear, and the gradient of one is another, which has gradients in turn."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        """An operation for each element of a batch; so all ranks need batches of one size."""
+        results = [_apply(cls, *(each if dim is None else each.select(dim, element)
+                                 for each, dim in zip(arguments, in_dims, strict=True)))
+                   for element in range(info.batch_size)]
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        stacked = tuple(None if each[0] is None else torch.stack(each) for each in zip(*results, strict=True))
+        return stacked, tuple(None if each is None else 0 for each in stacked)
+
     @staticmethod
-    def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor,
-                topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Remembers what every backward needs."""
+        ctx.handle = inputs[0]
+        ctx.routing = ctx.handle.routing
+
+    @staticmethod
+    def handle_of(ctx: Any) -> EpHandle:
+        """The handle of a backward."""
+        handle: EpHandle = ctx.handle
+        if handle.routing != ctx.routing:
+            raise RuntimeError("update: the handle has another routing than at the operation whose backward this is; "
+                               "run the backward before, or take another handle")
+        return handle
+
+
+class _Dispatch(_Operation):
+    @staticmethod
+    def forward(handle: EpHandle, tokens: torch.Tensor, topk_weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         received = handle.dispatch(tokens, topk_weights)
-        ctx.handle = handle
-        if received.topk_idx is not None:
-            ctx.mark_non_differentiable(received.topk_idx)
         return received.tokens, received.topk_idx, received.topk_weights
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        _Operation.setup_context(ctx, inputs, output)
+        if output[1] is not None:
+            ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         tokens, _, weights = grads
-        handle: EpHandle = ctx.handle
+        handle = _Operation.handle_of(ctx)
         with handle.group.backward_of("dispatch"):
             if not ctx.needs_input_grad[2]:
                 return None, handle.combine(tokens), None
             # autograd passes zeros for unused results, so every rank makes this call.
-            home_tokens, home_weights = handle.combine_with_weights(tokens, weights)
-        if not handle.keeps_ids:
-            home_weights = in_callers_order(handle.topk_idx, home_weights, handle.group.num_experts)
-        return None, home_tokens, home_weights
+            return None, *_combine_weighted(handle, tokens, weights)
 
 
-class _DispatchTokens(torch.autograd.Function):
+class _DispatchTokens(_Operation):
     @staticmethod
-    def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
-        ctx.handle = handle
-        return handle.dispatch(tokens).tokens
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        handle: EpHandle = ctx.handle
-        with handle.group.backward_of("dispatch"):
-            return None, handle.combine(grads[0])
-
-
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
-        home = handle.combine(tokens)
-        ctx.handle = handle
-        ctx.rows = tokens.shape[0]
-        return home
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        [grad] = grads
-        handle: EpHandle = ctx.handle
+    def forward(handle: EpHandle, tokens: torch.Tensor, rows: int | None) -> torch.Tensor:
+        if rows is None:
+            return handle.dispatch(tokens).tokens
         # Behind the rows of all experts nothing is written.
         new = torch.zeros if handle.expert_alignment else torch.empty
-        out = new((ctx.rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
+        out = new((rows, tokens.shape[1]), dtype=tokens.dtype, device=tokens.device)
+        return handle.dispatch(tokens, out=out).tokens
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        handle = _Operation.handle_of(ctx)
+        with handle.group.backward_of("dispatch"):
+            return None, handle.combine(grads[0]), None
+
+
+class _Combine(_Operation):
+    @staticmethod
+    def forward(handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
+        return handle.combine(tokens)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _Operation.setup_context(ctx, inputs, output)
+        ctx.rows = inputs[1].shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        handle = _Operation.handle_of(ctx)
         with handle.group.backward_of("combine"):
-            return None, handle.dispatch(grad, out=out).tokens
+            dispatch = _DispatchTokens.apply if needs_gradient(grads[0], None) else _DispatchTokens.forward
+            return None, dispatch(handle, grads[0], ctx.rows)
+
+
+class _CombineWeighted(_Operation):
+    @staticmethod
+    def forward(handle: EpHandle, rows: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _combine_weighted(handle, rows, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        handle = _Operation.handle_of(ctx)
+        with handle.group.backward_of("combine_with_weights"):
+            rows, _, weights = _apply(_Dispatch, handle, *grads)
+        return None, rows, weights

@@ -1,16 +1,21 @@
-"""Which operations autograd is to record, and refusals of those whose gradients would be dropped."""
+"""Which operations autograd or torch.func is to record, and refusals of those whose gradients would be dropped."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
+
+# Bound once: each operation asks.
+is_transformed = torch._C._are_functorch_transforms_active
 
 
 def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
                    scales: torch.Tensor | None = None) -> bool:
-    """Whether autograd is to record an operation on these tensors."""
+    """Whether autograd is to record an operation on these tensors, or torch.func transforms it."""
     return torch.is_grad_enabled() and (
         tokens.requires_grad or weights is not None and weights.requires_grad
-        or scales is not None and scales.requires_grad)
+        or scales is not None and scales.requires_grad) or is_transformed()
 
 
 def check_differentiable(algorithm: str, operation: str, plain: bool) -> None:
@@ -20,5 +25,24 @@ def check_differentiable(algorithm: str, operation: str, plain: bool) -> None:
     why = ("low latency has no gradients" if algorithm == "ll" else
            "it has no gradient" if operation == "combine_with_weights" else
            "with out, send_only, stream or scales it has no gradient")
+    if is_transformed():
+        raise RuntimeError(f"{operation}: torch.func cannot transform it, as {why}; call it outside")
     raise RuntimeError(f"{operation}: its tensors require gradients, but {why}; call it under "
                        "torch.no_grad(), or with detached tensors")
+
+
+def without_transforms() -> AbstractContextManager[object]:
+    """Code that torch.func does not see: in others each new tensor is of a transform, and has no memory."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def plain_ids(topk_idx: torch.Tensor) -> torch.Tensor:
+    """The memory of ids that torch.func passes, as those have no gradient."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(topk_idx):
+        if functorch.is_batchedtensor(topk_idx):
+            raise RuntimeError("topk_idx: a routing is no matter of vmap; make the handle outside")
+        topk_idx = functorch.get_unwrapped(topk_idx)
+    return topk_idx

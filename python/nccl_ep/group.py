@@ -96,7 +96,7 @@ class EpGroup(Generic[Mode]):
                              "'ht' can do without")
         self._owned_comm: Any = None
         self._kept: set[Routed[Any]] = set()
-        self._counted: list[torch.Tensor | None] = []
+        self._totals: dict[int, torch.Tensor] = {}
         self.views = Views()
         self.label = ""
         self.choices: dict[OperationName, Choice | None] = {}
@@ -215,9 +215,20 @@ class EpGroup(Generic[Mode]):
         In HT the update can be captured in a CUDA graph, and with `expert_alignment`, a power of two, rows lie by expert:
         `EpHandle` says how. That needs max_tokens_per_rank.
         """
+        if torch.compiler.is_compiling():
+            raise RuntimeError("open_handle: not in code that is compiled; open the handle before, and update it there")
         from nccl_ep.handle import EpHandle
 
         return EpHandle(self, expert_alignment=expert_alignment)
+
+    def most_rows(self, top_k: int, expert_alignment: int = 0) -> int:
+        """HT with max_tokens_per_rank: the rows that may come; by expert, those of top-k ids."""
+        rows = self.world_size * self.max_tokens_per_rank
+        if not expert_alignment:
+            return rows
+        local = self.num_local_experts
+        slots = rows * min(top_k, local) + local * (expert_alignment - 1)
+        return slots // expert_alignment * expert_alignment
 
     def variants(self, operation: OperationName) -> list[Variant]:
         """The ways to run "ll_combine", "ht_dispatch" or "ht_combine" that have names."""
@@ -262,11 +273,21 @@ class EpGroup(Generic[Mode]):
     def count_rows(self, rows: torch.Tensor | None) -> None:
         """From now on each dispatch adds the rows that each local expert receives to `rows`, int64 [L], which the group
         keeps; None ends that. Rank-major dispatches do not count. Local."""
-        if rows is not None:
-            rows = checked_output("rows", rows, (self.num_local_experts,), self.device, torch.int64)
-        self.call(self.library.ncclEpGroupCountRows, self.handle, None if rows is None else rows.data_ptr())
-        # Graphs that were captured meanwhile go on adding to those before.
-        self._counted.append(rows)
+        self._add_to("rows", rows, self.num_local_experts, self.library.ncclEpGroupCountRows)
+
+    def time_waits(self, waits: torch.Tensor | None) -> None:
+        """From now on each low-latency dispatch adds to `waits`, int64 [R], which the group keeps, how many nanoseconds
+        it waits until each source rank has told what comes from there: what that has begun later. None ends that.
+        Local. Over several nodes waits for the network come before, and are not among them."""
+        self._add_to("waits", waits, self.world_size, self.library.ncclEpGroupTimeWaits)
+
+    def _add_to(self, name: str, totals: torch.Tensor | None, length: int, function: Callable[..., None]) -> None:
+        address = None
+        if totals is not None:
+            address = checked_output(name, totals, (length,), self.device, torch.int64).data_ptr()
+            # Graphs that were captured meanwhile go on adding to those before.
+            self._totals[address] = totals
+        self.call(function, self.handle, address)
 
     @contextlib.contextmanager
     def backward_of(self, operation: str) -> Iterator[None]:
@@ -323,7 +344,7 @@ class EpGroup(Generic[Mode]):
                 self.library.ncclEpGroupDestroy(group, self._stream())
             finally:
                 self._kept.clear()
-                self._counted.clear()
+                self._totals.clear()
                 self._destroy_comm()
 
     def _destroy_comm(self) -> None:

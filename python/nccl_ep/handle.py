@@ -127,7 +127,7 @@ class EpHandle(Routed[Mode]):
                                      send_only=send_only, stream=stream, view=view)
         by_rank = checked_layout(layout, self.group.algorithm, topk_weights is not None)
         check_view(view, by_rank, out is not None)
-        if is_traced(stream) and not ((self.keeps_ids or view) and runs_now(tokens)):
+        if is_traced(stream) and not (view and runs_now(tokens)):
             if view:
                 raise RuntimeError("view: not in code that is traced")
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
@@ -205,7 +205,7 @@ class EpHandle(Routed[Mode]):
             with chosen(self, "combine", choice, tokens):
                 return self.combine(tokens, topk_weights, out=out, send_only=send_only,
                                     stream=stream)
-        if is_traced(stream) and not ((self._by_rank or self.keeps_ids) and runs_now(tokens)):
+        if is_traced(stream) and not (self._by_rank and runs_now(tokens)):
             return traced(self).combine(tokens, topk_weights, out=out, send_only=send_only,
                                         stream=stream)
         group = self.group
@@ -232,7 +232,7 @@ class EpHandle(Routed[Mode]):
         Returns the sums [T, H] and the weights [T, K], by ascending global expert id, then zeros; of a handle of
         `open_handle` by k. Where rows lie by expert `topk_weights` are [P].
         """
-        if is_traced(stream) and not (self.keeps_ids and runs_now(tokens)):
+        if is_traced(stream):
             return traced(self).combine_with_weights(tokens, topk_weights, stream=stream)
         tokens = self._results(tokens)
         weights = (checked("topk_weights", topk_weights, tokens.shape[:1], self.group.device, torch.float32)
@@ -304,7 +304,7 @@ class EpHandle(Routed[Mode]):
         if self.group.algorithm == "ll":
             return low_latency_shape(self.group, hidden, by_rank)
         is_known = needed or self._rows is not None or not self.group.runtime.is_capturing(stream)
-        return self.num_recv_tokens if is_known else 0, hidden
+        return self._ask_rows(stream) if is_known else 0, hidden
 
     def _results(self, tokens: torch.Tensor) -> torch.Tensor:
         shape: tuple[int | str, ...] = ("n", "H")

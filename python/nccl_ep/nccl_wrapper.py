@@ -233,6 +233,10 @@ class NCCLLibrary:
         """Dispatches add the rows of each local expert to int64 [L] there from now on; None ends that."""
         self._call("ncclEpGroupCountRows", group, rows_of_expert)
 
+    def ncclEpGroupTimeWaits(self, group: Any, ns_of_source: Any) -> None:
+        """LL dispatches add the nanoseconds of their waits to int64 [R] there from now on; None ends that."""
+        self._call("ncclEpGroupTimeWaits", group, ns_of_source)
+
     def ncclEpGetVersion(self) -> int:
         """The version of libnccl_ep: MAJOR * 10000 + MINOR * 100 + PATCH."""
         version = ctypes.c_int()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 import torch
 
 from nccl_ep.arguments import cannot_be_copied, integer
+from nccl_ep.gradients import is_transformed, plain_ids, without_transforms
 from nccl_ep.modes import Mode
 from nccl_ep.operators.numbers import forget, register
+from nccl_ep.operators.traced import is_traced, update as traced_update
 from nccl_ep.tensors import Tag, TensorList, checked_integers, checked_output, describe, written
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Routed(Generic[Mode]):
         self.staged_outputs: list[torch.Tensor] = []
         self._rows: int | None = None
         self._by_rank = False
+        # How often it has got one.
+        self.routing = 0
         self.number = register(self)  # of operators
         self.group = group
         # The library does, and gives gradients of weights by k.
@@ -42,6 +46,8 @@ class Routed(Generic[Mode]):
             return
         self.expert_alignment = integer("expert_alignment", expert_alignment)
         self.topk_idx = torch.empty((0, 0), dtype=torch.int64, device=group.device)
+        # Of operators: those of traced code wait for the one that has made the routing.
+        self.ticket = torch.empty(0, dtype=torch.int32, device=group.device)
         self.num_tokens = self.top_k = 0
         self._ids_kept_for: set[int | None] = set()
         with group.runtime.current():
@@ -53,11 +59,19 @@ class Routed(Generic[Mode]):
         In HT with a handle of `open_handle` it may be captured in a CUDA graph, on one node: each replay routes by the
         ids that are in `topk_idx` then. What follows in the graph needs max_tokens_per_rank, or `out`.
         """
-        self._route(topk_idx, counts, stream, self._update)
+        if is_traced(stream):
+            traced_update(self, topk_idx, counts, stream)
+        else:
+            self._route(topk_idx, counts, stream, self._update)
 
     def _route(self, topk_idx: Any, counts: torch.Tensor | None, stream: Any,
                call: Callable[[Any, Any, Any], None]) -> None:
         """Calls the library with a description of the ids, a counter and the address of the stream."""
+        if is_transformed():
+            topk_idx = plain_ids(topk_idx)
+            with without_transforms():
+                self._route(topk_idx, counts, stream, call)
+            return
         group = self.group
         ids = checked_integers("topk_idx", topk_idx, ("T", "K"), group.device)
         if counts is not None:
@@ -72,6 +86,7 @@ class Routed(Generic[Mode]):
         group.runtime.hand_over(stream, [ids, *counter.tensors])
         written(counter.tensors)
         self.topk_idx, self._rows = ids, None
+        self.routing += 1
         self.num_tokens, self.top_k = ids.shape
         # The streams for which the allocator keeps the ids. It keeps a copy, which nobody else
         # knows of, for the stream that it was made on.
@@ -101,8 +116,12 @@ class Routed(Generic[Mode]):
     def num_recv_tokens(self) -> int:
         """HT: rows that a dispatch can deliver here; the exact count if the group has no bound M.
         """
+        return self._ask_rows(None)
+
+    def _ask_rows(self, stream: Any) -> int:
+        """The same, for an operation on `stream`."""
         if self._rows is None:
-            if not self.group.max_tokens_per_rank and self.group.runtime.is_capturing(None):
+            if not self.group.max_tokens_per_rank and self.group.runtime.is_capturing(stream):
                 raise RuntimeError("num_recv_tokens: a CUDA graph is captured, whose replays may have other numbers; "
                                    "pass out, with room for all, or make the group with max_tokens_per_rank")
             ask = self.group.library.ncclEpHandleGetNumRecvTokens

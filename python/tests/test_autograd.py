@@ -234,3 +234,51 @@ def test_low_latency_has_no_gradients(group, world, device):
     for call in (lambda: ht_dispatch(handle, tokens, weights), lambda: ht_combine(handle, tokens)):
         with pytest.raises(ValueError, match="handle: low latency has no gradients"):
             call()
+
+
+def test_transforms_of_torch_func(opened):
+    """The gradients of autograd, also of gradients; operations of a batch one after the other."""
+    problem, ep, handle = opened("ht", masked=True)
+    tokens, weights = problem.tokens, problem.weights
+
+    def loss(tokens, weights):
+        received = handle.dispatch(tokens, weights)
+        rows = received.tokens.square() * received.topk_weights.sum(dim=1, keepdim=True)
+        return handle.combine(rows).sum()
+
+    def by_autograd(function, *arguments):
+        arguments = [each.clone().requires_grad_() for each in arguments]
+        return torch.autograd.grad(function(*arguments), arguments, create_graph=True)
+
+    def curvature(gradient):
+        return lambda tokens: sum(each.square().sum() for each in gradient(tokens))
+
+    for have, want in zip(torch.func.grad(loss, argnums=(0, 1))(tokens, weights), by_autograd(loss, tokens, weights)):
+        assert torch.equal(have, want)
+    [want] = by_autograd(curvature(lambda tokens: by_autograd(loss, tokens, weights)[:1]), tokens)
+    have = torch.func.grad(curvature(lambda tokens: [torch.func.grad(loss)(tokens, weights)]))(tokens)
+    torch.testing.assert_close(have, want)
+
+    batch = torch.stack([tokens, 2 * tokens])
+    have = torch.func.vmap(lambda tokens: handle.combine(handle.dispatch(tokens).tokens))(batch)
+    assert torch.equal(have, torch.stack([handle.combine(handle.dispatch(each).tokens) for each in batch]))
+
+    def routed(tokens):
+        """Its routing is made of what is transformed."""
+        inside = ep.create_handle(tokens[:, :problem.num_experts].topk(2).indices)
+        return inside.combine(inside.dispatch(tokens).tokens.square()).sum()
+
+    assert torch.equal(torch.func.grad(routed)(tokens), by_autograd(routed, tokens)[0])
+
+
+def test_what_torch_func_cannot_transform(opened):
+    problem, ep, handle = opened("ht")
+    ids = torch.stack([problem.topk_idx] * 2)
+    for function, text in ((lambda: torch.func.vmap(ep.create_handle)(ids), "topk_idx: a routing is no matter of vmap"),
+                           (lambda: torch.func.grad(lambda rows: handle.dispatch(rows, stream=1).tokens.sum())(
+                               problem.tokens), "dispatch: torch.func cannot transform it, as with out")):
+        with pytest.raises(RuntimeError, match=text):
+            function()
+    low_problem, _, low = opened("ll")
+    with pytest.raises(RuntimeError, match="torch.func cannot transform it, as low latency has no gradients"):
+        torch.func.grad(lambda rows: low.dispatch(rows).tokens.sum())(low_problem.tokens)

@@ -123,6 +123,47 @@ def test_high_throughput(group, world, device, bound, unknown_sizes):
         same(gradients(function, problem, ep.create_handle(problem.topk_idx)), want)
 
 
+def routed_step(handle):
+    """A layer of a handle that is opened; the step gives it a routing."""
+    def step(tokens, weights, ids):
+        handle.update(ids)
+        received = handle.dispatch(tokens * 2, weights)
+        factors = received.topk_weights if handle.expert_alignment else received.topk_weights.sum(dim=1)
+        return handle.combine(received.tokens * factors[:, None])
+
+    return step
+
+
+@pytest.mark.parametrize("alignment", [0, 4])
+def test_updates(opened, alignment):
+    """Each run of a graph gives the same handle another routing, of which a second graph makes use."""
+    problem, ep, _ = opened("ht", bound=32, masked=True)
+    handle = ep.open_handle(expert_alignment=alignment)
+    step, again = routed_step(handle), lambda tokens: handle.combine(handle.dispatch(tokens).tokens)
+    function, other = compiled(step), compiled(again)
+    for ids in (problem.topk_idx, problem.topk_idx.flip(0).contiguous()):
+        want = gradients(step, problem, ids), again(problem.tokens)
+        handle.update(torch.full_like(ids, -1))
+        same(gradients(function, problem, ids), want[0])
+        same([other(problem.tokens)], want[1:])
+
+
+def test_cuda_graph_trees(opened, device):
+    """Inductor takes CUDA graphs of both modes."""
+    if device.type == "cpu":
+        pytest.skip("no graphs on the CPU")
+    problem, ep, _ = opened("ht", bound=32)
+    step = routed_step(ep.open_handle())
+    function = torch.compile(step, fullgraph=True, mode="reduce-overhead")
+    from torch._dynamo.utils import counters
+
+    with torch.no_grad():
+        for ids in [problem.topk_idx, problem.topk_idx.flip(0).contiguous()] * 3:
+            want = step(problem.tokens, problem.weights, ids)
+            same([function(problem.tokens, problem.weights, ids)], [want])
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
 def test_the_layer(layer, world, device, unknown_sizes):
     """In one graph, by both of its modes, and with scales."""
     problem = Problem(*world, device=device)

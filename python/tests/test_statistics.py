@@ -1,6 +1,9 @@
-"""Running totals of the rows that each local expert receives."""
+"""Running totals: the rows that each local expert receives, the time that a rank waits for others."""
 
 from __future__ import annotations
+
+import os
+import time
 
 import pytest
 import torch
@@ -63,3 +66,27 @@ def test_what_does_not_fit_is_refused(group, world):
             made.count_rows(wrong.to(made.device))
     with pytest.raises(nccl_ep.InvalidArgumentError, match="rows_of_expert: must be aligned"):
         made.library.ncclEpGroupCountRows(made.handle, 4)
+    with pytest.raises((TypeError, ValueError), match="waits: "):
+        made.time_waits(torch.zeros(world[1] + 1, dtype=torch.int64, device=made.device))
+
+
+def test_waits_for_a_late_rank_are_timed(group, world):
+    made = _group(group, world, "ll")
+    rank, ranks = world
+    waits = torch.zeros(ranks, dtype=torch.int64, device=made.device)
+    tokens = torch.ones(_TOKENS, _HIDDEN, dtype=torch.bfloat16, device=made.device)
+    with made.create_handle(_routing(made)[0]) as handle:
+        handle.dispatch(tokens)
+        assert not waits.any()
+        made.time_waits(waits)
+        for _ in range(3):
+            dist.barrier()
+            if rank == ranks - 1:
+                time.sleep(0.05)
+            handle.dispatch(tokens)
+        made.time_waits(None)
+        timed = waits.tolist()
+        handle.dispatch(tokens)
+    assert waits.tolist() == timed
+    # Hosts that come late from the barrier have seen less of it. Messages of other nodes are waited for before.
+    assert min(timed) >= 0 and (rank == ranks - 1 or "NCCL_HOSTID" in os.environ or timed[-1] > 1_000_000)

@@ -62,6 +62,15 @@ def test_an_update_is_another_routing(group, world, device, algorithm):
         torch.testing.assert_close(home, torch.where(problem.topk_idx >= 0, problem.weights, 0.0))
 
 
+def test_a_backward_of_an_earlier_routing_is_refused(ep, problem):
+    handle = ep.open_handle()
+    handle.update(problem.topk_idx)
+    rows = handle.dispatch(problem.tokens.requires_grad_()).tokens
+    handle.update(problem.topk_idx)
+    with pytest.raises(RuntimeError, match="update: the handle has another routing than at the operation"):
+        rows.sum().backward()
+
+
 @pytest.mark.parametrize("alignment", [1, 8])
 def test_rows_by_expert(ep, problem, world, alignment):
     """With weights and without, with scales; sums of a token's rows; what a group without room refuses."""
@@ -91,6 +100,8 @@ def test_rows_by_expert(ep, problem, world, alignment):
     problem.close(handle.combine(used), problem.tokens.float() * live)
     with pytest.raises(NcclEpError, match="expert_alignment: must be 0 or a power of two"):
         ep.open_handle(expert_alignment=3)
+    with pytest.raises(NcclEpError, match="expert_alignment: rows by expert, filled up to it, must be countable"):
+        ep.open_handle(expert_alignment=1 << 31)
 
 
 def test_gradients_by_expert(group, world, device):
@@ -117,7 +128,7 @@ def test_gradients_by_expert(group, world, device):
     problem.close(weights.grad, want.weights_grad)
 
 
-def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch):
+def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch, device):
     """Of a group without a bound; with `out` nobody is asked."""
     group = group(num_experts=problem.num_experts, hidden=64, algorithm="ht")
     with pytest.raises(NcclEpError, match="expert_alignment: must be 0 but in high throughput with few enough"):
@@ -130,6 +141,10 @@ def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch
             handle.dispatch(problem.tokens)
         out = problem.tokens.new_empty((_MOST * world[1], 64))
         rows = handle.dispatch(problem.tokens, out=out).tokens
+        other = torch.cuda.Stream() if device.type == "cuda" else "another"
+        patch.setattr(Runtime, "is_capturing", lambda _, stream: stream == other)
+        with pytest.raises(RuntimeError, match="num_recv_tokens: a CUDA graph is captured"):
+            handle.dispatch(problem.tokens, stream=other)
     assert torch.equal(rows[:handle.num_recv_tokens], handle.dispatch(problem.tokens).tokens)
 
 

@@ -16,15 +16,16 @@ from testing.step import ROOT, Counts, Places, Step
 
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
-OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "HandleOpen", "HandleUpdate",
-                 "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo", "PoolUse", "PoolAlloc", "PoolFree")
+OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits", "HandleOpen",
+                 "HandleUpdate", "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister",
+                 "MemInfo", "PoolUse", "PoolAlloc", "PoolFree")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
                              r"|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)")
 
 # Of the second interface over the same core, for tests alone (abi/probe).
-_PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Tune", "Bytes", "RouteIn",
+_PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Bytes", "RouteIn",
           *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health", "Faults", "Abort")))
 
 # Of the later interface (abi/second).

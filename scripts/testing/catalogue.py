@@ -1,7 +1,7 @@
 """The list of all steps, in the order in which they start.
 
-Builds come first, because everything else needs them, and what shares the cores with them; then checks of sources, files and packages;
-then the C programs of programs.py, which take the most time.
+Builds come first, because everything else needs them, and what shares the cores with them; then checks of sources,
+files and packages; then the C programs of programs.py, which take the most time.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ use crate::model::ops::{
 };
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
-use crate::tuning::Tuning;
 use std::sync::Arc;
 
 /// One rank's side of an open group.
@@ -62,9 +61,6 @@ pub trait GroupBackend: Send + Sync {
     fn faults(&self) -> Arc<dyn Faults>;
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
-    /// Sets launch shapes, if this backend launches anything: of the LL handles that are made, and the HT operations
-    /// that are enqueued, from now on. A matter of this rank alone.
-    fn tune(&self, _tuning: Tuning) {}
     fn objects(&self) -> &dyn GroupObjects;
     /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as [`GroupObjects::make`].
     fn make_views(&self, _stream: Stream) -> Result<()> {

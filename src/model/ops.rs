@@ -81,7 +81,7 @@ pub struct HandleForm {
 /// to a multiple of an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zones {
-    /// A power of two.
+    /// A power of two, as `rule::handle::alignment` checks.
     pub alignment: usize,
     /// Slots that there are: what comes beyond is dropped, the last experts' first. `None`: nothing is.
     pub most_slots: Option<usize>,
@@ -176,6 +176,8 @@ pub struct LlDispatch {
     pub beside: Option<LlBeside>,
     /// int32 `[L]` or, rank-major, `[R]`: rows received per local expert, or from each source.
     pub counter: Option<DevPtr>,
+    /// int64 `[R]`: the nanoseconds that the rank waits for each source are added.
+    pub waits: Option<DevPtr>,
     pub launch: Launch,
 }
 

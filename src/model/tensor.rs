@@ -105,6 +105,12 @@ impl DevPtr {
 
 pub const MAX_DIMS: usize = 5;
 
+/// The first of `numbers`, and zeros.
+#[inline]
+fn first(numbers: &[u32]) -> [u32; MAX_DIMS] {
+    std::array::from_fn(|index| numbers.get(index).copied().unwrap_or(0))
+}
+
 /// A dense row-major tensor: a copy of the caller's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -118,13 +124,9 @@ pub struct Tensor {
 
 impl Tensor {
     /// A tensor of `sizes`; those beyond the first [`MAX_DIMS`] are ignored.
+    #[inline]
     pub fn new(data: DevPtr, dtype: Option<DType>, sizes: &[u32]) -> Self {
-        let dims = sizes.len().min(MAX_DIMS);
-        let mut kept = [0; MAX_DIMS];
-        for (to, from) in kept.iter_mut().zip(sizes) {
-            *to = *from;
-        }
-        Self { data, dtype, sizes: kept, dims: dims as u32 }
+        Self { data, dtype, sizes: first(sizes), dims: sizes.len().min(MAX_DIMS) as u32 }
     }
 
     /// Extents, slowest first.
@@ -145,11 +147,7 @@ pub struct Strides([u32; MAX_DIMS]);
 impl Strides {
     /// Strides in elements, one for each dimension.
     pub fn new(strides: &[u32]) -> Self {
-        let mut kept = [0; MAX_DIMS];
-        for (to, from) in kept.iter_mut().zip(strides) {
-            *to = *from;
-        }
-        Self(kept)
+        Self(first(strides))
     }
 
     /// Those of the first `dims` dimensions.

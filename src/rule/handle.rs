@@ -65,6 +65,23 @@ pub fn has_top_k(tensors: &HandleTensors, top_k: usize) -> Result<()> {
     Argument::new(Role::Ids, &tensors.ids).size_is(1, top_k, Extent::HandleTopK).map(drop)
 }
 
+/// Checks to what the rows of each expert are filled up, where a token has at most `top_k` ids: kernels count all that
+/// may come to a rank in 31 bits.
+pub fn alignment(facts: &GroupFacts, alignment: usize, top_k: usize) -> Result<()> {
+    let fail = |text| Error::new(Code::InvalidArgument, text);
+    if !alignment.is_power_of_two() {
+        return Err(fail("must be 0 or a power of two").got(alignment, "a power of two"));
+    }
+    let experts = facts.local_experts();
+    let rows = facts.max_tokens.unwrap_or(most_tokens(facts.ranks)) * facts.ranks * top_k.min(experts);
+    let most = (i32::MAX as usize).checked_sub(rows).map_or(0, |left| left / experts + 1);
+    if alignment > most {
+        let text = "rows by expert, filled up to it, must be countable in 31 bits";
+        return Err(fail(text).got(alignment, format_args!("{most} or less")));
+    }
+    Ok(())
+}
+
 /// Checks memory of a caller's for the block of a handle, which takes `needed` of its `bytes`.
 pub fn memory(memory: DevPtr, bytes: usize, needed: usize) -> Result<GivenBlock> {
     let fail = |text| Error::new(Code::InvalidArgument, text);
@@ -98,48 +115,16 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::refusal::Subject;
-    use crate::model::tensor::DType;
-
-    fn facts(algorithm: Algorithm) -> GroupFacts {
-        GroupFacts { algorithm, ..GroupFacts::SAMPLE }
-    }
-
-    fn tensor(dtype: DType, sizes: &[u32]) -> Tensor {
-        Tensor::new(DevPtr(64), Some(dtype), sizes)
-    }
 
     #[test]
-    fn ids_of_64_bits_route_and_others_only_where_they_are_kept() {
-        let facts = facts(Algorithm::LowLatency);
-        let form = HandleForm::default();
-        let routed = routing(&facts, &tensor(DType::Int64, &[4, 2]), form).unwrap();
-        assert_eq!((routed.tokens, routed.top_k), (4, 2));
-        assert_eq!(routed.width.bytes(), 8);
-        let keeping = HandleForm { keeps_ids: true, ..form };
-        assert_eq!(routing(&facts, &tensor(DType::Int32, &[4, 2]), keeping).unwrap().width.bytes(), 4);
-        assert!(routing(&facts, &tensor(DType::Uint32, &[4, 2]), keeping).is_err());
-        let refused = |dtype, sizes| routing(&facts, &tensor(dtype, sizes), form).unwrap_err().refused().unwrap();
-        let narrow = (Subject::ElementType(Role::Ids), OfTensor::ElementType.into());
-        assert_eq!(refused(DType::Int32, &[4, 2]), narrow);
-        let many = OfTensor::AtMost(Extent::MaxTokens).into();
-        let subject = Subject::Size(Role::Ids, 0);
-        assert_eq!(refused(DType::Int64, &[5, 2]), (subject, many));
-    }
-
-    #[test]
-    fn counters_are_those_of_high_throughput() {
-        let host_counter = Some(tensor(DType::Int32, &[4]));
-        let tensors = HandleTensors {
-            ids: tensor(DType::Int64, &[4, 2]),
-            counter: None,
-            host_counter,
-            counters: RoutingCounters::default(),
-        };
-        let found = counter(&facts(Algorithm::HighThroughput), &tensors);
-        assert_eq!(found, Ok(Some(Counter::Host(DevPtr(64)))));
-        let refused = counter(&facts(Algorithm::LowLatency), &tensors).unwrap_err();
-        let expected = (Subject::Tensor(Role::HostCounter), OfTensor::CounterAtDispatch.into());
-        assert_eq!(refused.refused(), Some(expected));
+    fn zones_are_counted_in_31_bits() {
+        let facts = GroupFacts { algorithm: Algorithm::HighThroughput, ..GroupFacts::SAMPLE };
+        let fits = |step, top_k| alignment(&facts, step, top_k).is_ok();
+        assert!(fits(1, 32) && fits(1 << 28, 32) && !fits(1 << 29, 32) && !fits(3, 1) && !fits(1 << 63, 1));
+        // Of one expert, so that only what comes counts.
+        let of = |tokens| GroupFacts { experts: 2, max_tokens: Some(tokens), ..facts };
+        let most = |tokens| alignment(&of(tokens), 1 << 30, 8).is_ok();
+        assert!(most(1 << 29) && !most((1 << 29) + 1));
+        assert!(alignment(&GroupFacts { max_tokens: Some(1 << 28), ..facts }, 1, 4).is_err());
     }
 }

@@ -37,6 +37,7 @@ pub fn dispatch(facts: &GroupFacts, routing: &Routing, tensors: &DispatchTensors
         layout,
         beside,
         counter,
+        waits: None,
         launch: Launch::default(),
     })
 }

@@ -34,30 +34,6 @@ fn told(choices: &Choices) -> u32 {
 }
 
 #[test]
-fn a_set_choice_is_before_the_selector() {
-    let choices = choices(8, LlCombineMode::Reduce, 1);
-    assert_eq!(combine(&choices, 2), Chosen::default());
-    choices.select(Some(Arc::new(|query| {
-        assert_eq!(query.about, about(query.about.top_k));
-        assert_eq!((query.ranks, query.most_blocks), (8, Some(132)));
-        (query.about.top_k == 2).then(|| asked(2, [16, 0, 0]))
-    })));
-    let selected = combine(&choices, 2);
-    assert_eq!(selected.launch.blocks, 16);
-    assert_eq!(selected.sums(2, LlCombineMode::Reduce), LlCombineMode::Exact);
-    assert_eq!(selected.sums(3, LlCombineMode::Reduce), LlCombineMode::Reduce);
-    assert_eq!(combine(&choices, 3), Chosen::default());
-    choices.set(Operation::LlCombine, Some(asked(0, [8, 4, 64])));
-    assert_eq!(combine(&choices, 2).launch.blocks, 8);
-    assert_eq!(choices.of(Operation::LlDispatch, || Some(about(3))), Chosen::default());
-    choices.set(Operation::LlCombine, None);
-    assert_eq!(combine(&choices, 2), selected);
-    choices.select(None);
-    assert_eq!(combine(&choices, 2), Chosen::default());
-    assert_eq!(told(&choices), 0);
-}
-
-#[test]
 fn the_tuning_file_comes_behind_both() {
     let learned = Learned::parse(
         &serde_json::from_str::<Vec<_>>(
@@ -101,20 +77,6 @@ fn an_impossible_choice_falls_to_the_next_and_is_told_once() {
     }
     choices.select(None);
     assert_eq!(combine(&choices, 2), Chosen::default());
-}
-
-#[test]
-fn exact_sums_need_room_in_the_windows() {
-    let exact = asked(2, [0; 3]);
-    let sums = |choices: &Choices, top_k| {
-        choices.set(Operation::LlCombine, Some(exact));
-        combine(choices, top_k).sums(top_k, LlCombineMode::Reduce)
-    };
-    let reducing = choices(4, LlCombineMode::Reduce, 1);
-    assert_eq!(sums(&reducing, 4), LlCombineMode::Exact);
-    assert_eq!(sums(&reducing, 5), LlCombineMode::Reduce);
-    assert_eq!(sums(&choices(4, LlCombineMode::Exact, 1), 32), LlCombineMode::Exact);
-    assert_eq!(sums(&choices(4, LlCombineMode::Reduce, 2), 2), LlCombineMode::Reduce);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::model::tensor::DevPtr;
 use crate::session::about::About;
 use crate::session::check::Checks;
 use crate::session::choices::{Asked, Choices, Selector};
-use crate::tuning::{Learned, Operation, Tuning};
+use crate::tuning::{Learned, Operation};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::any::Any;
@@ -33,6 +33,8 @@ pub struct Group {
     staged: Mutex<Staged>,
     /// Address of the running totals of received rows; 0 if there are none.
     totals: AtomicUsize,
+    /// Address of the times that LL dispatches wait; 0 if there are none.
+    waits: AtomicUsize,
     /// The bank of the next view.
     next_view: Mutex<ViewBank>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
@@ -70,6 +72,7 @@ impl Group {
             closed: AtomicBool::new(false),
             staged: Mutex::default(),
             totals: AtomicUsize::new(0),
+            waits: AtomicUsize::new(0),
             next_view: Mutex::default(),
             _with: None,
         }
@@ -136,12 +139,6 @@ impl Group {
         self.checks.as_ref()
     }
 
-    /// Sets this rank's launch shapes, of handles that are made from now on. Other ranks need not do so: each decides for
-    /// itself how it launches. Shapes that are not `live` end the reading of a live tuning file.
-    pub fn tune(&self, tuning: Tuning) {
-        self.backend.common.tune(tuning);
-    }
-
     /// Chooses how this rank runs `operation` from now on; `None`: nothing. Variants of low latency must be the same on all
     /// ranks, whose combine fails otherwise; all else is a matter of each rank. What cannot be followed is passed over,
     /// with one warning.
@@ -159,14 +156,26 @@ impl Group {
     /// aligned, if it delivers rows by expert, in LL with a counter. `None` ends that. A matter of this rank alone.
     pub fn count_rows(&self, totals: Option<DevPtr>) -> Result<()> {
         self.check_usable()?;
-        self.totals.store(totals.map_or(0, |DevPtr(address)| address), Ordering::Release);
+        store(&self.totals, totals);
+        Ok(())
+    }
+
+    /// From now on each LL dispatch adds the nanoseconds that it waits for each source rank to `waits`, int64 `[R]` on
+    /// the device and aligned. `None` ends that. A matter of this rank alone.
+    pub fn time_waits(&self, waits: Option<DevPtr>) -> Result<()> {
+        self.check_usable()?;
+        store(&self.waits, waits);
         Ok(())
     }
 
     /// Where dispatches add their rows.
     pub(super) fn totals(&self) -> Option<DevPtr> {
-        let address = self.totals.load(Ordering::Acquire);
-        (address != 0).then_some(DevPtr(address))
+        load(&self.totals)
+    }
+
+    /// Where LL dispatches add the times that they wait.
+    pub(super) fn waits(&self) -> Option<DevPtr> {
+        load(&self.waits)
     }
 
     pub fn device(&self) -> Arc<dyn Device> {
@@ -229,6 +238,15 @@ impl Group {
     pub(super) fn end_staged(&self, slot: StagedSlot) {
         self.staged.lock().set_waiting(slot, false);
     }
+}
+
+fn store(place: &AtomicUsize, address: Option<DevPtr>) {
+    place.store(address.map_or(0, |DevPtr(address)| address), Ordering::Release);
+}
+
+fn load(place: &AtomicUsize) -> Option<DevPtr> {
+    let address = place.load(Ordering::Acquire);
+    (address != 0).then_some(DevPtr(address))
 }
 
 /// As [`Group::check_not_captured`], for a group that is yet to be made on `device`.

@@ -145,6 +145,7 @@ impl Handle {
                 let mut handle = handle.lock();
                 let op = LlDispatch {
                     launch: chosen.launch,
+                    waits: self.group.waits(),
                     ..ll::dispatch(facts, &routed(&handle.routed)?.routing, tensors)?
                 };
                 let start = |handle: &mut LlHandle, op| {

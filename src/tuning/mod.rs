@@ -159,7 +159,7 @@ impl Tuning {
 
     /// Sets the shape of `operation` for `tokens` on a GPU with this many `multiprocessors`; `None` is the library's own
     /// choice. An error says what is wrong.
-    pub fn set(
+    fn set(
         &mut self,
         operation: Operation,
         tokens: u64,

@@ -3,7 +3,6 @@
 use crate::refuse;
 use nccl_ep_core::error::{Error, Result};
 use parking_lot::RwLock;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// Numbers grow and are never reused, so `resolve` tells "destroyed" from "never existed".
 pub struct Registry<T> {
-    live: RwLock<Option<HashMap<usize, Arc<T>>>>,
+    // By their numbers, which grow: a search among few takes less time than a hash.
+    live: RwLock<Vec<(usize, Arc<T>)>>,
     issued: AtomicUsize,
     kind: usize,
     names: Names,
@@ -43,14 +43,14 @@ const KINDS: usize = 16;
 impl<T> Registry<T> {
     /// An empty registry; `kind` is 1 to 15 and differs between registries.
     pub const fn new(kind: usize, names: Names) -> Self {
-        Self { names, live: RwLock::new(None), issued: AtomicUsize::new(0), kind }
+        Self { names, live: RwLock::new(Vec::new()), issued: AtomicUsize::new(0), kind }
     }
 
     /// Registers `object` and returns its number, never 0.
     pub fn insert(&self, object: Arc<T>) -> usize {
-        let count = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
-        let number = count * KINDS + self.kind;
-        self.live.write().get_or_insert_with(HashMap::new).insert(number, object);
+        let mut live = self.live.write();
+        let number = (self.issued.fetch_add(1, Ordering::Relaxed) + 1) * KINDS + self.kind;
+        live.push((number, object));
         number
     }
 
@@ -62,16 +62,17 @@ impl<T> Registry<T> {
     /// The same, or why there is none.
     pub fn find(&self, number: usize) -> std::result::Result<Arc<T>, Missing> {
         let live = self.live.read();
-        match live.as_ref().and_then(|live| live.get(&number)) {
-            Some(object) => Ok(Arc::clone(object)),
+        match place(&live, number).and_then(|place| live.get(place)) {
+            Some((_, object)) => Ok(Arc::clone(object)),
             None => Err(self.missing(number)),
         }
     }
 
     /// Removes the object numbered `number`; from now on it counts as destroyed.
     pub fn remove(&self, number: usize) -> Result<Arc<T>> {
-        let taken = self.live.write().as_mut().and_then(|live| live.remove(&number));
-        taken.ok_or_else(|| self.refusal(self.missing(number)))
+        let mut live = self.live.write();
+        let place = place(&live, number).ok_or_else(|| self.refusal(self.missing(number)))?;
+        Ok(live.remove(place).1)
     }
 
     #[cold]
@@ -94,6 +95,11 @@ impl<T> Registry<T> {
             Missing::Foreign
         }
     }
+}
+
+/// Where the object numbered `number` is.
+fn place<T>(live: &[(usize, T)], number: usize) -> Option<usize> {
+    live.binary_search_by_key(&number, |&(number, _)| number).ok()
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! How operations are run, where a caller chooses.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject};
 use crate::types::{ncclEpChoice_t, ncclEpGroup_t, ncclEpQuery_t, ncclEpSelect_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;

@@ -1,8 +1,7 @@
 //! Creation and destruction of groups.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject, check_out, write_out};
 use crate::owners::Allocator;
 use crate::texts;
 use crate::types::{

@@ -1,15 +1,14 @@
 //! Creation, destruction and queries of handles.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::{self, Group};
+use crate::objects::{self, GUARD, Group, Subject, check_out, write_out};
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
-use nccl_ep_core::model::group::{Algorithm, GroupFacts};
+use nccl_ep_core::model::group::{Algorithm, GroupFacts, MAX_TOP_K};
 use nccl_ep_core::model::ops::{HandleForm, RoutingCounters, Stream, Zones};
-use nccl_ep_core::rule::handle::HandleTensors;
+use nccl_ep_core::rule::{self, handle::HandleTensors};
 use nccl_ep_core::session::create;
 use nccl_ep_core::session::handle::Handle;
 use std::ffi::c_uint;
@@ -117,17 +116,19 @@ fn no_config(config: *const ncclEpHandleConfig_t) -> Result<()> {
 /// In HT it keeps the ids of its update. So a dispatch is a forward one if it has inputs TOPK_WEIGHTS; TOPK_IDX is not
 /// read there. A combine gives gradients of weights [T, K] by k: those of the expert that each id names, 0 for others.
 ///
-/// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has outputs
-/// TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and token; those
-/// of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them TOKENS and SCALES,
-/// `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A combine has inputs TOKENS
-/// [n, H], to which the caller has applied the weights: each rank sums a token's rows by ascending expert and rounds that
-/// sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the most rows that an update may bring.
+/// HT with `expert_alignment`: rows lie by expert, one for each expert that a token names. A forward dispatch has
+/// outputs TOKENS [n, H] and TOPK_WEIGHTS float32 `[n]`, and no TOPK_IDX. Rows are ordered by expert, source rank and
+/// token; those of an expert begin at a multiple of the alignment, with zeros behind the last. Behind all of them
+/// TOKENS and SCALES, `[n, S]`, keep their content, and weights are 0. Scales are forwarded; a cast is refused. A
+/// combine has inputs TOKENS [n, H], to which the caller has applied the weights: each rank sums a token's rows by
+/// ascending expert and rounds that sum. Gradients are TOPK_WEIGHTS `[n]`. `ncclEpHandleGetNumRecvTokens` gives the
+/// most rows that an update may bring.
 ///
 /// @param handle            gets the handle; written on success only
 /// @param ep_group          the group
-/// @param expert_alignment  0, or a power of two: HT, with max_tokens_per_rank, which all ranks together have at most
-///                          1048576 of
+/// @param expert_alignment  0, or a power of two: HT, in a group with max_tokens_per_rank, at most 1,048,576 tokens on
+///                          all ranks together. So small that what may come to a rank, by expert and filled up, is
+///                          countable in 31 bits
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or another alignment.
 ///
@@ -155,14 +156,13 @@ fn zones(facts: &GroupFacts, alignment: c_uint) -> Result<Option<Zones>> {
     if alignment == 0 {
         return Ok(None);
     }
-    let refused = |rule, expected| Err(refuse::argument("expert_alignment", rule).got(alignment, expected));
     if facts.algorithm == Algorithm::LowLatency || !facts.has_zones() {
-        return refused("must be 0 but in high throughput with few enough max_tokens_per_rank", "0");
+        let rule = "must be 0 but in high throughput with few enough max_tokens_per_rank";
+        return Err(refuse::argument("expert_alignment", rule).got(alignment, "0"));
     }
-    if !alignment.is_power_of_two() {
-        return refused("must be 0 or a power of two", "a power of two");
-    }
-    Ok(Some(Zones { alignment: alignment as usize, most_slots: None }))
+    let alignment = alignment as usize;
+    rule::handle::alignment(facts, alignment, MAX_TOP_K).map_err(|error| error.within("expert_alignment"))?;
+    Ok(Some(Zones { alignment, most_slots: None }))
 }
 
 /// Gives a handle a routing, in the place of the one that it may have. As `ncclEpCreateHandle` in what it reads, writes

@@ -1,8 +1,7 @@
 //! Version, last refusal, asynchronous failure: this library's own additions to the interface.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, check_out, last_error, set_last_error, write_out};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, check_out, last_error, set_last_error, write_out};
 use crate::texts;
 use crate::types::{ncclEpGroup_t, ncclResult_t};
 use crate::version;

@@ -9,7 +9,6 @@
 
 mod choices;
 mod group;
-mod guard;
 mod handle;
 mod info;
 mod memory;

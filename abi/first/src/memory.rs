@@ -1,8 +1,7 @@
 //! Memory that peers map.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject, check_out, write_out};
 use crate::types::{ncclEpGroup_t, ncclEpMemInfo_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;

@@ -1,8 +1,10 @@
-//! The objects behind the numbers that C holds, and those numbers.
+//! The objects behind the numbers that C holds, those numbers, and the guard around every exported function.
 
 use crate::owners::{Allocator, Freeing};
+use crate::texts;
+pub use nccl_ep_abi::guard::{Guard, Subject, check_out, last_error, set_last_error, write_out};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
-use nccl_ep_core::error::Result;
+use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
 use parking_lot::Mutex;
@@ -67,4 +69,23 @@ pub fn handle(number: usize) -> Result<Arc<Handle>> {
 /// Removes the handle numbered `number`; later calls do not find it.
 pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
     HANDLES.remove(number)
+}
+
+/// Runs the body of each exported function; a panic marks the group that the call works on as failed.
+pub const GUARD: Guard = Guard { words: texts::text, mark_failed };
+
+fn mark_failed(subject: Subject, error: &Error) {
+    match subject {
+        Subject::Nothing => {}
+        Subject::Group(number) => {
+            if let Ok(group) = Group::resolve(number) {
+                group.session.mark_failed(error.clone());
+            }
+        }
+        Subject::Handle(number) => {
+            if let Ok(handle) = handle(number) {
+                handle.group().mark_failed(error.clone());
+            }
+        }
+    }
 }

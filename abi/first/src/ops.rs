@@ -1,8 +1,7 @@
 //! Dispatch, combine and completion.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects;
+use crate::objects::{self, GUARD, Subject};
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{
     cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t, ncclEpHandle_t,
@@ -126,10 +125,10 @@ unsafe fn operate(
 /// names. The rows of each source rank are packed from row 0, by token; the counter gets their number. Entry k of a
 /// row's ids is the local id of the token's expert k if that is here, else -1; all ids of other rows are -1. A row has
 /// all K weights of its token. Rows and weights of other rows keep their content.
-/// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its address
-/// is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine begins, which
-/// may read it, or until the second dispatch of the group with a view after this one begins, if that is earlier; in graphs
-/// it has the same address in each replay. Nobody but the stream's order says when.
+/// If the data of outputs TOKENS is NULL, on every rank then, rows stay in memory of the library, a view, and its
+/// address is stored there. Rows that hold nothing have any content. The view lives until the handle's next combine
+/// begins, which may read it, or until the second dispatch of the group with a view after this one begins, if that is
+/// earlier; in graphs it has the same address in each replay. Nobody but the stream's order says when.
 ///
 /// HT forward: inputs TOKENS [T, H], TOPK_IDX int64 [T, K], TOPK_WEIGHTS float32 [T, K]; outputs
 /// TOKENS [n, H], TOPK_IDX [n, K], TOPK_WEIGHTS [n, K], where n is at least the number of received

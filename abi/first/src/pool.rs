@@ -1,8 +1,7 @@
 //! Two functions for allocators of others, such as PyTorch's pluggable one, that cut pieces from memory that peers map.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
 use nccl_ep_core::error::refusal::{self, OfMemory};
 use nccl_ep_core::error::{Error, Result};

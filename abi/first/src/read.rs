@@ -193,7 +193,7 @@ fn not_dense(name: impl Display, strides: &[c_uint]) -> Error {
 
 /// # Safety
 /// `raw.sizes` and `raw.strides` are NULL or point to `raw.ndim` numbers.
-#[inline]
+#[inline(always)] // So a tensor is written where it stays.
 unsafe fn copy(name: impl Display + Copy, raw: &ncclNDTensor_t) -> Result<Tensor> {
     let dims = raw.ndim as usize;
     if dims == 0 || dims > MAX_DIMS {

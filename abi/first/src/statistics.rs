@@ -1,10 +1,10 @@
 //! Running statistics: this library's own addition to the interface.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject};
 use crate::types::{ncclEpGroup_t, ncclResult_t};
 use nccl_ep_abi::refuse;
+use nccl_ep_core::error::Result;
 use nccl_ep_core::model::tensor::DevPtr;
 
 /// Counts the rows that each local expert receives: from now on every dispatch of the group adds them to
@@ -27,11 +27,39 @@ use nccl_ep_core::model::tensor::DevPtr;
 pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_expert: *mut i64) -> ncclResult_t {
     GUARD.run("ncclEpGroupCountRows", Subject::Nothing, || {
         let group = Group::resolve(ep_group as usize)?;
-        if !rows_of_expert.is_aligned() {
-            let refused = refuse::argument("rows_of_expert", "must be aligned for its elements");
-            let expected = format_args!("a multiple of {}", align_of::<i64>());
-            return Err(refused.got(format_args!("{rows_of_expert:p}"), expected));
-        }
-        group.session.count_rows((!rows_of_expert.is_null()).then_some(DevPtr(rows_of_expert as usize)))
+        group.session.count_rows(numbers("rows_of_expert", rows_of_expert)?)
     })
+}
+
+/// Times how long this rank waits for each other: from now on every LL dispatch of the group adds the nanoseconds from
+/// when it is ready to receive until a source rank has told how many rows come from there; a staged one does so in
+/// `ncclEpComplete`. So what a rank's dispatch begins later than this one's is found under its number.
+///
+/// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
+/// sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
+/// ranks may differ. HT operations are not timed.
+///
+/// @param ep_group         the group
+/// @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
+///
+/// Returns `ncclInvalidArgument` for a NULL or dead `ep_group`, or an `ns_of_source` that is not a multiple of 8; the
+/// failure's code in a group that has failed.
+///
+/// # Safety
+/// `ns_of_source` is NULL or has R elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
+    GUARD.run("ncclEpGroupTimeWaits", Subject::Nothing, || {
+        let group = Group::resolve(ep_group as usize)?;
+        group.session.time_waits(numbers("ns_of_source", ns_of_source)?)
+    })
+}
+
+/// The numbers to which dispatches add, if there are some.
+fn numbers(argument: &'static str, at: *mut i64) -> Result<Option<DevPtr>> {
+    if !at.is_aligned() {
+        let refused = refuse::argument(argument, "must be aligned for its elements");
+        return Err(refused.got(format_args!("{at:p}"), format_args!("a multiple of {}", align_of::<i64>())));
+    }
+    Ok((!at.is_null()).then_some(DevPtr(at as usize)))
 }

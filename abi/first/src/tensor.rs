@@ -1,8 +1,7 @@
 //! Creation and destruction of tensors.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject, check_out, write_out};
 use crate::owners;
 use crate::types::{
     ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclResult_t,

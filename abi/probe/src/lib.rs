@@ -1,8 +1,8 @@
 //! A second ABI over the core, for tests alone (`c_tests/suites/two_abis`); never installed.
 //!
-//! It differs from the first ABI in everything that the core must not depend on: other symbols and
-//! SONAME, objects behind addresses instead of numbers, tensors as addresses with 64-bit extents,
-//! no stream when a group is opened, and its own texts.
+//! It differs from the others in what the core must not depend on: other symbols and SONAME, objects behind addresses
+//! instead of numbers, tensors as addresses with 64-bit extents, no stream when a group is opened, and no words for
+//! refusals but the data that they are.
 //!
 //! # Safety
 //! The headers `probe.h` of those tests say what functions and fields mean. Callers vouch for pointers: they are NULL
@@ -11,7 +11,6 @@
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 
 mod rail;
-mod words;
 
 use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, GroupSettings, LlCombineMode};
@@ -22,7 +21,6 @@ use nccl_ep_core::rule::{CombineTensors, DispatchTensors};
 use nccl_ep_core::session::create;
 use nccl_ep_core::session::group::Group;
 use nccl_ep_core::session::handle::Handle;
-use nccl_ep_core::tuning::{Operation, Shape, Tuning};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -49,16 +47,6 @@ pub struct EpProbeRows {
     pub hidden: usize,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct EpProbeShape {
-    pub operation: usize,
-    pub tokens: u64,
-    pub blocks: u64,
-    pub threads: u64,
-    pub send_blocks: u64,
-}
-
 pub struct EpProbeGroup(Arc<Group>);
 
 pub struct EpProbeRoute {
@@ -69,7 +57,7 @@ pub struct EpProbeRoute {
 
 fn answer(outcome: Result<()>) -> c_int {
     let Err(error) = outcome else { return 0 };
-    let text = CString::new(words::text(&error)).unwrap_or_default();
+    let text = CString::new(error.text()).unwrap_or_default();
     LAST.with_borrow_mut(|last| *last = text);
     error.code() as c_int
 }
@@ -110,7 +98,7 @@ pub unsafe extern "C" fn epProbeOpen(
         sms: None,
         ll_combine: LlCombineMode::Reduce,
     });
-    answer(create::group(comm as usize, settings, words::text, None).and_then(|opened| {
+    answer(create::group(comm as usize, settings, Error::text, None).and_then(|opened| {
         *group.ok_or_else(|| null("place for a group"))? = Box::into_raw(Box::new(EpProbeGroup(Arc::new(opened))));
         Ok(())
     }))
@@ -121,21 +109,6 @@ pub unsafe extern "C" fn epProbeClose(group: *mut EpProbeGroup) -> c_int {
     // SAFETY: the caller's promise.
     let group = unsafe { Box::from_raw(group) };
     answer(group.0.close(None))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epProbeTune(group: *const EpProbeGroup, shapes: *const EpProbeShape, count: usize) -> c_int {
-    // SAFETY: the caller's promise.
-    let (group, shapes) = unsafe { (&*group, std::slice::from_raw_parts(shapes, count)) };
-    let mut tuning = Tuning::default();
-    let mut set = |shape: &EpProbeShape| {
-        let operation = [Operation::LlDispatch, Operation::LlCombine].get(shape.operation).copied();
-        let EpProbeShape { tokens, blocks, threads, send_blocks, .. } = *shape;
-        let shape = Shape { blocks, threads, send_blocks };
-        tuning.set(operation.ok_or_else(|| "an unknown operation".to_owned())?, tokens, Some(&shape), u32::MAX)
-    };
-    let outcome = shapes.iter().try_for_each(&mut set);
-    answer(outcome.map_err(|text| Error::new(Code::InvalidArgument, text)).map(|()| group.0.tune(tuning)))
 }
 
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! The transport between nodes alone, without a group, for its tests (`c_tests/suites/transport`).
 #![allow(unsafe_code)]
 
-use crate::{answer, null, words};
+use crate::{answer, null};
 use nccl_ep_core::backend::bootstrap::Bootstrap;
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::backend::net::OnFault;
@@ -55,7 +55,7 @@ pub struct EpProbeRail {
 fn open(comm: *mut c_void, node: Option<&CStr>, timeout: Duration, stream: Stream) -> Result<EpProbeRail> {
     let comm = Communicator::open(comm as usize)?;
     let platform = select::platform(&comm)?;
-    let bootstrap = Bootstrap::new(comm, platform.device(), timeout, words::text);
+    let bootstrap = Bootstrap::new(comm, platform.device(), timeout, Error::text);
     let node = node.ok_or_else(|| null("node"));
     let mine = node.map(|node| NodeId::from_text(&node.to_string_lossy()).0.to_vec());
     let ids = bootstrap.agree(mine, NODE_ID_BYTES, stream)?;

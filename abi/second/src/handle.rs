@@ -15,7 +15,7 @@ use nccl_ep_core::error::{Code, Error, Result};
 use nccl_ep_core::model::group::{Algorithm, MAX_TOP_K};
 use nccl_ep_core::model::ops::{HandleForm, Stream};
 use nccl_ep_core::model::tensor::{DType, Tensor};
-use nccl_ep_core::session;
+use nccl_ep_core::{rule, session};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -229,17 +229,15 @@ fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>
         }
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {
-            let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment);
-            if alignment > 1 && !alignment.is_power_of_two() {
-                let name = "config.dispatch_output_per_expert_alignment";
-                return Err(refuse::argument(name, "must be 0, 1 or a power of two").got(alignment, "a power of two"));
-            }
+            let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment).max(1);
+            rule::handle::alignment(group.session.facts(), alignment, group.kept.top_k.unwrap_or(MAX_TOP_K))
+                .map_err(|error| error.within("config.dispatch_output_per_expert_alignment"))?;
             if group.kept.recv_rows.is_none() && group.kept.top_k.is_none() {
                 let text =
                     "layout: must be NCCL_EP_LAYOUT_FLAT in a group without max_recv_tokens_per_rank and num_topk";
                 return Err(Error::new(Code::InvalidUsage, text));
             }
-            Ok(Layout::Zones(alignment.max(1)))
+            Ok(Layout::Zones(alignment))
         }
         (algorithm, _) => {
             let expected = match algorithm {

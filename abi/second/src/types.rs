@@ -253,7 +253,8 @@ pub struct ncclEpHandleConfig_t {
     pub size: c_uint,
     /// `NCCL_EP_MAGIC`.
     pub magic: c_uint,
-    /// HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two. Elsewhere not read.
+    /// HT expert-major: zones are multiples of so many rows; 0, 1 or a power of two, so small that what may
+    /// come to a rank is countable in 31 bits. Elsewhere not read.
     pub dispatch_output_per_expert_alignment: usize,
 }
 

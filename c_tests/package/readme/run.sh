@@ -94,9 +94,13 @@ pieces_of_cpp() {
     done
 }
 
+# In the sources themselves if all is there: to Python a copy of PyTorch's folder is another one, which four ranks would
+# compile anew.
 without_gpu() {
+    local sources=$NCCL_EP_ROOT
+    [ "$NCCL_EP_TARGET $NCCL_EP_DEPS" = "$sources/target $sources/.deps" ] || sources=$work/app
     block "" "04_moe_layer" docs/python.md >"$work/python"
-    (cd "$work/app" && unset CUDA_HOME NCCL_INCLUDE NCCL_HOME &&
+    (cd "$sources" && unset CUDA_HOME NCCL_INCLUDE NCCL_HOME &&
         NCCLEP_HOSTSIM_WITH_GPU=1 PATH="$work/bin:$PATH" timeout 120 bash -euo pipefail "$work/python") &&
         grep -q '^PASSED' "$work/log"
 }

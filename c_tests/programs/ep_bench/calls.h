@@ -27,6 +27,14 @@ struct Calls {
         call_combine();
         call_complete();
     }
+    void Pair() const {
+        Dispatch();
+        Combine();
+    }
+    void CastAndPair() const {
+        CastAndDispatch();
+        Combine();
+    }
 };
 
 // A timing event with a lifetime.

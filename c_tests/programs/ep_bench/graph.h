@@ -1,5 +1,6 @@
 // CUDA graphs of the operations: capture, replay, and the time of a replay. A model server replays
-// a graph for each step of a model, so this is the speed its users see.
+// a graph for each step of a model, so this is the speed its users see. The capture mode is the strictest one: a call
+// that could disturb a capture in any thread fails. What works here works in every framework.
 #pragma once
 
 #include <functional>
@@ -8,25 +9,60 @@
 
 #include "harness/harness.h"
 #include "programs/ep_bench/calls.h"
+#include "programs/ep_bench/machine.h"
 #include "programs/ep_bench/options.h"
 #include "programs/ep_bench/stats.h"
 
 namespace ep_bench {
 
+// Replays per sample, and replays before its first event. The latter keep the stream busy while the
+// host runs ahead, so the sample contains neither a launch nor the skew of the ranks.
+// High-throughput operations are long, so a few replays are enough.
+struct Pace {
+    unsigned run_up;
+    unsigned replays;
+};
+constexpr Pace kShortOperations = {3, 20};
+constexpr Pace kLongOperations = {1, 4};
+
 class Graph {
    public:
     // Captures what `operation` enqueues on the stream, `times` times in a row.
-    Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation);
-    ~Graph();
+    Graph(cudaStream_t stream, unsigned times, const std::function<void()>& operation) : times_(times) {
+        EP_REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        for (unsigned i = 0; i < times; ++i) operation();
+        EP_REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph_));
+        EP_REQUIRE_CUDA(cudaGraphInstantiate(&executable_, graph_, 0));
+    }
+    ~Graph() {
+        EP_REQUIRE_CUDA(cudaGraphExecDestroy(executable_));
+        EP_REQUIRE_CUDA(cudaGraphDestroy(graph_));
+    }
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
 
-    void Launch(cudaStream_t stream);
+    void Launch(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaGraphLaunch(executable_, stream)); }
 
     // Collective. Each sample is the time of one operation: the mean of several replays back to back.
-    Figures TimeReplays(const EpEnv& env, const Options& options);
+    Figures TimeReplays(const EpEnv& env, const Options& options) {
+        const Pace pace = options.low_latency() ? kShortOperations : kLongOperations;
+        Event start, end;
+        Samples samples;
+        for (unsigned i = 0; i < options.iterations; ++i) {
+            ep_barrier();
+            for (unsigned replay = 0; replay < pace.run_up; ++replay) Launch(env.stream);
+            start.Record(env.stream);
+            for (unsigned replay = 0; replay < pace.replays; ++replay) Launch(env.stream);
+            end.Record(env.stream);
+            EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
+            samples.push_back(end.MicrosecondsSince(start) / (pace.replays * times_));
+        }
+        DropFirst(&samples);
+        return SlowestRank(samples);
+    }
 
-    unsigned Blocks() const;  // of its largest kernel; 0 if the driver does not say
+    // Of its largest kernel; 0 if the driver does not say.
+    unsigned Blocks() const { return LargestGrid(graph_); }
 
    private:
     unsigned times_;
@@ -35,7 +71,10 @@ class Graph {
 };
 
 struct CastGraphs {
-    CastGraphs(const EpEnv& env, const Options& options, const Calls& calls);
+    CastGraphs(const EpEnv& env, const Options& options, const Calls& calls)
+        : alone(env.stream, options.graph_ops, [&] { calls.call_cast(); }),
+          dispatch(env.stream, options.graph_ops, [&] { calls.CastAndDispatch(); }),
+          pair(env.stream, options.graph_ops, [&] { calls.CastAndPair(); }) {}
 
     Graph alone;
     Graph dispatch;  // behind the cast
@@ -43,7 +82,12 @@ struct CastGraphs {
 };
 
 struct Graphs {
-    Graphs(const EpEnv& env, const Options& options, const Calls& calls);
+    Graphs(const EpEnv& env, const Options& options, const Calls& calls)
+        : dispatch(env.stream, options.graph_ops, [&] { calls.Dispatch(); }),
+          combine(env.stream, options.graph_ops, [&] { calls.Combine(); }),
+          pair(env.stream, options.graph_ops, [&] { calls.Pair(); }) {
+        if (calls.call_cast) cast.emplace(env, options, calls);
+    }
 
     Graph dispatch;
     Graph combine;
@@ -52,6 +96,14 @@ struct Graphs {
 };
 
 // Why the stream cannot be captured at all; empty if it can. Leaves the stream unchanged.
-std::string WhyNoCapture(cudaStream_t stream);
+inline std::string WhyNoCapture(cudaStream_t stream) {
+    cudaGraph_t graph = nullptr;
+    cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    if (error == cudaSuccess) error = cudaStreamEndCapture(stream, &graph);
+    if (error == cudaSuccess) error = cudaGraphDestroy(graph);
+    if (error == cudaSuccess) return "";
+    cudaGetLastError();  // the refusal is reported; clear it for later calls
+    return std::string("no stream capture here: ") + cudaGetErrorString(error);
+}
 
 }  // namespace ep_bench

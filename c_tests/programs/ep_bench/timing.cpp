@@ -1,4 +1,4 @@
-// The measuring loops for plain calls; graph.cpp has those for graphs.
+// The measuring loops for plain calls; graph.h has those for graphs.
 #include "programs/ep_bench/timing.h"
 
 #include <cuda_profiler_api.h>
@@ -44,13 +44,14 @@ void Settle(const EpEnv& env) {
 
 // ---- As the reference's program measures -------------------------------------------------------
 
-struct ReferenceEvents {
+// Around two operations, or around one, without `mid`.
+struct Events {
     Event start, mid, end;
 };
 
 using ReferenceSample = std::array<double, kSpans>;
 
-ReferenceSample IterateReference(const EpEnv& env, bool profile, ReferenceEvents* events, Session* session) {
+ReferenceSample IterateReference(const EpEnv& env, bool profile, Events* events, Session* session) {
     events->start.Record(env.stream);
     {
         const Range range(profile, "dispatch");
@@ -69,7 +70,7 @@ ReferenceSample IterateReference(const EpEnv& env, bool profile, ReferenceEvents
 }
 
 ReferenceTimes MeasureReference(const EpEnv& env, const Options& options, Session* session) {
-    ReferenceEvents events;
+    Events events;
     std::array<Samples, kSpans> samples;
     if (options.profile) EP_REQUIRE_CUDA(cudaProfilerStart());
     for (unsigned i = 0; i < options.iterations; ++i) {
@@ -89,10 +90,6 @@ ReferenceTimes MeasureReference(const EpEnv& env, const Options& options, Sessio
 
 // ---- Every operation from an idle stream, and host time ----------------------------------------
 
-struct CallSamples {
-    Samples dispatch, combine, complete;
-};
-
 template <typename Call>
 void TimeCall(const Call& call, Samples* samples) {
     const HostClock::time_point before = HostClock::now();
@@ -100,12 +97,8 @@ void TimeCall(const Call& call, Samples* samples) {
     samples->push_back(std::chrono::duration<double, std::micro>(HostClock::now() - before).count());
 }
 
-struct EventPair {
-    Event start, end;
-};
-
 template <typename Operation>
-void TimeFromIdle(const EpEnv& env, EventPair* events, Operation operation, Samples* samples) {
+void TimeFromIdle(const EpEnv& env, Events* events, Operation operation, Samples* samples) {
     events->start.Record(env.stream);
     operation();
     events->end.Record(env.stream);
@@ -114,7 +107,7 @@ void TimeFromIdle(const EpEnv& env, EventPair* events, Operation operation, Samp
 }
 
 CastTimes MeasureIdleCast(const EpEnv& env, const Options& options, const Calls& calls) {
-    EventPair events;
+    Events events;
     Samples alone, with_dispatch, with_pair;
     for (unsigned i = 0; i < options.iterations; ++i) {
         TimeFromIdle(env, &events, calls.call_cast, &alone);
@@ -122,17 +115,17 @@ CastTimes MeasureIdleCast(const EpEnv& env, const Options& options, const Calls&
         calls.Combine();
         Settle(env);
     }
-    const auto all = [&] {
-        calls.CastAndDispatch();
-        calls.Combine();
-    };
-    for (unsigned i = 0; i < options.iterations; ++i) TimeFromIdle(env, &events, all, &with_pair);
+    for (unsigned i = 0; i < options.iterations; ++i) {
+        TimeFromIdle(env, &events, [&] { calls.CastAndPair(); }, &with_pair);
+    }
     for (Samples* samples : {&alone, &with_dispatch, &with_pair}) DropFirst(samples);
     return {SlowestRank(alone), SlowestRank(with_dispatch), SlowestRank(with_pair)};
 }
 
 void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times) {
-    CallSamples host;
+    struct {
+        Samples dispatch, combine, complete;
+    } host;
     const auto dispatch = [&] {
         TimeCall(calls.call_dispatch, &host.dispatch);
         TimeCall(calls.call_complete, &host.complete);
@@ -141,17 +134,13 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls, O
         TimeCall(calls.call_combine, &host.combine);
         TimeCall(calls.call_complete, &host.complete);
     };
-    EventPair events;
+    Events events;
     Samples dispatched, combined, pair;
     for (unsigned i = 0; i < options.iterations; ++i) {
         TimeFromIdle(env, &events, dispatch, &dispatched);
         TimeFromIdle(env, &events, combine, &combined);
     }
-    const auto both = [&] {
-        calls.Dispatch();
-        calls.Combine();
-    };
-    for (unsigned i = 0; i < options.iterations; ++i) TimeFromIdle(env, &events, both, &pair);
+    for (unsigned i = 0; i < options.iterations; ++i) TimeFromIdle(env, &events, [&] { calls.Pair(); }, &pair);
     for (Samples* samples : {&dispatched, &combined, &pair, &host.dispatch, &host.combine, &host.complete}) {
         DropFirst(samples);
     }
@@ -164,7 +153,7 @@ void MeasureIdle(const EpEnv& env, const Options& options, const Calls& calls, O
 // sample is dropped, even if it is the only one.
 HandleTimes MeasureHandles(const EpEnv& env, const Options& options, Session* session) {
     Samples host, stream;
-    EventPair events;
+    Events events;
     ncclEpHandle_t handle = nullptr;
     const auto make_and_destroy = [&] {
         TimeCall([&] { handle = session->CallCreateHandle(); }, &host);
@@ -209,15 +198,11 @@ unsigned MaxPairsOfBatch(const Options& options) {
     return options.low_latency() ? 4 : 2;
 }
 
-struct PairEvents {
-    Event start, mid, end;
-};
-
 using Enqueue = std::function<void()>;
 
-void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second, std::vector<PairEvents>* events) {
+void RunBatch(const EpEnv& env, const Enqueue& first, const Enqueue& second, std::vector<Events>* events) {
     Gate gate(env.stream);
-    for (PairEvents& pair : *events) {
+    for (Events& pair : *events) {
         pair.start.Record(env.stream);
         first();
         pair.mid.Record(env.stream);
@@ -236,12 +221,12 @@ struct PairTimes {
 
 PairTimes MeasureBatches(const EpEnv& env, const Options& options, const Enqueue& first, const Enqueue& second) {
     // The first pair of a batch does not count: the gates of the ranks do not open at the same moment.
-    std::vector<PairEvents> events(std::min(MaxPairsOfBatch(options), options.iterations + 1));
+    std::vector<Events> events(std::min(MaxPairsOfBatch(options), options.iterations + 1));
     Samples firsts, seconds, both;
     while (both.size() < options.iterations) {
         RunBatch(env, first, second, &events);
         for (size_t i = 1; i < events.size(); ++i) {
-            const PairEvents& pair = events[i];
+            const Events& pair = events[i];
             firsts.push_back(pair.mid.MicrosecondsSince(pair.start));
             seconds.push_back(pair.end.MicrosecondsSince(pair.mid));
             both.push_back(pair.end.MicrosecondsSince(pair.start));
@@ -257,11 +242,7 @@ PacedTimes MeasureQueued(const EpEnv& env, const Options& options, const Calls& 
     if (!calls.call_cast) return times;
     const PairTimes with_cast = MeasureBatches(env, options, [&] { calls.CastAndDispatch(); }, combine);
     // Behind a combine, as in a layer.
-    const auto pair = [&] {
-        calls.Dispatch();
-        calls.Combine();
-    };
-    const PairTimes cast = MeasureBatches(env, options, calls.call_cast, pair);
+    const PairTimes cast = MeasureBatches(env, options, calls.call_cast, [&] { calls.Pair(); });
     times.cast = {cast.first, with_cast.first, with_cast.both};
     return times;
 }
@@ -281,7 +262,7 @@ PacedTimes Without(double code_us, PacedTimes times) {
 }  // namespace
 
 void WarmUp(const EpEnv& env, const Options& options, Session* session) {
-    ReferenceEvents events;
+    Events events;
     for (unsigned i = 0; i < options.warmup; ++i) IterateReference(env, false, &events, session);
 }
 
@@ -298,8 +279,7 @@ Timing Measure(const EpEnv& env, const Options& options, Session* session) {
 OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const Calls& calls) {
     OperationTimes times;
     for (unsigned i = 0; i < options.warmup; ++i) {
-        calls.Dispatch();
-        calls.Combine();
+        calls.Pair();
         Settle(env);
     }
     MeasureIdle(env, options, calls, &times);

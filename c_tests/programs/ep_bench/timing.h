@@ -1,5 +1,5 @@
-// The ways in which ep_bench times an operation. They answer different questions, so all are
-// reported under their names; docs/performance.md says which to compare with what.
+// The ways in which ep_bench times an operation. They answer different questions, so all are reported under their
+// names; docs/guide/ep_bench.md says which to compare with what.
 #pragma once
 
 #include <array>

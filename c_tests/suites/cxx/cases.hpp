@@ -62,10 +62,11 @@ class LowLatency {
     LowLatency(const EpEnv* env, const Group& group, const RefShape& shape, uint64_t seed) {
         run_ = ref_run_open_with(env, group.get(), &shape, kRefMessy, /*uneven=*/true, ref_ll(seed));
         tokens_ = run_.now->num_tokens[env->rank];
-        auto made =
-            Handle::create(group, Tensor::topk_idx(Data<int64_t>(run_.ids), {tokens_, shape.top_k}), {}, env->stream);
+        auto made = Handle::open(group);
         EP_REQUIRE(made.has_value());
         handle_ = std::move(*made);
+        const Tensor ids = Tensor::topk_idx(Data<int64_t>(run_.ids), {tokens_, shape.top_k});
+        EP_CHECK(handle_.update(ids, {}, env->stream).has_value());
     }
     ~LowLatency() {
         EP_CHECK(handle_.destroy().has_value());
@@ -125,7 +126,7 @@ EP_TEST(low_latency_agrees_with_the_reference) {
         layer.CheckCombine();
     }
     EP_CHECK(group.async_error().has_value());
-    EP_CHECK(group.count_rows(nullptr).has_value());
+    EP_CHECK(group.count_rows(nullptr).has_value() && group.time_waits(nullptr).has_value());
 }
 
 EP_TEST(two_staged_batches_take_turns) {
@@ -307,6 +308,9 @@ EP_TEST(what_was_moved_from_is_empty) {
         Refused(Handle::create(group, tensor, {}, env->stream), ncclInvalidArgument, "ncclEpCreateHandle", "ep_group"));
     EP_CHECK(Refused(group.async_error(), ncclInvalidArgument, "ncclEpGetAsyncError", "ep_group"));
     EP_CHECK(Refused(group.count_rows(nullptr), ncclInvalidArgument, "ncclEpGroupCountRows", "ep_group"));
+    EP_CHECK(Refused(group.time_waits(nullptr), ncclInvalidArgument, "ncclEpGroupTimeWaits", "ep_group"));
+    EP_CHECK(Refused(Handle::open(group), ncclInvalidArgument, "ncclEpHandleOpen", "ep_group"));
+    EP_CHECK(Refused(handle.update(tensor, {}, env->stream), ncclInvalidArgument, "ncclEpHandleUpdate", "handle"));
     EP_CHECK(group.destroy(env->stream).has_value() && handle.destroy().has_value());
 
     // What a variable was is destroyed when it becomes another.

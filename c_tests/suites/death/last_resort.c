@@ -49,22 +49,20 @@ static double start_operations(const DeathRank* self, Work* work) {
 }
 
 // All ranks live, so nothing but the deadline ends the operation.
-DEATH_CASE(stalls_where_no_thread_is_left, kVictimLives) {
-    Work work;
-    open_work(&work, &self->env, 1);
-    ref_prepare_dispatch(&work.run);
+DEATH_WORK_CASE(stalls_where_no_thread_is_left, kVictimLives) {
+    ref_prepare_dispatch(&work->run);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) meet(self, kNoticed, self->env.size);
     atomic_store(&g_refuses_threads, true);
-    const double start = start_operations(self, &work);
-    expect_fault(self, work.group, start);
+    const double start = start_operations(self, work);
+    expect_fault(self, work->group, start);
     expect_end_of(self, self->env.stream, start);
     atomic_store(&g_refuses_threads, false);
     if (!is_victim(self)) {
         meet(self, kNoticed, self->env.size);
         expect_victim_named(self);
     }
-    finish_behind_a_stall(self, &work);
+    finish_behind_a_stall(self, work);
 }
 
 // A device whose memory is freed takes no copy, by which it would learn of the failures.

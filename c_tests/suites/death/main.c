@@ -18,15 +18,13 @@ enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-DEATH_CASE(dies_before_an_operation, kVictimDies) {
-    Work work;
-    open_work(&work, &self->env, 1);
+DEATH_WORK_CASE(dies_before_an_operation, kVictimDies) {
     lose_victim(self);
-    ref_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work->run);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, self->env.stream));
-    expect_fault(self, work.group, start);
-    finish_survivor(self, &work);
+    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, self->env.stream));
+    expect_fault(self, work->group, start);
+    finish_survivor(self, work);
 }
 
 // The exchange of a high-throughput handle's routing; on the GPUs of one node the host does not wait for it.
@@ -64,36 +62,32 @@ DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
     abort_and_go_on(self);
 }
 
-DEATH_CASE(dies_while_others_wait, kVictimDies) {
-    Work work;
-    open_work(&work, &self->env, 1);
-    ref_prepare_dispatch(&work.run);
+DEATH_WORK_CASE(dies_while_others_wait, kVictimDies) {
+    ref_prepare_dispatch(&work->run);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) {
         usleep(self->timeout_ms * 1000 / 4);
         die(self);
     }
     const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefStaged, self->env.stream));
-    EP_CHECK_NCCL(ncclEpComplete(work.run.handle, NULL, self->env.stream));
-    expect_fault(self, work.group, start);
-    finish_survivor(self, &work);
+    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefStaged, self->env.stream));
+    EP_CHECK_NCCL(ncclEpComplete(work->run.handle, NULL, self->env.stream));
+    expect_fault(self, work->group, start);
+    finish_survivor(self, work);
 }
 
 // To free memory is to wait for the device, and holds up other calls of the process meanwhile.
-DEATH_CASE(dies_while_memory_is_freed, kVictimDies) {
+DEATH_WORK_CASE(dies_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
-    Work work;
-    open_work(&work, &self->env, 1);
-    ref_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&work->run);
     void* memory = ep_device_alloc(1 << 20);
     lose_victim(self);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, self->env.stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, self->env.stream));
     ep_device_free(memory);
     check_in_time(self, start);
-    expect_fault(self, work.group, start);
-    finish_survivor(self, &work);
+    expect_fault(self, work->group, start);
+    finish_survivor(self, work);
 }
 
 // Runs operations on the same inputs, a few in flight, until the group fails. Returns when the last
@@ -111,63 +105,55 @@ static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
     return launched;
 }
 
-DEATH_CASE(dies_in_a_run, kVictimDies) {
-    Work work;
-    open_work(&work, &self->env, 1);
+DEATH_WORK_CASE(dies_in_a_run, kVictimDies) {
     meet(self, kReady, self->env.size);
     if (is_victim(self)) {
-        run_until_fault(self, &work, kOpsBeforeDeath);
+        run_until_fault(self, work, kOpsBeforeDeath);
         die(self);
     }
-    run_until_fault(self, &work, kLongestRun);
+    run_until_fault(self, work, kLongestRun);
     wait_for_loss(self);
-    expect_fault(self, work.group, atomic_load(&self->shared->lost));
-    finish_survivor(self, &work);
+    expect_fault(self, work->group, atomic_load(&self->shared->lost));
+    finish_survivor(self, work);
 }
 
 // The survivors never wait for the device, so their streams are full when the group fails: on a GPU a stream takes
 // about a thousand launches, and further ones wait.
-DEATH_CASE(dies_before_many_operations, kVictimDies) {
-    Work work;
-    open_work(&work, &self->env, 1);
+DEATH_WORK_CASE(dies_before_many_operations, kVictimDies) {
     lose_victim(self);
     const double start = seconds_now();
     ncclResult_t result = ncclSuccess;
     for (unsigned i = 0; result == ncclSuccess && in_time(self, start); ++i) {
-        result = i % 2 == 0 ? ref_launch_dispatch(&work.run, kRefWhole, self->env.stream)
-                            : ref_launch_combine(&work.run, kRefWhole, self->env.stream);
+        result = i % 2 == 0 ? ref_launch_dispatch(&work->run, kRefWhole, self->env.stream)
+                            : ref_launch_combine(&work->run, kRefWhole, self->env.stream);
     }
     EP_CHECK_EQ_I64(result, ncclRemoteError);
-    expect_fault(self, work.group, start);
-    finish_survivor(self, &work);
+    expect_fault(self, work->group, start);
+    finish_survivor(self, work);
 }
 
 // Nothing is in flight: destroying the group is the first step that misses the victim.
-DEATH_CASE(dies_before_destruction, kVictimDies) {
-    Work work;
-    open_work(&work, &self->env, 1);
+DEATH_WORK_CASE(dies_before_destruction, kVictimDies) {
     lose_victim(self);
-    end_without_victim(self, &work);
+    end_without_victim(self, work);
     abort_and_go_on(self);
 }
 
 // All ranks live. The victim stops, resumes after the others have given up, and learns of it.
-DEATH_CASE(stalls_and_comes_back, kVictimLives) {
-    Work work;
-    open_work(&work, &self->env, 1);
+DEATH_WORK_CASE(stalls_and_comes_back, kVictimLives) {
     meet(self, kReady, self->env.size);
     if (is_victim(self)) meet(self, kNoticed, self->env.size);
     const double start = seconds_now();
     // What the others sent before they gave up may still complete an operation of the victim.
-    const double launched = run_until_fault(self, &work, kOpsInFlight);
-    expect_fault(self, work.group, is_victim(self) ? launched : start);
+    const double launched = run_until_fault(self, work, kOpsInFlight);
+    expect_fault(self, work->group, is_victim(self) ? launched : start);
     if (!is_victim(self)) {
-        expect_refusals(&work);
+        expect_refusals(work);
         meet(self, kNoticed, self->env.size);
         expect_victim_named(self);
     }
     expect_context_usable(self);
-    finish_behind_a_stall(self, &work);
+    finish_behind_a_stall(self, work);
 }
 
 // ---- The program -------------------------------------------------------------------------------
@@ -198,8 +184,8 @@ int main(int argc, char** argv) {
         fprintf(stderr, "usage: test_death [--ranks 2..%d | --nodes SPLIT] [WORD]\n", kMaxRanks);
         return 2;
     }
-    const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1,
-                                  timeout_from_environment(kDefaultTimeoutMs), kSlackMs, split};
+    const DeathSetting setting = {(int)num_ranks, (int)num_ranks - 1, timeout_from_environment(kDefaultTimeoutMs),
+                                  kSlackMs, split};
     for (const DeathCase* test = death_cases(); test != NULL; test = test->next) {
         if (strstr(test->name, word) == NULL) continue;
         const char* why = obstacle(test, split[0] != '\0');

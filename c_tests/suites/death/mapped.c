@@ -1,20 +1,13 @@
 // A rank dies in the middle of high-throughput operations on rows in memory that peers map. Its last kernels may have
 // offered such memory, and may be storing in that of the others or loading from there.
 #define _GNU_SOURCE  // setenv
-
-#include "reference/run.h"
 #include "reference/mapped.h"
+
 #include "suites/death/work.h"
 
 enum { kMostOps = 400, kOpsOfVictim = 7, kOpsInFlight = 4 };
 
-
-typedef struct {
-    ncclEpGroup_t group;
-    RefRun run;
-} Mapped;
-
-static void open_mapped(Mapped* mapped, const EpEnv* env) {
+static void open_mapped(Work* mapped, const EpEnv* env) {
     const RefShape shape = {2 * (unsigned)env->size, 16, 3, ncclBfloat16, 1024};
     EP_REQUIRE(setenv("EP_TEST_MEMORY", "mapped", 1) == 0);
     mapped->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
@@ -26,14 +19,14 @@ static void open_mapped(Mapped* mapped, const EpEnv* env) {
     ref_prepare(&mapped->run);
 }
 
-static ncclResult_t launch(Mapped* mapped, bool combines) {
+static ncclResult_t launch(Work* mapped, bool combines) {
     const cudaStream_t stream = mapped->run.env->stream;
     return combines ? ref_launch_combine(&mapped->run, kRefWhole, stream)
                     : ref_launch_dispatch(&mapped->run, kRefWhole, stream);
 }
 
 // A few are in flight at a time.
-static void run_until_fault(Mapped* mapped, bool combines, unsigned most) {
+static void run_until_fault(Work* mapped, bool combines, unsigned most) {
     for (unsigned i = 0; i < most && launch(mapped, combines) == ncclSuccess; ++i) {
         if (i % kOpsInFlight == kOpsInFlight - 1) EP_CHECK_CUDA(cudaStreamSynchronize(mapped->run.env->stream));
     }
@@ -41,7 +34,7 @@ static void run_until_fault(Mapped* mapped, bool combines, unsigned most) {
 
 static void lose_in_mapped(DeathRank* self, bool combines) {
     const EpEnv* env = &self->env;
-    Mapped mapped;
+    Work mapped;
     open_mapped(&mapped, env);
     char* rows = ref_buffer_data(&mapped.run.tokens_out);
     ncclEpMemInfo_t info = {.size = sizeof(info)};
@@ -64,11 +57,7 @@ static void lose_in_mapped(DeathRank* self, bool combines) {
     expect_context_usable(self);
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&mapped.run.handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(mapped.group, env->stream));
-    check_in_time(self, start);
-    ref_run_close(&mapped.run);
+    close_work(self, &mapped);
     ref_mapped_close();
     abort_and_go_on(self);
 }

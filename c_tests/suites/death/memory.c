@@ -55,16 +55,14 @@ DEATH_CASE(dies_before_memory_is_freed, kVictimDies) { lose_in_a_memory_call(sel
 DEATH_CASE(dies_before_memory_of_views, kVictimDies) { lose_in_a_memory_call(self, kViews); }
 
 // The group has failed in an operation by then: its memory stays.
-DEATH_CASE(dies_in_a_group_with_memory, kVictimDies) {
-    Work work;
-    open_work(&work, &self->env, 4);
+DEATH_WORK_CASE(dies_in_a_group_with_memory, kVictimDies) {
     void* memory = NULL;
-    EP_REQUIRE_NCCL(ncclEpMemAlloc(work.group, &memory, kBytes));
+    EP_REQUIRE_NCCL(ncclEpMemAlloc(work->group, &memory, kBytes));
     lose_victim(self);
     const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, self->env.stream));
-    expect_fault(self, work.group, start);
-    EP_CHECK_RESULT(ncclEpMemFree(work.group, memory), ncclRemoteError);
+    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, self->env.stream));
+    expect_fault(self, work->group, start);
+    EP_CHECK_RESULT(ncclEpMemFree(work->group, memory), ncclRemoteError);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
-    finish_survivor(self, &work);
+    finish_survivor(self, work);
 }

@@ -5,22 +5,20 @@
 
 enum { kReplays = 2 };
 
-static void play_ll(void* context) {
-    Work* work = context;
-    const cudaStream_t stream = work->run.env->stream;
-    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, stream));
-    EP_CHECK_NCCL(ref_launch_combine(&work->run, kRefWhole, stream));
+static void play(void* context) {
+    RefRun* run = context;
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
+    EP_CHECK_NCCL(ref_launch_combine(run, run->ht ? kRefBackward : kRefWhole, run->env->stream));
 }
 
-// Opens `work` and captures a pair of operations on it, which replays as it should.
-static EpCaptured captured_pair(DeathRank* self, Work* work) {
-    open_work(work, &self->env, 1);
-    const EpCaptured captured = ep_capture(self->env.stream, play_ll, work);
+// Captures a pair of operations, which replays as it should.
+static EpCaptured captured_pair(RefRun* run) {
+    const EpCaptured captured = ep_capture(run->env->stream, play, run);
     for (unsigned i = 0; i < kReplays; ++i) {
-        ref_prepare(&work->run);
+        ref_prepare(run);
         ep_replay(&captured);
-        ep_sync(&self->env);
-        ref_check(&work->run);
+        ep_sync(run->env);
+        ref_check(run);
     }
     return captured;
 }
@@ -33,74 +31,58 @@ static double replay_without_victim(DeathRank* self, const EpCaptured* captured)
     return start;
 }
 
-DEATH_CASE(dies_before_a_replay, kVictimDies) {
-    Work work;
-    const EpCaptured captured = captured_pair(self, &work);
+DEATH_WORK_CASE(dies_before_a_replay, kVictimDies) {
+    const EpCaptured captured = captured_pair(&work->run);
     const double start = replay_without_victim(self, &captured);
-    expect_fault(self, work.group, start);
+    expect_fault(self, work->group, start);
     ep_release_captured(&captured);
-    finish_survivor(self, &work);
+    finish_survivor(self, work);
 }
 
 // To free memory is to wait for the replay, and holds up most calls of the driver meanwhile.
-DEATH_CASE(dies_before_a_replay_and_a_free, kVictimDies) {
+DEATH_WORK_CASE(dies_before_a_replay_and_a_free, kVictimDies) {
     allow_for_a_free(self);
-    Work work;
-    const EpCaptured captured = captured_pair(self, &work);
+    const EpCaptured captured = captured_pair(&work->run);
     void* memory = NULL;
     EP_REQUIRE_CUDA(cudaMalloc(&memory, 1 << 20));
     const double start = replay_without_victim(self, &captured);
     EP_CHECK_CUDA(cudaFree(memory));
     check_in_time(self, start);
-    expect_fault(self, work.group, start);
+    expect_fault(self, work->group, start);
     ep_release_captured(&captured);
-    finish_survivor(self, &work);
+    finish_survivor(self, work);
 }
 
 // The library frees nothing beside a replay, and waits for none.
-DEATH_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
-    Work work, other;
-    const EpCaptured captured = captured_pair(self, &work);
+DEATH_WORK_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
+    Work other;
+    const EpCaptured captured = captured_pair(&work->run);
     open_work(&other, &self->env, 2);
     ncclNDTensor_t spare;
     memset(&spare, 0, sizeof(spare));
-    EP_REQUIRE_NCCL(ncclEpTensorCreate(work.group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20, 1, 1, 1, 1));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(work->group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20, 1, 1, 1, 1));
     const double start = replay_without_victim(self, &captured);
-    EP_CHECK_NCCL(ncclEpTensorDestroy(work.group, &spare));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, &spare));
     // The CPU backend calls instead of replaying, and waits for what it has called.
     if (!ep_on_host_backend()) EP_CHECK(seconds_now() - start < self->timeout_ms / 2000.0);
     end_without_victim(self, &other);
-    expect_fault(self, work.group, start);
+    expect_fault(self, work->group, start);
     ep_release_captured(&captured);
-    finish_survivor(self, &work);
-}
-
-static void play_ht(void* context) {
-    RefRun* run = context;
-    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, run->env->stream));
-    EP_CHECK_NCCL(ref_launch_combine(run, kRefBackward, run->env->stream));
+    finish_survivor(self, work);
 }
 
 DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const EpEnv* env = &self->env;
     const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
-    const EpCaptured captured = ep_capture(env->stream, play_ht, &run);
-    for (unsigned i = 0; i < kReplays; ++i) {
-        ref_prepare(&run);
-        ep_replay(&captured);
-        ep_sync(env);
-        ref_check(&run);
-    }
+    Work work = {.group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape)};
+    work.run =
+        ref_run_open_with(env, work.group, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
+    const EpCaptured captured = captured_pair(&work.run);
     const double start = replay_without_victim(self, &captured);
-    expect_fault(self, group, start);
+    expect_fault(self, work.group, start);
     ep_release_captured(&captured);
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
-    const double closing = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&run.handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
-    check_in_time(self, closing);
+    close_work(self, &work);
     abort_and_go_on(self);
 }

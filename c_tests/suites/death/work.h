@@ -13,6 +13,16 @@ bool host_waits_for_routing(void);
 // a while for one by which kernels learn of the failure.
 void allow_for_a_free(DeathRank* self);
 
+// A case, as DEATH_CASE, with `work`, which is open; the case closes it.
+#define DEATH_WORK_CASE(name, end)                        \
+    static void name##_with(DeathRank* self, Work* work); \
+    DEATH_CASE(name, end) {                               \
+        Work work;                                        \
+        open_work(&work, &self->env, 1);                  \
+        name##_with(self, &work);                         \
+    }                                                     \
+    static void name##_with(DeathRank* self, Work* work)
+
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since);
 void expect_refusals(Work* work);

@@ -39,6 +39,7 @@ static void check_child(Session* session) {
     expect_refused("ncclEpSetChoice", ncclEpSetChoice(group, NCCL_EP_OPERATION_LL_COMBINE, NULL));
     expect_refused("ncclEpSetSelector", ncclEpSetSelector(group, NULL, NULL));
     expect_refused("ncclEpGroupCountRows", ncclEpGroupCountRows(group, NULL));
+    expect_refused("ncclEpGroupTimeWaits", ncclEpGroupTimeWaits(group, NULL));
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
     expect_refused("ncclEpTensorCreate",

@@ -62,6 +62,7 @@ static ncclResult_t set_choice(void* group) {
 static ncclResult_t set_selector(void* group) { return ncclEpSetSelector((ncclEpGroup_t)group, NULL, NULL); }
 
 static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
+static ncclResult_t time_waits(void* group) { return ncclEpGroupTimeWaits((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t memory_alloc(void* group) {
     void* memory = NULL;
@@ -114,6 +115,7 @@ static const ObjectCall kGroupCalls[] = {
     {"ncclEpSetSelector", set_selector, "set-selector-group-null", "set-selector-group-dead",
      "set-selector-group-foreign"},
     {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
+    {"ncclEpGroupTimeWaits", time_waits, "time-waits-group-null", "time-waits-group-dead", "time-waits-group-foreign"},
     {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
     {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
     {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
@@ -167,6 +169,9 @@ LL_SESSION_TEST(places_for_results) {
                "ncclEpGetAsyncError: result: must not be NULL");
     EP_INVALID("count-rows-align", ncclEpGroupCountRows(session->group, (int64_t*)0x7f61a7fc5),
                "ncclEpGroupCountRows: rows_of_expert: must be aligned for its elements "
+               "(got 0x7f61a7fc5, expected a multiple of 8)");
+    EP_INVALID("time-waits-align", ncclEpGroupTimeWaits(session->group, (int64_t*)0x7f61a7fc5),
+               "ncclEpGroupTimeWaits: ns_of_source: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
     EP_INVALID("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0),
                "ncclEpHandleOpen: handle: must not be NULL");

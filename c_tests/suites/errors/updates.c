@@ -42,6 +42,13 @@ HT_SESSION_TEST(ht_updates) {
     ncclEpHandle_t handle;
     EP_INVALID("handle-open-alignment", open_handle_of(session, 3, &handle),
                "ncclEpHandleOpen: expert_alignment: must be 0 or a power of two (got 3, expected a power of two)");
+    // A power of two at the bound.
+    EP_INVALID("handle-open-countable", open_handle_of(session, 1u << 30, &handle),
+               "ncclEpHandleOpen: expert_alignment: rows by expert, filled up to it, must be countable in 31 bits "
+               "(got 1073741824, expected %u or less)",
+               (INT32_MAX - kLocalExperts * kMaxTokens * (unsigned)session->env->size) / kLocalExperts + 1);
+    EP_CHECK_NCCL(open_handle_of(session, 1u << 29, &handle));
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     Session by_expert = *session;
     EP_CHECK_NCCL(open_handle_of(session, 4, &by_expert.handle));
     EP_MISUSED("dispatch-unrouted", make_valid_call(&by_expert, kDispatch, 0),

@@ -236,6 +236,8 @@ EP_TEST(handles_of_wrong_shape_are_not_made) {
     size_t size = 7;
     CHECK_REFUSED(ncclEpHandleMemSize(ht.group, em, &config, &size, 2), no, "power of two");
     EP_CHECK_EQ_U64(size, 7);
+    config.dispatch_output_per_expert_alignment = (size_t)1 << 33;
+    CHECK_REFUSED(ncclEpInitHandle(out, ht.group, em, &config, 2, NULL), no, "must be countable in 31 bits");
     config.size = 15;
     CHECK_REFUSED(ncclEpInitHandle(out, ht.group, flat, &config, 2, NULL), no, "config.size");
     close_handles(&ll);

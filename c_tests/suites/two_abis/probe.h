@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <stddef.h>
-#include <stdint.h>
 
 typedef struct EpProbeGroup EpProbeGroup;
 typedef struct EpProbeRoute EpProbeRoute;
@@ -28,17 +27,9 @@ typedef struct {
     size_t bytes, tokens, top_k;  // tokens of the routing that is there, if any
 } EpProbeMemory;
 
-typedef struct {
-    size_t operation;  // 0: dispatch, 1: combine
-    uint64_t tokens;   // up to so many, a power of two
-    uint64_t blocks, threads, send_blocks;
-} EpProbeShape;
-
 // 0, or the number of NCCL's result.
 int epProbeOpen(EpProbeGroup** group, ncclComm_t comm, const EpProbeSettings* settings);
 int epProbeClose(EpProbeGroup* group);
-// How this rank launches what later updates route.
-int epProbeTune(const EpProbeGroup* group, const EpProbeShape* shapes, size_t count);
 // A route is usable after its first update; each further update changes it.
 int epProbeRoute(EpProbeRoute** route, const EpProbeGroup* group);
 // A route in memory of the caller's, and how much it takes (0: refused).

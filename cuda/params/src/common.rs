@@ -1,4 +1,5 @@
 //! What the kernels of both modes and the self test have in common: peers, waits, the report of a fault.
+#![allow(unsafe_code)]
 
 use core::ffi::c_void;
 
@@ -264,6 +265,11 @@ pub struct WaitParams {
     pub op: KernelOp,
 }
 
+// SAFETY: addresses of the device's memory, which no thread follows.
+unsafe impl Send for WaitParams {}
+// SAFETY: as above.
+unsafe impl Sync for WaitParams {}
+
 /// The windows of all ranks, as this rank maps them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -273,6 +279,11 @@ pub struct PeerTable {
     pub ranks: u32,
     pub rank: u32,
 }
+
+// SAFETY: as of `WaitParams`.
+unsafe impl Send for PeerTable {}
+// SAFETY: as above.
+unsafe impl Sync for PeerTable {}
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

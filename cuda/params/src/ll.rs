@@ -216,6 +216,8 @@ pub struct LlDispatchParams {
     pub out: *mut u8,
     /// `[local_experts]`, or NULL.
     pub counter: *mut i32,
+    /// `[ranks]`, or NULL: the nanoseconds that the rank has waited for each source are added.
+    pub waits: *mut u64,
     /// The first `notify_blocks` of the receiving blocks notify the peers of what comes.
     pub notify_blocks: u32,
 }

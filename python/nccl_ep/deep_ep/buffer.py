@@ -158,16 +158,16 @@ class Buffer(Sharing):
         """x bfloat16 [T, H] to rows [L, R*M, H], with `use_fp8` e4m3 and scales by columns; counts
         int32 [L]; a handle, an event, and a hook that receives if it is asked for.
 
-        All ranks ask alike. Two operations may be in flight.
+        All ranks ask alike. Two operations may be in flight. To `dispatch_wait_recv_cost_stats`, int64 [R], come the
+        nanoseconds of `EpGroup.time_waits`.
         """
         cast = low_latency.cast_name(use_fp8, round_scale, use_ue8m0)
         timing = Timing(self._comm, async_finish, return_recv_hook)
-        _warn_of_costs(dispatch_wait_recv_cost_stats)
         x, topk_idx = low_latency.checked_tokens(x, topk_idx, num_max_dispatch_tokens_per_rank,
                                                  self.shared.device)
         pool = self.shared.low_latency(num_experts, x.shape[1], num_max_dispatch_tokens_per_rank)
         return low_latency.dispatch(pool, x, topk_idx, cast, cumulative_local_expert_recv_stats,
-                                    timing)
+                                    dispatch_wait_recv_cost_stats, timing)
 
     @torch.no_grad()
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor,
@@ -182,7 +182,8 @@ class Buffer(Sharing):
         """
         slot = _slot(handle)
         timing = Timing(self._comm, async_finish, return_recv_hook)
-        _warn_of_costs(combine_wait_recv_cost_stats)
+        if combine_wait_recv_cost_stats is not None:
+            warnings.warn("combine_wait_recv_cost_stats: stay as they are; only dispatches time waits", stacklevel=2)
         if zero_copy:
             if slot.buffer is None:
                 raise ValueError("zero_copy: get_next_low_latency_combine_buffer(handle) comes first")
@@ -226,9 +227,3 @@ def _slot(handle: Any) -> Slot:
         raise TypeError("handle: must be what low_latency_dispatch returned, not "
                         f"{type(handle).__name__}")
     return handle
-
-
-def _warn_of_costs(stats: torch.Tensor | None) -> None:
-    if stats is not None:
-        warnings.warn("wait_recv_cost_stats: stay as they are; this library does not time waits",
-                      stacklevel=3)

@@ -241,7 +241,7 @@ class _Plan(NamedTuple):
         expanded = rows if self.expands else sum(per_expert)
         if host is None and not self.expands:
             most = rows * min(routed.top_k, len(counts)) + len(counts) * (alignment - 1)
-            expanded = -(-most // alignment) * alignment
+            expanded = most // alignment * alignment
         return EPHandle(
             do_expand=self.expands, num_experts=group.num_experts, expert_alignment=alignment,
             num_max_tokens_per_rank=self.most, num_sms=self.num_sms, topk_idx=routed.topk_idx.clone(),

@@ -65,14 +65,20 @@ def checked_tokens(x: torch.Tensor, topk_idx: torch.Tensor, most: int,
 
 
 def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName | None,
-             stats: torch.Tensor | None, timing: Timing) -> tuple[Any, ...]:
+             stats: torch.Tensor | None, waits: torch.Tensor | None, timing: Timing) -> tuple[Any, ...]:
     """`Buffer.low_latency_dispatch`."""
     slot = pool.take(topk_idx)
     received: list[Any] = []
 
     def start() -> list[Any]:
-        received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
-                                             send_only=timing.staged))
+        if waits is not None:
+            pool.group.time_waits(waits)
+        try:
+            received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
+                                                 send_only=timing.staged))
+        finally:
+            if waits is not None:
+                pool.group.time_waits(None)
         return list(received[0])
 
     def count() -> None:

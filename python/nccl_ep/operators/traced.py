@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nccl_ep.operators import ht, ll
-from nccl_ep.operators.numbers import of_ticket
+from nccl_ep.operators.numbers import find, of_ticket
 from nccl_ep.results import DispatchResult, result_class
 from nccl_ep.scales import CastName, ScalesOrder
 
 if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
     from nccl_ep.handle import EpHandle
+    from nccl_ep.routed import Routed
 
 # Bound once: each call of an operation asks both.
 _is_compiling = torch.compiler.is_compiling
@@ -42,20 +43,24 @@ def runs_now(tensor: torch.Tensor) -> bool:
 class TracedHandle:
     """A routing of high throughput in traced code, where `EpGroup.create_handle` returns it.
 
-    It has the methods of `EpHandle`; its ticket keeps the handle that is made when the code runs.
+    It has the methods of `EpHandle`; its ticket keeps the handle that is made when the code runs, unless one of
+    `EpGroup.open_handle` was `opened` before.
     """
 
-    def __init__(self, group: EpGroup[Any], topk_idx: torch.Tensor, ticket: torch.Tensor) -> None:
+    def __init__(self, group: EpGroup[Any], topk_idx: torch.Tensor, ticket: torch.Tensor,
+                 opened: EpHandle[Any] | None = None) -> None:
         self.group, self.topk_idx, self.ticket = group, topk_idx, ticket
         self.num_tokens, self.top_k = topk_idx.shape
+        self._number, self._alignment = (0, 0) if opened is None else (opened.number, opened.expert_alignment)
 
     @property
     def num_recv_tokens(self) -> int:
         """`EpHandle.num_recv_tokens`; without a bound M only of code that runs, under a mode of torch."""
         group = self.group
         if group.max_tokens_per_rank:
-            return group.world_size * group.max_tokens_per_rank
-        rows: int = of_ticket("handle", self.ticket).num_recv_tokens
+            return group.most_rows(self.top_k, self._alignment)
+        handle = find("handle", self._number) if self._number else of_ticket("handle", self.ticket)
+        rows: int = handle.num_recv_tokens
         return rows
 
     def dispatch(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
@@ -65,21 +70,20 @@ class TracedHandle:
                  stream: Any = None) -> DispatchResult:
         """`EpHandle.dispatch`; what is given as `out` is copied to."""
         _check_stream(stream)
-        number, rows = self.group.number, None if out is None else out.shape[0]
-        routing = self.topk_idx, self.ticket, number, rows
-        kind = result_class(False, topk_weights is not None, scales is not None or cast is not None)
-        if scales is not None or cast is not None:
-            received, row_scales, ids, weights = ht.ht_dispatch_scaled(
-                tokens, scales, topk_weights, self.topk_idx, cast, scales_order, self.ticket,
-                number, rows)
+        where = self.ticket, self._number, self.group.number, None if out is None else out.shape[0]
+        has_weights, is_scaled = topk_weights is not None, scales is not None or cast is not None
+        has_ids = has_weights and not self._alignment
+        row_scales = ids = weights = None
+        if is_scaled:
+            rows, row_scales, ids, weights = ht.ht_dispatch_scaled(
+                tokens, scales, topk_weights, self.topk_idx, cast, scales_order, *where)
             row_scales = _given(row_scales, out_scales)
-            if topk_weights is None:
-                return kind(_given(received, out), scales=row_scales)
-            return kind(_given(received, out), None, ids, weights, row_scales)
-        if topk_weights is None:
-            return kind(_given(ht.ht_dispatch(tokens, *routing, False), out))
-        received, ids, weights = ht.ht_dispatch_weighted(tokens, topk_weights, *routing)
-        return kind(_given(received, out), None, ids, weights)
+        elif has_weights:
+            rows, ids, weights = ht.ht_dispatch_weighted(tokens, topk_weights, self.topk_idx, *where)
+        else:
+            rows = ht.ht_dispatch(tokens, self.topk_idx, *where, False)
+        return result_class(False, has_ids, is_scaled)(
+            _given(rows, out), None, ids if has_ids else None, weights if has_weights else None, row_scales)
 
     def combine(self, tokens: torch.Tensor, topk_weights: torch.Tensor | None = None, *,
                 out: torch.Tensor | None = None, send_only: bool = False,
@@ -88,14 +92,14 @@ class TracedHandle:
         _check_stream(stream)
         if topk_weights is not None:
             raise ValueError("topk_weights: combine_with_weights returns them")
-        sums = ht.ht_combine(tokens, self.topk_idx, self.ticket, self.group.number, False)
+        sums = ht.ht_combine(tokens, self.topk_idx, self.ticket, self._number, self.group.number, False)
         return _given(sums, out)
 
     def combine_with_weights(self, tokens: torch.Tensor, topk_weights: torch.Tensor, *,
                              stream: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         """`EpHandle.combine_with_weights`."""
         _check_stream(stream)
-        sums, weights = ht.ht_combine_with_weights(tokens, topk_weights, self.topk_idx, self.ticket,
+        sums, weights = ht.ht_combine_with_weights(tokens, topk_weights, self.topk_idx, self.ticket, self._number,
                                                    False)
         return sums, weights
 
@@ -179,8 +183,22 @@ def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
     if handle.group.algorithm == "ll":
         return TracedLowLatency(handle)
     if handle.keeps_ids:
-        raise RuntimeError("handle: of open_handle, which code that is traced cannot use; it calls create_handle")
+        return TracedHandle(handle.group, handle.topk_idx, handle.ticket, handle)
     return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
+
+
+def update(handle: Routed[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None, stream: Any) -> None:
+    """`EpHandle.update` in traced code."""
+    _check_stream(stream)
+    if not handle.keeps_ids:
+        raise RuntimeError("update: code that is traced updates handles of high throughput that open_handle made; of "
+                           "low latency it changes topk_idx in place")
+    ids = topk_idx.to(torch.int64)
+    handle.ticket = ht.ht_update(ids, handle.number, handle.group.number)
+    handle.topk_idx = ids
+    handle.num_tokens, handle.top_k = ids.shape
+    if counts is not None:
+        counts.copy_(handle.ticket)
 
 
 def create_handle(group: EpGroup[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None,

@@ -2,10 +2,9 @@
 //! caller's memory is written and compared, ids are copied for kernels or moved to where a caller counts from, and what
 //! dispatches deliver to each local expert is added up.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{
     ADD_COUNTS_THREADS, AddCountsParams, HANDLE_HEADER_COMPARED, HANDLE_HEADER_ROWS, HANDLE_HEADER_THREADS,
     HANDLE_HEADER_WORDS, HANDLE_IDS_THREADS, HandleHeaderParams, HandleIdsParams, KernelOp,
@@ -49,7 +48,7 @@ impl GivenHeader {
 
     fn params(&self, context: &GroupContext, op: KernelOp) -> HandleHeaderParams {
         HandleHeaderParams {
-            peers: context.peers(),
+            peers: *context.peers(),
             wait: context.wait(op),
             header: self.block.0 as *mut u32,
             words: self.words,

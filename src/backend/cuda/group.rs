@@ -21,7 +21,6 @@ use crate::model::group::ByMode;
 use crate::model::node_view::NodeView;
 use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
-use crate::tuning::Tuning;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,10 +121,6 @@ impl GroupBackend for CudaGroup {
             tuned: takes_shapes && !self.group.tuning.read().is_empty(),
             ..self.profile
         }
-    }
-
-    fn tune(&self, tuning: Tuning) {
-        *self.group.tuning.write() = tuning;
     }
 
     fn objects(&self) -> &dyn GroupObjects {

@@ -12,6 +12,7 @@ use crate::model::ids::LocalRank;
 use crate::model::tensor::DevPtr;
 use crate::tuning::{Tuning, TuningFile};
 use parking_lot::RwLock;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,11 +37,9 @@ pub(super) struct GroupContext {
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
     state: Buffer,
     pub(super) objects: Objects,
-    /// In this rank's window: the peer that has reported its failure.
-    peer_failed: DevPtr,
-    windows: [DevPtr; MAX_PEERS],
-    ranks: u32,
-    rank: LocalRank,
+    // As kernels take them, since every launch does.
+    peers: PeerTable,
+    wait: WaitParams,
 }
 
 /// What a group keeps on the device beside its window.
@@ -79,12 +78,13 @@ impl GroupContext {
         windows: &[DevPtr],
         rank: LocalRank,
     ) -> Result<Self> {
-        let mut all = [DevPtr::default(); MAX_PEERS];
-        for (to, base) in all.iter_mut().zip(windows) {
-            *to = *base;
+        let mut peers = PeerTable { window: [null_mut(); MAX_PEERS], ranks: to_u32(windows.len())?, rank: rank.word() };
+        for (to, base) in peers.window.iter_mut().zip(windows) {
+            *to = base.0 as *mut u8;
         }
         Ok(Self {
             module,
+            wait: faults.wait_params(KernelOp::PeerSelftest, kept.state.data(), peer_failed),
             faults,
             multiprocessors: launches.multiprocessors,
             tuning: RwLock::new(launches.tuning),
@@ -92,10 +92,7 @@ impl GroupContext {
             programmatic: launches.programmatic,
             state: kept.state,
             objects: kept.objects,
-            peer_failed,
-            windows: all,
-            ranks: to_u32(windows.len())?,
-            rank,
+            peers,
         })
     }
 
@@ -110,34 +107,37 @@ impl GroupContext {
         }
     }
 
-    pub(super) fn peers(&self) -> PeerTable {
-        PeerTable { window: self.windows.map(|base| base.0 as *mut u8), ranks: self.ranks, rank: self.rank.word() }
+    pub(super) fn peers(&self) -> &PeerTable {
+        &self.peers
     }
 
     /// This rank, among those of its node.
     pub(super) fn rank(&self) -> LocalRank {
-        self.rank
+        LocalRank::from(self.peers.rank)
+    }
+
+    fn window(&self, rank: LocalRank) -> DevPtr {
+        self.peers.window.get(rank.index()).map_or_else(DevPtr::default, |&base| DevPtr(base as usize))
     }
 
     /// This rank's window.
     pub(super) fn own_window(&self) -> DevPtr {
-        self.windows.get(self.rank.index()).copied().unwrap_or_default()
+        self.window(self.rank())
     }
 
     /// Words on the device, and what the host writes there after a failure that no kernel has seen: this rank's
     /// mark, and, in the windows of its peers, the word about a peer that has failed.
     pub(super) fn failure_marks(&self) -> Vec<(DevPtr, u32)> {
         let own = (self.state.data(), 1);
-        let windows = self.windows.iter().take(self.ranks as usize).enumerate();
-        let peers = windows.filter(|&(peer, _)| peer != self.rank.index());
-        let offset = self.peer_failed.0 - self.own_window().0;
-        let announced = peers.map(|(_, base)| (DevPtr(base.0 + offset), 1 + self.rank.word()));
+        let peers = (0..self.peers.ranks).filter(|&peer| peer != self.peers.rank).map(LocalRank::from);
+        let offset = self.wait.peer_failed as usize - self.own_window().0;
+        let announced = peers.map(|peer| (DevPtr(self.window(peer).0 + offset), 1 + self.peers.rank));
         std::iter::once(own).chain(announced).collect()
     }
 
     /// Deadline and report of kernel `op`.
     pub(super) fn wait(&self, op: KernelOp) -> WaitParams {
-        self.faults.wait_params(op, self.state.data(), self.peer_failed)
+        WaitParams { op, ..self.wait }
     }
 
     /// The same with the nearer deadline `left`.

@@ -252,7 +252,7 @@ impl Mapped {
         bootstrap.within_deadline(|left| {
             let (peers, wait) = (group.peers(), group.wait_at_most(left, KernelOp::PeerSelftest));
             let (module, view) = (&group.module, &self.view);
-            test.run(module, &peers, view, &self.layout, wait, stream)
+            test.run(module, peers, view, &self.layout, wait, stream)
         })
     }
 

@@ -1,4 +1,4 @@
-//! The one list of kernels: their names, parameters and launch bounds.
+//! The one list of kernels: their names, parameters and launch bounds; and what launches one.
 //!
 //! A kernel is named by the function that is called like it. `params/kernels.h` is made from the list
 //! (`cuda/params/build.rs`); definitions in `cuda/` have their parameters and bounds from there.
@@ -14,6 +14,7 @@ use crate::backend::cuda::params::ll_view::*;
 use crate::error::{Error, Result};
 use crate::model::tensor::DType;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// A kernel whose only parameter is a `P`.
 #[derive(Clone, Copy)]
@@ -94,7 +95,6 @@ kernels! {
 
     ll_rank_dispatch(LlRankDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
     ll_rank_dispatch_view(LlRankDispatchViewParams, LL_VIEW_THREADS, 4);
-    ll_rank_dispatch_view_scaled(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_bf16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_f16(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
     ll_rank_dispatch_view_cast_f32(LlRankScaledDispatchViewParams, LL_VIEW_THREADS, 4);
@@ -167,6 +167,29 @@ kernels! {
     ht_combine_nodes_bf16(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
     ht_combine_nodes_f16(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
     ht_combine_nodes_f32(HtCombineNodesParams, HT_COMBINE_THREADS, 1);
+}
+
+/// A kernel's entry point.
+#[derive(Clone, Copy, Debug)]
+pub struct FunctionHandle(pub(super) usize);
+
+/// The kernels' entry points, by [`Entry`].
+pub type Functions = Arc<[FunctionHandle]>;
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    pub blocks: u32,
+    pub threads: u32,
+    /// Dynamic shared memory per block.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    /// Without dynamic shared memory.
+    pub const fn new(blocks: u32, threads: u32) -> Self {
+        Self { blocks, threads, shared_bytes: 0 }
+    }
 }
 
 /// `count` in the integer type of kernel parameters.

@@ -39,17 +39,17 @@ pub fn add_counts(counts: DevPtr, totals: DevPtr, experts: usize) {
     // SAFETY: as said above.
     let rows = unsafe { bytes(counts, experts * size_of::<u32>()) };
     let (rows, _) = rows.as_chunks();
-    add_rows(rows.iter().map(|row| u32::from_ne_bytes(*row)), totals);
+    add_numbers(rows.iter().map(|row| u32::from_ne_bytes(*row)), totals);
 }
 
-/// Adds `rows`, one number for each local expert, to the int64 at `totals`, which the caller leaves to the dispatches of
-/// the group.
-pub fn add_rows(rows: impl IntoIterator<Item = u32>, totals: DevPtr) {
-    for (expert, rows) in rows.into_iter().enumerate() {
+/// Adds `numbers`, one for each local expert or source rank, to the int64 at `totals`, which the caller leaves to the
+/// dispatches of the group.
+pub fn add_numbers<N: Into<i64>>(numbers: impl IntoIterator<Item = N>, totals: DevPtr) {
+    for (place, number) in numbers.into_iter().enumerate() {
         // Dispatches on several streams may be counted at the same time.
         // SAFETY: as said above; the session has checked the alignment, and whoever else writes is this function.
-        let total = unsafe { AtomicI64::from_ptr((totals.0 as *mut i64).wrapping_add(expert)) };
-        total.fetch_add(rows.into(), Ordering::Relaxed);
+        let total = unsafe { AtomicI64::from_ptr((totals.0 as *mut i64).wrapping_add(place)) };
+        total.fetch_add(number.into(), Ordering::Relaxed);
     }
 }
 

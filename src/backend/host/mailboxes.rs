@@ -121,6 +121,7 @@ impl Mailboxes {
     pub fn receive(&self, epoch: u64, source: usize) -> Result<Received<'_>> {
         let window = self.window(source)?;
         let banks = || (0..BANKS).map(|bank| window.bank(bank));
+        let start = Instant::now();
         let bank = self.wait(
             window,
             || {
@@ -135,7 +136,7 @@ impl Mailboxes {
                 format!("operation {operation} of rank {source}, whose last one is {last}")
             },
         )?;
-        Ok(Received { message: bank.read()?, bank, reader: self.rank, epoch })
+        Ok(Received { message: bank.read()?, bank, reader: self.rank, epoch, waited: start.elapsed() })
     }
 
     /// Releases abandoned messages of operations before `epoch` for which this rank has posted its own message. Their
@@ -201,6 +202,14 @@ pub struct Received<'a> {
     bank: Bank<'a>,
     reader: usize,
     epoch: u64,
+    waited: Duration,
+}
+
+impl Received<'_> {
+    /// How long it took to come, behind those that were waited for before it.
+    pub fn waited_ns(&self) -> i64 {
+        self.waited.as_nanos().try_into().unwrap_or(i64::MAX)
+    }
 }
 
 impl Deref for Received<'_> {

@@ -4,8 +4,9 @@
 //! calling thread and pops it again: the caller's current context never changes.
 
 use crate::backend::cuda::driver::context_handle::{self, ContextId, Held, Key};
-use crate::backend::cuda::driver::function::{self, Functions};
+use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::{self, pinned};
+use crate::backend::cuda::kernels::Functions;
 use crate::backend::quiescence::{Allocation, Attempt, Free, Graphs, Quiescence, Works};
 use crate::error::{Code, Error, Result};
 use crate::model::ops::Stream;
@@ -249,7 +250,8 @@ type Place = Arc<Mutex<Option<Arc<ContextResources>>>>;
 
 static PLACES: Lazy<Mutex<HashMap<ContextId, Place>>> = Lazy::new(Mutex::default);
 
-/// The resources that one context's groups share.
+/// The resources that one context's groups share. They stay when no group is left: the driver keeps most of what a load
+/// took when it unloads (docs/development/host-time.md), so a process whose groups come and go would grow.
 pub struct ContextResources {
     /// A stream that is not ordered with any other, not even with the legacy default one. It holds
     /// only copies that the host waits for.

@@ -1,22 +1,17 @@
-//! The embedded kernels: loaded into the current context, their limits, and the shapes of their launches.
+//! The embedded kernels: loaded into the current context, and their limits.
 //!
 //! All functions are resolved and on the device before a group opens. Loading is impossible while a stream is captured,
 //! or while a running kernel waits for the one to be loaded. And it waits for everything on the device.
 #![allow(unsafe_code)]
 
 use crate::backend::cuda::driver::api::{Status, call, check, functions};
-use crate::backend::cuda::kernels::Entry;
+use crate::backend::cuda::kernels::{Entry, FunctionHandle, Functions};
 #[cfg(not(nccl_ep_cuda))]
 use crate::error::refusal::{OfSettings, Subject};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_int};
 use std::ptr::null_mut;
-use std::sync::Arc;
-
-/// A kernel's entry point.
-#[derive(Clone, Copy, Debug)]
-pub struct FunctionHandle(pub(super) usize);
 
 /// What a module without a kernel of that name answers.
 const NOT_FOUND: Status = sys::CUresult::CUDA_ERROR_NOT_FOUND as Status;
@@ -56,22 +51,6 @@ pub fn allow_shared_bytes(function: FunctionHandle, bytes: u32) -> Result<()> {
     unsafe { call!(cuFuncSetAttribute(function.0 as sys::CUfunction, attribute, bytes)) }
 }
 
-/// How many threads run a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaunchShape {
-    pub blocks: u32,
-    pub threads: u32,
-    /// Dynamic shared memory per block.
-    pub shared_bytes: u32,
-}
-
-impl LaunchShape {
-    /// Without dynamic shared memory.
-    pub const fn new(blocks: u32, threads: u32) -> Self {
-        Self { blocks, threads, shared_bytes: 0 }
-    }
-}
-
 /// Aligns the embedded bytes as the driver requires.
 #[cfg(nccl_ep_cuda)]
 #[repr(C, align(16))]
@@ -87,9 +66,6 @@ fn fatbins() -> Result<Vec<&'static [u8]>> {
     #[cfg(not(nccl_ep_cuda))]
     return Err(Error::usage(Subject::Library, OfSettings::HasKernels));
 }
-
-/// The kernels' entry points, by [`Entry`].
-pub type Functions = Arc<[FunctionHandle]>;
 
 /// Loads every kernel into the current context, which keeps them until it ends.
 pub fn load() -> Result<Functions> {

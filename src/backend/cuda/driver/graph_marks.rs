@@ -6,11 +6,11 @@
 
 use crate::backend::cuda::driver::api::call;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::driver::stream::graph_of;
 use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::params::common::{REPLAY_MARK_THREADS, ReplayMarkParams};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::error::{Error, Result};

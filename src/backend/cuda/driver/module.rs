@@ -4,9 +4,8 @@
 use crate::backend::cuda::driver::api::{check, functions, raw_stream};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::context_handle::Held;
-use crate::backend::cuda::driver::function::{FunctionHandle, Functions, LaunchShape};
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels::{Entry, Kernel};
+use crate::backend::cuda::kernels::{Entry, FunctionHandle, Functions, Kernel, LaunchShape};
 use crate::error::{Error, Result};
 use crate::model::ops::Stream;
 use cudarc::driver::sys;

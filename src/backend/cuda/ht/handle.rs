@@ -2,7 +2,6 @@
 
 use crate::backend::cuda::auxiliary::GivenHeader;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::disagreement;
@@ -11,7 +10,7 @@ use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
 use crate::backend::cuda::ht::shared::{
     HtShared, Inputs, Outputs, combine_params, dispatch_params, scaled_rows_of_caller,
 };
-use crate::backend::cuda::kernels::{self, Kernel, to_u32};
+use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{
     HtCount, HtDispatchParams, HtEntry, HtHandleMemory, HtScaledDispatchParams, HtTold,

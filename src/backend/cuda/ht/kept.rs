@@ -1,10 +1,9 @@
 //! What handles that keep their ids have beside the others: numbers of any width, gradients by k.
 
 use crate::backend::cuda::auxiliary::IdCopy;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::ht::{HtCount, HtNumbers, HtTold};
 use crate::backend::cuda::params::ht_kept::{
     HT_BY_K_THREADS, HT_COUNTERS_THREADS, HtByKParams, HtCountersParams, HtZones,

@@ -2,13 +2,12 @@
 //! beside the parameters of those that use rings alone, and how rows pass through shared memory where they go
 //! straight. Pure functions, but for what the group keeps.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::handle::CudaHt;
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{HtShared, scaled_rows_of_caller};
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtCombineParams, HtDispatchParams, HtScaledDispatchParams};
 use crate::backend::cuda::params::ht_mapped::{

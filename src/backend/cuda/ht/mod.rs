@@ -159,7 +159,7 @@ impl HtGroup {
     fn route_params(&self, epoch: u32, verdict: u32) -> HtRouteParams {
         let (tally, layout) = (self.shared.tally(), self.shared.plan.tally());
         HtRouteParams {
-            peers: self.shared.context.peers(),
+            peers: *self.shared.context.peers(),
             wait: self.shared.context.wait(KernelOp::HtRoute),
             layout: self.shared.layout,
             handle: HtHandleMemory {

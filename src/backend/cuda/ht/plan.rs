@@ -1,12 +1,12 @@
 //! The plan of HT kernels, made before they start: regions of the window, shares of shared memory,
 //! grids. Pure functions of the group's facts, of the device and of an operation's shape.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::beside_rings;
 use crate::backend::cuda::ht::fingerprint::{HtFingerprint, MOST_ROW_BYTES};
 use crate::backend::cuda::ht::grid::{DeviceLimits, Grid, HtKind, WARP, granted_blocks};
 use crate::backend::cuda::ht::nodes::plan::NodesPlan;
 use crate::backend::cuda::ht::rows::MovedRow;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::kernels::to_u32;
 use crate::backend::cuda::params::ht::{
     HT_CAST_THREADS, HT_COUNTS_BESIDE_EXPERTS, HT_MAX_TOP_K, HT_ROUTE_THREADS, HT_ZERO_BYTES, HtLayout, HtPackets,

@@ -2,7 +2,7 @@
 
 use crate::backend::Faults as _;
 use crate::backend::cuda::auxiliary;
-use crate::backend::cuda::driver::function::{self, LaunchShape};
+use crate::backend::cuda::driver::function;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::driver::{self};
@@ -10,7 +10,7 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
-use crate::backend::cuda::kernels::{Entry, Kernel, to_u32};
+use crate::backend::cuda::kernels::{Entry, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
@@ -112,7 +112,7 @@ impl HtShared {
     #[inline]
     pub fn common(&self, op: KernelOp, launch: &HtLaunch, number: u32, handle: HtHandleMemory) -> HtCommon {
         HtCommon {
-            peers: self.context.peers(),
+            peers: *self.context.peers(),
             wait: self.context.wait(op),
             layout: self.layout,
             handle,

@@ -1,12 +1,11 @@
 //! Handles whose rows lie by expert: where their slots are found, and the kernels that know of them.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::WARP;
 use crate::backend::cuda::ht::handle::{CudaHt, SLOTS_OF_PAGE};
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::shared::HtShared;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, PeerTable};
 use crate::backend::cuda::params::ht::{HtHandleMemory, HtTold};
 use crate::backend::cuda::params::ht_kept::{
@@ -43,7 +42,7 @@ impl CudaHt {
 
     /// Enqueues the kernel that finds the slots, behind that which has counted rows into `handle`.
     pub fn find_slots(&self, handle: &HtHandleMemory, zones: &HtZones, at: &StreamScope) -> Result<()> {
-        let PeerTable { ranks, rank, .. } = self.group.context.peers();
+        let PeerTable { ranks, rank, .. } = *self.group.context.peers();
         let page = self.memory.as_ref().map(|memory| memory.received.device().wrapping_add(SLOTS_OF_PAGE));
         let told = kept::told(&self.counters, page.map(|page| (page, self.epoch)));
         let of = SlotsOf { rows: self.rows_of(handle), sources: ranks, source: rank, epoch: None, finds: Some(told) };
@@ -57,7 +56,7 @@ impl CudaHt {
         let group = &*self.group;
         let (tally, layout) = (group.tally(), group.plan.tally());
         let params = HtCutParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
             ids: self.routing.ids.0 as *mut i64,
@@ -102,7 +101,7 @@ impl HtShared {
         };
         let own_counts = group.tally() + group.plan.tally().own_counts;
         let params = HtZonesParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             handle: *handle,
             zones: *zones,

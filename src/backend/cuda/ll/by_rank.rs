@@ -1,9 +1,9 @@
 //! Rank-major operations on one node: the parameters of their kernels, and what they launch. A dispatch into a view and
 //! a combine copy no rows on their arrival.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::handle::{Handle, kept, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::views::{Lies, ViewBanks, cut, scale_bytes};
@@ -81,13 +81,10 @@ impl Handle {
         let banks = self.views()?.of_ranks(bank).ok_or_else(|| Error::internal("a view without memory"))?;
         let shape = launch_shape(op.launch, &mut view, own);
         let params = LlRankDispatchViewParams { dispatch, view, banks };
-        let Some(scaled) = &op.scaled else {
+        let Some((scaled, cast)) = op.scaled.as_ref().and_then(|it| Some((it, it.cast()?))) else {
             return self.launch_following(kernels::ll_rank_dispatch_view(), op.launch, shape, &params, at);
         };
-        let kernel = match scaled.cast() {
-            Some(cast) => kernels::ll_rank_dispatch_view_cast(cast.from)?,
-            None => kernels::ll_rank_dispatch_view_scaled(),
-        };
+        let kernel = kernels::ll_rank_dispatch_view_cast(cast.from)?;
         let params = LlRankScaledDispatchViewParams { view: params, rows: rows_with_scales(op, scaled)? };
         self.launch_following(kernel, op.launch, shape, &params, at)
     }

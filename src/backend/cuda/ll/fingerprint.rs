@@ -39,8 +39,7 @@ const _: () = assert!(BY_RANK << 1 == 1 << (DTYPE_SHIFT - TOP_K_SHIFT));
 /// An operation as its peers must run it, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlFingerprint {
-    /// Number of the operation.
-    pub op: u32,
+    pub op: KernelOp,
     /// Whether its rows have scales; the scales word says which.
     pub scaled: bool,
     /// NCCL's number of the element type.
@@ -58,17 +57,12 @@ pub struct LlFingerprint {
 }
 
 impl LlFingerprint {
-    /// The operation, for a report.
-    pub fn operation(&self) -> KernelOp {
-        KernelOp::from_raw(self.op).unwrap_or(KernelOp::LlDispatch)
-    }
-
     /// The word that ranks exchange.
     pub fn to_word(self) -> u32 {
         let op = match (self.scaled, self.in_view || self.exact) {
             (true, _) => SCALED_DISPATCH,
             (false, true) => VIEW_OR_EXACT,
-            (false, false) => self.op,
+            (false, false) => self.op as u32,
         };
         op << OP_SHIFT
             | self.dtype << DTYPE_SHIFT
@@ -82,13 +76,12 @@ impl LlFingerprint {
         let field = |from: u32, to: u32| (word >> from) & ((1 << (to - from)) - 1);
         let by_rank = field(TOP_K_SHIFT, DTYPE_SHIFT) >= BY_RANK;
         let number = field(OP_SHIFT, 32);
-        let op = match (number, by_rank) {
-            (SCALED_DISPATCH, _) | (VIEW_OR_EXACT, true) => KernelOp::LlDispatch as u32,
-            (VIEW_OR_EXACT, false) => KernelOp::LlCombine as u32,
-            (op, _) => op,
+        let combines = match number {
+            VIEW_OR_EXACT => !by_rank,
+            number => number == KernelOp::LlCombine as u32,
         };
         Self {
-            op,
+            op: if combines { KernelOp::LlCombine } else { KernelOp::LlDispatch },
             scaled: number == SCALED_DISPATCH,
             dtype: field(DTYPE_SHIFT, OP_SHIFT),
             top_k: field(TOP_K_SHIFT, DTYPE_SHIFT) % BY_RANK + 1,
@@ -115,7 +108,7 @@ fn difference(report: &FaultReport) -> Error {
         });
     let differs = |subject| differs(report, subject);
     if mine.op != theirs.op {
-        differs(Subject::Operation).found(op_value(mine.op), op_value(theirs.op))
+        differs(Subject::Operation).found(op_value(mine.op as u32), op_value(theirs.op as u32))
     } else if mine.top_k != theirs.top_k {
         differs(Subject::Size(Role::Ids, 1)).got(mine.top_k, theirs.top_k)
     } else if (mine.by_rank, mine.in_view) != (theirs.by_rank, theirs.in_view) {
@@ -154,7 +147,7 @@ mod tests {
                 [(1, 16, false), (LL_MAX_TOP_K, MOST_ROW_BYTES as u32, false), (LL_MAX_TOP_K, 16, true)]
             {
                 let fingerprint = LlFingerprint {
-                    op: op as u32,
+                    op,
                     scaled,
                     dtype: dtype as u32,
                     top_k,
@@ -169,7 +162,7 @@ mod tests {
     }
 
     const OURS: LlFingerprint = LlFingerprint {
-        op: KernelOp::LlDispatch as u32,
+        op: KernelOp::LlDispatch,
         scaled: false,
         dtype: DType::Bfloat16 as u32,
         top_k: 8,
@@ -214,7 +207,7 @@ mod tests {
         );
         let dtype = DType::Float16 as u32;
         assert_eq!(text(LlFingerprint { dtype, ..OURS }), format!("RowType: {rule} (got bfloat16, expected float16)"));
-        let op = KernelOp::LlCombine as u32;
+        let op = KernelOp::LlCombine;
         assert!(text(LlFingerprint { op, ..OURS }).starts_with("Operation: AmongRanks"));
         let exact = true;
         let word = |exact| LlFingerprint { op, exact, ..OURS }.to_word();

@@ -2,10 +2,9 @@
 
 use crate::backend::cuda::auxiliary::{GivenHeader, IdCopy};
 use crate::backend::cuda::driver::context_handle::ApartFromCaptures;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::group_context::GroupContext;
-use crate::backend::cuda::kernels::{self, Kernel, to_u32};
+use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::ll::fingerprint::LlFingerprint;
 use crate::backend::cuda::ll::launch::{Chunks, CombineKernel, DispatchGrid, FewGrids, Grid, HandlePlan, Part};
 use crate::backend::cuda::ll::memory::HandleMemory;
@@ -151,7 +150,7 @@ impl Handle {
 
     /// The bank that `part` of a dispatch fills where its rows stay.
     fn bank_to_fill(&self, op: &LlDispatch, part: Part) -> Option<ViewBank> {
-        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op.wire());
+        let stays = |views: &Arc<ViewBanks>| part.is_whole() && views.hold(op);
         op.view.filter(|_| self.views.as_ref().is_some_and(stays))
     }
 
@@ -247,6 +246,7 @@ impl Handle {
             topk_idx: self.ids(),
             out: kept(part, op.out) as *mut u8,
             counter: kept(part, op.counter.unwrap_or_default()) as *mut i32,
+            waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
             notify_blocks: grid.notify_blocks,
         }
     }
@@ -266,14 +266,15 @@ impl Handle {
         }
     }
 
-    // Inlined as above.
-    #[inline]
+    // As above; and what takes a call comes first, so that peers are copied once.
+    #[inline(always)]
     fn common(&self, fingerprint: LlFingerprint, row: WireRow, grid: &Grid, part: Part) -> LlCommon {
+        let shape = self.plan.shape(row);
         LlCommon {
-            peers: self.context.peers(),
-            wait: self.context.wait(fingerprint.operation()),
+            peers: *self.context.peers(),
+            wait: self.context.wait(fingerprint.op),
             layout: self.layout,
-            shape: self.plan.shape(row),
+            shape,
             handle: self.memory.memory(),
             channel_state: self.context.channel_state(part.channel),
             channel: part.channel,
@@ -297,7 +298,7 @@ impl Handle {
             by_rank: layout.is_rank_major(),
             in_view: false,
             exact: false,
-            op: op as u32,
+            op,
             scaled: row.scales.is_some(),
             dtype: row.payload.dtype as u32,
             top_k: self.routing.top_k as u32,

@@ -1,7 +1,7 @@
 //! How a handle's operations are launched: the part that a launch runs, its grid, and the chunks in which rows travel.
 //! One warp moves a chunk.
 
-use crate::backend::cuda::driver::function::LaunchShape;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::ll::views::ViewGrid;
 use crate::backend::cuda::params::ll::{
     LL_CHANNELS, LL_SCALED_CHUNK_VECS, LL_WHOLE_CHANNEL, LlPhase, LlShape, reciprocal,

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::model::handle_state::{GivenBlock, LlSections};
 use crate::model::ops::{HandleForm, Routing, StagedSlot};
 use crate::model::tensor::DevPtr;
-use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One handle's memory: the data that its dispatch stores for its combine.
 pub struct HandleMemory {
@@ -21,7 +21,8 @@ pub struct HandleMemory {
     form: HandleForm,
     /// `None` on one node.
     handshake: Option<Handshake>,
-    receiver: Mutex<Option<StagedSlot>>,
+    /// 1 + the index of a slot, or zero.
+    receiver: AtomicUsize,
 }
 
 impl HandleMemory {
@@ -42,7 +43,7 @@ impl HandleMemory {
             top_k,
             form,
             handshake: forwarded.map(|forwarded| Handshake::new(memory, forwarded)).transpose()?,
-            receiver: Mutex::default(),
+            receiver: AtomicUsize::new(0),
         })
     }
 
@@ -56,7 +57,7 @@ impl HandleMemory {
             top_k,
             form,
             handshake: None,
-            receiver: Mutex::default(),
+            receiver: AtomicUsize::new(0),
         }
     }
 
@@ -89,11 +90,12 @@ impl HandleMemory {
     /// The slot whose receive phase last used this memory, if no later operation used it. The next
     /// user must wait for that phase, as receive phases are not in the group's order.
     pub fn receiver(&self) -> Option<StagedSlot> {
-        *self.receiver.lock()
+        let slot = self.receiver.load(Ordering::Acquire).checked_sub(1)?;
+        StagedSlot::ALL.get(slot).copied()
     }
 
     /// Records that slot, or `None` after a later operation was enqueued.
     pub fn set_receiver(&self, slot: Option<StagedSlot>) {
-        *self.receiver.lock() = slot;
+        self.receiver.store(slot.map_or(0, |slot| 1 + slot.index()), Ordering::Release);
     }
 }

@@ -179,7 +179,7 @@ impl LlBackend for CudaLl {
     fn view(&self, op: &LlDispatch, staged: bool, bank: ViewBank) -> Result<Option<DevPtr>> {
         let group = &self.0.group;
         match &group.views {
-            Some(views) if views.hold(op.wire()) && !staged => Ok(views.own(bank)),
+            Some(views) if views.hold(op) && !staged => Ok(views.own(bank)),
             _ => (group.copied_views).at(&group.memory, bank, group.plan.view_bytes()).map(Some),
         }
     }

@@ -3,15 +3,14 @@
 //! A dispatch sends its rows and ids, packed by a kernel, to the rail peers; then one kernel sends the rows of all
 //! forwarded ranks within the node, and receives. A combine sends its weights to the rail peers; a kernel sends the
 //! rows of this rank's experts to their homes, or those that forward for these, and sums what came for the forwarded
-//! ranks; the sums go home, where a last kernel adds them to what the own node
-//! gives. Each exchange is one message per rank, as each costs the network's latency.
+//! ranks; the sums go home, where a last kernel adds them to what the own node gives. Each exchange is one message per
+//! rank, as each costs the network's latency.
 //!
 //! A whole operation does all this on the caller's stream. The send phase of a staged one leaves to the background
 //! what waits for the network, except for the weights, without which expert ranks cannot sum.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::ll::handle::{Handle, SourceTokens, rows_with_scales};
 use crate::backend::cuda::ll::launch::{DispatchGrid, Grid, Part};
 use crate::backend::cuda::ll::network::{ChannelMemory, HEADER_BYTES, Leg, LlNetwork};

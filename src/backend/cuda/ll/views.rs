@@ -5,7 +5,7 @@ use crate::backend::cuda::params::common::{MAX_PEERS, PeerTable};
 use crate::backend::cuda::params::ll_view::{LL_VIEW_BANKS, LL_VIEW_THREADS};
 use crate::error::Result;
 use crate::model::ids::LocalRank;
-use crate::model::ops::ViewBank;
+use crate::model::ops::{LlDispatch, ViewBank};
 use crate::model::scales::WireRow;
 use crate::model::tensor::DevPtr;
 use once_cell::sync::OnceCell;
@@ -37,9 +37,11 @@ impl ViewBanks {
         Self { state, bank_bytes, row_bytes, rank, first: OnceCell::new() }
     }
 
-    /// Whether `row` and the packets of its scales fit, so that it can stay.
-    pub fn hold(&self, row: WireRow) -> bool {
-        row.payload.bytes() + scale_bytes(row) <= self.row_bytes
+    /// Whether the rows of `op` stay: they fit, with the packets of their scales. Those whose scales are forwarded are
+    /// faster copied, as these come with their rows then.
+    pub fn hold(&self, op: &LlDispatch) -> bool {
+        let row = op.wire();
+        op.scaled.is_none_or(|it| it.cast().is_some()) && row.payload.bytes() + scale_bytes(row) <= self.row_bytes
     }
 
     /// Those that `make` makes of so many bytes, unless they are there.
@@ -122,7 +124,7 @@ pub fn cut(chunks: usize) -> (usize, usize) {
 }
 
 /// Memory of the library's that rows of views are copied to where they do not stay: of staged operations, over several
-/// nodes, and where scales are too many. Made when the first one asks.
+/// nodes, of forwarded scales and of rows that are too long. Made when the first one asks.
 #[derive(Default)]
 pub struct CopiedViews(OnceCell<Buffer>);
 

@@ -3,10 +3,10 @@
 
 use crate::backend::cuda::driver;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::memory::HostPage;
 use crate::backend::cuda::driver::module::Module;
 use crate::backend::cuda::kernels;
+use crate::backend::cuda::kernels::LaunchShape;
 use crate::backend::cuda::params::common::{
     PeerSelftestParams, PeerTable, SELFTEST_MISMATCH, SELFTEST_MISSING, SELFTEST_PASSED, SELFTEST_THREADS,
     SELFTEST_TIMEOUT, SelftestResult, WaitParams,

@@ -6,7 +6,7 @@ mod dispatch;
 mod route;
 mod zones;
 
-use crate::backend::host::device::add_rows;
+use crate::backend::host::device::add_numbers;
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::group_state::GroupState;
 use crate::backend::host::ht::route::HtMap;
@@ -133,7 +133,7 @@ impl HtBackend for HostHt {
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()> {
         let handle = self.clone();
         let add = move || {
-            add_rows(handle.routed()?.map.counts.iter().copied(), totals);
+            add_numbers(handle.routed()?.map.counts.iter().copied(), totals);
             Ok(())
         };
         self.shared.enqueue(Operation::HtDispatch, stream, add, || ())

@@ -4,7 +4,6 @@
 //! While the sums of a stage are on the network, the kernel of the next one runs. A bank is filled again when the
 //! messages, or the kernel, that empty it are through.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::kept;
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
@@ -12,7 +11,7 @@ use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers, NO_MESSAGES, Tokens, behind, word};
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::shared::{Outputs, combine_params};
-use crate::backend::cuda::kernels::{self, Kernel, to_u32};
+use crate::backend::cuda::kernels::{self, Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, OWN_NODE_FIRST};
 use crate::backend::cuda::params::ht_nodes::{HT_HEADER_THREADS, HtCombineNodesParams, HtPartials, HtStage};
 use crate::error::Result;

@@ -5,7 +5,6 @@
 //! many rows each message has: so operations need not wait.
 
 use crate::backend::cuda::auxiliary::IdCopy;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
@@ -16,7 +15,7 @@ use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::ht::zones::SlotsOf;
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::network::two_sided::handshake::{Announced, NewHandle};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HT_ROUTE_THREADS, HT_VERDICT_CODE_SHIFT, HtHandleMemory, HtTold};
@@ -279,7 +278,7 @@ impl Creation<'_> {
         let (group, rails) = (self.group, self.rails);
         let work = rails.work.data().0;
         let params = HtRouteNodesParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtRoute),
             layout: group.layout,
             nodes: rails.nodes()?,

@@ -3,7 +3,6 @@
 //! The first two stages are on the network while the kernel of the own node runs. A bank is filled again when the
 //! kernel that empties it has run.
 
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::grid::HtKind;
 use crate::backend::cuda::ht::kept;
@@ -13,7 +12,7 @@ use crate::backend::cuda::ht::nodes::stage::{AHEAD, Enqueueing, Handle, Headers,
 use crate::backend::cuda::ht::plan::HtLaunch;
 use crate::backend::cuda::ht::rows::MovedRow;
 use crate::backend::cuda::ht::shared::{Inputs, dispatch_params, scaled_rows_of_caller, scaled_rows_of_message};
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht::{HtScaledDispatchParams, HtScaledRows};
 use crate::backend::cuda::params::ht_nodes::{

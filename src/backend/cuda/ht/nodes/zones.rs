@@ -1,13 +1,13 @@
-//! A handle's operations. Rows that lie by expert they move as others, in memory of the library's, and a kernel brings them
-//! from there to their slots, or sums those. So the rows are written once more, which the network hides.
+//! Operations of a handle over several nodes. Rows that lie by expert travel as others do, into memory of the
+//! library's; a kernel copies them from there to their slots, or sums them there. That writes rows once more, which the
+//! network hides.
 
 use crate::backend::HtBackend;
-use crate::backend::cuda::driver::function::LaunchShape;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::handle::NodesHt;
 use crate::backend::cuda::ht::nodes::{combine, dispatch};
 use crate::backend::cuda::ht::shared::{HtShared, saturated};
-use crate::backend::cuda::kernels::{self, to_u32};
+use crate::backend::cuda::kernels::{self, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::KernelOp;
 use crate::backend::cuda::params::ht_kept::{HT_APART_THREADS, HtGatherParams, HtPlane, HtSpreadParams, HtZones};
 use crate::error::{Error, Result};
@@ -85,7 +85,7 @@ impl HtBackend for NodesHt {
             })
         };
         let params = HtSpreadParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtDispatch),
             zones,
             counts: device.counts,
@@ -118,7 +118,7 @@ impl HtBackend for NodesHt {
         };
         let group = &*self.group;
         let params = HtGatherParams {
-            peers: group.context.peers(),
+            peers: *group.context.peers(),
             wait: group.context.wait(KernelOp::HtCombine),
             zones,
             rows: op.expert_rows.data.0 as *const u8,

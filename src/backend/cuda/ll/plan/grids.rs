@@ -61,8 +61,8 @@ impl LlPlan {
 
     /// The grid of a dispatch where all ranks have `tokens`.
     ///
-    /// Measured on H200 (docs/performance.md): a quarter of the multiprocessors saturates NVLink
-    /// with rows; the others copy the arriving rows out.
+    /// Measured on H200 (docs/development/low-latency.md): a quarter of the multiprocessors saturates NVLink with rows;
+    /// the others copy the arriving rows out.
     pub(super) fn even_dispatch_grid(
         &self,
         tokens: usize,

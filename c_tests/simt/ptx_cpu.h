@@ -12,7 +12,8 @@ struct alignas(16) Vec16 {
     uint32_t word[4];
 };
 
-inline void follow_grid() { simt::Block::Current().Follow(); }
+inline void wait_for_grid() { simt::Block::Current().Follow(); }
+inline void follow_grid() { wait_for_grid(); }
 
 inline uint64_t globaltimer_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();

@@ -17,10 +17,17 @@ struct alignas(16) Vec16 {
 };
 
 // A kernel's first statement, if it may be launched while the kernel before it runs: waits until that has ended, all of
-// whose stores are then seen. The kernel behind this one may be launched from here on.
-__device__ __forceinline__ void follow_grid() {
+// whose stores are then seen.
+__device__ __forceinline__ void wait_for_grid() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
+// The same, and the kernel behind this one may be launched from here on.
+__device__ __forceinline__ void follow_grid() {
+    wait_for_grid();
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 #endif
 }

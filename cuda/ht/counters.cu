@@ -1,4 +1,4 @@
-// What a routing tells its caller, where ht_zones has not done so.
+// What a dispatch tells its caller, or a routing over several nodes.
 //
 // Grid: one block, behind the kernel that routes. A handle on which the ranks do not agree has no rows.
 

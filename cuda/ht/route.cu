@@ -372,12 +372,9 @@ __device__ void run(const HtRouteParams& params) {
     notify_if_last(block);
     hear_rows(block);
     number_tokens(block, first, last);
-    if (params.has_zones == 0) {
-        return;
-    }
-    __syncthreads();
-    for (uint32_t token = first + threadIdx.x; token < last; token += HT_ROUTE_THREADS) {
-        tell_experts(params, block.epoch(), params.peers.rank, token);
+    if (params.has_zones != 0) {
+        __syncthreads();
+        tell_tokens(params, block.epoch(), params.peers.rank, first, last, warp_idx(), kWarps);
     }
 }
 

@@ -2,7 +2,7 @@
 // ht_route_nodes, a launch for each rank that this one forwards for: the last has the blocks of experts.
 //
 // Each rank that gets a row has been told which of its experts the row is for: by ht_route, over several nodes by blocks
-// of this kernel in front, whose threads take a token each.
+// of this kernel in front.
 //
 // Grid: one block for each local expert and source rank. It goes through all rows from there in their order, numbers those
 // that are for the expert, and stores the slot of each. The slots before it are known: ht_route has heard how many rows
@@ -31,6 +31,8 @@ struct SharedStorage {
     uint32_t begin;
     // What each thread has heard of its rows.
     uint32_t data[kRows][HT_ZONES_THREADS];
+    // Those of each warp that are for the expert, by their number among the warp's.
+    uint16_t found[kWarps][kRows * kWarpSize];
 };
 
 struct Block {
@@ -147,6 +149,7 @@ __device__ uint32_t number_rows(const Block& block, const Rows& rows, uint32_t t
     const uint32_t named = block.is_over_nodes() ? HT_RANK_OF_GROUP | rows.source : rows.source;
     const uint32_t bit = expert % HT_ZONE_WORD_EXPERTS;
     const uint32_t first = rows.first(tile);
+    uint16_t* found = block.shared.found[warp_idx()];
     uint32_t count = 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < rows.groups; ++i, late >>= 1) {
@@ -157,7 +160,11 @@ __device__ uint32_t number_rows(const Block& block, const Rows& rows, uint32_t t
             data = arrival.ok ? arrival.data : 0;
         }
         sync_warp();
-        count += ballot((data >> bit & 1) != 0).count();
+        const LaneMask lanes = ballot((data >> bit & 1) != 0);
+        if (lanes.has_this()) {
+            found[count + lanes.count_before()] = static_cast<uint16_t>(i * kWarpSize + lane_idx());
+        }
+        count += lanes.count();
     }
     if (lane_idx() == 0) {
         block.shared.of_warp[warp_idx()] = count;
@@ -170,32 +177,29 @@ __device__ uint32_t number_rows(const Block& block, const Rows& rows, uint32_t t
         slot += warp < warp_idx() ? of_warp : 0;
         next += of_warp;
     }
+    // Few rows are for the expert, so each lane has one of those.
 #pragma unroll 1
-    for (uint32_t i = 0; i < rows.groups; ++i) {
-        const uint32_t data = block.shared.data[i][threadIdx.x];
-        const LaneMask lanes = ballot((data >> bit & 1) != 0);
-        if (lanes.has_this()) {
-            store_slot(block, rows.begin + first + i * kWarpSize, data, bit, slot + lanes.count_before());
-        }
-        slot += lanes.count();
+    for (uint32_t i = lane_idx(); i < count; i += kWarpSize) {
+        const uint32_t row = found[i];
+        const uint32_t data = block.shared.data[row / kWarpSize][threadIdx.x - lane_idx() + row % kWarpSize];
+        store_slot(block, rows.begin + first - lane_idx() + row, data, bit, slot + i);
     }
     __syncthreads();
     return next;
 }
 
 ENTRY(ht_zones) {
-    follow_grid();
+    // A route that is launched beside this kernel holds it up (docs/development/high-throughput.md).
+    wait_for_grid();
     __shared__ SharedStorage shared;
     const HtHandleMemory& handle = params.handle;
     const uint32_t epoch = params.epochs == nullptr ? params.epoch : ld_relaxed_gpu(params.epochs);
     const Block block = {params, shared, epoch};
     const bool is_valid = (*params.rows & HT_DISAGREED) == 0;
     if (blockIdx.x < params.send_blocks) {
-        // Warps take tokens in turn, so that those of a few are in many blocks.
-        const uint32_t first = (warp_idx() * params.send_blocks + blockIdx.x) * kWarpSize + lane_idx();
-        const uint32_t threads = params.send_blocks * HT_ZONES_THREADS;
-        for (uint32_t token = first; is_valid && token < handle.tokens; token += threads) {
-            tell_experts(params, epoch, params.source, token);
+        if (is_valid) {
+            tell_tokens(params, epoch, params.source, 0, handle.tokens, warp_idx() * params.send_blocks + blockIdx.x,
+                        params.send_blocks * kWarps);
         }
         return;
     }

@@ -56,40 +56,50 @@ __device__ __forceinline__ Address<uint64_t> packets_of(const HtPackets& packets
     return as<uint64_t>(window + packets.offset + epoch % 2 * packets.bank_bytes);
 }
 
-// One thread tells all ranks that get the row of `token`, which `source` sends, which of their experts it is for. After a
-// failure it does not.
+// One thread tells all ranks that get the row of `token`, which `source` sends, which of their experts it is for, of those
+// of one word.
 template <typename Params>
-__device__ __noinline__ void tell_experts(const Params& params, uint32_t epoch, uint32_t source, uint32_t token) {
-    if (known_failure(params.wait) != 0) {
-        return;
-    }
+__device__ void tell_experts(const Params& params, uint32_t epoch, uint32_t source, uint32_t token, uint32_t word) {
     const uint32_t top_k = params.handle.top_k;
     const uint32_t local_experts = params.layout.local_experts;
-    const uint32_t words = zone_words(local_experts);
+    const uint64_t packet = uint64_t{source} * zone_words(local_experts) + word;
     const HtEntry* entries = params.handle.entries + uint64_t{token} * top_k;
-    // Whether entry k has an expert before `end`.
-    const auto is_before = [&](uint32_t k, uint32_t end) {
-        return k < top_k && static_cast<uint32_t>(entries[k].expert) < end;
-    };
+    // Behind the last one, the largest number.
+    const auto expert_at = [&](uint32_t k) { return k < top_k ? static_cast<uint32_t>(entries[k].expert) : ~0u; };
     const uint32_t experts = params.peers.ranks * local_experts;
     uint32_t k = 0;
 #pragma unroll 1
-    while (is_before(k, experts)) {
-        const uint32_t peer = entries[k].expert / local_experts;
-        const Remote<uint64_t> row = packets_of<Remote>(params.packets, epoch, window_of(params.peers, peer)) +
-                                     uint64_t{source} * words * params.max_tokens + entries[k].index;
-        const uint32_t end_of_peer = (peer + 1) * local_experts;
-        const uint32_t begin = k;
-        uint32_t expert = peer * local_experts;
+    while (expert_at(k) < experts) {
+        const uint32_t peer = expert_at(k) / local_experts;
+        const uint32_t index = entries[k].index;
+        const uint32_t first = peer * local_experts + word * HT_ZONE_WORD_EXPERTS;
+        uint32_t data = 0;
 #pragma unroll 1
-        for (uint32_t word = 0; word < words; ++word, expert += HT_ZONE_WORD_EXPERTS) {
-            uint32_t data = (k - begin) << kZoneBeforeShift;
+        for (uint32_t expert; (expert = expert_at(k)) < (peer + 1) * local_experts; ++k) {
+            const uint32_t bit = expert - first;
+            data += expert < first                ? 1u << kZoneBeforeShift
+                    : bit < HT_ZONE_WORD_EXPERTS ? 1u << bit
+                                                  : 0;
+            data |= expert >= first + HT_ZONE_WORD_EXPERTS ? 1u << kZoneMoreShift : 0;
+        }
+        put_value(packets_of<Remote>(params.packets, epoch, window_of(params.peers, peer)) +
+                      packet * params.max_tokens + index,
+                  make_packet(epoch, data));
+    }
+}
+
+// Warps tell of the tokens [first, last), of so many at a time as they have lanes: this one of unit `unit`, then of each
+// `step` further on. After a failure nobody is told.
+template <typename Params>
+__device__ __noinline__ void tell_tokens(const Params& params, uint32_t epoch, uint32_t source, uint32_t first,
+                                         uint32_t last, uint32_t unit, uint32_t step) {
+    const uint32_t groups = (last - first + kWarpSize - 1) / kWarpSize;
+    const uint32_t units = groups * zone_words(params.layout.local_experts);
 #pragma unroll 1
-            for (; is_before(k, min(expert + HT_ZONE_WORD_EXPERTS, end_of_peer)); ++k) {
-                data |= 1u << (entries[k].expert - expert);
-            }
-            data |= is_before(k, end_of_peer) ? 1u << kZoneMoreShift : 0;
-            put_value(row + uint64_t{word} * params.max_tokens, make_packet(epoch, data));
+    for (; unit < units && known_failure(params.wait) == 0; unit += step) {
+        const uint32_t token = first + unit % groups * kWarpSize + lane_idx();
+        if (token < last) {
+            tell_experts(params, epoch, source, token, unit / groups);
         }
     }
 }

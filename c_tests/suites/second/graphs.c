@@ -140,9 +140,9 @@ static void update_late(const EpEnv* env, const Late* late, const RefBuffer* ids
 }
 
 // The first rank's receiving block begins when the others are in their second route.
-EP_TEST(a_rank_that_is_late_to_hear_reads_its_own_route) {
-    if (!ranks_share_a_node()) return;
+static void route_late(const EpEnv* env, Kind kind) {
     Case test = kSmallHt;
+    test.kind = kind;
     test.top_k = 1;
     test.recv_rows = (unsigned)env->size * test.max_tokens;
     ncclEpGroup_t group = group_of(env, &test);
@@ -168,4 +168,10 @@ EP_TEST(a_rank_that_is_late_to_hear_reads_its_own_route) {
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     ref_buffer_free(&ids);
+}
+
+EP_TEST(a_rank_that_is_late_to_hear_reads_its_own_route) {
+    if (!ranks_share_a_node()) return;
+    route_late(env, kHtFlat);
+    route_late(env, kHtZones);
 }

@@ -162,16 +162,6 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(combine, (GRADIENTS, it.views[kGradientsIn].sizes[1] = 1), no, "inputs.topk_weights.sizes[1]");
 #undef GRADIENTS
     REFUSED(dispatch, it.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4, no, "must be a recipe");
-#define SCALED                                                                                     \
-    it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, it.inputs.scales = &it.views[kScales].tensor, \
-    it.outputs.scales = &it.views[kScalesOut].tensor
-    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
-            "outputs.scales.win_hdl: must be a window with outputs.tokens");
-    REFUSED(dispatch, (SCALED), no, "max_token_bytes");
-    REFUSED(dispatch, (SCALED, it.views[kScales].sizes[0] += 1), no, "inputs.scales.sizes[0]");
-    REFUSED(dispatch, (SCALED, it.views[kScalesOut].sizes[0] = 0), no, "outputs.scales.sizes[0]");
-    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.datatype = ncclFloat16), no, "outputs.scales.datatype");
-#undef SCALED
     // Prefixes come before recipes, recipes before directions, and these before shapes.
     REFUSED(dispatch, (it.outputs.size = 0, it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD), no, "size");
     REFUSED(dispatch, (it.config.quant_recipe = (ncclEpDispQuant_t)9, BACKWARD), no, "config.quant_recipe");
@@ -189,6 +179,24 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(combine, (it.combine_inputs.size = 0,
                       it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4), usage, "NVFP4");
     EP_CHECK_NCCL(ncclEpComplete(g_handle, NULL, env->stream));
+    close_call();
+}
+
+EP_TEST(forwarded_scales_are_checked) {
+    const ncclResult_t no = ncclInvalidArgument;
+    Case test = kSmallHt;
+    test.recv_rows = (unsigned)env->size * test.max_tokens;
+    open_call(env, &test);
+#define SCALED                                                                                     \
+    it.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD, it.inputs.scales = &it.views[kScales].tensor, \
+    it.outputs.scales = &it.views[kScalesOut].tensor
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.win_hdl = (ncclWindow_t)16), no,
+            "outputs.scales.win_hdl: must be a window with outputs.tokens");
+    REFUSED(dispatch, (SCALED), no, "max_token_bytes");
+    REFUSED(dispatch, (SCALED, it.views[kScales].sizes[0] += 1), no, "inputs.scales.sizes[0]");
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].sizes[0] = 0), no, "outputs.scales.sizes[0]");
+    REFUSED(dispatch, (SCALED, it.views[kScalesOut].tensor.datatype = ncclFloat16), no, "outputs.scales.datatype");
+#undef SCALED
     close_call();
 }
 

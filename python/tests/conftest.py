@@ -184,9 +184,11 @@ def small(group, world, device):
 
 
 @pytest.fixture
-def layer(world, nodes):
-    """Makes layers; those still open are finalized after the test."""
+def layer(world, nodes, comm, monkeypatch):
+    """Makes layers, over the communicator of all tests; those still open are finalized after the test."""
     made = []
+    monkeypatch.setitem(EPAll2AllLayer.__init__.__globals__, "EpGroup",
+                        lambda *arguments, **settings: EpGroup(*arguments, **settings | {"comm": comm}))
 
     def make(problem: Problem, **settings) -> EPAll2AllLayer:
         rank, size = world

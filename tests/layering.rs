@@ -23,7 +23,6 @@ nvtx: env
 tuning: log
 rule: error::* model::*
 backend: backend::bootstrap backend::device backend::net::two_sided::replays backend::objects error::* model::*
-    tuning
 backend::detached: error::*
 backend::device: backend::quiescence error::* model::*
 backend::dylib: env

@@ -6,6 +6,8 @@
 #include "nodes.h"
 
 #include <dlfcn.h>
+#include <limits.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -22,6 +24,10 @@ static int local_rank_of_world(void) {
 
 void ep_init_mpi(EpEnv* env, int* argc, char*** argv) {
     memset(env, 0, sizeof(*env));
+    // What is freed stays with the process: large buffers come and go, and to fault their pages in takes longer than
+    // to fill them.
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     ep_init_unwatched(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &env->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &env->size);

@@ -62,6 +62,16 @@ std::map<CUfunction, uint32_t> shared_bytes_allowed;
 // The images that were loaded, with the numbers of the contexts.
 std::set<std::pair<uint64_t, const void*>> loaded;
 
+// The kernels that a library of kernels has; the one that has all is beside the shim.
+constexpr const char* kAllKernels = "libncclep_simt_kernels.so";
+
+simt::Kernel* KernelsIn(const char* path) {
+    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void* kernels = library != nullptr ? dlsym(library, "simt_kernels") : nullptr;
+    if (kernels == nullptr) simt::Fail(dlerror());
+    return static_cast<simt::Kernel*>(kernels);
+}
+
 // The block of the next launch that is to begin late, or kNoBlock; and whether such blocks still wait.
 constexpr uint32_t kNoBlock = UINT32_MAX;
 constexpr useconds_t kHeldMicroseconds = 100;
@@ -297,9 +307,7 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
         if (!loaded.insert({context, image}).second) simt::Fail("a context loads its kernels again");
     }
     const char* path = std::getenv("NCCLEP_SIMT_KERNELS");
-    void* library = dlopen(path != nullptr ? path : "libncclep_simt_kernels.so", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) simt::Fail(dlerror());
-    *module = static_cast<CUmodule>(library);
+    *module = reinterpret_cast<CUmodule>(KernelsIn(path != nullptr ? path : kAllKernels));
     return CUDA_SUCCESS;
 }
 
@@ -307,12 +315,13 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
 
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
-    auto* kernels = static_cast<simt::Kernel*>(dlsym(module, "simt_kernels"));
-    if (kernels == nullptr) simt::Fail(dlerror());
-    for (; kernels->name != nullptr; ++kernels) {
-        if (std::strcmp(kernels->name, name) == 0) {
-            *function = reinterpret_cast<CUfunction>(kernels);
-            return CUDA_SUCCESS;
+    static simt::Kernel* const all = KernelsIn(kAllKernels);
+    for (simt::Kernel* kernels : {reinterpret_cast<simt::Kernel*>(module), all}) {
+        for (; kernels->name != nullptr; ++kernels) {
+            if (std::strcmp(kernels->name, name) == 0) {
+                *function = reinterpret_cast<CUfunction>(kernels);
+                return CUDA_SUCCESS;
+            }
         }
     }
     return CUDA_ERROR_NOT_FOUND;

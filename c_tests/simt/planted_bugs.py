@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -65,8 +66,8 @@ def main() -> int:
 
 
 class Workshop:
-    """Compiles kernels as the Makefile does, but quickly: the shim's headers once, and of the kernels
-    only those files again that a bug changes."""
+    """Compiles kernels as the Makefile does, but quickly: the shim's headers once, and of the kernels only
+    those files that a bug changes. The driver finds the others in the library of all."""
 
     def __init__(self, target: pathlib.Path, work: pathlib.Path) -> None:
         self.programs = target / "c" / "simt"
@@ -75,27 +76,15 @@ class Workshop:
         self._compiler = (compiler, f"-I{work}", *options, "-O0", "-g0", "-w", "-fno-sanitize=all")
         self._compile("-x", "c++-header", "simt/ptx_cpu.h", "-o", str(work / "ready.h.gch"))
         self._compiler += ("-include", "ready.h")
-        files = sorted(KERNELS.rglob("*.cu"))
-        self._objects = {file: work / f"{i}.o" for i, file in enumerate(files)}
-        self._list = work / "list.o"
-        with concurrent.futures.ThreadPoolExecutor(max_workers=2) as executor:
-            list(executor.map(self._compile_object, (LIST, *files), (self._list, *self._objects.values())))
 
-    def build(self, folder: pathlib.Path) -> pathlib.Path:
-        """The library of the kernels in `folder`/cuda."""
-        copies = {file: folder / "cuda" / file.relative_to(KERNELS) for file in KERNELS.rglob("*.*")}
-        changed = {str(file) for file, copy in copies.items() if file.read_bytes() != copy.read_bytes()}
-        stale = [file for file, made in self._objects.items() if changed & sources_of(made)]
+    def build(self, folder: pathlib.Path, changed: set[pathlib.Path]) -> pathlib.Path:
+        """The library of those kernels in `folder` that are made from files that have changed there."""
+        stale = [file for file in sorted(folder.rglob("*.cu")) if changed & sources_of(file)]
         unit = folder / "kernels.cpp"
-        unit.write_text("".join(f'#include "{copies[file]}"\n' for file in stale))
-        kept = (made for file, made in self._objects.items() if file not in stale)
+        unit.write_text("".join(f'#include "{file}"\n' for file in (LIST, *stale)))
         module = folder / "kernels.so"
-        self._compile("-shared", "-o", str(module), str(unit), *map(str, kept), str(self._list),
-                      f"-L{self.programs / 'lib'}", "-lncclep_simt")
+        self._compile("-shared", "-o", str(module), str(unit), f"-L{self.programs / 'lib'}", "-lncclep_simt")
         return module
-
-    def _compile_object(self, file: pathlib.Path, made: pathlib.Path) -> None:
-        self._compile("-x", "c++", "-c", str(file), "-o", str(made))
 
     def _compile(self, *words: str) -> None:
         made = run(*self._compiler, *words)
@@ -103,10 +92,17 @@ class Workshop:
             raise Wrong(f"does not compile\n{shown(made)}")
 
 
-def sources_of(made: pathlib.Path) -> set[str]:
-    """The files that an object was made from, by the compiler's own list."""
-    words = made.with_suffix(".d").read_text().replace(":", " ").split()
-    return set(map(os.path.normpath, words))
+def sources_of(file: pathlib.Path) -> set[pathlib.Path]:
+    """The kernels' files that one is made from, itself among them."""
+    found: set[pathlib.Path] = set()
+    left = [file]
+    while left:
+        file = left.pop()
+        if file not in found and file.is_file():
+            found.add(file)
+            names = re.findall(r'^#include "(.*)"', file.read_text(), re.MULTILINE)
+            left += [file.parent.joinpath(name).resolve() for name in names]
+    return found
 
 
 def judge(bug: Bug, workshop: Workshop) -> float:
@@ -137,7 +133,7 @@ def build(changes: Sequence[Bug | Lie | Setting], folder: str, workshop: Worksho
     shutil.copytree(KERNELS, sources)
     for change in changes:
         plant(change, sources / change.file)
-    return workshop.build(pathlib.Path(folder))
+    return workshop.build(sources, {sources / change.file for change in changes})
 
 
 def plant(change: Bug | Lie | Setting, path: pathlib.Path) -> None:

@@ -2,7 +2,7 @@
 #   $(OUT)/simt/NAME                                with libncclep_simt.so for CUDA and NCCL
 #   $(OUT)/simt/lib/libncclep_simt.so               the CPU stand-ins, a driver, the SIMT shim
 #   $(OUT)/simt/lib/libncclep_simt_kernels.so       every kernel of cuda/, compiled by g++
-#   $(OUT)/simt/lib/libncclep_simt_plain.so         the same as for chips without bulk copies
+#   $(OUT)/simt/lib/libncclep_simt_plain.so         those of cuda/ht as for chips without bulk copies
 #   $(OUT)/simt/lib/selftest                        the shim's own test
 #   $(OUT)/simt/host_path                           what calls cost the host, from host_path/
 simt_lib      := $(OUT)/simt/lib
@@ -37,10 +37,11 @@ $(simt_lib)/libncclep_simt.so: $(simt_objects) $(HOSTSIM_LIBDIR)/libncclep_hosts
 	    -Wl,-z,defs -lpthread -ldl -lm
 
 # All in one unit.
-simt_kernels := $(abspath $(sort $(wildcard ../cuda/*.cu ../cuda/*/*.cu)) simt/kernel_list.cpp)
-$(simt_lib)/kernels.cpp: FORCE
+$(simt_lib)/kernels.cpp: simt_units := ../cuda/*.cu ../cuda/*/*.cu
+$(simt_lib)/plain.cpp: simt_units := ../cuda/ht/*.cu
+$(simt_lib)/kernels.cpp $(simt_lib)/plain.cpp: FORCE
 	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(simt_kernels) > $@.new
+	@printf '#include "%s"\n' $(abspath simt/kernel_list.cpp $(sort $(wildcard $(simt_units)))) > $@.new
 	@cmp -s $@.new $@ || cp $@.new $@
 	@rm $@.new
 
@@ -57,9 +58,9 @@ $(simt_lib)/kernels.o: $(simt_lib)/kernels.cpp $(OUT)/flags simt/simt.mk
 $(simt_lib)/libncclep_simt_kernels.so: $(simt_lib)/kernels.o $(simt_lib)/libncclep_simt.so
 	$(call quiet,LINK $@)$(CXX) -o $@ -Wl,-soname,$(@F) $< $(simt_kernel_link)
 # One test only uses it: quick to compile rather than to run.
-$(simt_lib)/libncclep_simt_plain.so: $(simt_lib)/kernels.o
-	$(call quiet,CXX  $@)$(simt_kernel_compiler) -O0 -DSIMT_WITHOUT_BULK_COPY -o $@ \
-	    $(simt_lib)/kernels.cpp -Wl,-soname,$(@F) $(simt_kernel_link)
+$(simt_lib)/libncclep_simt_plain.so: $(simt_lib)/plain.cpp $(simt_lib)/kernels.o
+	$(call quiet,CXX  $@)$(simt_kernel_compiler) -O0 -DSIMT_WITHOUT_BULK_COPY -o $@ $< \
+	    -Wl,-soname,$(@F) $(simt_kernel_link)
 # For planted_bugs.py: what compiles other kernels, run in this folder.
 simt-compiler:
 	@echo $(simt_kernel_compiler)

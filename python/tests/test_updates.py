@@ -128,7 +128,7 @@ def test_gradients_by_expert(group, world, device):
     problem.close(weights.grad, want.weights_grad)
 
 
-def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch):
+def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch, device):
     """Of a group without a bound; with `out` nobody is asked."""
     group = group(num_experts=problem.num_experts, hidden=64, algorithm="ht")
     with pytest.raises(NcclEpError, match="expert_alignment: must be 0 but in high throughput with few enough"):
@@ -141,6 +141,10 @@ def test_numbers_that_nobody_knows_in_a_graph(group, world, problem, monkeypatch
             handle.dispatch(problem.tokens)
         out = problem.tokens.new_empty((_MOST * world[1], 64))
         rows = handle.dispatch(problem.tokens, out=out).tokens
+        other = torch.cuda.Stream() if device.type == "cuda" else "another"
+        patch.setattr(Runtime, "is_capturing", lambda _, stream: stream == other)
+        with pytest.raises(RuntimeError, match="num_recv_tokens: a CUDA graph is captured"):
+            handle.dispatch(problem.tokens, stream=other)
     assert torch.equal(rows[:handle.num_recv_tokens], handle.dispatch(problem.tokens).tokens)
 
 

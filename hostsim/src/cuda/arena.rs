@@ -13,6 +13,8 @@ use std::ptr;
 
 /// What fresh memory is filled with: a value that is no plausible index, size or float.
 pub(crate) const POISON: u8 = 0xCB;
+/// From this size on a block has huge pages, if the system likes.
+const LARGE: usize = 4 << 20;
 /// Alignment of every allocation, as `cudaMalloc` promises.
 pub(crate) const ALIGNMENT: usize = 256;
 
@@ -59,8 +61,13 @@ impl Region {
         if opened != 0 {
             return None;
         }
+        // Instead of a fault for each page, which would take longer than the poison; not every system does it.
+        let advice = if inner < LARGE { libc::MADV_POPULATE_WRITE } else { libc::MADV_HUGEPAGE };
         // SAFETY: the inner pages are writable now and belong to this region alone.
-        unsafe { ptr::write_bytes((mapping + page) as *mut u8, POISON, inner) };
+        unsafe {
+            libc::madvise((mapping + page) as *mut libc::c_void, inner, advice);
+            ptr::write_bytes((mapping + page) as *mut u8, POISON, inner);
+        }
         Some(region)
     }
 
@@ -137,7 +144,7 @@ fn into_file(begin: usize, length: usize) -> Option<File> {
             begin as *mut libc::c_void,
             length,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_FIXED,
+            libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE,
             file.as_raw_fd(),
             0,
         )

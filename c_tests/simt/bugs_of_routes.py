@@ -11,7 +11,8 @@ CUT = "3 test_second what_is_beyond"
 
 BUGS_OF_ROUTES = (
     Bug("experts of rows before they are told", "ht/zones.cu",
-        "late |= packet_epoch(packet[i]) != block.epoch ? 1u << i : 0;", "late |= 0;", "3 test_second handles_take_turns"),
+        "late |= packet_epoch(packet[i]) != block.epoch ? 1u << i : 0;", "late |= 0;",
+        "3 test_second handles_take_turns"),
     Bug("an epoch that no block counts", "ht/route.cu", "        st_relaxed_gpu(params.epochs, block.epoch());\n", "",
         "2 test_second updates_are_captured", slow=True),
     Bug("an epoch counted before all blocks have read it", "ht/route.cu",
@@ -35,7 +36,8 @@ BUGS_OF_ROUTES = (
         "2 test_second updates_by_expert", slow=True),
     Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
         "3 test_second what_is_beyond", slow=True),
-    Bug("dropped rows whose ids stay", "ht/cut.cu", "ids[k] == entry.expert ? kNowhere : ids[k]", "ids[k]", CUT, slow=True),
+    Bug("dropped rows whose ids stay", "ht/cut.cu", "ids[k] == entry.expert ? kNowhere : ids[k]",
+        "ids[k]", CUT, slow=True),
     Bug("dropped rows that count", "ht/cut.cu", "        if (stay > 0 && stay < all) {", "        if (false) {", CUT,
         slow=True),
     Bug("rows of a handle before that count", "ht/cut.cu", "        st_relaxed_gpu(params.tally + i, 0);\n", "",

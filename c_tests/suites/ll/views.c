@@ -56,7 +56,10 @@ EP_TEST(views_formats) {
     open_view(&run, env, &shape, 720);
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
-        const RefFormat format = ref_format_draw(820 + i, kMostBytes);
+        RefFormat format = ref_format_draw(820 + i, kMostBytes);
+        for (unsigned j = 1; format.meaning == kRefForward && i % 4 != 3; ++j) {
+            format = ref_format_draw(820 + i + j * kFormats, kMostBytes);
+        }
         ref_run_set_format(&run, &format);
         for (unsigned turn = 0; turn < 3; ++turn) ref_pair(&run);
         if (i % 3 == 0) pair_in_stages(&run);

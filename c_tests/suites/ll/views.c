@@ -57,13 +57,12 @@ EP_TEST(views_formats) {
     run.shape.hidden = 64;  // of combines
     for (unsigned i = 0; i < kFormats; ++i) {
         RefFormat format = ref_format_draw(820 + i, kMostBytes);
-        for (unsigned j = 1; format.meaning == kRefForward && i % 4 != 3; ++j) {
-            format = ref_format_draw(820 + i + j * kFormats, kMostBytes);
-        }
+        // Rows as long as those of combines: these leave own ones, among which longer ones come then.
+        if (i % 2 == 0) format = ref_format_opaque(ncclUint8, i % 4 == 0 ? 128 : kMostBytes);
         ref_run_set_format(&run, &format);
+        ref_dispatch(&run);  // compared before anything else can bring late rows
         for (unsigned turn = 0; turn < 3; ++turn) ref_pair(&run);
         if (i % 3 == 0) pair_in_stages(&run);
-        if (i % 4 == 1) ref_dispatch(&run);
     }
 }
 

@@ -27,10 +27,6 @@ OVER_NODES = "4 NODES=0123 test_ll uneven_tokens"
 RANK_MAJOR = "2 test_ll rank_major_shapes"
 VIEWS = "2 test_ll views_shapes"
 VIEW_FORMATS = "2 test_ll views_formats"
-# Counts and entries are there long before the rows of rank 0.
-LATE_ROWS = Setting("ll/rank_dispatch_view.cu", "    MadeScales scales;\n    const Vec16 vec = rows.as_sent",
-                    "    for (uint32_t i = op.rank() == 0 ? 4000 : 0; i > 0; --i) spin_hint();\n"
-                    "    MadeScales scales;\n    const Vec16 vec = rows.as_sent")
 # Several stages, several remote ranks that one forwards for, interleaved ranks.
 HT_NODES = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht uneven_tokens"
 HT_NODES_BACKWARD = "4 NODES=0120 NCCL_EP_HT_CHUNK_BYTES=600 test_ht gradients_with"
@@ -207,8 +203,6 @@ BUGS = (
     Bug("scales of a view are taken before they have come", "ll/view_rows.cuh",
         "has_come = has_come && packet_epoch(packet) == scales_epoch(op);", "has_come = true;", VIEW_FORMATS,
         slow=True),
-    Bug("rows of another length come to a bank that was cleaned of earlier ones", "ll/rank_dispatch_view.cu",
-        "        row_bytes != 0 && (row_bytes", "        false && (row_bytes", VIEW_FORMATS, beside=(LATE_ROWS,)),
     Bug("a bank is taken for clean without its rank's word", "ll/view_block.cuh",
         "        return packet_epoch(before) == op.epoch_before && (", "        return true || (",
         "3 test_ll views_in_graphs", slow=True),

@@ -4,19 +4,14 @@
 // where that has 64 bits.
 
 #include "base/entry.cuh"
-#include "base/primitive.cuh"
+#include "base/expert.cuh"
 
 namespace nccl_ep::handle_ids_impl {
-
-__device__ int64_t id_at(const HandleIdsParams& params, uint64_t i) {
-    return params.is_narrow != 0 ? static_cast<const int32_t*>(params.from)[i]
-                                 : static_cast<const int64_t*>(params.from)[i];
-}
 
 ENTRY(handle_ids) {
     const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
     for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < params.count; i += threads) {
-        const int64_t id = id_at(params, i);
+        const int64_t id = id_at(params.from, params.is_narrow, i);
         params.to[i] = id < 0 ? id : id + params.offset;
     }
 }

@@ -3,8 +3,8 @@
 // The block polls each ring from its oldest row on, a few slots at a time and all rings alike, and a row may
 // be sent only once all rows before it have a credit, too. So no block runs ahead with rows that their
 // receiver cannot use yet, and no peer gets a burst while the others get nothing: both cost more than
-// waiting (docs/development/high-throughput.md). One poll serves the whole block: where an SM stores to peers, every poll
-// waits behind the stores. Only combine with very many senders polls for each row by itself.
+// waiting (docs/development/high-throughput.md). One poll serves the whole block: where an SM stores to
+// peers, every poll waits behind the stores. Only combine with very many senders polls for each row by itself.
 #pragma once
 
 #include "../peer/poll.cuh"

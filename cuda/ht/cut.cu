@@ -5,9 +5,8 @@
 // its entries and ids; where some of its rows stay and some do not, it tells that rank how many of them are for each of
 // its experts, as only the source knows. What a rank gets from other sources ht_route has heard.
 //
-// Packets have the epoch of ht_route and lie where those of ht_zones do, in the bank of that epoch, which that says why
-// nobody reads any more. Where
-// ranks do not agree nobody sends or waits, and after a failure nobody sends.
+// Packets have the epoch of ht_route and lie in its bank, as those that ht_zones reads; zones.cu says why nobody reads
+// there any more. Where ranks do not agree nobody sends or waits, and after a failure nobody sends.
 
 #include "../base/entry.cuh"
 #include "../base/expert.cuh"

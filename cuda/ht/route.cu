@@ -98,8 +98,7 @@ struct Block {
                             : counts_in<Remote>(window_of(params.peers, peer), params.peers.rank);
     }
     __device__ int64_t given_id(uint64_t i) const {
-        return params.is_narrow != 0 ? static_cast<const int32_t*>(params.topk_idx)[i]
-                                     : static_cast<const int64_t*>(params.topk_idx)[i];
+        return id_at(params.topk_idx, params.is_narrow, i);
     }
     // A number of tokens that a rank sent, or the most that it may have.
     __device__ uint32_t bounded(uint32_t tokens) const { return min(tokens, params.max_tokens); }

@@ -224,8 +224,10 @@ class EpGroup(Generic[Mode]):
     def most_rows(self, top_k: int, expert_alignment: int = 0) -> int:
         """HT with max_tokens_per_rank: the rows that may come; by expert, those of top-k ids."""
         rows = self.world_size * self.max_tokens_per_rank
-        if not expert_alignment:
-            return rows
+        return self.most_slots(rows, top_k, expert_alignment) if expert_alignment else rows
+
+    def most_slots(self, rows: int, top_k: int, expert_alignment: int) -> int:
+        """The slots that so many rows of top-k ids may take by expert, filled up to the alignment."""
         local = self.num_local_experts
         slots = rows * min(top_k, local) + local * (expert_alignment - 1)
         return slots // expert_alignment * expert_alignment

@@ -18,7 +18,7 @@ use crate::model::regions::Regions;
 use crate::model::tensor::DevPtr;
 
 /// Sections begin at multiples of this.
-const SECTION_ALIGN: usize = 256;
+pub const SECTION_ALIGN: usize = 256;
 /// A block's address is a multiple of this.
 pub const BLOCK_ALIGN: usize = 16;
 

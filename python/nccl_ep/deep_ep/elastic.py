@@ -240,8 +240,7 @@ class _Plan(NamedTuple):
         rows = routed.num_recv_tokens if host is None or not self.expands else sum(per_expert)
         expanded = rows if self.expands else sum(per_expert)
         if host is None and not self.expands:
-            most = rows * min(routed.top_k, len(counts)) + len(counts) * (alignment - 1)
-            expanded = most // alignment * alignment
+            expanded = group.most_slots(rows, routed.top_k, alignment)
         return EPHandle(
             do_expand=self.expands, num_experts=group.num_experts, expert_alignment=alignment,
             num_max_tokens_per_rank=self.most, num_sms=self.num_sms, topk_idx=routed.topk_idx.clone(),

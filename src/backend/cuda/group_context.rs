@@ -2,8 +2,9 @@
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
 use crate::backend::cuda::driver::module::Module;
+use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::fault::{FaultPage, nanoseconds};
-use crate::backend::cuda::kernels::to_u32;
+use crate::backend::cuda::kernels::{Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::peer::objects::Objects;
@@ -104,6 +105,23 @@ impl GroupContext {
             && let Some(tuning) = file.read()
         {
             *self.tuning.write() = tuning;
+        }
+    }
+
+    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`): launched early, unless the group or this
+    /// launch, `in_order`, forbids it.
+    pub(super) fn launch_following<P>(
+        &self,
+        kernel: Kernel<P>,
+        shape: LaunchShape,
+        params: &P,
+        in_order: bool,
+        at: &StreamScope,
+    ) -> Result<()> {
+        if self.programmatic && !in_order {
+            self.module.launch_early(kernel, shape, params, at)
+        } else {
+            self.module.launch(kernel, shape, params, at)
         }
     }
 

@@ -194,7 +194,7 @@ impl HtGroup {
         let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
         let params = HtRouteParams { block_tokens, ..*params };
         let turn = self.shared.order.begin(at)?;
-        let routed = self.shared.launch_following(kernels::ht_route(), shape, &params, at);
+        let routed = self.shared.context.launch_following(kernels::ht_route(), shape, &params, false, at);
         turn.end_after(routed.and_then(|()| handle.map_or(Ok(()), |handle| handle.conclude(&params.handle, at))))
     }
 }

@@ -10,7 +10,7 @@ use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::fingerprint::HtFingerprint;
 use crate::backend::cuda::ht::grid::DeviceLimits;
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch, HtPlan};
-use crate::backend::cuda::kernels::{Entry, Kernel, LaunchShape, to_u32};
+use crate::backend::cuda::kernels::{Entry, to_u32};
 use crate::backend::cuda::order::Order;
 use crate::backend::cuda::params::common::{KernelOp, ScaledRows, Scales};
 use crate::backend::cuda::params::ht::{
@@ -161,23 +161,6 @@ impl HtShared {
                 return Err(Error::new(Code::RemoteError, text));
             }
             if waited < AWAKE { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
-        }
-    }
-
-    /// Enqueues a kernel that is an operation, in the group's order.
-    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`).
-    pub fn launch_following<P>(
-        &self,
-        kernel: Kernel<P>,
-        shape: LaunchShape,
-        params: &P,
-        at: &StreamScope,
-    ) -> Result<()> {
-        let module = &self.context.module;
-        if self.context.programmatic {
-            module.launch_early(kernel, shape, params, at)
-        } else {
-            module.launch(kernel, shape, params, at)
         }
     }
 

@@ -121,6 +121,6 @@ impl HtShared {
         let sources = if of.epoch.is_some() { 1 } else { of.sources };
         let blocks = params.send_blocks + of.finds.map_or(0, |_| zones.experts * sources);
         let shape = LaunchShape::new(blocks, HT_ZONES_THREADS);
-        group.launch_following(kernels::ht_zones(), shape, &params, at)
+        group.context.launch_following(kernels::ht_zones(), shape, &params, false, at)
     }
 }

@@ -209,7 +209,7 @@ impl Handle {
         self.plan.few.as_ref().filter(|_| part.is_whole() && asked.is_own())
     }
 
-    /// Enqueues a kernel that begins with `follow_grid` (`cuda/base/ptx.cuh`); `shape` is of `asked`.
+    /// As [`GroupContext::launch_following`]; `shape` is of `asked`.
     pub(super) fn launch_following<P>(
         &self,
         kernel: Kernel<P>,
@@ -218,12 +218,7 @@ impl Handle {
         params: &P,
         at: &StreamScope,
     ) -> Result<()> {
-        let module = &self.context.module;
-        if self.context.programmatic && !asked.in_order {
-            module.launch_early(kernel, shape, params, at)
-        } else {
-            module.launch(kernel, shape, params, at)
-        }
+        self.context.launch_following(kernel, shape, params, asked.in_order, at)
     }
 
     /// The parameters of `part` of a dispatch that reads its rows at `rows`: the caller's, or those in a message.

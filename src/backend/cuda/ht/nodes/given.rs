@@ -15,13 +15,12 @@ use crate::backend::cuda::kernels::to_u32;
 use crate::backend::{HtBackend, foreign_state, opened_again};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, NUMBER_WORD};
+use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
 use crate::model::ops::{HandleForm, HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
 
 const WORD: usize = size_of::<u32>();
-const SECTION: usize = 256;
 /// Instead of a number of slots.
 const NO_SLOTS: u32 = u32::MAX;
 
@@ -32,7 +31,7 @@ fn words(rails: &Rails) -> usize {
 
 /// Where the memory begins behind them.
 pub fn memory_of(rails: &Rails, GivenBlock(block): GivenBlock) -> DevPtr {
-    DevPtr(block.0 + (words(rails) * WORD).next_multiple_of(SECTION))
+    DevPtr(block.0 + (words(rails) * WORD).next_multiple_of(SECTION_ALIGN))
 }
 
 /// Sections of any handle of the group, for its most tokens, so that the same parts are at the same places.

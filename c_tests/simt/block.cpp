@@ -67,17 +67,8 @@ void Block::Run(const std::function<void()>& kernel) {
         fibers_[i].Prepare(&ThreadMain);
         ready_.push_back(i);
     }
-    while (alive_ != 0) {
-        if (ready_.empty()) Fail("no thread of the block can go on: " + WhereThreadsAre());
-        stores_.Step();
-        thread_ = PickReady();
-        fibers_[thread_].Enter();
-        if (threads_[thread_].has_ended) {
-            fibers_[thread_].CheckCanary();
-        } else if (threads_[thread_].waits_at == nullptr) {
-            ready_.push_back(thread_);
-        }
-    }
+    thread_ = PickReady();
+    fibers_.Enter(fibers_[thread_]);
     bulk_.Finish();
     stores_.LandAll();
 }
@@ -91,7 +82,19 @@ uint32_t Block::PickReady() {
     return picked;
 }
 
-void Block::SwitchOut() { fibers_[thread_].Leave(); }
+// Straight to the next: by way of the block, a switch would take twice as long.
+void Block::SwitchOut() {
+    const uint32_t left = thread_;
+    if (ready_.empty()) Fail("no thread of the block can go on: " + WhereThreadsAre());
+    stores_.Step();
+    thread_ = PickReady();
+    if (thread_ != left) fibers_[left].SwitchTo(fibers_[thread_]);
+}
+
+void Block::TakeTurns() {
+    ready_.push_back(thread_);
+    SwitchOut();
+}
 
 // The thread's kernel has returned: barriers and warp operations go on without it.
 void Block::EndThread() {
@@ -103,6 +106,8 @@ void Block::EndThread() {
     if (whole_.arrived != 0 && whole_.arrived == alive_) EndRound(whole_);
     EndRoundIfAllLiveWait(warp, kAllLanes, warp.of_all);
     for (auto& [mask, meeting] : warp.of_some) EndRoundIfAllLiveWait(warp, mask, meeting);
+    fibers_[thread_].CheckCanary();
+    if (alive_ == 0) fibers_.GoBack();
     SwitchOut();
 }
 
@@ -185,7 +190,7 @@ void Block::Poll() {
         polls_ = 0;
         EndPollingRound();
     }
-    SwitchOut();
+    TakeTurns();
 }
 
 // So many polls that the block has probably nothing else to do.
@@ -198,7 +203,7 @@ void Block::EndPollingRound() {
 }
 
 void Block::MayYield() {
-    if (random_.OneIn(kOneInYields)) SwitchOut();
+    if (random_.OneIn(kOneInYields)) TakeTurns();
 }
 
 void Block::MayLinger() {

@@ -120,7 +120,9 @@ class Block {
     void EndThread();
     void EndPollingRound();
     uint32_t PickReady();
+    // Goes on with a thread that is ready, which the current one may be.
     void SwitchOut();
+    void TakeTurns();
     // The first to arrive begins a round.
     static void Arrive(Meeting& meeting, const char* operation);
     // Adds the caller to those that wait, or ends the round and wakes them.

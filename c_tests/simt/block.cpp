@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "support.h"
@@ -18,9 +19,10 @@ constexpr useconds_t kLingerMicroseconds = 100;
 // A block sleeps after so many polls for each thread that can go on: more would take the cores from those that it
 // waits for.
 constexpr uint32_t kPollsOfEach = 4;
-// For how long. No sched_yield instead: under load Linux 6.18 may not run a thread that yields again for seconds,
-// and the deadlines of waits pass.
+// For how long: first and, while the block does nothing but poll, at most. No sched_yield instead: under load
+// Linux 6.18 may not run a thread that yields again for seconds, and the deadlines of waits pass.
 constexpr useconds_t kPollMicroseconds = 10;
+constexpr useconds_t kLongestPollMicroseconds = 320;
 
 uint32_t Count(uint32_t lanes) { return static_cast<uint32_t>(__builtin_popcount(lanes)); }
 
@@ -196,7 +198,10 @@ void Block::Poll() {
 // So many polls that the block has probably nothing else to do.
 void Block::EndPollingRound() {
     stores_.LandSome();
-    usleep(kPollMicroseconds);
+    const uint64_t done = stores_.count() + alive_;
+    sleep_ = done != done_ ? kPollMicroseconds : std::min(2 * sleep_, kLongestPollMicroseconds);
+    done_ = done;
+    usleep(sleep_);
     if (std::chrono::steady_clock::now() > grid_.deadline) {
         Fail("the kernel does not end: " + WhereThreadsAre());
     }

@@ -150,6 +150,8 @@ class Block {
     uint32_t thread_ = 0;
     uint32_t alive_ = 0;
     uint32_t polls_ = 0;  // since the block slept last
+    uint32_t sleep_ = 0;  // microseconds
+    uint64_t done_ = 0;   // by then
 };
 
 }  // namespace simt

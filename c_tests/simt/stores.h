@@ -43,6 +43,8 @@ class Stores {
     // The same, when all threads of the block only wait.
     void LandSome();
     void LandAll();
+    // Of all stores so far.
+    uint64_t count() const { return next_number_; }
 
    private:
     static constexpr std::size_t kUnit = 16;

@@ -10,7 +10,7 @@ import torch
 from nccl_ep.choices import Choice, chosen
 from nccl_ep.gradients import check_differentiable, needs_gradient
 from nccl_ep.modes import Mode
-from nccl_ep.operators.traced import dispatch_view, is_traced, runs_now, traced
+from nccl_ep.operators.traced import is_traced, runs_now, traced
 from nccl_ep.results import (DispatchResult, LowLatencyResult, LowLatencyScaledResult,
                              RankMajorResult, ScaledResult, WeightedResult, WeightedScaledResult,
                              result_class)
@@ -129,6 +129,8 @@ class EpHandle(Routed[Mode]):
         check_view(view, by_rank, out is not None)
         if is_traced(stream) and not (view and runs_now(tokens)):
             if view:
+                from nccl_ep.operators.graph_break import dispatch_view
+
                 return dispatch_view(self, tokens, topk_weights, layout=layout, scales=scales, cast=cast,
                                      scales_order=scales_order, out_scales=out_scales, send_only=send_only)
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,

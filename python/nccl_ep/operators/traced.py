@@ -6,7 +6,6 @@ otherwise. Here are the operators under the methods of a handle.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -186,26 +185,6 @@ def traced(handle: EpHandle[Any]) -> TracedHandle | TracedLowLatency:
     if handle.keeps_ids:
         return TracedHandle(handle.group, handle.topk_idx, handle.ticket, handle)
     return TracedHandle(handle.group, handle.topk_idx, ht.ht_ticket(handle.number))
-
-
-# Graphs have no views: a compiler may write into what it has read, and rows of a view that hold nothing must stay as
-# they are.
-_NO_VIEW = ("view: not within one graph of a compiler; without fullgraph the graph breaks there, and without view the rows "
-            "are copied")
-_HAS_REASON = "reason" in inspect.signature(torch.compiler.disable).parameters
-
-
-@torch.compiler.disable(**{"reason": _NO_VIEW} if _HAS_REASON else {})  # type: ignore[misc, unused-ignore]
-def _between_graphs(handle: EpHandle[Any], *arguments: Any, **options: Any) -> DispatchResult:
-    return handle.dispatch(*arguments, view=True, **options)
-
-
-def dispatch_view(handle: EpHandle[Any], *arguments: Any, **options: Any) -> DispatchResult:
-    """`EpHandle.dispatch` with a view, called by code that is traced: between two graphs of torch.compile."""
-    if not torch.compiler.is_dynamo_compiling():
-        raise RuntimeError(_NO_VIEW)
-    result: DispatchResult = _between_graphs(handle, *arguments, **options)
-    return result
 
 
 def update(handle: Routed[Any], topk_idx: torch.Tensor, counts: torch.Tensor | None, stream: Any) -> None:

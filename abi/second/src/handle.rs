@@ -68,7 +68,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 ///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 ///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
 ///                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
-///                    library's. HT: on all ranks or on none, and of one update on all. A
+///                    group's `alloc`, or the library's. HT: on all ranks or on none, and of one update on all. A
 ///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 ///                    not free it before
 ///
@@ -138,8 +138,8 @@ fn in_memory(
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-/// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another
-/// rank refused; or the code of the failure if the group has failed.
+/// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the group's
+/// `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.

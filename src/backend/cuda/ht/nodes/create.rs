@@ -4,13 +4,13 @@
 //! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
 //! many rows each message has: so operations need not wait.
 
-use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
-use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
+use crate::backend::cuda::ht::nodes::part::{self, Part};
+use crate::backend::cuda::ht::nodes::plan::HandleParts;
 use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
@@ -29,7 +29,7 @@ use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
 use crate::model::ids::SourceIx;
-use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
+use crate::model::ops::Stream;
 use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -59,6 +59,7 @@ pub fn open_handle(
         return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
     }
     let creation = Creation { group, rails, epoch, at };
+    let wanted = wanted.and_then(|wanted| part::reserve(group, rails, wanted));
     let given = wanted.as_ref().ok().and_then(|it| it.home.given());
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => {
@@ -73,46 +74,6 @@ pub fn open_handle(
         rails.network.fail(&error);
         Err(error)
     })
-}
-
-/// What this rank brings to a handle.
-struct Part {
-    memory: Arc<NodesMemory>,
-    /// Where its memory on the device begins.
-    base: DevPtr,
-    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
-    routing: Routing,
-    /// What is to be copied.
-    ids: Option<IdCopy>,
-    counter: Option<DevPtr>,
-    counters: RoutingCounters,
-    verdict: u32,
-    size: HandleSize,
-}
-
-impl Part {
-    fn refusing(rails: &Rails, error: &Error) -> Self {
-        Self {
-            memory: Arc::clone(&rails.spare),
-            base: rails.spare.data(),
-            routing: Routing {
-                tokens: 0,
-                top_k: 0,
-                ids: DevPtr::default(),
-                width: IntWidth::Bits64,
-                form: HandleForm::default(),
-            },
-            ids: None,
-            counter: None,
-            counters: RoutingCounters::default(),
-            verdict: verdict_refusing(error),
-            size: HandleSize::default(),
-        }
-    }
-
-    fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        Ok(plan.memory(self.base.0, self.size)?.memory)
-    }
 }
 
 struct Creation<'a> {
@@ -138,7 +99,7 @@ impl Creation<'_> {
         let rails = self.rails;
         let announced = self.wait_for_all(own)?;
         let (part, refused) = match wanted {
-            Ok(wanted) => (self.prepare(wanted, &announced)?, None),
+            Ok(wanted) => (Part::of(self.group, rails, wanted, &announced)?, None),
             Err(error) => (Part::refusing(rails, &error), Some(error)),
         };
         self.route(&part, &announced)?;
@@ -196,40 +157,6 @@ impl Creation<'_> {
         let agree = |_, _| Ok(());
         let others = self.rails.handshake.wait(&self.new_handle(), most, agree)?;
         Ok(std::iter::once(own).chain(others).collect())
-    }
-
-    /// Memory for the handle.
-    fn prepare(&self, wanted: HtRouting, announced: &[Announced]) -> Result<Part> {
-        let mut routing = wanted.routing;
-        let verdict = verdict_with(to_u32(routing.top_k)?);
-        let agreeing = announced.iter().skip(1).filter(|it| it.verdict == verdict);
-        let remote = agreeing.map(|it| it.tokens).sum();
-        let rails = self.rails;
-        let (own, top_k) = (routing.tokens, routing.top_k);
-        let keeps_ids = routing.form.keeps_ids;
-        let slots = rails.slots(self.group.plan.max_tokens, top_k, routing.form);
-        let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
-        let given = wanted.home.given();
-        let size = given.map_or(needed, |_| given::size(self.group, rails, &routing));
-        let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
-        let context = &self.group.context.module.context;
-        // Of one size where the group has a bound, so that later handles can use it.
-        let room = |own, remote| HandleSize { own, remote, ..needed };
-        let room = match self.group.plan.facts.max_tokens {
-            _ if given.is_some() => HandleSize::default(),
-            Some(most) => room(most, (rails.plan.forwarded - 1) * most),
-            None => room(own.next_power_of_two(), remote),
-        };
-        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
-        let memory = rails.pool.take(|memory| memory.waste(bytes), make)?;
-        let base = given.map_or(memory.data(), |block| given::memory_of(rails, block));
-        let mut ids = None;
-        if keeps_ids {
-            let from = Numbers { data: routing.ids, width: routing.width };
-            (routing.ids, routing.width) = (rails.plan.memory(base.0, size)?.ids, IntWidth::Bits64);
-            ids = Some(IdCopy { from, to: routing.ids, count: own * top_k, offset: 0 });
-        }
-        Ok(Part { memory, base, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
     }
 
     /// Enqueues the exchange of ids and the kernels that find out where rows go.

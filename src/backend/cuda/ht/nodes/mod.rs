@@ -11,6 +11,7 @@ mod dispatch;
 mod given;
 mod handle;
 mod messages;
+mod part;
 pub mod plan;
 mod rails;
 mod stage;

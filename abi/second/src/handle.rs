@@ -5,7 +5,6 @@ use crate::enums::ncclEpLayout_t;
 use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::{self, Group, Handle, Layout};
 use crate::read::{self, number};
-use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
 };
@@ -224,9 +223,6 @@ fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>
     match (group.session.facts().algorithm, layout) {
         (Algorithm::LowLatency, EXPERT_MAJOR) => Ok(Layout::ExpertMajor),
         (Algorithm::LowLatency, RANK_MAJOR) => Ok(Layout::RankMajor),
-        (Algorithm::HighThroughput, FLAT) if group.kept.drops && group.session.nodes() > 1 => {
-            Err(not_served("layout", "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes,"))
-        }
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {
             let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment).max(1);

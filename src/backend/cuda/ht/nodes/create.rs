@@ -7,6 +7,7 @@
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::nodes::cut::Cut;
 use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
 use crate::backend::cuda::ht::nodes::part::{self, Part};
@@ -29,7 +30,7 @@ use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
 use crate::model::ids::SourceIx;
-use crate::model::ops::Stream;
+use crate::model::ops::{RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -102,11 +103,35 @@ impl Creation<'_> {
             Ok(wanted) => (Part::of(self.group, rails, wanted, &announced)?, None),
             Err(error) => (Part::refusing(rails, &error), Some(error)),
         };
-        self.route(&part, &announced)?;
+        let most_rows = part.routing.form.most_rows;
+        self.routed(part, refused, &announced, most_rows)
+    }
+
+    /// The handle of `part`, where ranks that have room for `most_rows` drop the rest; without, all rows have room.
+    fn routed(
+        &self,
+        mut part: Part,
+        refused: Option<Error>,
+        announced: &[Announced],
+        most_rows: Option<usize>,
+    ) -> Result<Result<NodesHt>> {
+        let rails = self.rails;
+        self.route(&part, announced)?;
         let tokens = announced.iter().map(|it| it.tokens).collect();
         let (rows, counts) = self.wait_for_counts(&part.memory, tokens)?;
         if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
             return Ok(Err(error));
+        }
+        if let Some(most) = most_rows {
+            // The total is of all rows that come, and the ids that will be cut are the copy.
+            let total = part.counters.total.take();
+            self.tell(&part, &RoutingCounters { total, ..RoutingCounters::default() })?;
+            part.ids = None;
+            let cut = Cut { group: self.group, rails, part: &part, epoch: self.epoch, at: self.at };
+            if cut.cut(most, self.new_handle().label())? {
+                let again = Creation { epoch: self.group.next_handle(), ..*self };
+                return again.routed(part, None, announced, None);
+            }
         }
         let slots = self.conclude(&part, &counts)?;
         let apart = slots.map(|_| rails.apart_for(bytes_apart(self.group, rows as usize, part.routing.top_k)));
@@ -252,17 +277,23 @@ impl Creation<'_> {
         let plan = &self.rails.plan;
         let HandleParts { memory, slots, zones, .. } = plan.memory(part.base.0, part.size)?;
         let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
+        let Some(zones) = zones else {
+            return self.tell(part, &part.counters).map(|()| None);
+        };
         let turn = self.group.order.begin(self.at)?;
         let index = plan.announced();
         let page = Some((part.memory.announced.device().wrapping_add(index), self.epoch));
-        let told = Told { rows: memory.total, counts: memory.counts, counters: &part.counters, zones: None };
-        turn.end_after(match zones {
-            Some(zones) => self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)),
-            None => kept::tell(self.group, &told, self.at),
-        })?;
+        turn.end_after(self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)))?;
         let read = || Ok((part.memory.announced).complete(index, |it| it.epoch == self.epoch));
-        let slots = zones.map(|_| self.group.wait_for_routing(read)).transpose()?;
-        Ok(slots.map(|told| told.value as usize))
+        Ok(Some(self.group.wait_for_routing(read)?.value as usize))
+    }
+
+    /// Tells the caller of rows.
+    fn tell(&self, part: &Part, counters: &RoutingCounters) -> Result<()> {
+        let memory = part.device(&self.rails.plan)?;
+        let turn = self.group.order.begin(self.at)?;
+        let told = Told { rows: memory.total, counts: memory.counts, counters, zones: None };
+        turn.end_after(kept::tell(self.group, &told, self.at))
     }
 
     /// Enqueues the kernels that find the slots of rows: one for each rank that this one forwards for, itself last.

@@ -7,6 +7,7 @@
 
 mod combine;
 mod create;
+mod cut;
 mod dispatch;
 mod given;
 mod handle;

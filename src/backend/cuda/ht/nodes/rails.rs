@@ -140,7 +140,7 @@ pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
     /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
-    /// the slots.
+    /// the slots; and what ranks tell of their room.
     pub announced: HostPage<HtCount>,
     /// The forwarded ranks, for `ht_route_nodes` alone.
     pub forwarded: HostPage<HtForwarded>,
@@ -150,7 +150,7 @@ impl NodesMemory {
     /// Allocates memory for a handle of this `size`.
     pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
         let bytes = plan.memory(0, size)?.bytes;
-        let announced = HostPage::new(&memory.context, plan.announced() + 1)?;
+        let announced = HostPage::new(&memory.context, plan.announced() + 1 + plan.ranks)?;
         let forwarded = HostPage::new(&memory.context, plan.forwarded)?;
         Ok(Self { buffer: group.block(memory, bytes)?, bytes, announced, forwarded })
     }

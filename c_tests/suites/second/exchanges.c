@@ -78,15 +78,6 @@ EP_TEST(low_latency_delivers_rows_by_rank) { exchange_all(env, kLlRanks); }
 EP_TEST(high_throughput_delivers_flat_rows) { exchange_all(env, kHtFlat); }
 EP_TEST(high_throughput_delivers_rows_by_expert) { exchange_all(env, kHtZones); }
 
-static void refuse_flat(const EpEnv* env, const Case* test) {
-    ncclEpGroup_t group = group_of(env, test);
-    ncclEpHandle_t handle = NULL;
-    CHECK_REFUSED(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, 2, NULL), ncclInvalidUsage,
-                  "layout: NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes, is not served");
-    EP_CHECK(handle == NULL);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
-}
-
 // As Megatron does with a fixed capacity.
 EP_TEST(what_is_beyond_a_bound_is_dropped) {
     static const Case kCases[] = {
@@ -104,8 +95,7 @@ EP_TEST(what_is_beyond_a_bound_is_dropped) {
         Case test = kCases[i];
         test.drops = true;
         test = varied(&test, i, &memory);
-        if (test.kind == kHtFlat && !ranks_share_a_node()) refuse_flat(env, &test);
-        else exchange(env, &test, 820 + i);
+        exchange(env, &test, 820 + i);
     }
 }
 
@@ -150,19 +140,23 @@ EP_TEST(tensors_lie_in_windows) {
     views_end_windows(env);
 }
 
-// Several handles of a layout, in turn.
-EP_TEST(handles_take_turns) {
+// Several handles, in turn: of a layout, then of both, which drop rows.
+static void take_turns(const EpEnv* env, bool drops) {
     enum { kHandles = 3 };
     Run runs[kHandles];
-    Case test = kSmallHt;
-    test.kind = kHtZones;
-    test.alignment = 4;
-    test.uneven = true;
-    test.recv_rows = (unsigned)env->size * test.max_tokens * 8;
-    ncclEpGroup_t group = group_of(env, &test);
+    Case tests[kHandles];
+    for (unsigned i = 0; i < kHandles; ++i) {
+        tests[i] = kSmallHt;
+        tests[i].kind = drops && i != 1 ? kHtFlat : kHtZones;
+        tests[i].alignment = 4;
+        tests[i].uneven = true;
+        tests[i].drops = drops;
+        tests[i].recv_rows = drops ? 4 : (unsigned)env->size * tests[i].max_tokens * 8;
+    }
+    ncclEpGroup_t group = group_of(env, &tests[0]);
     ncclEpHandle_t handles[kHandles];
     for (unsigned i = 0; i < kHandles; ++i) {
-        run_open(&runs[i], env, &test, 840 + i);
+        run_open(&runs[i], env, &tests[i], 840 + i);
         handles[i] = run_route(&runs[i], group);
     }
     for (unsigned turn = 0; turn < 2; ++turn) {
@@ -174,6 +168,11 @@ EP_TEST(handles_take_turns) {
         run_close(&runs[i]);
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+}
+
+EP_TEST(handles_take_turns) {
+    take_turns(env, false);
+    take_turns(env, true);
 }
 
 // What is behind the bound is still poison, with zones all is, and the next call tells.

@@ -159,13 +159,14 @@ void run_check_untouched(const Run* run) {
 // ---- Calls
 
 // What a routing tells.
-static void set_update(Call* call, Kind kind) {
+static void set_update(Call* call, const Case* test) {
     View* views = call->views;
     call->update = NCCL_EP_LAYOUT_INFO_INIT;
     call->update.expert_counters = &views[kCounters].tensor;
     call->update.recv_total_counter = &views[kTotal].tensor;
     // Flat rows have none, so it is not read.
-    call->update.expert_offsets = kind == kHtZones ? &views[kOffsets].tensor : (ncclEpTensor_t*)16;
+    call->update.expert_offsets = test->kind == kHtZones ? &views[kOffsets].tensor : (ncclEpTensor_t*)16;
+    if (test->no_offsets) call->update.expert_offsets = NULL;
 }
 
 static void set_info(Call* call, const Case* test, bool is_forward) {
@@ -190,7 +191,7 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass) {
         view_of(&views[i], ref_buffer_data(&run->buffers[i]), shape.datatype, sizes[0], sizes[1], sizes[2]);
     }
     const bool is_forward = pass == NCCL_EP_FWD_PASS;
-    set_update(call, test->kind);
+    set_update(call, test);
     set_info(call, test, is_forward);
     call->inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
     call->inputs.tokens = &views[kTokens].tensor;

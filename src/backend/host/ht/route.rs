@@ -8,6 +8,7 @@ use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::handle_state::{GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header};
 use crate::model::ops::{HandleForm, Routing};
+use crate::model::room::Room;
 
 /// A rank that one of a token's experts is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,21 +208,18 @@ fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
 
 /// The ids of all ranks without those of rows beyond the first `most` of a rank; and how many such this rank has.
 fn cut(facts: &GroupFacts, all: &[RankIds], most: usize) -> (Vec<RankIds>, usize) {
-    let mut rows = vec![0; facts.ranks];
+    let mut room = Room::new(vec![most as i64; facts.ranks], facts.local_experts());
     let kept = all.iter().map(|of_source| {
         let mut ids = Vec::new();
         for of_token in of_source.by_token() {
-            for it in by_rank(facts, of_token) {
-                rows.get_mut(it.rank).into_iter().for_each(|rows| *rows += 1);
-            }
-            let is_kept =
-                |id| facts.expert(id).is_some_and(|it| rows.get(facts.owner(it)).is_some_and(|it| *it <= most));
-            ids.extend(numeric::i64s(of_token).flat_map(|id| if is_kept(id) { id } else { -1 }.to_ne_bytes()));
+            let mut of_token: Vec<i64> = numeric::i64s(of_token).collect();
+            room.take(&mut of_token);
+            ids.extend(of_token.iter().flat_map(|id| id.to_ne_bytes()));
         }
         RankIds { ids, top_k: of_source.top_k }
     });
     let kept = kept.collect();
-    (kept, rows.get(facts.rank.index()).map_or(0, |rows| rows.saturating_sub(most)))
+    (kept, room.dropped(facts.rank.index()))
 }
 
 /// Where a token with these `entries` goes, by ascending rank.

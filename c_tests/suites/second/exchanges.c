@@ -1,17 +1,6 @@
 // Every byte of dispatches and combines of all layouts and both passes, against the reference.
 #include "suites/second/run.h"
 
-// The bytes of the handle's memory at another address, without an update.
-static ncclEpHandle_t move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle) {
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    RefBuffer before = *run->test->memory;
-    EP_SCOPED void* bytes = ref_host_new(before.bytes);
-    ep_download(bytes, ref_buffer_data(&before), before.bytes);
-    handle = handle_in_memory(group, run->test, bytes);
-    ref_buffer_free(&before);
-    return handle;
-}
-
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     const ncclEpPassDir_t back = is_ll(test) ? NCCL_EP_FWD_PASS : NCCL_EP_BWD_PASS;
     Run run;
@@ -21,7 +10,7 @@ static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     run_exchange(&run, handle, NCCL_EP_FWD_PASS);
     run_exchange(&run, handle, back);
     if (!is_ll(test)) {
-        if (test->memory != NULL) handle = move(&run, group, handle);
+        if (test->memory != NULL) handle = run_move(&run, group, handle);
         run_exchange(&run, handle, back);
         run_exchange(&run, handle, NCCL_EP_FWD_PASS);
     }

@@ -221,10 +221,20 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass) {
     call->config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
 }
 
+ncclEpHandle_t run_move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    RefBuffer before = *run->test->memory;
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    handle = handle_in_memory(group, run->test, bytes);
+    ref_buffer_free(&before);
+    return handle;
+}
+
 ncclResult_t run_update(const Run* run, ncclEpHandle_t handle) {
     Call call;
     call_set(&call, run, NCCL_EP_FWD_PASS);
-    EP_SCOPED void* info = old_struct(kLayoutInfo, &call.update, run->test->generation);
+    EP_SCOPED void* info = is_ll(run->test) ? NULL : old_struct(kLayoutInfo, &call.update, run->test->generation);
     const ncclResult_t result = ncclEpUpdateHandle(handle, &call.views[kIds].tensor, info, run->env->stream);
     memset(&call, kGarbage, sizeof(call));
     return result;

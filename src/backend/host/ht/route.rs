@@ -264,70 +264,26 @@ mod tests {
     use crate::model::ops::{IntWidth, Zones};
     use crate::model::tensor::DevPtr;
 
-    fn facts(rank: usize) -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::HighThroughput,
-            rank: GroupRank::new(rank),
-            experts: 4,
-            max_tokens: None,
-            max_recv_rows: None,
-            ..GroupFacts::SAMPLE
-        }
-    }
-
-    const ZONES: Zones = Zones { alignment: 2, most_slots: None };
-    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None, most_rows: None };
-
     fn ids(ids: &[i64]) -> RankIds {
         RankIds { ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(), top_k: 2 }
     }
 
-    /// (rank, index, experts) of each destination of each token.
-    fn goes_to(map: &HtMap, rank: usize, tokens: usize) -> Vec<(usize, usize, Vec<usize>)> {
-        let of = |token| map.destinations(&facts(rank), token, 2);
-        (0..tokens).flat_map(of).map(|it| (it.rank, it.index, it.experts)).collect()
-    }
-
-    #[test]
-    fn rows_are_numbered_by_source_and_not_repeated() {
-        let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
-        let map = HtMap::new(&facts(1), 0, &all, NO_FORM);
-        assert_eq!((&map.begins[..], &map.counts[..]), (&[0, 1, 2][..], &[2, 1][..]));
-        assert_eq!((map.received(), &map.departures[..]), (2, &[0, 1][..]));
-        assert_eq!(goes_to(&map, 1, 1), [(1, 0, vec![0])]);
-        let map = HtMap::new(&facts(0), 0, &all, NO_FORM);
-        assert_eq!((&map.begins[..], &map.departures[..]), (&[0, 1, 1][..], &[1, 1][..]));
-        assert_eq!(goes_to(&map, 0, 2), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
-    }
-
-    #[test]
-    fn a_repeated_expert_counts_once() {
-        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1, 0, 1]), ids(&[])], NO_FORM);
-        assert_eq!(goes_to(&map, 0, 2), [(0, 0, vec![1]), (0, 1, vec![0, 1])]);
-        assert_eq!(map.counts, [1, 2]);
-    }
-
-    #[test]
-    fn rows_beyond_a_bound_are_in_no_map() {
-        let all = [ids(&[3, 2, -1, 0, 1, 3]), ids(&[2, 0])];
-        let form = HandleForm { keeps_ids: true, most_rows: Some(1), ..NO_FORM };
-        let map = HtMap::new(&facts(0), 0, &all, form);
-        assert_eq!((&map.begins[..], &map.counts[..], map.dropped), (&[0, 1, 1][..], &[1, 0][..], 2));
-        assert_eq!(goes_to(&map, 0, 3), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
-        assert_eq!(map.ids, [3_i64, 2, -1, 0, -1, -1].map(i64::to_ne_bytes).concat());
-        let map = HtMap::new(&facts(1), 0, &all, form);
-        assert_eq!((&map.begins[..], map.dropped, map.ids.len()), (&[0, 1, 1][..], 2, 16));
-    }
-
     #[test]
     fn a_map_comes_back_from_moved_bytes_and_from_no_others() {
-        let facts = GroupFacts { max_tokens: Some(3), ..facts(1) };
+        let facts = GroupFacts {
+            algorithm: Algorithm::HighThroughput,
+            rank: GroupRank::new(1),
+            experts: 4,
+            max_tokens: Some(3),
+            ..GroupFacts::SAMPLE
+        };
+        let zones = Some(Zones { alignment: 2, most_slots: None });
         let routing = |tokens| Routing {
             ids: DevPtr::default(),
             width: IntWidth::Bits64,
             tokens,
             top_k: 2,
-            form: HandleForm { keeps_ids: true, zones: Some(ZONES), most_rows: None },
+            form: HandleForm { keeps_ids: true, zones, most_rows: None },
         };
         let form = routing(1).form;
         let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);

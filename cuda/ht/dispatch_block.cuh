@@ -13,8 +13,7 @@ namespace nccl_ep::ht_dispatch_impl {
 
 struct SharedStorage {
     HtPairs pairs;
-    Scheduler scheduler;
-    // Of each source, how many turns of this block are known to have come.
+    // Of each source, the first row of this block that is not known to have come.
     uint32_t arrived[MAX_PEERS];
     NotifyState notify_state;
     uint32_t next_own;

@@ -67,32 +67,96 @@ __device__ bool poll_arrivals(const Block& block) {
         const uint32_t source = poll.peer(peers, base);
         const bool is_source = source != kNoPeer;
         const uint32_t known = is_source ? block.shared.arrived[source] : 0;
-        const uint32_t index = row_of_turn(block.receivers, source, known + poll.index());
+        const uint32_t index = known + poll.index() * block.receivers.blocks;
         const bool is_row = is_source && index < block.shared.pairs.to_receive[source];
         left = left || is_row;
-        const uint32_t turns = poll.leading(is_row && has_arrived(block, source, index));
-        if (poll.index() == 0 && turns != 0) {
-            st_release_cta_shared(&block.shared.arrived[source], known + turns);
+        const uint32_t rows = poll.leading(is_row && has_arrived(block, source, index));
+        if (poll.index() == 0 && rows != 0) {
+            st_release_cta_shared(&block.shared.arrived[source], known + rows * block.receivers.blocks);
         }
         sync_warp();
     }
     return ballot(left).any();
 }
 
+// The rows that a warp takes. Those of a source are dealt to the receiving blocks in turn, and those of a block to its
+// warps, so that no two look for the same one: where they did, a block took no more than a row in 250 ns
+// (docs/development/high-throughput.md). Each lane has the warp's next rows of some sources.
+class DealtRows {
+   public:
+    template <typename Block>
+    __device__ explicit DealtRows(const Block& block) : step_(block.receivers.blocks * block.common.shape.copy_warps) {
+#pragma unroll
+        for (uint32_t i = 0; i < kRounds; ++i) {
+            const uint32_t source = i * kWarpSize + lane_idx();
+            next_[i] = row_of_turn(block.receivers, source, (warp_idx() + source) % block.common.shape.copy_warps);
+        }
+    }
+
+    // Looks once for a row that has come.
+    template <typename Block>
+    __device__ Work take(const Block& block) {
+        Work work = {kNoPeer, 0, kNoPeer};
+#pragma unroll 1
+        for (uint32_t base = 0; base < kRounds * kWarpSize; base += kWarpSize) {
+            if (base < block.ranks() && work.peer == kNoPeer) {
+                look(block, base, work);
+            }
+            // So the loop is there once, and its rows are in registers.
+            const uint32_t first = next_[0];
+#pragma unroll
+            for (uint32_t i = 0; i + 1 < kRounds; ++i) {
+                next_[i] = next_[i + 1];
+            }
+            next_[kRounds - 1] = first;
+        }
+        return work;
+    }
+
+   private:
+    static constexpr uint32_t kRounds = (MAX_PEERS + kWarpSize - 1) / kWarpSize;
+
+    // Among the sources from `base` on, beginning behind that of the last row.
+    template <typename Block>
+    __device__ void look(const Block& block, uint32_t base, Work& work) {
+        const uint32_t source = base + lane_idx();
+        const bool is_left = source < block.ranks() && next_[0] < block.shared.pairs.to_receive[source];
+        const bool has_come = is_left && next_[0] < ld_acquire_cta_shared(&block.shared.arrived[source]);
+        const LaneMask left = ballot(is_left);
+        if (left.any() && work.left == kNoPeer) {
+            work.left = base + left.first();
+        }
+        const LaneMask come = ballot(has_come);
+        if (!come.any()) {
+            return;
+        }
+        const uint32_t lane = come.first_from(first_lane_);
+        first_lane_ = (lane + 1) % kWarpSize;
+        work.peer = base + lane;
+        work.index = shuffle(next_[0], lane);
+        next_[0] += lane_idx() == lane ? step_ : 0;
+        sync_warp();
+    }
+
+    uint32_t step_;
+    uint32_t first_lane_ = 0;
+    uint32_t next_[kRounds];
+};
+
 template <typename Block>
 __device__ void receive_rows(const Block& block, Staging& staging) {
-    const HtCommon& common = block.common;
-    const HtPairs& pairs = block.shared.pairs;
-    const auto is_ready = [&](uint32_t source, uint32_t, uint32_t turn) {
-        return is_or_follows(ld_acquire_cta_shared(&block.shared.arrived[source]), turn + 1);
-    };
+    DealtRows rows(block);
     for (bool has_local_work = true;;) {
-        const Work work = next_row(common, {WAIT_STREAMED_ROW, kNoPeer, pairs.operation},
-                                   block.shared.scheduler, pairs.to_receive, block.receivers,
-                                   block.ranks(), is_ready, [&] { return has_local_work; });
-        if (work.peer != kNoPeer) {
+        Work work;
+        Awaited awaited = {WAIT_STREAMED_ROW, kNoPeer, block.shared.pairs.operation};
+        const bool ok = wait_as_warp(block.common, awaited, [&] {
+            work = rows.take(block);
+            awaited.peer = work.left;
+            return work.peer != kNoPeer || work.left == kNoPeer || has_local_work;
+        });
+        if (ok && work.peer != kNoPeer) {
             take_row(block, work.peer, work.index, staging);
-        } else if (has_local_work) {
+        } else if (ok && has_local_work) {
             has_local_work = work_locally(block, staging);
         } else {
             break;

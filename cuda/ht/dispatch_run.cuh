@@ -37,10 +37,9 @@ __device__ bool check_outputs(const Block& block) {
     return rows_fit && scales_fit && routing_fits;
 }
 
-__device__ __forceinline__ void clear_shared(SharedStorage& shared, uint8_t* zeros) {
+__device__ __forceinline__ void clear_shared(SharedStorage& shared, const Share& receivers, uint8_t* zeros) {
     for (uint32_t peer = threadIdx.x; peer < MAX_PEERS; peer += blockDim.x) {
-        shared.scheduler.next[peer] = 0;
-        shared.arrived[peer] = 0;
+        shared.arrived[peer] = row_of_turn(receivers, peer, 0);
     }
     if (threadIdx.x == 0) {
         shared.next_token = 0;
@@ -62,7 +61,7 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     uint8_t* buffers = memory + HT_ZERO_BYTES;
     const HtCommon& common = params.common;
     const Block<Scope, Rows> block = {params, scope, rows, shared, zeros};
-    clear_shared(shared, zeros);
+    clear_shared(shared, block.receivers, zeros);
     if (!begin_operation(common, scope, false, shared.pairs) ||
         !scope.messages_arrived(common, shared.pairs) || !check_outputs(block)) {
         return;

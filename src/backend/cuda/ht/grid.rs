@@ -29,8 +29,11 @@ const MIXED_BLOCKS_OF_FEW: u32 = 24;
 const SEND_WARPS_OF_FEW: u32 = 3;
 const MIXED_BLOCKS: u32 = 16;
 const SEND_WARPS: u32 = 7;
-/// A sender that casts needs half as long again for a row.
-const CAST_SENDERS: u32 = 16;
+/// Blocks of a dispatch that casts of which so many send: senders take three times as long for a row as receivers.
+const CAST_BLOCKS: u32 = 18;
+const CAST_SENDERS: u32 = 13;
+/// From four ranks on, where more rows arrive.
+const CAST_SENDERS_OF_FOUR: u32 = 12;
 /// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
 /// Of rows by expert: what it costs to send a row in a dispatch, where few blocks store and where memory keeps many
@@ -225,9 +228,13 @@ impl Grid {
 
     /// This grid where senders cast, also what stays on this rank, whatever was measured: measurements are of rows that are
     /// sent as they are.
-    pub fn of_casts(self) -> Self {
-        let most = (self.blocks - 1).min(MOST_CAST_SENDERS);
-        Self { send_blocks: share(self.blocks, CAST_SENDERS, AUTO_BLOCKS).clamp(1, most), ..self }
+    pub fn of_casts(self, ranks: usize) -> Self {
+        let senders = match ranks {
+            // To the nearest number.
+            ..4 => (self.blocks * CAST_SENDERS + CAST_BLOCKS / 2) / CAST_BLOCKS,
+            _ => share(self.blocks, CAST_SENDERS_OF_FOUR, CAST_BLOCKS),
+        };
+        Self { send_blocks: senders.clamp(1, (self.blocks - 1).min(MOST_CAST_SENDERS)), ..self }
     }
 }
 
@@ -246,7 +253,6 @@ mod tests {
             ranks,
             experts: 32 * ranks,
             max_tokens: Some(4096),
-            max_recv_rows: Some(4096 * ranks),
             row_bytes: 14_336,
             channels,
             ..GroupFacts::SAMPLE
@@ -307,13 +313,17 @@ mod tests {
 
     #[test]
     fn casts_have_more_senders() {
-        for (channels, senders) in [(1, 1), (4, 5), (12, 16), (1000, 50)] {
-            let facts = facts(2, Some(channels));
-            let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, 64, H200);
-            assert_eq!(grid.of_casts().send_blocks, senders);
+        for (channels, of_two, of_four) in
+            [(1, 1, 1), (4, 6, 5), (8, 12, 10), (12, 17, 16), (16, 23, 21), (1000, 50, 50)]
+        {
+            for (ranks, senders) in [(2, of_two), (4, of_four)] {
+                let facts = facts(ranks, Some(channels));
+                let grid = Grid::new(&facts, &Tuning::default(), DISPATCH, 64, H200);
+                assert_eq!(grid.of_casts(ranks).send_blocks, senders);
+            }
         }
         let alone = Grid::new(&facts(1, Some(12)), &Tuning::default(), DISPATCH, 64, H200);
-        assert_eq!((alone.send_blocks, alone.of_casts().send_blocks), (0, 16));
+        assert_eq!((alone.send_blocks, alone.of_casts(1).send_blocks), (0, 17));
     }
 
     #[test]
@@ -351,7 +361,7 @@ mod tests {
         assert_eq!(asked(own, 16, 7, 1024), (16, 7, 24));
         assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
         assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
-        assert_eq!(asked(own.of_casts(), 12, 0, 0), (12, 8, 24));
+        assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 8, 24));
         let combine = Grid::new(&facts(2, Some(8)), &Tuning::default(), COMBINE, 64, H200);
         let warps = |send_blocks, blocks| {
             combine.asked(Launch { blocks, send_blocks, ..Launch::default() }, COMBINE).send_warps(2)

@@ -263,7 +263,7 @@ impl HtPlan {
             _ => of_handle,
         };
         let grid = match row.cast {
-            Some(_) => plain.of_casts(),
+            Some(_) => plain.of_casts(self.facts.ranks),
             None => plain,
         };
         grid.asked(asked, kind)

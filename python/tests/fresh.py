@@ -5,6 +5,7 @@ As a program: reads lines of JSON, runs what they say in a fork each, and answer
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -44,6 +45,7 @@ class Fresh:
 def main() -> int:
     import torch  # noqa: F401, for the forks
 
+    gc.freeze()  # or each would look at all of it when it ends
     for line in sys.stdin:
         words, settings, *files = json.loads(line)
         if (child := os.fork()) == 0:

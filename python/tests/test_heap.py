@@ -118,8 +118,8 @@ def test_refusals(group, world):
 
 @pytest.mark.high_throughput
 def test_operations_find_such_tensors(group, world, device):
-    """With tensors in the heap and elsewhere on each rank in turn: the same rows, and all counted; but a rank alone on a
-    GPU looks for none, as it has no peers."""
+    """With tensors in the heap and elsewhere on each rank in turn: the same rows, and all counted; but a rank alone
+    on a GPU looks for none, as it has no peers."""
     rank, size = world
     tensors = 0 if size == 1 and device.type == "cuda" else 2
     problem = Problem(rank, size, device=device)

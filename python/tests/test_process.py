@@ -28,7 +28,8 @@ def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
 
 def test_groups_that_are_left_at_the_end_of_the_interpreter(fresh):
     """Neither an error in a destructor nor a wait; a group that is collected before warns. A process that nothing has
-    launched, such as one of a terminal or a notebook, is alone. Torch's compiler, which takes seconds, is not loaded."""
+    launched, such as one of a terminal or a notebook, is alone. Torch's compiler is not loaded, as it takes seconds.
+    """
     done = fresh("-c", """
 import os, sys, warnings
 warnings.simplefilter("always", ResourceWarning)

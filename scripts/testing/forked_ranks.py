@@ -8,6 +8,7 @@ is a file, or the name of a module. Ends at the first that fails.
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import runpy
@@ -21,6 +22,7 @@ def main() -> int:
     places, *words = sys.argv[1:]
     nodes = places.split(",") if "," in places else [""] * int(places)
     at = words.index("--") if "--" in words else len(words)
+    gc.freeze()  # or each rank would look at all that PyTorch brings when it ends
     for number, program in enumerate(words[:at]):
         job = f"forked-{os.getpid()}-{number}"
         ranks = []

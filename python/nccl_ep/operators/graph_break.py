@@ -16,8 +16,8 @@ from nccl_ep.results import DispatchResult
 if TYPE_CHECKING:
     from nccl_ep.handle import EpHandle
 
-_NO_VIEW = ("view: not within one graph of a compiler; without fullgraph the graph breaks there, and without view the rows "
-            "are copied")
+_NO_VIEW = ("view: not within one graph of a compiler; without fullgraph the graph breaks there, and without view the "
+            "rows are copied")
 _HAS_REASON = "reason" in inspect.signature(torch.compiler.disable).parameters
 
 

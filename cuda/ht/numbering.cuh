@@ -54,6 +54,7 @@ template <typename Use>
 __device__ __forceinline__ void for_each_column(uint32_t columns, const ColumnMask& mask, Use use) {
 #pragma unroll
     for (uint32_t w = 0; w < kColumnWords; ++w) {
+#pragma unroll 1
         for (uint32_t bit = 0; bit < kWordBits && w * kWordBits + bit < columns; ++bit) {
             use(w * kWordBits + bit, ballot((mask.word[w] >> bit & 1) != 0));
         }

@@ -13,6 +13,7 @@ class Pipeline {
         : memory_(memory), barriers_(barriers), stage_bytes_(stage_bytes), stages_(stages) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
+#pragma unroll 1
             for (uint32_t i = 0; i < stages; ++i) {
                 mbarrier_init(barriers + i, 1);
             }

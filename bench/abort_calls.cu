@@ -6,7 +6,6 @@
 //
 // Needs two GPUs, or one for both processes, which take themselves for two hosts.
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,42 +15,22 @@
 #include <string>
 #include <thread>
 
-#include "nccl_check.h"
+#include "two_hosts.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr size_t kBytes = 1 << 20;
 constexpr auto kLongEnough = std::chrono::milliseconds(500);
 
 double since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// A communicator of the two processes and what is enqueued on it.
-struct Comm {
-    ncclComm_t comm = nullptr;
-    cudaStream_t stream = nullptr;
-    char* memory = nullptr;
-
-    void Enqueue(int rank) const {
-        CHECK(ncclGroupStart());
-        CHECK(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
-        CHECK(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
-        CHECK(ncclGroupEnd());
-    }
-};
-
-Comm new_comm(int rank, int in, int out) {
-    Comm made;
-    ncclUniqueId id;
-    if (rank == 0) CHECK(ncclGetUniqueId(&id));
-    const auto moved = rank == 0 ? write(out, &id, sizeof(id)) : read(in, &id, sizeof(id));
-    if (moved != sizeof(id)) std::exit(1);
-    CHECK(ncclCommInitRank(&made.comm, 2, id, rank));
-    CHECK(cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking));
-    CHECK(cudaMalloc(&made.memory, 2 * kBytes));
-    made.Enqueue(rank);
+Host connected(int rank, int pipe) {
+    Host made{rank, pipe};
+    made.Join();
+    made.Allocate();
+    made.Enqueue();
     CHECK(cudaStreamSynchronize(made.stream));
     return made;
 }
@@ -81,9 +60,9 @@ void say_idle(const char* name, cudaStream_t stream) {
     std::printf("%-58s %s after %.1f ms\n", name, cudaGetErrorString(state), since(start));
 }
 
-void abort_in_group(const Comm& stuck, const Comm& other) {
-    stuck.Enqueue(0);
-    other.Enqueue(0);
+void abort_in_group(const Host& stuck, const Host& other) {
+    stuck.Enqueue();
+    other.Enqueue();
     std::atomic<bool> go{false};
     std::atomic<bool> aborted{false};
     Watched aborter("ncclGroupStart, ncclCommAbort, wait, ncclGroupEnd", [&] {
@@ -114,9 +93,9 @@ void abort_in_group(const Comm& stuck, const Comm& other) {
     std::printf("%-58s returns after %.1f ms\n", "ncclGroupEnd then", since(start));
 }
 
-void abort_alone(const Comm& stuck, const Comm& other) {
-    stuck.Enqueue(0);
-    other.Enqueue(0);
+void abort_alone(const Host& stuck, const Host& other) {
+    stuck.Enqueue();
+    other.Enqueue();
     Watched aborter("ncclCommAbort", [&] { CHECK(ncclCommAbort(other.comm)); });
     say_idle("its stream", other.stream);
     std::this_thread::sleep_for(4 * kLongEnough);
@@ -128,8 +107,8 @@ void abort_alone(const Comm& stuck, const Comm& other) {
 }
 
 // How long memory is being freed where nothing else is on the device, so long after the operations have ended.
-void abort_and_wait(const Comm& other, std::chrono::milliseconds pause) {
-    other.Enqueue(0);
+void abort_and_wait(const Host& other, std::chrono::milliseconds pause) {
+    other.Enqueue();
     CHECK(ncclGroupStart());
     CHECK(ncclCommAbort(other.comm));
     std::this_thread::sleep_for(pause);
@@ -140,8 +119,8 @@ void abort_and_wait(const Comm& other, std::chrono::milliseconds pause) {
 }
 
 // The other rank of abort_unnoticed: how long after the abort its waiting operation has ended or failed.
-void notice(const Comm& waiting, int begun) {
-    waiting.Enqueue(1);
+void notice(const Host& waiting, int begun) {
+    waiting.Enqueue();
     char go;
     if (read(begun, &go, 1) != 1) std::exit(1);
     const auto start = Clock::now();
@@ -155,7 +134,7 @@ void notice(const Comm& waiting, int begun) {
 }
 
 // Closes the group four seconds after the abort.
-void abort_unnoticed(const Comm& awaited, int tell) {
+void abort_unnoticed(const Host& awaited, int tell) {
     std::this_thread::sleep_for(kLongEnough);
     CHECK(ncclGroupStart());
     CHECK(ncclCommAbort(awaited.comm));
@@ -166,22 +145,19 @@ void abort_unnoticed(const Comm& awaited, int tell) {
     std::this_thread::sleep_for(kLongEnough);
 }
 
-void run(int rank, int in, int out, int until, int tell) {
-    setenv("NCCL_HOSTID", rank == 0 ? "node0" : "node1", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+void run(int rank, int ids, int until, int tell) {
+    const int version = be_host(rank);
     int devices;
     CHECK(cudaGetDeviceCount(&devices));
     CHECK(cudaSetDevice(rank % devices));
-    Comm comms[9];
-    for (Comm& comm : comms) comm = new_comm(rank, in, out);
+    Host comms[9];
+    for (Host& comm : comms) comm = connected(rank, ids);
     char over = 1;
     if (rank == 1) {
         notice(comms[8], until);
         if (read(until, &over, 1) < 0) std::exit(1);
         _exit(0);
     }
-    int version;
-    CHECK(ncclGetVersion(&version));
     std::printf("NCCL %d; an operation that the other rank never joins is on the device, and another one\n", version);
     abort_unnoticed(comms[8], tell);
     abort_in_group(comms[0], comms[1]);
@@ -197,8 +173,8 @@ int main() {
     int ids[2], end[2];
     if (pipe(ids) != 0 || pipe(end) != 0) return 1;
     const pid_t child = fork();
-    if (child == 0) run(1, ids[0], -1, end[0], -1);
-    run(0, -1, ids[1], -1, end[1]);
+    if (child == 0) run(1, ids[0], end[0], -1);
+    run(0, ids[1], -1, end[1]);
     const char over = 1;
     const bool written = write(end[1], &over, 1) == 1;
     waitpid(child, nullptr, 0);

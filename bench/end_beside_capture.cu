@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -21,11 +20,10 @@
 #include <functional>
 #include <thread>
 
-#include "nccl_check.h"
+#include "two_hosts.h"
 
 namespace {
 
-constexpr size_t kBytes = 1 << 20;
 // Whether threads that NCCL creates from now on are apart from captures.
 std::atomic<bool> nccl_is_apart{false};
 
@@ -48,27 +46,8 @@ void* begin_apart(void* begun) {
 }
 
 // One of the two processes.
-struct Rank {
-    int rank, in, out;
+struct Rank : Host {
     pthread_barrier_t* both;
-    ncclComm_t comm = nullptr;
-    cudaStream_t stream = nullptr;
-    char* memory = nullptr;
-
-    void Join() {
-        ncclUniqueId id;
-        if (rank == 0) CHECK(ncclGetUniqueId(&id));
-        const auto moved = rank == 0 ? write(out, &id, sizeof(id)) : read(in, &id, sizeof(id));
-        if (moved != sizeof(id)) std::exit(1);
-        CHECK(ncclCommInitRank(&comm, 2, id, rank));
-    }
-
-    void Enqueue() const {
-        CHECK(ncclGroupStart());
-        CHECK(ncclSend(memory, kBytes, ncclUint8, 1 - rank, comm, stream));
-        CHECK(ncclRecv(memory + kBytes, kBytes, ncclUint8, 1 - rank, comm, stream));
-        CHECK(ncclGroupEnd());
-    }
 
     // Until both have all: an abort on one side would end the exchange of the other.
     void Exchange() const {
@@ -138,15 +117,11 @@ struct Rank {
     }
 };
 
-void run(int rank, int in, int out, pthread_barrier_t* both) {
-    setenv("NCCL_HOSTID", rank == 0 ? "node0" : "node1", 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-    Rank self{rank, in, out, both};
+void run(int rank, int ids, pthread_barrier_t* both) {
+    const int version = be_host(rank);
     CHECK(cudaSetDevice(0));
-    CHECK(cudaStreamCreateWithFlags(&self.stream, cudaStreamNonBlocking));
-    CHECK(cudaMalloc(&self.memory, 2 * kBytes));
-    int version;
-    CHECK(ncclGetVersion(&version));
+    Rank self{{rank, ids}, both};
+    self.Allocate();
     if (rank == 0) std::printf("NCCL %d; a capture in the global mode, beside it in another thread\n", version);
     self.Run();
 }
@@ -178,7 +153,7 @@ int main() {
     pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(both, &attributes, 2);
     const pid_t child = fork();
-    run(child == 0 ? 1 : 0, ids[0], ids[1], both);
+    run(child == 0 ? 1 : 0, child == 0 ? ids[0] : ids[1], both);
     int status = 0;
     if (child != 0) waitpid(child, &status, 0);
     std::fflush(stdout);

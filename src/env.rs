@@ -126,14 +126,8 @@ impl Env {
     /// Empty values, and those that are not allowed, count as unset.
     fn from_reader(reader: &mut Reader<'_>) -> Self {
         let timeout_ms = reader.number("NCCL_EP_TIMEOUT_MS", "milliseconds, 1 or more");
-        let ll_combine = reader.value("NCCL_EP_LL_COMBINE", "reduce or exact", |name| {
-            let mut modes = LlCombineMode::ALL.into_iter();
-            modes.find(|mode| mode.name() == name)
-        });
-        let node_sums = reader.value("NCCL_EP_NODE_SUMS", "home or invariant", |name| {
-            let mut sums = NodeSums::ALL.into_iter();
-            sums.find(|sums| sums.name() == name)
-        });
+        let ll_combine = reader.value("NCCL_EP_LL_COMBINE", "reduce or exact", LlCombineMode::named);
+        let node_sums = reader.value("NCCL_EP_NODE_SUMS", "home or invariant", NodeSums::named);
         let chunk_bytes = reader.number("NCCL_EP_HT_CHUNK_BYTES", "bytes, 1 or more");
         let check = reader.switch("NCCL_EP_CHECK");
         let programmatic = reader.switch("NCCL_EP_PROGRAMMATIC");

@@ -25,6 +25,7 @@ pub mod error;
 pub mod fork;
 pub mod log;
 pub mod model;
+mod named;
 pub mod nvtx;
 pub mod rule;
 pub mod session;

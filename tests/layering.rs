@@ -18,9 +18,10 @@ error: model::ids
 env: model::*
 fork: error::*
 log: env
-model:
+named:
+model: named
 nvtx: env
-tuning: log
+tuning: log named
 rule: error::* model::*
 backend: backend::bootstrap backend::device backend::net::two_sided::replays backend::objects error::* model::*
 backend::detached: error::*

@@ -14,7 +14,7 @@ require_torch("nccl_ep.autograd")
 
 import torch
 
-from nccl_ep.gradients import needs_gradient
+from nccl_ep.gradients import apply, needs_gradient
 from nccl_ep.handle import EpHandle
 from nccl_ep.results import DispatchResult, WeightedResult
 from nccl_ep.operators.traced import TracedHandle, is_traced
@@ -32,7 +32,7 @@ def ht_dispatch(handle: EpHandle, tokens: torch.Tensor,
     if is_traced() or isinstance(handle, TracedHandle):
         of_trace = handle.dispatch(tokens, topk_weights)
         return of_trace.tokens, of_trace.topk_idx, of_trace.topk_weights
-    received: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _apply(
+    received: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = apply(
         _Dispatch, handle, tokens, topk_weights)
     return received
 
@@ -42,7 +42,7 @@ def ht_combine(handle: EpHandle, tokens: torch.Tensor) -> torch.Tensor:
     _require_ht(handle)
     if is_traced() or isinstance(handle, TracedHandle):
         return handle.combine(tokens)
-    home: torch.Tensor = _apply(_Combine, handle, tokens)
+    home: torch.Tensor = apply(_Combine, handle, tokens)
     return home
 
 
@@ -50,14 +50,9 @@ def dispatch(handle: EpHandle, tokens: torch.Tensor,
              topk_weights: torch.Tensor | None) -> DispatchResult:
     """`EpHandle.dispatch` of tensors that require gradients."""
     if topk_weights is None:
-        return DispatchResult(_apply(_DispatchTokens, handle, tokens, None))
+        return DispatchResult(apply(_DispatchTokens, handle, tokens, None))
     rows, topk_idx, weights = ht_dispatch(handle, tokens, topk_weights)
     return (DispatchResult if handle.expert_alignment else WeightedResult)(rows, None, topk_idx, weights)
-
-
-def _apply(function: Any, *arguments: Any) -> Any:
-    """`function.apply`, which torch does not type."""
-    return function.apply(*arguments)
 
 
 def _require_ht(handle: EpHandle) -> None:
@@ -70,7 +65,7 @@ def _require_ht(handle: EpHandle) -> None:
 def _combine_weighted(handle: EpHandle, rows: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums [T, H], and weights [T, K] at the places of their ids: what a dispatch of both does, the other way round."""
     if needs_gradient(rows, weights):
-        home: tuple[torch.Tensor, torch.Tensor] = _apply(_CombineWeighted, handle, rows, weights)
+        home: tuple[torch.Tensor, torch.Tensor] = apply(_CombineWeighted, handle, rows, weights)
         return home
     sums, home_weights = handle.combine_with_weights(rows, weights)
     if not handle.keeps_ids:
@@ -84,7 +79,7 @@ class _Operation(torch.autograd.Function):
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         """An operation for each element of a batch; so all ranks need batches of one size."""
-        results = [_apply(cls, *(each if dim is None else each.select(dim, element)
+        results = [apply(cls, *(each if dim is None else each.select(dim, element)
                                  for each, dim in zip(arguments, in_dims, strict=True)))
                    for element in range(info.batch_size)]
         if isinstance(results[0], torch.Tensor):
@@ -95,7 +90,7 @@ class _Operation(torch.autograd.Function):
     @classmethod
     def jvp(cls, ctx: Any, *tangents: torch.Tensor | None) -> Any:
         """Forward mode: the operation on the tangents, which are zeros where there are none."""
-        results = _apply(cls, _Operation.handle_of(ctx), *(
+        results = apply(cls, _Operation.handle_of(ctx), *(
             other if tangent is None else tangent for tangent, other in zip(tangents[1:], ctx.others, strict=True)))
         if isinstance(results, torch.Tensor):
             return results
@@ -185,5 +180,5 @@ class _CombineWeighted(_Operation):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         handle = _Operation.handle_of(ctx)
         with handle.group.backward_of("combine_with_weights"):
-            rows, _, weights = _apply(_Dispatch, handle, *grads)
+            rows, _, weights = apply(_Dispatch, handle, *grads)
         return None, rows, weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -18,6 +19,11 @@ def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
         tokens.requires_grad or weights is not None and weights.requires_grad
         or scales is not None and scales.requires_grad) or is_transformed() or (
         forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def apply(function: Any, *arguments: Any) -> Any:
+    """`function.apply` of an autograd.Function, which torch does not type."""
+    return function.apply(*arguments)
 
 
 def check_differentiable(algorithm: str, operation: str, plain: bool) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, cast, overloa
 
 import torch
 
-from nccl_ep.arguments import (LARGEST, cannot_be_copied, integer, require_dtype, require_group,
-                               row_bytes)
+from nccl_ep.arguments import cannot_be_copied, integer, require_dtype, require_group, row_bytes
 from nccl_ep.choices import Choice, OperationName, Selector, Variant, in_c, number_of, variants
 from nccl_ep.errors import NcclEpError, RemoteError, failure
 from nccl_ep.heap import MappedMemory, PeerMemory

@@ -22,6 +22,7 @@ from nccl_ep.layers import EPAll2AllLayer
 from nccl_ep.nccl_wrapper import NCCLLibrary
 from nccl_ep.rendezvous import launched_local_rank, launched_rank
 from nccl_ep.runtime import uses_stand_ins
+from fresh import Fresh
 from problems import Problem
 
 _WAIT = datetime.timedelta(seconds=60)
@@ -92,12 +93,19 @@ def world() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def alone(world: tuple[int, int]) -> None:
     """For a test to which other ranks mean nothing, and which takes seconds: PyTorch starts once more, or
     loads half of itself."""
     if world[1] != 1:
         pytest.skip("the run with one rank does this")
+
+
+@pytest.fixture(scope="session")
+def fresh(alone):
+    """Runs Pythons that have loaded PyTorch and nothing else."""
+    with Fresh() as pythons:
+        yield pythons.run
 
 
 @pytest.fixture(scope="session")

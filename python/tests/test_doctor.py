@@ -61,7 +61,7 @@ def test_it_knows_the_documented_variables():
     assert named == {*doctor.VARIABLES, "NCCL_EP_CUDA", "NCCL_EP_ARCHS"}
 
 
-def test_as_a_program(alone):
-    ran = subprocess.run([sys.executable, "-m", "nccl_ep", "doctor"], capture_output=True, text=True)
+def test_as_a_program(fresh):
+    ran = fresh("-m", "nccl_ep", "doctor")
     assert ran.returncode == 0, ran.stdout
     assert "libnccl_ep" in ran.stdout and not ran.stderr

@@ -14,26 +14,24 @@ import pytest
 
 import nccl_ep
 from documents import ROOT
+from fresh import environment
 from nccl_ep.tuning.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """A Python as a job of one rank; torch.distributed is not in use there."""
-    launchers = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "MASTER_")
-    environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith(launchers)}
+    """A Python as a job of one rank."""
     return subprocess.run((sys.executable, *words), timeout=120, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={**environment, "RANK": "0", "WORLD_SIZE": "1", **settings})
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environment(), **settings})
 
 
-def test_groups_that_are_left_at_the_end_of_the_interpreter():
+def test_groups_that_are_left_at_the_end_of_the_interpreter(fresh):
     """Neither an error in a destructor nor a wait; a group that is collected before warns. A process that nothing has
-    launched, such as one of a terminal or a notebook, is alone."""
-    done = run("-W", "always::ResourceWarning", "-c", """
-import os, sys
+    launched, such as one of a terminal or a notebook, is alone. Torch's compiler, which takes seconds, is not loaded."""
+    done = fresh("-c", """
+import os, sys, warnings
+warnings.simplefilter("always", ResourceWarning)
 for name in ("RANK", "WORLD_SIZE"): del os.environ[name]
 import torch, nccl_ep
 sys.kept = nccl_ep.EpGroup(1, 8, max_tokens_per_rank=1)
@@ -42,11 +40,11 @@ sys.handle = sys.kept.create_handle(ids)
 lost = nccl_ep.EpGroup(1, 8, max_tokens_per_rank=1)
 del lost
 import nccl_ep.tuning.__main__
-print(sys.kept.rank, sys.kept.world_size)
+print(sys.kept.rank, sys.kept.world_size, "torch._dynamo" in sys.modules)
 try: nccl_ep.tune("times.json", 3)
 except TypeError as error: print(error, flush=True)
 """)
-    assert (done.returncode, done.stdout) == (0, "0 1\nshape: must be a MoeShape, not int\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 1 False\nshape: must be a MoeShape, not int\n"), done.stderr
     assert done.stderr.count("an EpGroup was not closed") == 1
     assert "Error" not in done.stderr and "ignored" not in done.stderr
 
@@ -103,7 +101,7 @@ def test_a_library_of_a_later_generation(tmp_path, function, package, how):
                         rf".0\.2\.0.: it has ncclEp{function}, .*{package}; .*", text), text
 
 
-def test_two_copies_of_nccl(tmp_path):
+def test_two_copies_of_nccl(tmp_path, fresh):
     """The one that NCCL_EP_NCCL_LIBRARY names is used by all, even behind one that is global; a
     communicator of the other one is told of with both files."""
     own = os.environ.get("NCCL_EP_NCCL_LIBRARY", "")
@@ -111,12 +109,9 @@ def test_two_copies_of_nccl(tmp_path):
         pytest.skip("of the CPU stand-ins")
     other = tmp_path / "libother.so"
     shutil.copy(own, other)
-    done = run("-c", """
+    code = """
 import ctypes, os, torch
 ctypes.CDLL(os.environ["OWN"], mode=ctypes.RTLD_GLOBAL)
-if child := os.fork():  # the other one is chosen first, then none; torch takes long to import
-    assert os.waitpid(child, 0)[1] == 0
-    os.environ["NCCL_EP_NCCL_LIBRARY"] = ""
 import nccl_ep
 with nccl_ep.EpGroup(2, 32, algorithm="ht") as group:
     tokens = torch.ones((3, 32), dtype=torch.bfloat16)
@@ -134,10 +129,11 @@ for call in (lambda: nccl_ep.EpGroup(2, 32, algorithm="ht", comm=comm),
              lambda: library.ncclEpCreateGroup(comm, config)):
     try: call()
     except nccl_ep.InvalidArgumentError as error: print(error, flush=True)
-""", NCCL_EP_NCCL_LIBRARY=str(other), OWN=own, OTHER=str(other))
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4, done.stderr
-    for used, unused, (first, second) in ((other, own, lines[:2]), (own, other, lines[2:])):
+"""
+    for chosen, used, unused in ((str(other), other, own), ("", own, other)):
+        done = fresh("-c", code, NCCL_EP_NCCL_LIBRARY=chosen, OWN=own, OTHER=str(other))
+        assert done.stdout.count("\n") == 2, done.stderr
+        first, second = done.stdout.splitlines()
         assert first.startswith("ncclCommCount: of") and second.startswith("ncclEpCreateGroup: ")
         for line in (first, second):
             assert (f"of several NCCLs in this process {os.path.realpath(used)} is used, and a "
@@ -202,13 +198,13 @@ def documented_command() -> list[str]:
     return words.split()
 
 
-def test_the_command_that_tunes(tmp_path):
+def test_the_command_that_tunes(tmp_path, fresh):
     """As documented, but for the sizes: by EpGroup's rendezvous, with lines in a log file."""
     path = tmp_path / "tuning.json"
     sizes = {"--experts": "2", "--hidden": "64", "--top-k": "2", "--tokens": "2"}
     words = documented_command()
     small = [sizes.get(before, word) for before, word in zip(["", *words], words)]
-    done = run("-m", "nccl_ep.tuning", str(path), *small[1:], "--repetitions", "1")
+    done = fresh("-m", "nccl_ep.tuning", str(path), *small[1:], "--repetitions", "1")
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
     assert [entry["tokens"] for entry in found["entries"]] == [1, 2] * 2

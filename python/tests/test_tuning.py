@@ -19,7 +19,6 @@ from nccl_ep.tuning import Rows, in_place, search
 from nccl_ep.tuning.__main__ import main
 from nccl_ep.tuning.candidates import candidates, tried
 from nccl_ep.tuning.files import VARIABLE, document, in_force, write
-from nccl_ep.tuning.progress import Progress
 from nccl_ep.tuning.ranks import Ranks
 from nccl_ep.tuning.search import best
 

@@ -1,5 +1,6 @@
 """Runs Python programs one after the other, each on so many ranks: processes that have PyTorch loaded already, as
-loading it takes longer than what most of them do. For the rest they are started as by mpirun.
+loading it takes longer than what most of them do; also its compiler, which optimizers and torch.func load, too. For the
+rest they are started as by mpirun.
 
 Usage: forked_ranks.py RANKS|NODES PROGRAM... [-- ARGUMENT...]; NODES are the node of each rank, as in 0,0,1. A program
 is a file, or the name of a module. Ends at the first that fails.
@@ -13,7 +14,7 @@ import runpy
 import signal
 import sys
 
-import torch  # noqa: F401, for the programs
+import torch._dynamo  # noqa: F401, for the programs
 
 
 def main() -> int:

@@ -11,49 +11,25 @@ pub const MAX_TOP_K: usize = 32;
 /// Rows are moved in pieces of this many bytes, so every row is a multiple of it.
 pub const ROW_ALIGN: usize = 16;
 
-/// The two modes of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Algorithm {
+crate::named! {
+    /// The two modes of a group.
+    Algorithm:
     /// Few tokens, expert-major 3-D output, staged operations.
-    LowLatency = 0,
+    LowLatency = 0, "low latency";
     /// Many tokens, flat 2-D output, routing fixed when a handle is created.
-    HighThroughput = 1,
+    HighThroughput = 1, "high throughput";
 }
 
-impl Algorithm {
-    pub const ALL: [Self; 2] = [Self::LowLatency, Self::HighThroughput];
-
-    /// The name that texts use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Algorithm::LowLatency => "low latency",
-            Algorithm::HighThroughput => "high throughput",
-        }
-    }
-}
-
-/// How an LL combine sums; both are deterministic, with fp32 sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum LlCombineMode {
+crate::named! {
+    /// How an LL combine sums, by its values in the environment variable; both are deterministic, with fp32 sums.
+    LlCombineMode:
     /// Every (token, k) row is sent home and summed there in the order of k: the reference's bits.
-    Exact = 0,
+    Exact = 0, "exact";
     /// An expert rank sums its rows of a token and sends one row: fewer bytes.
-    Reduce = 1,
+    Reduce = 1, "reduce";
 }
 
 impl LlCombineMode {
-    pub const ALL: [Self; 2] = [Self::Exact, Self::Reduce];
-
-    /// Its value in the environment variable.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Reduce => "reduce",
-        }
-    }
-
     /// Its name among the variants of a combine.
     pub fn variant(self) -> &'static str {
         match self {
@@ -71,27 +47,15 @@ impl LlCombineMode {
     }
 }
 
-/// How the sums of nodes are added; both are deterministic, in fp32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u32)]
-pub enum NodeSums {
+crate::named! {
+    /// How the sums of nodes are added, by its values in the environment variable; both are deterministic, in fp32.
+    #[derive(Default)]
+    NodeSums:
     /// The home's node first, not rounded, then the others around the ring.
     #[default]
-    HomeFirst = 0,
+    HomeFirst = 0, "home";
     /// Each node's sum rounded, nodes ascending: a token's bits do not depend on its home.
-    Invariant = 1,
-}
-
-impl NodeSums {
-    pub const ALL: [Self; 2] = [Self::HomeFirst, Self::Invariant];
-
-    /// Its value in the environment variable.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::HomeFirst => "home",
-            Self::Invariant => "invariant",
-        }
-    }
+    Invariant = 1, "invariant";
 }
 
 /// The most tokens each of `ranks` may have for one rank's received rows to be countable in 31 bits.

@@ -1,49 +1,25 @@
 //! Element types, with NCCL's numbers, rows of elements, and tensor descriptors as the library keeps them: copied.
 
-use std::fmt;
-
-/// An NCCL element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum DType {
-    Int8 = 0,
-    Uint8 = 1,
-    Int32 = 2,
-    Uint32 = 3,
-    Int64 = 4,
-    Uint64 = 5,
-    Float16 = 6,
-    Float32 = 7,
-    Float64 = 8,
-    Bfloat16 = 9,
-    Float8E4M3 = 10,
-    Float8E5M2 = 11,
+crate::named! {
+    /// An NCCL element type, by NCCL's numbers.
+    DType:
+    Int8 = 0, "int8";
+    Uint8 = 1, "uint8";
+    Int32 = 2, "int32";
+    Uint32 = 3, "uint32";
+    Int64 = 4, "int64";
+    Uint64 = 5, "uint64";
+    Float16 = 6, "float16";
+    Float32 = 7, "float32";
+    Float64 = 8, "float64";
+    Bfloat16 = 9, "bfloat16";
+    Float8E4M3 = 10, "float8e4m3";
+    Float8E5M2 = 11, "float8e5m2";
 }
 
 impl DType {
-    /// All types, by their numbers.
-    pub const ALL: [DType; 12] = [
-        DType::Int8,
-        DType::Uint8,
-        DType::Int32,
-        DType::Uint32,
-        DType::Int64,
-        DType::Uint64,
-        DType::Float16,
-        DType::Float32,
-        DType::Float64,
-        DType::Bfloat16,
-        DType::Float8E4M3,
-        DType::Float8E5M2,
-    ];
-
     /// The type with the largest number.
     pub const LAST: DType = DType::Float8E5M2;
-
-    /// The type with NCCL's number `raw`, if this library knows it.
-    pub fn from_raw(raw: u32) -> Option<Self> {
-        Self::ALL.get(raw as usize).copied()
-    }
 
     pub fn size(self) -> usize {
         match self {
@@ -57,25 +33,6 @@ impl DType {
     /// Whether a combine sums rows of this type, and a cast rounds them: bf16, f16 and f32.
     pub fn is_summable(self) -> bool {
         matches!(self, DType::Bfloat16 | DType::Float16 | DType::Float32)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DType::Int8 => "int8",
-            DType::Uint8 => "uint8",
-            DType::Int32 => "int32",
-            DType::Uint32 => "uint32",
-            DType::Int64 => "int64",
-            DType::Uint64 => "uint64",
-            DType::Float16 => "float16",
-            DType::Float32 => "float32",
-            DType::Float64 => "float64",
-            DType::Bfloat16 => "bfloat16",
-            DType::Float8E4M3 => "float8e4m3",
-            DType::Float8E5M2 => "float8e5m2",
-        })
     }
 }
 

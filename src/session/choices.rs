@@ -216,9 +216,7 @@ impl Choices {
     fn check(&self, operation: Operation, about: About, asked: &Asked) -> Result<Chosen, Impossible> {
         let chosen = match asked.variant {
             0 => Chosen::default(),
-            number => {
-                self.variant(operation, about, Variant::from_number(number).ok_or(Impossible::UnknownVariant)?)?
-            }
+            number => self.variant(operation, about, Variant::from_raw(number).ok_or(Impossible::UnknownVariant)?)?,
         };
         let Launch { blocks, send_blocks, threads, .. } = asked.launch;
         let most = self.most_blocks.unwrap_or(u32::MAX);

@@ -171,22 +171,17 @@ fn compared(facts: &GroupFacts, env: &Env) -> [u64; COMPARED.len()] {
 
 /// A compared number as callers know it.
 fn shown(setting: Setting, number: u64) -> String {
+    let raw = u32::try_from(number).unwrap_or(u32::MAX);
     let named = match setting {
-        Setting::Algorithm => name_of(&Algorithm::ALL, number, |it| (it as u32, it.name())),
-        Setting::LlCombine => name_of(&LlCombineMode::ALL, number, |it| (it as u32, it.name())),
-        Setting::NodeSums => name_of(&NodeSums::ALL, number, |it| (it as u32, it.name())),
+        Setting::Algorithm => Algorithm::from_raw(raw).map(Algorithm::name),
+        Setting::LlCombine => LlCombineMode::from_raw(raw).map(LlCombineMode::name),
+        Setting::NodeSums => NodeSums::from_raw(raw).map(NodeSums::name),
         Setting::HtChunkBytes if number == 0 => Some("unset"),
         Setting::Overflow => Some(if number == 0 { "trap" } else { "drop" }),
         Setting::MaxTokens | Setting::RecvRows if number == 0 => Some("no bound"),
         _ => None,
     };
     named.map_or_else(|| number.to_string(), str::to_owned)
-}
-
-/// The name of the one of `all` with this number.
-fn name_of<T: Copy>(all: &[T], number: u64, told: impl Fn(T) -> (u32, &'static str)) -> Option<&'static str> {
-    let mut all = all.iter().map(|&it| told(it));
-    all.find(|(its, _)| u64::from(*its) == number).map(|it| it.1)
 }
 
 fn node_id(env: &Env) -> Result<NodeId> {

@@ -14,47 +14,16 @@ use std::fmt::Display;
 /// Far more tensors than a call has use for: a larger count is a mistake, and what it counts need not be there.
 const MOST_TENSORS: usize = 16;
 
-/// The meaning of a tensor in a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-#[allow(missing_docs)] // As in `nccl_ep.h`, where each is described.
-pub enum Tag {
-    Tokens = 1,
-    TopkIdx = 2,
-    TopkWeights = 3,
-    Scales = 4,
-    RecvExpertCounterDevice = 5,
-    RecvExpertCounterHost = 6,
-}
-
-impl Tag {
-    /// All tags that operations use, from 1 on.
-    pub const ALL: [Tag; 6] = [
-        Tag::Tokens,
-        Tag::TopkIdx,
-        Tag::TopkWeights,
-        Tag::Scales,
-        Tag::RecvExpertCounterDevice,
-        Tag::RecvExpertCounterHost,
-    ];
-
-    /// The tag numbered `raw`; `None` for tags that no operation uses.
-    pub fn from_raw(raw: u32) -> Option<Self> {
-        Self::ALL.get((raw as usize).checked_sub(1)?).copied()
-    }
-}
-
-impl Display for Tag {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Tag::Tokens => "TOKENS",
-            Tag::TopkIdx => "TOPK_IDX",
-            Tag::TopkWeights => "TOPK_WEIGHTS",
-            Tag::Scales => "SCALES",
-            Tag::RecvExpertCounterDevice => "RECV_EXPERT_COUNTER_DEVICE",
-            Tag::RecvExpertCounterHost => "RECV_EXPERT_COUNTER_HOST",
-        })
-    }
+nccl_ep_core::named! {
+    /// The meaning of a tensor in a call, as `nccl_ep.h` describes each; all tags that operations use.
+    #[allow(missing_docs)]
+    Tag:
+    Tokens = 1, "TOKENS";
+    TopkIdx = 2, "TOPK_IDX";
+    TopkWeights = 3, "TOPK_WEIGHTS";
+    Scales = 4, "SCALES";
+    RecvExpertCounterDevice = 5, "RECV_EXPERT_COUNTER_DEVICE";
+    RecvExpertCounterHost = 6, "RECV_EXPERT_COUNTER_HOST";
 }
 
 /// The tensors of one argument list, at most one per tag.
@@ -249,15 +218,6 @@ mod tests {
         assert!(is_dense(&[1, 4], &[99, 1]));
         assert!(!is_dense(&[2, 3, 4], &[24, 8, 2]));
         assert!(!is_dense(&[2, 4], &[8, 1]));
-    }
-
-    #[test]
-    fn every_tag_has_its_number() {
-        for tag in Tag::ALL {
-            assert_eq!(Tag::from_raw(tag as u32), Some(tag));
-        }
-        assert_eq!(Tag::from_raw(0), None);
-        assert_eq!(Tag::from_raw(7), None);
     }
 
     #[test]

@@ -22,15 +22,7 @@ pub extern "C" fn cudaMalloc(out: Option<&mut *mut c_void>, size: usize) -> cuda
 /// Waits for the device, then frees device memory. NULL is accepted.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFree(pointer: *mut c_void) -> cudaError_t {
-    boundary(|| {
-        let address = pointer as usize;
-        if address == 0 {
-            return Ok(());
-        }
-        recording::refuse_unsafe_call()?;
-        let Some(Memory::Device(owner)) = heap::starts_at(address) else { return Err(CudaError::InvalidValue) };
-        release(owner, address)
-    })
+    boundary(|| release(pointer, |memory, _| matches!(memory, Memory::Device(_))))
 }
 
 /// Frees device memory when the stream comes to it, and waits for nothing. Captures do not take it here.
@@ -45,9 +37,15 @@ pub extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: cudaStream_t) -> c
     })
 }
 
-/// Frees memory of a device once nothing runs there; gives an error of what ran, once.
-fn release(owner: usize, address: usize) -> Result<(), CudaError> {
-    let owner = device::device(owner)?;
+/// Frees `wanted` memory once nothing runs on its device; gives an error of what ran, once. NULL is accepted.
+fn release(pointer: *mut c_void, wanted: impl FnOnce(Memory, bool) -> bool) -> Result<(), CudaError> {
+    let address = pointer as usize;
+    if address == 0 {
+        return Ok(());
+    }
+    recording::refuse_unsafe_call()?;
+    let memory = heap::starts_at(address).filter(|&memory| wanted(memory, heap::is_registered(address)));
+    let owner = device::device(memory.ok_or(CudaError::InvalidValue)?.device())?;
     owner.come_to_rest()?;
     let finished = owner.synchronize();
     heap::release(address).and(finished)
@@ -68,17 +66,7 @@ pub extern "C" fn cudaHostAlloc(out: Option<&mut *mut c_void>, size: usize, flag
 /// Waits for the device, then frees pinned host memory. NULL is accepted.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFreeHost(pointer: *mut c_void) -> cudaError_t {
-    boundary(|| {
-        let address = pointer as usize;
-        if address == 0 {
-            return Ok(());
-        }
-        recording::refuse_unsafe_call()?;
-        match heap::starts_at(address) {
-            Some(Memory::Pinned(owner)) if !heap::is_registered(address) => release(owner, address),
-            _ => Err(CudaError::InvalidValue),
-        }
-    })
+    boundary(|| release(pointer, |memory, is_registered| matches!(memory, Memory::Pinned(_)) && !is_registered))
 }
 
 /// Lets the device reach pages of the program's own, which stay when it is reset.
@@ -100,13 +88,9 @@ pub extern "C" fn cudaHostRegister(pointer: *mut c_void, size: usize, flags: c_u
 // SAFETY: the name is CUDA's and this library defines it once.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaHostUnregister(pointer: *mut c_void) -> cudaError_t {
-    boundary(|| {
-        let address = pointer as usize;
-        recording::refuse_unsafe_call()?;
-        match heap::starts_at(address) {
-            Some(Memory::Pinned(owner)) if heap::is_registered(address) => release(owner, address),
-            _ => Err(CudaError::InvalidValue),
-        }
+    boundary(|| match pointer.is_null() {
+        true => Err(CudaError::InvalidValue),
+        false => release(pointer, |_, is_registered| is_registered),
     })
 }
 

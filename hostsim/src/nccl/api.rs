@@ -86,12 +86,7 @@ pub extern "C" fn ncclAllGather(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| {
-        let datatype = DataType::from_c(datatype)?;
-        let collective =
-            Collective { kind: Kind::AllGather, send: send as usize, recv: recv as usize, count, datatype };
-        collect(collective, comm, stream)
-    })
+    boundary(|| collect(|_| Ok(Kind::AllGather), (send, recv), (count, datatype), comm, stream))
 }
 
 #[unsafe(no_mangle)]
@@ -105,13 +100,11 @@ pub extern "C" fn ncclAllReduce(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let datatype = DataType::from_c(datatype)?;
-        let sum = sum_of(datatype).filter(|_| operator == SUM);
-        let sum =
-            sum.ok_or_else(|| Failure::argument("the stand-ins reduce by ncclSum only, and numbers of 32 or 64 bits"))?;
-        let collective =
-            Collective { kind: Kind::AllReduce(sum), send: send as usize, recv: recv as usize, count, datatype };
-        collect(collective, comm, stream)
+        let kind = |datatype| {
+            let sum = sum_of(datatype).filter(|_| operator == SUM).map(Kind::AllReduce);
+            sum.ok_or_else(|| Failure::argument("the stand-ins reduce by ncclSum only, and numbers of 32 or 64 bits"))
+        };
+        collect(kind, (send, recv), (count, datatype), comm, stream)
     })
 }
 
@@ -126,25 +119,30 @@ pub extern "C" fn ncclBroadcast(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let datatype = DataType::from_c(datatype)?;
-        let root = read_rank("root", root, find(comm)?.ranks())?;
-        let collective =
-            Collective { kind: Kind::Broadcast(root), send: send as usize, recv: recv as usize, count, datatype };
-        collect(collective, comm, stream)
+        let kind = Kind::Broadcast(read_rank("root", root, find(comm)?.ranks())?);
+        collect(|_| Ok(kind), (send, recv), (count, datatype), comm, stream)
     })
 }
 
 /// Checks a collective's communicator, stream and buffers, and puts it into the stream.
-fn collect(collective: Collective, comm: ncclComm_t, stream: cudaStream_t) -> Outcome<()> {
+fn collect(
+    kind_of: impl FnOnce(DataType) -> Outcome<Kind>,
+    (send, recv): (*const c_void, *mut c_void),
+    (count, datatype): (usize, c_int),
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Outcome<()> {
+    let datatype = DataType::from_c(datatype)?;
+    let kind = kind_of(datatype)?;
     let comm = find(comm)?;
     let stream = resolve_on(stream, comm.device)?;
-    let Collective { kind, datatype, .. } = collective;
+    let collective = Collective { kind, send: send as usize, recv: recv as usize, count, datatype };
     let parts = match kind {
         Kind::AllGather => comm.ranks(),
         Kind::AllReduce(_) | Kind::Broadcast(_) => 1,
     };
-    let sent = datatype.bytes(collective.count)?;
-    let received = datatype.bytes(collective.count.saturating_mul(parts))?;
+    let sent = datatype.bytes(count)?;
+    let received = datatype.bytes(count.saturating_mul(parts))?;
     if !matches!(kind, Kind::Broadcast(root) if root != comm.rank) {
         check_buffer(kind.name(), "sendbuff", collective.send, sent)?;
     }
@@ -161,10 +159,7 @@ pub extern "C" fn ncclSend(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| {
-        let bytes = DataType::from_c(datatype)?.bytes(count)?;
-        transfer(Direction::Send, buffer as usize, bytes, peer, comm, stream)
-    })
+    boundary(|| transfer(Direction::Send, buffer as usize, (count, datatype), peer, comm, stream))
 }
 
 #[unsafe(no_mangle)]
@@ -176,21 +171,19 @@ pub extern "C" fn ncclRecv(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    boundary(|| {
-        let bytes = DataType::from_c(datatype)?.bytes(count)?;
-        transfer(Direction::Receive, buffer as usize, bytes, peer, comm, stream)
-    })
+    boundary(|| transfer(Direction::Receive, buffer as usize, (count, datatype), peer, comm, stream))
 }
 
 /// Checks a send or a receive, and puts it into the stream.
 fn transfer(
     direction: Direction,
     buffer: usize,
-    bytes: usize,
+    (count, datatype): (usize, c_int),
     peer: c_int,
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> Outcome<()> {
+    let bytes = DataType::from_c(datatype)?.bytes(count)?;
     let comm = find(comm)?;
     let stream = resolve_on(stream, comm.device)?;
     let peer = read_rank("peer", peer, comm.ranks())?;

@@ -60,54 +60,34 @@ impl Collective {
         self.announce(comm);
         let bytes = self.count * self.datatype.size();
         let mut turn = Turn { comm, collective: self, checked: false };
-        match self.kind {
-            Kind::AllGather => self.all_gather(&mut turn, bytes),
-            Kind::AllReduce(sum) => self.all_reduce(sum, &mut turn, bytes),
-            Kind::Broadcast(root) => self.broadcast(root, &mut turn, bytes),
-        }?;
+        for (offset, len) in pieces(bytes, SLOT) {
+            self.round(&mut turn, bytes, (offset, len))?;
+        }
         comm.executed.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    fn all_gather(&self, turn: &mut Turn, bytes: usize) -> Outcome<()> {
-        for (offset, len) in pieces(bytes, SLOT) {
-            let bank = turn.write(|slot| copy(self.send + offset, slot, len));
-            let met = turn.meet();
-            // If some ranks never come, the others' bytes are delivered nevertheless, as NCCL may do.
-            for rank in (0..turn.comm.ranks()).filter(|&rank| turn.has_come(rank)) {
-                copy(turn.slot(bank, rank), self.recv + rank * bytes + offset, len);
+    /// Moves `len` of each rank's `bytes`, from `offset` on. If some ranks never come, the others' bytes are delivered
+    /// nevertheless, as NCCL may do.
+    fn round(&self, turn: &mut Turn, bytes: usize, (offset, len): (usize, usize)) -> Outcome<()> {
+        let comm = turn.comm;
+        let bank = comm.rounds.fetch_add(1, Ordering::Relaxed) % BANKS;
+        if !matches!(self.kind, Kind::Broadcast(root) if root != comm.rank) {
+            copy(self.send + offset, turn.slot(bank, comm.rank), len);
+        }
+        let met = turn.meet();
+        let deliver = |rank, to| {
+            if turn.has_come(rank) {
+                copy(turn.slot(bank, rank), to + offset, len);
             }
-            met?;
+        };
+        match self.kind {
+            Kind::AllGather => (0..comm.ranks()).for_each(|rank| deliver(rank, self.recv + rank * bytes)),
+            Kind::AllReduce(sum) if met.is_ok() => turn.add_up(sum, bank, self.recv + offset, len),
+            Kind::Broadcast(root) if root != comm.rank || self.send != self.recv => deliver(root, self.recv),
+            Kind::AllReduce(_) | Kind::Broadcast(_) => {}
         }
-        Ok(())
-    }
-
-    fn all_reduce(&self, sum: Sum, turn: &mut Turn, bytes: usize) -> Outcome<()> {
-        for (offset, len) in pieces(bytes, SLOT) {
-            let bank = turn.write(|slot| copy(self.send + offset, slot, len));
-            turn.meet()?;
-            turn.add_up(sum, bank, self.recv + offset, len);
-        }
-        Ok(())
-    }
-
-    fn broadcast(&self, root: usize, turn: &mut Turn, bytes: usize) -> Outcome<()> {
-        let is_root = turn.comm.rank == root;
-        let in_place = is_root && self.send == self.recv;
-        for (offset, len) in pieces(bytes, SLOT) {
-            let bank = turn.write(|slot| {
-                if is_root {
-                    copy(self.send + offset, slot, len);
-                }
-            });
-            let met = turn.meet();
-            // As in an all-gather.
-            if turn.has_come(root) && !in_place {
-                copy(turn.slot(bank, root), self.recv + offset, len);
-            }
-            met?;
-        }
-        Ok(())
+        met
     }
 
     /// Publishes what this rank takes the collective to be.
@@ -167,14 +147,6 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// The first half of a round: lets `write` fill this rank's slot of the bank that is returned.
-    fn write(&self, write: impl FnOnce(usize)) -> usize {
-        let comm = self.comm;
-        let bank = comm.rounds.fetch_add(1, Ordering::Relaxed) % BANKS;
-        write(self.slot(bank, comm.rank));
-        bank
-    }
-
     /// Whether a rank has filled its slot of this round.
     fn has_come(&self, rank: usize) -> bool {
         let steps = |rank: usize| {
@@ -184,7 +156,7 @@ impl Turn<'_> {
         steps(self.comm.rank).wrapping_sub(steps(rank)) as i32 <= 0
     }
 
-    /// The second half: meets the others.
+    /// Meets the others, all of which have filled their slots then.
     fn meet(&mut self) -> Outcome<()> {
         let comm = self.comm;
         meet(&comm.segment, comm.rank, Room::Stream, self.collective.kind.name())?;

@@ -16,6 +16,7 @@ import torch
 from nccl_ep.deep_ep.events import Use
 from nccl_ep.group import EpGroup
 from nccl_ep.handle import EpHandle
+from nccl_ep.routing import padded, write_ids
 
 
 class Place:
@@ -50,8 +51,7 @@ class Pool:
             free.append(Place(made))
         slot = Slot(self, free[-1], tokens)
         try:
-            slot.handle.topk_idx[:tokens].copy_(topk_idx)
-            slot.handle.topk_idx[tokens:].fill_(-1)
+            write_ids(slot.handle.topk_idx, topk_idx)
         except BaseException:
             slot.release()
             raise
@@ -119,12 +119,7 @@ class Slot:
 
     def padded(self, rows: torch.Tensor) -> torch.Tensor:
         """`rows` [T, ..] for the tokens of the handle, of which those behind T have no ids."""
-        most = self._place.handle.num_tokens
-        if rows.shape[0] == most:
-            return rows
-        padded = rows.new_empty((most, *rows.shape[1:]))
-        padded[:rows.shape[0]].copy_(rows)
-        return padded
+        return padded(rows, self._place.handle.num_tokens)
 
     def __getitem__(self, place: object) -> Any:
         raise NotImplementedError("handle[..]: this handle has no tensors; rows come in the order of "

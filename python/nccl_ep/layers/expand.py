@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from nccl_ep.gradients import apply
 from nccl_ep.results import DispatchResult
 from nccl_ep.layers.layout import Expansion
 from nccl_ep.layers.rows import add_up, spread
@@ -59,7 +60,7 @@ def _check_positions(rows: torch.Tensor, experts: torch.Tensor) -> None:
 
 def expand(tokens: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """A row for each pair: [n, H] to [P, H]. Differentiable."""
-    rows: torch.Tensor = _apply(_Expand, tokens, expansion)
+    rows: torch.Tensor = apply(_Expand, tokens, expansion)
     return rows
 
 
@@ -90,13 +91,8 @@ def weight_of_row(topk_weights: torch.Tensor, expansion: Expansion,
 
 def reduce(rows: torch.Tensor, expansion: Expansion) -> torch.Tensor:
     """Each token's sum of rows, in fp32, rounded once: [P, H] to [n, H]. Differentiable."""
-    sums: torch.Tensor = _apply(_Reduce, rows, expansion)
+    sums: torch.Tensor = apply(_Reduce, rows, expansion)
     return sums
-
-
-def _apply(function: Any, *arguments: Any) -> Any:
-    """`function.apply`, which torch does not type."""
-    return function.apply(*arguments)
 
 
 class _Expand(torch.autograd.Function):

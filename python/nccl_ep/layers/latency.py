@@ -12,6 +12,7 @@ from nccl_ep.handle import EpHandle
 from nccl_ep.layers.layout import EPConfig
 from nccl_ep.layers.scaled import Scaling
 from nccl_ep.results import DispatchResult
+from nccl_ep.routing import padded, write_ids
 
 # Dispatches whose rows can be combined: two micro-batches, and as many once more.
 _SLOTS = 4
@@ -53,13 +54,11 @@ class Latency:
         """tokens [T, H] of at most M to rows [L, R*M, H]; weights float32 [T, K] are of combine."""
         handle = self._handles[self._uses % _SLOTS]
         self._uses += 1
-        tokens = input.shape[0]
-        handle.topk_idx[:tokens].copy_(ids)
-        handle.topk_idx[tokens:].fill_(-1)
+        write_ids(handle.topk_idx, ids)
         scales = None if scaling.scales is None else self._padded(scaling.scales)
         received = handle.dispatch(self._padded(input), scales=scales, cast=scaling.cast,
                                    scales_order=scaling.order)
-        return received, Exchange(handle, self._uses, tokens, weights)
+        return received, Exchange(handle, self._uses, input.shape[0], weights)
 
     def combine(self, rows: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         """rows [L * R*M, H] to weighted sums [T, H], of the layer's dtype."""
@@ -78,10 +77,4 @@ class Latency:
         self.group.close()
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows` and others behind them, M together; ids of -1 say that nobody reads these."""
-        most = self.group.max_tokens_per_rank
-        if rows.shape[0] == most:
-            return rows
-        padded = rows.new_empty((most, *rows.shape[1:]))
-        padded[:rows.shape[0]].copy_(rows)
-        return padded
+        return padded(rows, self.group.max_tokens_per_rank)

@@ -22,44 +22,28 @@ pub fn load(elements: &mut [f32], row: &[u8], dtype: DType) -> Result<()> {
 
 /// `row[i] = round(sums[i])`, to nearest, ties to even.
 pub fn store(row: &mut [u8], sums: &[f32], dtype: DType) -> Result<()> {
+    fn write<const N: usize>(row: &mut [u8], sums: &[f32], bytes: impl Fn(f32) -> [u8; N]) {
+        row.as_chunks_mut().0.iter_mut().zip(sums).for_each(|(to, sum)| *to = bytes(*sum));
+    }
     match dtype {
-        DType::Bfloat16 => {
-            for (to, sum) in row.chunks_exact_mut(2).zip(sums) {
-                to.copy_from_slice(&bf16::from_f32(*sum).to_ne_bytes());
-            }
-        }
-        DType::Float16 => {
-            for (to, sum) in row.chunks_exact_mut(2).zip(sums) {
-                to.copy_from_slice(&f16::from_f32(*sum).to_ne_bytes());
-            }
-        }
-        DType::Float32 => {
-            for (to, sum) in row.chunks_exact_mut(4).zip(sums) {
-                to.copy_from_slice(&sum.to_ne_bytes());
-            }
-        }
+        DType::Bfloat16 => write(row, sums, |sum| bf16::from_f32(sum).to_ne_bytes()),
+        DType::Float16 => write(row, sums, |sum| f16::from_f32(sum).to_ne_bytes()),
+        DType::Float32 => write(row, sums, f32::to_ne_bytes),
         _ => return Err(unsummable(dtype)),
     }
     Ok(())
 }
 
 fn for_each(sums: &mut [f32], row: &[u8], dtype: DType, update: impl Fn(&mut f32, f32)) -> Result<()> {
+    fn read<const N: usize>(row: &[u8], number: impl Fn([u8; N]) -> f32) -> impl Iterator<Item = f32> {
+        row.as_chunks().0.iter().map(move |bytes| number(*bytes))
+    }
+    let update = |(sum, element)| update(sum, element);
+    let sums = sums.iter_mut();
     match dtype {
-        DType::Bfloat16 => {
-            for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
-                update(sum, bf16::from_ne_bytes(*bytes).to_f32());
-            }
-        }
-        DType::Float16 => {
-            for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<2>().0) {
-                update(sum, f16::from_ne_bytes(*bytes).to_f32());
-            }
-        }
-        DType::Float32 => {
-            for (sum, bytes) in sums.iter_mut().zip(row.as_chunks::<4>().0) {
-                update(sum, f32::from_ne_bytes(*bytes));
-            }
-        }
+        DType::Bfloat16 => sums.zip(read(row, |it| bf16::from_ne_bytes(it).to_f32())).for_each(update),
+        DType::Float16 => sums.zip(read(row, |it| f16::from_ne_bytes(it).to_f32())).for_each(update),
+        DType::Float32 => sums.zip(read(row, f32::from_ne_bytes)).for_each(update),
         _ => return Err(unsummable(dtype)),
     }
     Ok(())

@@ -189,8 +189,8 @@ impl HtGroup {
 
     /// The route of a handle, or of none where this rank refuses.
     fn launch_route(&self, handle: Option<&CudaHt>, params: &HtRouteParams, at: &StreamScope) -> Result<()> {
-        let tokens = handle.map_or(0, |handle| handle.routing.tokens);
-        let (shape, block_tokens) = self.shared.plan.route_grid(tokens, self.shared.device)?;
+        let (tokens, zones) = handle.map_or((0, false), |it| (it.routing.tokens, it.routing.form.zones.is_some()));
+        let (shape, block_tokens) = self.shared.plan.route_grid(tokens, zones, self.shared.device)?;
         let params = HtRouteParams { block_tokens, ..*params };
         let turn = self.shared.order.begin(at)?;
         let routed = self.shared.context.launch_following(kernels::ht_route(), shape, &params, false, at);

@@ -212,12 +212,18 @@ impl HtPlan {
         granted_blocks(&self.facts)
     }
 
-    /// Grid of `ht_route` for `tokens`, and how many of them each block numbers. One block more receives.
-    pub fn route_grid(&self, tokens: usize, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
+    /// Grid of `ht_route` for `tokens`, and how many of them each block numbers. One block more receives. Where rows lie by
+    /// `zones`, a block has no more than its warps can tell of at once.
+    pub fn route_grid(&self, tokens: usize, zones: bool, device: DeviceLimits) -> Result<(LaunchShape, u32)> {
+        let units = (HT_ROUTE_THREADS / WARP) as usize / mask_words(&self.facts);
+        let of_block = match zones {
+            true => ROUTE_BLOCK_TOKENS.min(units.max(1) * WARP as usize),
+            false => ROUTE_BLOCK_TOKENS,
+        };
         let granted = self.granted_blocks().unwrap_or(u32::MAX);
         let all = granted.min(device.multiprocessors).max(2) as usize;
         let most = ROUTE_BLOCKS.min(all - 1);
-        let blocks = tokens.div_ceil(ROUTE_BLOCK_TOKENS).clamp(1, most);
+        let blocks = tokens.div_ceil(of_block).clamp(1, most);
         let block_tokens = tokens.div_ceil(blocks).next_multiple_of(WARP as usize);
         let shape = LaunchShape::new(to_u32(blocks + 1)?, HT_ROUTE_THREADS);
         Ok((shape, to_u32(block_tokens)?))

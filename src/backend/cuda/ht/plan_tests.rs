@@ -167,7 +167,7 @@ fn channels_bound_the_blocks_that_route() {
     let blocks = |channels, tokens| {
         let mut plan = plan(4, 14_336);
         plan.facts.channels = channels;
-        let (shape, block_tokens) = plan.route_grid(tokens, H200).unwrap();
+        let (shape, block_tokens) = plan.route_grid(tokens, false, H200).unwrap();
         let counting = shape.blocks - 1;
         assert!(counting * block_tokens >= u32::try_from(tokens).unwrap());
         shape.blocks
@@ -179,6 +179,17 @@ fn channels_bound_the_blocks_that_route() {
     }
     assert_eq!(blocks(Some(1000), 100_000), 65);
     assert_eq!(blocks(Some(12), 0), 2);
+}
+
+#[test]
+fn a_block_that_routes_tells_of_its_tokens_at_once() {
+    let grid = |local_experts: usize| {
+        let mut plan = plan(4, 14_336);
+        plan.facts.experts = 4 * local_experts;
+        let (shape, block_tokens) = plan.route_grid(4096, true, H200).unwrap();
+        (shape.blocks, block_tokens)
+    };
+    assert_eq!([8, 128, 500].map(grid), [(33, 128), (44, 96), (65, 64)]);
 }
 
 /// Over all sizes of rows, as a warp's memory is rounded up, which hides what is missing of some.

@@ -29,17 +29,14 @@ struct ScalePart {
     }
     // In any order; behind the last scale zeros.
     __device__ __forceinline__ Vec16 load() const {
-        if (is_one_access()) {
-            return load_at_once();
-        }
-        return load_slowly();
+        return is_one_access() ? load_at_once() : load_apart(rows, view, scales, first);
     }
 
     __device__ __forceinline__ void store(const Vec16& part) const {
         if (is_one_access()) {
             store_at_once(part);
         } else {
-            store_slowly(part);
+            store_apart(rows, view, scales, first, part.word[0], part.word[1], part.word[2], part.word[3]);
         }
     }
 
@@ -80,6 +77,16 @@ struct ScalePart {
     }
 
    private:
+    // The same, so that a kernel has their code once.
+    __device__ __noinline__ static Vec16 load_apart(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
+                                                    uint32_t first) {
+        return ScalePart{rows, view, scales, first}.load_slowly();
+    }
+    __device__ __noinline__ static void store_apart(const ScaledRows& rows, const ScaleView& view, uint8_t* scales,
+                                                    uint32_t first, uint32_t w0, uint32_t w1, uint32_t w2,
+                                                    uint32_t w3) {
+        ScalePart{rows, view, scales, first}.store_slowly({{w0, w1, w2, w3}});
+    }
     // Whether the 16 bytes lie together, and are all scales.
     __device__ bool is_dense() const {
         return view.column == 1 && first + sizeof(Vec16) <= rows.scale_bytes;

@@ -40,8 +40,8 @@ struct ForwardedRows {
         uint8_t* from = scales_of_row(rows, rows.from, 0, token);
         Vec16* scales = reinterpret_cast<Vec16*>(to + rows.payload_bytes);
         for (uint32_t i = lane_idx(); i * sizeof(Vec16) < rows.scale_bytes; i += kWarpSize) {
-            scales[i] =
-                ScalePart{rows, rows.from, from, i * static_cast<uint32_t>(sizeof(Vec16))}.load();
+            const ScalePart part{rows, rows.from, from, i * static_cast<uint32_t>(sizeof(Vec16))};
+            scales[i] = part.is_one_access() ? part.load_at_once() : part.load_slowly();
         }
     }
 };

@@ -24,8 +24,10 @@ pub const LL_INDEX_BITS: u32 = 20;
 pub const LL_DISPATCH_THREADS: u32 = 512;
 /// The same of rows without scales on one node, which needs fewer registers.
 pub const LL_PLAIN_DISPATCH_THREADS: u32 = 1024;
-/// Most threads of a block of few tokens.
-pub const LL_FEW_THREADS: u32 = 512;
+/// Most threads of a dispatch block of few tokens; with more it would have fewer registers than it needs.
+pub const LL_FEW_DISPATCH_THREADS: u32 = 768;
+/// The same of a combine.
+pub const LL_FEW_COMBINE_THREADS: u32 = 512;
 /// Most ids of a token in such a dispatch, as each has a lane of a warp and one lane is left.
 pub const LL_FEW_TOP_K: u32 = 31;
 /// Most static shared memory of a dispatch block, without the words for each of `LL_MAX_RANKS` over several nodes.

@@ -75,7 +75,7 @@ kernels! {
     handle_ids(HandleIdsParams, HANDLE_IDS_THREADS, 0);
 
     ll_dispatch(LlDispatchParams, LL_PLAIN_DISPATCH_THREADS, 1);
-    ll_dispatch_few(LlDispatchParams, LL_FEW_THREADS, 1);
+    ll_dispatch_few(LlDispatchParams, LL_FEW_DISPATCH_THREADS, 1);
     ll_dispatch_scaled(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_bf16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
     ll_dispatch_cast_f16(LlScaledDispatchParams, LL_DISPATCH_THREADS, 1);
@@ -83,9 +83,9 @@ kernels! {
     ll_combine_bf16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f16(LlCombineParams, LL_COMBINE_THREADS, 1);
     ll_combine_f32(LlCombineParams, LL_COMBINE_THREADS, 1);
-    ll_combine_few_bf16(LlCombineParams, LL_FEW_THREADS, 1);
-    ll_combine_few_f16(LlCombineParams, LL_FEW_THREADS, 1);
-    ll_combine_few_f32(LlCombineParams, LL_FEW_THREADS, 1);
+    ll_combine_few_bf16(LlCombineParams, LL_FEW_COMBINE_THREADS, 1);
+    ll_combine_few_f16(LlCombineParams, LL_FEW_COMBINE_THREADS, 1);
+    ll_combine_few_f32(LlCombineParams, LL_FEW_COMBINE_THREADS, 1);
     ll_combine_many_bf16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
     ll_combine_many_f16(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);
     ll_combine_many_f32(LlCombineParams, LL_COMBINE_QUEUE_THREADS, 1);

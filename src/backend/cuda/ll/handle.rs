@@ -184,12 +184,12 @@ impl Handle {
         if op.layout.is_rank_major() {
             return self.launch_rank_combine(op, part, at);
         }
-        if let Some(few) = self.few(op.launch, part)
+        if let Some(grid) = self.few(op.launch, part).and_then(|few| few.combine)
             && !op.is_exact()
         {
             let kernel = kernels::ll_combine_few(op.row.dtype)?;
-            let params = self.combine_params(op, &few.combine, part);
-            return self.launch_following(kernel, op.launch, few.combine.launch_shape(0), &params, at);
+            let params = self.combine_params(op, &grid, part);
+            return self.launch_following(kernel, op.launch, grid.launch_shape(0), &params, at);
         }
         let kernel = match self.plan.combine_kernel {
             _ if op.is_exact() => kernels::ll_combine_exact(op.row.dtype)?,

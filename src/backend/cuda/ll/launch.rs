@@ -169,7 +169,8 @@ impl DispatchGrid {
 #[derive(Clone, Copy, Debug)]
 pub struct FewGrids {
     pub dispatch: DispatchGrid,
-    pub combine: Grid,
+    /// Of fewer tokens than dispatches.
+    pub combine: Option<Grid>,
 }
 
 /// Which of the kernels of a combine that is not exact.

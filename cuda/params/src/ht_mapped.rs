@@ -41,6 +41,8 @@ pub struct HtOfferState {
     pub blocks_started: u32,
     /// Blocks that have done their part of an operation whose tensors are all mapped.
     pub blocks_done: u32,
+    /// Tokens of a dispatch that senders have asked for; 0 between operations.
+    pub tokens_taken: u32,
 }
 
 /// What an operation that makes offers has beside the parameters of one that does not.

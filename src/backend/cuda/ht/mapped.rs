@@ -29,11 +29,9 @@ const MOST_PART_BYTES: usize = 16 << 10;
 const SENT_BYTES: usize = 28 << 10;
 const MOST_SENDERS: usize = 8;
 const LONG_PART_BYTES: usize = 8 << 10;
-/// More blocks do not send faster, but slower; until there are very many.
+/// More blocks do not send faster, but slower; until there are very many, from four ranks on so many.
 const SEND_BLOCKS: u32 = 16;
 const MANY_BLOCKS: u32 = 96;
-/// From four ranks on these many do, and so many at most.
-const MANY_BLOCKS_OF_FOUR: u32 = 32;
 const SEND_BLOCKS_OF_FOUR: u32 = 48;
 /// Up to so many blocks senders store rows that stay on their rank, too.
 const FEW_BLOCKS: u32 = 12;
@@ -119,17 +117,17 @@ impl Staged {
         let LaunchShape { blocks, threads, .. } = launch.launch;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
         let warps = to_u32((SENT_BYTES / part_bytes).clamp(1, MOST_SENDERS))?;
-        let (many, most) = match ranks {
-            ..4 => (MANY_BLOCKS, blocks),
-            _ => (MANY_BLOCKS_OF_FOUR, SEND_BLOCKS_OF_FOUR),
+        let senders = match ranks {
+            _ if blocks < MANY_BLOCKS => blocks.min(SEND_BLOCKS),
+            ..4 => blocks,
+            _ => SEND_BLOCKS_OF_FOUR,
         };
-        let senders = blocks.min(if blocks < many { SEND_BLOCKS } else { most });
         Ok(Self {
             blocks: senders,
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            workers: if ranks < 4 && blocks < many { senders } else { blocks },
-            stages: if part_bytes > LONG_PART_BYTES && blocks < many { 3 } else { 2 },
+            workers: if ranks < 4 && blocks < MANY_BLOCKS { senders } else { blocks },
+            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS { 3 } else { 2 },
             part_bytes,
             stage_bytes: part_bytes,
             keeps_rows: blocks <= FEW_BLOCKS,
@@ -286,7 +284,7 @@ mod tests {
             (2, 14_336, 32, 16, (16, 2, 3, false)),
             (2, 14_336, 132, 132, (132, 2, 2, false)),
             (4, 14_336, 24, 24, (16, 2, 3, false)),
-            (4, 14_336, 32, 32, (32, 2, 2, false)),
+            (4, 14_336, 32, 32, (16, 2, 3, false)),
             (4, 14_336, 132, 132, (48, 2, 2, false)),
             (2, 7168, 16, 16, (16, 4, 2, false)),
             (2, 32, 2, 2, (2, 8, 2, true)),

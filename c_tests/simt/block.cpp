@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "support.h"
@@ -18,9 +19,10 @@ constexpr useconds_t kLingerMicroseconds = 100;
 // A block sleeps after so many polls for each thread that can go on: more would take the cores from those that it
 // waits for.
 constexpr uint32_t kPollsOfEach = 4;
-// For how long. No sched_yield instead: under load Linux 6.18 may not run a thread that yields again for seconds,
-// and the deadlines of waits pass.
+// For how long: first and, while the block does nothing but poll, at most. No sched_yield instead: under load
+// Linux 6.18 may not run a thread that yields again for seconds, and the deadlines of waits pass.
 constexpr useconds_t kPollMicroseconds = 10;
+constexpr useconds_t kLongestPollMicroseconds = 320;
 
 uint32_t Count(uint32_t lanes) { return static_cast<uint32_t>(__builtin_popcount(lanes)); }
 
@@ -67,17 +69,8 @@ void Block::Run(const std::function<void()>& kernel) {
         fibers_[i].Prepare(&ThreadMain);
         ready_.push_back(i);
     }
-    while (alive_ != 0) {
-        if (ready_.empty()) Fail("no thread of the block can go on: " + WhereThreadsAre());
-        stores_.Step();
-        thread_ = PickReady();
-        fibers_[thread_].Enter();
-        if (threads_[thread_].has_ended) {
-            fibers_[thread_].CheckCanary();
-        } else if (threads_[thread_].waits_at == nullptr) {
-            ready_.push_back(thread_);
-        }
-    }
+    thread_ = PickReady();
+    fibers_.Enter(fibers_[thread_]);
     bulk_.Finish();
     stores_.LandAll();
 }
@@ -91,7 +84,19 @@ uint32_t Block::PickReady() {
     return picked;
 }
 
-void Block::SwitchOut() { fibers_[thread_].Leave(); }
+// Straight to the next: by way of the block, a switch would take twice as long.
+void Block::SwitchOut() {
+    const uint32_t left = thread_;
+    if (ready_.empty()) Fail("no thread of the block can go on: " + WhereThreadsAre());
+    stores_.Step();
+    thread_ = PickReady();
+    if (thread_ != left) fibers_[left].SwitchTo(fibers_[thread_]);
+}
+
+void Block::TakeTurns() {
+    ready_.push_back(thread_);
+    SwitchOut();
+}
 
 // The thread's kernel has returned: barriers and warp operations go on without it.
 void Block::EndThread() {
@@ -103,6 +108,8 @@ void Block::EndThread() {
     if (whole_.arrived != 0 && whole_.arrived == alive_) EndRound(whole_);
     EndRoundIfAllLiveWait(warp, kAllLanes, warp.of_all);
     for (auto& [mask, meeting] : warp.of_some) EndRoundIfAllLiveWait(warp, mask, meeting);
+    fibers_[thread_].CheckCanary();
+    if (alive_ == 0) fibers_.GoBack();
     SwitchOut();
 }
 
@@ -185,20 +192,23 @@ void Block::Poll() {
         polls_ = 0;
         EndPollingRound();
     }
-    SwitchOut();
+    TakeTurns();
 }
 
 // So many polls that the block has probably nothing else to do.
 void Block::EndPollingRound() {
     stores_.LandSome();
-    usleep(kPollMicroseconds);
+    const uint64_t done = stores_.count() + alive_;
+    sleep_ = done != done_ ? kPollMicroseconds : std::min(2 * sleep_, kLongestPollMicroseconds);
+    done_ = done;
+    usleep(sleep_);
     if (std::chrono::steady_clock::now() > grid_.deadline) {
         Fail("the kernel does not end: " + WhereThreadsAre());
     }
 }
 
 void Block::MayYield() {
-    if (random_.OneIn(kOneInYields)) SwitchOut();
+    if (random_.OneIn(kOneInYields)) TakeTurns();
 }
 
 void Block::MayLinger() {

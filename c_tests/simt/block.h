@@ -120,7 +120,9 @@ class Block {
     void EndThread();
     void EndPollingRound();
     uint32_t PickReady();
+    // Goes on with a thread that is ready, which the current one may be.
     void SwitchOut();
+    void TakeTurns();
     // The first to arrive begins a round.
     static void Arrive(Meeting& meeting, const char* operation);
     // Adds the caller to those that wait, or ends the round and wakes them.
@@ -148,6 +150,8 @@ class Block {
     uint32_t thread_ = 0;
     uint32_t alive_ = 0;
     uint32_t polls_ = 0;  // since the block slept last
+    uint32_t sleep_ = 0;  // microseconds
+    uint64_t done_ = 0;   // by then
 };
 
 }  // namespace simt

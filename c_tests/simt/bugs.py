@@ -355,7 +355,7 @@ BUGS = (
         "    __syncthreads();\n    if (pairs.failure != 0) {", "    if (pairs.failure != 0) {", HT,
         slow=True),
     Bug("a header compared as far as all handles have it", "handle_header.cu", "ballot(got != expected)",
-        "ballot(word < 8 && got != expected)", "2 test_two_abis other_tokens"),
+        "ballot(word < 8 && got != expected)", "2 test_second other_tokens"),
     Bug("totals that a dispatch replaces", "add_counts.cu", "atomicAdd(total, ", "*total = (",
         "2 test_ll rows_are_counted"),
     # ---- What a peer tells ----------------------------------------------------------------------

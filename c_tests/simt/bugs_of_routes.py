@@ -8,6 +8,7 @@ HT = "3 test_ht uneven_tokens"
 ZONES = "3 test_second high_throughput_delivers"
 ZONES_NODES = "3 NODES=001 test_second high_throughput_delivers"
 CUT = "3 test_second what_is_beyond"
+CUT_NODES = "3 NODES=001 test_second what_is_beyond"
 
 BUGS_OF_ROUTES = (
     Bug("experts of rows before they are told", "ht/zones.cu",
@@ -35,7 +36,7 @@ BUGS_OF_ROUTES = (
     Bug("no end of a row's slots", "ht/zones.cu", "        slots[i] = HT_NO_SLOT;\n", "",
         "2 test_second updates_by_expert", slow=True),
     Bug("slots beyond the bound", "ht/zones.cu", "slot < zones.limit ? slot : HT_DROPPED", "slot",
-        "3 test_second what_is_beyond", slow=True),
+        CUT, slow=True),
     Bug("dropped rows whose ids stay", "ht/cut.cu", "ids[k] == entry.expert ? kNowhere : ids[k]",
         "ids[k]", CUT, slow=True),
     Bug("dropped rows that count", "ht/cut.cu", "        if (stay > 0 && stay < all) {", "        if (false) {", CUT,
@@ -44,6 +45,10 @@ BUGS_OF_ROUTES = (
         "3 test_second updates_that_drop", slow=True),
     Bug("a bound for each source", "ht/cut.cu", "block.cut(handle.begins[rank + 1]) - block.cut(handle.begins[rank])",
         "block.cut(handle.begins[rank + 1] - handle.begins[rank])", CUT, slow=True),
+    Bug("a bound for each source over nodes", "ht/room_nodes.cu",
+        "min(end, params.limit) - min(begin, params.limit)", "min(end - begin, params.limit)", CUT_NODES, slow=True),
+    Bug("rows that nobody says are dropped", "ht/room_nodes.cu", "all > params.limit ? HT_ROOM_DROPS : 0", "0",
+        CUT_NODES, slow=True),
     Bug("experts told in the name of the forwarder", "ht/zones.cuh", "uint64_t{source} * zone_words",
         "uint64_t{params.peers.rank} * zone_words", ZONES_NODES, slow=True),
     Bug("one bank for what is told of rows", "ht/zones.cuh", "epoch % 2 * packets.bank_bytes", "0 * packets.bank_bytes",
@@ -56,7 +61,7 @@ BUGS_OF_ROUTES = (
     Bug("scales that stay where they came", "ht/zones_apart.cu", "        if (params.scales.out != nullptr) {\n",
         "        if (false) {\n", ZONES_NODES, slow=True),
     Bug("gradients of slots that are dropped", "ht/zones_apart.cu", "is_slot(slot, params.in_rows);",
-        "slot != HT_NO_SLOT;", "3 NODES=001 test_second what_is_beyond", slow=True),
+        "slot != HT_NO_SLOT;", CUT_NODES, slow=True),
     Bug("pads with what was there", "ht/zoned_rows.cuh", "        if (number < pads) {", "        if (false) {", ZONES,
         slow=True),
     Bug("the own rank's slots not rounded", "ht/zoned_input.cuh", "        clear_sum<Type>(sum);\n    }\n", "    }\n",

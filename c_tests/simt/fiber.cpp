@@ -68,7 +68,7 @@ void Fiber::Prepare(void (*body)()) {
     // call: 8 bytes below a multiple of 16.
     void** top = reinterpret_cast<void**>(canary_) + kStackBytes / sizeof(void*) - 2;
     *top = reinterpret_cast<void*>(body);
-    fiber_top_ = top - kSavedRegisters;
+    top_ = top - kSavedRegisters;
 }
 
 void Fiber::FailForStack() {

@@ -17,25 +17,23 @@ class Fiber {
     // `stack` is its lowest byte.
     explicit Fiber(uint8_t* stack);
 
-    // Makes the next Enter start `body`, which must end with Leave.
+    // Makes the next switch to it start `body`, which must not return.
     void Prepare(void (*body)());
-    // Runs the fiber until it leaves; called outside of fibers, always on the same OS thread.
-    // Refuses one that leaves from below its stack.
-    void Enter() {
-        simt_switch(&caller_top_, fiber_top_);
-        if (fiber_top_ < static_cast<void*>(canary_)) FailForStack();
+    // Goes on with `next`, another fiber of the same OS thread; called inside this one. Refuses to leave from below the
+    // stack. Every fiber is left and found at this one call, so a CPU foresees where the switch returns to.
+    void SwitchTo(const Fiber& next) {
+        if (__builtin_frame_address(0) < static_cast<void*>(canary_)) FailForStack();
+        simt_switch(&top_, next.top_);
     }
-    // Goes back to the caller of Enter; called inside the fiber.
-    void Leave() { simt_switch(&fiber_top_, caller_top_); }
-    // Refuses one that has been below its stack. Not part of Enter, which it would slow by a tenth.
+    // Refuses one that has been below its stack. Not part of each switch, which it would slow by a tenth.
     void CheckCanary() const;
 
    private:
+    friend class Fibers;
     [[noreturn]] static void FailForStack();
 
     uint64_t* canary_;
-    void* fiber_top_ = nullptr;
-    void* caller_top_ = nullptr;
+    void* top_ = nullptr;
 };
 
 // The fibers of an OS thread, one for each thread of a block. They stay as long as the process, as
@@ -45,9 +43,16 @@ class Fibers {
     // Makes sure that there are `count`.
     void Reserve(std::size_t count);
     Fiber& operator[](std::size_t index) { return fibers_[index]; }
+    // Runs `first`, and those that it switches to, until one of them goes back.
+    void Enter(const Fiber& first) { simt_switch(&caller_top_, first.top_); }
+    void GoBack() {
+        void* left = nullptr;
+        simt_switch(&left, caller_top_);
+    }
 
    private:
     std::vector<Fiber> fibers_;
+    void* caller_top_ = nullptr;
 };
 
 }  // namespace simt

@@ -61,7 +61,7 @@ class Workers {
             ++workers_;
             std::thread([this] { Serve(); }).detach();
         }
-        begin_.notify_all();
+        for (uint32_t index = 0; index < grid.blocks; ++index) begin_.notify_one();
         end_.wait(lock, [&job] { return job.left == 0; });
     }
 

@@ -18,26 +18,32 @@ constexpr uint64_t kMoreAtOnce = 8;
 // so that everything waits until the block has nothing to do. A block has one of these ways.
 constexpr uint64_t kOneInSteps[] = {1, 64, 0};
 
+// An OS thread's blocks have their entries here, one block after the other.
+std::pmr::memory_resource* Pool() {
+    static thread_local std::pmr::unsynchronized_pool_resource pool;
+    return &pool;
+}
+
 uint32_t BytesMask(std::size_t offset, std::size_t size) { return ((1u << size) - 1) << offset; }
 
 }  // namespace
 
 Stores::Stores(uint32_t threads, Random& random)
     : random_(random), one_in_steps_(kOneInSteps[random.Below(std::size(kOneInSteps))]),
-      of_thread_(threads), of_warp_((threads + kLanes - 1) / kLanes) {}
+      entries_(Pool()), of_thread_(threads), of_warp_((threads + kLanes - 1) / kLanes) {}
 
 void Stores::Put(uint32_t thread, void* to, const void* bytes, std::size_t size, std::size_t piece, Landing landing) {
     const auto address = reinterpret_cast<uintptr_t>(to);
     const std::size_t offset = address % kUnit;
     if (address % size != 0) Fail("a store of " + std::to_string(size) + " bytes is misaligned");
-    LandAt(to);  // two stores to one address keep their order
-    Entry entry = {};
+    const auto [found, is_first] = entries_.try_emplace(address - offset);
+    Entry& entry = found->second;
+    if (!is_first) Land(found->first, entry, entry.held);  // two stores to one address keep their order
     std::memcpy(entry.bytes + offset, bytes, size);
     entry.held = BytesMask(offset, size);
     entry.piece = static_cast<uint32_t>(piece);
     entry.number = ++next_number_;
     const Name name = {address - offset, entry.number};
-    entries_.emplace(name.unit, entry);
     of_thread_[thread].push_back(name);
     if (landing == Landing::kSomeTime) some_time_.push_back(name);
 }

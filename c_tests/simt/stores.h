@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <unordered_map>
 #include <vector>
 
@@ -42,6 +43,8 @@ class Stores {
     // The same, when all threads of the block only wait.
     void LandSome();
     void LandAll();
+    // Of all stores so far.
+    uint64_t count() const { return next_number_; }
 
    private:
     static constexpr std::size_t kUnit = 16;
@@ -71,7 +74,7 @@ class Stores {
     Random& random_;
     const uint64_t one_in_steps_;
     uint64_t next_number_ = 0;
-    std::unordered_map<uintptr_t, Entry> entries_;
+    std::pmr::unordered_map<uintptr_t, Entry> entries_;
     Names some_time_;
     std::vector<Names> of_thread_;
     std::vector<Names> of_warp_;

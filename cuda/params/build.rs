@@ -93,7 +93,7 @@ const FILES: [File; 8] = [
     File {
         name: "ht_nodes",
         base: Some("ht.h"),
-        sizes: sizes![ht_nodes: HtNodes HtForwarded HtOrigin HtNodesMemory HtRouteNodesParams HtPlaceParams HtMessages
+        sizes: sizes![ht_nodes: HtNodes HtForwarded HtOrigin HtNodesMemory HtRouteNodesParams HtRoomNodesParams HtPlaceParams HtMessages
             HtHeaderParams HtPackParams HtScaledPackParams HtStage HtDispatchNodesParams
             HtScaledDispatchNodesParams HtPartials HtCombineNodesParams],
     },

@@ -79,7 +79,11 @@ typedef struct ncclEpHandle ncclEpHandle;
 // Names a group.
 typedef struct ncclEpGroup *ncclEpGroup_t;
 
-// A caller's allocator: both functions or none.
+// A caller's allocator: both functions or none. It gives the memory of handles that have none of the program's
+// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there are
+// handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all pieces in
+// `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a capture, in the
+// thread's relaxed mode; they may not call the library.
 typedef struct ncclEpAllocConfig_t {
   // Allocates device memory.
   cudaError_t (*alloc_fn)(void **ptr, size_t bytes, void *context);
@@ -325,7 +329,8 @@ ncclResult_t ncclEpCreateGroup(ncclEpGroup_t *ep_group,
 // graphs with operations of the group must have ended. NULL is a successful
 // no-op.
 //
-// Returns `ncclInvalidArgument` for a group that was destroyed already. Later calls on its handles are refused.
+// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails, once
+// the group is destroyed. Later calls on its handles are refused.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 // Makes a descriptor. Local. It has no memory: set `data`. The extents are copied.
@@ -377,7 +382,7 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group,
 //                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 //                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
 //                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
-//                    library's. HT: on all ranks or on none, and of one update on all. A
+//                    group's `alloc`, or the library's. HT: on all ranks or on none, and of one update on all. A
 //                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 //                    not free it before
 //
@@ -407,8 +412,8 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t *handle,
 // @param stream       stream that orders the exchange
 //
 // Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another
-// rank refused; or the code of the failure if the group has failed.
+// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the group's
+// `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has failed.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle,
                                 const ncclEpTensor_t *topk_idx,
                                 const struct ncclEpLayoutInfo_t *layout_info,

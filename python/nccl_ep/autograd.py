@@ -92,11 +92,21 @@ class _Operation(torch.autograd.Function):
         stacked = tuple(None if each[0] is None else torch.stack(each) for each in zip(*results, strict=True))
         return stacked, tuple(None if each is None else 0 for each in stacked)
 
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        """Forward mode: the operation on the tangents, which are zeros where there are none."""
+        results = _apply(cls, _Operation.handle_of(ctx), *(
+            other if tangent is None else tangent for tangent, other in zip(tangents[1:], ctx.others, strict=True)))
+        if isinstance(results, torch.Tensor):
+            return results
+        return tuple(each if each is not None and each.is_floating_point() else None for each in results)
+
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Remembers what every backward needs."""
+        """Remembers what every backward needs, and forward mode."""
         ctx.handle = inputs[0]
         ctx.routing = ctx.handle.routing
+        ctx.others = [None if isinstance(each, torch.Tensor) else each for each in inputs[1:]]
 
     @staticmethod
     def handle_of(ctx: Any) -> EpHandle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 import torch
+from torch.autograd import forward_ad
 
 # Bound once: each operation asks.
 is_transformed = torch._C._are_functorch_transforms_active
@@ -12,10 +13,11 @@ is_transformed = torch._C._are_functorch_transforms_active
 
 def needs_gradient(tokens: torch.Tensor, weights: torch.Tensor | None,
                    scales: torch.Tensor | None = None) -> bool:
-    """Whether autograd is to record an operation on these tensors, or torch.func transforms it."""
+    """Whether autograd is to record an operation on these tensors, or torch.func or forward mode transforms it."""
     return torch.is_grad_enabled() and (
         tokens.requires_grad or weights is not None and weights.requires_grad
-        or scales is not None and scales.requires_grad) or is_transformed()
+        or scales is not None and scales.requires_grad) or is_transformed() or (
+        forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
 
 
 def check_differentiable(algorithm: str, operation: str, plain: bool) -> None:

@@ -97,6 +97,7 @@ class EpGroup(Generic[Mode]):
         self._owned_comm: Any = None
         self._kept: set[Routed[Any]] = set()
         self._totals: dict[int, torch.Tensor] = {}
+        self._in_use: list[object] = []
         self.views = Views()
         self.label = ""
         self.choices: dict[OperationName, Choice | None] = {}
@@ -114,14 +115,15 @@ class EpGroup(Generic[Mode]):
             version=1, algorithm=_ALGORITHMS[algorithm], num_experts=num_experts,
             max_tokens_per_rank=max_tokens_per_rank, token_size_bytes=bytes_of_row,
             num_channels=num_channels)
+        run = self.runtime.interruptible
         with self.runtime.current():
             if not isinstance(comm, ncclComm_t):
-                comm = self._owned_comm = communicator("comm", comm, self.library)
+                comm = self._owned_comm = communicator("comm", comm, self.library, run)
             self.comm = comm
             try:
                 self.world_size = self.library.ncclCommCount(comm)
                 self.rank = self.library.ncclCommUserRank(comm)
-                self._group = self.library.ncclEpCreateGroup(comm, config, self._stream())
+                self._group = run(self.library.ncclEpCreateGroup, comm, config, self.runtime.stream(None))
             except NcclEpError as error:
                 self._destroy_comm()
                 raise in_python(error) from None
@@ -324,13 +326,21 @@ class EpGroup(Generic[Mode]):
             also = f"; last calls of this rank{where}: {', '.join(self._last)}"
         return in_python(error, also)
 
-    def settle(self) -> None:
-        """On the CPU: waits for enqueued work and raises its failure. Does nothing on GPUs."""
+    def settle(self, *used: object) -> None:
+        """On the CPU: waits for enqueued work and raises its failure. Does nothing on GPUs.
+
+        What is `used` by that work is kept until it has ended, also if Ctrl-C ends the wait before.
+        """
         if self.device.type == "cpu":
+            self._in_use.extend(used)
             try:
                 self.runtime.settle()
-            finally:
+            except RuntimeError:
+                self._in_use.clear()
                 self.check()
+                raise
+            self._in_use.clear()
+            self.check()
 
     def close(self) -> None:
         """Destroys the group; collective. A second call does nothing."""
@@ -341,21 +351,21 @@ class EpGroup(Generic[Mode]):
         if self._memory.end():
             warnings.warn("the group's heap is gone, but some tensor still has memory of it", ResourceWarning,
                           stacklevel=2)
-        with self.runtime.current():
-            try:
-                self.library.ncclEpGroupDestroy(group, self._stream())
-            finally:
-                self._kept.clear()
-                self._totals.clear()
-                self._destroy_comm()
+        self.runtime.interruptible(self._end, group, self.runtime.stream(None))
+
+    def _end(self, group: Any, stream: int | None) -> None:
+        try:
+            self.library.ncclEpGroupDestroy(group, stream)
+        finally:
+            self._kept.clear()
+            self._totals.clear()
+            self._in_use.clear()
+            self._destroy_comm()
 
     def _destroy_comm(self) -> None:
         comm, self._owned_comm = self._owned_comm, None
         if comm is not None:
             self.library.ncclCommDestroy(comm)
-
-    def _stream(self) -> int | None:
-        return self.runtime.stream(None)
 
     def __enter__(self) -> EpGroup[Mode]:
         return self

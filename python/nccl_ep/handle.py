@@ -129,7 +129,10 @@ class EpHandle(Routed[Mode]):
         check_view(view, by_rank, out is not None)
         if is_traced(stream) and not (view and runs_now(tokens)):
             if view:
-                raise RuntimeError("view: not in code that is traced")
+                from nccl_ep.operators.graph_break import dispatch_view
+
+                return dispatch_view(self, tokens, topk_weights, layout=layout, scales=scales, cast=cast,
+                                     scales_order=scales_order, out_scales=out_scales, send_only=send_only)
             return traced(self).dispatch(tokens, topk_weights, scales=scales, cast=cast,
                                          scales_order=scales_order, out=out, out_scales=out_scales,
                                          send_only=send_only, stream=stream)
@@ -264,7 +267,7 @@ class EpHandle(Routed[Mode]):
         written(outputs)
         if staged and address != self._staged_on:
             group.runtime.keep_for(stream, self._memory(staged))
-        group.settle()
+        group.settle(self._memory(staged))
 
     def _run(self, operation: Literal["dispatch", "combine"],
              lists: tuple[TensorList, TensorList, TensorList], given: list[torch.Tensor],
@@ -291,7 +294,7 @@ class EpHandle(Routed[Mode]):
             self._staged.extend(lists)
             self.staged_outputs = [*lists[1].tensors, *(lists[2].tensors if dispatches else ())]
             self._staged_on = address
-        group.settle()
+        group.settle(self.topk_idx, lists)
 
     def _memory(self, lists: Iterable[TensorList]) -> list[torch.Tensor]:
         """The tensors that operations with these lists use."""

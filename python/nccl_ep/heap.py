@@ -148,9 +148,7 @@ class PeerMemory:
         size = integer("size", size, 1, _MOST_BYTES)
         if self._heap is not None:
             raise RuntimeError("heap: the group has one already")
-        group = self._group
-        with group.runtime.current():
-            self._heap = Heap(group.call(group.library.ncclEpMemAlloc, group.handle, size), size)
+        self._heap = Heap(self._collective("ncclEpMemAlloc", size), size)
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in the heap."""
@@ -212,18 +210,19 @@ class PeerMemory:
             raise ValueError("tensor: must be contiguous")
         if tensor.device != self._group.device:
             raise ValueError(f"tensor: is on {tensor.device}, the group on {self._group.device}")
-        group, address = self._group, tensor.data_ptr()
-        with group.runtime.current():
-            group.call(group.library.ncclEpMemRegister, group.handle, address, tensor.nbytes)
+        address = tensor.data_ptr()
+        self._collective("ncclEpMemRegister", address, tensor.nbytes)
         self._tensors[address] = tensor
 
     def deregister(self, tensor: torch.Tensor) -> None:
         """Ends that; collective."""
         require_tensor("tensor", tensor)
-        group, address = self._group, tensor.data_ptr()
-        with group.runtime.current():
-            group.call(group.library.ncclEpMemDeregister, group.handle, address)
+        self._collective("ncclEpMemDeregister", address := tensor.data_ptr())
         self._tensors.pop(address, None)
+
+    def _collective(self, name: str, *arguments: Any) -> Any:
+        group = self._group
+        return group.runtime.interruptible(group.call, getattr(group.library, name), group.handle, *arguments)
 
     def report(self) -> list[MappedMemory]:
         """Each piece, by its number."""

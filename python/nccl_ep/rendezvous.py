@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nccl_ep.types import ncclComm_t, ncclUniqueId
@@ -48,8 +49,9 @@ def get_nccl_comm_from_group(group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
     return communicator("group", group, nccl_lib)
 
 
-def communicator(name: str, group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
-    """The same, where the argument that has the group is called `name`."""
+def communicator(name: str, group: Any, nccl_lib: NCCLLibrary,
+                 run: Callable[..., ncclComm_t] | None = None) -> ncclComm_t:
+    """The same, where the argument that has the group is called `name`, and `run` calls what waits for NCCL."""
     distributed = _initialised_distributed()
     if distributed is not None:
         from nccl_ep.arguments import require_group
@@ -66,7 +68,8 @@ def communicator(name: str, group: Any, nccl_lib: NCCLLibrary) -> ncclComm_t:
     else:
         rank, size = launched_rank()
         shared = _share(_new_id(nccl_lib) if rank == 0 else None, rank, size)
-    return nccl_lib.ncclCommInitRank(size, ncclUniqueId.from_buffer_copy(shared), rank)
+    arguments = size, ncclUniqueId.from_buffer_copy(shared), rank
+    return run(nccl_lib.ncclCommInitRank, *arguments) if run else nccl_lib.ncclCommInitRank(*arguments)
 
 
 def launched_rank() -> tuple[int, int]:

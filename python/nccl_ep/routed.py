@@ -65,8 +65,8 @@ class Routed(Generic[Mode]):
             self._route(topk_idx, counts, stream, self._update)
 
     def _route(self, topk_idx: Any, counts: torch.Tensor | None, stream: Any,
-               call: Callable[[Any, Any, Any], None]) -> None:
-        """Calls the library with a description of the ids, a counter and the address of the stream."""
+               call: Callable[[torch.Tensor, TensorList, int | None], None]) -> None:
+        """Calls the library with the ids, a counter and the address of the stream."""
         if is_transformed():
             topk_idx = plain_ids(topk_idx)
             with without_transforms():
@@ -80,7 +80,11 @@ class Routed(Generic[Mode]):
         counter = TensorList((Tag.RECV_EXPERT_COUNTER_DEVICE, counts))
         group.runtime.follow(stream)
         with group.runtime.current():
-            call(describe(ids, Tag.TOPK_IDX), counter.descriptors, group.runtime.stream(stream))
+            address = group.runtime.stream(stream)
+            if group.algorithm == "ht" and group.device.type == "cpu":  # waits for the other ranks
+                group.runtime.interruptible(call, ids, counter, address)
+            else:
+                call(ids, counter, address)
             if self.keeps_ids:
                 self._keep_if_captured(stream)
         group.runtime.hand_over(stream, [ids, *counter.tensors])
@@ -98,12 +102,14 @@ class Routed(Generic[Mode]):
                 self.topk_idx = ids.clone()
             self._ids_kept_for = {group.runtime.stream(stream)}
 
-    def _create(self, ids: Any, counter: Any, stream: Any) -> None:
-        library = self.group.library
-        self._handle = self.group.call(library.ncclEpCreateHandle, self.group.handle, ids, None, stream, counter)
+    def _create(self, ids: torch.Tensor, counter: TensorList, stream: int | None) -> None:
+        group, routing = self.group, describe(ids, Tag.TOPK_IDX)
+        self._handle = group.call(group.library.ncclEpCreateHandle, group.handle, routing, None, stream,
+                                  counter.descriptors)
 
-    def _update(self, ids: Any, counter: Any, stream: Any) -> None:
-        self.group.call(self.group.library.ncclEpHandleUpdate, self.handle, ids, counter, stream)
+    def _update(self, ids: torch.Tensor, counter: TensorList, stream: int | None) -> None:
+        group, routing = self.group, describe(ids, Tag.TOPK_IDX)
+        group.call(group.library.ncclEpHandleUpdate, self.handle, routing, counter.descriptors, stream)
 
     @property
     def handle(self) -> Any:

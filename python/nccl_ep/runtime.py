@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from nccl_ep.nccl_wrapper import NCCLLibrary
+
+_NOT_READY = 600  # cudaErrorNotReady
+_LONGEST_PAUSE = 1e-3  # seconds
+_Result = TypeVar("_Result")
 
 
 def uses_stand_ins() -> bool:
@@ -25,6 +32,9 @@ class Runtime:
         host = uses_stand_ins()
         # Not the process's own symbols: PyTorch may have loaded a CUDA runtime that precedes them.
         self._stand_ins = library.base if host else None
+        self._reached = ctypes.c_void_p()
+        if self._stand_ins is not None:
+            self._stand_ins["cudaEventCreate"](ctypes.byref(self._reached))
         self.device = (torch.device("cpu") if host
                        else torch.device("cuda", torch.cuda.current_device()))
         # torch takes an index faster than a device.
@@ -37,6 +47,31 @@ class Runtime:
         if self._stand_ins is not None:
             return contextlib.nullcontext()
         return torch.cuda.device(self._number)
+
+    def interruptible(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """What a function returns that may wait for other ranks, with the device current.
+
+        Python handles Ctrl-C between two steps of the main thread, so not while that is in C: the function runs in
+        another thread. Ctrl-C ends the wait for it; the call itself goes on, and keeps its arguments.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            with self.current():
+                return function(*arguments)
+        outcome: Future[_Result] = Future()
+        threading.Thread(target=self._run, args=(outcome, function, arguments), name="nccl_ep", daemon=True).start()
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # whose error has this frame
+
+    def _run(self, outcome: Future[_Result], function: Callable[..., _Result], arguments: tuple[Any, ...]) -> None:
+        try:
+            with self.current():
+                outcome.set_result(function(*arguments))
+        except BaseException as error:
+            outcome.set_exception(error)
+        finally:
+            del outcome
 
     def stream(self, stream: Any) -> int | None:
         """The address of a torch stream; by default of the current one."""
@@ -124,8 +159,14 @@ class Runtime:
             self._stand_ins["cudaFree"](address)
 
     def settle(self) -> None:
-        """On the CPU, waits for enqueued work: torch has no streams there that could wait."""
+        """On the CPU, waits for enqueued work: torch has no streams there that could wait. Ctrl-C ends the wait."""
         if self._stand_ins is not None:
+            # An event of the default stream stands for all streams.
+            self._stand_ins["cudaEventRecord"](self._reached, None)
+            query, pause = self._stand_ins["cudaEventQuery"], _LONGEST_PAUSE / 64
+            while query(self._reached) == _NOT_READY:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
             result = self._stand_ins["cudaStreamSynchronize"](None)
             if result != 0:
                 raise RuntimeError(f"an operation failed while it ran (CUDA error {result})")

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 from nccl_ep import EpGroup, NcclEpError
 from nccl_ep.autograd import ht_combine, ht_dispatch, in_callers_order
@@ -269,6 +270,34 @@ def test_transforms_of_torch_func(opened):
         return inside.combine(inside.dispatch(tokens).tokens.square()).sum()
 
     assert torch.equal(torch.func.grad(routed)(tokens), by_autograd(routed, tokens)[0])
+
+
+def test_forward_mode(opened):
+    """Tangents of both tensors or of one, of gradients, and of torch's dual tensors."""
+    problem, _, handle = opened("ht", masked=True)
+    both = problem.tokens, problem.weights
+    along = tuple(torch.randn_like(each) for each in both)
+
+    def moe(tokens, weights):
+        received = handle.dispatch(tokens, weights)
+        return handle.combine(received.tokens.square() * received.topk_weights.sum(dim=1, keepdim=True))
+
+    def dense(tokens, weights):
+        return tokens.square() * torch.where(problem.topk_idx >= 0, weights, 0.0).sum(dim=1, keepdim=True)
+
+    def same(make):
+        torch.testing.assert_close(make(moe), make(dense), rtol=1e-4, atol=1e-4)
+
+    same(lambda layer: torch.func.jvp(layer, both, along))
+    same(lambda layer: torch.func.jvp(lambda weights: layer(both[0], weights), both[1:], along[1:]))
+    same(lambda layer: torch.func.jvp(torch.func.grad(lambda tokens: layer(tokens, both[1]).square().sum()), both[:1],
+                                      along[:1]))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(both[0], along[0])
+        same(lambda layer: forward_ad.unpack_dual(layer(dual, both[1])).tangent)
+        rows = dual.new_empty((handle.num_recv_tokens, problem.hidden))
+        with pytest.raises(RuntimeError, match="dispatch: its tensors require gradients, but with out"):
+            handle.dispatch(dual, out=rows)
 
 
 def test_what_torch_func_cannot_transform(opened):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from nccl_ep.autograd import ht_combine, ht_dispatch
 from nccl_ep.operators import traced
@@ -71,6 +72,26 @@ def test_low_latency(low_latency, backend):
             handle.topk_idx.fill_(-1)
             same(function(problem.tokens, ids, problem.weights, staged), want)
             assert torch.equal(handle.topk_idx, ids)
+
+
+def test_views(low_latency):
+    """They are made between two graphs, and not within one."""
+    problem, handle = low_latency
+
+    def step(tokens, weights):
+        received = handle.dispatch(tokens * 2, weights, layout="rank", view=True)
+        used = torch.arange(32, device=tokens.device) < received.counts[:, None]
+        rows = received.tokens * received.topk_weights.sum(dim=2, keepdim=True)
+        return handle.combine(torch.where(used[..., None], rows, torch.nan).to(tokens.dtype)) + 1
+
+    arguments = problem.tokens, problem.weights
+    want = step(*arguments)
+    for whole in (compiled(step), make_fx(step)):
+        with pytest.raises(RuntimeError, match="view: not within one graph of a compiler; without fullgraph"):
+            whole(*arguments)
+    function = torch.compile(step, backend="aot_eager")
+    for _ in range(3):
+        torch.testing.assert_close(function(*arguments), want)
 
 
 @pytest.mark.parametrize("staged", [False, True])

@@ -24,9 +24,9 @@ OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows"
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
                              r"|ld-linux-(x86-64\.so\.2|aarch64\.so\.1)")
 
-# Of the second interface over the same core, for tests alone (abi/probe).
-_PROBE = ("Open", "Close", "Route", "Update", "Forget", "Away", "Home", "Text", "Bytes", "RouteIn",
-          *(f"Rail{name}" for name in ("Open", "Close", "Peers", "Forwarded", "Exchange", "Health", "Faults", "Abort")))
+# Of the library for test_transport alone (abi/probe).
+_PROBE = ("Text", *(f"Rail{name}" for name in (
+    "Open", "Close", "Peers", "Forwarded", "Exchange", "Health", "Faults", "Abort")))
 
 # Of the later interface (abi/second).
 _SECOND = ("GetVersion", "TensorAlloc", "TensorDestroy", "CreateGroup", "GroupDestroy", "HandleMemSize", "InitHandle",

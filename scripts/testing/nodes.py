@@ -37,7 +37,7 @@ _HOST_MORE = (*itertools.product(("0101", "0001"), _TOOLS),
               ("0011", "test_errors"), ("0101", "test_lifecycle group"),
               ("0001", "example_several_nodes"), ("0101", "example_staged"),
               ("0001", "test_fuzz differ --calls 1000 --seed 34"),
-              ("0011", "test_two_abis ht_"), ("0010", "test_memory"),
+              ("0010", "test_memory"),
               ("0011", "test_second"))
 
 # With the kernels on the CPU: which of the splits a program is worth its seconds in, and how many
@@ -69,7 +69,7 @@ _SIMT = (("01", "", "test_ll"), ("01", "2000", "test_ht"),
          ("012", "", "test_graph ht_"), ("0101", "300", "test_random --configs 10 --seed 44 --graphs"),
          *(("01", "500", f"ep_bench -a {mode} --experts 16 --tokens 6 --hidden 256 --warmup 0 --iters 1"
             " --validate --use-cuda-graph") for mode in ("ll", "ht")),
-         ("01", "", "test_two_abis ht_"),
+         ("01", "", "test_second memory"),
          ("0112", "", "test_ll rank_major_shapes"),
          ("0110", "", "test_memory"), ("010", "300", "test_second"))
 

@@ -118,7 +118,6 @@ def all_runs(ranks: Sequence[int]) -> Iterator[Run]:
     yield Run("test_random/choices", "test_random", ("--configs", "60", "--seed", "55", "--choices"), few)
     for label, options in _FUZZ:
         yield Run(f"test_fuzz/{label}", "test_fuzz", options, few)
-    yield Run("test_two_abis", "test_two_abis", (), few, cpu_only=True)
     for count in ranks:
         if count in (1, 2, 4):
             yield Run("test_second", "test_second", (), count, needs_ht=True)

@@ -24,6 +24,12 @@ pub trait Memory: Send + Sync {
     fn download(&self, to: &mut [u8], from: DevPtr) -> Result<()>;
 }
 
+/// Gives the blocks of a group's handles, instead of the library's memory.
+pub trait Blocks: Send + Sync {
+    /// `bytes` of the device, which are the group's until it is closed.
+    fn take(&self, bytes: usize) -> Result<DevPtr>;
+}
+
 pub trait Marks: Send + Sync {
     /// A mark that is nowhere yet.
     fn new_mark(&self) -> Result<Box<dyn StreamMark>>;

@@ -16,7 +16,7 @@ pub mod quiescence;
 pub mod select;
 
 use crate::backend::bootstrap::Bootstrap;
-use crate::backend::device::Device;
+use crate::backend::device::{Blocks, Device};
 use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::GroupObjects;
 use crate::error::{Code, Error, Result};
@@ -62,6 +62,8 @@ pub trait GroupBackend: Send + Sync {
     /// What is worth telling about this rank's side.
     fn profile(&self) -> Profile;
     fn objects(&self) -> &dyn GroupObjects;
+    /// Handles that are made from now on have their blocks from there, on a device.
+    fn take_blocks_from(&self, _blocks: Arc<dyn Blocks>) {}
     /// Makes the memory of an LL group's views, where it is one of all ranks. Collective, as [`GroupObjects::make`].
     fn make_views(&self, _stream: Stream) -> Result<()> {
         Ok(())

@@ -161,7 +161,6 @@ pub enum OfSettings {
     BoundNeeded,
     CountableRows,
     OneNode,
-    RoomForAllRanks,
     LlKernelsCount,
     HtKernelsCount,
     HasKernels,

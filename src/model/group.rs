@@ -114,9 +114,6 @@ pub struct GroupSettings {
     pub experts: usize,
     /// Bound of tokens per rank; `None` for none.
     pub max_tokens: Option<usize>,
-    /// Bound of the rows that a rank receives, for one expert (LL) or in all (HT); `None`: as many
-    /// as all ranks may send.
-    pub max_recv_rows: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
     /// Channels to use; `None`: the library chooses.
@@ -167,8 +164,6 @@ pub struct GroupFacts {
     pub experts: usize,
     /// Bound of tokens per rank; `None` in HT: each handle finds its own.
     pub max_tokens: Option<usize>,
-    /// Bound of the rows that a rank receives, for one expert (LL) or in all (HT).
-    pub max_recv_rows: Option<usize>,
     /// Largest row that an operation may move, in bytes.
     pub row_bytes: usize,
     pub ll_combine: LlCombineMode,
@@ -197,6 +192,11 @@ impl GroupFacts {
         self.experts / self.ranks
     }
 
+    /// The most rows that a rank receives, for one expert (LL) or in all (HT): what all ranks may send.
+    pub fn recv_rows(&self) -> Option<usize> {
+        self.max_tokens.map(|tokens| tokens * self.ranks)
+    }
+
     /// How the rows that a rank receives in low latency lie where a row is for all its experts.
     pub fn rank_major(&self) -> Layout {
         Layout::RankMajor { ranks: self.ranks, slots: self.max_tokens.unwrap_or(0) }
@@ -206,7 +206,7 @@ impl GroupFacts {
     pub fn layout(&self) -> Layout {
         match self.algorithm {
             Algorithm::LowLatency => {
-                Layout::ExpertMajor { experts: self.local_experts(), slots: self.max_recv_rows.unwrap_or(0) }
+                Layout::ExpertMajor { experts: self.local_experts(), slots: self.recv_rows().unwrap_or(0) }
             }
             Algorithm::HighThroughput => Layout::Flat,
         }
@@ -237,7 +237,6 @@ impl GroupFacts {
         rank: GroupRank::new(0),
         experts: 8,
         max_tokens: Some(4),
-        max_recv_rows: Some(8),
         row_bytes: 16,
         ll_combine: LlCombineMode::Exact,
         ht_chunk_bytes: None,
@@ -259,7 +258,6 @@ mod tests {
             rank: GroupRank::new(1),
             experts: 12,
             max_tokens: Some(5),
-            max_recv_rows: Some(15),
             row_bytes: 32,
             ..GroupFacts::SAMPLE
         };

@@ -6,15 +6,7 @@ fn form(keeps_ids: bool) -> HandleForm {
 }
 
 fn facts(algorithm: Algorithm, max_tokens: Option<usize>) -> GroupFacts {
-    GroupFacts {
-        algorithm,
-        ranks: 8,
-        rank: GroupRank::new(3),
-        experts: 256,
-        max_tokens,
-        max_recv_rows: None,
-        ..GroupFacts::SAMPLE
-    }
+    GroupFacts { algorithm, ranks: 8, rank: GroupRank::new(3), experts: 256, max_tokens, ..GroupFacts::SAMPLE }
 }
 
 #[test]

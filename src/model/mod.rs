@@ -11,6 +11,7 @@ pub mod node_view;
 pub mod objects;
 pub mod ops;
 pub mod regions;
+pub mod room;
 pub mod scales;
 pub mod tensor;
 pub mod topology;

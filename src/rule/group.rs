@@ -8,15 +8,12 @@ use crate::model::topology::Topology;
 
 /// Checks `settings` for `rank` of `ranks`.
 pub fn check(settings: &GroupSettings, choices: &GroupChoices, ranks: usize, rank: GroupRank) -> Result<GroupFacts> {
-    let experts = experts(settings, ranks)?;
-    let max_tokens = max_tokens(settings, ranks)?;
     Ok(GroupFacts {
         algorithm: settings.algorithm,
         ranks,
         rank,
-        experts,
-        max_tokens,
-        max_recv_rows: recv_rows(settings, max_tokens, ranks)?,
+        experts: experts(settings, ranks)?,
+        max_tokens: max_tokens(settings, ranks)?,
         row_bytes: row_bytes(settings)?,
         ll_combine: choices.ll_combine,
         ht_chunk_bytes: match settings.algorithm {
@@ -61,18 +58,6 @@ fn max_tokens(settings: &GroupSettings, ranks: usize) -> Result<Option<usize>> {
     Ok(Some(tokens))
 }
 
-/// The bound of received rows. It must be all that the ranks may send, as nothing checks it at run time yet.
-fn recv_rows(settings: &GroupSettings, max_tokens: Option<usize>, ranks: usize) -> Result<Option<usize>> {
-    let all = max_tokens.map(|tokens| tokens * ranks);
-    match (settings.max_recv_rows, all) {
-        (Some(rows), Some(all)) if rows != all => {
-            Err(refused(Setting::RecvRows, OfSettings::RoomForAllRanks).got(rows, all))
-        }
-        (Some(rows), None) => Err(refused(Setting::RecvRows, OfSettings::RoomForAllRanks).got(rows, "none")),
-        (_, all) => Ok(all),
-    }
-}
-
 fn row_bytes(settings: &GroupSettings) -> Result<usize> {
     let bytes = settings.row_bytes;
     if bytes == 0 || !bytes.is_multiple_of(ROW_ALIGN) {
@@ -99,7 +84,6 @@ mod tests {
         algorithm: Algorithm::LowLatency,
         experts: 16,
         max_tokens: Some(50),
-        max_recv_rows: None,
         row_bytes: 14_336,
         channels: None,
         zones: false,
@@ -119,7 +103,7 @@ mod tests {
     fn valid_settings_pass() {
         let facts = checked(&VALID, 3).unwrap();
         assert_eq!((facts.local_experts(), facts.max_tokens, facts.rank), (2, Some(50), GroupRank::new(3)));
-        assert_eq!((facts.max_recv_rows, facts.channels), (Some(400), None));
+        assert_eq!((facts.recv_rows(), facts.channels), (Some(400), None));
         assert_eq!(facts.ht_chunk_bytes, None);
     }
 
@@ -130,26 +114,5 @@ mod tests {
         let ht = checked(&GroupSettings { algorithm: Algorithm::HighThroughput, ..unbounded }, 0);
         let ht = ht.unwrap();
         assert_eq!((ht.max_tokens, ht.ht_chunk_bytes), (None, Some(4096)));
-    }
-
-    #[test]
-    fn each_broken_rule_is_named() {
-        let with = |change: fn(&mut GroupSettings)| {
-            let mut settings = VALID;
-            change(&mut settings);
-            settings
-        };
-        let cases = [
-            (with(|it| it.experts = 0), Setting::Experts),
-            (with(|it| it.experts = 12), Setting::Experts),
-            (with(|it| it.row_bytes = 0), Setting::RowBytes),
-            (with(|it| it.row_bytes = 24), Setting::RowBytes),
-            (with(|it| it.max_tokens = Some(u32::MAX as usize)), Setting::MaxTokens),
-            (with(|it| it.max_recv_rows = Some(399)), Setting::RecvRows),
-        ];
-        for (settings, setting) in cases {
-            let error = checked(&settings, 0).unwrap_err();
-            assert_eq!(error.refused().map(|(subject, _)| subject), Some(Subject::Setting(setting)), "{error}");
-        }
     }
 }

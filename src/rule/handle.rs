@@ -111,20 +111,3 @@ pub fn counter(facts: &GroupFacts, tensors: &HandleTensors) -> Result<Option<Cou
     }
     Ok(expert_counter(Role::Counter, device, facts, sized)?.map(Counter::Device))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zones_are_counted_in_31_bits() {
-        let facts = GroupFacts { algorithm: Algorithm::HighThroughput, ..GroupFacts::SAMPLE };
-        let fits = |step, top_k| alignment(&facts, step, top_k).is_ok();
-        assert!(fits(1, 32) && fits(1 << 28, 32) && !fits(1 << 29, 32) && !fits(3, 1) && !fits(1 << 63, 1));
-        // Of one expert, so that only what comes counts.
-        let of = |tokens| GroupFacts { experts: 2, max_tokens: Some(tokens), ..facts };
-        let most = |tokens| alignment(&of(tokens), 1 << 30, 8).is_ok();
-        assert!(most(1 << 29) && !most((1 << 29) + 1));
-        assert!(alignment(&GroupFacts { max_tokens: Some(1 << 28), ..facts }, 1, 4).is_err());
-    }
-}

@@ -89,7 +89,6 @@ mod tests {
             rank: GroupRank::new(3),
             experts: 256,
             max_tokens: Some(128),
-            max_recv_rows: None,
             row_bytes: 14336,
             ll_combine: LlCombineMode::Reduce,
             ..GroupFacts::SAMPLE

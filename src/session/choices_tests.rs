@@ -8,7 +8,6 @@ fn choices(ranks: usize, ll_combine: LlCombineMode, nodes: usize) -> Choices {
         ranks,
         experts: 8 * ranks,
         max_tokens: Some(16),
-        max_recv_rows: None,
         row_bytes: 512,
         ll_combine,
         ..GroupFacts::SAMPLE

@@ -119,13 +119,4 @@ mod tests {
         assert!(Findings::of_ids(&bytes_of(&[0, -1, -1, 1, 0, 2]), 3, 4).is_empty());
         assert!(Findings::of_ids(&[], 0, 4).is_empty());
     }
-
-    #[test]
-    fn weights_count_where_an_expert_has_them() {
-        let ids = bytes_of(&[0, -1, 7, 2]);
-        let weights = [0.5, f32::NAN, f32::NAN, -f32::NAN];
-        let weights: Vec<u8> = weights.iter().flat_map(|weight| weight.to_ne_bytes()).collect();
-        let found = Findings::of_weights((&ids, &weights), 2, 4);
-        assert_eq!(found.to_string(), "NaN weights: 1 (first: token 1, k 1, id 2)");
-    }
 }

@@ -1,6 +1,6 @@
 //! A group: its facts, its backend, and whether it still works.
 
-use crate::backend::device::{Device, EnteredDevice, OwnStream};
+use crate::backend::device::{Blocks, Device, EnteredDevice, OwnStream};
 use crate::backend::{Faults, OpenGroup};
 use crate::error::refusal::{Extent, InSequence, OfTensor, Role, Subject};
 use crate::error::{Code, Context, Error, Result};
@@ -81,6 +81,14 @@ impl Group {
     /// The group, which keeps `with` until it and all its handles are gone.
     pub fn keeping(self, with: Arc<dyn Any + Send + Sync>) -> Self {
         Self { _with: Some(with), ..self }
+    }
+
+    /// The group, whose handles have their blocks from there, if that is said and the backend has blocks.
+    pub fn with_blocks_from(self, blocks: Option<Arc<impl Blocks + 'static>>) -> Self {
+        if let Some(blocks) = blocks {
+            self.backend.common.take_blocks_from(blocks);
+        }
+        self
     }
 
     /// Refuses `stream` for what a group does once, if it is captured: that would be too late for the other ranks, and

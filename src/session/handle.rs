@@ -126,7 +126,7 @@ impl Handle {
         }
     }
 
-    pub fn group(&self) -> &Group {
+    pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
@@ -327,7 +327,7 @@ impl Handle {
     /// Rows that an HT dispatch can deliver: the bound of the group, or of a routing's slots; in a group without a bound
     /// the exact number.
     pub fn num_recv_tokens(&self) -> Result<usize> {
-        match (&self.mode, self.group.facts().max_recv_rows) {
+        match (&self.mode, self.group.facts().recv_rows()) {
             (ByMode::Ht((_, handle)), Some(rows)) => Ok(match self.form.zones {
                 None => rows,
                 Some(zones) => {

@@ -3,10 +3,12 @@
 
 use crate::refuse;
 use nccl_ep_core::error::{Error, Formatter, Result};
+use nccl_ep_core::session::group::Group;
 use nccl_ep_core::{fork, log, nvtx};
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// Bytes for the text of a refusal and its NUL; longer texts are cut.
 const TEXT_BYTES: usize = 1024;
@@ -32,8 +34,8 @@ pub enum Subject {
 pub struct Guard {
     /// Puts refusals into words.
     pub words: Formatter,
-    /// Marks the subject's group as failed, if it is alive.
-    pub mark_failed: fn(Subject, &Error),
+    /// The subject's group, if it is alive.
+    pub group_of: fn(Subject) -> Option<Arc<Group>>,
 }
 
 impl Guard {
@@ -65,7 +67,9 @@ impl Guard {
                 .or_else(|| panic.downcast_ref::<String>().cloned())
                 .unwrap_or_default();
             let error = Error::internal(format!("a panic in the library: {text}"));
-            (self.mark_failed)(subject, &error);
+            if let Some(group) = (self.group_of)(subject) {
+                group.mark_failed(error.clone());
+            }
             Err(error)
         });
         match outcome {

@@ -101,20 +101,3 @@ impl<T> Registry<T> {
 fn place<T>(live: &[(usize, T)], number: usize) -> Option<usize> {
     live.binary_search_by_key(&number, |&(number, _)| number).ok()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dead_and_foreign_numbers_are_told_apart() {
-        let registry = Registry::new(3, Names { argument: "it", object: "word" });
-        let number = registry.insert(Arc::new("first"));
-        assert_eq!(registry.find(number).as_deref(), Ok(&"first"));
-        assert!(registry.remove(number).is_ok());
-        assert_eq!(registry.find(number), Err(Missing::Destroyed));
-        assert_eq!(registry.find(number + 1), Err(Missing::Foreign));
-        assert_eq!(registry.find(0), Err(Missing::Null));
-        assert_ne!(registry.insert(Arc::new("second")), number);
-    }
-}

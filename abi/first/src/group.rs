@@ -157,7 +157,6 @@ unsafe fn group_config(config: *const ncclEpGroupConfig_t) -> Result<GroupSettin
         algorithm: numbers::algorithm(algorithm)?,
         experts: num_experts as usize,
         max_tokens: given(max_tokens_per_rank),
-        max_recv_rows: None,
         row_bytes: token_size_bytes as usize,
         channels: given(num_channels),
         zones: false,

@@ -4,7 +4,7 @@ use crate::owners::{Allocator, Freeing};
 use crate::texts;
 pub use nccl_ep_abi::guard::{Guard, Subject, check_out, last_error, set_last_error, write_out};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
-use nccl_ep_core::error::{Error, Result};
+use nccl_ep_core::error::Result;
 use nccl_ep_core::session;
 use nccl_ep_core::session::handle::Handle;
 use parking_lot::Mutex;
@@ -72,20 +72,12 @@ pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
 }
 
 /// Runs the body of each exported function; a panic marks the group that the call works on as failed.
-pub const GUARD: Guard = Guard { words: texts::text, mark_failed };
+pub const GUARD: Guard = Guard { words: texts::text, group_of };
 
-fn mark_failed(subject: Subject, error: &Error) {
+fn group_of(subject: Subject) -> Option<Arc<session::group::Group>> {
     match subject {
-        Subject::Nothing => {}
-        Subject::Group(number) => {
-            if let Ok(group) = Group::resolve(number) {
-                group.session.mark_failed(error.clone());
-            }
-        }
-        Subject::Handle(number) => {
-            if let Ok(handle) = handle(number) {
-                handle.group().mark_failed(error.clone());
-            }
-        }
+        Subject::Nothing => None,
+        Subject::Group(number) => Group::resolve(number).ok().map(|group| Arc::clone(&group.session)),
+        Subject::Handle(number) => handle(number).ok().map(|handle| Arc::clone(handle.group())),
     }
 }

@@ -53,37 +53,9 @@ fn tensor(role: Role) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_ep_core::error::refusal::{AmongRanks, Extent, OfTensor, Operation, Subject};
-    use nccl_ep_core::error::{Code, Context, Value};
+    use nccl_ep_core::error::refusal::{AmongRanks, Operation, Subject};
+    use nccl_ep_core::error::{Code, Context};
     use nccl_ep_core::model::ids::GroupRank;
-
-    #[test]
-    fn a_refusal_names_function_argument_rule_got_and_expected() {
-        let rule = OfTensor::Exactly(Extent::RowsOf(Role::IdsOut));
-        let error = Error::argument(Subject::Size(Role::WeightsOut, 0), rule).got(100, 128).within("ncclEpDispatch");
-        assert_eq!(
-            text(&error),
-            "ncclEpDispatch: outputs[TOPK_WEIGHTS].sizes[0]: must be the rows of outputs[TOPK_IDX] \
-             (got 100, expected 128)"
-        );
-    }
-
-    #[test]
-    fn failures_name_what_was_going_on() {
-        let subject = Subject::Operation;
-        let other = Value::Operation(Operation::LlCombine);
-        let error = Error::usage(subject, AmongRanks::Same { rank: GroupRank::new(3) })
-            .found(Value::Operation(Operation::LlDispatch), other)
-            .during(Context::Running(Operation::LlDispatch))
-            .during(Context::GroupFailed)
-            .within("ncclEpComplete");
-        assert_eq!(
-            text(&error),
-            "ncclEpComplete: the group has failed: ncclEpDispatch (low latency): operation: must be \
-             the same on every rank, but rank 3 differs (got ncclEpDispatch (low latency), expected \
-             ncclEpCombine (low latency))"
-        );
-    }
 
     #[test]
     fn a_call_is_named_once() {

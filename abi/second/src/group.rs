@@ -1,6 +1,7 @@
 //! Creation and destruction of groups.
 #![allow(unsafe_code)]
 
+use crate::allocator::Allocator;
 use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::Group;
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
@@ -42,7 +43,7 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let config = unsafe { read::required("config", config) }?;
         let claim = process::claim("libnccl_ep.so.0");
         let given = settings::with_environment(config, &Env::read().later);
-        let given = given.and_then(|config| settings::of(&config));
+        let given = given.and_then(|it| settings::of(&it));
         let settings = claim.as_ref().map_err(Error::clone).and(given);
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
@@ -51,8 +52,10 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         if let Some(about) = session.about() {
             log::group(about.device, &format_args!("{}, {about}", version::TEXT));
         }
-        let session = Arc::new(session.keeping(claim?));
-        let number = Group { session, kept, comm: Communicator::open(comm as usize)? }.register();
+        let allocator = Allocator::of(&config.alloc, session.device());
+        let session = session.keeping(claim?).with_blocks_from(allocator.clone());
+        let comm = Communicator::open(comm as usize)?;
+        let number = Group { session: Arc::new(session), kept, comm, allocator }.register();
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
     })
@@ -63,7 +66,8 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
 /// graphs with operations of the group must have ended. NULL is a successful
 /// no-op.
 ///
-/// Returns `ncclInvalidArgument` for a group that was destroyed already. Later calls on its handles are refused.
+/// Returns `ncclInvalidArgument` for a group that was destroyed already; `ncclSystemError` if `alloc.free_fn` fails, once
+/// the group is destroyed. Later calls on its handles are refused.
 ///
 /// # Safety
 /// None: a dead or foreign group is recognised.
@@ -73,6 +77,9 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResu
         if ep_group.is_null() {
             return Ok(());
         }
-        Group::take(ep_group as usize)?.session.close(None)
+        let group = Group::take(ep_group as usize)?;
+        // After a failure operations may still be running.
+        group.session.close(None)?;
+        group.allocator.as_ref().map_or(Ok(()), |it| it.free_all())
     })
 }

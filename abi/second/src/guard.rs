@@ -3,23 +3,17 @@
 use crate::objects::{self, Group};
 use crate::texts;
 pub use nccl_ep_abi::guard::{Guard, Subject, check_out, write_out};
-use nccl_ep_core::error::Error;
+use nccl_ep_core::session;
+use std::sync::Arc;
 
 /// Runs the body of each exported function.
-pub const GUARD: Guard = Guard { words: texts::text, mark_failed };
+pub const GUARD: Guard = Guard { words: texts::text, group_of };
 
-fn mark_failed(subject: Subject, error: &Error) {
-    match subject {
-        Subject::Nothing => {}
-        Subject::Group(number) => {
-            if let Ok(group) = Group::resolve(number) {
-                group.session.mark_failed(error.clone());
-            }
-        }
-        Subject::Handle(number) => {
-            if let Ok(handle) = objects::handle(number) {
-                handle.group.session.mark_failed(error.clone());
-            }
-        }
-    }
+fn group_of(subject: Subject) -> Option<Arc<session::group::Group>> {
+    let group = match subject {
+        Subject::Nothing => None,
+        Subject::Group(number) => Group::resolve(number).ok(),
+        Subject::Handle(number) => objects::handle(number).ok().map(|handle| Arc::clone(&handle.group)),
+    };
+    group.map(|group| Arc::clone(&group.session))
 }

@@ -5,7 +5,6 @@ use crate::enums::ncclEpLayout_t;
 use crate::guard::{GUARD, Subject, check_out, write_out};
 use crate::objects::{self, Group, Handle, Layout};
 use crate::read::{self, number};
-use crate::texts::not_served;
 use crate::types::{
     cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
 };
@@ -68,7 +67,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
 ///                    the routing will be there. Not touched before an update, or in LL a dispatch. HT: operations may
 ///                    be made on a handle whose memory holds what an update of an equal handle has left, or a copy of
 ///                    it; over several nodes not in a capture, and the host waits for the stream. NULL: memory of the
-///                    library's. HT: on all ranks or on none, and of one update on all. A
+///                    group's `alloc`, or the library's. HT: on all ranks or on none, and of one update on all. A
 ///                    staged operation that is given up (`ncclEpHandleDestroy`) may use it until the group's end: do
 ///                    not free it before
 ///
@@ -138,8 +137,8 @@ fn in_memory(
 /// @param stream       stream that orders the exchange
 ///
 /// Returns `ncclInvalidArgument` for a NULL or dead argument or a tensor that breaks a rule; `ncclInvalidUsage` while a
-/// staged operation waits for completion, and for a captured stream over several nodes; `ncclRemoteError` if another
-/// rank refused; or the code of the failure if the group has failed.
+/// staged operation waits for completion, and for a captured stream over several nodes; `ncclSystemError` if the group's
+/// `alloc_fn` fails; `ncclRemoteError` if another rank refused; or the code of the failure if the group has failed.
 ///
 /// # Safety
 /// Pointers are NULL or valid for what they are documented to be.
@@ -224,9 +223,6 @@ fn check_shape(group: &Group, layout: u32, config: Option<&ncclEpHandleConfig_t>
     match (group.session.facts().algorithm, layout) {
         (Algorithm::LowLatency, EXPERT_MAJOR) => Ok(Layout::ExpertMajor),
         (Algorithm::LowLatency, RANK_MAJOR) => Ok(Layout::RankMajor),
-        (Algorithm::HighThroughput, FLAT) if group.kept.drops && group.session.nodes() > 1 => {
-            Err(not_served("layout", "NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes,"))
-        }
         (Algorithm::HighThroughput, FLAT) => Ok(Layout::Flat),
         (Algorithm::HighThroughput, EXPERT_MAJOR) => {
             let alignment = config.map_or(0, |it| it.dispatch_output_per_expert_alignment).max(1);

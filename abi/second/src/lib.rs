@@ -7,6 +7,7 @@
 //! All exported functions work alike: enter the guard, read the arguments, call the core, return a
 //! code. What the core does not serve yet is refused (`texts::not_served`).
 
+mod allocator;
 mod combine;
 mod dispatch;
 /// The enums of the header.

@@ -1,5 +1,6 @@
 //! The objects behind the numbers that C holds.
 
+use crate::allocator::Allocator;
 use crate::settings::Kept;
 use nccl_ep_abi::registry::{Names, Registry};
 use nccl_ep_core::backend::nccl::Communicator;
@@ -19,6 +20,8 @@ pub struct Group {
     pub kept: Kept,
     /// Whose windows tensors may be in.
     pub comm: Communicator,
+    /// Who gives the memory of handles, if not the library.
+    pub allocator: Option<Arc<Allocator>>,
 }
 
 impl Group {

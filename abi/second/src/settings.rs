@@ -76,7 +76,6 @@ pub fn of(config: &ncclEpGroupConfig_t) -> Result<(GroupSettings, Kept)> {
         experts: config.num_experts as usize,
         max_tokens: Some(tokens as usize),
         // The core has room for all that ranks may send.
-        max_recv_rows: None,
         row_bytes: row_bytes.next_multiple_of(ROW_ALIGN as usize),
         channels: channels(config),
         zones: is_ht,

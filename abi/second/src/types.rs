@@ -94,7 +94,11 @@ pub struct ncclEpTensorAllocConfig_t {
     pub magic: c_uint,
 }
 
-/// A caller's allocator: both functions or none.
+/// A caller's allocator: both functions or none. It gives the memory of handles that have none of the program's
+/// (`ncclEpInitHandle` without `handle_mem`, `ncclEpCreateHandle`), at multiples of 16 bytes, as many pieces as there are
+/// handles at a time: `alloc_fn` is called in `ncclEpCreateHandle` and `ncclEpUpdateHandle`, `free_fn` for all pieces in
+/// `ncclEpGroupDestroy`, unless that fails. Both are called with the group's device current and, in a capture, in the
+/// thread's relaxed mode; they may not call the library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEpAllocConfig_t {

@@ -43,8 +43,9 @@ class Graph {
 
     void Launch(cudaStream_t stream) { EP_REQUIRE_CUDA(cudaGraphLaunch(executable_, stream)); }
 
-    // Collective. Each sample is the time of one operation: the mean of several replays back to back.
-    Figures TimeReplays(const EpEnv& env, const Options& options) {
+    // Collective. Each sample is the time of one operation: the mean of several replays back to back, less what
+    // `of_others` says that other kernels took of it.
+    Figures TimeReplays(const EpEnv& env, const Options& options, const std::function<double()>& of_others) {
         const Pace pace = options.low_latency() ? kShortOperations : kLongOperations;
         Event start, end;
         Samples samples;
@@ -55,7 +56,7 @@ class Graph {
             for (unsigned replay = 0; replay < pace.replays; ++replay) Launch(env.stream);
             end.Record(env.stream);
             EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
-            samples.push_back(end.MicrosecondsSince(start) / (pace.replays * times_));
+            samples.push_back(end.MicrosecondsSince(start) / (pace.replays * times_) - of_others());
         }
         DropFirst(&samples);
         return SlowestRank(samples);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 
 #include "harness/harness.h"
@@ -82,8 +83,10 @@ Timing Measure(const EpEnv& env, const Options& options, Session* session);
 // Collective. The same for other operations, and for graphs if the options ask for them.
 OperationTimes MeasureOperations(const EpEnv& env, const Options& options, const Calls& calls);
 
-// Collective.
-PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs);
+// Collective. `code_us` is asked after each sample for what code behind an operation took.
+inline double NoCodeUs() { return 0; }
+PacedTimes TimeGraphs(const EpEnv& env, const Options& options, Graphs* graphs,
+                      const std::function<double()>& code_us = NoCodeUs);
 
 // Collective. With --between code: the cold times.
 void TimeCold(const EpEnv& env, const Options& options, const Calls& calls, OperationTimes* times);

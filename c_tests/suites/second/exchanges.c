@@ -1,17 +1,6 @@
 // Every byte of dispatches and combines of all layouts and both passes, against the reference.
 #include "suites/second/run.h"
 
-// The bytes of the handle's memory at another address, without an update.
-static ncclEpHandle_t move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle) {
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    RefBuffer before = *run->test->memory;
-    EP_SCOPED void* bytes = ref_host_new(before.bytes);
-    ep_download(bytes, ref_buffer_data(&before), before.bytes);
-    handle = handle_in_memory(group, run->test, bytes);
-    ref_buffer_free(&before);
-    return handle;
-}
-
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     const ncclEpPassDir_t back = is_ll(test) ? NCCL_EP_FWD_PASS : NCCL_EP_BWD_PASS;
     Run run;
@@ -21,7 +10,7 @@ static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     run_exchange(&run, handle, NCCL_EP_FWD_PASS);
     run_exchange(&run, handle, back);
     if (!is_ll(test)) {
-        if (test->memory != NULL) handle = move(&run, group, handle);
+        if (test->memory != NULL) handle = run_move(&run, group, handle);
         run_exchange(&run, handle, back);
         run_exchange(&run, handle, NCCL_EP_FWD_PASS);
     }
@@ -89,15 +78,6 @@ EP_TEST(low_latency_delivers_rows_by_rank) { exchange_all(env, kLlRanks); }
 EP_TEST(high_throughput_delivers_flat_rows) { exchange_all(env, kHtFlat); }
 EP_TEST(high_throughput_delivers_rows_by_expert) { exchange_all(env, kHtZones); }
 
-static void refuse_flat(const EpEnv* env, const Case* test) {
-    ncclEpGroup_t group = group_of(env, test);
-    ncclEpHandle_t handle = NULL;
-    CHECK_REFUSED(ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_FLAT, NULL, 2, NULL), ncclInvalidUsage,
-                  "layout: NCCL_EP_LAYOUT_FLAT with NCCL_EP_OVERFLOW_DROP, over several nodes, is not served");
-    EP_CHECK(handle == NULL);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
-}
-
 // As Megatron does with a fixed capacity.
 EP_TEST(what_is_beyond_a_bound_is_dropped) {
     static const Case kCases[] = {
@@ -115,8 +95,7 @@ EP_TEST(what_is_beyond_a_bound_is_dropped) {
         Case test = kCases[i];
         test.drops = true;
         test = varied(&test, i, &memory);
-        if (test.kind == kHtFlat && !ranks_share_a_node()) refuse_flat(env, &test);
-        else exchange(env, &test, 820 + i);
+        exchange(env, &test, 820 + i);
     }
 }
 
@@ -161,19 +140,23 @@ EP_TEST(tensors_lie_in_windows) {
     views_end_windows(env);
 }
 
-// Several handles of a layout, in turn.
-EP_TEST(handles_take_turns) {
+// Several handles, in turn: of a layout, then of both, which drop rows.
+static void take_turns(const EpEnv* env, bool drops) {
     enum { kHandles = 3 };
     Run runs[kHandles];
-    Case test = kSmallHt;
-    test.kind = kHtZones;
-    test.alignment = 4;
-    test.uneven = true;
-    test.recv_rows = (unsigned)env->size * test.max_tokens * 8;
-    ncclEpGroup_t group = group_of(env, &test);
+    Case tests[kHandles];
+    for (unsigned i = 0; i < kHandles; ++i) {
+        tests[i] = kSmallHt;
+        tests[i].kind = drops && i != 1 ? kHtFlat : kHtZones;
+        tests[i].alignment = 4;
+        tests[i].uneven = true;
+        tests[i].drops = drops;
+        tests[i].recv_rows = drops ? 4 : (unsigned)env->size * tests[i].max_tokens * 8;
+    }
+    ncclEpGroup_t group = group_of(env, &tests[0]);
     ncclEpHandle_t handles[kHandles];
     for (unsigned i = 0; i < kHandles; ++i) {
-        run_open(&runs[i], env, &test, 840 + i);
+        run_open(&runs[i], env, &tests[i], 840 + i);
         handles[i] = run_route(&runs[i], group);
     }
     for (unsigned turn = 0; turn < 2; ++turn) {
@@ -185,6 +168,11 @@ EP_TEST(handles_take_turns) {
         run_close(&runs[i]);
     }
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+}
+
+EP_TEST(handles_take_turns) {
+    take_turns(env, false);
+    take_turns(env, true);
 }
 
 // What is behind the bound is still poison, with zones all is, and the next call tells.

@@ -159,13 +159,14 @@ void run_check_untouched(const Run* run) {
 // ---- Calls
 
 // What a routing tells.
-static void set_update(Call* call, Kind kind) {
+static void set_update(Call* call, const Case* test) {
     View* views = call->views;
     call->update = NCCL_EP_LAYOUT_INFO_INIT;
     call->update.expert_counters = &views[kCounters].tensor;
     call->update.recv_total_counter = &views[kTotal].tensor;
     // Flat rows have none, so it is not read.
-    call->update.expert_offsets = kind == kHtZones ? &views[kOffsets].tensor : (ncclEpTensor_t*)16;
+    call->update.expert_offsets = test->kind == kHtZones ? &views[kOffsets].tensor : (ncclEpTensor_t*)16;
+    if (test->no_offsets) call->update.expert_offsets = NULL;
 }
 
 static void set_info(Call* call, const Case* test, bool is_forward) {
@@ -190,7 +191,7 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass) {
         view_of(&views[i], ref_buffer_data(&run->buffers[i]), shape.datatype, sizes[0], sizes[1], sizes[2]);
     }
     const bool is_forward = pass == NCCL_EP_FWD_PASS;
-    set_update(call, test->kind);
+    set_update(call, test);
     set_info(call, test, is_forward);
     call->inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
     call->inputs.tokens = &views[kTokens].tensor;
@@ -220,10 +221,20 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass) {
     call->config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
 }
 
+ncclEpHandle_t run_move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
+    RefBuffer before = *run->test->memory;
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    handle = handle_in_memory(group, run->test, bytes);
+    ref_buffer_free(&before);
+    return handle;
+}
+
 ncclResult_t run_update(const Run* run, ncclEpHandle_t handle) {
     Call call;
     call_set(&call, run, NCCL_EP_FWD_PASS);
-    EP_SCOPED void* info = old_struct(kLayoutInfo, &call.update, run->test->generation);
+    EP_SCOPED void* info = is_ll(run->test) ? NULL : old_struct(kLayoutInfo, &call.update, run->test->generation);
     const ncclResult_t result = ncclEpUpdateHandle(handle, &call.views[kIds].tensor, info, run->env->stream);
     memset(&call, kGarbage, sizeof(call));
     return result;

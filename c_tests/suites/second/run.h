@@ -72,6 +72,8 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass);
 
 // A handle that was routed; in HT its counters are checked, and the caller's ids are gone afterwards.
 ncclEpHandle_t run_route(const Run* run, ncclEpGroup_t group);
+// The handle in memory of the caller at another address, with the bytes of the one before, without an update.
+ncclEpHandle_t run_move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle);
 // Operations as a program of the case's generation calls them; nothing of what it passes is left afterwards.
 ncclResult_t run_update(const Run* run, ncclEpHandle_t handle);
 ncclResult_t run_dispatch(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);

@@ -43,6 +43,7 @@ typedef struct {
     Kind kind;
     unsigned recv_rows;  // HT: the group's bound; 0 for none
     unsigned alignment;  // of zones
+    bool no_offsets;     // nor are these told
     bool drops;          // HT: what is beyond the bound
     Generation generation;
     bool updated;       // the handle is made in two steps

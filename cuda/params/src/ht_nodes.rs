@@ -5,7 +5,9 @@
 //! operation runs in *stages* over one or more chunks, of the own tokens or of all remote ones.
 
 use crate::common::{MessageHeader, PeerTable, RankOnNode, ScaledRows, WaitParams};
-use crate::ht::{HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtScaledDispatchParams, HtSequences};
+use crate::ht::{
+    HtCombineParams, HtCount, HtDispatchParams, HtEntry, HtLayout, HtPackets, HtScaledDispatchParams, HtSequences,
+};
 
 /// Most chunks of a rank's tokens.
 pub const HT_MOST_CHUNKS: u32 = 16;
@@ -14,6 +16,10 @@ pub const HT_MOST_CHUNKS: u32 = 16;
 pub const HT_COUNTS_OF_SOURCE: u32 = 2;
 /// Threads of a block of `ht_place`.
 pub const HT_PLACE_THREADS: u32 = 256;
+/// Threads of `ht_room_nodes`, one block.
+pub const HT_ROOM_THREADS: u32 = 256;
+/// Bit of what it tells: the rank drops rows of somebody.
+pub const HT_ROOM_DROPS: u32 = 0x8000_0000;
 /// Threads of a block of `ht_pack`.
 pub const HT_PACK_THREADS: u32 = 512;
 /// A token without a row, a place without a rank.
@@ -154,6 +160,26 @@ pub struct HtRouteNodesParams {
     /// Which of the two banks of counts: they alternate from kernel to kernel.
     pub bank: u32,
     pub verdict: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct HtRoomNodesParams {
+    pub peers: PeerTable,
+    pub wait: WaitParams,
+    /// Where ranks tell each other.
+    pub packets: HtPackets,
+    pub nodes: HtNodes,
+    /// `[ranks][chunks + 1]`: that of the handle.
+    pub received_rows: *const u32,
+    /// `[forwarded - 1]` times the same, from the remote ranks.
+    pub arrived: *const u32,
+    /// `[ranks]`: the rows of this rank that each keeps, and `HT_ROOM_DROPS`.
+    pub told: *mut HtCount,
+    /// Rows that each rank has room for.
+    pub limit: u32,
+    /// That of `ht_route_nodes`.
+    pub epoch: u32,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -191,30 +191,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_classified() {
-        let base = allocate(1000, Memory::Device(900)).expect("memory");
-        assert_eq!(classify(base, 1000), Range::Inside(Memory::Device(900)));
-        assert_eq!(classify(base + 999, 1), Range::Inside(Memory::Device(900)));
-        assert_eq!(classify(base + 999, 2), Range::Invalid);
-        assert_eq!(classify(base + 1000, 1), Range::Invalid, "padding");
-        let local = 0u8;
-        assert_eq!(classify(&raw const local as usize, 1), Range::Pageable);
-        assert_eq!(release(base), Ok(()));
-        assert_eq!(classify(base, 1), Range::Invalid, "freed memory is remembered");
-        assert_eq!(release(base), Err(CudaError::InvalidValue));
-    }
-
-    #[test]
-    fn a_device_can_be_emptied() {
-        let one = allocate(10, Memory::Device(901)).expect("memory");
-        let other = allocate(10, Memory::Device(902)).expect("memory");
-        release_device(901);
-        assert_eq!(starts_at(one), None);
-        assert_eq!(starts_at(other), Some(Memory::Device(902)));
-        assert_eq!(release(other), Ok(()));
-    }
-
-    #[test]
     fn registered_pages_are_pinned_memory_and_stay() {
         let pages = vec![7u8; 100];
         let address = pages.as_ptr() as usize;

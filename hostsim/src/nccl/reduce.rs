@@ -81,10 +81,4 @@ mod tests {
         let (a, b) = (0.25f64.to_ne_bytes(), 0.5f64.to_ne_bytes());
         assert_eq!(run(DataType::Float64, &[&a, &b]), 0.75f64.to_ne_bytes());
     }
-
-    #[test]
-    fn narrow_types_have_no_sum() {
-        assert!(sum_of(DataType::Bfloat16).is_none());
-        assert!(sum_of(DataType::Uint8).is_none());
-    }
 }

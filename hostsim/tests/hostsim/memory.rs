@@ -62,7 +62,7 @@ fn crashes(work: impl Fn()) {
 #[test]
 fn a_write_past_the_end_crashes() {
     // SAFETY: none: the write must fault.
-    crashes(|| unsafe { Buffer::new(4096).address.cast::<u8>().add(4096).write(1) });
+    crashes(|| unsafe { Buffer::new(5000).address.cast::<u8>().add(5120).write(1) });
 }
 
 #[test]
@@ -109,6 +109,7 @@ fn copies_check_direction_and_range() {
     assert_eq!(copy(one.address, null_mut(), 64, HOST_TO_DEVICE), INVALID_VALUE);
     assert_eq!(copy(null_mut(), null_mut(), 0, HOST_TO_DEVICE), SUCCESS);
     assert_eq!(copy(one.address, host, 64, 17), 21);
+    assert_eq!(copy(one.address.wrapping_byte_add(64), host, 1, HOST_TO_DEVICE), INVALID_VALUE, "padding");
     assert_eq!(cudaMemset(one.address, 0, 65), INVALID_VALUE);
     assert_eq!(cudaMemset(host, 0, 64), INVALID_VALUE);
     assert_eq!(one.bytes(), [9; 64]);

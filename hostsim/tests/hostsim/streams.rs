@@ -240,6 +240,9 @@ fn a_device_can_be_reset() {
         let mut kept = null_mut();
         assert_eq!(cudaMalloc(Some(&mut kept), 16), SUCCESS);
         assert_eq!(cudaFree(address), 1, "freed before");
+        assert_eq!(cudaSetDevice(1), SUCCESS);
+        let other = Buffer::filled(16, 9);
+        assert_eq!(cudaSetDevice(0), SUCCESS);
         let journal = Journal::default();
         launch(stream.0, || std::thread::sleep(Duration::from_millis(20)));
         journal.note(stream.0, "done");
@@ -252,6 +255,8 @@ fn a_device_can_be_reset() {
         // The device is usable again, and so are the others.
         assert_eq!(Buffer::filled(16, 7).bytes(), [7; 16]);
         assert_eq!(cudaSetDevice(1), SUCCESS);
+        assert_eq!(other.bytes(), [9; 16]);
+        drop(other);
         assert_eq!(cudaDeviceReset(), SUCCESS);
     });
 }

@@ -38,7 +38,7 @@ class Shared:
         self.library = NCCLLibrary()
         self.runtime = Runtime(self.library)
         with self.runtime.current():
-            self.comm = communicator("group", group, self.library)
+            self.comm = communicator("group", group, self.library, self.runtime.interruptible)
         self.is_one_node = _is_one_node(group)
         self.users = 0
         self.is_kept = False

@@ -10,7 +10,7 @@ use crate::backend::cuda::params::ll::LL_SENTINEL;
 use crate::backend::cuda::peer::object_memory::ObjectMemory;
 use crate::backend::cuda::peer::teardown::{End, Teardown};
 use crate::backend::cuda::peer::windows::{GroupWindows, PeerWindows};
-use crate::backend::device::Device;
+use crate::backend::device::{Blocks, Device};
 use crate::backend::objects::group::Objects;
 use crate::backend::objects::{GroupObjects, Kind, Mapped, Mapper, Wanted};
 use crate::backend::quiescence::Graphs;
@@ -125,6 +125,11 @@ impl GroupBackend for CudaGroup {
 
     fn objects(&self) -> &dyn GroupObjects {
         &self.objects
+    }
+
+    fn take_blocks_from(&self, blocks: Arc<dyn Blocks>) {
+        // The first ones stay.
+        let _ = self.group.blocks.set(blocks);
     }
 
     fn make_views(&self, stream: Stream) -> Result<()> {

@@ -8,13 +8,14 @@ use crate::backend::cuda::kernels::{Kernel, LaunchShape, to_u32};
 use crate::backend::cuda::params::common::{KernelOp, MAX_PEERS, PeerTable, WaitParams};
 use crate::backend::cuda::params::ll::{LL_CHANNELS, LlChannelState};
 use crate::backend::cuda::peer::objects::Objects;
+use crate::backend::device::Blocks;
 use crate::error::Result;
 use crate::model::ids::LocalRank;
 use crate::model::tensor::DevPtr;
 use crate::tuning::{Tuning, TuningFile};
 use parking_lot::RwLock;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Offset of the LL channel states: in the same 128 bytes as the failure mark before them, so that
@@ -33,6 +34,8 @@ pub(super) struct GroupContext {
     /// Launch shapes that differ from the library's own choices, and the file that has them.
     pub(super) tuning: RwLock<Tuning>,
     tuning_file: Option<TuningFile>,
+    /// Where blocks of handles come from, if not from the library's memory.
+    pub(super) blocks: OnceLock<Arc<dyn Blocks>>,
     /// Whether kernels that wait for those before them may be launched before these end.
     pub(super) programmatic: bool,
     /// The group's failure mark and the states of the LL channels: the words that a kernel loads first.
@@ -90,6 +93,7 @@ impl GroupContext {
             multiprocessors: launches.multiprocessors,
             tuning: RwLock::new(launches.tuning),
             tuning_file: launches.tuning_file,
+            blocks: OnceLock::new(),
             programmatic: launches.programmatic,
             state: kept.state,
             objects: kept.objects,
@@ -105,6 +109,14 @@ impl GroupContext {
             && let Some(tuning) = file.read()
         {
             *self.tuning.write() = tuning;
+        }
+    }
+
+    /// Memory for a handle's block, with arbitrary content.
+    pub(super) fn block(&self, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Buffer> {
+        match self.blocks.get() {
+            Some(blocks) => Ok(Buffer::given(memory, blocks.take(bytes)?)),
+            None => Buffer::new(memory, bytes),
         }
     }
 

@@ -154,6 +154,7 @@ kernels! {
     ht_combine_pull_f32(HtPullParams, HT_COMBINE_THREADS, 1);
 
     ht_route_nodes(HtRouteNodesParams, HT_ROUTE_THREADS, 0);
+    ht_room_nodes(HtRoomNodesParams, HT_ROOM_THREADS, 0);
     ht_place(HtPlaceParams, HT_PLACE_THREADS, 0);
     ht_header(HtHeaderParams, HT_HEADER_THREADS, 0);
     ht_pack(HtPackParams, HT_PACK_THREADS, 0);

@@ -20,14 +20,17 @@ impl<P> Pool<P> {
     /// suitable. An entry becomes free when the result and its clones are dropped. Operations of its handle may still
     /// be enqueued then, but those of the next handle run after them.
     pub(super) fn take(&self, waste: impl Fn(&P) -> Option<usize>, make: impl FnOnce() -> Result<P>) -> Result<Arc<P>> {
-        let mut entries = self.entries.lock();
         // Under the lock, an entry with one reference is free.
-        let fitting = entries.iter_mut().filter_map(|it| Some((waste(Arc::get_mut(it)?)?, Arc::clone(it))));
-        if let Some((_, entry)) = fitting.min_by_key(|(waste, _)| *waste) {
+        let free = |entries: &mut Vec<Arc<P>>| {
+            let fitting = entries.iter_mut().filter_map(|it| Some((waste(Arc::get_mut(it)?)?, Arc::clone(it))));
+            fitting.min_by_key(|(waste, _)| *waste).map(|(_, entry)| entry)
+        };
+        if let Some(entry) = free(&mut self.entries.lock()) {
             return Ok(entry);
         }
+        // A caller's allocator may do anything.
         let entry = Arc::new(make()?);
-        entries.push(Arc::clone(&entry));
+        self.entries.lock().push(Arc::clone(&entry));
         Ok(entry)
     }
 }

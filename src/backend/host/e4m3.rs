@@ -111,7 +111,3 @@ pub fn cast_row(row: &[f32], cast: &Cast, scale_bytes: usize, (payload, scales):
     }
     scales.resize(end, 0);
 }
-
-#[cfg(test)]
-#[path = "e4m3_tests.rs"]
-mod tests;

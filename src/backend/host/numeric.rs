@@ -107,31 +107,3 @@ fn range(index: usize, row_bytes: usize) -> Option<Range<usize>> {
 fn outside() -> Error {
     Error::internal("a row outside its tensor")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sums_are_rounded_once() {
-        // 256 + 1 + 1 is 258 in fp32, but 256 if bf16 were rounded after each step.
-        let rows = [256.0, 1.0, 1.0].map(|x| bf16::from_f32(x).to_ne_bytes());
-        let mut sums = [0.0];
-        for row in &rows {
-            add(&mut sums, row, DType::Bfloat16).unwrap();
-        }
-        let mut out = [0; 2];
-        store(&mut out, &sums, DType::Bfloat16).unwrap();
-        assert_eq!(bf16::from_ne_bytes(out).to_f32(), 258.0);
-    }
-
-    #[test]
-    fn products_are_fused() {
-        // (1 + 2^-12)^2 - 1 needs the product's low bits.
-        let x = 1.0 + f32::powi(2.0, -12);
-        let mut sums = [-1.0];
-        add_scaled(&mut sums, x, &x.to_ne_bytes(), DType::Float32).unwrap();
-        assert_eq!(sums[0], x.mul_add(x, -1.0));
-        assert_ne!(sums[0], x * x - 1.0);
-    }
-}

@@ -54,7 +54,6 @@ fn of_settings(rule: OfSettings) -> &'static str {
         OfSettings::BoundNeeded => "NCCL_EP_AUTO is for high throughput only",
         OfSettings::CountableRows => "received rows must be countable in 31 bits",
         OfSettings::OneNode => "is for groups on one node only",
-        OfSettings::RoomForAllRanks => "must leave room for what all ranks may send",
         OfSettings::LlKernelsCount => "is more than the low-latency kernels can count",
         OfSettings::HtKernelsCount => "is more than the high-throughput kernels can count",
         OfSettings::HasKernels => {

@@ -13,4 +13,8 @@ constexpr unsigned kCodes = 2;
 // Enqueues number `turn` modulo kCodes. Without a GPU there is nothing to enqueue.
 cudaError_t EnqueueCode(cudaStream_t stream, unsigned turn);
 
+// Microseconds that these kernels took from the first block's begin to the last one's end: the mean of those that have
+// ended since the last call. The stream must be idle.
+double TakeCodeUs();
+
 }  // namespace ep_bench

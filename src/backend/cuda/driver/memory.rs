@@ -62,17 +62,23 @@ pub fn free(address: usize) {
     let _ = driver::free(DevPtr(address));
 }
 
-/// Device memory that is freed when this is dropped, at a quiescent moment.
+/// Device memory that is freed when this is dropped, at a quiescent moment; a caller's is not.
 pub struct Buffer {
     memory: Arc<CudaMemory>,
     data: DevPtr,
-    bytes: usize,
+    /// `None` if it is a caller's.
+    bytes: Option<usize>,
 }
 
 impl Buffer {
     /// `bytes` of memory with arbitrary content.
     pub fn new(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        Ok(Self { memory: Arc::clone(memory), data: memory.alloc_own(bytes)?, bytes })
+        Ok(Self { memory: Arc::clone(memory), data: memory.alloc_own(bytes)?, bytes: Some(bytes) })
+    }
+
+    /// Memory of a caller's.
+    pub fn given(memory: &Arc<CudaMemory>, data: DevPtr) -> Self {
+        Self { memory: Arc::clone(memory), data, bytes: None }
     }
 
     pub fn zeroed(memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
@@ -101,7 +107,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.memory.free_own(self.data, self.bytes);
+        if let Some(bytes) = self.bytes {
+            self.memory.free_own(self.data, bytes);
+        }
     }
 }
 

@@ -251,7 +251,6 @@ mod tests {
             ranks,
             experts: 32 * ranks,
             max_tokens: Some(4096),
-            max_recv_rows: Some(4096 * ranks),
             row_bytes: 14_336,
             channels,
             ..GroupFacts::SAMPLE

@@ -1,9 +1,9 @@
 //! An HT handle on one node, and its operations.
 
 use crate::backend::cuda::auxiliary::GivenHeader;
-use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
 use crate::backend::cuda::driver::stream::StreamScope;
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::agreement::disagreement;
 use crate::backend::cuda::ht::kept::{self, Told};
 use crate::backend::cuda::ht::plan::{HandleGrids, HtLaunch};
@@ -260,9 +260,10 @@ pub const SLOTS_OF_PAGE: usize = 1;
 
 impl HandleMemory {
     /// Allocates `bytes` for a block, none for one elsewhere, and the page.
-    pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
-        let buffer = (bytes > 0).then(|| Buffer::new(memory, bytes)).transpose()?;
-        Ok(Self { buffer, bytes, received: HostPage::new(context, COUNTS)? })
+    pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, bytes: usize) -> Result<Self> {
+        let received = HostPage::new(&memory.context, COUNTS)?;
+        let buffer = (bytes > 0).then(|| group.block(memory, bytes)).transpose()?;
+        Ok(Self { buffer, bytes, received })
     }
 
     /// The excess of this memory over `bytes`; `None` if it is too small, or has a block that nobody would use.

@@ -105,9 +105,8 @@ impl HtGroup {
             HandleHome::Own => self.shared.plan.handle(&wanted.routing).bytes,
             HandleHome::Given(_) => 0,
         };
-        let context = &self.shared.context.module.context;
         let waste = |memory: &HandleMemory| memory.waste(bytes);
-        let make = || HandleMemory::new(context, &self.memory, bytes);
+        let make = || HandleMemory::new(&self.shared.context, &self.memory, bytes);
         self.handle(wanted, Some(self.pool.take(waste, make)?), epoch)
     }
 

@@ -38,7 +38,6 @@ fn plan(ranks: usize, row_bytes: usize) -> HtPlan {
         ranks,
         experts: 32 * ranks,
         max_tokens: Some(4096),
-        max_recv_rows: Some(4096 * ranks),
         row_bytes,
         ..GroupFacts::SAMPLE
     })

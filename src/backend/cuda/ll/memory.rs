@@ -1,6 +1,7 @@
 //! The memory of an LL handle.
 
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory};
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::network::two_sided::handshake::Handshake;
 use crate::backend::cuda::params::ll::LlHandleMemory;
@@ -32,17 +33,23 @@ impl HandleMemory {
     /// Kernels then access no wrong address, but the group's results are meaningless from there on.
     ///
     /// Over several nodes the rank forwards for so many, itself included.
-    pub fn new(memory: &Arc<CudaMemory>, plan: &LlPlan, routing: &Routing, forwarded: Option<usize>) -> Result<Self> {
+    pub fn new(
+        (group, memory): (&GroupContext, &Arc<CudaMemory>),
+        plan: &LlPlan,
+        routing: &Routing,
+        forwarded: Option<usize>,
+    ) -> Result<Self> {
         let Routing { top_k, form, .. } = *routing;
         let sections = plan.handle_memory(top_k, form);
-        let buffer = Buffer::new(memory, sections.bytes)?;
+        let handshake = forwarded.map(|forwarded| Handshake::new(memory, forwarded)).transpose()?;
+        let buffer = group.block(memory, sections.bytes)?;
         Ok(Self {
             block: buffer.data(),
             _buffer: Some(buffer),
             sections,
             top_k,
             form,
-            handshake: forwarded.map(|forwarded| Handshake::new(memory, forwarded)).transpose()?,
+            handshake,
             receiver: AtomicUsize::new(0),
         })
     }

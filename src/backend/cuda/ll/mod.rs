@@ -109,7 +109,7 @@ impl LlGroupBackend for LlGroup {
         let tuning = *self.context.tuning.read();
         let serves = |memory: &HandleMemory| memory.serves(&routing).then_some(0);
         let forwarded = self.network.as_ref().map(|network| network.view.forwarded().len());
-        let make = || HandleMemory::new(&self.memory, &self.plan, &routing, forwarded);
+        let make = || HandleMemory::new((&self.context, &self.memory), &self.plan, &routing, forwarded);
         let handle = Handle {
             plan: self.plan.tuned(tuning).of_handle(&routing, self.context.multiprocessors)?,
             context: Arc::clone(&self.context),

@@ -23,7 +23,6 @@ fn facts(max_tokens: usize, ll_combine: LlCombineMode) -> GroupFacts {
         ranks: 8,
         experts: 256,
         max_tokens: Some(max_tokens),
-        max_recv_rows: Some(8 * max_tokens),
         row_bytes: 14_336,
         ll_combine,
         ..GroupFacts::SAMPLE

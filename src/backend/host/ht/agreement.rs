@@ -152,13 +152,7 @@ mod tests {
     use crate::model::group::Algorithm;
 
     fn facts() -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::HighThroughput,
-            experts: 4,
-            max_tokens: Some(6),
-            max_recv_rows: Some(12),
-            ..GroupFacts::SAMPLE
-        }
+        GroupFacts { algorithm: Algorithm::HighThroughput, experts: 4, max_tokens: Some(6), ..GroupFacts::SAMPLE }
     }
 
     fn read_numbers(numbers: &[u64]) -> Result<Announced> {

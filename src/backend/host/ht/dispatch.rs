@@ -244,36 +244,3 @@ impl<'a> SentTokens<'a> {
             .unwrap_or(0.0)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::host::message::Reader;
-    use crate::model::scales::WireRow;
-    use crate::model::tensor::{DType, RowType};
-
-    /// The weight of `expert` for the only token, in bits.
-    fn weight(entries: &[(i64, f32)], expert: usize) -> u32 {
-        let row = WireRow::from(RowType { dtype: DType::Bfloat16, hidden: 8 });
-        let ids: Vec<u8> = entries.iter().flat_map(|it| it.0.to_ne_bytes()).collect();
-        let weights: Vec<u8> = entries.iter().flat_map(|it| it.1.to_ne_bytes()).collect();
-        let sent = SentTokens {
-            rows: Incoming::read(&mut Reader::new(&[]), 0, row).unwrap(),
-            ids: &ids,
-            weights: &weights,
-            entries: &[],
-        };
-        sent.weight(0, expert, entries.len()).to_bits()
-    }
-
-    #[test]
-    fn weights_of_a_repeated_expert_are_added_by_k() {
-        let large = 2.0_f32.powi(30);
-        let entries = [(3, large), (5, -0.0), (3, -large), (3, 1.0)];
-        assert_eq!(weight(&entries, 3), 1.0_f32.to_bits());
-        assert_eq!(weight(&entries, 5), (-0.0_f32).to_bits());
-        assert_eq!(weight(&entries, 4), 0.0_f32.to_bits());
-        // Backwards the small one is lost.
-        assert_eq!(weight(&[(3, 1.0), (3, -large), (3, large)], 3), 0.0_f32.to_bits());
-    }
-}

@@ -8,6 +8,7 @@ use crate::error::{Code, Error, Result};
 use crate::model::group::GroupFacts;
 use crate::model::handle_state::{GivenBlock, HtSections, NUMBER_WORD, ROWS_WORD, StateShape, header};
 use crate::model::ops::{HandleForm, Routing};
+use crate::model::room::Room;
 
 /// A rank that one of a token's experts is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,21 +208,18 @@ fn sections(facts: &GroupFacts, routing: &Routing) -> Result<HtSections> {
 
 /// The ids of all ranks without those of rows beyond the first `most` of a rank; and how many such this rank has.
 fn cut(facts: &GroupFacts, all: &[RankIds], most: usize) -> (Vec<RankIds>, usize) {
-    let mut rows = vec![0; facts.ranks];
+    let mut room = Room::new(vec![most as i64; facts.ranks], facts.local_experts());
     let kept = all.iter().map(|of_source| {
         let mut ids = Vec::new();
         for of_token in of_source.by_token() {
-            for it in by_rank(facts, of_token) {
-                rows.get_mut(it.rank).into_iter().for_each(|rows| *rows += 1);
-            }
-            let is_kept =
-                |id| facts.expert(id).is_some_and(|it| rows.get(facts.owner(it)).is_some_and(|it| *it <= most));
-            ids.extend(numeric::i64s(of_token).flat_map(|id| if is_kept(id) { id } else { -1 }.to_ne_bytes()));
+            let mut of_token: Vec<i64> = numeric::i64s(of_token).collect();
+            room.take(&mut of_token);
+            ids.extend(of_token.iter().flat_map(|id| id.to_ne_bytes()));
         }
         RankIds { ids, top_k: of_source.top_k }
     });
     let kept = kept.collect();
-    (kept, rows.get(facts.rank.index()).map_or(0, |rows| rows.saturating_sub(most)))
+    (kept, room.dropped(facts.rank.index()))
 }
 
 /// Where a token with these `entries` goes, by ascending rank.
@@ -266,70 +264,26 @@ mod tests {
     use crate::model::ops::{IntWidth, Zones};
     use crate::model::tensor::DevPtr;
 
-    fn facts(rank: usize) -> GroupFacts {
-        GroupFacts {
-            algorithm: Algorithm::HighThroughput,
-            rank: GroupRank::new(rank),
-            experts: 4,
-            max_tokens: None,
-            max_recv_rows: None,
-            ..GroupFacts::SAMPLE
-        }
-    }
-
-    const ZONES: Zones = Zones { alignment: 2, most_slots: None };
-    const NO_FORM: HandleForm = HandleForm { keeps_ids: false, zones: None, most_rows: None };
-
     fn ids(ids: &[i64]) -> RankIds {
         RankIds { ids: ids.iter().flat_map(|id| id.to_ne_bytes()).collect(), top_k: 2 }
     }
 
-    /// (rank, index, experts) of each destination of each token.
-    fn goes_to(map: &HtMap, rank: usize, tokens: usize) -> Vec<(usize, usize, Vec<usize>)> {
-        let of = |token| map.destinations(&facts(rank), token, 2);
-        (0..tokens).flat_map(of).map(|it| (it.rank, it.index, it.experts)).collect()
-    }
-
-    #[test]
-    fn rows_are_numbered_by_source_and_not_repeated() {
-        let all = [ids(&[3, 2, -1, 0]), ids(&[2, 9])];
-        let map = HtMap::new(&facts(1), 0, &all, NO_FORM);
-        assert_eq!((&map.begins[..], &map.counts[..]), (&[0, 1, 2][..], &[2, 1][..]));
-        assert_eq!((map.received(), &map.departures[..]), (2, &[0, 1][..]));
-        assert_eq!(goes_to(&map, 1, 1), [(1, 0, vec![0])]);
-        let map = HtMap::new(&facts(0), 0, &all, NO_FORM);
-        assert_eq!((&map.begins[..], &map.departures[..]), (&[0, 1, 1][..], &[1, 1][..]));
-        assert_eq!(goes_to(&map, 0, 2), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
-    }
-
-    #[test]
-    fn a_repeated_expert_counts_once() {
-        let map = HtMap::new(&facts(0), 0, &[ids(&[1, 1, 0, 1]), ids(&[])], NO_FORM);
-        assert_eq!(goes_to(&map, 0, 2), [(0, 0, vec![1]), (0, 1, vec![0, 1])]);
-        assert_eq!(map.counts, [1, 2]);
-    }
-
-    #[test]
-    fn rows_beyond_a_bound_are_in_no_map() {
-        let all = [ids(&[3, 2, -1, 0, 1, 3]), ids(&[2, 0])];
-        let form = HandleForm { keeps_ids: true, most_rows: Some(1), ..NO_FORM };
-        let map = HtMap::new(&facts(0), 0, &all, form);
-        assert_eq!((&map.begins[..], &map.counts[..], map.dropped), (&[0, 1, 1][..], &[1, 0][..], 2));
-        assert_eq!(goes_to(&map, 0, 3), [(1, 0, vec![0, 1]), (0, 0, vec![0])]);
-        assert_eq!(map.ids, [3_i64, 2, -1, 0, -1, -1].map(i64::to_ne_bytes).concat());
-        let map = HtMap::new(&facts(1), 0, &all, form);
-        assert_eq!((&map.begins[..], map.dropped, map.ids.len()), (&[0, 1, 1][..], 2, 16));
-    }
-
     #[test]
     fn a_map_comes_back_from_moved_bytes_and_from_no_others() {
-        let facts = GroupFacts { max_tokens: Some(3), ..facts(1) };
+        let facts = GroupFacts {
+            algorithm: Algorithm::HighThroughput,
+            rank: GroupRank::new(1),
+            experts: 4,
+            max_tokens: Some(3),
+            ..GroupFacts::SAMPLE
+        };
+        let zones = Some(Zones { alignment: 2, most_slots: None });
         let routing = |tokens| Routing {
             ids: DevPtr::default(),
             width: IntWidth::Bits64,
             tokens,
             top_k: 2,
-            form: HandleForm { keeps_ids: true, zones: Some(ZONES), most_rows: None },
+            form: HandleForm { keeps_ids: true, zones, most_rows: None },
         };
         let form = routing(1).form;
         let map = HtMap::new(&facts, 5 << 32 | 6, &[ids(&[3, 2, -1, 0]), ids(&[2, 9])], form);

@@ -60,30 +60,3 @@ impl ZoneMap {
         self.begins.iter().zip(self.begins.iter().skip(1)).map(move |(begin, end)| at(*begin)..at(*end))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn map(most_slots: Option<usize>) -> ZoneMap {
-        ZoneMap::new(Zones { alignment: 4, most_slots }, &[2, 3], &[vec![0, 1], vec![1], vec![1], vec![0]], 2)
-    }
-
-    #[test]
-    fn rows_lie_by_expert_in_their_order() {
-        let map = map(None);
-        assert_eq!((&map.begins[..], map.total()), (&[0, 4, 8][..], 8));
-        let slots: Vec<Vec<_>> = (0..4).map(|row| map.of_row(row).flatten().collect()).collect();
-        assert_eq!(slots, [vec![0, 4], vec![5], vec![6], vec![1]]);
-    }
-
-    #[test]
-    fn what_comes_beyond_the_bound_is_dropped() {
-        let map = map(Some(6));
-        let of = |row| map.of_row(row).collect::<Vec<_>>();
-        assert_eq!(of(0), [Some(0), Some(4)]);
-        assert_eq!((of(1), of(2)), (vec![Some(5)], vec![None]));
-        assert_eq!(map.total(), 8);
-        assert_eq!(map.zones(6).collect::<Vec<_>>(), [0..4, 4..6]);
-    }
-}

@@ -1,5 +1,6 @@
 from typing import Any
 
+forward_ad: Any
 graph: Any
 
 class Function:

@@ -4,13 +4,14 @@
 //! out, with the ranks of the node, where everything goes. The host waits for these steps, as it must know how
 //! many rows each message has: so operations need not wait.
 
-use crate::backend::cuda::auxiliary::IdCopy;
 use crate::backend::cuda::driver::stream::StreamScope;
 use crate::backend::cuda::ht::agreement::{disagreement, verdict_refusing, verdict_with};
 use crate::backend::cuda::ht::kept::{self, Told};
+use crate::backend::cuda::ht::nodes::cut::Cut;
 use crate::backend::cuda::ht::nodes::given::{self, GivenHt};
 use crate::backend::cuda::ht::nodes::handle::{Counts, NodesHt};
-use crate::backend::cuda::ht::nodes::plan::{HandleParts, HandleSize, NodesPlan};
+use crate::backend::cuda::ht::nodes::part::{self, Part};
+use crate::backend::cuda::ht::nodes::plan::HandleParts;
 use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
@@ -29,7 +30,7 @@ use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
 use crate::model::handle_state::GivenBlock;
 use crate::model::ids::SourceIx;
-use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
+use crate::model::ops::{RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub fn open_handle(
         return Err(Error::usage(Subject::Stream, InSequence::NoCaptureOfRouting));
     }
     let creation = Creation { group, rails, epoch, at };
+    let wanted = wanted.and_then(|wanted| part::reserve(group, rails, wanted));
     let given = wanted.as_ref().ok().and_then(|it| it.home.given());
     let own = match &wanted {
         Ok(HtRouting { routing, .. }) => {
@@ -73,46 +75,6 @@ pub fn open_handle(
         rails.network.fail(&error);
         Err(error)
     })
-}
-
-/// What this rank brings to a handle.
-struct Part {
-    memory: Arc<NodesMemory>,
-    /// Where its memory on the device begins.
-    base: DevPtr,
-    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
-    routing: Routing,
-    /// What is to be copied.
-    ids: Option<IdCopy>,
-    counter: Option<DevPtr>,
-    counters: RoutingCounters,
-    verdict: u32,
-    size: HandleSize,
-}
-
-impl Part {
-    fn refusing(rails: &Rails, error: &Error) -> Self {
-        Self {
-            memory: Arc::clone(&rails.spare),
-            base: rails.spare.data(),
-            routing: Routing {
-                tokens: 0,
-                top_k: 0,
-                ids: DevPtr::default(),
-                width: IntWidth::Bits64,
-                form: HandleForm::default(),
-            },
-            ids: None,
-            counter: None,
-            counters: RoutingCounters::default(),
-            verdict: verdict_refusing(error),
-            size: HandleSize::default(),
-        }
-    }
-
-    fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
-        Ok(plan.memory(self.base.0, self.size)?.memory)
-    }
 }
 
 struct Creation<'a> {
@@ -138,14 +100,38 @@ impl Creation<'_> {
         let rails = self.rails;
         let announced = self.wait_for_all(own)?;
         let (part, refused) = match wanted {
-            Ok(wanted) => (self.prepare(wanted, &announced)?, None),
+            Ok(wanted) => (Part::of(self.group, rails, wanted, &announced)?, None),
             Err(error) => (Part::refusing(rails, &error), Some(error)),
         };
-        self.route(&part, &announced)?;
+        let most_rows = part.routing.form.most_rows;
+        self.routed(part, refused, &announced, most_rows)
+    }
+
+    /// The handle of `part`, where ranks that have room for `most_rows` drop the rest; without, all rows have room.
+    fn routed(
+        &self,
+        mut part: Part,
+        refused: Option<Error>,
+        announced: &[Announced],
+        most_rows: Option<usize>,
+    ) -> Result<Result<NodesHt>> {
+        let rails = self.rails;
+        self.route(&part, announced)?;
         let tokens = announced.iter().map(|it| it.tokens).collect();
         let (rows, counts) = self.wait_for_counts(&part.memory, tokens)?;
         if let Some(error) = refused.or_else(|| disagreement(rows, part.verdict)) {
             return Ok(Err(error));
+        }
+        if let Some(most) = most_rows {
+            // The total is of all rows that come, and the ids that will be cut are the copy.
+            let total = part.counters.total.take();
+            self.tell(&part, &RoutingCounters { total, ..RoutingCounters::default() })?;
+            part.ids = None;
+            let cut = Cut { group: self.group, rails, part: &part, epoch: self.epoch, at: self.at };
+            if cut.cut(most, self.new_handle().label())? {
+                let again = Creation { epoch: self.group.next_handle(), ..*self };
+                return again.routed(part, None, announced, None);
+            }
         }
         let slots = self.conclude(&part, &counts)?;
         let apart = slots.map(|_| rails.apart_for(bytes_apart(self.group, rows as usize, part.routing.top_k)));
@@ -196,40 +182,6 @@ impl Creation<'_> {
         let agree = |_, _| Ok(());
         let others = self.rails.handshake.wait(&self.new_handle(), most, agree)?;
         Ok(std::iter::once(own).chain(others).collect())
-    }
-
-    /// Memory for the handle.
-    fn prepare(&self, wanted: HtRouting, announced: &[Announced]) -> Result<Part> {
-        let mut routing = wanted.routing;
-        let verdict = verdict_with(to_u32(routing.top_k)?);
-        let agreeing = announced.iter().skip(1).filter(|it| it.verdict == verdict);
-        let remote = agreeing.map(|it| it.tokens).sum();
-        let rails = self.rails;
-        let (own, top_k) = (routing.tokens, routing.top_k);
-        let keeps_ids = routing.form.keeps_ids;
-        let slots = rails.slots(self.group.plan.max_tokens, top_k, routing.form);
-        let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
-        let given = wanted.home.given();
-        let size = given.map_or(needed, |_| given::size(self.group, rails, &routing));
-        let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
-        let context = &self.group.context.module.context;
-        // Of one size where the group has a bound, so that later handles can use it.
-        let room = |own, remote| HandleSize { own, remote, ..needed };
-        let room = match self.group.plan.facts.max_tokens {
-            _ if given.is_some() => HandleSize::default(),
-            Some(most) => room(most, (rails.plan.forwarded - 1) * most),
-            None => room(own.next_power_of_two(), remote),
-        };
-        let make = || NodesMemory::new(context, &rails.memory, &rails.plan, room);
-        let memory = rails.pool.take(|memory| memory.waste(bytes), make)?;
-        let base = given.map_or(memory.data(), |block| given::memory_of(rails, block));
-        let mut ids = None;
-        if keeps_ids {
-            let from = Numbers { data: routing.ids, width: routing.width };
-            (routing.ids, routing.width) = (rails.plan.memory(base.0, size)?.ids, IntWidth::Bits64);
-            ids = Some(IdCopy { from, to: routing.ids, count: own * top_k, offset: 0 });
-        }
-        Ok(Part { memory, base, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
     }
 
     /// Enqueues the exchange of ids and the kernels that find out where rows go.
@@ -325,17 +277,23 @@ impl Creation<'_> {
         let plan = &self.rails.plan;
         let HandleParts { memory, slots, zones, .. } = plan.memory(part.base.0, part.size)?;
         let zones = (self.group).zones(part.routing.form.zones, (slots, zones), part.routing.top_k)?;
+        let Some(zones) = zones else {
+            return self.tell(part, &part.counters).map(|()| None);
+        };
         let turn = self.group.order.begin(self.at)?;
         let index = plan.announced();
         let page = Some((part.memory.announced.device().wrapping_add(index), self.epoch));
-        let told = Told { rows: memory.total, counts: memory.counts, counters: &part.counters, zones: None };
-        turn.end_after(match zones {
-            Some(zones) => self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)),
-            None => kept::tell(self.group, &told, self.at),
-        })?;
+        turn.end_after(self.find_slots(&memory, &zones, counted, kept::told(&part.counters, page)))?;
         let read = || Ok((part.memory.announced).complete(index, |it| it.epoch == self.epoch));
-        let slots = zones.map(|_| self.group.wait_for_routing(read)).transpose()?;
-        Ok(slots.map(|told| told.value as usize))
+        Ok(Some(self.group.wait_for_routing(read)?.value as usize))
+    }
+
+    /// Tells the caller of rows.
+    fn tell(&self, part: &Part, counters: &RoutingCounters) -> Result<()> {
+        let memory = part.device(&self.rails.plan)?;
+        let turn = self.group.order.begin(self.at)?;
+        let told = Told { rows: memory.total, counts: memory.counts, counters, zones: None };
+        turn.end_after(kept::tell(self.group, &told, self.at))
     }
 
     /// Enqueues the kernels that find the slots of rows: one for each rank that this one forwards for, itself last.

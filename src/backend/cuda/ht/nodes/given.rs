@@ -35,7 +35,7 @@ pub fn memory_of(rails: &Rails, GivenBlock(block): GivenBlock) -> DevPtr {
 }
 
 /// Sections of any handle of the group, for its most tokens, so that the same parts are at the same places.
-fn size_of_any(rails: &Rails, most_tokens: usize, (top_k, form): (usize, HandleForm)) -> HandleSize {
+pub fn size_of_any(rails: &Rails, most_tokens: usize, (top_k, form): (usize, HandleForm)) -> HandleSize {
     let (own, remote) = (most_tokens, (rails.plan.forwarded - 1) * most_tokens);
     HandleSize {
         own,

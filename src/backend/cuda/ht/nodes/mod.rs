@@ -7,10 +7,12 @@
 
 mod combine;
 mod create;
+mod cut;
 mod dispatch;
 mod given;
 mod handle;
 mod messages;
+mod part;
 pub mod plan;
 mod rails;
 mod stage;

@@ -252,7 +252,6 @@ mod tests {
             rank: view.rank,
             experts: 4 * view.topology.ranks(),
             max_tokens,
-            max_recv_rows: None,
             row_bytes,
             ll_combine: LlCombineMode::Reduce,
             ..GroupFacts::SAMPLE

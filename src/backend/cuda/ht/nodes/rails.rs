@@ -3,6 +3,7 @@
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::event::DriverEvent;
 use crate::backend::cuda::driver::memory::{Buffer, CudaMemory, HostPage};
+use crate::backend::cuda::group_context::GroupContext;
 use crate::backend::cuda::ht::nodes::messages::{Bank, TokenBytes};
 use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan, message_sizes};
 use crate::backend::cuda::ht::shared::HtShared;
@@ -53,7 +54,7 @@ impl Rails {
         let on: &Arc<Context> = &shared.context.module.context;
         let tally_bytes = (plan.forwarded * plan.locals * plan.local_experts * size_of::<u32>()).next_multiple_of(256);
         let turn = Turn { join: DriverEvent::new(on)?, landed: [DriverEvent::new(on)?, DriverEvent::new(on)?] };
-        let spare = NodesMemory::new(on, memory, &plan, HandleSize::default())?;
+        let spare = NodesMemory::new(&shared.context, memory, &plan, HandleSize::default())?;
         let rails = Self {
             plan,
             network,
@@ -139,7 +140,7 @@ pub struct NodesMemory {
     buffer: Buffer,
     bytes: usize,
     /// Tokens that travel, the most that a rank has, and the rows that this one receives; where they lie by expert also
-    /// the slots.
+    /// the slots; and what ranks tell of their room.
     pub announced: HostPage<HtCount>,
     /// The forwarded ranks, for `ht_route_nodes` alone.
     pub forwarded: HostPage<HtForwarded>,
@@ -147,14 +148,11 @@ pub struct NodesMemory {
 
 impl NodesMemory {
     /// Allocates memory for a handle of this `size`.
-    pub fn new(context: &Arc<Context>, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
+    pub fn new(group: &GroupContext, memory: &Arc<CudaMemory>, plan: &NodesPlan, size: HandleSize) -> Result<Self> {
         let bytes = plan.memory(0, size)?.bytes;
-        Ok(Self {
-            buffer: Buffer::new(memory, bytes)?,
-            bytes,
-            announced: HostPage::new(context, plan.announced() + 1)?,
-            forwarded: HostPage::new(context, plan.forwarded)?,
-        })
+        let announced = HostPage::new(&memory.context, plan.announced() + 1 + plan.ranks)?;
+        let forwarded = HostPage::new(&memory.context, plan.forwarded)?;
+        Ok(Self { buffer: group.block(memory, bytes)?, bytes, announced, forwarded })
     }
 
     /// The excess of this memory over `bytes`; `None` if it is too small.

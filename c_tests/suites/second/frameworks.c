@@ -1,0 +1,152 @@
+// The calls of frameworks, in their order, with what they pass and nothing else.
+#include "suites/second/run.h"
+
+// A layer of a model: its routing has memory of its own from its forward pass to its backward one.
+typedef struct {
+    Case test;
+    Run run;
+    RefBuffer memory;
+    ncclEpHandle_t handle;
+} Layer;
+
+static void open_layer(Layer* layer, const EpEnv* env, const Case* test, uint64_t seed) {
+    layer->test = *test;
+    layer->test.memory = &layer->memory;
+    run_open(&layer->run, env, &layer->test, seed);
+}
+
+static void close_layer(Layer* layer) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(layer->handle));
+    ref_buffer_free(&layer->memory);
+    run_close(&layer->run);
+}
+
+// Counters are told by the update, or with NVTE_EP_FUSED_PREPARE_DISPATCH by the dispatch.
+static void forward(Layer* layer, ncclEpGroup_t group, bool fused) {
+    const Run* run = &layer->run;
+    layer->handle = handle_in_memory(group, &layer->test, NULL);
+    run_poison(run);
+    Call call;
+    call_set(&call, run, NCCL_EP_FWD_PASS);
+    const cudaStream_t stream = run->env->stream;
+    const ncclEpTensor_t* ids = &call.views[kIds].tensor;
+    EP_CHECK_NCCL(ncclEpUpdateHandle(layer->handle, ids, fused ? NULL : &call.update, stream));
+    const ncclEpLayoutInfo_t* told = fused ? &call.update : NULL;
+    EP_CHECK_NCCL(ncclEpDispatch(layer->handle, &call.inputs, &call.outputs, told, &call.config, stream));
+    EP_CHECK_NCCL(ncclEpCombine(layer->handle, &call.combine_inputs, &call.combine_outputs, NULL, stream));
+    ep_sync(run->env);
+    run_check_dispatch(run, NCCL_EP_FWD_PASS);
+    run_check_combine(run, NCCL_EP_FWD_PASS);
+}
+
+// The gradient of the combine is a dispatch, that of the dispatch a combine.
+static void backward(const Layer* layer) {
+    const Run* run = &layer->run;
+    run_poison(run);
+    Call call;
+    call_set(&call, run, NCCL_EP_BWD_PASS);
+    const cudaStream_t stream = run->env->stream;
+    EP_CHECK_NCCL(ncclEpDispatch(layer->handle, &call.inputs, &call.outputs, NULL, &call.config, stream));
+    EP_CHECK_NCCL(ncclEpCombine(layer->handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config, stream));
+    ep_sync(run->env);
+    run_check_dispatch(run, NCCL_EP_BWD_PASS);
+    run_check_combine(run, NCCL_EP_BWD_PASS);
+}
+
+// XLA keeps the memory as a value, and TransformerEngine makes another handle for each address: a combine follows at once.
+static void move(Layer* layer, ncclEpGroup_t group) {
+    RefBuffer before = layer->memory;
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    ncclEpHandle_t first = layer->handle;
+    layer->handle = handle_in_memory(group, &layer->test, bytes);
+    run_poison(&layer->run);
+    EP_CHECK_NCCL(run_combine(&layer->run, layer->handle, NCCL_EP_FWD_PASS));
+    ep_sync(layer->run.env);
+    run_check_combine(&layer->run, NCCL_EP_FWD_PASS);
+    EP_CHECK_NCCL(ncclEpHandleDestroy(first));
+    ref_buffer_free(&before);
+}
+
+static Case layer_case(const EpEnv* env) {
+    Case test = kSmallHt;
+    test.kind = kHtZones;
+    test.no_offsets = true;
+    test.alignment = 4;
+    test.uneven = true;
+    test.recv_rows = 64 * (unsigned)env->size;
+    return test;
+}
+
+EP_TEST(transformer_engine_moves_its_routings) {
+    for (unsigned eager = 0; eager < 2; ++eager) {
+        Case test = layer_case(env);
+        if (eager) test.recv_rows = 0;
+        test.narrow_ids = eager;
+        ncclEpGroup_t group = group_of(env, &test);
+        Layer layers[2];
+        for (unsigned i = 0; i < 2; ++i) {
+            open_layer(&layers[i], env, &test, 960 + i);
+            forward(&layers[i], group, i == 1 && !eager);
+        }
+        for (unsigned i = 0; i < 2; ++i) move(&layers[i], group);
+        for (unsigned i = 2; i-- > 0;) {
+            backward(&layers[i]);
+            close_layer(&layers[i]);
+        }
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    }
+}
+
+// Several micro-batches go forward before the first goes back. With a capacity what is beyond it is dropped; the program
+// reads how much came, and makes a larger group.
+EP_TEST(megatron_grows_its_capacity) {
+    enum { kLayers = 3 };
+    Case test = layer_case(env);
+    test.drops = true;
+    for (unsigned larger = 0; larger < 2; ++larger) {
+        const unsigned capacity = larger ? 64 * (unsigned)env->size : 8;
+        test.recv_rows = capacity;
+        ncclEpGroup_t group = group_of(env, &test);
+        Layer layers[kLayers];
+        bool fits = true;
+        for (unsigned i = 0; i < kLayers; ++i) {
+            open_layer(&layers[i], env, &test, 970 + i);
+            forward(&layers[i], group, false);
+            fits = fits && layers[i].run.received <= capacity;
+        }
+        EP_CHECK(fits || !larger);
+        for (unsigned i = kLayers; i-- > 0;) {
+            backward(&layers[i]);
+            close_layer(&layers[i]);
+        }
+        EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    }
+}
+
+// Two batches overlap, each in a group of its own on one communicator, and always in two phases.
+EP_TEST(sglang_overlaps_two_batches) {
+    Case test = kSmallLl;
+    test.send_only = true;
+    Run runs[2];
+    ncclEpGroup_t groups[2];
+    ncclEpHandle_t handles[2];
+    for (unsigned i = 0; i < 2; ++i) {
+        run_open(&runs[i], env, &test, 980 + i);
+        groups[i] = group_of(env, &test);
+        handles[i] = run_route(&runs[i], groups[i]);
+        run_poison(&runs[i]);
+    }
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(run_dispatch(&runs[i], handles[i], NCCL_EP_FWD_PASS));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpComplete(handles[i], NULL, env->stream));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(run_combine(&runs[i], handles[i], NCCL_EP_FWD_PASS));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpComplete(handles[i], NULL, env->stream));
+    ep_sync(env);
+    for (unsigned i = 0; i < 2; ++i) {
+        run_check_dispatch(&runs[i], NCCL_EP_FWD_PASS);
+        run_check_combine(&runs[i], NCCL_EP_FWD_PASS);
+        EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
+        EP_CHECK_NCCL(ncclEpGroupDestroy(groups[i]));
+        run_close(&runs[i]);
+    }
+}

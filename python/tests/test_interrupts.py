@@ -1,0 +1,78 @@
+"""Ctrl-C while a call waits for other ranks: the wait ends, the call goes on, and so does the group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nccl_ep import NCCLLibrary
+
+HIDDEN = 8
+
+
+@pytest.fixture
+def late(world):
+    """Calls on all ranks but 0 once that has been interrupted, which waits for them; seconds that it went on."""
+    rank, size = world
+    if size == 1:
+        pytest.skip("a rank alone waits for nobody")
+
+    def interrupted(call: Callable[[], object]) -> float:
+        sent: list[float] = []
+
+        def interrupt() -> None:
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Timer(0.1, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        return time.monotonic() - sent[0]
+
+    def make(call: Callable[[], object]) -> None:
+        took = interrupted(call) if rank == 0 else 0.0
+        dist.barrier()
+        if rank > 0:
+            call()
+        assert took < 10  # less than any deadline
+
+    return make
+
+
+@pytest.mark.parametrize("algorithm", ["ll", pytest.param("ht", marks=pytest.mark.high_throughput)])
+def test_operations(group, world, device, late, algorithm):
+    """On the CPU, where calls wait; on GPUs kernels do."""
+    if device.type == "cuda":
+        pytest.skip("no call waits")
+    rank, size = world
+    ep = group(num_experts=size, hidden=HIDDEN, algorithm=algorithm, max_tokens_per_rank=2, dtype=torch.float32)
+    ids = torch.arange(2)[:, None]
+    tokens = torch.full((2, HIDDEN), rank + 1.0)
+    if algorithm == "ht":
+        late(lambda: ep.create_handle(ids))
+    handle = ep.create_handle(ids)
+    rows = torch.empty((1, 2 * size, HIDDEN) if algorithm == "ll" else (2 * size, HIDDEN))
+    sums, weights = torch.empty_like(tokens), torch.ones((2, 1)) if algorithm == "ll" else None
+    late(lambda: handle.dispatch(tokens, out=rows))
+    late(lambda: handle.combine(rows, weights, out=sums))
+    handle.dispatch(tokens)
+    assert torch.equal(sums, tokens)
+
+
+def test_a_group(group, world, late, library, monkeypatch):
+    """One that nobody gets, as its constructor was interrupted, is made all the same."""
+    made, create = [], NCCLLibrary.ncclEpCreateGroup
+    monkeypatch.setattr(NCCLLibrary, "ncclEpCreateGroup",
+                        lambda *arguments: made.append(create(*arguments)) or made[-1])
+    late(lambda: group(num_experts=world[1], hidden=HIDDEN, max_tokens_per_rank=1))
+    if world[0] == 0:
+        while not made:
+            time.sleep(0.001)
+        library.ncclEpGroupDestroy(made[0])

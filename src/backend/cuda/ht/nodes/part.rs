@@ -1,0 +1,103 @@
+//! What a rank brings to a handle over several nodes, and its memory.
+
+use crate::backend::HtRouting;
+use crate::backend::cuda::auxiliary::IdCopy;
+use crate::backend::cuda::ht::agreement::{verdict_refusing, verdict_with};
+use crate::backend::cuda::ht::nodes::given;
+use crate::backend::cuda::ht::nodes::plan::{HandleSize, NodesPlan};
+use crate::backend::cuda::ht::nodes::rails::{NodesMemory, Rails};
+use crate::backend::cuda::ht::shared::HtShared;
+use crate::backend::cuda::kernels::to_u32;
+use crate::backend::cuda::network::two_sided::handshake::Announced;
+use crate::backend::cuda::params::ht_nodes::HtNodesMemory;
+use crate::error::{Error, Result};
+use crate::model::handle_state::HandleHome;
+use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters};
+use crate::model::tensor::DevPtr;
+use std::sync::Arc;
+
+/// What this rank brings to a handle.
+pub struct Part {
+    pub memory: Arc<NodesMemory>,
+    /// Where its memory on the device begins.
+    pub base: DevPtr,
+    /// Its ids are those that kernels read: the caller's, or a copy that the handle keeps.
+    pub routing: Routing,
+    /// What is to be copied.
+    pub ids: Option<IdCopy>,
+    pub counter: Option<DevPtr>,
+    pub counters: RoutingCounters,
+    pub verdict: u32,
+    pub size: HandleSize,
+}
+
+impl Part {
+    /// With memory for the handle.
+    pub fn of(group: &HtShared, rails: &Rails, wanted: HtRouting, announced: &[Announced]) -> Result<Self> {
+        let mut routing = wanted.routing;
+        let verdict = verdict_with(to_u32(routing.top_k)?);
+        let agreeing = announced.iter().skip(1).filter(|it| it.verdict == verdict);
+        let remote = agreeing.map(|it| it.tokens).sum();
+        let (own, top_k) = (routing.tokens, routing.top_k);
+        let keeps_ids = routing.form.keeps_ids;
+        let slots = rails.slots(group.plan.max_tokens, top_k, routing.form);
+        let needed = HandleSize { own, remote, tokens: own, top_k, keeps_ids, slots };
+        let given = wanted.home.given();
+        let size = given.map_or(needed, |_| given::size(group, rails, &routing));
+        let bytes = rails.plan.memory(0, if given.is_none() { needed } else { HandleSize::default() })?.bytes;
+        // Of one size where the group has a bound, so that later handles can use it.
+        let room = match group.plan.facts.max_tokens {
+            _ if given.is_some() => HandleSize::default(),
+            Some(most) => given::size_of_any(rails, most, (top_k, routing.form)),
+            None => HandleSize { own: own.next_power_of_two(), ..needed },
+        };
+        let memory = memory(group, rails, bytes, room)?;
+        let base = given.map_or(memory.data(), |block| given::memory_of(rails, block));
+        let mut ids = None;
+        if keeps_ids {
+            let from = Numbers { data: routing.ids, width: routing.width };
+            (routing.ids, routing.width) = (rails.plan.memory(base.0, size)?.ids, IntWidth::Bits64);
+            ids = Some(IdCopy { from, to: routing.ids, count: own * top_k, offset: 0 });
+        }
+        Ok(Self { memory, base, routing, ids, counter: wanted.counter, counters: wanted.counters, verdict, size })
+    }
+
+    pub fn refusing(rails: &Rails, error: &Error) -> Self {
+        Self {
+            memory: Arc::clone(&rails.spare),
+            base: rails.spare.data(),
+            routing: Routing {
+                tokens: 0,
+                top_k: 0,
+                ids: DevPtr::default(),
+                width: IntWidth::Bits64,
+                form: HandleForm::default(),
+            },
+            ids: None,
+            counter: None,
+            counters: RoutingCounters::default(),
+            verdict: verdict_refusing(error),
+            size: HandleSize::default(),
+        }
+    }
+
+    pub fn device(&self, plan: &NodesPlan) -> Result<HtNodesMemory> {
+        Ok(plan.memory(self.base.0, self.size)?.memory)
+    }
+}
+
+/// Finds out whether there is memory for a handle, before others count on this rank.
+pub fn reserve(group: &HtShared, rails: &Rails, wanted: HtRouting) -> Result<HtRouting> {
+    let Routing { top_k, form, .. } = wanted.routing;
+    if let (HandleHome::Own, Some(most)) = (wanted.home, group.plan.facts.max_tokens) {
+        let room = given::size_of_any(rails, most, (top_k, form));
+        memory(group, rails, rails.plan.memory(0, room)?.bytes, room)?;
+    }
+    Ok(wanted)
+}
+
+/// Memory of `bytes` at least; new one has this `room`.
+fn memory(group: &HtShared, rails: &Rails, bytes: usize, room: HandleSize) -> Result<Arc<NodesMemory>> {
+    let make = || NodesMemory::new(&group.context, &rails.memory, &rails.plan, room);
+    rails.pool.take(|memory| memory.waste(bytes), make)
+}

@@ -77,15 +77,16 @@ __device__ __forceinline__ bool goes_to_peer(const Block& block, const TokenEntr
     return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
 }
 
-// One at a time takes a fifth longer: to ask for it takes as long as to send a row.
+// With one at a time they would wait: to ask for it takes as long as to send a row.
 constexpr uint32_t kTokensAtOnce = 2;
 
-// Warps take tokens as they go, as not all SMs send equally fast.
+// Warps take tokens as they go where not all SMs send equally fast.
 template <typename Block>
 __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
-    TakenTokens<kTokensAtOnce> tokens(mapped, mapped.blocks * mapped.warps);
+    const uint32_t senders = mapped.blocks * mapped.warps;
+    TakenTokens<kTokensAtOnce> tokens(mapped, senders);
     Parts loading = {warp_idx() * mapped.blocks + blockIdx.x, mapped.part_bytes, mapped.row_bytes};
     Parts parts = loading;
     // Well before it is needed, as loads wait behind the SM's stores.
@@ -124,7 +125,7 @@ __device__ void send_rows(const Block& block, Pipeline& pipeline) {
             pipeline.end_filling();
             loading.advance();
             if (loading.offset == 0) {
-                loading.token = tokens.next(mapped);
+                loading.token = mapped.takes_tokens != 0 ? tokens.next(mapped) : loading.token + senders;
             }
         }
     }
@@ -219,12 +220,12 @@ __device__ bool fill_unused_row(const Block& block, uint32_t row) {
 
 template <typename Block>
 __device__ void work_locally(const Block& block) {
-    // This warp's number among those of the workers that do not send.
+    // This warp's number among those that do not send.
     const HtMapped& mapped = block.mapped;
     const uint32_t senders = mapped.blocks * mapped.warps;
     const uint32_t before = min(mapped.blocks * (warp_idx() + 1), senders);
-    const uint32_t first = warp_idx() * mapped.workers + blockIdx.x - before;
-    const uint32_t step = num_warps() * mapped.workers - senders;
+    const uint32_t first = warp_idx() * gridDim.x + blockIdx.x - before;
+    const uint32_t step = num_warps() * gridDim.x - senders;
     const HtHandleMemory& handle = block.common.handle;
     // A token ahead, as loads wait behind the SM's stores.
     HtEntry entry = TokenEntries::load_entry(handle, first);
@@ -342,7 +343,7 @@ __device__ void run(const Block<Rows>& block, uint8_t* buffers) {
         Pipeline pipeline(buffers + warp_idx() * mapped.stages * mapped.stage_bytes, mapped.stage_bytes,
                           mapped.stages, block.agreed.barriers + warp_idx() * mapped.stages);
         send_rows(block, pipeline);
-    } else if (blockIdx.x < mapped.workers) {
+    } else {
         work_locally(block);
     }
     finish_straight(common, mapped, block.agreed);

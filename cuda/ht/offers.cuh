@@ -240,8 +240,8 @@ __device__ inline void hear_all(const HtCommon& common, const HtMapped& mapped, 
     }
 }
 
-// The tokens whose rows a warp stores or reads, behind one for each of `warps`: `kAtOnce` at a time from a counter of the
-// grid. It is asked well before they are needed, as that waits behind the SM's stores.
+// The tokens whose rows a warp stores or reads, behind one for each of `warps`: `kAtOnce` at a time from a counter of
+// the grid. It is asked well before they are needed, as that waits behind the SM's stores.
 template <uint32_t kAtOnce>
 class TakenTokens {
    public:

@@ -312,6 +312,8 @@ BUGS = (
     Bug("rows of another shape told by their second half", "ht/dispatch_receive.cuh",
         "if (!fits && sequence % kSlotUnits == 0) {", "if (!fits) {",
         "2 test_errors ht_scales_that_differ", slow=True),
+    Bug("a row taken before it has come", "ht/dispatch_receive.cuh",
+        "is_left && next_[0] < ld_acquire_cta_shared(&block.shared.arrived[source]);", "is_left;", HT, slow=True),
     Bug("gradients read behind the last column", "ht/combine_receive.cuh",
         "const uint32_t count = min(entries.experts_from(lane), columns);",
         "const uint32_t count = entries.experts_from(lane);", "2 test_ht gradients_with", slow=True),

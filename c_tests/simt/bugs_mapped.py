@@ -20,8 +20,9 @@ SLOW_HOME = Setting("ht/pull_rows.cuh", "            const uint8_t* full = pipel
 
 BUGS = (
     Bug("done before the last rows were stored", "ht/direct_rows.cuh",
-        "        load_part(block, loading, pipeline);\n    }\n    pipeline.wait_stored();\n",
-        "        load_part(block, loading, pipeline);\n    }\n", HT_MAPPED),
+        "    pipeline.wait_stored();\n", "", HT_MAPPED),
+    Bug("tokens that are not there for the next operation", "ht/offers.cuh",
+        "            st_relaxed_gpu(&mapped.state->tokens_taken, 0u);\n", "", HT_MAPPED, slow=True),
     Bug("done without a fence", "ht/offers.cuh",
         "        fence_acq_rel_sys();\n        const uint32_t last = gridDim.x - 1;\n"
         "        agreed.is_last_block = inc_acq_rel_gpu(&mapped.state->blocks_done, last) == last;",

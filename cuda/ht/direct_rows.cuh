@@ -77,50 +77,57 @@ __device__ __forceinline__ bool goes_to_peer(const Block& block, const TokenEntr
     return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
 }
 
-template <typename Block>
-__device__ __forceinline__ void load_part(const Block& block, Parts& parts, Pipeline& pipeline) {
-    if (parts.token < block.common.handle.tokens) {
-        const Remote<uint8_t> row(const_cast<uint8_t*>(block.row_of_token(parts.token, {})));
-        pipeline.fill(pipeline.begin_filling(parts.bytes()), row + parts.offset, parts.bytes());
-        pipeline.end_filling();
-    }
-    parts.advance();
-}
+// With one at a time they would wait: to ask for it takes as long as to send a row.
+constexpr uint32_t kTokensAtOnce = 2;
 
+// Warps take tokens as they go where not all SMs send equally fast.
 template <typename Block>
 __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
-    Parts parts = {warp_idx() * mapped.blocks + blockIdx.x, mapped.blocks * mapped.warps, mapped.part_bytes,
-                   mapped.row_bytes};
-    Parts loading = parts;
+    const uint32_t senders = mapped.blocks * mapped.warps;
+    TakenTokens<kTokensAtOnce> tokens(mapped, senders);
+    Parts loading = {warp_idx() * mapped.blocks + blockIdx.x, mapped.part_bytes, mapped.row_bytes};
+    Parts parts = loading;
+    // Well before it is needed, as loads wait behind the SM's stores.
     HtEntry entry = TokenEntries::load_entry(handle, parts.token);
+    // Of each stage, in its lane: the token that it has, or will have next.
+    uint32_t token_of_stage = 0;
     // One copy of what fills stages, for the first ones as well.
     uint32_t filled = 1;
 #pragma unroll 1
     while (parts.token < handle.tokens) {
+        token_of_stage = lane_idx() == pipeline.filling() ? loading.token : token_of_stage;
         if (filled < mapped.stages) {
             ++filled;
         } else {
             const TokenEntries entries(block.common, entry);
             const Parts current = parts;
+            const uint8_t* part = pipeline.wait_full();
+            pipeline.end_using();
             parts.advance();
-            // Well before it is needed, as loads wait behind the SM's stores.
+            parts.token = shuffle(token_of_stage, pipeline.in_use());
             entry = TokenEntries::load_entry(handle, parts.token);
             const bool is_wanted = goes_to_peer(block, entries) || (mapped.keeps_rows != 0 && entries.is_first());
             Remote<uint8_t> to;
             if (is_wanted) {
                 to = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * mapped.row_bytes;
             }
-            const uint8_t* part = pipeline.wait_full();
 #pragma unroll 1
             for (LaneMask left = ballot(is_wanted); left.any(); left.drop_first()) {
                 pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
             }
-            pipeline.end_using();
             pipeline.commit_and_wait_read_but_last();
         }
-        load_part(block, loading, pipeline);
+        if (loading.token < handle.tokens) {
+            const Remote<uint8_t> row(const_cast<uint8_t*>(block.row_of_token(loading.token, {})));
+            pipeline.fill(pipeline.begin_filling(loading.bytes()), row + loading.offset, loading.bytes());
+            pipeline.end_filling();
+            loading.advance();
+            if (loading.offset == 0) {
+                loading.token = mapped.takes_tokens != 0 ? tokens.next(mapped) : loading.token + senders;
+            }
+        }
     }
     pipeline.wait_stored();
 }
@@ -213,12 +220,12 @@ __device__ bool fill_unused_row(const Block& block, uint32_t row) {
 
 template <typename Block>
 __device__ void work_locally(const Block& block) {
-    // This warp's number among those of the workers that do not send.
+    // This warp's number among those that do not send.
     const HtMapped& mapped = block.mapped;
     const uint32_t senders = mapped.blocks * mapped.warps;
     const uint32_t before = min(mapped.blocks * (warp_idx() + 1), senders);
-    const uint32_t first = warp_idx() * mapped.workers + blockIdx.x - before;
-    const uint32_t step = num_warps() * mapped.workers - senders;
+    const uint32_t first = warp_idx() * gridDim.x + blockIdx.x - before;
+    const uint32_t step = num_warps() * gridDim.x - senders;
     const HtHandleMemory& handle = block.common.handle;
     // A token ahead, as loads wait behind the SM's stores.
     HtEntry entry = TokenEntries::load_entry(handle, first);
@@ -336,7 +343,7 @@ __device__ void run(const Block<Rows>& block, uint8_t* buffers) {
         Pipeline pipeline(buffers + warp_idx() * mapped.stages * mapped.stage_bytes, mapped.stage_bytes,
                           mapped.stages, block.agreed.barriers + warp_idx() * mapped.stages);
         send_rows(block, pipeline);
-    } else if (blockIdx.x < mapped.workers) {
+    } else {
         work_locally(block);
     }
     finish_straight(common, mapped, block.agreed);

@@ -5,9 +5,9 @@
 // staging buffer works on its own. A sending warp takes a token, loads its row once and stores it to the
 // rings of all its peers, and if it casts it, to this rank's output, too, also where it goes nowhere else; one
 // warp more of its block, the notifier, notifies the peers. One warp of a
-// receiving block polls what has arrived for the block; the others take any such row, give its credit as
-// soon as the row is in shared memory, and store it where it belongs: sources ascending, then tokens. Ids
-// and weights, if any, travel behind the row. While nothing has arrived receivers do what is left on this
+// receiving block polls what has arrived for the block; the others have their rows each, take any that has
+// arrived, give its credit as soon as it is in shared memory, and store it where it belongs: sources ascending,
+// then tokens. Ids and weights, if any, travel behind the row. While nothing has arrived receivers do what is left on this
 // rank: rows of its own tokens for its own experts, and the rows of the outputs that no token fills, which
 // get zeros and ids of -1.
 

@@ -1,4 +1,4 @@
-// How a dispatch receives: warps take any row that has arrived, and store it where it belongs.
+// How a dispatch receives: warps take those of their rows that have arrived, and store them where they belong.
 #pragma once
 
 #include "dispatch_local.cuh"
@@ -86,10 +86,12 @@ class DealtRows {
    public:
     template <typename Block>
     __device__ explicit DealtRows(const Block& block) : step_(block.receivers.blocks * block.common.shape.copy_warps) {
-#pragma unroll
-        for (uint32_t i = 0; i < kRounds; ++i) {
-            const uint32_t source = i * kWarpSize + lane_idx();
-            next_[i] = row_of_turn(block.receivers, source, (warp_idx() + source) % block.common.shape.copy_warps);
+#pragma unroll 1
+        for (uint32_t base = 0; base < kRounds * kWarpSize; base += kWarpSize) {
+            const uint32_t source = base + lane_idx();
+            // Every other source in the opposite order, so that the last turns are not all the same warps'.
+            const uint32_t turn = source % 2 != 0 ? block.common.shape.copy_warps - 1 - warp_idx() : warp_idx();
+            rotate(row_of_turn(block.receivers, source, turn));
         }
     }
 
@@ -102,19 +104,22 @@ class DealtRows {
             if (base < block.ranks() && work.peer == kNoPeer) {
                 look(block, base, work);
             }
-            // So the loop is there once, and its rows are in registers.
-            const uint32_t first = next_[0];
-#pragma unroll
-            for (uint32_t i = 0; i + 1 < kRounds; ++i) {
-                next_[i] = next_[i + 1];
-            }
-            next_[kRounds - 1] = first;
+            rotate(next_[0]);
         }
         return work;
     }
 
    private:
     static constexpr uint32_t kRounds = (MAX_PEERS + kWarpSize - 1) / kWarpSize;
+
+    // The first round's rows go, and `last` come: so loops over rounds are there once, and rows are in registers.
+    __device__ __forceinline__ void rotate(uint32_t last) {
+#pragma unroll
+        for (uint32_t i = 0; i + 1 < kRounds; ++i) {
+            next_[i] = next_[i + 1];
+        }
+        next_[kRounds - 1] = last;
+    }
 
     // Among the sources from `base` on, beginning behind that of the last row.
     template <typename Block>
@@ -140,7 +145,7 @@ class DealtRows {
 
     uint32_t step_;
     uint32_t first_lane_ = 0;
-    uint32_t next_[kRounds];
+    uint32_t next_[kRounds] = {};
 };
 
 template <typename Block>

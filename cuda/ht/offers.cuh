@@ -240,6 +240,37 @@ __device__ inline void hear_all(const HtCommon& common, const HtMapped& mapped, 
     }
 }
 
+// The tokens whose rows a warp stores or reads, behind one for each of `warps`: `kAtOnce` at a time from a counter of
+// the grid. It is asked well before they are needed, as that waits behind the SM's stores.
+template <uint32_t kAtOnce>
+class TakenTokens {
+   public:
+    __device__ TakenTokens(const HtMapped& mapped, uint32_t warps) : warps_(warps) { ask(mapped); }
+
+    // All lanes call it, and get the same. Behind the last token it may be called on.
+    __device__ __forceinline__ uint32_t next(const HtMapped& mapped) {
+        if (kAtOnce == 1 || left_ == 0) {
+            left_ = kAtOnce;
+            next_ = warps_ + shuffle(asked_, 0);
+            ask(mapped);
+        }
+        --left_;
+        return next_++;
+    }
+
+   private:
+    __device__ __forceinline__ void ask(const HtMapped& mapped) {
+        if (lane_idx() == 0) {
+            asked_ = atomicAdd(&mapped.state->tokens_taken, kAtOnce);
+        }
+    }
+
+    uint32_t warps_;
+    uint32_t next_ = 0;
+    uint32_t left_ = 0;
+    uint32_t asked_ = 0;
+};
+
 // This block has stored or read all that it will in the peers' tensors, and its stores are complete. The last block to
 // say so tells the peers. All threads call it.
 __device__ inline void finish_straight(const HtCommon& common, const HtMapped& mapped, Agreed& agreed) {
@@ -248,6 +279,10 @@ __device__ inline void finish_straight(const HtCommon& common, const HtMapped& m
         fence_acq_rel_sys();
         const uint32_t last = gridDim.x - 1;
         agreed.is_last_block = inc_acq_rel_gpu(&mapped.state->blocks_done, last) == last;
+        if (agreed.is_last_block != 0) {
+            // No warp takes any more: all blocks have met here.
+            st_relaxed_gpu(&mapped.state->tokens_taken, 0u);
+        }
     }
     __syncthreads();
     if (agreed.is_last_block != 0) {

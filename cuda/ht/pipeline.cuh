@@ -113,20 +113,18 @@ class Pipeline {
     uint32_t parity_ = 0;
 };
 
-// The parts of rows that a warp moves: part by part of its first token, then of the token `step` further on.
+// The parts of the rows of tokens that a warp moves.
 struct Parts {
     uint32_t token;
-    uint32_t step;
     uint32_t part_bytes;
     uint32_t row_bytes;
     uint32_t offset = 0;
 
     __device__ __forceinline__ uint32_t bytes() const { return min(part_bytes, row_bytes - offset); }
+    // Behind the last part is the first one, of another token.
     __device__ __forceinline__ void advance() {
         offset += part_bytes;
-        const bool is_next = offset >= row_bytes;
-        offset = is_next ? 0 : offset;
-        token += is_next ? step : 0;
+        offset = offset < row_bytes ? offset : 0;
     }
 };
 

@@ -34,7 +34,12 @@ struct Block {
 // What a warp loads: parts of a token's rows on all ranks that have it, one behind the other.
 class Loader {
    public:
-    __device__ Loader(const Block& block, const Parts& parts) : parts_(parts) { look_ahead(block); }
+    __device__ explicit Loader(const Block& block)
+        : tokens_(block.mapped, gridDim.x * block.mapped.warps),
+          parts_{warp_idx() * gridDim.x + blockIdx.x, block.mapped.part_bytes, block.mapped.row_bytes},
+          next_(parts_.token) {
+        look_ahead(block);
+    }
 
     // Fills the next stage; returns how many rows the token has.
     __device__ __forceinline__ uint32_t load_next(const Block& block, Pipeline& pipeline) {
@@ -46,9 +51,13 @@ class Loader {
         pipeline.fill_each(to, firsts_, from_, parts_.offset, parts_.bytes(), block.mapped.part_bytes);
         pipeline.end_filling();
         parts_.advance();
+        if (parts_.offset == 0) {
+            parts_.token = next_;
+        }
         return rows;
     }
-    __device__ bool is_left(const Block& block) const { return parts_.token < block.common.handle.tokens; }
+    // That of the next part; none if the number is not below that of tokens.
+    __device__ uint32_t token() const { return parts_.token; }
 
    private:
     __device__ __forceinline__ void begin_token(const Block& block) {
@@ -57,14 +66,17 @@ class Loader {
         if (entries.is_first()) {
             from_ = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * block.mapped.row_bytes;
         }
-        look_ahead(block, parts_.step);
+        next_ = tokens_.next(block.mapped);
+        look_ahead(block);
     }
-    // Loads a token's entry well before it is needed.
-    __device__ __forceinline__ void look_ahead(const Block& block, uint32_t step = 0) {
-        entry_ = TokenEntries::load_entry(block.common.handle, parts_.token + step);
+    // Loads the next token's entry well before it is needed.
+    __device__ __forceinline__ void look_ahead(const Block& block) {
+        entry_ = TokenEntries::load_entry(block.common.handle, next_);
     }
 
+    TakenTokens<1> tokens_;
     Parts parts_;
+    uint32_t next_;
     HtEntry entry_;
     LaneMask firsts_;
     // In the lanes of `firsts_`.
@@ -102,18 +114,21 @@ template <typename Type>
 __device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
     const HtMapped& mapped = block.mapped;
     const HtHandleMemory& handle = block.common.handle;
-    Parts parts = {warp_idx() * gridDim.x + blockIdx.x, gridDim.x * mapped.warps, mapped.part_bytes,
-                   mapped.row_bytes};
-    Loader loader(block, parts);
-    // Of each stage, in its lane: rows that it has.
+    Loader loader(block);
+    // Of each stage, in its lane: its token, or where nothing is left any that there is not; and rows that it has.
+    uint32_t token_of_stage = 0;
     uint32_t rows_of_stage = 0;
+    Parts parts = {0, mapped.part_bytes, mapped.row_bytes};
     // One copy of what fills stages, for the first ones as well.
-    uint32_t filled = 0;
 #pragma unroll 1
-    while (parts.token < handle.tokens) {
+    for (uint32_t filled = 0;;) {
         if (filled < mapped.stages) {
             ++filled;
         } else {
+            parts.token = shuffle(token_of_stage, pipeline.in_use());
+            if (parts.token >= handle.tokens) {
+                break;
+            }
             const uint32_t rows = shuffle(rows_of_stage, pipeline.in_use());
             const uint8_t* full = pipeline.wait_full();
             uint8_t* out = block.params.out + uint64_t{parts.token} * mapped.row_bytes + parts.offset;
@@ -123,10 +138,11 @@ __device__ void sum_tokens(const Block& block, Pipeline& pipeline) {
             pipeline.end_using();
             parts.advance();
         }
-        if (loader.is_left(block)) {
-            const uint32_t stage = pipeline.filling();
+        const bool is_filled = lane_idx() == pipeline.filling();
+        token_of_stage = is_filled ? loader.token() : token_of_stage;
+        if (loader.token() < handle.tokens) {
             const uint32_t rows = loader.load_next(block, pipeline);
-            rows_of_stage = lane_idx() == stage ? rows : rows_of_stage;
+            rows_of_stage = is_filled ? rows : rows_of_stage;
         }
     }
 }

@@ -1,4 +1,4 @@
-// The scheduler of a block: which warp takes which row, where rows become ready in no known order.
+// The scheduler of a block of a combine: which warp takes which row, where rows become ready in no known order.
 #pragma once
 
 #include "../peer/poll.cuh"

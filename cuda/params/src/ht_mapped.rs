@@ -41,6 +41,8 @@ pub struct HtOfferState {
     pub blocks_started: u32,
     /// Blocks that have done their part of an operation whose tensors are all mapped.
     pub blocks_done: u32,
+    /// Tokens of a dispatch that senders have asked for; 0 between operations.
+    pub tokens_taken: u32,
 }
 
 /// What an operation that makes offers has beside the parameters of one that does not.
@@ -70,12 +72,12 @@ pub struct HtMapped {
     pub blocks: u32,
     /// Such warps of each.
     pub warps: u32,
-    /// Dispatch: blocks whose other warps do what else is to do.
-    pub workers: u32,
     pub stages: u32,
     pub stage_bytes: u32,
     /// Dispatch: not zero if those warps also store rows that stay on this rank.
     pub keeps_rows: u32,
+    /// Dispatch: not zero if those warps take tokens as they go; else each has a share of them.
+    pub takes_tokens: u32,
 }
 
 /// Parameters of `ht_dispatch_direct`.

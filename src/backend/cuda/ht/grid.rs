@@ -33,7 +33,7 @@ const SEND_WARPS: u32 = 7;
 const CAST_BLOCKS: u32 = 18;
 const CAST_SENDERS: u32 = 13;
 /// From four ranks on, where more rows arrive.
-const CAST_SENDERS_OF_FOUR: u32 = 12;
+const CAST_SENDERS_OF_FOUR: u32 = 10;
 /// From 30 on more of them gain nothing.
 const MOST_CAST_SENDERS: u32 = 50;
 /// Of rows by expert: what it costs to send a row in a dispatch, where few blocks store and where memory keeps many
@@ -229,11 +229,9 @@ impl Grid {
     /// This grid where senders cast, also what stays on this rank, whatever was measured: measurements are of rows that are
     /// sent as they are.
     pub fn of_casts(self, ranks: usize) -> Self {
-        let senders = match ranks {
-            // To the nearest number.
-            ..4 => (self.blocks * CAST_SENDERS + CAST_BLOCKS / 2) / CAST_BLOCKS,
-            _ => share(self.blocks, CAST_SENDERS_OF_FOUR, CAST_BLOCKS),
-        };
+        let part = if ranks < 4 { CAST_SENDERS } else { CAST_SENDERS_OF_FOUR };
+        // To the nearest number.
+        let senders = (self.blocks * part + CAST_BLOCKS / 2) / CAST_BLOCKS;
         Self { send_blocks: senders.clamp(1, (self.blocks - 1).min(MOST_CAST_SENDERS)), ..self }
     }
 }
@@ -314,7 +312,7 @@ mod tests {
     #[test]
     fn casts_have_more_senders() {
         for (channels, of_two, of_four) in
-            [(1, 1, 1), (4, 6, 5), (8, 12, 10), (12, 17, 16), (16, 23, 21), (1000, 50, 50)]
+            [(1, 1, 1), (4, 6, 4), (8, 12, 9), (12, 17, 13), (16, 23, 18), (1000, 50, 50)]
         {
             for (ranks, senders) in [(2, of_two), (4, of_four)] {
                 let facts = facts(ranks, Some(channels));
@@ -361,7 +359,7 @@ mod tests {
         assert_eq!(asked(own, 16, 7, 1024), (16, 7, 24));
         assert_eq!(asked(own, 0, 132, 32), (24, 23, 2));
         assert_eq!(asked(own, 1, 1, 0), (2, 1, 24));
-        assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 8, 24));
+        assert_eq!(asked(own.of_casts(4), 12, 0, 0), (12, 6, 24));
         let combine = Grid::new(&facts(2, Some(8)), &Tuning::default(), COMBINE, 64, H200);
         let warps = |send_blocks, blocks| {
             combine.asked(Launch { blocks, send_blocks, ..Launch::default() }, COMBINE).send_warps(2)

@@ -29,11 +29,15 @@ const MOST_PART_BYTES: usize = 16 << 10;
 const SENT_BYTES: usize = 28 << 10;
 const MOST_SENDERS: usize = 8;
 const LONG_PART_BYTES: usize = 8 << 10;
-/// More blocks do not send faster, but slower; until there are very many.
+/// So many blocks saturate NVLink; if more send they are slower, until there are very many.
 const SEND_BLOCKS: u32 = 16;
 const MANY_BLOCKS: u32 = 96;
-/// From four ranks on these many do, and so many at most.
-const MANY_BLOCKS_OF_FOUR: u32 = 32;
+/// Of more than those 16 some share a pair of SMs, so warps take tokens as they go. They wait for these now and then, so
+/// a few more blocks send, and from this number of blocks on, in which others do more of what is left, two more.
+const SEND_BLOCKS_OF_MORE: u32 = 18;
+const BLOCKS_TO_HELP: u32 = 24;
+const SEND_BLOCKS_WITH_HELP: u32 = 20;
+/// From four ranks on never more than these send.
 const SEND_BLOCKS_OF_FOUR: u32 = 48;
 /// Up to so many blocks senders store rows that stay on their rank, too.
 const FEW_BLOCKS: u32 = 12;
@@ -44,7 +48,7 @@ const LEAST_PART_BYTES: usize = 512;
 /// With more rows of a token in shared memory, one stage has to do.
 const ROWS_OF_TWO_STAGES: usize = 4;
 /// Up to so many blocks a pull is faster than rings; beyond, they store faster than homes load.
-const MOST_PULL_BLOCKS: u32 = 24;
+const MOST_PULL_BLOCKS: u32 = MANY_BLOCKS - 1;
 /// With four ranks, and a guess for more.
 const MOST_PULL_BLOCKS_OF_FOUR: u32 = 20;
 /// From so many ranks on it always is.
@@ -104,12 +108,11 @@ fn is_pull_faster(ranks: usize, launch: &HtLaunch) -> bool {
 pub struct Staged {
     pub blocks: u32,
     pub warps: u32,
-    /// Blocks whose other warps copy rows that stay, and what comes beside rows.
-    pub workers: u32,
     pub stages: u32,
     pub part_bytes: usize,
     pub stage_bytes: usize,
     pub keeps_rows: bool,
+    pub takes_tokens: bool,
 }
 
 impl Staged {
@@ -119,20 +122,22 @@ impl Staged {
         let LaunchShape { blocks, threads, .. } = launch.launch;
         let part_bytes = even_parts(row_bytes, row_bytes.div_ceil(MOST_PART_BYTES));
         let warps = to_u32((SENT_BYTES / part_bytes).clamp(1, MOST_SENDERS))?;
-        let (many, most) = match ranks {
-            ..4 => (MANY_BLOCKS, blocks),
-            _ => (MANY_BLOCKS_OF_FOUR, SEND_BLOCKS_OF_FOUR),
+        let senders = match (ranks, blocks) {
+            (..4, ..=SEND_BLOCKS | MANY_BLOCKS..) => blocks,
+            (..4, ..BLOCKS_TO_HELP) => SEND_BLOCKS_OF_MORE.min(blocks),
+            (..4, _) => SEND_BLOCKS_WITH_HELP,
+            (_, ..MANY_BLOCKS) => blocks.min(SEND_BLOCKS),
+            _ => SEND_BLOCKS_OF_FOUR,
         };
-        let senders = blocks.min(if blocks < many { SEND_BLOCKS } else { most });
         Ok(Self {
             blocks: senders,
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            workers: if ranks < 4 && blocks < many { senders } else { blocks },
-            stages: if part_bytes > LONG_PART_BYTES && blocks < many { 3 } else { 2 },
+            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS { 3 } else { 2 },
             part_bytes,
             stage_bytes: part_bytes,
             keeps_rows: blocks <= FEW_BLOCKS,
+            takes_tokens: ranks >= 4 || (SEND_BLOCKS + 1..MANY_BLOCKS).contains(&blocks),
         })
     }
 
@@ -147,11 +152,11 @@ impl Staged {
         Self {
             blocks: launch.launch.blocks,
             warps,
-            workers: 0,
             stages,
             part_bytes,
             stage_bytes: rows * part_bytes,
             keeps_rows: false,
+            takes_tokens: true,
         }
     }
 
@@ -185,10 +190,10 @@ pub fn mapped(group: &HtShared, offer: &Offer, launch: &HtLaunch, staged: &Stage
         part_bytes: to_u32(staged.part_bytes)?,
         blocks: staged.blocks,
         warps: staged.warps,
-        workers: staged.workers,
         stages: staged.stages,
         stage_bytes: to_u32(staged.stage_bytes)?,
         keeps_rows: staged.keeps_rows.into(),
+        takes_tokens: staged.takes_tokens.into(),
     })
 }
 
@@ -280,20 +285,24 @@ mod tests {
 
     #[test]
     fn a_dispatch_sends_from_few_warps() {
-        for (ranks, row_bytes, blocks, workers, expected) in [
-            (2, 14_336, 8, 8, (8, 2, 3, true)),
-            (2, 14_336, 16, 16, (16, 2, 3, false)),
-            (2, 14_336, 32, 16, (16, 2, 3, false)),
-            (2, 14_336, 132, 132, (132, 2, 2, false)),
-            (4, 14_336, 24, 24, (16, 2, 3, false)),
-            (4, 14_336, 32, 32, (32, 2, 2, false)),
-            (4, 14_336, 132, 132, (48, 2, 2, false)),
-            (2, 7168, 16, 16, (16, 4, 2, false)),
-            (2, 32, 2, 2, (2, 8, 2, true)),
+        for (ranks, row_bytes, blocks, expected) in [
+            (2, 14_336, 8, (8, 2, 3, true)),
+            (2, 14_336, 16, (16, 2, 3, false)),
+            (2, 14_336, 17, (17, 2, 3, false)),
+            (2, 14_336, 22, (18, 2, 3, false)),
+            (2, 14_336, 24, (20, 2, 3, false)),
+            (2, 14_336, 95, (20, 2, 3, false)),
+            (2, 14_336, 132, (132, 2, 2, false)),
+            (4, 14_336, 8, (8, 2, 3, true)),
+            (4, 14_336, 24, (16, 2, 3, false)),
+            (4, 14_336, 32, (16, 2, 3, false)),
+            (4, 14_336, 132, (48, 2, 2, false)),
+            (2, 7168, 16, (16, 4, 2, false)),
+            (2, 32, 2, (2, 8, 2, true)),
         ] {
             let it = Staged::of_dispatch(ranks, row_bytes, &launch(blocks, 480)).unwrap();
             assert_eq!((it.blocks, it.warps, it.stages, it.keeps_rows), expected);
-            assert_eq!(it.workers, workers);
+            assert_eq!(it.takes_tokens, ranks == 4 || (17..96).contains(&blocks));
             assert!(it.launch(launch(blocks, 480).launch).unwrap().shared_bytes <= SHARED);
         }
         assert_eq!(Staged::of_dispatch(2, 32, &launch(2, 64)).unwrap().warps, 1);

@@ -297,8 +297,9 @@ impl Drop for End {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
-        // A communicator that has failed ends otherwise.
-        if shared.fault.get().is_none() {
+        // One that has failed ends otherwise; of this transport the watchdog, which may look once more, finds no failure
+        // of the group any more, as it would end what the next one has by then.
+        if shared.fault.set(Error::internal("the network's group has ended")).is_ok() {
             spare::keep(shared.ending());
         }
     }

@@ -7,29 +7,37 @@ use crate::backend::nccl::own;
 use crate::backend::net::two_sided::members::tests::members;
 use crate::backend::net::two_sided::spare::Offer;
 use crate::model::tensor::DevPtr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const LABEL: Label = Label { what: "test", number: 0 };
 /// More than are ever under way before a call looks for those that are over.
 const CALLS: usize = 1000;
 
-/// Nobody is told.
-struct Nobody;
+/// A group that is not told of failures.
+#[derive(Default)]
+struct Group {
+    has_failed: AtomicBool,
+}
 
-impl OnFault for Nobody {
+impl OnFault for Group {
     fn failed(&self, _error: &Error) {}
     fn mark(&self) {}
     fn has_failed(&self) -> bool {
-        false
+        self.has_failed.load(Ordering::SeqCst)
     }
 }
 
 /// Rank 2 of three, whose nodes are the letters.
 fn transport(nodes: &str, device: &TestDevice) -> NcclTransport {
+    transport_of(Arc::new(Group::default()), nodes, device)
+}
+
+fn transport_of(group: Arc<Group>, nodes: &str, device: &TestDevice) -> NcclTransport {
     let outstanding = device.outstanding();
     let device: Arc<dyn Device> = Arc::new(device.clone());
     let members = members(nodes, 2);
     let comm = Untaken::new(Arc::new(own::tests::third_of_three(20 * CALLS)), Arc::clone(&device));
-    NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), Arc::new(Nobody)).unwrap()
+    NcclTransport::new(members, comm, device, outstanding, Duration::from_secs(60), group).unwrap()
 }
 
 /// Calls `CALLS` times; the operations run at once. Gives how often memory was allocated or freed.
@@ -72,6 +80,20 @@ fn one_that_has_failed_is_not() {
     transport.abort();
     drop(transport);
     assert!(Offer::new(&device, comm.place()).take(comm.tag).is_none());
+}
+
+#[test]
+fn a_late_look_of_the_watchdog_does_not_end_what_is_kept() {
+    let device = TestDevice::of_context(204);
+    let group = Arc::new(Group::default());
+    let transport = transport_of(Arc::clone(&group), "abc", &device);
+    let shared = Arc::clone(&transport.shared);
+    group.has_failed.store(true, Ordering::SeqCst);
+    drop(transport);
+    shared.look(Instant::now());
+    let comm = Offer::new(&device, shared.comm.place()).take(shared.comm.tag).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(comm.exchange(&[], &[], Stream::DEFAULT).is_ok());
 }
 
 #[test]

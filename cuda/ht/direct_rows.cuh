@@ -91,7 +91,7 @@ __device__ void send_rows(const Block& block, Pipeline& pipeline) {
     Parts parts = loading;
     // Well before it is needed, as loads wait behind the SM's stores.
     HtEntry entry = TokenEntries::load_entry(handle, parts.token);
-    // Of each stage, in its lane: the token that it has, or will have next.
+    // Of each stage, in its lane: the token that it has, or will have next. There are two at least.
     uint32_t token_of_stage = 0;
     // One copy of what fills stages, for the first ones as well.
     uint32_t filled = 1;
@@ -103,20 +103,20 @@ __device__ void send_rows(const Block& block, Pipeline& pipeline) {
         } else {
             const TokenEntries entries(block.common, entry);
             const Parts current = parts;
-            const uint8_t* part = pipeline.wait_full();
-            pipeline.end_using();
             parts.advance();
-            parts.token = shuffle(token_of_stage, pipeline.in_use());
+            parts.token = shuffle(token_of_stage, pipeline.next_in_use());
             entry = TokenEntries::load_entry(handle, parts.token);
             const bool is_wanted = goes_to_peer(block, entries) || (mapped.keeps_rows != 0 && entries.is_first());
             Remote<uint8_t> to;
             if (is_wanted) {
                 to = block.rows_at(entries.rank) + uint64_t{entries.entry.index} * mapped.row_bytes;
             }
+            const uint8_t* part = pipeline.wait_full();
 #pragma unroll 1
             for (LaneMask left = ballot(is_wanted); left.any(); left.drop_first()) {
                 pipeline.store(part, remote_of_lane(to, left.first()) + current.offset, current.bytes());
             }
+            pipeline.end_using();
             pipeline.commit_and_wait_read_but_last();
         }
         if (loading.token < handle.tokens) {

@@ -74,13 +74,13 @@ class Pipeline {
         return memory_ + using_ * stage_bytes_;
     }
     __device__ __forceinline__ void end_using() {
-        const bool wraps = using_ + 1 == stages_;
-        parity_ ^= wraps;
-        using_ = wraps ? 0 : using_ + 1;
+        using_ = next_in_use();
+        parity_ ^= using_ == 0;
     }
-    // The number of the stage that is filled next, or used.
+    // The number of the stage that is filled next, or used, or used after that.
     __device__ __forceinline__ uint32_t filling() const { return filling_; }
     __device__ __forceinline__ uint32_t in_use() const { return using_; }
+    __device__ __forceinline__ uint32_t next_in_use() const { return using_ + 1 == stages_ ? 0 : using_ + 1; }
 
     // Stores `bytes` of shared memory to a rank.
     __device__ __forceinline__ void store(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {

@@ -24,8 +24,8 @@ const _: () = assert!(MAX_OBJECTS == HT_MAX_OBJECTS as usize);
 
 /// Parts of rows that senders move are at most so long.
 const MOST_PART_BYTES: usize = 16 << 10;
-/// The warps of a block that send have so many bytes of them in each stage. Long rows are faster with three stages than
-/// with two, unless there are very many blocks.
+/// The warps of a block that send have so many bytes of them in each stage. Three stages are faster than two for few
+/// blocks, and for long rows unless there are very many.
 const SENT_BYTES: usize = 28 << 10;
 const MOST_SENDERS: usize = 8;
 const LONG_PART_BYTES: usize = 8 << 10;
@@ -133,7 +133,11 @@ impl Staged {
             blocks: senders,
             // One warp at least does all else.
             warps: warps.min(threads / WARP - 1),
-            stages: if part_bytes > LONG_PART_BYTES && blocks < MANY_BLOCKS { 3 } else { 2 },
+            stages: match blocks {
+                ..=FEW_BLOCKS => 3,
+                ..MANY_BLOCKS if part_bytes > LONG_PART_BYTES => 3,
+                _ => 2,
+            },
             part_bytes,
             stage_bytes: part_bytes,
             keeps_rows: blocks <= FEW_BLOCKS,
@@ -298,7 +302,8 @@ mod tests {
             (4, 14_336, 32, (16, 2, 3, false)),
             (4, 14_336, 132, (48, 2, 2, false)),
             (2, 7168, 16, (16, 4, 2, false)),
-            (2, 32, 2, (2, 8, 2, true)),
+            (2, 7168, 8, (8, 4, 3, true)),
+            (2, 32, 2, (2, 8, 3, true)),
         ] {
             let it = Staged::of_dispatch(ranks, row_bytes, &launch(blocks, 480)).unwrap();
             assert_eq!((it.blocks, it.warps, it.stages, it.keeps_rows), expected);

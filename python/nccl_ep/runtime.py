@@ -17,6 +17,7 @@ from nccl_ep.nccl_wrapper import NCCLLibrary
 
 _NOT_READY = 600  # cudaErrorNotReady
 _LONGEST_PAUSE = 1e-3  # seconds
+_LONGEST_WAIT = 0.1
 _Result = TypeVar("_Result")
 
 
@@ -58,8 +59,12 @@ class Runtime:
             with self.current():
                 return function(*arguments)
         outcome: Future[_Result] = Future()
-        threading.Thread(target=self._run, args=(outcome, function, arguments), name="nccl_ep", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(outcome, function, arguments), name="nccl_ep", daemon=True)
+        thread.start()
         try:
+            # A signal just before a wait does not end that: so each is short.
+            while thread.is_alive():
+                thread.join(_LONGEST_WAIT)
             return outcome.result()
         finally:
             del outcome  # whose error has this frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,14 @@ from nccl_ep import NCCLLibrary
 HIDDEN = 8
 
 
+def is_waiting() -> bool:
+    """Whether the main thread waits for other ranks, so that what it called has begun."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and frame.f_code.co_name not in ("join", "settle"):
+        frame = frame.f_back
+    return frame is not None
+
+
 @pytest.fixture
 def late(world):
     """Calls on all ranks but 0 once that has been interrupted, which waits for them; seconds that it went on."""
@@ -28,10 +37,12 @@ def late(world):
         sent: list[float] = []
 
         def interrupt() -> None:
+            while not is_waiting():
+                time.sleep(0.01)
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Timer(0.1, interrupt).start()
+        threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             call()
         return time.monotonic() - sent[0]

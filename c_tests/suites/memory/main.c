@@ -40,6 +40,8 @@ void fill(const EpEnv* env, uint8_t* memory, size_t bytes, uint64_t seed) {
     EP_REQUIRE(host != NULL);
     expected(host, bytes, seed, env->rank);
     EP_REQUIRE_CUDA(cudaMemcpy(memory, host, bytes, cudaMemcpyDefault));
+    // A copy of so few bytes may return before they are there.
+    EP_REQUIRE_CUDA(cudaStreamSynchronize(NULL));
 }
 
 void check_peers(const EpEnv* env, ncclEpGroup_t group, const uint8_t* memory, uint64_t seed) {

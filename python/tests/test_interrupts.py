@@ -26,6 +26,14 @@ def is_waiting() -> bool:
     return frame is not None
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """SIGINT as Ctrl-C brings it to a program in the foreground: one that runs in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def late(world):
     """Calls on all ranks but 0 once that has been interrupted, which waits for them; seconds that it went on."""

@@ -83,14 +83,10 @@ EP_TEST(handles_have_memory_of_an_allocator) {
 static void refuse_handle(const Run* run, ncclEpGroup_t group, ncclResult_t expected, const char* words) {
     Call call;
     call_set(&call, run, NCCL_EP_FWD_PASS);
-    ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
-    config.dispatch_output_per_expert_alignment = run->test->alignment;
-    const ncclEpLayout_t layout = run->test->kind == kHtFlat    ? NCCL_EP_LAYOUT_FLAT
-                                  : run->test->kind == kLlRanks ? NCCL_EP_LAYOUT_RANK_MAJOR
-                                                                : NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    const ncclEpHandleConfig_t config = handle_config_of(run->test);
     ncclEpHandle_t handle = NULL;
-    const ncclResult_t result = ncclEpCreateHandle(&handle, group, layout, &call.views[kIds].tensor, NULL, &config,
-                                                   run->env->stream);
+    const ncclResult_t result = ncclEpCreateHandle(&handle, group, layout_of(run->test), &call.views[kIds].tensor, NULL,
+                                                   &config, run->env->stream);
     if (words != NULL) CHECK_REFUSED(result, expected, words);
     else EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
     EP_CHECK((handle != NULL) == (result == ncclSuccess));

@@ -106,13 +106,13 @@ ncclEpGroup_t group_of(const EpEnv* env, const Case* test) {
     return group;
 }
 
-static ncclEpLayout_t layout_of(const Case* test) {
+ncclEpLayout_t layout_of(const Case* test) {
     return test->kind == kHtFlat    ? NCCL_EP_LAYOUT_FLAT
            : test->kind == kLlRanks ? NCCL_EP_LAYOUT_RANK_MAJOR
                                     : NCCL_EP_LAYOUT_EXPERT_MAJOR;
 }
 
-static ncclEpHandleConfig_t handle_config_of(const Case* test) {
+ncclEpHandleConfig_t handle_config_of(const Case* test) {
     ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
     config.dispatch_output_per_expert_alignment = test->alignment;
     return config;
@@ -134,6 +134,13 @@ ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const voi
     EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, &config, top_k, &memory.tensor));
     memset(&memory, kGarbage, sizeof(memory));
     return handle;
+}
+
+ncclEpHandle_t handle_of_copy(ncclEpGroup_t group, const Case* test) {
+    const RefBuffer before = *test->memory;
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    return handle_in_memory(group, test, bytes);
 }
 
 ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test) {

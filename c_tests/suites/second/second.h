@@ -60,10 +60,14 @@ bool is_ll(const Case* test);
 
 ncclEpGroupConfig_t config_of(const EpEnv* env, const Case* test);
 ncclEpGroup_t group_of(const EpEnv* env, const Case* test);
+ncclEpLayout_t layout_of(const Case* test);
+ncclEpHandleConfig_t handle_config_of(const Case* test);
 // Whether handles may lie in memory of callers, and updates be captured: on one node.
 bool ranks_share_a_node(void);
 // A handle without a routing, in memory that has `bytes`, or new memory.
 ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
+// One in new memory with the bytes of the case's, which stays the caller's to free.
+ncclEpHandle_t handle_of_copy(ncclEpGroup_t group, const Case* test);
 // The same, or in memory of the library's, as the case says.
 ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test);
 // A handle for these ids, as the case says.

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -33,9 +34,11 @@ class Runtime:
         host = uses_stand_ins()
         # Not the process's own symbols: PyTorch may have loaded a CUDA runtime that precedes them.
         self._stand_ins = library.base if host else None
-        self._reached = ctypes.c_void_p()
         if self._stand_ins is not None:
+            self._reached = ctypes.c_void_p()
             self._stand_ins["cudaEventCreate"](ctypes.byref(self._reached))
+            end = weakref.finalize(self, self._stand_ins["cudaEventDestroy"], self._reached)
+            end.atexit = False  # type: ignore[misc, unused-ignore]
         self.device = (torch.device("cpu") if host
                        else torch.device("cuda", torch.cuda.current_device()))
         # torch takes an index faster than a device.

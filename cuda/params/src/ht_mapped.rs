@@ -41,7 +41,7 @@ pub struct HtOfferState {
     pub blocks_started: u32,
     /// Blocks that have done their part of an operation whose tensors are all mapped.
     pub blocks_done: u32,
-    /// Tokens of a dispatch that senders have asked for; 0 between operations.
+    /// Tokens that warps have asked for; 0 between operations.
     pub tokens_taken: u32,
 }
 
@@ -76,7 +76,7 @@ pub struct HtMapped {
     pub stage_bytes: u32,
     /// Dispatch: not zero if those warps also store rows that stay on this rank.
     pub keeps_rows: u32,
-    /// Dispatch: not zero if those warps take tokens as they go; else each has a share of them.
+    /// Dispatch: not zero if those warps take tokens as they go; else each has a share of them. In a combine they do.
     pub takes_tokens: u32,
 }
 

@@ -52,5 +52,5 @@ BUGS = (
         "if (mapped.side_row_bytes == 0) {", HT_MAPPED),
     Bug("a stage filled while it is read", "ht/pipeline.cuh", "            bulk_store_wait_read<1>();\n", "",
         HT_MAPPED, slow=True),
-    Bug("the parity of a stage", "ht/pipeline.cuh", "        parity_ ^= wraps;\n", "", HT_MAPPED, slow=True),
+    Bug("the parity of a stage", "ht/pipeline.cuh", "        parity_ ^= using_ == 0;\n", "", HT_MAPPED, slow=True),
 )

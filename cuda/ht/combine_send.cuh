@@ -85,7 +85,7 @@ __device__ void store_row(const Block& block, const Returning& returning, typena
 template <typename Block>
 __device__ __forceinline__ void poll_credits(const Block& block) {
     if (!block.senders_fill_rings()) {
-        poll_credits(block.common, block.shared.pairs);
+        nccl_ep::poll_credits<Staging>(block.common, block.shared.pairs);
     }
 }
 
@@ -130,6 +130,7 @@ __device__ void send_rows(const Block& block, typename Block::Buffers& staging, 
             }
         }
     }
+    queue.flush();
     queue.close();
 }
 

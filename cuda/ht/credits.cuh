@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../peer/poll.cuh"
-#include "rings.cuh"
+#include "staging.cuh"
 
 namespace nccl_ep {
 
@@ -31,6 +31,7 @@ __device__ __forceinline__ bool has_credit(const HtPairs& pairs, uint32_t peer, 
 
 // One warp polls for the credits of the next slots of every ring. By slots, so that it is the same for rows of
 // either size.
+template <typename Staging>
 __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
     const PeerTable& peers = common.peers;
     const PollLanes poll(peers.ranks);
@@ -46,6 +47,7 @@ __device__ inline void poll_credits(const HtCommon& common, HtPairs& pairs) {
         if (poll.index() == 0 && units != 0) {
             st_release_cta_shared(&pairs.credited_until[peer], known + units);
         }
+        Staging::meet();
     }
     sync_warp();
 }

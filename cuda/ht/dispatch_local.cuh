@@ -37,6 +37,7 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
     if (block.scope.has_routing(block.params)) {
         kept.write_routing(block, entries, weight_of_lane(block, entries, block.given_routing(token, place)));
     }
+    sync_warp();
     return true;
 }
 
@@ -45,8 +46,8 @@ __device__ bool keep_token(const Block& block, uint32_t token, Staging& staging)
 template <typename Block>
 __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& staging) {
     const bool fills = block.params.fills_rest != 0;
-    const bool has_row = fills && block.keeps_rows && number < block.params.out_rows;
-    const bool has_routing = block.keeps_routing && number < block.params.routing_rows;
+    const bool has_row = any_lane(fills && block.keeps_rows && number < block.params.out_rows);
+    const bool has_routing = any_lane(block.keeps_routing && number < block.params.routing_rows);
     const uint32_t row = static_cast<uint32_t>(number);
     if (has_row) {
         const uint32_t row_bytes = block.rows.payload_bytes(block.common);
@@ -59,6 +60,7 @@ __device__ bool fill_unused_row(const Block& block, uint64_t number, Staging& st
     if (has_routing) {
         write_routing(block, row, {-1, 0.0f});
     }
+    sync_warp();
     const bool has_scales = fills && block.rows.clear_scales(number);
     return has_row || has_routing || has_scales;
 }
@@ -70,7 +72,7 @@ __device__ bool work_locally(const Block& block, Staging& staging) {
     const uint32_t tokens = block.common.handle.tokens;
     while (!Block::kKeptBySender) {
         const uint32_t token = block.receivers.next_unit(&shared.next_own);
-        if (token >= tokens) {
+        if (any_lane(token >= tokens)) {
             break;
         }
         if (keep_token(block, token, staging)) {

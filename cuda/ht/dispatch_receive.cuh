@@ -38,9 +38,16 @@ __device__ void take_row(const Block& block, uint32_t source, uint32_t index, St
     }
 }
 
+// A row of another shape that has come.
+struct OddRow {
+    uint32_t source = kNoPeer;
+    uint32_t sequence = 0;
+    uint32_t fingerprint = 0;
+};
+
 // Whether row `index` of `source` is here. One of another shape never is: it ends the operation.
 template <typename Block>
-__device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index) {
+__device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source, uint32_t index, OddRow& odd) {
     const uint32_t sequence =
         unit_of_row(AnyUnits{block.common}, block.shared.pairs.received[source], index);
     const uint64_t packet = ld_acquire_sys(own_rings(block.common).arrival(source, sequence));
@@ -50,8 +57,7 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
     const bool fits = packet_data(packet) == block.common.shape.fingerprint;
     // Rows of another shape may take whole slots: it is those at the beginning of a slot that tell.
     if (!fits && sequence % kSlotUnits == 0) {
-        fail_for_shape(block.common, source, sequence, packet_data(packet),
-                       block.rows.scales_word());
+        odd = {source, sequence, packet_data(packet)};
     }
     return fits;
 }
@@ -59,7 +65,7 @@ __device__ __forceinline__ bool has_arrived(const Block& block, uint32_t source,
 // One warp polls for the block which of its rows have come, a few of each source at once. False once none is
 // left.
 template <typename Block>
-__device__ bool poll_arrivals(const Block& block) {
+__device__ bool poll_arrivals(const Block& block, OddRow& odd) {
     const PeerTable& peers = block.common.peers;
     const PollLanes poll(peers.ranks);
     bool left = false;
@@ -70,13 +76,24 @@ __device__ bool poll_arrivals(const Block& block) {
         const uint32_t index = known + poll.index() * block.receivers.blocks;
         const bool is_row = is_source && index < block.shared.pairs.to_receive[source];
         left = left || is_row;
-        const uint32_t rows = poll.leading(is_row && has_arrived(block, source, index));
+        const uint32_t rows = poll.leading(is_row && has_arrived(block, source, index, odd));
         if (poll.index() == 0 && rows != 0) {
             st_release_cta_shared(&block.shared.arrived[source], known + rows * block.receivers.blocks);
         }
         sync_warp();
     }
     return ballot(left).any();
+}
+
+// The same until none is left, or the operation has failed. Those who take the rows have a deadline.
+template <typename Block>
+__device__ void poll_arrivals(const Block& block) {
+    OddRow odd;
+    while (poll_arrivals(block, odd) && !any_lane(odd.source != kNoPeer || has_failed(block.common.wait))) {
+    }
+    if (odd.source != kNoPeer) {
+        fail_for_shape(block.common, odd.source, odd.sequence, odd.fingerprint, block.rows.scales_word());
+    }
 }
 
 // The rows that a warp takes. Those of a source are dealt to the receiving blocks in turn, and those of a block to its
@@ -151,21 +168,25 @@ class DealtRows {
 template <typename Block>
 __device__ void receive_rows(const Block& block, Staging& staging) {
     DealtRows rows(block);
-    for (bool has_local_work = true;;) {
-        Work work;
-        Awaited awaited = {WAIT_STREAMED_ROW, kNoPeer, block.shared.pairs.operation};
-        const bool ok = wait_as_warp(block.common, awaited, [&] {
-            work = rows.take(block);
-            awaited.peer = work.left;
-            return work.peer != kNoPeer || work.left == kNoPeer || has_local_work;
-        });
-        if (ok && work.peer != kNoPeer) {
+    Work work;
+    Patience patience;
+    bool has_local_work = true;
+    bool gives_up = false;
+    do {
+        work = rows.take(block);
+        if (work.peer != kNoPeer) {
             take_row(block, work.peer, work.index, staging);
-        } else if (ok && has_local_work) {
+            patience = {};
+        } else if (has_local_work) {
             has_local_work = work_locally(block, staging);
-        } else {
-            break;
+        } else if (work.left != kNoPeer) {
+            gives_up = patience.ends(block.common.wait);
         }
+        sync_warp();
+    } while ((work.peer != kNoPeer || work.left != kNoPeer || has_local_work) && !gives_up);
+    staging.wait_stored();
+    if (gives_up) {
+        patience.report(block.common, {WAIT_STREAMED_ROW, work.left, block.shared.pairs.operation});
     }
 }
 

@@ -62,8 +62,10 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     const HtCommon& common = params.common;
     const Block<Scope, Rows> block = {params, scope, rows, shared, zeros};
     clear_shared(shared, block.receivers, zeros);
-    if (!begin_operation(common, scope, false, shared.pairs) ||
-        !scope.messages_arrived(common, shared.pairs) || !check_outputs(block)) {
+    const bool begins = begin_operation(common, scope, false, shared.pairs) &&
+                        scope.messages_arrived(common, shared.pairs) && check_outputs(block);
+    sync_warp();
+    if (!all_lanes(begins)) {
         return;
     }
     if (params.counter != nullptr && blockIdx.x == gridDim.x - 1) {
@@ -72,14 +74,13 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
         }
     }
     const bool sends = block.senders.has_this_block();
-    if (warp_idx() >= common.shape.copy_warps) {
+    sync_warp();
+    if (any_lane(warp_idx() >= common.shape.copy_warps)) {
         if (sends) {
             notify_peers(common, AnyUnits{common}, shared.pairs, shared.notify_state, buffers,
-                         [&] { poll_credits(common, shared.pairs); });
+                         [&] { poll_credits<Staging>(common, shared.pairs); });
         } else {
-            // Those who take the rows have a deadline.
-            while (poll_arrivals(block) && !has_failed(common.wait)) {
-            }
+            poll_arrivals(block);
         }
         return;
     }
@@ -91,7 +92,6 @@ __device__ void run(const HtDispatchParams& params, const Scope& scope, const Ro
     } else {
         receive_rows(block, staging);
     }
-    staging.wait_stored();
 }
 
 }  // namespace nccl_ep::ht_dispatch_impl

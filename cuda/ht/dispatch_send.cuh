@@ -26,7 +26,7 @@ struct Outgoing {
     typename Block::Ahead ahead;
 
     __device__ bool is_left(const Block& block) const {
-        return token < block.common.handle.tokens;
+        return any_lane(token < block.common.handle.tokens);
     }
     __device__ bool goes_to_peer(const Block& block) const {
         return entries.is_first() && static_cast<uint32_t>(entries.rank) != block.rank();
@@ -88,29 +88,11 @@ __device__ void write_tails(const Block& block, const Outgoing<Block>& outgoing,
     }
 }
 
-// Whether the row has a credit of the lane's peer, if it goes to one.
+// The lanes whose peer has given no credit for the row yet.
 template <typename Block>
-__device__ __forceinline__ bool has_credit(const Block& block, const Outgoing<Block>& outgoing) {
-    return !outgoing.goes_to_peer(block) ||
-           has_credit(block.shared.pairs, outgoing.entries.rank, outgoing.sequence(block));
-}
-
-// Waits until the row has the credits of all its peers, after posting what has departed.
-template <typename Block>
-__device__ bool wait_for_credits(const Block& block, const Outgoing<Block>& outgoing, NotifyQueue& queue) {
-    if (ballot(has_credit(block, outgoing)).all()) {
-        return true;
-    }
-    queue.flush();
-    Awaited awaited = {WAIT_CREDIT, kNoPeer, block.shared.pairs.operation};
-    return wait_as_warp(block.common, awaited, [&] {
-        poll_credits(block.common, block.shared.pairs);
-        const LaneMask without = ~ballot(has_credit(block, outgoing));
-        if (without.any()) {
-            awaited.peer = shuffle(outgoing.entries.rank, without.first());
-        }
-        return !without.any();
-    });
+__device__ __forceinline__ LaneMask without_credit(const Block& block, const Outgoing<Block>& outgoing) {
+    return ballot(outgoing.goes_to_peer(block) &&
+                  !has_credit(block.shared.pairs, outgoing.entries.rank, outgoing.sequence(block)));
 }
 
 // Stores a chunk of the row, and with the first its ids and weights, to this rank's output, if it goes there.
@@ -167,33 +149,53 @@ __device__ void store_row(const Block& block, const Outgoing<Block>& outgoing, f
 
 template <typename Block>
 __device__ void send_rows(const Block& block, Staging& staging, NotifyQueue& queue) {
+    const HtCommon& common = block.common;
     // A token and a stored row that go nowhere, so that one copy of the loop serves the first token as well.
     Upcoming<Block> upcoming = {0, {}, {-1, 0}, {}, {}};
     bool to_peer = false;
     Notification stored = {0, 0};
-    for (;;) {
+    // What has no credit; in the end, that for which the warp has given up.
+    LaneMask without;
+    Patience patience;
+    for (bool gives_up = false;;) {
         const Outgoing<Block> outgoing = fetch(block, upcoming, staging);
         queue.depart(to_peer, stored.peer, stored.sequence);
-        if (!outgoing.is_left(block)) {
+        const bool is_left = outgoing.is_left(block);
+        without = without_credit(block, outgoing);
+        // Peers may wait for what has departed, before they give credits.
+        if (!is_left || without.any()) {
+            queue.flush();
+        }
+        if (!is_left) {
+            break;
+        }
+#pragma unroll 1
+        for (patience = {}; without.any() && !gives_up;) {
+            poll_credits<Staging>(common, block.shared.pairs);
+            gives_up = patience.ends(common.wait);
+            without = gives_up ? without : without_credit(block, outgoing);
+        }
+        if (gives_up) {
+            stored.peer = outgoing.entries.rank;
+            staging.wait_loaded();
             break;
         }
         float weight = 0.0f;
-        if (block.common.shape.tail_bytes != 0) {
+        if (common.shape.tail_bytes != 0) {
             weight = weight_of_lane(block, outgoing.entries, outgoing.given);
             write_tails(block, outgoing, weight, staging);
             staging.settle();
-        }
-        const bool ok = wait_for_credits(block, outgoing, queue);
-        if (!ok) {
-            staging.wait_loaded();
-            break;
         }
         store_row(block, outgoing, weight, staging);
         to_peer = outgoing.goes_to_peer(block);
         stored = {static_cast<uint32_t>(outgoing.entries.rank),
                   to_peer ? outgoing.sequence(block) : 0};
+        sync_warp();
     }
     queue.close();
+    if (without.any()) {
+        patience.report(common, {WAIT_CREDIT, shuffle(stored.peer, without.first()), block.shared.pairs.operation});
+    }
 }
 
 }  // namespace nccl_ep::ht_dispatch_impl

@@ -48,9 +48,10 @@ __device__ inline void clear_queues(NotifyState& state) {
 }
 
 // The sending warp's side. Each lane may have a row to one peer of what the warp sends at a time.
-class NotifyQueue {
+template <typename Staging>
+class NotifyQueueOf {
    public:
-    __device__ NotifyQueue(NotifyState& state, Notification* rows, Staging& staging)
+    __device__ NotifyQueueOf(NotifyState& state, Notification* rows, Staging& staging)
         : state_(state), rows_(rows), staging_(staging) {}
 
     // The stores of these rows have been committed last. They are posted when they are complete: not
@@ -68,9 +69,8 @@ class NotifyQueue {
         post();
     }
 
-    // Nothing departs any more.
+    // All is posted, and nothing departs any more.
     __device__ __forceinline__ void close() {
-        flush();
         wait_notified(0);
         if (lane_idx() == 0) {
             st_release_cta_shared(&state_.posted[warp_idx()], kQueueClosed);
@@ -92,12 +92,13 @@ class NotifyQueue {
         if (lane_idx() == 0) {
             st_release_cta_shared(&state_.posted[warp_idx()], posted_);
         }
+        Staging::meet();
     }
 
     // Waits until the peers were notified of all but `others` of the rows posted. The notifier waits for
     // nobody, so this ends.
     __device__ __forceinline__ void wait_notified(uint32_t others) {
-        while (posted_ - ld_acquire_cta_shared(&state_.notified[warp_idx()]) > others) {
+        while (!Staging::seen_by_all(posted_ - ld_acquire_cta_shared(&state_.notified[warp_idx()]) <= others)) {
             shared_spin_hint();
         }
         sync_warp();
@@ -130,6 +131,7 @@ __device__ __forceinline__ void notify_peers(const HtCommon& common, const Units
         fence_acq_rel_sys();
         if (is_new) {
             const Notification* rows = queue_of_warp(common, staging, warp);
+#pragma unroll (Units::kNoticesAtOnce)
             for (; notified != posted; ++notified) {
                 const Notification row = rows[notified % kQueueRows];
                 notify_row(common, units, pairs, row.peer, row.sequence);
@@ -138,6 +140,13 @@ __device__ __forceinline__ void notify_peers(const HtCommon& common, const Units
         }
         sync_warp();
     }
+}
+
+namespace ht_dispatch_impl {
+using NotifyQueue = NotifyQueueOf<Staging>;
+}
+namespace ht_combine_impl {
+using NotifyQueue = NotifyQueueOf<Staging>;
 }
 
 }  // namespace nccl_ep

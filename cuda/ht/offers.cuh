@@ -245,7 +245,12 @@ __device__ inline void hear_all(const HtCommon& common, const HtMapped& mapped, 
 template <uint32_t kAtOnce>
 class TakenTokens {
    public:
-    __device__ TakenTokens(const HtMapped& mapped, uint32_t warps) : warps_(warps) { ask(mapped); }
+    // Unless `takes` it is not asked for any.
+    __device__ TakenTokens(const HtMapped& mapped, uint32_t warps, bool takes = true) : warps_(warps) {
+        if (takes) {
+            ask(mapped);
+        }
+    }
 
     // All lanes call it, and get the same. Behind the last token it may be called on.
     __device__ __forceinline__ uint32_t next(const HtMapped& mapped) {

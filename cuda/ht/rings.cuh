@@ -164,6 +164,7 @@ __device__ inline bool begin_operation(const HtCommon& common, const Scope& scop
 
 // Units of a row where the operation's shape says how many.
 struct AnyUnits {
+    static constexpr uint32_t kNoticesAtOnce = 1;
     const HtCommon& common;
     __device__ uint32_t of_row() const { return common.shape.row_units; }
     // Whether the row at unit `sequence` takes the whole slot; `end` is behind the last row of the operation.
@@ -174,6 +175,7 @@ struct AnyUnits {
 
 // The same in a combine, whose rows take whole slots: its loop is long, and slower with code that asks.
 struct WholeSlots {
+    static constexpr uint32_t kNoticesAtOnce = 4;
     __device__ static constexpr uint32_t of_row() { return kSlotUnits; }
     __device__ static constexpr bool take_slot(uint32_t, uint32_t) { return true; }
 };

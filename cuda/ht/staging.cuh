@@ -40,10 +40,13 @@ __device__ __forceinline__ void wait_stored_but() {
     sync_warp();
 }
 
-class Staging {
+// With `kMeets` lanes meet after what one of them does alone and after each wait, which lets the compiler see that the
+// warp is whole (cuda/README.md). Combines are slower so: their senders are few, and wait for themselves.
+template <bool kMeets>
+class StagingOf {
    public:
     // `memory` is this warp's, `barrier` its word in shared memory.
-    __device__ Staging(uint8_t* memory, uint32_t chunk_bytes, uint64_t* barrier)
+    __device__ StagingOf(uint8_t* memory, uint32_t chunk_bytes, uint64_t* barrier)
         : chunk_(memory), tails_(memory + chunk_bytes), barrier_(barrier) {
 #ifdef NCCL_EP_HAS_BULK_COPY
         if (lane_idx() == 0) {
@@ -78,6 +81,7 @@ class Staging {
                 bulk_load(tails_, tail_from, tail_bytes, barrier_);
             }
         }
+        meet();
 #else
         copy(chunk_, from, bytes);
         copy(tails_, tail_from, tail_bytes);
@@ -94,6 +98,7 @@ class Staging {
                 bulk_load(to, from, bytes, barrier_);
             }
         }
+        meet();
 #else
         copy(to, from, bytes);
 #endif
@@ -102,7 +107,7 @@ class Staging {
     // Afterwards all lanes see what was loaded.
     __device__ __forceinline__ void wait_loaded() {
 #ifdef NCCL_EP_HAS_BULK_COPY
-        while (!mbarrier_test_wait(barrier_, parity_)) {
+        while (!seen_by_all(mbarrier_test_wait(barrier_, parity_))) {
             shared_spin_hint();
         }
         parity_ ^= 1;
@@ -128,6 +133,7 @@ class Staging {
         if (lane_idx() == 0) {
             bulk_store_commit();
         }
+        meet();
 #endif
     }
 
@@ -141,6 +147,14 @@ class Staging {
         sync_warp();
     }
 
+    // What lanes do together where they meet.
+    __device__ __forceinline__ static void meet() {
+        if constexpr (kMeets) {
+            sync_warp();
+        }
+    }
+    __device__ __forceinline__ static bool seen_by_all(bool seen) { return kMeets ? !any_lane(!seen) : seen; }
+
     __device__ __forceinline__ void wait_stored() { wait_stored_but<0>(); }
     __device__ __forceinline__ void wait_stored_but_last() { wait_stored_but<1>(); }
 
@@ -148,6 +162,7 @@ class Staging {
     // To a slot of a peer.
     __device__ __forceinline__ void store_from(const uint8_t* from, Remote<uint8_t> to, uint32_t bytes) {
         nccl_ep::store_from(from, to, bytes);
+        meet();
     }
 
     // To an output.
@@ -156,6 +171,7 @@ class Staging {
         if (lane_idx() == 0) {
             bulk_store(to, from, bytes);
         }
+        meet();
 #else
         copy(to, from, bytes);
 #endif
@@ -173,5 +189,12 @@ class Staging {
     uint64_t* barrier_;
     uint32_t parity_ = 0;
 };
+
+namespace ht_dispatch_impl {
+using Staging = StagingOf<true>;
+}
+namespace ht_combine_impl {
+using Staging = StagingOf<false>;
+}
 
 }  // namespace nccl_ep

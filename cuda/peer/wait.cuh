@@ -117,6 +117,31 @@ __device__ __forceinline__ bool wait_as_warp(const Common& common, const Awaited
     });
 }
 
+// When a warp must give up its polls; all lanes ask together and get the same answer. It reports nothing by itself: a
+// call in a loop would have the compiler doubt in all of it that the warp is whole (cuda/README.md). So `report`
+// follows the loop.
+class Patience {
+   public:
+    // Asked once for each poll.
+    __device__ __forceinline__ bool ends(const WaitParams& wait) {
+        spin_hint();
+        if (++polls_ % kPollsPerCheck != 0) {
+            return false;
+        }
+        const uint64_t now = globaltimer_ns();
+        start_ = start_ == 0 ? now : start_;
+        return any_lane(has_failed(wait) || ld_relaxed_sys(wait.peer_failed) != 0 || now - start_ > wait.timeout_ns);
+    }
+    template <typename Common>
+    __device__ __forceinline__ void report(const Common& common, const Awaited& awaited) const {
+        keep_waiting(common, awaited, start_, 0);
+    }
+
+   private:
+    uint64_t start_ = 0;
+    uint32_t polls_ = 0;
+};
+
 // For a bare flag instead of a packet: true once `peer` has raised it to `expected` or later; then
 // everything that it wrote before is visible to this thread.
 template <typename Common>

@@ -75,6 +75,7 @@ EXTRA_FUNCTIONS = [
     Function("ncclEpSetSelector", ncclResult_t, [ncclEpGroup_t, ncclEpSelect_t, ctypes.c_void_p]),
     Function("ncclEpGroupCountRows", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpGroupTimeWaits", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
+    Function("ncclEpGroupTimeCombineWaits", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpHandleOpen", ncclResult_t,
              [ctypes.POINTER(ncclEpHandle_t), ncclEpGroup_t, ctypes.c_uint]),
     Function("ncclEpHandleUpdate", ncclResult_t,

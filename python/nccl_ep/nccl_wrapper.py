@@ -237,6 +237,10 @@ class NCCLLibrary:
         """LL dispatches add the nanoseconds of their waits to int64 [R] there from now on; None ends that."""
         self._call("ncclEpGroupTimeWaits", group, ns_of_source)
 
+    def ncclEpGroupTimeCombineWaits(self, group: Any, ns_of_source: Any) -> None:
+        """The same of combines, LL and HT."""
+        self._call("ncclEpGroupTimeCombineWaits", group, ns_of_source)
+
     def ncclEpGetVersion(self) -> int:
         """The version of libnccl_ep: MAJOR * 10000 + MINOR * 100 + PATCH."""
         version = ctypes.c_int()

@@ -210,6 +210,7 @@ impl Handle {
                     view: handle.view,
                     launch: chosen.launch,
                     sums: chosen.sums(routing.top_k, op.sums),
+                    waits: self.group.combine_waits(),
                     ..op
                 };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
@@ -217,6 +218,7 @@ impl Handle {
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
+                op.waits = self.group.combine_waits();
                 ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
             }),

@@ -38,6 +38,8 @@ pub const NCCL_EP_HAS_CHOICES: c_int = 1;
 pub const NCCL_EP_HAS_GROUP_COUNT_ROWS: c_int = 1;
 /// It has `ncclEpGroupTimeWaits`.
 pub const NCCL_EP_HAS_GROUP_TIME_WAITS: c_int = 1;
+/// It has `ncclEpGroupTimeCombineWaits`.
+pub const NCCL_EP_HAS_GROUP_TIME_COMBINE_WAITS: c_int = 1;
 /// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 pub const NCCL_EP_HAS_MEM: c_int = 1;
 /// It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.

@@ -165,6 +165,7 @@ FUNCTION(ncclEpSetChoice, ncclResult_t, ncclEpGroup_t, unsigned, const ncclEpCho
 FUNCTION(ncclEpSetSelector, ncclResult_t, ncclEpGroup_t, ncclEpSelect_t, void*);
 FUNCTION(ncclEpGroupCountRows, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpGroupTimeWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
+FUNCTION(ncclEpGroupTimeCombineWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpHandleOpen, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, unsigned);
 FUNCTION(ncclEpHandleUpdate, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t*, ncclNDTensor_t* const*, unsigned,
          cudaStream_t);

@@ -63,6 +63,7 @@ static ncclResult_t set_selector(void* group) { return ncclEpSetSelector((ncclEp
 
 static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
 static ncclResult_t time_waits(void* group) { return ncclEpGroupTimeWaits((ncclEpGroup_t)group, NULL); }
+static ncclResult_t time_combine_waits(void* group) { return ncclEpGroupTimeCombineWaits((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t memory_alloc(void* group) {
     void* memory = NULL;
@@ -116,6 +117,8 @@ static const ObjectCall kGroupCalls[] = {
      "set-selector-group-foreign"},
     {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
     {"ncclEpGroupTimeWaits", time_waits, "time-waits-group-null", "time-waits-group-dead", "time-waits-group-foreign"},
+    {"ncclEpGroupTimeCombineWaits", time_combine_waits, "time-combine-waits-group-null",
+     "time-combine-waits-group-dead", "time-combine-waits-group-foreign"},
     {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
     {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
     {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
@@ -172,6 +175,9 @@ LL_SESSION_TEST(places_for_results) {
                "(got 0x7f61a7fc5, expected a multiple of 8)");
     EP_INVALID("time-waits-align", ncclEpGroupTimeWaits(session->group, (int64_t*)0x7f61a7fc5),
                "ncclEpGroupTimeWaits: ns_of_source: must be aligned for its elements "
+               "(got 0x7f61a7fc5, expected a multiple of 8)");
+    EP_INVALID("time-combine-waits-align", ncclEpGroupTimeCombineWaits(session->group, (int64_t*)0x7f61a7fc5),
+               "ncclEpGroupTimeCombineWaits: ns_of_source: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
     EP_INVALID("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0),
                "ncclEpHandleOpen: handle: must not be NULL");

@@ -228,6 +228,7 @@ pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtComb
         gradients: op.gradients.map_or(0, |it| it.input.0) as *const f32,
         out: out.rows as *mut u8,
         out_gradients: out.gradients as *mut f32,
+        waits: op.waits.unwrap_or_default().0 as *mut u64,
         in_rows: saturated(op.expert_rows.rows),
         columns: saturated(op.gradients.map_or(0, |it| it.top_k)),
     }

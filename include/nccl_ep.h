@@ -58,6 +58,9 @@
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
 
+// It has `ncclEpHandleWaitNumRecvTokens`.
+#define NCCL_EP_HAS_HANDLE_WAIT_NUM_RECV_TOKENS 1
+
 // It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
 #define NCCL_EP_HAS_HANDLE_UPDATE 1
 
@@ -487,6 +490,19 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // with NCCL_EP_AUTO also the error of an exchange for which the creation did not wait.
 ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
                                           unsigned int *num_recv_tokens);
+
+// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as signals,
+// and call again. The deadline of the wait counts from the first of these calls.
+//
+// @param handle          an HT handle
+// @param timeout_ms      milliseconds; 0 looks without waiting
+// @param num_recv_tokens gets the number of rows
+//
+// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure. All
+// else as `ncclEpHandleGetNumRecvTokens`.
+ncclResult_t ncclEpHandleWaitNumRecvTokens(ncclEpHandle_t handle,
+                                           unsigned int timeout_ms,
+                                           unsigned int *num_recv_tokens);
 
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
 // same order of operations. Enqueued on `stream`; the host does not wait, except in the first

@@ -164,6 +164,7 @@ FUNCTION(ncclEpGetAsyncError, ncclResult_t, ncclEpGroup_t, ncclResult_t*);
 FUNCTION(ncclEpSetChoice, ncclResult_t, ncclEpGroup_t, unsigned, const ncclEpChoice_t*);
 FUNCTION(ncclEpSetSelector, ncclResult_t, ncclEpGroup_t, ncclEpSelect_t, void*);
 FUNCTION(ncclEpGroupCountRows, ncclResult_t, ncclEpGroup_t, int64_t*);
+FUNCTION(ncclEpHandleWaitNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned, unsigned*);
 FUNCTION(ncclEpGroupTimeWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpGroupTimeCombineWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpHandleOpen, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, unsigned);

@@ -21,6 +21,13 @@ static ncclResult_t num_recv_tokens(void* handle) {
     return result;
 }
 
+static ncclResult_t wait_num_recv_tokens(void* handle) {
+    unsigned count = 77;
+    const ncclResult_t result = ncclEpHandleWaitNumRecvTokens((ncclEpHandle_t)handle, 0, &count);
+    EP_CHECK_EQ_U64(count, 77);
+    return result;
+}
+
 static ncclResult_t update_handle(void* handle) {
     return ncclEpHandleUpdate((ncclEpHandle_t)handle, NULL, NULL, 0, NULL);
 }
@@ -101,6 +108,8 @@ static const ObjectCall kHandleCalls[] = {
     {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
     {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead",
      "num-recv-handle-foreign"},
+    {"ncclEpHandleWaitNumRecvTokens", wait_num_recv_tokens, "wait-num-recv-handle-null", "wait-num-recv-handle-dead",
+     "wait-num-recv-handle-foreign"},
     {"ncclEpHandleUpdate", update_handle, "handle-update-null", "handle-update-dead", "handle-update-foreign"},
     {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
 };
@@ -185,12 +194,17 @@ LL_SESSION_TEST(places_for_results) {
     EP_MISUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count),
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
                "(got low latency, expected high throughput)");
+    EP_MISUSED("wait-num-recv-ll", ncclEpHandleWaitNumRecvTokens(session->handle, 0, &count),
+               "ncclEpHandleWaitNumRecvTokens: handle: is for high-throughput groups only "
+               "(got low latency, expected high throughput)");
     EP_CHECK_EQ_U64(count, 77);
 }
 
 HT_SESSION_TEST(ht_place_for_a_result) {
     EP_INVALID("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
+    EP_INVALID("wait-num-recv-out-null", ncclEpHandleWaitNumRecvTokens(session->handle, 1, NULL),
+               "ncclEpHandleWaitNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
     EP_CHECK_EQ_U64(count, max_recv_rows(session));

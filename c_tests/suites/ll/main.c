@@ -141,8 +141,8 @@ EP_TEST(products_are_fused) {
 // the handle is destroyed.
 EP_TEST(tensors_of_the_library) {
     const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ll(8));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(8));
+    ncclEpGroup_t group = run.group;
     ref_prepare_dispatch(&run);
     ncclNDTensor_t in =
         ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, run.now->num_tokens[env->rank], shape.hidden);
@@ -164,6 +164,4 @@ EP_TEST(tensors_of_the_library) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &in));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &out));
     ref_buffer_free(&run.ids);
-    ref_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

@@ -34,12 +34,6 @@ uint8_t ref_e4m3(float value) {
     return (uint8_t)(sign | (up ? high : low));
 }
 
-static float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
 static uint32_t bits_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof(bits));
@@ -48,12 +42,12 @@ static uint32_t bits_of(float value) {
 
 // `scale` is stored, elements are multiplied with `factor`.
 static void scale_of(const float* elements, unsigned count, bool power, float* scale, float* factor) {
-    float most = from_bits(0x38d1b717);
+    float most = 1e-4f;
     // Not fmaxf: a signalling NaN would win.
     for (unsigned i = 0; i < count; ++i) {
         if (fabsf(elements[i]) > most) most = fabsf(elements[i]);
     }
-    *scale = most * from_bits(0x3b124925);
+    *scale = most * (1.0f / 448.0f);
     *factor = 448.0f / most;
     if (!power || isinf(*scale)) return;
     int exponent = 0;

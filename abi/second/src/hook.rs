@@ -1,8 +1,7 @@
 //! What tests of NVIDIA's for this interface call besides: a function of C++, in no header and no release.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, write_out};
-use crate::objects;
+use crate::objects::{GUARD, HANDLES, write_out};
 use crate::types::{ncclEpHandle_t, ncclResult_t};
 use std::ffi::c_uint;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use std::time::Duration;
 #[unsafe(export_name = "_Z34ncclEpHandle_test_getNumRecvTokensP12ncclEpHandlePj")]
 pub unsafe extern "C" fn num_recv_tokens(handle: ncclEpHandle_t, rows: *mut c_uint) -> ncclResult_t {
     GUARD.look("ncclEpHandle_test_getNumRecvTokens", || {
-        let found = objects::handle(handle as usize)?.core.received_rows(Duration::MAX)?;
+        let found = HANDLES.resolve(handle as usize)?.core.received_rows(Duration::MAX)?;
         let found = found.and_then(|found| u32::try_from(found).ok());
         // SAFETY: this function's contract.
         unsafe { write_out("rows", rows, found.unwrap_or(u32::MAX)) }

@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { kDefaultDeadlineSeconds = 120 };
@@ -128,12 +129,19 @@ void ep_add_case(EpCase* added) {
     *at = added;
 }
 
+// Whether its name has one of the words behind the program's, if there are some.
+static bool is_wanted(const EpCase* it, int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) {
+        if (strstr(it->name, argv[i]) != NULL) return true;
+    }
+    return argc < 2;
+}
+
 int ep_main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
-    const char* filter = argc > 1 ? argv[1] : "";
     for (const EpCase* it = g_cases; it != NULL; it = it->next) {
-        if (strstr(it->name, filter) != NULL) run_case(&env, it);
+        if (is_wanted(it, argc, argv)) run_case(&env, it);
     }
     return ep_finish(&env);
 }
@@ -157,6 +165,12 @@ bool ep_read_options(int argc, char** argv, const EpOption* options, size_t coun
         if (found->text != NULL) *found->text = argv[i];
     }
     return true;
+}
+
+double ep_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 bool ep_on_hostsim(void) { return ep_on_host_backend() || ep_on_cpu_build(); }

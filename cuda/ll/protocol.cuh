@@ -260,6 +260,29 @@ __device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
     }
 }
 
+// A warp adds to `waits` how long each rank takes to tell one of its counts; `count` is where that of rank 0 comes.
+template <typename Nodes>
+__device__ __noinline__ void time_ranks(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+                                        const uint64_t* count, uint64_t* waits) {
+    const uint64_t begin = globaltimer_ns();
+    const uint32_t counts = common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS;
+    uint64_t packet = 0;
+    wait_for_ranks(
+        nodes.ranks(), [&](uint32_t rank) { return is_active(common.peers, nodes.forwarder_of(rank)); },
+        [&](uint32_t rank) {
+            packet = ld_relaxed_sys(count + rank * counts);
+            const bool has_come = packet_epoch(packet) == epoch;
+            if (has_come) {
+                add_wait(waits, rank, begin);
+            }
+            return has_come;
+        },
+        [&](uint32_t rank, uint64_t start) {
+            const Awaited awaited = {WAIT_BEGIN, rank, epoch};
+            return keep_waiting_in(common, nodes, epoch, awaited, start, packet_epoch(packet));
+        });
+}
+
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call
 // it. "Or later": once some block of this rank has sent, a peer may have finished the new epoch before the
 // last block of this rank looks.

@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterable
 
 from testing import command, counts
-from testing.step import ROOT, Counts, Places, Step
+from testing.step import BUILT, ROOT, Counts, Places, Step
 
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
-OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits", "HandleOpen",
-                 "HandleUpdate", "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister",
-                 "MemInfo", "PoolUse", "PoolAlloc", "PoolFree")
+OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits",
+                 "GroupTimeCombineWaits", "HandleOpen", "HandleUpdate", "HandleWaitNumRecvTokens", "SetChoice",
+                 "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo", "PoolUse",
+                 "PoolAlloc", "PoolFree")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"
@@ -70,7 +71,7 @@ int main(void) {
 def steps(places: Places) -> list[Step]:
     """The steps of this file."""
     shared = places.libraries / "libnccl_ep.so"
-    needs = ("build/lib",)
+    needs = BUILT
 
     def checked(name: str, check: Callable[[], tuple[Counts, str]]) -> Step:
         return Step(f"abi/{name}", check, needs=needs)

@@ -21,13 +21,14 @@ use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::GroupObjects;
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts, RankChoices};
-use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One rank's side of an open group.
 pub struct OpenGroup {
@@ -102,6 +103,15 @@ pub struct HtRouting {
     pub home: HandleHome,
 }
 
+/// Refuses a block, in a caller's memory, whose first `words` are not those of the `expected` header.
+pub fn check_header(words: &[u32], expected: &[u32; HEADER_WORDS]) -> Result<()> {
+    let mut pairs = words.iter().zip(expected).take(COMPARED_WORDS).zip(0..);
+    match pairs.find(|((got, expected), _)| got != expected) {
+        Some(((got, expected), word)) => Err(foreign_state(word, *got, *expected)),
+        None => Ok(()),
+    }
+}
+
 /// The failure of an operation whose handle's block, in a caller's memory, is of another handle, or none: word `word` of
 /// its header is `got`.
 pub fn foreign_state(word: u32, got: u32, expected: u32) -> Error {
@@ -138,9 +148,9 @@ pub trait HtBackend: Send + Sync {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
     /// Enqueues that the rows of each local expert are added to `totals`, int64 `[L]`, behind a dispatch.
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()>;
-    /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange. An error on a handle that
-    /// was opened again: its number is on the device alone.
-    fn num_recv_tokens(&self) -> Result<usize>;
+    /// Number of rows that dispatch delivers to this rank; none if the routing exchange does not end within that time. An
+    /// error on a handle that was opened again: its number is on the device alone.
+    fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>>;
 }
 
 /// A device that groups can be opened on.

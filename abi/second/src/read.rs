@@ -1,4 +1,4 @@
-//! A caller's structs -> structs of this generation, owned.
+//! A caller's structs -> structs of this generation, owned; and the numbers in them that several calls have.
 //!
 //! The only place that dereferences pointers to structs. Each begins with its size and a magic number: a shorter one is
 //! of an earlier generation, and what it lacks counts as zero; of a longer one the rest is not read.
@@ -10,7 +10,8 @@ use crate::types::{
     ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
 };
 use nccl_ep_abi::refuse;
-use nccl_ep_core::error::Result;
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::group::Algorithm;
 use std::mem::{MaybeUninit, offset_of};
 
 /// The magic number of every struct but tensors; the header has it, too.
@@ -110,61 +111,29 @@ pub fn number<E: Copy>(enumerator: MaybeUninit<E>) -> u32 {
     unsafe { enumerator.as_ptr().cast::<u32>().read() }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::NCCL_EP_AUTO;
+/// The rule of scales where rows travel as they are.
+pub const NO_SCALES: &str = "must be NULL, as the recipe has no scales";
 
-    /// A struct of combine options with what a caller of a later generation has behind it.
-    #[repr(C)]
-    struct Longer {
-        known: ncclEpCombineConfig_t,
-        more: [u32; 4],
+/// Refuses a number that no enumerator has.
+pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
+    if number <= last {
+        return Ok(());
     }
+    let error = refuse::argument(name, "must be a value of its enum");
+    Err(error.got(number, format_args!("0 to {last}")))
+}
 
-    fn longer(size: usize, magic: u32) -> Longer {
-        // SAFETY: numbers.
-        let mut longer: Longer = unsafe { MaybeUninit::zeroed().assume_init() };
-        longer.known.size = size as u32;
-        longer.known.magic = magic;
-        longer.known.send_only = 7;
-        longer.known.quant_recipe = MaybeUninit::new(crate::types::ncclEpCombQuant_t::NCCL_EP_COMB_QUANT_MXFP8);
-        longer.more = [u32::MAX; 4];
-        longer
-    }
-
-    fn read(longer: &Longer) -> Result<ncclEpCombineConfig_t> {
-        // SAFETY: it points to a struct of any size that the tests say.
-        unsafe { required("config", (&raw const *longer).cast::<ncclEpCombineConfig_t>()) }
-    }
-
-    #[test]
-    fn what_a_shorter_struct_lacks_is_zero() {
-        let config = read(&longer(16, MAGIC)).unwrap();
-        assert_eq!((config.send_only, number(config.quant_recipe)), (7, NCCL_EP_AUTO as u32));
-        let config = read(&longer(20, MAGIC)).unwrap();
-        assert_eq!(number(config.quant_recipe), 2);
-        let config = read(&longer(36, MAGIC)).unwrap();
-        assert_eq!((config.size, number(config.quant_recipe)), (36, 2));
-    }
-
-    #[test]
-    fn short_structs_and_foreign_ones_are_refused() {
-        for (size, magic) in [(15, MAGIC), (0, MAGIC), (20, TENSOR_MAGIC), (20, 0)] {
-            assert!(read(&longer(size, magic)).is_err(), "{size} {magic:#x}");
+/// Whether an operation is of the backward pass, which LL has not.
+pub fn is_backward<E: Copy>(algorithm: Algorithm, direction: Option<MaybeUninit<E>>) -> Result<bool> {
+    let name = "config.pass_direction";
+    let direction = direction.map_or(0, number);
+    known(name, direction, 1)?;
+    match (direction, algorithm) {
+        (0, _) => Ok(false),
+        (_, Algorithm::HighThroughput) => Ok(true),
+        (_, Algorithm::LowLatency) => {
+            let text = "config.pass_direction: must be NCCL_EP_FWD_PASS in low latency";
+            Err(Error::new(Code::InvalidUsage, text))
         }
-        // SAFETY: NULL is allowed.
-        let missing = unsafe { optional::<ncclEpCombineConfig_t>("config", std::ptr::null()) };
-        assert!(missing.is_ok_and(|config| config.is_none()));
-    }
-
-    #[test]
-    fn the_first_generations_sizes_are_those_of_their_programs() {
-        assert_eq!(ncclEpGroupConfig_t::FIRST_SIZE, 96);
-        assert_eq!(ncclEpLayoutInfo_t::FIRST_SIZE, 40);
-        assert_eq!(ncclEpDispatchConfig_t::FIRST_SIZE, 20);
-        assert_eq!(ncclEpCombineInputs_t::FIRST_SIZE, 24);
-        assert_eq!(ncclEpCombineConfig_t::FIRST_SIZE, 16);
-        assert_eq!(ncclEpTensor::FIRST_SIZE, 48);
     }
 }

@@ -12,13 +12,14 @@ use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
-use crate::backend::{HtBackend, foreign_state, opened_again};
+use crate::backend::{HtBackend, check_header, opened_again};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
+use crate::model::handle_state::{GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
 use crate::model::ops::{HandleForm, HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
+use std::time::Duration;
 
 const WORD: usize = size_of::<u32>();
 /// Instead of a number of slots.
@@ -105,11 +106,7 @@ impl GivenHt {
 
     fn handle(&self, words: &[u32]) -> Result<NodesHt> {
         let (group, rails, routing) = (&self.group, &self.rails, self.routing);
-        let expected = group.plan.header(&routing, 0);
-        let pairs = words.iter().zip(&expected).take(COMPARED_WORDS);
-        if let Some((word, (got, expected))) = pairs.enumerate().find(|(_, (got, expected))| got != expected) {
-            return Err(foreign_state(word as u32, *got, *expected));
-        }
+        check_header(words, &group.plan.header(&routing, 0))?;
         let number = |index: usize| words.get(index).copied().unwrap_or(0);
         let (rows, slots) = (number(HEADER_WORDS) as usize, number(HEADER_WORDS + 1));
         let mut rest = words.iter().skip(HEADER_WORDS + 2).map(|&word| word as usize);
@@ -156,7 +153,7 @@ impl HtBackend for GivenHt {
         self.open(stream)?.add_counts(totals, stream)
     }
 
-    fn num_recv_tokens(&self) -> Result<usize> {
-        self.received.ok_or_else(opened_again)
+    fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
+        self.received.ok_or_else(opened_again).map(Some)
     }
 }

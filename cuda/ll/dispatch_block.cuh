@@ -35,6 +35,7 @@ struct Block {
     uint32_t* per_expert;
 
     const LlShape& shape = params.common.shape;
+    uint32_t warp = warp_idx_of_all();
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
     Share senders = senders_of(params.common);

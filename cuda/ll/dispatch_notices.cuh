@@ -117,23 +117,11 @@ __device__ void notify_counts(const Block<Op>& block, const typename Op::Source&
 // Repeated ids give a local expert `total` rows, more than it has slots: the group fails, before anybody sums without
 // those that find none.
 template <typename Layout>
-__device__ __noinline__ void report_surplus(const LlCommon& common, const Layout output, const uint32_t* begins,
-                                            uint32_t rank, uint32_t expert, uint32_t total) {
+__device__ inline void report_surplus(const LlCommon& common, const Layout& output, const uint32_t* begins,
+                                      uint32_t rank, uint32_t expert, uint32_t total) {
     const auto surplus = output.find_surplus(begins, expert, total);
     const uint32_t named = rank * common.shape.local_experts + expert;
-    report_difference(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
-}
-
-// A source's word of the operation, its fingerprint or its scales word, is not that of this rank.
-template <typename Nodes>
-__device__ __noinline__ void report_word(const LlCommon& common, const Nodes nodes, uint32_t epoch, uint32_t source,
-                                         bool is_scales, uint32_t theirs) {
-    if (is_scales) {
-        report_difference(common, FAULT_DIFFERS, {WAIT_BEGIN, source, epoch}, common.fingerprint, common.fingerprint,
-                          theirs);
-    } else {
-        report_fingerprint(common, nodes, epoch, source, theirs);
-    }
+    fail(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
 }
 
 // Waits for what the sources have notified this rank of. The first block checks what they run, too, and times it.
@@ -171,7 +159,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
                 block.params.common.handle.tokens_of[source] = tokens;
             }
         } else if (data != (word == local + 1 ? op.common.fingerprint : op.common.scales_word)) {
-            report_word(op.common, op.nodes, op.epoch, source, word != local + 1, data);
+            report_difference(op, source, word == local + 1 ? data : op.common.fingerprint);
         }
     }
 }
@@ -217,7 +205,7 @@ __device__ void notify(const Block<Op>& block, const typename Op::Source& source
     if (all != nullptr) {
         notify_counts(block, source, part, all);
     }
-    if (warp_idx() == 0) {
+    if (block.warp == 0) {
         notify_entries(block, source, first, last);
     }
 }

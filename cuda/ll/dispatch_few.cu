@@ -34,28 +34,6 @@ __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Star
     return op.begin(block.shared.start);
 }
 
-// Each block has some of the entries, the first ones tell a peer of its counts, too.
-__device__ __forceinline__ void notify_few(const Block<Op>& block, const Share& notifiers) {
-    const OwnSource source = block.source(0);
-    const uint32_t entries = source.tokens() * block.shape.top_k;
-    uint32_t per_block = kWarpSize;
-#pragma unroll 1
-    while (per_block * notifiers.blocks < entries) {
-        per_block += kWarpSize;
-    }
-    const BlockOf part = {notifiers.index(), notifiers.blocks};
-    const uint32_t first = min(per_block * part.index, entries);
-    uint32_t* all = part.index < block.op.peers() ? block.per_expert + num_experts(block) : nullptr;
-    count_entries(block, source, first, all);
-    __syncthreads();
-    if (all != nullptr) {
-        notify_counts(block, source, part, all);
-    }
-    if (block.warp == 0) {
-        notify_entries(block, source, first, min(first + per_block, entries));
-    }
-}
-
 // Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such token,
 // no entry is here.
 __device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
@@ -174,7 +152,7 @@ ENTRY(ll_dispatch_few) {
         clear_histograms(block);
         const bool goes_on = begin(block, op, start);
         if (goes_on) {
-            notify_few(block, notifiers);
+            notify(block, block.source(0), {notifiers.index(), notifiers.blocks});
         }
         advance_epoch(op);
         return;

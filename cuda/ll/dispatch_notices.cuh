@@ -191,22 +191,24 @@ __device__ void find_begins(const Block<Op>& block) {
     __syncthreads();
 }
 
-// A part of a source's tokens: notifies the peers of their entries, in the first blocks also of the counts.
+// A part of a source's entries: notifies the peers of them, in the first blocks also of the counts.
 template <typename Op>
 __device__ void notify(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
-    const Op& op = block.op;
-    const uint32_t tokens = source.tokens();
-    const uint32_t per_block = (tokens + part.blocks - 1) / part.blocks;
-    const uint32_t first = min(per_block * part.index, tokens) * block.shape.top_k;
-    const uint32_t last = min(per_block * (part.index + 1), tokens) * block.shape.top_k;
-    uint32_t* all = part.index < op.peers() ? block.per_expert + num_experts(block) : nullptr;
+    const uint32_t entries = source.tokens() * block.shape.top_k;
+    uint32_t per_block = kWarpSize;  // as many as a warp takes at once
+#pragma unroll 1
+    while (per_block * part.blocks < entries) {
+        per_block += kWarpSize;
+    }
+    const uint32_t first = min(per_block * part.index, entries);
+    uint32_t* all = part.index < block.op.peers() ? block.per_expert + num_experts(block) : nullptr;
     count_entries(block, source, first, all);
     __syncthreads();
     if (all != nullptr) {
         notify_counts(block, source, part, all);
     }
     if (block.warp == 0) {
-        notify_entries(block, source, first, last);
+        notify_entries(block, source, first, min(first + per_block, entries));
     }
 }
 

@@ -190,6 +190,11 @@ __device__ __noinline__ static void fail(const LlCommon& common, uint32_t fault,
     }
 }
 
+__device__ __forceinline__ void ReportsAsAll::report(const LlCommon& common, uint32_t fault, const Awaited& awaited,
+                                                     const uint32_t (&ours)[2], const uint32_t (&theirs)[2]) {
+    fail(common, fault, awaited, ours[0], theirs[0], 0, theirs[1]);
+}
+
 // Why a wait for `rank` must be given up: FAULT_NONE if it goes on; `got` becomes the rank that has failed, if one has.
 // A peer that stages otherwise is noticed before the deadline.
 template <typename Op>

@@ -84,10 +84,10 @@ check: setup-lib ## Formatting, lints and documentation of the Rust code
 	    cargo clippy --locked --workspace --all-targets -- -D warnings; \
 	    cargo doc --locked --workspace --no-deps --document-private-items
 
-test: setup ## Run every test that needs no GPU; ARGS="--list" shows them
+test: setup-lib ## Run every test that needs no GPU; ARGS="--list" shows them
 	@scripts/run_tests.py $(ARGS)
 
-sanitize: setup ## Run the C programs with the address and undefined-behaviour sanitizers
+sanitize: setup-lib ## Run the C programs with the address and undefined-behaviour sanitizers
 	@scripts/run_tests.py --only sanitize $(ARGS)
 
 gpu-programs: setup lib ## Build the C programs for a machine with GPUs

@@ -31,7 +31,7 @@ from selftest_command_line import CastTest, CommandLineTest  # noqa
 from selftest_guide import *  # noqa: F403
 
 _LL_SWEEP = ("--algorithm", "ll", "--ranks", "2", "--tokens", "1..4")
-_HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,4096")
+_HT_SWEEP = ("--algorithm", "ht", "--ranks", "4", "--tokens", "64,1024")
 _SMALL = ("--", "--hidden", "64", "--experts", "16", "--warmup", "1")
 
 
@@ -270,10 +270,10 @@ class HighThroughputTest(Sweep):
     def test_counts_are_those_of_the_routing(self) -> None:
         floor = results.Floor(4, experts=16)
         entry = self.content["runs"][0]["results"][1]
-        # Every row sent is received; with 4096 tokens the mean is close to the expectation.
+        # Every row sent is received; with 1024 tokens the mean is close to the expectation.
         self.assertEqual(entry["received_rows"] * 2 * 64, entry["bytes"]["dispatch"]["dedup"])
-        self.assertAlmostEqual(entry["received_rows"] / 4096 / floor.ranks_per_token, 1, delta=0.01)
-        self.assertAlmostEqual(entry["bytes"]["dispatch"]["wire"] / 4096 / 128
+        self.assertAlmostEqual(entry["received_rows"] / 1024 / floor.ranks_per_token, 1, delta=0.01)
+        self.assertAlmostEqual(entry["bytes"]["dispatch"]["wire"] / 1024 / 128
                                / (floor.ranks_per_token * 3 / 4), 1, delta=0.01)
 
     def test_zipf_prefers_the_same_experts_everywhere_and_is_repeatable(self) -> None:
@@ -308,7 +308,7 @@ class HighThroughputTest(Sweep):
     def test_rows_name_routing_and_sms(self) -> None:
         self.assertEqual([(row["routing"], row["sms"], row["tokens"]) for row in self.rows()],
                          [(routing, sms, tokens) for routing in ("scores", "zipf:1.5")
-                          for sms in ("8", "24", "64") for tokens in ("64", "4096")])
+                          for sms in ("8", "24", "64") for tokens in ("64", "1024")])
 
 
 class MachineTest(unittest.TestCase):

@@ -1,13 +1,12 @@
 // Forked ranks; see ranks.h. Processes are forked before the first CUDA call, as a CUDA context
 // does not survive a fork.
-#define _GNU_SOURCE  // clock_gettime, MAP_ANONYMOUS, setenv, usleep
+#define _GNU_SOURCE  // MAP_ANONYMOUS, setenv, usleep
 #include "forked/ranks.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "harness/nodes.h"
@@ -15,12 +14,6 @@
 enum { kPauseUs = 200, kSetUpSeconds = 60, kWaitsPerCase = 6 };
 
 bool is_victim(const DeathRank* self) { return self->env.rank == self->victim; }
-
-double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 void meet(DeathRank* self, Barrier barrier, int count) {
     atomic_int* arrived = &self->shared->arrived[barrier];
@@ -45,7 +38,7 @@ static void hand_over_counts(const DeathRank* self) {
 
 void die(DeathRank* self) {
     hand_over_counts(self);
-    atomic_store(&self->shared->lost, seconds_now());
+    atomic_store(&self->shared->lost, ep_seconds());
     kill(getpid(), SIGKILL);
 }
 

@@ -92,7 +92,6 @@ int end_program(void);
 unsigned timeout_from_environment(unsigned otherwise);
 
 bool is_victim(const DeathRank* self);
-double seconds_now(void);
 
 // Waits until `count` ranks have arrived; does not wait for dead ranks. Each barrier works once.
 void meet(DeathRank* self, Barrier barrier, int count);

@@ -4,22 +4,21 @@
 
 RefShape shape_for(const EpEnv* env) { return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 64}; }
 
-void open_work(Work* work, const EpEnv* env, uint64_t seed) {
+RefRun open_work(const EpEnv* env, uint64_t seed) {
     const RefShape shape = shape_for(env);
-    work->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    work->run = ref_run_open_with(env, work->group, &shape, kRefDistinct, true, ref_ll(seed));
-    ref_dispatch(&work->run);
-    ref_combine(&work->run);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(seed));
+    ref_pair(&run);
+    return run;
 }
 
 int survivors(const DeathRank* self) { return self->env.size - 1; }
 
 bool in_time(const DeathRank* self, double since) {
-    return seconds_now() - since <= 0.001 * (self->timeout_ms + self->slack_ms);
+    return ep_seconds() - since <= 0.001 * (self->timeout_ms + self->slack_ms);
 }
 
 void check_in_time(const DeathRank* self, double since) {
-    const double late_ms = 1000 * (seconds_now() - since) - self->timeout_ms - self->slack_ms;
+    const double late_ms = 1000 * (ep_seconds() - since) - self->timeout_ms - self->slack_ms;
     EP_CHECK_EQ_I64(late_ms > 0 ? (int64_t)late_ms : 0, 0);
 }
 
@@ -101,10 +100,8 @@ void go_on_without_victim(DeathRank* self) {
     if (env.rank > self->victim) --env.rank;
     place_survivor(self, &env);
     env.comm = open_comm(self, kSecondId, env.rank, env.size);
-    Work work;
-    open_work(&work, &env, 2);
-    ref_run_close(&work.run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env.stream));
+    RefRun run = open_work(&env, 2);
+    ref_run_close(&run);
     EP_CHECK_NCCL(ncclCommDestroy(env.comm));
 }
 

@@ -4,15 +4,9 @@
 #include "forked/ranks.h"
 #include "reference/run.h"
 
-// A small low-latency group with a handle.
-typedef struct {
-    ncclEpGroup_t group;
-    RefRun run;
-} Work;
-
 RefShape shape_for(const EpEnv* env);
-// Opens the group on all ranks and runs a first dispatch and combine.
-void open_work(Work* work, const EpEnv* env, uint64_t seed);
+// Opens a small low-latency group with a handle on all ranks, and runs a first dispatch and combine.
+RefRun open_work(const EpEnv* env, uint64_t seed);
 
 int survivors(const DeathRank* self);
 

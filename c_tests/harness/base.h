@@ -87,6 +87,9 @@ void ep_add_case(EpCase* added);
 // A complete main(): runs all cases or, given an argument, those whose name contains it.
 int ep_main(int argc, char** argv);
 
+// By a clock that only goes forward.
+double ep_seconds(void);
+
 // True when the CPU stand-ins of the CUDA runtime and of NCCL are loaded instead of the real
 // libraries, with or without the kernels.
 bool ep_on_hostsim(void);

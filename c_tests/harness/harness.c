@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { kDefaultDeadlineSeconds = 120 };
@@ -157,6 +158,12 @@ bool ep_read_options(int argc, char** argv, const EpOption* options, size_t coun
         if (found->text != NULL) *found->text = argv[i];
     }
     return true;
+}
+
+double ep_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 bool ep_on_hostsim(void) { return ep_on_host_backend() || ep_on_cpu_build(); }

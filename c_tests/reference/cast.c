@@ -1,4 +1,4 @@
-// The cast to e4m3 by comparing numbers, and rows whose casts show mistakes; see cast.h.
+// The cast to e4m3 by the steps between its numbers, and rows whose casts show mistakes; see cast.h.
 #include "reference/cast.h"
 
 #include <math.h>
@@ -18,26 +18,10 @@ uint8_t ref_e4m3(float value) {
     const uint8_t sign = signbit(value) ? 0x80u : 0;
     const double wanted = fabs((double)value);
     if (wanted >= number_of(kMostCode)) return sign | kMostCode;
-    unsigned low = 0;  // the last code whose number is not above
-    unsigned high = kMostCode;
-    while (high - low > 1) {
-        const unsigned middle = (low + high) / 2;
-        if (number_of(middle) <= wanted) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    const double below = wanted - number_of(low);
-    const double above = number_of(high) - wanted;
-    const bool up = above < below || (above == below && low % 2 != 0);
-    return (uint8_t)(sign | (up ? high : low));
-}
-
-static float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
+    // Eight steps from each power of two to the next, and as many below 2^-6.
+    const int exponent = wanted < 0x1p-6 ? -6 : ilogb(wanted);
+    const long steps = lrint(ldexp(wanted, 3 - exponent));  // ties to even
+    return (uint8_t)(sign | (unsigned)(8 * (exponent + 6) + steps));
 }
 
 static uint32_t bits_of(float value) {
@@ -48,12 +32,12 @@ static uint32_t bits_of(float value) {
 
 // `scale` is stored, elements are multiplied with `factor`.
 static void scale_of(const float* elements, unsigned count, bool power, float* scale, float* factor) {
-    float most = from_bits(0x38d1b717);
+    float most = 1e-4f;
     // Not fmaxf: a signalling NaN would win.
     for (unsigned i = 0; i < count; ++i) {
         if (fabsf(elements[i]) > most) most = fabsf(elements[i]);
     }
-    *scale = most * from_bits(0x3b124925);
+    *scale = most * (1.0f / 448.0f);
     *factor = 448.0f / most;
     if (!power || isinf(*scale)) return;
     int exponent = 0;

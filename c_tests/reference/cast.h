@@ -1,4 +1,4 @@
-// The cast to e4m3 as docs/formats.md defines it, by comparing numbers: slow, and unlike any kernel.
+// The cast to e4m3 as docs/formats.md defines it, by the steps between its numbers: slow, and unlike any kernel.
 #pragma once
 
 #include "reference/format.h"

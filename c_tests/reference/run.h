@@ -60,7 +60,8 @@ typedef struct {
     unsigned local_experts;
     uint64_t seed;            // of the next inputs
     unsigned variation;       // of the next list of tensors
-    ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
+    ncclEpGroup_t group;
+    ncclEpGroup_t own_group;  // that, if it ends with the run; NULL if it is the caller's
     ncclEpHandle_t handle;
     RefRouting* now;       // what the ids and weights in device memory are
     RefRouting* sent;      // what they were in the last dispatch; in high throughput at the handle's creation
@@ -98,10 +99,15 @@ RefRun ref_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape
 // A run with the given style and token counts full or uneven.
 RefRun ref_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape, RefStyle style, bool uneven,
                          RefOpening opening);
+// Ends the handle and the group of its own, whose result it returns. The buffers stay, as the device may use them.
+ncclResult_t ref_run_end_group(RefRun* run);
 // Destroys the handle, unless the caller did and set it to NULL, and frees the buffers.
 void ref_run_close(RefRun* run);
 // Before the declaration of a run: closed at the end of its block.
 #define REF_SCOPED __attribute__((cleanup(ref_run_close)))
+// Handles of one group, no two with the same data. The group is the first one's, which closes last.
+void ref_runs_open(RefRun* runs, unsigned count, const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven,
+                   RefOpening first);
 void ref_runs_close(RefRun* runs, unsigned count);
 // How dispatched rows lie in their tensor.
 RefLayout ref_run_layout(const RefRun* run, bool by_rank);

@@ -165,6 +165,7 @@ RefRun ref_run_open(const EpEnv* env, ncclEpGroup_t group, const RefShape* shape
         run.own_group = group =
             ref_group_new(env, run.ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY, shape);
     }
+    run.group = group;
     if (run.ht) {
         open_ht(&run, group, opening);
     } else {
@@ -180,6 +181,13 @@ RefRun ref_run_open_with(const EpEnv* env, ncclEpGroup_t group, const RefShape* 
     return ref_run_open(env, group, shape, routing, opening);
 }
 
+ncclResult_t ref_run_end_group(RefRun* run) {
+    EP_CHECK_NCCL(ep_handle_destroy(&run->handle));
+    const ncclResult_t result = ncclEpGroupDestroy(run->own_group, run->env->stream);
+    run->own_group = NULL;
+    return result;
+}
+
 void ref_run_close(RefRun* run) {
     if (run->handle != NULL) EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
     RefBuffer* buffers[] = {&run->ids,        &run->weights,  &run->tokens_in,    &run->scales_in,   &run->tokens_out,
@@ -192,6 +200,15 @@ void ref_run_close(RefRun* run) {
     memset(run, 0, sizeof(*run));
 }
 
+void ref_runs_open(RefRun* runs, unsigned count, const EpEnv* env, const RefShape* shape, RefStyle style, bool uneven,
+                   RefOpening first) {
+    enum { kSeedsOfRun = 1000 };
+    for (unsigned i = 0; i < count; ++i) {
+        runs[i] = ref_run_open_with(env, i == 0 ? NULL : runs[0].group, shape, style, uneven, first);
+        first.seed += kSeedsOfRun;
+    }
+}
+
 void ref_runs_close(RefRun* runs, unsigned count) {
-    for (unsigned i = 0; i < count; ++i) ref_run_close(&runs[i]);
+    for (unsigned i = count; i-- > 0;) ref_run_close(&runs[i]);
 }

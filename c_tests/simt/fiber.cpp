@@ -38,15 +38,15 @@ namespace simt {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// An odd number of pages, so that the stacks' tops do not share a few sets of a cache.
-constexpr std::size_t kStackBytes = 25 * kPage;
+// Neither whole pages nor a power of 2, so that the stacks' tops do not share a few sets of a cache.
+constexpr std::size_t kStackBytes = 25 * kPage + 5 * 64;
 constexpr std::size_t kStacksPerMapping = 32;
 constexpr std::size_t kSavedRegisters = 6;
 constexpr uint64_t kCanary = 0x5afe57ac5afe57ac;
 constexpr std::size_t kCanaryWords = 8;
-// The stacks of a mapping begin so far behind its first byte: a stack's canary lies in the page in
-// which the stack below it begins, and so takes no page of its own.
-constexpr std::size_t kFirstStack = kPage - kCanaryWords * sizeof(uint64_t);
+// The stacks of a mapping begin so far behind its first byte, so that none lies at the first byte of a page: its canary
+// would not lie in the page in which the stack below begins, and so take a page of its own.
+constexpr std::size_t kFirstStack = kPage - 32;
 
 uint8_t* MapStacks() {
     const std::size_t bytes = kPage + kStacksPerMapping * kStackBytes;

@@ -15,7 +15,12 @@ import sys
 from collections.abc import Iterator
 
 import nccl_ep
-from nccl_ep.library_search import find_library, later_generation, other_copies_of_nccl
+from nccl_ep.library_search import (
+    find_library,
+    later_generation,
+    loaded_libraries,
+    other_copies_of_nccl,
+)
 from nccl_ep.nccl_wrapper import NCCLLibrary
 
 # Of docs/env.md; a test compares.
@@ -73,24 +78,10 @@ def _libraries() -> Iterator[str]:
     for other in others:
         yield (f"!! another NCCL in this process: {other}; its communicators are invalid here, "
                "NCCL_EP_NCCL_LIBRARY chooses")
-    for other in _loaded_later_generations():
-        yield f"-- NCCL EP of a later generation in this process, for others: {other}"
+    for other, loaded in loaded_libraries():
+        if _LIBRARY.search(other) and later_generation(loaded):
+            yield f"-- NCCL EP of a later generation in this process, for others: {other}"
     yield from _gpus(library, stand_ins)
-
-
-def _loaded_later_generations() -> list[str]:
-    """Files of this process with the later interface under the same names."""
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        files = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line}
-    found = []
-    for path in sorted(each for each in files if _LIBRARY.search(each)):
-        try:
-            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
-        except OSError:
-            continue
-        if later_generation(library):
-            found.append(path)
-    return found
 
 
 def _gpus(library: NCCLLibrary, stand_ins: bool) -> Iterator[str]:

@@ -106,18 +106,22 @@ def file_of(library: ctypes.CDLL, name: str) -> str:
 def other_copies_of_nccl(used: ctypes.CDLL) -> tuple[str, list[str]]:
     """The file of the NCCL in use, and those of other copies in this process."""
     name = "ncclCommCuDevice"  # which the library needs, and few others would define
-    mine, others = file_of(used, name), []
+    mine = file_of(used, name)
+    # A library's functions are also those of what it needs.
+    others = [path for path, library in loaded_libraries() if path != mine and hasattr(library, name)
+              and file_of(library, name) == os.path.realpath(path)]
+    return mine, others
+
+
+def loaded_libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
+    """The libraries that this process has loaded, with their files."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         files = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line}
-    for path in sorted(files - {mine}):
+    for path in sorted(files):
         try:
-            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+            yield path, ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
         except OSError:
             continue
-        # A library's functions are also those of what it needs.
-        if hasattr(library, name) and file_of(library, name) == os.path.realpath(path):
-            others.append(path)
-    return mine, others
 
 
 def existing(path: str, named_by: str) -> str:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 
 from testing import command, counts
-from testing.step import ROOT, Counts, Places, Step
+from testing.step import BUILT, ROOT, Counts, Places, Step
 
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
@@ -70,7 +70,7 @@ int main(void) {
 def steps(places: Places) -> list[Step]:
     """The steps of this file."""
     shared = places.libraries / "libnccl_ep.so"
-    needs = ("build/lib",)
+    needs = BUILT
 
     def checked(name: str, check: Callable[[], tuple[Counts, str]]) -> Step:
         return Step(f"abi/{name}", check, needs=needs)

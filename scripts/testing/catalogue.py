@@ -10,7 +10,7 @@ import dataclasses
 import re
 
 from testing import abi_checks, architectures, counts, programs, python_steps, simt
-from testing.step import ROOT, WITHOUT_KERNELS, Places, Step
+from testing.step import BUILT, ROOT, SETUP, WITHOUT_KERNELS, Places, Step
 
 
 def all_steps(places: Places) -> list[Step]:
@@ -25,7 +25,7 @@ def all_steps(places: Places) -> list[Step]:
         Step("build-script/self-test", ("python3", "scripts/testing/build_selftest.py"),
              counts.exit_status, environment=path),
         Step("documents/quotes", ("python3", "scripts/testing/quotes.py"), counts.closing_line),
-        Step("documents/site", ("make", "docs"), counts.exit_status, (python_steps.setup().name,)),
+        Step("documents/site", ("make", "docs"), counts.exit_status, (python_steps.FETCHED,)),
         *_builds(places),
         *architectures.steps(places),
         *_rust(),
@@ -99,16 +99,17 @@ def _builds(places: Places) -> list[Step]:
     host = _make_programs(places, "host", f"OUT={places.target}/c")
     sanitized = _make_programs(places, "host", "SANITIZE=address,undefined", "OPTIMISE=-O1 -g1",
                                f"OUT={places.target}/c-sanitize")
-    built = ("build/lib",)
     return [
+        # They wait for the network more than for a core.
+        Step(SETUP, ("scripts/setup.sh",), counts.build, cores=0, timeout=None),
         python_steps.setup(),
         # Each often waits for one compiler, so they share the cores; cargo locks neither's folder.
         dataclasses.replace(library, cores=1),
         Step("build/rust-tests", (*test, "--no-run"), counts.build, timeout=None, environment=linted),
         Step("rust/test", test, counts.cargo_test, ("build/rust-tests",), timeout=600, environment=linted),
-        gpu,
-        Step("build/programs", host, counts.build, built, cores=2, timeout=None),
-        Step("build/sanitizer", sanitized, counts.build, built, cores=2, timeout=None),
+        dataclasses.replace(gpu, needs=BUILT),
+        Step("build/programs", host, counts.build, BUILT, cores=2, timeout=None),
+        Step("build/sanitizer", sanitized, counts.build, BUILT, cores=2, timeout=None),
     ]
 
 
@@ -137,10 +138,10 @@ def _packages(places: Places) -> list[Step]:
     return [
         Step("package/third-party", (str(ROOT / "scripts" / "third_party.py"), "--check"), counts.exit_status),
         Step("package/release", (str(ROOT / "c_tests" / "package" / "release" / "run.sh"),),
-             counts.closing_line, ("build/lib",)),
-        Step("package/readme", script("readme"), counts.closing_line, ("build/lib",)),
-        Step("package/consumer", script("consumer"), counts.closing_line, ("build/lib",)),
-        Step("package/examples", script("examples"), counts.closing_line, ("build/lib",),
+             counts.closing_line, BUILT),
+        Step("package/readme", script("readme"), counts.closing_line, BUILT),
+        Step("package/consumer", script("consumer"), counts.closing_line, BUILT),
+        Step("package/examples", script("examples"), counts.closing_line, BUILT,
              environment=(("NCCLEP_HOSTSIM_WITH_GPU", "1"),)),
-        Step("package/drop-in", script("dropin"), counts.closing_line, ("build/lib",)),
+        Step("package/drop-in", script("dropin"), counts.closing_line, BUILT),
     ]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from testing import command, counts, python_types
 from testing.gpu_machine import Machine
-from testing.step import ROOT, Counts, Finished, Places, Step, fetched
+from testing.step import BUILT, ROOT, SETUP, Counts, Finished, Places, Step, fetched
 
 RANKS = (1, 2, 4)
 # Without GPUs two ranks on a node would show nothing that four do not.
@@ -49,12 +49,12 @@ _FIRST_RELEASE = "python/tests/scripts/first_release.py"
 _LATER_INTERFACE = "python/tests/scripts/later_interface.py"
 # setup.sh fetches what only these steps need beside the builds.
 FETCHED = "setup/python"
-_NEEDS = ("build/lib", FETCHED)
+_NEEDS = (*BUILT, FETCHED)
 
 
 def setup() -> Step:
-    """Fetches PyTorch, pytest and mypy. It waits for the network more than for a core."""
-    return Step(FETCHED, ("scripts/setup.sh", "--python"), counts.build, cores=0, timeout=None)
+    """Fetches PyTorch, pytest and mypy; after the other set-up, as two would fetch the same things."""
+    return Step(FETCHED, ("scripts/setup.sh", "--python"), counts.build, (SETUP,), cores=0, timeout=None)
 
 
 def examples(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -207,8 +207,8 @@ def _unchanged_script(places: Places) -> Iterator[Step]:
         # mpirun may merge the output of two ranks into one line.
         return counts.says(r"rank \d+: ok", ranks)(finished), finished.output
 
-    yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=("build/lib",))
-    yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=("build/lib",))
+    yield Step(f"python/first-release/{ranks}", lambda: run(False), needs=BUILT)
+    yield Step(f"python/first-release-preload/{ranks}", lambda: run(True), needs=BUILT)
 
 
 def _others_package(places: Places) -> tuple[Counts, str]:

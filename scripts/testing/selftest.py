@@ -13,7 +13,7 @@ import unittest
 from unittest import mock
 
 from testing import catalogue, command, counts, pool, quotes, report
-from testing.step import Counts, Finished, Places, Step
+from testing.step import SETUP, Counts, Finished, Places, Step
 
 # Without what the runner gives its own steps, of which this is one.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("EP_TEST_")}
@@ -279,6 +279,13 @@ class Report(unittest.TestCase):
         self.assertEqual(self._made(self._only("simt/test_ll")["build/programs"]), ["/t/c/flags"])
         self.assertEqual(self._made(self._only("programs/complete")["build/programs"]), ["host"])
         self.assertEqual(self._made(self._only("sanitize/test_ll")["build/sanitizer"]), ["/t/c-sanitize/host/test_ll"])
+
+    def test_ranks_start_where_all_is_set_up(self):
+        steps = {step.name: step for step in catalogue.all_steps(self.PLACES)}
+        needed = lambda step: {name for need in step.needs for name in (need, *needed(steps[need]))}
+        starting = [step for step in steps.values() if not callable(step.command) and "mpirun" in step.command]
+        self.assertGreater(len(starting), 100)
+        self.assertEqual([step.name for step in starting if SETUP not in needed(step)], [])
 
     def test_builds_have_no_limit(self):
         steps = [*catalogue.all_steps(self.PLACES), *catalogue.gpu_builds(self.PLACES)]

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # For cargo where no kernel runs: build/lib compiles them, for all architectures, a minute's work.
 WITHOUT_KERNELS = (("NVCC", str(ROOT / "scripts" / "testing" / "nvcc_stub.sh")),)
+# What packages and programs need: the libraries, and what setup.sh installs for programs, beside the former's build.
+SETUP = "setup/programs"
+BUILT = ("build/lib", SETUP)
 # Grids that the library would not choose, for 3 ranks of 6 multiprocessors or more.
 ODD_GRIDS = (("NCCL_EP_TUNING_FILE", str(ROOT / "c_tests" / "simt" / "odd_grids.json")),)
 

@@ -21,7 +21,7 @@ use crate::backend::net::two_sided::replays::ReplayMarks;
 use crate::backend::objects::GroupObjects;
 use crate::error::{Code, Error, Result};
 use crate::model::group::{ByMode, GroupFacts, RankChoices};
-use crate::model::handle_state::{GivenBlock, HandleHome};
+use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, HandleHome};
 use crate::model::ops::{
     HandleForm, HtCombine, HtDispatch, LlDispatch, LlOp, Routing, RoutingCounters, StagedSlot, Stream, ViewBank,
 };
@@ -100,6 +100,15 @@ pub struct HtRouting {
     pub counters: RoutingCounters,
     /// Where the handle's block is.
     pub home: HandleHome,
+}
+
+/// Refuses a block, in a caller's memory, whose first `words` are not those of the `expected` header.
+pub fn check_header(words: &[u32], expected: &[u32; HEADER_WORDS]) -> Result<()> {
+    let mut pairs = words.iter().zip(expected).take(COMPARED_WORDS).zip(0..);
+    match pairs.find(|((got, expected), _)| got != expected) {
+        Some(((got, expected), word)) => Err(foreign_state(word, *got, *expected)),
+        None => Ok(()),
+    }
 }
 
 /// The failure of an operation whose handle's block, in a caller's memory, is of another handle, or none: word `word` of

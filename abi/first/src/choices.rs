@@ -1,7 +1,7 @@
 //! How operations are run, where a caller chooses.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject};
+use crate::objects::on_group;
 use crate::types::{ncclEpChoice_t, ncclEpGroup_t, ncclEpQuery_t, ncclEpSelect_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -38,9 +38,7 @@ pub unsafe extern "C" fn ncclEpSetChoice(
     operation: c_uint,
     choice: *const ncclEpChoice_t,
 ) -> ncclResult_t {
-    let number = ep_group as usize;
-    GUARD.run("ncclEpSetChoice", Subject::Group(number), || {
-        let group = Group::resolve(number)?;
+    on_group("ncclEpSetChoice", ep_group, |group| {
         let operation = operation_of(operation)?;
         // SAFETY: this function's contract.
         let choice = (!choice.is_null()).then(|| unsafe { read(choice) });
@@ -72,9 +70,7 @@ pub unsafe extern "C" fn ncclEpSetSelector(
     select: ncclEpSelect_t,
     user: *mut c_void,
 ) -> ncclResult_t {
-    let number = ep_group as usize;
-    GUARD.run("ncclEpSetSelector", Subject::Group(number), || {
-        let group = Group::resolve(number)?;
+    on_group("ncclEpSetSelector", ep_group, |group| {
         let user = user as usize;
         let selector = select.map(|select| -> Selector {
             Arc::new(move |query| {

@@ -1,14 +1,14 @@
 //! Creation and destruction of groups.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject, check_out, write_out};
+use crate::info;
+use crate::objects::{GROUPS, GUARD, Group, Subject, check_out, write_out};
 use crate::owners::Allocator;
 use crate::texts;
 use crate::types::{
     cudaStream_t, ncclComm_t, ncclEpAlgorithm_t, ncclEpAllocFn_t, ncclEpFreeFn_t, ncclEpGroup_t, ncclEpGroupConfig_t,
     ncclResult_t,
 };
-use crate::version;
 use nccl_ep_abi::{numbers, process, refuse};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::log;
@@ -60,9 +60,9 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let config = claim.as_ref().map_err(Error::clone).and(config);
         let stream = Some(Stream(stream as usize));
         let session = session::create::group(comm as usize, config, texts::text, stream)?.keeping(claim?);
-        log::version(version::TEXT);
+        log::version(info::VERSION);
         if let Some(about) = session.about() {
-            log::group(about.device, &format_args!("{}, {about}", version::TEXT));
+            log::group(about.device, &format_args!("{}, {about}", info::VERSION));
         }
         let allocator = Arc::new(Allocator { alloc: alloc_fn, free: free_fn, device: session.device() });
         let number = Group::register(session, allocator);
@@ -96,8 +96,8 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t, stream: cud
             return Ok(());
         }
         let stream = Stream(stream as usize);
-        Group::resolve(ep_group as usize)?.session.check_not_captured(stream)?;
-        Group::take(ep_group as usize)?.session.close(Some(stream))
+        GROUPS.resolve(ep_group as usize)?.session.check_not_captured(stream)?;
+        GROUPS.remove(ep_group as usize)?.session.close(Some(stream))
     })
 }
 

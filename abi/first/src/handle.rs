@@ -1,7 +1,7 @@
 //! Creation, destruction and queries of handles.
 #![allow(unsafe_code)]
 
-use crate::objects::{self, GUARD, Group, Subject, check_out, write_out};
+use crate::objects::{GUARD, HANDLES, check_out, on_group, on_handle, write_out};
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t};
 use nccl_ep_abi::refuse;
@@ -67,14 +67,13 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     use_fp8: MaybeUninit<bool>,
 ) -> ncclResult_t {
     let _ = use_fp8; // Stored and never read by the reference; any bit pattern may arrive.
-    GUARD.run("ncclEpCreateHandle", Subject::Group(ep_group as usize), || {
-        let group = Group::resolve(ep_group as usize)?;
+    on_group("ncclEpCreateHandle", ep_group, |group| {
         // SAFETY: this function's contract.
         let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
         let arguments = check_out("handle", handle).and(no_config(config)).and(arguments);
         let group = Arc::clone(&group.session);
         let made = create::handle(group, HandleForm::default(), arguments, Stream(stream as usize))?;
-        let number = objects::register_handle(made);
+        let number = HANDLES.insert(Arc::new(made));
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
     })
@@ -140,13 +139,12 @@ pub unsafe extern "C" fn ncclEpHandleOpen(
     ep_group: ncclEpGroup_t,
     expert_alignment: c_uint,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpHandleOpen", Subject::Group(ep_group as usize), || {
-        let group = Group::resolve(ep_group as usize)?;
+    on_group("ncclEpHandleOpen", ep_group, |group| {
         check_out("handle", handle)?;
         let zones = zones(group.session.facts(), expert_alignment)?;
         let made =
             Handle::new(Arc::clone(&group.session), HandleForm { keeps_ids: true, zones, ..HandleForm::default() });
-        let number = objects::register_handle(made);
+        let number = HANDLES.insert(Arc::new(made));
         // SAFETY: this function's contract.
         unsafe { write_out("handle", handle, number as ncclEpHandle_t) }
     })
@@ -192,8 +190,7 @@ pub unsafe extern "C" fn ncclEpHandleUpdate(
     num_local_tensors: c_uint,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpHandleUpdate", Subject::Handle(handle as usize), || {
-        let handle = objects::handle(handle as usize)?;
+    on_handle("ncclEpHandleUpdate", handle, |handle| {
         // SAFETY: this function's contract.
         let arguments = unsafe { read_arguments(topk_idx, local_tensors, num_local_tensors) };
         handle.update(arguments, Stream(stream as usize))
@@ -211,7 +208,7 @@ pub unsafe extern "C" fn ncclEpHandleUpdate(
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
     GUARD.destroy("ncclEpHandleDestroy", || {
         if !handle.is_null() {
-            objects::take_handle(handle as usize)?.close();
+            HANDLES.remove(handle as usize)?.close();
         }
         Ok(())
     })
@@ -235,8 +232,8 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     handle: ncclEpHandle_t,
     num_recv_tokens: *mut c_uint,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpHandleGetNumRecvTokens", Subject::Handle(handle as usize), || {
-        let count = objects::handle(handle as usize)?.num_recv_tokens()?;
+    on_handle("ncclEpHandleGetNumRecvTokens", handle, |handle| {
+        let count = handle.num_recv_tokens()?;
         let count = c_uint::try_from(count).map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
         // SAFETY: this function's contract.
         unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }

@@ -1,12 +1,33 @@
 //! Version, last refusal, asynchronous failure: this library's own additions to the interface.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, check_out, last_error, set_last_error, write_out};
+use crate::objects::{GROUPS, GUARD, check_out, last_error, set_last_error, write_out};
 use crate::texts;
 use crate::types::{ncclEpGroup_t, ncclResult_t};
-use crate::version;
 use nccl_ep_core::{fork, log};
 use std::ffi::{c_char, c_int};
+
+macro_rules! version {
+    () => {
+        concat!(env!("CARGO_PKG_VERSION"), "+cuda", env!("NCCL_EP_CUDA_VERSION"))
+    };
+}
+
+/// `strings libnccl_ep.so` shows this line; the zeros keep it apart from its neighbours in the file.
+#[used]
+static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
+
+/// The version as log lines have it.
+pub(crate) const VERSION: &str = concat!("NCCL EP version ", version!());
+
+/// MAJOR * 10000 + MINOR * 100 + PATCH.
+fn version_number() -> i32 {
+    env!("CARGO_PKG_VERSION")
+        .split(['.', '+', '-'])
+        .take(3)
+        .map(|part| part.parse::<i32>().unwrap_or(0))
+        .fold(0, |number, part| number * 100 + part)
+}
 
 /// Gets the library's version: MAJOR * 10000 + MINOR * 100 + PATCH.
 ///
@@ -18,7 +39,7 @@ use std::ffi::{c_char, c_int};
 pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     GUARD.look("ncclEpGetVersion", || {
         // SAFETY: this function's contract.
-        unsafe { write_out("version", version, version::number()) }
+        unsafe { write_out("version", version, version_number()) }
     })
 }
 
@@ -46,7 +67,7 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, result: *m
     GUARD.look(name, || {
         fork::check()?;
         check_out("result", result)?;
-        let group = Group::resolve(ep_group as usize)?;
+        let group = GROUPS.resolve(ep_group as usize)?;
         let code = group.session.failure().map_or(0, |error| {
             let code = error.code();
             let text = texts::text(&error.within(name));
@@ -60,4 +81,20 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, result: *m
         // SAFETY: this function's contract.
         unsafe { write_out("result", result, code) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::types;
+
+    #[test]
+    fn the_number_is_cargos() {
+        let part = |text: &str| text.parse::<i32>().unwrap();
+        let expected = part(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+            + part(env!("CARGO_PKG_VERSION_MINOR")) * 100
+            + part(env!("CARGO_PKG_VERSION_PATCH"));
+        assert_eq!(super::version_number(), expected);
+        let [major, minor, patch] = [types::NCCL_EP_MAJOR, types::NCCL_EP_MINOR, types::NCCL_EP_PATCH];
+        assert_eq!(major * 10_000 + minor * 100 + patch, expected, "types.rs");
+    }
 }

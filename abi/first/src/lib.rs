@@ -22,4 +22,3 @@ mod tensor;
 mod texts;
 /// The types of the header, including those that Rust never constructs.
 pub mod types;
-mod version;

@@ -1,7 +1,7 @@
 //! Memory that peers map.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject, check_out, write_out};
+use crate::objects::{GROUPS, GUARD, check_out, on_group, write_out};
 use crate::types::{ncclEpGroup_t, ncclEpMemInfo_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -35,9 +35,8 @@ use std::mem::offset_of;
 /// `ptr` is NULL or points to a writable pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut c_void, bytes: usize) -> ncclResult_t {
-    let number = ep_group as usize;
-    GUARD.run("ncclEpMemAlloc", Subject::Group(number), || {
-        let data = Group::resolve(number)?.session.allocate_memory(check_out("ptr", ptr).map(|()| bytes))?;
+    on_group("ncclEpMemAlloc", ep_group, |group| {
+        let data = group.session.allocate_memory(check_out("ptr", ptr).map(|()| bytes))?;
         // SAFETY: this function's contract.
         unsafe { write_out("ptr", ptr, data.0 as *mut c_void) }
     })
@@ -60,7 +59,7 @@ pub unsafe extern "C" fn ncclEpMemAlloc(ep_group: ncclEpGroup_t, ptr: *mut *mut 
 /// None: a foreign address is recognised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemFree(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
-    GUARD.destroy("ncclEpMemFree", || Group::resolve(ep_group as usize)?.session.free_memory(DevPtr(ptr as usize)))
+    GUARD.destroy("ncclEpMemFree", || GROUPS.resolve(ep_group as usize)?.session.free_memory(DevPtr(ptr as usize)))
 }
 
 /// Makes an object of the caller's memory, as `ncclEpMemAlloc` does of new memory. Collective;
@@ -91,9 +90,7 @@ pub unsafe extern "C" fn ncclEpMemRegister(
     bytes: usize,
     nccl_window: *mut c_void,
 ) -> ncclResult_t {
-    let number = ep_group as usize;
-    GUARD.run("ncclEpMemRegister", Subject::Group(number), || {
-        let group = Group::resolve(number)?;
+    on_group("ncclEpMemRegister", ep_group, |group| {
         group.session.register_memory(no_window(nccl_window).map(|()| (DevPtr(ptr as usize), bytes)))
     })
 }
@@ -115,7 +112,7 @@ fn no_window(window: *mut c_void) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpMemDeregister(ep_group: ncclEpGroup_t, ptr: *mut c_void) -> ncclResult_t {
     GUARD.destroy("ncclEpMemDeregister", || {
-        Group::resolve(ep_group as usize)?.session.forget_memory(DevPtr(ptr as usize))
+        GROUPS.resolve(ep_group as usize)?.session.forget_memory(DevPtr(ptr as usize))
     })
 }
 
@@ -139,9 +136,7 @@ pub unsafe extern "C" fn ncclEpMemInfo(
     ptr: *const c_void,
     info: *mut ncclEpMemInfo_t,
 ) -> ncclResult_t {
-    let number = ep_group as usize;
-    GUARD.run("ncclEpMemInfo", Subject::Group(number), || {
-        let group = Group::resolve(number)?;
+    on_group("ncclEpMemInfo", ep_group, |group| {
         check_out("info", info)?;
         // SAFETY: not NULL, so by contract there is a size.
         let size = unsafe { (&raw const (*info).size).read() };

@@ -2,6 +2,7 @@
 
 use crate::owners::{Allocator, Freeing};
 use crate::texts;
+use crate::types::{ncclEpGroup_t, ncclEpHandle_t, ncclResult_t};
 pub use nccl_ep_abi::guard::{Guard, Subject, check_out, last_error, set_last_error, write_out};
 use nccl_ep_abi::registry::{Missing, Names, Registry};
 use nccl_ep_core::error::Result;
@@ -11,8 +12,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
-static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
+pub static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
+pub static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
 
 /// Allocators of destroyed groups, which still free those groups' tensors.
 static FREEING: Mutex<Freeing<Allocator>> = Mutex::new(Freeing::EMPTY);
@@ -34,15 +35,6 @@ impl Group {
         number
     }
 
-    pub fn resolve(number: usize) -> Result<Arc<Self>> {
-        GROUPS.resolve(number)
-    }
-
-    /// Removes the group numbered `number`; later calls do not find it.
-    pub fn take(number: usize) -> Result<Arc<Self>> {
-        GROUPS.remove(number)
-    }
-
     /// The allocator of the live or destroyed group `number`.
     pub fn allocator_of(number: usize) -> Option<Arc<Allocator>> {
         match GROUPS.find(number) {
@@ -58,26 +50,29 @@ impl Group {
     }
 }
 
-pub fn register_handle(handle: Handle) -> usize {
-    HANDLES.insert(Arc::new(handle))
-}
-
-pub fn handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES.resolve(number)
-}
-
-/// Removes the handle numbered `number`; later calls do not find it.
-pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES.remove(number)
-}
-
 /// Runs the body of each exported function; a panic marks the group that the call works on as failed.
 pub const GUARD: Guard = Guard { words: texts::text, group_of };
 
 fn group_of(subject: Subject) -> Option<Arc<session::group::Group>> {
     match subject {
         Subject::Nothing => None,
-        Subject::Group(number) => Group::resolve(number).ok().map(|group| Arc::clone(&group.session)),
-        Subject::Handle(number) => handle(number).ok().map(|handle| Arc::clone(handle.group())),
+        Subject::Group(number) => GROUPS.resolve(number).ok().map(|group| Arc::clone(&group.session)),
+        Subject::Handle(number) => HANDLES.resolve(number).ok().map(|handle| Arc::clone(handle.group())),
     }
+}
+
+/// Runs the body of a function that works on this group.
+pub fn on_group(name: &'static str, group: ncclEpGroup_t, body: impl FnOnce(Arc<Group>) -> Result<()>) -> ncclResult_t {
+    let number = group as usize;
+    GUARD.run(name, Subject::Group(number), || body(GROUPS.resolve(number)?))
+}
+
+/// Runs the body of a function that works on this handle.
+pub fn on_handle(
+    name: &'static str,
+    handle: ncclEpHandle_t,
+    body: impl FnOnce(Arc<Handle>) -> Result<()>,
+) -> ncclResult_t {
+    let number = handle as usize;
+    GUARD.run(name, Subject::Handle(number), || body(HANDLES.resolve(number)?))
 }

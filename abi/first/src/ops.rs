@@ -1,7 +1,7 @@
 //! Dispatch, combine and completion.
 #![allow(unsafe_code)]
 
-use crate::objects::{self, GUARD, Subject};
+use crate::objects::on_handle;
 use crate::read::{self, Tag, TensorSet};
 use crate::types::{
     cudaStream_t, ncclEpCombineConfig_t, ncclEpCompleteConfig_t, ncclEpDispatchConfig_t, ncclEpHandle_t,
@@ -88,8 +88,7 @@ unsafe fn operate(
     lists: RawLists,
     call: impl FnOnce(&Handle, &Lists) -> Result<()>,
 ) -> ncclResult_t {
-    GUARD.run(name, Subject::Handle(handle as usize), || {
-        let handle = objects::handle(handle as usize)?;
+    on_handle(name, handle, |handle| {
         let mut tensors = Lists::default();
         // SAFETY: this function's contract.
         unsafe { lists.read(&mut tensors) }?;
@@ -308,7 +307,5 @@ pub unsafe extern "C" fn ncclEpComplete(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     let _ = config; // No options are defined.
-    GUARD.run("ncclEpComplete", Subject::Handle(handle as usize), || {
-        objects::handle(handle as usize)?.complete(Stream(stream as usize))
-    })
+    on_handle("ncclEpComplete", handle, |handle| handle.complete(Stream(stream as usize)))
 }

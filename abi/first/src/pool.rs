@@ -1,13 +1,14 @@
 //! Two functions for allocators of others, such as PyTorch's pluggable one, that cut pieces from memory that peers map.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject};
+use crate::objects::{GROUPS, GUARD, Subject};
 use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
 use nccl_ep_core::error::refusal::{self, OfMemory};
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::fork;
 use nccl_ep_core::model::tensor::DevPtr;
 use parking_lot::Mutex;
+use range_alloc::RangeAllocator;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -18,8 +19,13 @@ struct Pool {
     group: usize,
     begin: usize,
     bytes: usize,
-    cuts: Cuts,
+    free: RangeAllocator<usize>,
+    /// Where the pieces end that were cut, by where they begin.
+    taken: BTreeMap<usize, usize>,
 }
+
+/// What pieces are multiples of, as torch's allocator has it.
+const ALIGN: usize = 512;
 
 static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
@@ -29,6 +35,25 @@ thread_local! {
 }
 
 impl Pool {
+    fn new(group: usize, begin: usize, bytes: usize) -> Self {
+        Self { group, begin, bytes, free: RangeAllocator::new(begin..begin + bytes), taken: BTreeMap::new() }
+    }
+
+    /// Where `bytes` begin that are the caller's from now on.
+    fn take(&mut self, bytes: usize) -> Option<usize> {
+        let bytes = bytes.max(1).checked_next_multiple_of(ALIGN).filter(|&it| it <= self.bytes)?;
+        let piece = self.free.allocate_range(bytes).ok()?;
+        self.taken.insert(piece.start, piece.end);
+        Some(piece.start)
+    }
+
+    /// Takes back the piece that begins at `begin`; any other place has none.
+    fn give(&mut self, begin: usize) {
+        if let Some(end) = self.taken.remove(&begin) {
+            self.free.free_range(begin..end);
+        }
+    }
+
     /// Whether the group still has the memory.
     fn is_alive(&self) -> bool {
         has(self.group, self.begin, self.bytes).is_ok()
@@ -38,7 +63,7 @@ impl Pool {
 /// Refuses bytes that are not wholly in one piece of the group's memory.
 fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
     let outside = || Error::argument(refusal::Subject::Memory, OfMemory::OfGroup);
-    let found = Group::resolve(group)?.session.memory_at(DevPtr(begin))?;
+    let found = GROUPS.resolve(group)?.session.memory_at(DevPtr(begin))?;
     let left = (found.range.begin + found.range.bytes) - begin as u64;
     if bytes as u64 > left {
         return Err(outside().got(format_args!("{bytes} bytes"), format_args!("at most {left}")));
@@ -62,13 +87,13 @@ fn has(group: usize, begin: usize, bytes: usize) -> Result<()> {
 pub unsafe extern "C" fn ncclEpPoolUse(ep_group: ncclEpGroup_t, ptr: *mut c_void, bytes: usize) -> ncclResult_t {
     let (group, begin) = (ep_group as usize, ptr as usize);
     GUARD.run("ncclEpPoolUse", Subject::Group(group), || {
-        Group::resolve(group)?;
+        GROUPS.resolve(group)?;
         if !ptr.is_null() {
             has(group, begin, bytes)?;
             let mut pools = POOLS.lock();
             pools.retain(Pool::is_alive);
             if !pools.iter().any(|it| it.begin == begin && it.group == group) {
-                pools.push(Pool { group, begin, bytes, cuts: Cuts::new(bytes) });
+                pools.push(Pool::new(group, begin, bytes));
             }
         }
         USED.set(begin);
@@ -92,8 +117,8 @@ pub unsafe extern "C" fn ncclEpPoolAlloc(bytes: usize, device: c_int, stream: cu
     }
     let mut pools = POOLS.lock();
     let pool = pools.iter_mut().find(|it| it.begin == used && it.is_alive());
-    let piece = pool.and_then(|it| it.cuts.take(bytes));
-    piece.map_or(null_mut(), |it| (used + it) as *mut c_void)
+    let piece = pool.and_then(|it| it.take(bytes));
+    piece.map_or(null_mut(), |it| it as *mut c_void)
 }
 
 /// Takes back what `ncclEpPoolAlloc` has cut, on any thread, before or after the group is destroyed.
@@ -107,53 +132,7 @@ pub unsafe extern "C" fn ncclEpPoolFree(ptr: *mut c_void, bytes: usize, device: 
     let mut pools = POOLS.lock();
     let owns = |it: &&mut Pool| (it.begin..it.begin + it.bytes).contains(&address);
     if let Some(pool) = pools.iter_mut().find(owns) {
-        pool.cuts.give(address - pool.begin);
-    }
-}
-
-/// What pieces are multiples of, as torch's allocator has it.
-const ALIGN: usize = 512;
-
-/// Free and taken pieces by where they begin; no two free ones are neighbours.
-pub struct Cuts {
-    free: BTreeMap<usize, usize>,
-    taken: BTreeMap<usize, usize>,
-}
-
-impl Cuts {
-    /// `bytes`, all free.
-    pub fn new(bytes: usize) -> Self {
-        Self { free: BTreeMap::from([(0, bytes)]), taken: BTreeMap::new() }
-    }
-
-    /// Where `bytes` begin that are the caller's from now on: in the smallest piece that has them.
-    pub fn take(&mut self, bytes: usize) -> Option<usize> {
-        let bytes = bytes.max(1).checked_next_multiple_of(ALIGN)?;
-        let fitting = self.free.iter().filter(|&(_, &size)| size >= bytes);
-        let (&begin, &size) = fitting.min_by_key(|&(_, &size)| size)?;
-        self.free.remove(&begin);
-        if size > bytes {
-            self.free.insert(begin + bytes, size - bytes);
-        }
-        self.taken.insert(begin, bytes);
-        Some(begin)
-    }
-
-    /// Takes back the piece that begins at `begin`; any other place has none.
-    pub fn give(&mut self, begin: usize) {
-        let Some(mut bytes) = self.taken.remove(&begin) else { return };
-        let mut first = begin;
-        if let Some(behind) = self.free.remove(&(begin + bytes)) {
-            bytes += behind;
-        }
-        let before = self.free.range(..begin).next_back();
-        if let Some((&at, &size)) = before
-            && at + size == begin
-        {
-            first = at;
-            bytes += size;
-        }
-        self.free.insert(first, bytes);
+        pool.give(address);
     }
 }
 
@@ -162,24 +141,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_apart_and_come_back() {
-        let mut cuts = Cuts::new(10 * ALIGN + 100);
-        let pieces: Vec<_> = (0..10).map(|_| cuts.take(ALIGN - 3).unwrap()).collect();
-        assert_eq!(pieces, (0..10).map(|it| it * ALIGN).collect::<Vec<_>>());
-        assert_eq!(cuts.take(1), None, "what is left is less than a piece");
-        for number in [3, 5, 4, 9, 0] {
-            cuts.give(pieces[number]);
-            cuts.give(pieces[number]);
+    fn pieces_are_apart_and_come_back_once() {
+        let mut pool = Pool::new(0, ALIGN, 3 * ALIGN + 100);
+        let pieces = [0, 1, ALIGN].map(|bytes| pool.take(bytes).unwrap());
+        assert_eq!(pieces, [1, 2, 3].map(|it| it * ALIGN));
+        assert_eq!(pool.take(1), None, "what is left is less than a piece");
+        for begin in [2 * ALIGN, 2 * ALIGN, 7, ALIGN] {
+            pool.give(begin);
         }
-        cuts.give(7);
-        assert_eq!(cuts.take(3 * ALIGN), Some(3 * ALIGN));
-        assert_eq!(cuts.take(2 * ALIGN), None);
-        assert_eq!(cuts.take(0), Some(0), "the smallest that fits");
-        for begin in [0, 1, 2, 3, 6, 7, 8].map(|it| it * ALIGN) {
-            cuts.give(begin);
-        }
-        assert_eq!(cuts.take(10 * ALIGN + 1), None);
-        assert_eq!(cuts.take(10 * ALIGN), Some(0));
-        assert_eq!(cuts.take(usize::MAX), None);
+        assert_eq!(pool.take(2 * ALIGN), Some(ALIGN));
+        assert_eq!(pool.take(usize::MAX), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Running statistics: this library's own addition to the interface.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject};
+use crate::objects::{GROUPS, GUARD, Subject};
 use crate::types::{ncclEpGroup_t, ncclResult_t};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::Result;
@@ -26,7 +26,7 @@ use nccl_ep_core::model::tensor::DevPtr;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_expert: *mut i64) -> ncclResult_t {
     GUARD.run("ncclEpGroupCountRows", Subject::Nothing, || {
-        let group = Group::resolve(ep_group as usize)?;
+        let group = GROUPS.resolve(ep_group as usize)?;
         group.session.count_rows(numbers("rows_of_expert", rows_of_expert)?)
     })
 }
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
     GUARD.run("ncclEpGroupTimeWaits", Subject::Nothing, || {
-        let group = Group::resolve(ep_group as usize)?;
+        let group = GROUPS.resolve(ep_group as usize)?;
         group.session.time_waits(numbers("ns_of_source", ns_of_source)?)
     })
 }

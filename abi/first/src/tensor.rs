@@ -1,7 +1,7 @@
 //! Creation and destruction of tensors.
 #![allow(unsafe_code)]
 
-use crate::objects::{GUARD, Group, Subject, check_out, write_out};
+use crate::objects::{GUARD, Group, check_out, on_group, write_out};
 use crate::owners;
 use crate::types::{
     ncclDataType_t, ncclEpGroup_t, ncclEpTensorFlags_t, ncclEpTensorTag_t, ncclNDTensor_t, ncclResult_t,
@@ -44,8 +44,7 @@ pub unsafe extern "C" fn ncclEpTensorCreate(
     size3: c_uint,
     size4: c_uint,
 ) -> ncclResult_t {
-    GUARD.run("ncclEpTensorCreate", Subject::Group(ep_group as usize), || {
-        let group = Group::resolve(ep_group as usize)?;
+    on_group("ncclEpTensorCreate", ep_group, |group| {
         check_out("tensor", tensor)?;
         let all = [size0, size1, size2, size3, size4];
         let sizes = all.get(..ndim as usize).filter(|sizes| !sizes.is_empty()).ok_or_else(|| {

@@ -1,10 +1,8 @@
 //! Combine and completion.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject};
-use crate::objects::{self, Handle, Layout};
-use crate::options::{NO_SCALES, is_backward, known};
-use crate::read::{self, number};
+use crate::objects::{Handle, Layout, on_handle};
+use crate::read::{self, NO_SCALES, is_backward, known, number};
 use crate::tensor::{self, absent, first, rows};
 use crate::texts::not_served;
 use crate::types::{
@@ -60,9 +58,7 @@ pub unsafe extern "C" fn ncclEpCombine(
     config: *const ncclEpCombineConfig_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let subject = Subject::Handle(handle as usize);
-    GUARD.run("ncclEpCombine", subject, || {
-        let handle = objects::handle(handle as usize)?;
+    on_handle("ncclEpCombine", handle, |handle| {
         // SAFETY: this function's contract.
         unsafe {
             let config = read::optional("config", config)?;
@@ -222,9 +218,7 @@ pub unsafe extern "C" fn ncclEpComplete(
     config: *const ncclEpCompleteConfig_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let subject = Subject::Handle(handle as usize);
-    GUARD.run("ncclEpComplete", subject, || {
-        let handle = objects::handle(handle as usize)?;
+    on_handle("ncclEpComplete", handle, |handle| {
         // SAFETY: this function's contract.
         unsafe { read::optional("config", config) }?;
         handle.core.complete(Stream(stream as usize))

@@ -2,10 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::enums::ncclEpExpertIdKind_t;
-use crate::guard::{GUARD, Subject};
-use crate::objects::{self, Handle, Layout};
-use crate::options::{is_backward, known};
-use crate::read::{self, number};
+use crate::objects::{Handle, Layout, on_handle};
+use crate::read::{self, is_backward, known, number};
 use crate::received::{Received, check_emptiness, check_rows, scales_with_room};
 use crate::recipe::{Recipe, Scales};
 use crate::routing;
@@ -90,9 +88,7 @@ pub unsafe extern "C" fn ncclEpDispatch(
     config: *const ncclEpDispatchConfig_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let subject = Subject::Handle(handle as usize);
-    GUARD.run("ncclEpDispatch", subject, || {
-        let handle = objects::handle(handle as usize)?;
+    on_handle("ncclEpDispatch", handle, |handle| {
         // SAFETY: this function's contract.
         unsafe {
             let call = Dispatch {

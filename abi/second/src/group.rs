@@ -2,10 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::allocator::Allocator;
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::Group;
+use crate::objects::{GROUPS, GUARD, Group, Subject, check_out, write_out};
 use crate::types::{ncclComm_t, ncclEpGroup_t, ncclEpGroupConfig_t, ncclResult_t};
-use crate::{read, settings, texts, version};
+use crate::{info, read, settings, texts};
 use nccl_ep_abi::process;
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::env::Env;
@@ -48,14 +47,14 @@ pub unsafe extern "C" fn ncclEpCreateGroup(
         let core = settings.clone().map(|(core, _)| core);
         let session = session::create::group(comm as usize, core, texts::text, None)?;
         let (_, kept) = settings?;
-        log::version(version::TEXT);
+        log::version(info::VERSION);
         if let Some(about) = session.about() {
-            log::group(about.device, &format_args!("{}, {about}", version::TEXT));
+            log::group(about.device, &format_args!("{}, {about}", info::VERSION));
         }
         let allocator = Allocator::of(&config.alloc, session.device());
         let session = session.keeping(claim?).with_blocks_from(allocator.clone());
         let comm = Communicator::open(comm as usize)?;
-        let number = Group { session: Arc::new(session), kept, comm, allocator }.register();
+        let number = GROUPS.insert(Arc::new(Group { session: Arc::new(session), kept, comm, allocator }));
         // SAFETY: this function's contract.
         unsafe { write_out("ep_group", ep_group, number as ncclEpGroup_t) }
     })
@@ -77,7 +76,7 @@ pub unsafe extern "C" fn ncclEpGroupDestroy(ep_group: ncclEpGroup_t) -> ncclResu
         if ep_group.is_null() {
             return Ok(());
         }
-        let group = Group::take(ep_group as usize)?;
+        let group = GROUPS.remove(ep_group as usize)?;
         // After a failure operations may still be running.
         group.session.close(None)?;
         group.allocator.as_ref().map_or(Ok(()), |it| it.free_all())

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::enums::ncclEpLayout_t;
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::{self, Group, Handle, Layout};
+use crate::objects::{
+    GROUPS, GUARD, Group, HANDLES, Handle, Layout, Subject, check_out, on_group, on_handle, write_out,
+};
 use crate::read::{self, number};
 use crate::types::{
     cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclEpLayoutInfo_t, ncclEpTensor_t, ncclResult_t,
@@ -40,7 +41,7 @@ pub unsafe extern "C" fn ncclEpHandleMemSize(
     num_topk: c_int,
 ) -> ncclResult_t {
     GUARD.run("ncclEpHandleMemSize", Subject::Nothing, || {
-        let group = Group::resolve(ep_group as usize)?;
+        let group = GROUPS.resolve(ep_group as usize)?;
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) }?;
         check_out("size", size)?;
@@ -85,9 +86,7 @@ pub unsafe extern "C" fn ncclEpInitHandle(
     num_topk: c_int,
     handle_mem: *const ncclEpTensor_t,
 ) -> ncclResult_t {
-    let subject = Subject::Group(ep_group as usize);
-    GUARD.run("ncclEpInitHandle", subject, || {
-        let group = Group::resolve(ep_group as usize)?;
+    on_group("ncclEpInitHandle", ep_group, |group| {
         check_out("handle", handle)?;
         // SAFETY: this function's contract.
         let (config, memory) = unsafe {
@@ -103,7 +102,7 @@ pub unsafe extern "C" fn ncclEpInitHandle(
         };
         let made = Handle { core, group, top_k, layout };
         // SAFETY: this function's contract.
-        unsafe { write_out("handle", handle, made.register() as ncclEpHandle_t) }
+        unsafe { write_out("handle", handle, HANDLES.insert(Arc::new(made)) as ncclEpHandle_t) }
     })
 }
 
@@ -149,9 +148,7 @@ pub unsafe extern "C" fn ncclEpUpdateHandle(
     layout_info: *const ncclEpLayoutInfo_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let subject = Subject::Handle(handle as usize);
-    GUARD.run("ncclEpUpdateHandle", subject, || {
-        let handle = objects::handle(handle as usize)?;
+    on_handle("ncclEpUpdateHandle", handle, |handle| {
         // SAFETY: this function's contract.
         let given = unsafe { routing::read(&handle.group, Some(handle.layout), topk_idx, layout_info) };
         let given = given.and_then(|given| {
@@ -185,9 +182,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
     config: *const ncclEpHandleConfig_t,
     stream: cudaStream_t,
 ) -> ncclResult_t {
-    let subject = Subject::Group(ep_group as usize);
-    GUARD.run("ncclEpCreateHandle", subject, || {
-        let group = Group::resolve(ep_group as usize)?;
+    on_group("ncclEpCreateHandle", ep_group, |group| {
         // SAFETY: this function's contract.
         let config = unsafe { read::optional("config", config) };
         // Other ranks hear of a refusal.
@@ -211,7 +206,7 @@ pub unsafe extern "C" fn ncclEpCreateHandle(
         let (_, layout, top_k) = given?;
         let made = Handle { core, group, top_k, layout };
         // SAFETY: this function's contract.
-        unsafe { write_out("handle", handle, made.register() as ncclEpHandle_t) }
+        unsafe { write_out("handle", handle, HANDLES.insert(Arc::new(made)) as ncclEpHandle_t) }
     })
 }
 
@@ -274,7 +269,7 @@ fn top_k(group: &Group, argument: &str, given: i64) -> Result<usize> {
 pub unsafe extern "C" fn ncclEpHandleDestroy(handle: ncclEpHandle_t) -> ncclResult_t {
     GUARD.destroy("ncclEpHandleDestroy", || {
         if !handle.is_null() {
-            objects::take_handle(handle as usize)?.core.close();
+            HANDLES.remove(handle as usize)?.core.close();
         }
         Ok(())
     })

@@ -1,8 +1,7 @@
 //! What tests of NVIDIA's for this interface call besides: a function of C++, in no header and no release.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, write_out};
-use crate::objects;
+use crate::objects::{GUARD, HANDLES, write_out};
 use crate::types::{ncclEpHandle_t, ncclResult_t};
 use std::ffi::c_uint;
 
@@ -13,7 +12,7 @@ use std::ffi::c_uint;
 #[unsafe(export_name = "_Z34ncclEpHandle_test_getNumRecvTokensP12ncclEpHandlePj")]
 pub unsafe extern "C" fn num_recv_tokens(handle: ncclEpHandle_t, rows: *mut c_uint) -> ncclResult_t {
     GUARD.look("ncclEpHandle_test_getNumRecvTokens", || {
-        let found = objects::handle(handle as usize)?.core.received_rows()?;
+        let found = HANDLES.resolve(handle as usize)?.core.received_rows()?;
         // SAFETY: this function's contract.
         unsafe { write_out("rows", rows, u32::try_from(found).unwrap_or(u32::MAX)) }
     })

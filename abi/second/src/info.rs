@@ -1,14 +1,26 @@
 //! The version, and masks of lost ranks, which no group has yet.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, write_out};
-use crate::objects::Group;
+use crate::objects::{GROUPS, GUARD, write_out};
 use crate::texts::not_served;
-use crate::types::{cudaStream_t, ncclEpGroup_t, ncclResult_t};
-use crate::version;
+use crate::types::{NCCL_EP_VERSION_CODE, cudaStream_t, ncclEpGroup_t, ncclResult_t};
 use nccl_ep_core::error::{Code, Error};
 use nccl_ep_core::fork;
 use std::ffi::c_int;
+
+macro_rules! version {
+    () => {
+        concat!("0.2.0+cuda", env!("NCCL_EP_CUDA_VERSION"))
+    };
+}
+
+/// A client reads this line out of the file, and compares the version of CUDA; the zeros keep it apart from its
+/// neighbours there.
+#[used]
+static BANNER: &str = concat!("\0NCCL EP version ", version!(), "\0");
+
+/// The version as log lines have it.
+pub(crate) const VERSION: &str = concat!("NCCL EP version ", version!());
 
 /// Gets the version of the interface: MAJOR * 10000 + MINOR * 100 + PATCH.
 ///
@@ -20,7 +32,7 @@ use std::ffi::c_int;
 pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
     GUARD.look("ncclEpGetVersion", || {
         // SAFETY: this function's contract.
-        unsafe { write_out("version", version, version::NUMBER) }
+        unsafe { write_out("version", version, NCCL_EP_VERSION_CODE) }
     })
 }
 
@@ -28,7 +40,7 @@ pub unsafe extern "C" fn ncclEpGetVersion(version: *mut c_int) -> ncclResult_t {
 fn without_mask(name: &'static str, ep_group: ncclEpGroup_t) -> ncclResult_t {
     GUARD.look(name, || {
         fork::check()?;
-        if Group::resolve(ep_group as usize)?.kept.enable_mask {
+        if GROUPS.resolve(ep_group as usize)?.kept.enable_mask {
             return Err(not_served("ep_group", "a mask of lost ranks"));
         }
         let text = "ep_group: was made without config.enable_mask";
@@ -117,4 +129,17 @@ pub unsafe extern "C" fn ncclEpGetAsyncError(ep_group: ncclEpGroup_t, error: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclEpErrorClear(ep_group: ncclEpGroup_t) -> ncclResult_t {
     without_mask("ncclEpErrorClear", ep_group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH};
+
+    #[test]
+    fn number_and_text_are_those_of_the_header() {
+        let (major, minor, patch) = (NCCL_EP_MAJOR, NCCL_EP_MINOR, NCCL_EP_PATCH);
+        assert_eq!(NCCL_EP_VERSION_CODE, major * 10_000 + minor * 100 + patch);
+        assert!(VERSION.starts_with(&format!("NCCL EP version {major}.{minor}.{patch}+")));
+    }
 }

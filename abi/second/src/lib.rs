@@ -13,13 +13,11 @@ mod dispatch;
 /// The enums of the header.
 pub mod enums;
 mod group;
-mod guard;
 mod handle;
 #[cfg(feature = "test-hook")]
 mod hook;
 mod info;
 mod objects;
-mod options;
 mod read;
 mod received;
 mod recipe;
@@ -29,4 +27,3 @@ mod tensor;
 mod texts;
 /// The types of the header, including those that Rust never constructs.
 pub mod types;
-mod version;

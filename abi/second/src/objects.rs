@@ -1,7 +1,10 @@
-//! The objects behind the numbers that C holds.
+//! The objects behind the numbers that C holds, those numbers, and the guard around every exported function.
 
 use crate::allocator::Allocator;
 use crate::settings::Kept;
+use crate::texts;
+use crate::types::{ncclEpGroup_t, ncclEpHandle_t, ncclResult_t};
+pub use nccl_ep_abi::guard::{Guard, Subject, check_out, write_out};
 use nccl_ep_abi::registry::{Names, Registry};
 use nccl_ep_core::backend::nccl::Communicator;
 use nccl_ep_core::error::Result;
@@ -9,8 +12,8 @@ use nccl_ep_core::model::ops::{HandleForm, Zones};
 use nccl_ep_core::session;
 use std::sync::Arc;
 
-static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
-static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
+pub static GROUPS: Registry<Group> = Registry::new(1, Names { argument: "ep_group", object: "group" });
+pub static HANDLES: Registry<Handle> = Registry::new(2, Names { argument: "handle", object: "handle" });
 
 /// A group of this ABI.
 pub struct Group {
@@ -22,23 +25,6 @@ pub struct Group {
     pub comm: Communicator,
     /// Who gives the memory of handles, if not the library.
     pub allocator: Option<Arc<Allocator>>,
-}
-
-impl Group {
-    /// Registers the group and returns its number.
-    pub fn register(self) -> usize {
-        GROUPS.insert(Arc::new(self))
-    }
-
-    /// The group numbered `number`.
-    pub fn resolve(number: usize) -> Result<Arc<Self>> {
-        GROUPS.resolve(number)
-    }
-
-    /// Removes the group numbered `number`; later calls do not find it.
-    pub fn take(number: usize) -> Result<Arc<Self>> {
-        GROUPS.remove(number)
-    }
 }
 
 /// A handle of this ABI.
@@ -78,19 +64,30 @@ impl Layout {
     }
 }
 
-impl Handle {
-    /// Registers the handle and returns its number.
-    pub fn register(self) -> usize {
-        HANDLES.insert(Arc::new(self))
-    }
+/// Runs the body of each exported function; a panic marks the group that the call works on as failed.
+pub const GUARD: Guard = Guard { words: texts::text, group_of };
+
+fn group_of(subject: Subject) -> Option<Arc<session::group::Group>> {
+    let group = match subject {
+        Subject::Nothing => None,
+        Subject::Group(number) => GROUPS.resolve(number).ok(),
+        Subject::Handle(number) => HANDLES.resolve(number).ok().map(|handle| Arc::clone(&handle.group)),
+    };
+    group.map(|group| Arc::clone(&group.session))
 }
 
-/// The handle numbered `number`.
-pub fn handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES.resolve(number)
+/// Runs the body of a function that works on this group.
+pub fn on_group(name: &'static str, group: ncclEpGroup_t, body: impl FnOnce(Arc<Group>) -> Result<()>) -> ncclResult_t {
+    let number = group as usize;
+    GUARD.run(name, Subject::Group(number), || body(GROUPS.resolve(number)?))
 }
 
-/// Removes the handle numbered `number`; later calls do not find it.
-pub fn take_handle(number: usize) -> Result<Arc<Handle>> {
-    HANDLES.remove(number)
+/// Runs the body of a function that works on this handle.
+pub fn on_handle(
+    name: &'static str,
+    handle: ncclEpHandle_t,
+    body: impl FnOnce(Arc<Handle>) -> Result<()>,
+) -> ncclResult_t {
+    let number = handle as usize;
+    GUARD.run(name, Subject::Handle(number), || body(HANDLES.resolve(number)?))
 }

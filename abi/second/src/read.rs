@@ -1,4 +1,4 @@
-//! A caller's structs -> structs of this generation, owned.
+//! A caller's structs -> structs of this generation, owned; and the numbers in them that several calls have.
 //!
 //! The only place that dereferences pointers to structs. Each begins with its size and a magic number: a shorter one is
 //! of an earlier generation, and what it lacks counts as zero; of a longer one the rest is not read.
@@ -10,7 +10,8 @@ use crate::types::{
     ncclEpLayoutInfo_t, ncclEpTensor, ncclEpTensorAllocConfig_t,
 };
 use nccl_ep_abi::refuse;
-use nccl_ep_core::error::Result;
+use nccl_ep_core::error::{Code, Error, Result};
+use nccl_ep_core::model::group::Algorithm;
 use std::mem::{MaybeUninit, offset_of};
 
 /// The magic number of every struct but tensors; the header has it, too.
@@ -108,6 +109,33 @@ pub fn number<E: Copy>(enumerator: MaybeUninit<E>) -> u32 {
     const { assert!(size_of::<E>() == size_of::<u32>()) };
     // SAFETY: the enum is 4 bytes of a struct that was copied, or an argument; u32 takes every bit pattern.
     unsafe { enumerator.as_ptr().cast::<u32>().read() }
+}
+
+/// The rule of scales where rows travel as they are.
+pub const NO_SCALES: &str = "must be NULL, as the recipe has no scales";
+
+/// Refuses a number that no enumerator has.
+pub fn known(name: &str, number: u32, last: u32) -> Result<()> {
+    if number <= last {
+        return Ok(());
+    }
+    let error = refuse::argument(name, "must be a value of its enum");
+    Err(error.got(number, format_args!("0 to {last}")))
+}
+
+/// Whether an operation is of the backward pass, which LL has not.
+pub fn is_backward<E: Copy>(algorithm: Algorithm, direction: Option<MaybeUninit<E>>) -> Result<bool> {
+    let name = "config.pass_direction";
+    let direction = direction.map_or(0, number);
+    known(name, direction, 1)?;
+    match (direction, algorithm) {
+        (0, _) => Ok(false),
+        (_, Algorithm::HighThroughput) => Ok(true),
+        (_, Algorithm::LowLatency) => {
+            let text = "config.pass_direction: must be NCCL_EP_FWD_PASS in low latency";
+            Err(Error::new(Code::InvalidUsage, text))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::objects::Group;
-use crate::options::{NO_SCALES, known};
-use crate::read;
+use crate::read::{self, NO_SCALES, known};
 use crate::tensor::{self, absent};
 use crate::types::{ncclEpDispatchInputs_t, ncclEpDispatchOutputs_t, ncclEpTensor_t};
 use nccl_ep_abi::refuse;

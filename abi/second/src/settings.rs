@@ -1,8 +1,7 @@
 //! A caller's configuration of a group -> settings of the core, and what this ABI keeps of it.
 
 use crate::enums::ncclEpOverflowPolicy_t;
-use crate::options::known;
-use crate::read::number;
+use crate::read::{known, number};
 use crate::texts::not_served;
 use crate::types::{ncclEpAllocConfig_t, ncclEpGroupConfig_t};
 use nccl_ep_abi::{numbers, refuse};

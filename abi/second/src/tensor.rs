@@ -1,8 +1,7 @@
 //! Tensor descriptors: those that the library makes, and how it reads any.
 #![allow(unsafe_code)]
 
-use crate::guard::{GUARD, Subject, check_out, write_out};
-use crate::objects::Group;
+use crate::objects::{GUARD, Group, Subject, check_out, write_out};
 use crate::read::{self, OWN_TENSOR_MAGIC};
 use crate::types::{ncclDataType_t, ncclEpTensor, ncclEpTensor_t, ncclEpTensorAllocConfig_t, ncclResult_t};
 use nccl_ep_abi::refuse;

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "harness/harness.h"
+#include "harness/base.h"
 
 namespace ep_bench {
 

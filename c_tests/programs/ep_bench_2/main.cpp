@@ -4,10 +4,8 @@
 //   --top-k 8 --alignment 1 --iters 8 --ops 10 --memory 0 (1: handles in memory of the program's) --json FILE
 // `graph` are replays of --ops operations, back to back; `update` is ncclEpUpdateHandle with all counters. Host times are
 // inside the calls. bench/rows.py reads the file.
-#include <dlfcn.h>
 #include <nccl_ep.h>
 
-#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <map>
@@ -16,6 +14,7 @@
 #include <sstream>
 
 #include "harness/base.h"
+#include "programs/ep_bench/machine.h"
 #include "programs/ep_bench/stats.h"
 
 // For the harness: both modes are everywhere.
@@ -233,12 +232,11 @@ ep_bench::Figures TimeGraph(const EpEnv& env, const Options& options, const Work
 }
 
 ep_bench::Figures TimeHost(const EpEnv& env, const Options& options, const Work& call) {
-    using Clock = std::chrono::steady_clock;
     Samples samples;
     for (unsigned i = 1; i <= 8 * options.iters; ++i) {
-        const auto start = Clock::now();
+        const double start = ep_seconds();
         call();
-        samples.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+        samples.push_back(1e6 * (ep_seconds() - start));
         if (i % 8 == 0) EP_REQUIRE_CUDA(cudaStreamSynchronize(env.stream));
     }
     return ep_bench::SlowestRank(samples);
@@ -255,23 +253,12 @@ std::string Json(const Times& times) {
     return json + "}";
 }
 
-// By the driver's own function: the program links without a driver.
-std::string GpuName(int device) {
-    void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
-    void* found = driver != nullptr ? dlsym(driver, "cuDeviceGetName") : nullptr;
-    char name[128] = "";
-    if (found != nullptr) reinterpret_cast<int (*)(char*, int, int)>(found)(name, sizeof(name), device);
-    return name;
-}
-
 // One run of the file: a layout with one budget of SMs.
 std::string Run(const EpEnv& env, const Options& options, const std::string& layout, const std::string& sms,
                 const std::string& command) {
     const bool ht = layout[0] == 'h';
-    int all = 0, nccl = 0;
-    EP_REQUIRE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, env.device));
-    EP_REQUIRE_NCCL(ncclGetVersion(&nccl));
-    const int budget = sms == "auto" ? 0 : sms == "all" ? all : std::stoi(sms);
+    const ep_bench::Machine machine = ep_bench::DescribeMachine(env);
+    const int budget = sms == "auto" ? 0 : sms == "all" ? machine.multiprocessors : std::stoi(sms);
     Session session(env, options, layout, static_cast<unsigned>(budget));
     const std::map<std::string, Work> calls = {{"dispatch", [&] { session.Dispatch(); }},
                                                {"combine", [&] { session.Combine(); }},
@@ -291,7 +278,7 @@ std::string Run(const EpEnv& env, const Options& options, const std::string& lay
     strftime(date, sizeof(date), "%F", gmtime(&now));
     std::ostringstream json;
     json << R"({"date": ")" << date << R"(", "command": ")" << command << R"(", "machine": {"gpu": ")"
-         << GpuName(env.device) << R"(", "nccl": )" << nccl << R"(, "multiprocessors": )" << all
+         << machine.gpu << R"(", "nccl": )" << machine.nccl << R"(, "multiprocessors": )" << machine.multiprocessors
          << R"(}, "config": {"interface": "later", "algorithm": ")" << layout.substr(0, 2) << R"(", "layout": ")"
          << layout.substr(3) << R"(", "backend": ")" << (ep_on_hostsim() ? "host" : "cuda") << R"(", "ranks": )"
          << env.size << R"(, "hidden": )" << options.hidden << R"(, "top_k": )" << options.top_k << R"(, "experts": )"

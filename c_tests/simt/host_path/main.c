@@ -1,10 +1,8 @@
 // What a call does and costs in the library itself, beside a driver that does nothing: no memory is allocated or freed,
 // so many calls of the driver, and so much time. Run alone: `NCCLEP_HOSTSIM_WITH_GPU=1 target/c/simt/host_path`.
-#define _POSIX_C_SOURCE 199309L  // clock_gettime
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "harness/harness.h"
 #include "simt/host_path/resting_driver.h"
@@ -106,12 +104,6 @@ static ncclResult_t combine(const Subject* subject) {
     return result == ncclSuccess ? complete(subject) : result;
 }
 
-static double now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return 1e9 * (double)time.tv_sec + (double)time.tv_nsec;
-}
-
 // How many calls of the driver one call makes.
 typedef struct {
     unsigned launches, records, waits;
@@ -130,9 +122,9 @@ static void measure(const Subject* subject, const char* name, Expected expected,
     ncclResult_t result = ncclSuccess;
     driver_rest(0);
     const uint64_t calls_before = memory_calls();
-    const double begin = now_ns();
+    const double begin = ep_seconds();
     for (unsigned i = 0; i < kCalls && result == ncclSuccess; ++i) result = call(subject);
-    const double end = now_ns();
+    const double end = ep_seconds();
     const uint64_t calls = memory_calls() - calls_before;
     const DriverCalls asked = driver_wake();
     EP_CHECK_NCCL(result);
@@ -140,7 +132,7 @@ static void measure(const Subject* subject, const char* name, Expected expected,
     EP_CHECK_EQ_U64(asked.launches, expected.launches * kCalls);
     EP_CHECK_EQ_U64(asked.records, expected.records * kCalls);
     EP_CHECK_EQ_U64(asked.waits, expected.waits * kCalls);
-    printf("%-32s %5.0f ns\n", name, (end - begin) / kCalls);
+    printf("%-32s %5.0f ns\n", name, 1e9 * (end - begin) / kCalls);
 }
 
 // What the driver is asked for by a dispatch on `stream`.

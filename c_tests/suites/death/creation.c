@@ -24,7 +24,7 @@ static void connect_ranks(DeathRank* self, ncclComm_t comm, cudaStream_t stream)
 // The creation fails within its deadline, and the text names the waiting rank.
 static void expect_no_group(DeathRank* self, ncclComm_t comm, cudaStream_t stream) {
     ncclEpGroup_t group = NULL;
-    const double start = seconds_now();
+    const double start = ep_seconds();
     EP_CHECK_EQ_I64(create_group(self, comm, stream, &group), ncclRemoteError);
     check_in_time(self, start);
     EP_CHECK(group == NULL);
@@ -123,7 +123,7 @@ DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     meet(self, kReady, env->size);
     if (is_victim(self)) die(self);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     const ncclResult_t dispatched = dispatch_to_rank_0(env, handle, memory);
     EP_CHECK(dispatched == ncclSuccess || (ep_num_nodes() > 1 && dispatched == ncclRemoteError));
     const ncclResult_t result = ep_handle_create(&next, group, ids, 1, 1, env->stream);
@@ -139,23 +139,22 @@ DEATH_CASE(dies_before_an_operation_and_a_handle, kVictimDies) {
     abort_and_go_on(self);
 }
 
-static void make_trip(Work* work, const DeathRank* self) {
+static void make_trip(RefRun* run, const DeathRank* self) {
     const cudaStream_t stream = self->env.stream;
-    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, stream));
-    EP_CHECK_NCCL(ref_launch_combine(&work->run, kRefWhole, stream));
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stream));
+    EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, stream));
     EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-    EP_CHECK_RESULT(ep_group_state(work->group), ncclSuccess);
+    EP_CHECK_RESULT(ep_group_state(run->group), ncclSuccess);
 }
 
 // The library's part of destroying a group; each call must return in time. cudaFree, which frees
 // the buffers, waits for the stuck exchange.
-static void destroy_group(DeathRank* self, Work* work, ncclNDTensor_t* tensor) {
-    double start = seconds_now();
-    EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, tensor));
+static void destroy_group(DeathRank* self, RefRun* run, ncclNDTensor_t* tensor) {
+    double start = ep_seconds();
+    EP_CHECK_NCCL(ncclEpTensorDestroy(run->group, tensor));
     check_in_time(self, start);
-    start = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
+    start = ep_seconds();
+    EP_CHECK_NCCL(ref_run_end_group(run));
     check_in_time(self, start);
 }
 
@@ -166,8 +165,8 @@ static void abort_lost(ncclComm_t lost, cudaStream_t stream) {
     (void)cudaGetLastError();
 }
 
-static ncclNDTensor_t some_tensor(const Work* work) {
-    return ep_tensor_2d(work->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 4, 16);
+static ncclNDTensor_t some_tensor(const RefRun* run) {
+    return ep_tensor_2d(run->group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, 4, 16);
 }
 
 // All ranks live, but the victim never joins the creation of a second group. The exchange stays on
@@ -181,8 +180,7 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&lost_stream, cudaStreamNonBlocking));
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &lost, NULL));
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &later, NULL));
-    Work before;
-    open_work(&before, env, 1);
+    RefRun before = open_work(env, 1);
     ncclNDTensor_t first_tensor = some_tensor(&before);
     connect_ranks(self, lost, lost_stream);
     connect_ranks(self, later, env->stream);
@@ -193,8 +191,7 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     if (!is_victim(self)) expect_no_group(self, lost, lost_stream);
     meet(self, kNoticed, env->size);
     make_trip(&before, self);
-    Work after;
-    open_work(&after, &later_env, 2);
+    RefRun after = open_work(&later_env, 2);
     ncclNDTensor_t second_tensor = some_tensor(&after);
     destroy_group(self, &before, &first_tensor);
     make_trip(&after, self);
@@ -202,8 +199,8 @@ DEATH_CASE(creation_is_lost_beside_a_group, kVictimLives) {
     meet(self, kAllKnow, env->size);
 
     abort_lost(lost, lost_stream);
-    ref_run_close(&before.run);
-    ref_run_close(&after.run);
+    ref_run_close(&before);
+    ref_run_close(&after);
     connect_ranks(self, later, env->stream);
     expect_context_usable(self);
     EP_CHECK_NCCL(ncclCommDestroy(later));
@@ -218,9 +215,9 @@ static void make_lost(const EpEnv* env, ncclComm_t* lost, cudaStream_t* stream) 
     EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, lost, NULL));
 }
 
-static void end_with_lost(DeathRank* self, Work* work, ncclComm_t lost, cudaStream_t stream) {
+static void end_with_lost(DeathRank* self, RefRun* run, ncclComm_t lost, cudaStream_t stream) {
     abort_lost(lost, stream);
-    ref_run_close(&work->run);
+    ref_run_close(run);
     expect_context_usable(self);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     EP_CHECK_CUDA(cudaStreamDestroy(stream));
@@ -234,31 +231,29 @@ static void lose_a_creation(DeathRank* self, bool fails_first) {
     cudaStream_t lost_stream = NULL;
     ncclComm_t lost = NULL;
     make_lost(env, &lost, &lost_stream);
-    Work work;
-    open_work(&work, env, 1);
+    RefRun run = open_work(env, 1);
     connect_ranks(self, lost, lost_stream);
-    ref_prepare_dispatch(&work.run);
+    ref_prepare_dispatch(&run);
     meet(self, kReady, env->size);
 
     if (!is_victim(self)) {
-        const double start = seconds_now();
+        const double start = ep_seconds();
         if (fails_first) {
-            EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, env->stream));
-            expect_fault(self, work.group, start);
+            EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
+            expect_fault(self, run.group, start);
         }
         expect_no_group(self, lost, lost_stream);
-        if (!fails_first) EP_CHECK_NCCL(ref_launch_dispatch(&work.run, kRefWhole, lost_stream));
+        if (!fails_first) EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, lost_stream));
     }
     meet(self, kNoticed, env->size);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&work.run.handle));
-    const ncclResult_t ended = ncclEpGroupDestroy(work.group, env->stream);
+    const double start = ep_seconds();
+    const ncclResult_t ended = ref_run_end_group(&run);
     if (fails_first) EP_CHECK_NCCL(ended);
     EP_CHECK(fails_first || is_victim(self) || ended == ncclRemoteError);
     check_in_time(self, start);
     meet(self, kAllKnow, env->size);
 
-    end_with_lost(self, &work, lost, lost_stream);
+    end_with_lost(self, &run, lost, lost_stream);
 }
 
 // The creation is to replace a group that has failed. While that is stuck, nothing that still ends of the failed group

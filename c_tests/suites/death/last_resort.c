@@ -39,30 +39,30 @@ static void expect_end_of(const DeathRank* self, cudaStream_t stream, double sin
 }
 
 // What the others have sent may still complete an operation of the victim.
-static double start_operations(const DeathRank* self, Work* work) {
-    double launched = seconds_now();
+static double start_operations(const DeathRank* self, RefRun* run) {
+    double launched = ep_seconds();
     for (int i = 0; i < (is_victim(self) ? kOperations : 1); ++i) {
-        launched = seconds_now();
-        if (ref_launch_dispatch(&work->run, kRefWhole, self->env.stream) != ncclSuccess) break;
+        launched = ep_seconds();
+        if (ref_launch_dispatch(run, kRefWhole, self->env.stream) != ncclSuccess) break;
     }
     return launched;
 }
 
 // All ranks live, so nothing but the deadline ends the operation.
 DEATH_WORK_CASE(stalls_where_no_thread_is_left, kVictimLives) {
-    ref_prepare_dispatch(&work->run);
+    ref_prepare_dispatch(run);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) meet(self, kNoticed, self->env.size);
     atomic_store(&g_refuses_threads, true);
-    const double start = start_operations(self, work);
-    expect_fault(self, work->group, start);
+    const double start = start_operations(self, run);
+    expect_fault(self, run->group, start);
     expect_end_of(self, self->env.stream, start);
     atomic_store(&g_refuses_threads, false);
     if (!is_victim(self)) {
         meet(self, kNoticed, self->env.size);
         expect_victim_named(self);
     }
-    finish_behind_a_stall(self, work);
+    finish_behind_a_stall(self, run);
 }
 
 // A device whose memory is freed takes no copy, by which it would learn of the failures.
@@ -70,24 +70,24 @@ DEATH_CASE(several_groups_lose_a_rank_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
     // The kernels of so many groups need not fit on a GPU together: the last begin when the first have given up.
     if (!ep_on_hostsim()) self->slack_ms += self->timeout_ms;
-    Work work[kGroups];
+    RefRun runs[kGroups];
     EpEnv env[kGroups];
     for (int i = 0; i < kGroups; ++i) {
         env[i] = self->env;
         if (i > 0) EP_REQUIRE_CUDA(cudaStreamCreate(&env[i].stream));
-        open_work(&work[i], &env[i], 1);
-        ref_prepare_dispatch(&work[i].run);
+        runs[i] = open_work(&env[i], 1);
+        ref_prepare_dispatch(&runs[i]);
     }
     void* memory = ep_device_alloc(1 << 20);
     lose_victim(self);
-    const double start = seconds_now();
-    for (int i = 0; i < kGroups; ++i) EP_CHECK_NCCL(ref_launch_dispatch(&work[i].run, kRefWhole, env[i].stream));
+    const double start = ep_seconds();
+    for (int i = 0; i < kGroups; ++i) EP_CHECK_NCCL(ref_launch_dispatch(&runs[i], kRefWhole, env[i].stream));
     ep_device_free(memory);
     check_in_time(self, start);
-    for (int i = 0; i < kGroups; ++i) expect_fault(self, work[i].group, start);
+    for (int i = 0; i < kGroups; ++i) expect_fault(self, runs[i].group, start);
     for (int i = 1; i < kGroups; ++i) {
-        close_work(self, &work[i]);
+        close_work(self, &runs[i]);
         EP_CHECK_CUDA(cudaStreamDestroy(env[i].stream));
     }
-    finish_survivor(self, &work[0]);
+    finish_survivor(self, &runs[0]);
 }

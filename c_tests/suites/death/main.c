@@ -20,11 +20,11 @@ enum { kOpsInFlight = 4, kLongestRun = 400, kOpsBeforeDeath = 21 };
 
 DEATH_WORK_CASE(dies_before_an_operation, kVictimDies) {
     lose_victim(self);
-    ref_prepare_dispatch(&work->run);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, self->env.stream));
-    expect_fault(self, work->group, start);
-    finish_survivor(self, work);
+    ref_prepare_dispatch(run);
+    const double start = ep_seconds();
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, self->env.stream));
+    expect_fault(self, run->group, start);
+    finish_survivor(self, run);
 }
 
 // The exchange of a high-throughput handle's routing; on the GPUs of one node the host does not wait for it.
@@ -40,7 +40,7 @@ DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     lose_victim(self);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    const double start = seconds_now();
+    const double start = ep_seconds();
     handle = NULL;
     const ncclResult_t result = ep_handle_create(&handle, group, ids, 1, 1, env->stream);
     if (host_waits_for_routing()) {
@@ -54,7 +54,7 @@ DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
         EP_CHECK_EQ_I64(atomic_load(&self->shared->named), survivors(self));
         EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     }
-    const double destroyed = seconds_now();
+    const double destroyed = ep_seconds();
     const ncclResult_t end = ncclEpGroupDestroy(group, env->stream);
     EP_CHECK_NCCL(end);
     check_in_time(self, destroyed);
@@ -63,41 +63,41 @@ DEATH_CASE(dies_before_an_ht_handle, kVictimDies) {
 }
 
 DEATH_WORK_CASE(dies_while_others_wait, kVictimDies) {
-    ref_prepare_dispatch(&work->run);
+    ref_prepare_dispatch(run);
     meet(self, kReady, self->env.size);
     if (is_victim(self)) {
         usleep(self->timeout_ms * 1000 / 4);
         die(self);
     }
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefStaged, self->env.stream));
-    EP_CHECK_NCCL(ncclEpComplete(work->run.handle, NULL, self->env.stream));
-    expect_fault(self, work->group, start);
-    finish_survivor(self, work);
+    const double start = ep_seconds();
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, self->env.stream));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, self->env.stream));
+    expect_fault(self, run->group, start);
+    finish_survivor(self, run);
 }
 
 // To free memory is to wait for the device, and holds up other calls of the process meanwhile.
 DEATH_WORK_CASE(dies_while_memory_is_freed, kVictimDies) {
     allow_for_a_free(self);
-    ref_prepare_dispatch(&work->run);
+    ref_prepare_dispatch(run);
     void* memory = ep_device_alloc(1 << 20);
     lose_victim(self);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, self->env.stream));
+    const double start = ep_seconds();
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, self->env.stream));
     ep_device_free(memory);
     check_in_time(self, start);
-    expect_fault(self, work->group, start);
-    finish_survivor(self, work);
+    expect_fault(self, run->group, start);
+    finish_survivor(self, run);
 }
 
 // Runs operations on the same inputs, a few in flight, until the group fails. Returns when the last
 // of them was launched.
-static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
-    double launched = seconds_now();
+static double run_until_fault(DeathRank* self, RefRun* run, unsigned most) {
+    double launched = ep_seconds();
     for (unsigned i = 0; i < most; ++i) {
-        launched = seconds_now();
-        const ncclResult_t result = i % 2 == 0 ? ref_launch_dispatch(&work->run, kRefWhole, self->env.stream)
-                                               : ref_launch_combine(&work->run, kRefWhole, self->env.stream);
+        launched = ep_seconds();
+        const ncclResult_t result = i % 2 == 0 ? ref_launch_dispatch(run, kRefWhole, self->env.stream)
+                                               : ref_launch_combine(run, kRefWhole, self->env.stream);
         if (result != ncclSuccess) break;
         if (i % kOpsInFlight != kOpsInFlight - 1) continue;
         EP_CHECK_CUDA(cudaStreamSynchronize(self->env.stream));
@@ -108,34 +108,34 @@ static double run_until_fault(DeathRank* self, Work* work, unsigned most) {
 DEATH_WORK_CASE(dies_in_a_run, kVictimDies) {
     meet(self, kReady, self->env.size);
     if (is_victim(self)) {
-        run_until_fault(self, work, kOpsBeforeDeath);
+        run_until_fault(self, run, kOpsBeforeDeath);
         die(self);
     }
-    run_until_fault(self, work, kLongestRun);
+    run_until_fault(self, run, kLongestRun);
     wait_for_loss(self);
-    expect_fault(self, work->group, atomic_load(&self->shared->lost));
-    finish_survivor(self, work);
+    expect_fault(self, run->group, atomic_load(&self->shared->lost));
+    finish_survivor(self, run);
 }
 
 // The survivors never wait for the device, so their streams are full when the group fails: on a GPU a stream takes
 // about a thousand launches, and further ones wait.
 DEATH_WORK_CASE(dies_before_many_operations, kVictimDies) {
     lose_victim(self);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     ncclResult_t result = ncclSuccess;
     for (unsigned i = 0; result == ncclSuccess && in_time(self, start); ++i) {
-        result = i % 2 == 0 ? ref_launch_dispatch(&work->run, kRefWhole, self->env.stream)
-                            : ref_launch_combine(&work->run, kRefWhole, self->env.stream);
+        result = i % 2 == 0 ? ref_launch_dispatch(run, kRefWhole, self->env.stream)
+                            : ref_launch_combine(run, kRefWhole, self->env.stream);
     }
     EP_CHECK_EQ_I64(result, ncclRemoteError);
-    expect_fault(self, work->group, start);
-    finish_survivor(self, work);
+    expect_fault(self, run->group, start);
+    finish_survivor(self, run);
 }
 
 // Nothing is in flight: destroying the group is the first step that misses the victim.
 DEATH_WORK_CASE(dies_before_destruction, kVictimDies) {
     lose_victim(self);
-    end_without_victim(self, work);
+    end_without_victim(self, run);
     abort_and_go_on(self);
 }
 
@@ -143,17 +143,17 @@ DEATH_WORK_CASE(dies_before_destruction, kVictimDies) {
 DEATH_WORK_CASE(stalls_and_comes_back, kVictimLives) {
     meet(self, kReady, self->env.size);
     if (is_victim(self)) meet(self, kNoticed, self->env.size);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     // What the others sent before they gave up may still complete an operation of the victim.
-    const double launched = run_until_fault(self, work, kOpsInFlight);
-    expect_fault(self, work->group, is_victim(self) ? launched : start);
+    const double launched = run_until_fault(self, run, kOpsInFlight);
+    expect_fault(self, run->group, is_victim(self) ? launched : start);
     if (!is_victim(self)) {
-        expect_refusals(work);
+        expect_refusals(run);
         meet(self, kNoticed, self->env.size);
         expect_victim_named(self);
     }
     expect_context_usable(self);
-    finish_behind_a_stall(self, work);
+    finish_behind_a_stall(self, run);
 }
 
 // ---- The program -------------------------------------------------------------------------------

@@ -7,57 +7,54 @@
 
 enum { kMostOps = 400, kOpsOfVictim = 7, kOpsInFlight = 4 };
 
-static void open_mapped(Work* mapped, const EpEnv* env) {
+static RefRun open_mapped(const EpEnv* env) {
     const RefShape shape = {2 * (unsigned)env->size, 16, 3, ncclBfloat16, 1024};
     EP_REQUIRE(setenv("EP_TEST_MEMORY", "mapped", 1) == 0);
-    mapped->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht(5));
     const ncclEpChoice_t pull = {.size = sizeof(pull), .variant = NCCL_EP_VARIANT_HT_PULL};
-    EP_REQUIRE_NCCL(ncclEpSetChoice(mapped->group, NCCL_EP_OPERATION_HT_COMBINE, &pull));
-    mapped->run = ref_run_open_with(env, mapped->group, &shape, kRefDistinct, false, ref_ht(5));
-    ref_dispatch(&mapped->run);
-    ref_combine(&mapped->run);
-    ref_prepare(&mapped->run);
+    EP_REQUIRE_NCCL(ncclEpSetChoice(run.group, NCCL_EP_OPERATION_HT_COMBINE, &pull));
+    ref_pair(&run);
+    ref_prepare(&run);
+    return run;
 }
 
-static ncclResult_t launch(Work* mapped, bool combines) {
-    const cudaStream_t stream = mapped->run.env->stream;
-    return combines ? ref_launch_combine(&mapped->run, kRefWhole, stream)
-                    : ref_launch_dispatch(&mapped->run, kRefWhole, stream);
+static ncclResult_t launch(RefRun* run, bool combines) {
+    const cudaStream_t stream = run->env->stream;
+    return combines ? ref_launch_combine(run, kRefWhole, stream) : ref_launch_dispatch(run, kRefWhole, stream);
 }
 
 // A few are in flight at a time.
-static void run_until_fault(Work* mapped, bool combines, unsigned most) {
-    for (unsigned i = 0; i < most && launch(mapped, combines) == ncclSuccess; ++i) {
-        if (i % kOpsInFlight == kOpsInFlight - 1) EP_CHECK_CUDA(cudaStreamSynchronize(mapped->run.env->stream));
+static void run_until_fault(RefRun* run, bool combines, unsigned most) {
+    for (unsigned i = 0; i < most && launch(run, combines) == ncclSuccess; ++i) {
+        if (i % kOpsInFlight == kOpsInFlight - 1) EP_CHECK_CUDA(cudaStreamSynchronize(run->env->stream));
     }
 }
 
 static void lose_in_mapped(DeathRank* self, bool combines) {
     const EpEnv* env = &self->env;
-    Work mapped;
-    open_mapped(&mapped, env);
-    char* rows = ref_buffer_data(&mapped.run.tokens_out);
+    RefRun run = open_mapped(env);
+    char* rows = ref_buffer_data(&run.tokens_out);
     ncclEpMemInfo_t info = {.size = sizeof(info)};
-    EP_CHECK_NCCL(ncclEpMemInfo(mapped.group, rows, &info));
+    EP_CHECK_NCCL(ncclEpMemInfo(run.group, rows, &info));
     EP_CHECK_EQ_I64(info.peers, survivors(self));
     meet(self, kReady, env->size);
     if (is_victim(self)) {
-        run_until_fault(&mapped, combines, kOpsOfVictim);
+        run_until_fault(&run, combines, kOpsOfVictim);
         die(self);
     }
-    run_until_fault(&mapped, combines, kMostOps);
+    run_until_fault(&run, combines, kMostOps);
     wait_for_loss(self);
-    expect_fault(self, mapped.group, atomic_load(&self->shared->lost));
-    EP_CHECK(launch(&mapped, combines) != ncclSuccess);
+    expect_fault(self, run.group, atomic_load(&self->shared->lost));
+    EP_CHECK(launch(&run, combines) != ncclSuccess);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
     // What the peers mapped is still there, and stays: one of them may write to it.
-    EP_CHECK_RESULT(ncclEpMemFree(mapped.group, (char*)rows - info.offset), ncclRemoteError);
+    EP_CHECK_RESULT(ncclEpMemFree(run.group, (char*)rows - info.offset), ncclRemoteError);
     const char byte = 1;
     ep_upload(rows, &byte, 1);
     expect_context_usable(self);
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
-    close_work(self, &mapped);
+    close_work(self, &run);
     ref_mapped_close();
     abort_and_go_on(self);
 }

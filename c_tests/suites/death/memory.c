@@ -7,20 +7,19 @@ typedef enum { kAllocates, kFrees, kViews } MemoryCall;
 
 static void lose_in_a_memory_call(DeathRank* self, MemoryCall call) {
     const EpEnv* env = &self->env;
-    Work work;
-    open_work(&work, env, 3);
+    RefRun run = open_work(env, 3);
     void* memory = NULL;
     void* none = NULL;
-    EP_REQUIRE_NCCL(ncclEpMemAlloc(work.group, &memory, kBytes));
+    EP_REQUIRE_NCCL(ncclEpMemAlloc(run.group, &memory, kBytes));
     lose_victim(self);
-    const double start = seconds_now();
-    work.run.by_rank = work.run.as_view = call == kViews;
-    const ncclResult_t result = call == kViews   ? ref_launch_dispatch(&work.run, kRefWhole, env->stream)
-                                : call == kFrees ? ncclEpMemFree(work.group, memory)
-                                                 : ncclEpMemAlloc(work.group, &none, kBytes);
+    const double start = ep_seconds();
+    run.by_rank = run.as_view = call == kViews;
+    const ncclResult_t result = call == kViews   ? ref_launch_dispatch(&run, kRefWhole, env->stream)
+                                : call == kFrees ? ncclEpMemFree(run.group, memory)
+                                                 : ncclEpMemAlloc(run.group, &none, kBytes);
     if (result == ncclSuccess && call == kViews) {
         // Views are memory of each rank alone where they are copied to.
-        expect_fault(self, work.group, start);
+        expect_fault(self, run.group, start);
     } else {
         EP_CHECK_RESULT(result, ncclRemoteError);
         EP_CHECK_STR_CONTAINS(ep_last_error(), " waited ");
@@ -31,18 +30,17 @@ static void lose_in_a_memory_call(DeathRank* self, MemoryCall call) {
     const char byte = 1;
     ep_upload(memory, &byte, 1);
     ncclEpMemInfo_t info = {.size = sizeof(info)};
-    EP_CHECK_NCCL(ncclEpMemInfo(work.group, memory, &info));
-    expect_refusals(&work);
+    EP_CHECK_NCCL(ncclEpMemInfo(run.group, memory, &info));
+    expect_refusals(&run);
     meet(self, kNoticed, survivors(self));
-    const double end = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&work.run.handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(work.group, env->stream));
+    const double end = ep_seconds();
+    EP_CHECK_NCCL(ref_run_end_group(&run));
     check_in_time(self, end);
     // Freeing tensors waits for the device, and so for the exchange that has failed.
     EP_CHECK_NCCL(ncclCommAbort(env->comm));
     (void)cudaStreamSynchronize(env->stream);
     (void)cudaGetLastError();
-    ref_run_close(&work.run);
+    ref_run_close(&run);
     expect_context_usable(self);
     go_on_without_victim(self);
     EP_CHECK_CUDA(cudaStreamDestroy(env->stream));
@@ -57,12 +55,12 @@ DEATH_CASE(dies_before_memory_of_views, kVictimDies) { lose_in_a_memory_call(sel
 // The group has failed in an operation by then: its memory stays.
 DEATH_WORK_CASE(dies_in_a_group_with_memory, kVictimDies) {
     void* memory = NULL;
-    EP_REQUIRE_NCCL(ncclEpMemAlloc(work->group, &memory, kBytes));
+    EP_REQUIRE_NCCL(ncclEpMemAlloc(run->group, &memory, kBytes));
     lose_victim(self);
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ref_launch_dispatch(&work->run, kRefWhole, self->env.stream));
-    expect_fault(self, work->group, start);
-    EP_CHECK_RESULT(ncclEpMemFree(work->group, memory), ncclRemoteError);
+    const double start = ep_seconds();
+    EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, self->env.stream));
+    expect_fault(self, run->group, start);
+    EP_CHECK_RESULT(ncclEpMemFree(run->group, memory), ncclRemoteError);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
-    finish_survivor(self, work);
+    finish_survivor(self, run);
 }

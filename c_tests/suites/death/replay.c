@@ -26,63 +26,60 @@ static EpCaptured captured_pair(RefRun* run) {
 // Meets the others, one of which dies; then launches the graph.
 static double replay_without_victim(DeathRank* self, const EpCaptured* captured) {
     lose_victim(self);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     ep_replay(captured);
     return start;
 }
 
 DEATH_WORK_CASE(dies_before_a_replay, kVictimDies) {
-    const EpCaptured captured = captured_pair(&work->run);
+    const EpCaptured captured = captured_pair(run);
     const double start = replay_without_victim(self, &captured);
-    expect_fault(self, work->group, start);
+    expect_fault(self, run->group, start);
     ep_release_captured(&captured);
-    finish_survivor(self, work);
+    finish_survivor(self, run);
 }
 
 // To free memory is to wait for the replay, and holds up most calls of the driver meanwhile.
 DEATH_WORK_CASE(dies_before_a_replay_and_a_free, kVictimDies) {
     allow_for_a_free(self);
-    const EpCaptured captured = captured_pair(&work->run);
+    const EpCaptured captured = captured_pair(run);
     void* memory = NULL;
     EP_REQUIRE_CUDA(cudaMalloc(&memory, 1 << 20));
     const double start = replay_without_victim(self, &captured);
     EP_CHECK_CUDA(cudaFree(memory));
     check_in_time(self, start);
-    expect_fault(self, work->group, start);
+    expect_fault(self, run->group, start);
     ep_release_captured(&captured);
-    finish_survivor(self, work);
+    finish_survivor(self, run);
 }
 
 // The library frees nothing beside a replay, and waits for none.
 DEATH_WORK_CASE(dies_before_a_replay_and_destructions, kVictimDies) {
-    Work other;
-    const EpCaptured captured = captured_pair(&work->run);
-    open_work(&other, &self->env, 2);
+    const EpCaptured captured = captured_pair(run);
+    RefRun other = open_work(&self->env, 2);
     ncclNDTensor_t spare;
     memset(&spare, 0, sizeof(spare));
-    EP_REQUIRE_NCCL(ncclEpTensorCreate(work->group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20, 1, 1, 1, 1));
+    EP_REQUIRE_NCCL(ncclEpTensorCreate(run->group, &spare, 1, ncclInt8, NCCL_EP_TENSOR_TAG_NONE, 1 << 20, 1, 1, 1, 1));
     const double start = replay_without_victim(self, &captured);
-    EP_CHECK_NCCL(ncclEpTensorDestroy(work->group, &spare));
+    EP_CHECK_NCCL(ncclEpTensorDestroy(run->group, &spare));
     // The CPU backend calls instead of replaying, and waits for what it has called.
-    if (!ep_on_host_backend()) EP_CHECK(seconds_now() - start < self->timeout_ms / 2000.0);
+    if (!ep_on_host_backend()) EP_CHECK(ep_seconds() - start < self->timeout_ms / 2000.0);
     end_without_victim(self, &other);
-    expect_fault(self, work->group, start);
+    expect_fault(self, run->group, start);
     ep_release_captured(&captured);
-    finish_survivor(self, work);
+    finish_survivor(self, run);
 }
 
 DEATH_CASE(dies_before_an_ht_replay, kVictimDies) {
     const EpEnv* env = &self->env;
     const RefShape shape = {2 * (unsigned)env->size, 9, 2, ncclBfloat16, 64};
-    Work work = {.group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape)};
-    work.run =
-        ref_run_open_with(env, work.group, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
-    const EpCaptured captured = captured_pair(&work.run);
+    RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, false, ref_ht_as(kHtRowsExact, kHtNoCounter, 1));
+    const EpCaptured captured = captured_pair(&run);
     const double start = replay_without_victim(self, &captured);
-    expect_fault(self, work.group, start);
+    expect_fault(self, run.group, start);
     ep_release_captured(&captured);
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
-    close_work(self, &work);
+    close_work(self, &run);
     abort_and_go_on(self);
 }

@@ -28,47 +28,45 @@ void expect_fault(DeathRank* self, ncclEpGroup_t group, double since) {
     note_text(self, ep_last_error());
 }
 
-void expect_refusals(Work* work) {
-    const cudaStream_t stream = work->run.env->stream;
-    EP_CHECK(ref_launch_dispatch(&work->run, kRefWhole, stream) != ncclSuccess);
+void expect_refusals(RefRun* run) {
+    const cudaStream_t stream = run->env->stream;
+    EP_CHECK(ref_launch_dispatch(run, kRefWhole, stream) != ncclSuccess);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "the group has failed");
-    EP_CHECK(ref_launch_combine(&work->run, kRefStaged, stream) != ncclSuccess);
+    EP_CHECK(ref_launch_combine(run, kRefStaged, stream) != ncclSuccess);
 }
 
-void close_work(DeathRank* self, Work* work) {
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(work->group, self->env.stream));
+void close_work(DeathRank* self, RefRun* run) {
+    const double start = ep_seconds();
+    EP_CHECK_NCCL(ref_run_end_group(run));
     check_in_time(self, start);
-    ref_run_close(&work->run);
+    ref_run_close(run);
 }
 
-void end_without_victim(DeathRank* self, Work* work) {
-    const double start = seconds_now();
-    EP_CHECK_NCCL(ep_handle_destroy(&work->run.handle));
-    const ncclResult_t result = ncclEpGroupDestroy(work->group, self->env.stream);
+void end_without_victim(DeathRank* self, RefRun* run) {
+    const double start = ep_seconds();
+    const ncclResult_t result = ref_run_end_group(run);
     // A backend whose teardown exchanges nothing has nothing to report.
     EP_CHECK(result == ncclSuccess || result == ncclRemoteError);
     check_in_time(self, start);
-    ref_run_close(&work->run);
+    ref_run_close(run);
 }
 
-void finish_survivor(DeathRank* self, Work* work) {
-    expect_refusals(work);
+void finish_survivor(DeathRank* self, RefRun* run) {
+    expect_refusals(run);
     expect_context_usable(self);
     meet(self, kNoticed, survivors(self));
     expect_victim_named(self);
-    close_work(self, work);
+    close_work(self, run);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     expect_context_usable(self);
     go_on_without_victim(self);
     EP_CHECK_CUDA(cudaStreamDestroy(self->env.stream));
 }
 
-void finish_behind_a_stall(DeathRank* self, Work* work) {
+void finish_behind_a_stall(DeathRank* self, RefRun* run) {
     // Memory that a peer maps is freed only after the kernels of all ranks have ended.
     meet(self, kAllKnow, self->env.size);
-    close_work(self, work);
+    close_work(self, run);
     EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
     expect_context_usable(self);
     if (!is_victim(self)) go_on_without_victim(self);

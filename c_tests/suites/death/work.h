@@ -13,22 +13,21 @@ bool host_waits_for_routing(void);
 // a while for one by which kernels learn of the failure.
 void allow_for_a_free(DeathRank* self);
 
-// A case, as DEATH_CASE, with `work`, which is open; the case closes it.
-#define DEATH_WORK_CASE(name, end)                        \
-    static void name##_with(DeathRank* self, Work* work); \
-    DEATH_CASE(name, end) {                               \
-        Work work;                                        \
-        open_work(&work, &self->env, 1);                  \
-        name##_with(self, &work);                         \
-    }                                                     \
-    static void name##_with(DeathRank* self, Work* work)
+// A case, as DEATH_CASE, with `run`, which is open; the case closes it.
+#define DEATH_WORK_CASE(name, end)                         \
+    static void name##_with(DeathRank* self, RefRun* run); \
+    DEATH_CASE(name, end) {                                \
+        RefRun run = open_work(&self->env, 1);             \
+        name##_with(self, &run);                           \
+    }                                                      \
+    static void name##_with(DeathRank* self, RefRun* run)
 
 // Waits until the group fails; `since` is the earliest time at which it could be known.
 void expect_fault(DeathRank* self, ncclEpGroup_t group, double since);
-void expect_refusals(Work* work);
-void close_work(DeathRank* self, Work* work);
+void expect_refusals(RefRun* run);
+void close_work(DeathRank* self, RefRun* run);
 // Ends a group that nothing has failed in, though it lacks the victim.
-void end_without_victim(DeathRank* self, Work* work);
-void finish_survivor(DeathRank* self, Work* work);
+void end_without_victim(DeathRank* self, RefRun* run);
+void finish_survivor(DeathRank* self, RefRun* run);
 // The same on all ranks, where the victim has come back and has learned of the failure.
-void finish_behind_a_stall(DeathRank* self, Work* work);
+void finish_behind_a_stall(DeathRank* self, RefRun* run);

@@ -280,11 +280,11 @@ static void missing_over_nodes(EpEnv* env) {
     Session session = open_timed_session(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, kShortTimeoutMs);
     ep_barrier();
     if (!is_odd(env)) {
-        const double start = seconds();
+        const double start = ep_seconds();
         ncclEpHandle_t handle = NULL;
         EP_CHECK_RESULT(create(&session, kTopK, &handle), REMOTE);
         EP_CHECK(handle == NULL);
-        EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
+        EP_CHECK(ep_seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), REMOTE);
     }
     ep_barrier();
@@ -316,7 +316,7 @@ EP_TEST_HT(ht_handle_after_one_rank_failed) {
     ep_sync(env);
     if (is_odd(env)) EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), ncclInvalidUsage);
     ep_barrier();
-    const double start = seconds();
+    const double start = ep_seconds();
     ncclEpHandle_t handle = NULL;
     const ncclResult_t result = create(&session, kTopK, &handle);
     if (is_odd(env)) {
@@ -326,7 +326,7 @@ EP_TEST_HT(ht_handle_after_one_rank_failed) {
         EP_CHECK_EQ_I64(wait_for_failure(&session, 10.0), REMOTE);
     }
     // The deadline is 100 s.
-    EP_CHECK(seconds() - start < 10.0);
+    EP_CHECK(ep_seconds() - start < 10.0);
     EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
     recover_and_close(&session);
 }

@@ -62,7 +62,6 @@ typedef struct {
 int odd_rank(const EpEnv* env);
 bool is_odd(const EpEnv* env);
 
-double seconds(void);  // monotonic clock
 
 Session open_session(const EpEnv* env, ncclEpAlgorithm_t algorithm);
 Session open_ll_session(const EpEnv* env);

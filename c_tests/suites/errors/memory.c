@@ -161,12 +161,12 @@ static void miss(const EpEnv* env, bool frees) {
     void* none = NULL;
     ep_barrier();
     if (!is_odd(env)) {
-        const double start = seconds();
+        const double start = ep_seconds();
         EP_LOST("mem-alloc-deadline",
                 frees ? ncclEpMemFree(session.group, memory) : ncclEpMemAlloc(session.group, &none, 16),
                 "%s: rank %d of %d waited %d ms for the other ranks in an exchange of all ranks",
                 frees ? "ncclEpMemFree" : "ncclEpMemAlloc", env->rank, env->size, kShortTimeoutMs);
-        EP_CHECK(seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
+        EP_CHECK(ep_seconds() - start < 0.001 * kShortTimeoutMs + 1.0);
         EP_CHECK(none == NULL);
         check_refuses_memory(&session, memory);
     }

@@ -114,9 +114,9 @@ static void call(const Session* session, Difference difference, bool other) {
 }
 
 static void expect_failure(const Session* session, double limit) {
-    const double start = seconds();
+    const double start = ep_seconds();
     const ncclResult_t state = wait_for_failure(session, limit);
-    EP_CHECK(seconds() - start <= limit);
+    EP_CHECK(ep_seconds() - start <= limit);
     EP_CHECK(state == ncclRemoteError || state == ncclInvalidUsage || state == ncclInvalidArgument);
     EP_CHECK_STR_CONTAINS(ep_last_error(), "rank ");
     EP_CHECK(make_valid_call(session, kDispatch, 0) != ncclSuccess);
@@ -175,9 +175,9 @@ EP_TEST_HT(ht_handle_without_memory_over_nodes) {
     const ncclEpHandle_t first = session.handle;
     session.handle = NULL;
     if (is_odd(env)) ep_set_mishap(kEpNoMemory, true);
-    const double start = seconds();
+    const double start = ep_seconds();
     EP_CHECK(open_handle(&session) != ncclSuccess);
-    EP_CHECK(seconds() - start < 0.005 * kTimeoutMs);  // long before the deadline
+    EP_CHECK(ep_seconds() - start < 0.005 * kTimeoutMs);  // long before the deadline
     EP_CHECK(session.handle == NULL);
     EP_CHECK_STR_CONTAINS(ep_last_error(), is_odd(env) ? "out of memory" : "rank ");
     ep_set_mishap(kEpNoMemory, false);
@@ -193,8 +193,8 @@ EP_TEST_HT(ht_handle_without_memory_over_nodes) {
 
 // Blocks a stream until the gate opens, or so long that a call which waits for it has missed its deadline.
 static void hold(void* gate) {
-    const double start = seconds();
-    while (atomic_load((atomic_bool*)gate) && seconds() - start < 0.005 * kTimeoutMs) usleep(100);
+    const double start = ep_seconds();
+    while (atomic_load((atomic_bool*)gate) && ep_seconds() - start < 0.005 * kTimeoutMs) usleep(100);
 }
 
 // A gate before a dispatch holds up the network behind it, and so what ranks say of a new handle: on all ranks or, if
@@ -214,7 +214,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
     EP_CHECK_NCCL(make_valid_call(&session, kDispatch, 0));
     EP_CHECK_NCCL(open_handle(&late));
     ep_barrier();
-    const double start = seconds();
+    const double start = ep_seconds();
     forget_last_error();
     const ncclResult_t result = make_valid_call(&late, kDispatch, 0);
     // Its rows may be on their way to ranks that are not held up, which wait for others then.
@@ -224,7 +224,7 @@ static void hold_up_a_new_handle(const EpEnv* env, bool alone) {
                             "operation *, LL handle 2, behind network operation *, LL dispatch 5");
     EP_CHECK(alone || on_some_rank(knows));
     expect_failure(&session, 0.002 * kTimeoutMs + 1.0);
-    EP_CHECK(seconds() - start <= 0.002 * kTimeoutMs + 1.0);
+    EP_CHECK(ep_seconds() - start <= 0.002 * kTimeoutMs + 1.0);
     atomic_store(&gate, false);
     (void)cudaStreamSynchronize(env->stream);
     EP_CHECK_NCCL(ncclEpHandleDestroy(late.handle));

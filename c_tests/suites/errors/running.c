@@ -7,11 +7,11 @@
 #include "suites/errors/errors.h"
 
 ncclResult_t wait_for_failure(const Session* session, double limit) {
-    const double end = seconds() + limit;
+    const double end = ep_seconds() + limit;
     ncclResult_t state = ncclSuccess;
     for (;;) {
         EP_REQUIRE_NCCL(ncclEpGetAsyncError(session->group, &state));
-        if (state != ncclSuccess || seconds() >= end) return state;
+        if (state != ncclSuccess || ep_seconds() >= end) return state;
         usleep(2000);
     }
 }
@@ -67,10 +67,10 @@ static void check_refuses_work(const Session* session, ncclResult_t code) {
 }
 
 void recover(Session* session) {
-    const double start = seconds();
+    const double start = ep_seconds();
     EP_CHECK_NCCL(ncclEpHandleDestroy(session->handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(session->group, session->env->stream));
-    EP_CHECK(seconds() - start < 5.0);
+    EP_CHECK(ep_seconds() - start < 5.0);
     ep_sync(session->env);
     ep_barrier();
     EP_REQUIRE_NCCL(open_group(session));

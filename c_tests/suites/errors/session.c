@@ -2,7 +2,6 @@
 // one rank, so in both modes a round trip returns the tokens unchanged.
 #define _GNU_SOURCE  // setenv
 #include <stdarg.h>
-#include <time.h>
 
 #include "suites/errors/errors.h"
 
@@ -51,12 +50,6 @@ void set_timeout_ms(unsigned milliseconds) {
 int odd_rank(const EpEnv* env) { return env->size - 1; }
 
 bool is_odd(const EpEnv* env) { return env->rank == odd_rank(env); }
-
-double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 EpEnv open_own(const EpEnv* env) {
     EpEnv own = *env;

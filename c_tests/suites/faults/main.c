@@ -48,8 +48,7 @@ static void job_open(Job* job, const EpEnv* env, Kind kind, uint64_t seed) {
         const RefShape shape = {experts, kMaxTokens, kTopK, ncclBfloat16, kHidden};
         const RefStyle style = (RefStyle)(seed % (kRefSkewed + 1));
         job->run = ref_run_open_with(env, NULL, &shape, style, true, kind == kHt ? ref_ht(seed) : ref_ll(seed));
-        job->group = job->run.own_group;
-        job->run.own_group = NULL;
+        job->group = job->run.group;
     } else if (kind == kHandles) {
         const int64_t id = 0;
         job->group = ep_group_create(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, experts, 1, 128);
@@ -104,7 +103,7 @@ static bool group_round(Job* job) {
 
 // One round with its results compared; false if it failed.
 static bool job_round(Job* job) {
-    job->began = seconds_now();
+    job->began = ep_seconds();
     if (has_run(job)) return run_round(job);
     return job->kind == kHandles ? handle_round(job) : group_round(job);
 }
@@ -118,8 +117,8 @@ static void job_expect_refusals(Job* job) {
 
 // Destroys the handle and the group, also after a failure.
 static void job_end(Job* job) {
-    if (has_run(job)) EP_CHECK_NCCL(ep_handle_destroy(&job->run.handle));
-    if (job->kind != kGroups) EP_CHECK_NCCL(ncclEpGroupDestroy(job->group, job->env->stream));
+    if (has_run(job)) EP_CHECK_NCCL(ref_run_end_group(&job->run));
+    if (job->kind == kHandles) EP_CHECK_NCCL(ncclEpGroupDestroy(job->group, job->env->stream));
 }
 
 // Frees the buffers. A stuck exchange would block this, so abort its communicator first.
@@ -154,10 +153,10 @@ static Plan g_plan;
 // ---- The parent --------------------------------------------------------------------------------
 
 static void disturb(SharedState* shared, int num_ranks, pid_t victim) {
-    const double limit = seconds_now() + kSetUpSeconds;
-    while (atomic_load(&shared->arrived[kReady]) < num_ranks && seconds_now() < limit) usleep(kPollUs);
+    const double limit = ep_seconds() + kSetUpSeconds;
+    while (atomic_load(&shared->arrived[kReady]) < num_ranks && ep_seconds() < limit) usleep(kPollUs);
     usleep(g_plan.moment_us);
-    atomic_store(&shared->lost, seconds_now());
+    atomic_store(&shared->lost, ep_seconds());
     kill(victim, g_plan.fault == kKill ? SIGKILL : SIGSTOP);
     if (g_plan.fault == kPause) {
         usleep(g_plan.pause_us);
@@ -260,7 +259,7 @@ static void run_trial(DeathRank* self) {
     EP_CHECK(!is_victim(self));
     expect_loss(self, &job);
     job_expect_refusals(&job);
-    const double ended = seconds_now();
+    const double ended = ep_seconds();
     job_end(&job);
     check_in_time(self, ended);
     abort_and_go_on(self);
@@ -336,10 +335,10 @@ int main(int argc, char** argv) {
     Options options = {3, 10, 0, 1, 0, "", "", ""};
     bool good = read_options(argc, argv, &options);
     const unsigned timeout_ms = timeout_from_environment(kDefaultTimeoutMs);
-    const double end = seconds_now() + options.seconds;
+    const double end = ep_seconds() + options.seconds;
     unsigned trial = options.only != 0 ? options.only : 1;
     const unsigned last = options.only != 0 ? options.only : options.trials;
-    for (; good && (options.seconds != 0 ? seconds_now() < end : trial <= last); ++trial) {
+    for (; good && (options.seconds != 0 ? ep_seconds() < end : trial <= last); ++trial) {
         good = run_one(&options, trial, timeout_ms);
         if (options.only != 0) break;
     }

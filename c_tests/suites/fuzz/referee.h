@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -27,11 +26,6 @@ struct Rules {
     double limit_seconds;  // of a call
     bool verbose;
 };
-
-inline double Seconds() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double>(now).count();
-}
 
 // Whether a text is one line that names the function, as docs/errors.md promises.
 inline bool IsText(const char* text, const char* function) {
@@ -102,11 +96,11 @@ class Referee {
         history_[num_history_++ % kHistory] = std::string(function) + " " + detail;
         // Replaces the text, so that no refusal is checked by the text of the one before.
         (void)ncclEpGetVersion(nullptr);
-        began_ = Seconds();
+        began_ = ep_seconds();
     }
 
     void After(unsigned codes, ncclResult_t result) {
-        const double seconds = Seconds() - began_;
+        const double seconds = ep_seconds() - began_;
         const std::string text = result == ncclSuccess ? "" : ncclEpGetLastError();
         history_[(num_history_ - 1) % kHistory] += " -> " + std::to_string(result) + " " + text;
         if (rules_.verbose && result != ncclSuccess) {

@@ -48,8 +48,8 @@ EP_TEST(groups_end_before_their_graphs) {
 
 static void close_group(Pair* pair) {
     for (unsigned i = 0; i < kPair; ++i) EP_CHECK_NCCL(ep_handle_destroy(&pair->runs[i].handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->aside));
-    pair->group = NULL;
+    EP_CHECK_NCCL(ncclEpGroupDestroy(pair->runs[0].own_group, pair->aside));
+    pair->runs[0].own_group = NULL;
 }
 
 // As another group is busy, the network of the group that has ended cannot be freed yet. Whenever it is, NCCL's own

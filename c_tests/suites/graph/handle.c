@@ -18,17 +18,14 @@ static void create_in_capture(const EpEnv* env, ncclEpGroup_t group, void* ids) 
 
 EP_TEST_HT(ht_handle_in_a_capture) {
     const RefShape shape = {2 * (unsigned)env->size, 12, 2, ncclBfloat16, kHidden};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
+    const RefOpening opening = ref_ht_as(kHtRowsExact, kHtNoCounter, 3);
     const int64_t id = 0;
     void* ids = ep_device_upload(&id, sizeof(id));
     // No wait between the three: a refused creation must not shift the others' exchanges.
-    RefRun before = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 3));
-    if (ep_begin_capture(env->stream)) create_in_capture(env, group, ids);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ht_as(kHtRowsExact, kHtNoCounter, 3));
+    REF_SCOPED RefRun before = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, opening);
+    if (ep_begin_capture(env->stream)) create_in_capture(env, before.group, ids);
+    REF_SCOPED RefRun run = ref_run_open_with(env, before.group, &shape, kRefMessy, true, opening);
     ref_pair(&run);
     ref_pair(&before);
-    ref_run_close(&run);
-    ref_run_close(&before);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
     ep_device_free(ids);
 }

@@ -1,19 +1,24 @@
-// CUDA graphs: sequences of low-latency operations are captured once and replayed, with new tokens, ids and weights in
-// the same memory before each replay. Covers blocking and staged operations, completion on a second stream, branches of
-// a graph, odd numbers of operations, several handles, and operations outside the graph between its replays.
+// CUDA graphs: sequences of operations are captured once and replayed, with new tokens, ids and weights in the same
+// memory before each replay; in high throughput, whose handles fix the routing, results and gradients are new, too.
+// Covers blocking and staged operations, completion on a second stream, branches of a graph, odd numbers of operations,
+// several handles, rows with scales, and operations outside the graph between its replays.
 //
 // The CPU backend captures nothing. There the same sequences run directly, which checks this
 // program's expectations, and the replays are reported as skipped.
 #include "harness/graphs.h"
 #include "reference/run.h"
 
-enum { kMaxRuns = 2, kReplays = 5, kHidden = 64, kLateReplays = 7 };
+enum { kMaxRuns = 2, kReplays = 5, kHidden = 256, kLateReplays = 7 };
+
+static const ncclDataType_t kE4m3 = (ncclDataType_t)10;
 
 // What one step of a sequence does with its handle.
 typedef enum {
     kEnd,
     kDispatch,
     kCombine,
+    kCached,         // a dispatch of high throughput without ids and weights
+    kBackward,       // a combine of high throughput with gradients
     kSendDispatch,   // staged
     kSendCombine,    // staged
     kComplete,       // on the captured stream
@@ -32,7 +37,6 @@ typedef struct {
 
 typedef struct {
     const EpEnv* env;
-    ncclEpGroup_t group;
     RefRun runs[kMaxRuns];
     unsigned num_runs;
     uint64_t seed;
@@ -40,13 +44,11 @@ typedef struct {
     cudaEvent_t fork, join;
 } Fixture;
 
-static Fixture open_fixture(const EpEnv* env, unsigned num_runs) {
+static Fixture open_fixture(const EpEnv* env, bool ht, unsigned num_runs) {
     const RefShape shape = {2 * (unsigned)env->size, 16, 4, ncclBfloat16, kHidden};
     Fixture fixture = {.env = env, .num_runs = num_runs, .seed = 1};
-    fixture.group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    for (unsigned i = 0; i < num_runs; ++i) {
-        fixture.runs[i] = ref_run_open_with(env, fixture.group, &shape, kRefDistinct, true, ref_ll(1 + i));
-    }
+    const RefOpening opening = ht ? ref_ht_as(kHtRowsExact, kHtNoCounter, 1) : ref_ll(1);
+    ref_runs_open(fixture.runs, num_runs, env, &shape, ht ? kRefMessy : kRefDistinct, true, opening);
     ep_open_streams(&fixture.aside, 1);
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture.fork, cudaEventDisableTiming));
     EP_REQUIRE_CUDA(cudaEventCreateWithFlags(&fixture.join, cudaEventDisableTiming));
@@ -58,7 +60,16 @@ static void close_fixture(Fixture* fixture) {
     EP_REQUIRE_CUDA(cudaEventDestroy(fixture->fork));
     EP_REQUIRE_CUDA(cudaStreamDestroy(fixture->aside));
     ref_runs_close(fixture->runs, fixture->num_runs);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
+}
+
+// The rows of one handle are cast, those of the other have their scales already.
+static void give_scales(Fixture* fixture) {
+    const bool ht = fixture->runs[0].ht;
+    const RefFormat cast = ref_format_cast(ncclBfloat16, kHidden, ncclFloat32, 128);
+    const RefFormat forward = ht ? ref_format_forward(kE4m3, kHidden, ncclFloat32, kHidden / 128)
+                                 : ref_format_forward(kE4m3, kHidden, ncclUint8, kHidden / 32);
+    ref_run_set_format(&fixture->runs[0], &cast);
+    ref_run_set_format(&fixture->runs[1], &forward);
 }
 
 // ---- A sequence --------------------------------------------------------------------------------
@@ -83,14 +94,12 @@ static void play_step(Fixture* fixture, const Step* step) {
     RefRun* run = &fixture->runs[step->run];
     const cudaStream_t stream = fixture->env->stream;
     switch (step->action) {
-        case kDispatch:
-        case kSendDispatch:
-            EP_CHECK_NCCL(ref_launch_dispatch(run, step->action == kSendDispatch ? kRefStaged : kRefWhole, stream));
-            break;
-        case kCombine:
-        case kSendCombine:
-            EP_CHECK_NCCL(ref_launch_combine(run, step->action == kSendCombine ? kRefStaged : kRefWhole, stream));
-            break;
+        case kDispatch: EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stream)); break;
+        case kCached: EP_CHECK_NCCL(ref_launch_dispatch(run, kRefCached, stream)); break;
+        case kSendDispatch: EP_CHECK_NCCL(ref_launch_dispatch(run, kRefStaged, stream)); break;
+        case kCombine: EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, stream)); break;
+        case kBackward: EP_CHECK_NCCL(ref_launch_combine(run, kRefBackward, stream)); break;
+        case kSendCombine: EP_CHECK_NCCL(ref_launch_combine(run, kRefStaged, stream)); break;
         case kComplete: EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, stream)); break;
         case kCompleteAside:
             fork_aside(fixture);
@@ -127,24 +136,27 @@ static bool contains(const Step* steps, unsigned run, Action action) {
 }
 
 static bool dispatches(const Step* steps, unsigned run) {
-    return contains(steps, run, kDispatch) || contains(steps, run, kSendDispatch) ||
+    return contains(steps, run, kDispatch) || contains(steps, run, kCached) || contains(steps, run, kSendDispatch) ||
            contains(steps, run, kDispatchAside);
 }
 
 static bool combines(const Step* steps, unsigned run) {
-    return contains(steps, run, kCombine) || contains(steps, run, kSendCombine) || contains(steps, run, kCombineAside);
+    return contains(steps, run, kCombine) || contains(steps, run, kBackward) || contains(steps, run, kSendCombine) ||
+           contains(steps, run, kCombineAside);
 }
 
-// Writes new contents to all memory that the sequence reads. A replay makes no call of the library,
-// so this function records what it sends.
+// Writes new contents to all memory that the sequence reads. A replay makes no call of the library, so this function
+// records what low latency sends. High throughput sends by its handle, whatever ids and weights a dispatch gets.
 static void renew(Fixture* fixture, const Step* steps) {
     for (unsigned i = 0; i < fixture->num_runs; ++i) {
         RefRun* run = &fixture->runs[i];
         if (dispatches(steps, i)) {
             const RefStyle style = (RefStyle)(fixture->seed % kRefNumStyles);
             ref_run_draw(run, style, ++fixture->seed);
-            ref_routing_free(run->sent);
-            run->sent = ref_routing_copy(run->now);
+            if (!run->ht) {
+                ref_routing_free(run->sent);
+                run->sent = ref_routing_copy(run->now);
+            }
             ref_prepare_dispatch(run);
         }
         if (combines(steps, i)) ref_prepare_combine(run);
@@ -161,10 +173,14 @@ static void check(Fixture* fixture, const Step* steps) {
 
 // ---- A captured sequence -----------------------------------------------------------------------
 
+typedef enum { kLl, kHt, kLlScaled, kHtScaled } Kind;
+
 // Captures; then some replays with new data each; then replays back to back.
-static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps) {
-    Fixture fixture = open_fixture(env, num_runs);
+static void capture_and_replay(EpEnv* env, unsigned num_runs, Kind kind, const Step* steps) {
+    Fixture fixture = open_fixture(env, kind == kHt || kind == kHtScaled, num_runs);
+    if (kind == kLlScaled || kind == kHtScaled) give_scales(&fixture);
     Sequence sequence = {&fixture, steps};
+    renew(&fixture, steps);  // a capture reads no data, but a direct call does
     const EpCaptured captured = ep_capture(env->stream, play, &sequence);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, steps);
@@ -180,11 +196,12 @@ static void capture_and_replay(EpEnv* env, unsigned num_runs, const Step* steps)
 
 // ---- The cases ---------------------------------------------------------------------------------
 
-#define SEQUENCE(name, num_runs, ...)                          \
-    EP_TEST(name) {                                            \
+#define SEQUENCE_OF(test, name, num_runs, kind, ...)           \
+    test(name) {                                               \
         static const Step kSteps[] = {__VA_ARGS__, {kEnd, 0}}; \
-        capture_and_replay(env, num_runs, kSteps);             \
+        capture_and_replay(env, num_runs, kind, kSteps);       \
     }
+#define SEQUENCE(name, num_runs, ...) SEQUENCE_OF(EP_TEST, name, num_runs, kLl, __VA_ARGS__)
 
 SEQUENCE(dispatch_alone, 1, {kDispatch, 0})
 SEQUENCE(dispatch_and_combine, 1, {kDispatch, 0}, {kCombine, 0})
@@ -201,27 +218,41 @@ SEQUENCE(two_branches, 2, {kFork, 0}, {kDispatch, 0}, {kDispatchAside, 1}, {kCom
 SEQUENCE(two_handles_staged, 2, {kSendDispatch, 0}, {kSendDispatch, 1}, {kComplete, 0}, {kCompleteAside, 1},
          {kSendCombine, 0}, {kSendCombine, 1}, {kComplete, 1}, {kComplete, 0})
 
-// Operations keep their numbering across graphs and direct calls.
-EP_TEST(between_direct_operations) {
+SEQUENCE_OF(EP_TEST, rows_with_scales, 2, kLlScaled, {kDispatch, 0}, {kDispatch, 1}, {kCombine, 0}, {kCombine, 1})
+// A handle that goes forward, and one that goes backward.
+#define THERE_AND_BACK {kDispatch, 0}, {kCached, 1}, {kCombine, 0}, {kBackward, 1}
+SEQUENCE_OF(EP_TEST_HT, ht_dispatches_and_combines, 2, kHt, THERE_AND_BACK)
+SEQUENCE_OF(EP_TEST_HT, ht_rows_with_scales, 2, kHtScaled, THERE_AND_BACK)
+
+// Operations keep their numbering across graphs and direct calls, also of handles that are new.
+static void between_direct_ones(EpEnv* env, bool ht) {
     static const Step kOdd[] = {{kDispatch, 0}, {kEnd, 0}};
-    Fixture fixture = open_fixture(env, 2);
+    Fixture fixture = open_fixture(env, ht, 2);
+    RefRun *run = &fixture.runs[0], *other = &fixture.runs[1];
     Sequence odd = {&fixture, kOdd};
     const EpCaptured captured = ep_capture(env->stream, play, &odd);
     for (unsigned i = 0; i < kReplays; ++i) {
         renew(&fixture, kOdd);
         ep_replay(&captured);
         check(&fixture, kOdd);
-        ref_combine(&fixture.runs[0]);
-        ref_dispatch(&fixture.runs[1]);
-        if (i % 2 == 0) ref_combine(&fixture.runs[1]);
+        ref_combine_as(run, i % 2 == 0 ? kRefBackward : kRefWhole);
+        if (i % 2 == 1) {
+            const RefOpening opening = {ht, kHtRowsExact, kHtNoCounter, 20 + i};
+            ref_run_close(other);
+            *other = ref_run_open_with(env, run->group, &run->shape, kRefMessy, true, opening);
+        }
+        ref_dispatch(other);
+        if (i % 2 == 0) ref_combine_as(other, kRefBackward);
     }
     ep_release_captured(&captured);
     close_fixture(&fixture);
 }
+EP_TEST(between_direct_operations) { between_direct_ones(env, false); }
+EP_TEST_HT(ht_between_direct_operations) { between_direct_ones(env, true); }
 
 // A graph for each half of a layer, replayed alternately and in other orders.
 static void replay_halves(EpEnv* env, const Step* there_steps, const Step* back_steps) {
-    Fixture fixture = open_fixture(env, 1);
+    Fixture fixture = open_fixture(env, false, 1);
     ref_dispatch(&fixture.runs[0]);  // a combine needs a dispatch before it, also at its capture
     Sequence there_sequence = {&fixture, there_steps}, back_sequence = {&fixture, back_steps};
     const EpCaptured there = ep_capture(env->stream, play, &there_sequence);

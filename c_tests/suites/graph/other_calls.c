@@ -28,9 +28,9 @@ static void make_a_tensor(ncclEpGroup_t group) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &tensor));
 }
 
-static void replace_handle(RefRun* run, ncclEpGroup_t group, cudaStream_t stream) {
+static void replace_handle(RefRun* run, cudaStream_t stream) {
     ncclEpHandle_t made = NULL;
-    EP_CHECK_NCCL(ep_handle_create(&made, group, ref_buffer_data(&run->ids),
+    EP_CHECK_NCCL(ep_handle_create(&made, run->group, ref_buffer_data(&run->ids),
                                    run->now->num_tokens[run->env->rank], run->shape.top_k, stream));
     EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
     run->handle = made;
@@ -41,9 +41,9 @@ static void calls_in_a_capture_of(EpEnv* env, enum cudaStreamCaptureMode mode) {
     RefRun *run = &pair.runs[0], *other = &pair.runs[1];
     if (ep_begin_capture_in(env->stream, mode)) {
         EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, env->stream));
-        check_groups_are_refused(env, pair.group);
-        make_a_tensor(pair.group);
-        replace_handle(other, pair.group, env->stream);
+        check_groups_are_refused(env, run->group);
+        make_a_tensor(run->group);
+        replace_handle(other, env->stream);
         EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
         cudaGraphExec_t graph = ep_instantiate(ep_end_capture(env->stream));
         replay_pair(run, graph);
@@ -83,14 +83,12 @@ EP_TEST(calls_beside_a_capture) {
     for (unsigned i = 0; i < kPair; ++i) EP_CHECK_NCCL(ep_handle_destroy(&ending.runs[i].handle));
     if (ep_begin_capture(pair.aside)) {
         EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, pair.aside));
-        EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));
+        EP_CHECK_NCCL(ncclEpGroupDestroy(ending.runs[0].own_group, env->stream));
+        ending.runs[0].own_group = NULL;
         make_a_group(env, algorithm);
         EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, pair.aside));
         replay_pair(run, ep_instantiate(ep_end_capture(pair.aside)));
-    } else {
-        EP_CHECK_NCCL(ncclEpGroupDestroy(ending.group, env->stream));
     }
-    ending.group = NULL;
     pair_close(&ending);
     pair_close(&pair);
 }

@@ -3,16 +3,19 @@
 
 enum { kTokens = 16, kTopK = 4, kHidden = 256, kReplays = 3 };
 
+static RefOpening opening_of(bool ht, uint64_t seed) {
+    return ht ? ref_ht_as(kHtRowsExact, kHtNoCounter, seed) : ref_ll(seed);
+}
+
 RefRun pair_open_run(const Pair* pair, uint64_t seed) {
-    const RefOpening opening = pair->ht ? ref_ht_as(kHtRowsExact, kHtNoCounter, seed) : ref_ll(seed);
-    return ref_run_open_with(pair->env, pair->group, &pair->shape, kRefMessy, true, opening);
+    const RefRun* first = &pair->runs[0];
+    return ref_run_open_with(first->env, first->group, &first->shape, kRefMessy, true, opening_of(first->ht, seed));
 }
 
 Pair pair_open(EpEnv* env, bool ht) {
-    Pair pair = {.env = env, .ht = ht};
-    pair.shape = (RefShape){2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
-    pair.group = ref_group_new(env, ht ? NCCL_EP_ALGO_HIGH_THROUGHPUT : NCCL_EP_ALGO_LOW_LATENCY, &pair.shape);
-    for (unsigned i = 0; i < kPair; ++i) pair.runs[i] = pair_open_run(&pair, 1 + i);
+    const RefShape shape = {2 * (unsigned)env->size, kTokens, kTopK, ncclBfloat16, kHidden};
+    Pair pair;
+    ref_runs_open(pair.runs, kPair, env, &shape, kRefMessy, true, opening_of(ht, 1));
     ep_open_streams(&pair.aside, 1);
     return pair;
 }
@@ -29,7 +32,6 @@ Pair pair_open_ready(EpEnv* env, bool ht) {
 void pair_close(Pair* pair) {
     ep_close_streams(&pair->aside, 1);
     ref_runs_close(pair->runs, kPair);
-    if (pair->group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(pair->group, pair->env->stream));
 }
 
 void play_pair(void* context) {

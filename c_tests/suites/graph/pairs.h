@@ -7,10 +7,6 @@
 enum { kPair = 2 };
 
 typedef struct {
-    EpEnv* env;
-    bool ht;
-    RefShape shape;
-    ncclEpGroup_t group;
     RefRun runs[kPair];
     cudaStream_t aside;
 } Pair;

@@ -10,7 +10,6 @@ typedef enum { kDispatchBehind, kCombineBehind, kHandleBehind } Behind;
 
 typedef struct {
     EpEnv* env;
-    ncclEpGroup_t group;
     RefRun run;
     RefBuffer ids, counter;  // of a handle that is created behind the failure
     ncclEpHandle_t handle;
@@ -20,8 +19,7 @@ typedef struct {
 static void open_fixture(Fixture* fixture, EpEnv* env) {
     const RefShape shape = {kLocalExperts * (unsigned)env->size, kTokens, 2, ncclBfloat16, kHidden};
     fixture->env = env;
-    fixture->group = ref_group_new(env, NCCL_EP_ALGO_HIGH_THROUGHPUT, &shape);
-    fixture->run = ref_run_open_with(env, fixture->group, &shape, kRefOneExpert, false, ref_ht(8));
+    fixture->run = ref_run_open_with(env, NULL, &shape, kRefOneExpert, false, ref_ht(8));
     const int64_t id = env->rank * kLocalExperts;
     fixture->ids = ref_buffer_new(sizeof(id));
     ref_buffer_upload(&fixture->ids, &id);
@@ -39,7 +37,7 @@ static ncclResult_t go_on(Fixture* fixture, Behind behind) {
     ep_view_1d(&counter, ref_buffer_data(&fixture->counter), ncclInt32,
                NCCL_EP_TENSOR_TAG_RECV_EXPERT_COUNTER_DEVICE, kLocalExperts);
     ncclNDTensor_t* locals[] = {&counter.tensor};
-    return ncclEpCreateHandle(&fixture->handle, fixture->group, &ids.tensor, locals, 1, NULL, stream, false);
+    return ncclEpCreateHandle(&fixture->handle, fixture->run.group, &ids.tensor, locals, 1, NULL, stream, false);
 }
 
 static void check_poison(const RefBuffer* buffer) {
@@ -75,14 +73,14 @@ static void fail_and_go_on(Fixture* fixture, Behind behind) {
     EP_CHECK_NCCL(go_on(fixture, behind));
     ep_gate_open(&gate);
     ep_sync(env);
-    EP_CHECK_RESULT(ep_group_state(fixture->group), ncclInvalidUsage);
+    EP_CHECK_RESULT(ep_group_state(fixture->run.group), ncclInvalidUsage);
 }
 
 // The others did their part of that operation earlier and hear of the failure when they start the next.
 static void go_on_unknowing(Fixture* fixture, Behind behind) {
     EP_CHECK_NCCL(go_on(fixture, behind));
     ep_sync(fixture->env);
-    EP_CHECK_RESULT(ep_group_state(fixture->group), ncclRemoteError);
+    EP_CHECK_RESULT(ep_group_state(fixture->run.group), ncclRemoteError);
     EP_CHECK_STR_CONTAINS(ncclEpGetLastError(), "rank 0 failed: rank ");
 }
 
@@ -103,7 +101,6 @@ static void behind_a_failure(EpEnv* env, Behind behind) {
     ref_buffer_free(&fixture.counter);
     ref_buffer_free(&fixture.ids);
     ref_run_close(&fixture.run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture.group, env->stream));
 }
 
 EP_TEST(ht_nothing_runs_behind_a_failure) {

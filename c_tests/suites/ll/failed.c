@@ -1,7 +1,5 @@
 // One block of a kernel starts so late that another rank has given up waiting for it. What that rank runs after its
 // failure must not reach the late block: either the block's sums are right or its group has failed.
-#define _GNU_SOURCE  // setenv
-
 #include "reference/run.h"
 
 // Not the block that announces its rank's start: without the announcement the late rank itself would fail.
@@ -9,7 +7,6 @@ enum { kRuns = 3, kLateBlock = 1 };
 
 typedef struct {
     EpEnv* env;
-    ncclEpGroup_t group;
     RefRun runs[kRuns];        // dispatched, and ready to be combined
     cudaStream_t streams[2];  // unordered
     bool is_late;             // the last rank
@@ -33,13 +30,11 @@ static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
     const RefShape shape = {2 * (unsigned)env->size, 12, top_k, ncclBfloat16, 40};
     fixture->env = env;
     fixture->is_late = env->rank == env->size - 1;
-    EP_REQUIRE(setenv("NCCL_EP_TIMEOUT_MS", "1000", 1) == 0);
-    fixture->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    EP_REQUIRE(unsetenv("NCCL_EP_TIMEOUT_MS") == 0);
+    EP_WITH_VARIABLE("NCCL_EP_TIMEOUT_MS", "1000");
+    ref_runs_open(fixture->runs, kRuns, env, &shape, kRefDistinct, false, ref_ll(80));
     ep_open_streams(fixture->streams, 2);
     for (unsigned r = 0; r < kRuns; ++r) {
         RefRun* run = &fixture->runs[r];
-        *run = ref_run_open_with(env, fixture->group, &shape, kRefDistinct, false, ref_ll(80 + 10 * r));
         ref_run_give(run, route_to_next_rank(run));
         ref_dispatch(run);
         ref_prepare_combine(run);
@@ -49,22 +44,21 @@ static void open_fixture(Fixture* fixture, EpEnv* env, unsigned top_k) {
 }
 
 static void close_fixture(Fixture* fixture) {
-    for (unsigned r = 0; r < kRuns; ++r) ref_run_close(&fixture->runs[r]);
     ep_close_streams(fixture->streams, 2);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(fixture->group, fixture->env->stream));
+    ref_runs_close(fixture->runs, kRuns);
 }
 
 // First the others fail and run what is enqueued behind; then the late block starts.
 static void check_ends(Fixture* fixture, RefRun* late, cudaStream_t stream) {
     if (!fixture->is_late) {
         EP_CHECK_CUDA(cudaDeviceSynchronize());
-        EP_CHECK_RESULT(ep_group_state(fixture->group), ncclRemoteError);
+        EP_CHECK_RESULT(ep_group_state(fixture->runs[0].group), ncclRemoteError);
     }
     ep_barrier();
     if (fixture->is_late) {
         ep_release_block();
         EP_CHECK_CUDA(cudaStreamSynchronize(stream));
-        if (ep_group_state(fixture->group) == ncclSuccess) ref_check_combine(late);
+        if (ep_group_state(fixture->runs[0].group) == ncclSuccess) ref_check_combine(late);
     }
     ep_barrier();
 }

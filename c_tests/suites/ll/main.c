@@ -38,10 +38,13 @@ EP_TEST(no_tokens_anywhere) {
 }
 
 EP_TEST(every_top_k) {
-    for (unsigned top_k = 1; top_k <= 32; ++top_k) {
-        const Shape shape = {kMaxLocalExperts, 6, top_k, ncclBfloat16, 16, kRefMessy, true};
-        round_trips(env, &shape, 1);
+    RefShape shape = {kMaxLocalExperts * (unsigned)env->size, 6, 32, ncclBfloat16, 16};
+    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
+    for (shape.top_k = 1; shape.top_k <= 32; ++shape.top_k) {
+        REF_SCOPED RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ll(100));
+        for (unsigned pair = 0; pair < 2; ++pair) ref_pair(&run);
     }
+    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 SHAPES_TEST(widths, {1, 5, 2, ncclBfloat16, 8, kRefDistinct, true}, {2, 5, 2, ncclBfloat16, 24, kRefDistinct, true},
@@ -141,8 +144,8 @@ EP_TEST(products_are_fused) {
 // the handle is destroyed.
 EP_TEST(tensors_of_the_library) {
     const RefShape shape = {3 * (unsigned)env->size, 6, 2, ncclBfloat16, 48};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ll(8));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(8));
+    ncclEpGroup_t group = run.group;
     ref_prepare_dispatch(&run);
     ncclNDTensor_t in =
         ep_tensor_2d(group, ncclBfloat16, NCCL_EP_TENSOR_TAG_TOKENS, run.now->num_tokens[env->rank], shape.hidden);
@@ -164,6 +167,4 @@ EP_TEST(tensors_of_the_library) {
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &in));
     EP_CHECK_NCCL(ncclEpTensorDestroy(group, &out));
     ref_buffer_free(&run.ids);
-    ref_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }

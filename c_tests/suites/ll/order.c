@@ -53,8 +53,7 @@ EP_TEST(ll_bits_from_any_home) { bits_from_any_home(env, false); }
 EP_TEST(ll_handle_while_a_dispatch_waits) {
     enum { kHandles = 3 };
     const RefShape shape = small_shape(env, 12, 3);
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefMessy, false, ref_ll(71));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, false, ref_ll(71));
     ref_prepare_dispatch(&run);
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     void* ids = ref_buffer_data(&run.ids);
@@ -63,14 +62,12 @@ EP_TEST(ll_handle_while_a_dispatch_waits) {
     if (env->rank != 0) ep_barrier();
     EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, NULL));
     for (unsigned i = 0; i < kHandles; ++i) {
-        EP_CHECK_NCCL(ep_handle_create(&handles[i], group, ids, shape.max_tokens, shape.top_k, NULL));
+        EP_CHECK_NCCL(ep_handle_create(&handles[i], run.group, ids, shape.max_tokens, shape.top_k, NULL));
     }
     if (env->rank == 0) ep_barrier();
     EP_CHECK_CUDA(cudaDeviceSynchronize());
     ref_check_dispatch(&run);
     for (unsigned i = 0; i < kHandles; ++i) EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
-    ref_run_close(&run);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // A handle ends while its operation is still on the stream. The next one, with fewer tokens, which ranks of other nodes

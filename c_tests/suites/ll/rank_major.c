@@ -64,11 +64,8 @@ EP_TEST(rank_major_formats) {
 EP_TEST(rank_major_beside_expert_major) {
     enum { kRounds = 10 };
     const RefShape shape = {3 * (unsigned)env->size, 14, 4, ncclBfloat16, 96};
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
     RefRun runs[2];
-    for (unsigned i = 0; i < 2; ++i) {
-        runs[i] = ref_run_open_with(env, group, &shape, kRefMessy, true, ref_ll(500 + 20 * i));
-    }
+    ref_runs_open(runs, 2, env, &shape, kRefMessy, true, ref_ll(500));
     for (unsigned round = 0; round < kRounds; ++round) {
         RefRun* first = &runs[round % 2];
         RefRun* second = &runs[1 - round % 2];
@@ -86,7 +83,6 @@ EP_TEST(rank_major_beside_expert_major) {
         ref_combine(first);
     }
     ref_runs_close(runs, 2);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group, env->stream));
 }
 
 // The caller's rows hold what the dispatch had found: ids that change before the combine do not matter.

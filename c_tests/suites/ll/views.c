@@ -69,34 +69,20 @@ EP_TEST(views_formats) {
 enum { kBatches = 3 };
 
 // Handles of one group, of which each has a batch.
-typedef struct {
-    ncclEpGroup_t group;
-    RefRun runs[kBatches];
-} Batches;
-
-static void open_batches(Batches* batches, const EpEnv* env, uint64_t seed) {
+static void open_batches(RefRun* batches, const EpEnv* env, uint64_t seed) {
     const RefShape shape = {2 * (unsigned)env->size, 11, 4, ncclBfloat16, 520};
-    batches->group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    for (unsigned i = 0; i < kBatches; ++i) {
-        RefRun* run = &batches->runs[i];
-        *run = ref_run_open_with(env, batches->group, &shape, kRefMessy, true, ref_ll(seed + 20 * i));
-        run->by_rank = run->as_view = true;
-    }
-}
-
-static void close_batches(Batches* batches, const EpEnv* env) {
-    ref_runs_close(batches->runs, kBatches);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(batches->group, env->stream));
+    ref_runs_open(batches, kBatches, env, &shape, kRefMessy, true, ref_ll(seed));
+    for (unsigned i = 0; i < kBatches; ++i) batches[i].by_rank = batches[i].as_view = true;
 }
 
 // Two batches overlap, of changing pairs of handles: both views are whole when their combines begin.
 EP_TEST(views_of_two_batches) {
     enum { kRounds = 9 };
-    Batches batches;
-    open_batches(&batches, env, 740);
+    RefRun batches[kBatches];
+    open_batches(batches, env, 740);
     for (unsigned round = 0; round < kRounds; ++round) {
-        RefRun* first = &batches.runs[round % kBatches];
-        RefRun* second = &batches.runs[(round + 1) % kBatches];
+        RefRun* first = &batches[round % kBatches];
+        RefRun* second = &batches[(round + 1) % kBatches];
         first->in_place = round % 2 == 0;
         second->in_place = round % 3 == 0;
         ref_dispatch(first);
@@ -106,31 +92,30 @@ EP_TEST(views_of_two_batches) {
         ref_combine(combined_first);
         ref_combine(combined_first == first ? second : first);
     }
-    close_batches(&batches, env);
+    ref_runs_close(batches, kBatches);
 }
 
 // A third dispatch takes the bank of the first, whose combine must not touch it then.
 EP_TEST(views_that_are_overtaken) {
     enum { kRounds = 4 };
-    Batches batches;
-    open_batches(&batches, env, 760);
+    RefRun batches[kBatches];
+    open_batches(batches, env, 760);
     for (unsigned round = 0; round < kRounds; ++round) {
-        for (unsigned i = 0; i < kBatches; ++i) ref_dispatch(&batches.runs[i]);
-        ref_combine(&batches.runs[0]);
-        batches.runs[2].in_place = round % 2 == 0;
-        RefRun* last = &batches.runs[2];
+        for (unsigned i = 0; i < kBatches; ++i) ref_dispatch(&batches[i]);
+        ref_combine(&batches[0]);
+        batches[2].in_place = round % 2 == 0;
+        RefRun* last = &batches[2];
         last->keeps_view = true;  // still what the dispatch left there?
         ref_keep_view(last, env->stream);
         ep_sync(env);
         ref_check_dispatch(last);
-        for (unsigned i = 1; i < kBatches; ++i) ref_combine(&batches.runs[i]);
+        for (unsigned i = 1; i < kBatches; ++i) ref_combine(&batches[i]);
     }
-    close_batches(&batches, env);
+    ref_runs_close(batches, kBatches);
 }
 
 static void play_pair(void* context) {
-    Batches* batches = context;
-    RefRun* run = &batches->runs[0];
+    RefRun* run = context;
     const cudaStream_t stream = run->env->stream;
     EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, stream));
     EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, stream));
@@ -140,11 +125,11 @@ static void play_pair(void* context) {
 // replays others take banks, and leave them.
 EP_TEST(views_in_graphs) {
     enum { kReplays = 6 };
-    Batches batches;
-    open_batches(&batches, env, 780);
-    RefRun* run = &batches.runs[0];
+    RefRun batches[kBatches];
+    open_batches(batches, env, 780);
+    RefRun* run = &batches[0];
     ref_pair(run);
-    EpCaptured captured = ep_capture(env->stream, play_pair, &batches);
+    EpCaptured captured = ep_capture(env->stream, play_pair, run);
     for (unsigned i = 0; i < kReplays; ++i) {
         ref_prepare(run);
         ref_routing_free(run->sent);  // what a replay sends
@@ -152,25 +137,25 @@ EP_TEST(views_in_graphs) {
         ep_replay(&captured);
         ep_sync(env);
         ref_check(run);
-        if (i % 3 == 1) ref_pair(&batches.runs[1]);
-        if (i % 3 == 2) ref_dispatch(&batches.runs[2]);
+        if (i % 3 == 1) ref_pair(&batches[1]);
+        if (i % 3 == 2) ref_dispatch(&batches[2]);
     }
     ep_release_captured(&captured);
-    close_batches(&batches, env);
+    ref_runs_close(batches, kBatches);
 }
 
 // Many operations back to back: ranks are as far apart as the protocol lets them.
 EP_TEST(views_back_to_back) {
     enum { kOperations = 60 };
-    Batches batches;
-    open_batches(&batches, env, 800);
+    RefRun batches[kBatches];
+    open_batches(batches, env, 800);
     for (unsigned i = 0; i < 2; ++i) {
-        ref_pair(&batches.runs[i]);
-        ref_prepare(&batches.runs[i]);
+        ref_pair(&batches[i]);
+        ref_prepare(&batches[i]);
     }
     ep_sync(env);
     for (unsigned i = 0; i < kOperations; ++i) {
-        RefRun* run = &batches.runs[i % 2];
+        RefRun* run = &batches[i % 2];
         EP_CHECK_NCCL(ref_launch_dispatch(run, kRefWhole, env->stream));
         if (i % 7 != 6) EP_CHECK_NCCL(ref_launch_combine(run, kRefWhole, env->stream));
         if (i % 20 == 19) {
@@ -179,5 +164,5 @@ EP_TEST(views_back_to_back) {
             ref_check(run);
         }
     }
-    close_batches(&batches, env);
+    ref_runs_close(batches, kBatches);
 }

@@ -80,21 +80,18 @@ static RefShape shape_of(const EpEnv* env) {
 // An object ends behind the operations of its group, whatever stream these are on.
 EP_TEST(memory_outlives_operations) {
     const RefShape shape = shape_of(env);
-    ncclEpGroup_t group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    RefRun run = ref_run_open_with(env, group, &shape, kRefDistinct, true, ref_ll(1));
-    uint8_t* memory = new_memory(group, kBytes);
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(1));
+    uint8_t* memory = new_memory(run.group, kBytes);
     ref_prepare_dispatch(&run);
     Held held = {.is_open = false};
     ep_gate_close(&held.gate, env->stream);
     EP_CHECK_NCCL(ref_launch_dispatch(&run, kRefWhole, env->stream));
     pthread_t opener;
     EP_REQUIRE(pthread_create(&opener, NULL, open_late, &held) == 0);
-    EP_CHECK_NCCL(ncclEpMemFree(group, memory));
+    EP_CHECK_NCCL(ncclEpMemFree(run.group, memory));
     EP_CHECK(atomic_load(&held.is_open));
     EP_REQUIRE(pthread_join(opener, NULL) == 0);
     ep_sync(env);
-    ref_run_close(&run);
-    close_group(env, group);
 }
 
 static void play(void* context) {
@@ -105,8 +102,7 @@ static void play(void* context) {
 // While graphs have operations of any group, nothing is unmapped: the memory is kept, and serves again.
 EP_TEST(graphs_keep_memory) {
     const RefShape shape = shape_of(env);
-    ncclEpGroup_t captured_group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-    RefRun run = ref_run_open_with(env, captured_group, &shape, kRefDistinct, true, ref_ll(2));
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefDistinct, true, ref_ll(2));
     ref_prepare_dispatch(&run);
     const EpCaptured captured = ep_capture(env->stream, play, &run);
     if (captured.executable != NULL) {
@@ -122,6 +118,4 @@ EP_TEST(graphs_keep_memory) {
         close_group(env, group);
     }
     ep_release_captured(&captured);
-    ref_run_close(&run);
-    close_group(env, captured_group);
 }

@@ -7,10 +7,9 @@
 
 enum { kWorkers = 3, kMakers = 2, kRounds = 12, kBytes = 3 << 20 };
 
-// With a communicator, a group and a stream of its own.
+// With a communicator and a stream of its own, and the group of its run.
 typedef struct {
     EpEnv env;
-    ncclEpGroup_t group;
     RefRun run;
     bool good;
 } Worker;
@@ -21,9 +20,9 @@ static void* make_and_end(void* argument) {
     for (int i = 0; i < kRounds && worker->good; ++i) {
         void* memory = NULL;
         ncclEpMemInfo_t info = {.size = sizeof(info)};
-        worker->good = ncclEpMemAlloc(worker->group, &memory, kBytes) == ncclSuccess &&
-                       ncclEpMemInfo(worker->group, memory, &info) == ncclSuccess &&
-                       info.object == 0 && ncclEpMemFree(worker->group, memory) == ncclSuccess;
+        worker->good = ncclEpMemAlloc(worker->run.group, &memory, kBytes) == ncclSuccess &&
+                       ncclEpMemInfo(worker->run.group, memory, &info) == ncclSuccess &&
+                       info.object == 0 && ncclEpMemFree(worker->run.group, memory) == ncclSuccess;
     }
     return NULL;
 }
@@ -55,8 +54,7 @@ EP_TEST(threads_beside_memory_calls) {
         worker->env = *env;
         EP_REQUIRE_NCCL(ncclCommSplit(env->comm, 0, env->rank, &worker->env.comm, NULL));
         EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&worker->env.stream, cudaStreamNonBlocking));
-        worker->group = ref_group_new(&worker->env, NCCL_EP_ALGO_LOW_LATENCY, &shape);
-        worker->run = ref_run_open_with(&worker->env, worker->group, &shape, kRefDistinct, true, ref_ll(5));
+        worker->run = ref_run_open_with(&worker->env, NULL, &shape, kRefDistinct, true, ref_ll(5));
         ref_prepare_dispatch(&worker->run);
     }
     pthread_t threads[kWorkers];
@@ -70,7 +68,6 @@ EP_TEST(threads_beside_memory_calls) {
     }
     for (int i = 0; i < kWorkers; ++i) {
         ref_run_close(&workers[i].run);
-        close_group(&workers[i].env, workers[i].group);
         EP_CHECK_NCCL(ncclCommDestroy(workers[i].env.comm));
         EP_CHECK_CUDA(cudaStreamDestroy(workers[i].env.stream));
     }

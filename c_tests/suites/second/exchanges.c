@@ -4,24 +4,20 @@
 static void exchange(const EpEnv* env, const Case* test, uint64_t seed) {
     const ncclEpPassDir_t back = is_ll(test) ? NCCL_EP_FWD_PASS : NCCL_EP_BWD_PASS;
     Run run;
-    run_open(&run, env, test, seed);
-    ncclEpGroup_t group = group_of(env, test);
-    ncclEpHandle_t handle = run_route(&run, group);
-    run_exchange(&run, handle, NCCL_EP_FWD_PASS);
-    run_exchange(&run, handle, back);
+    run_open(&run, env, NULL, test, seed);
+    run_route(&run);
+    run_exchange(&run, NCCL_EP_FWD_PASS);
+    run_exchange(&run, back);
     if (!is_ll(test)) {
-        if (test->memory != NULL) handle = run_move(&run, group, handle);
-        run_exchange(&run, handle, back);
-        run_exchange(&run, handle, NCCL_EP_FWD_PASS);
+        if (test->in_memory) run_move(&run);
+        run_exchange(&run, back);
+        run_exchange(&run, NCCL_EP_FWD_PASS);
     }
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    if (test->memory != NULL) ref_buffer_free(test->memory);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     run_close(&run);
 }
 
 // What differs from case to case besides its shape.
-static Case varied(const Case* given, unsigned i, RefBuffer* memory) {
+static Case varied(const Case* given, unsigned i) {
     Case test = *given;
     // Earlier ones ask for no such group.
     const bool is_new = test.kind == kHtZones || test.drops;
@@ -31,7 +27,7 @@ static Case varied(const Case* given, unsigned i, RefBuffer* memory) {
     test.narrow_ids = i % 4 == 1 || i % 4 == 2;
     test.global_ids = i % 2 == 1 && (test.kind == kLlRanks || test.kind == kHtFlat);
     test.scaled = i % 5 < 3;
-    test.memory = i % 3 == 0 ? memory : NULL;
+    test.in_memory = i % 3 == 0;
     return test;
 }
 
@@ -65,9 +61,8 @@ static const Case kCases[] = {
 };
 
 static void exchange_all(const EpEnv* env, Kind kind) {
-    RefBuffer memory;
-    for (unsigned i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
-        Case test = varied(&kCases[i], i, &memory);
+    for (unsigned i = 0; i < COUNT(kCases); ++i) {
+        Case test = varied(&kCases[i], i);
         test.recv_rows *= (unsigned)env->size;
         if (test.kind == kind) exchange(env, &test, 100 + 5 * i);
     }
@@ -90,11 +85,10 @@ EP_TEST(what_is_beyond_a_bound_is_dropped) {
         {3, 9, 6, ncclFloat32, 12, kRefMessy, true, .kind = kHtFlat, .recv_rows = 9},
         {30, 4, 3, ncclBfloat16, 16, kRefRepeating, .kind = kHtFlat, .recv_rows = 4},
     };
-    RefBuffer memory;
-    for (unsigned i = 0; i < sizeof(kCases) / sizeof(kCases[0]); ++i) {
+    for (unsigned i = 0; i < COUNT(kCases); ++i) {
         Case test = kCases[i];
         test.drops = true;
-        test = varied(&test, i, &memory);
+        test = varied(&test, i);
         exchange(env, &test, 820 + i);
     }
 }
@@ -114,10 +108,9 @@ EP_TEST(every_generation_is_served) {
 }
 
 EP_TEST(a_routing_is_kept_in_memory_of_callers) {
-    RefBuffer memory;
     Case test = kSmallLl;
     test.uneven = true;
-    test.memory = &memory;
+    test.in_memory = true;
     exchange(env, &test, 210);
     test.narrow_ids = true;
     exchange(env, &test, 211);
@@ -154,19 +147,15 @@ static void take_turns(const EpEnv* env, bool drops) {
         tests[i].recv_rows = drops ? 4 : (unsigned)env->size * tests[i].max_tokens * 8;
     }
     ncclEpGroup_t group = group_of(env, &tests[0]);
-    ncclEpHandle_t handles[kHandles];
     for (unsigned i = 0; i < kHandles; ++i) {
-        run_open(&runs[i], env, &tests[i], 840 + i);
-        handles[i] = run_route(&runs[i], group);
+        run_open(&runs[i], env, group, &tests[i], 840 + i);
+        run_route(&runs[i]);
     }
     for (unsigned turn = 0; turn < 2; ++turn) {
-        for (unsigned i = 0; i < kHandles; ++i) run_exchange(&runs[i], handles[i], NCCL_EP_FWD_PASS);
-        for (unsigned i = kHandles; i-- > 0;) run_exchange(&runs[i], handles[i], NCCL_EP_BWD_PASS);
+        for (unsigned i = 0; i < kHandles; ++i) run_exchange(&runs[i], NCCL_EP_FWD_PASS);
+        for (unsigned i = kHandles; i-- > 0;) run_exchange(&runs[i], NCCL_EP_BWD_PASS);
     }
-    for (unsigned i = 0; i < kHandles; ++i) {
-        EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
-        run_close(&runs[i]);
-    }
+    for (unsigned i = 0; i < kHandles; ++i) run_close(&runs[i]);
     EP_CHECK_NCCL(ncclEpGroupDestroy(group));
 }
 
@@ -179,16 +168,15 @@ EP_TEST(handles_take_turns) {
 static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
     const bool is_full = env->rank == env->size - 1;
     Run run;
-    run_open(&run, env, test, seed);
+    run_open(&run, env, NULL, test, seed);
     if (!EP_CHECK_EQ_I64(run.received > test->recv_rows, is_full)) return;
-    ncclEpGroup_t group = group_of(env, test);
-    ncclEpHandle_t handle = run_route(&run, group);
+    run_route(&run);
     // The others may have heard of it by then.
-    const ncclResult_t result = run_dispatch(&run, handle, NCCL_EP_FWD_PASS);
+    const ncclResult_t result = run_dispatch(&run, NCCL_EP_FWD_PASS);
     EP_CHECK(result == ncclSuccess || (!is_full && result == ncclRemoteError));
     ep_sync(env);
     if (is_full) {
-        CHECK_REFUSED(run_dispatch(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage, "outputs.tokens.sizes[0]");
+        CHECK_REFUSED(run_dispatch(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage, "outputs.tokens.sizes[0]");
         const RefBuffer* rows = &run.buffers[kReceived];
         EP_SCOPED unsigned char* got = ref_host_new(rows->bytes);
         EP_SCOPED void* poison = ref_host_poison(rows->bytes);
@@ -196,8 +184,6 @@ static void overflow(const EpEnv* env, const Case* test, uint64_t seed) {
         const size_t used = test->kind == kHtFlat ? rows->bytes / run.rows * run.used : 0;
         EP_CHECK_EQ_BYTES(got + used, poison, rows->bytes - used);
     }
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     run_close(&run);
 }
 
@@ -217,28 +203,25 @@ EP_TEST(rows_that_come_are_counted_before_a_dispatch) {
     const ncclEpPassDir_t pass = NCCL_EP_FWD_PASS;
     Case test = kSmallHt;
     Run run;
-    run_open(&run, env, &test, 700);
-    ncclEpGroup_t group = group_of(env, &test);
-    ncclEpHandle_t handle = run_route(&run, group);
+    run_open(&run, env, NULL, &test, 700);
+    run_route(&run);
     if (run.received > 0) {
         run.rows = run.received - 1;
-        CHECK_REFUSED(run_dispatch(&run, handle, pass), ncclInvalidArgument,
+        CHECK_REFUSED(run_dispatch(&run, pass), ncclInvalidArgument,
                       "outputs.tokens.sizes[0]: must have room for all rows that this rank receives");
         run.rows = run.received;
     }
-    EP_CHECK_NCCL(run_dispatch(&run, handle, pass));
+    EP_CHECK_NCCL(run_dispatch(&run, pass));
     ep_sync(env);
     run_check_dispatch(&run, pass);
     if (run.received > 0) {
         run.rows = run.received - 1;
-        CHECK_REFUSED(run_combine(&run, handle, pass), ncclInvalidUsage,
+        CHECK_REFUSED(run_combine(&run, pass), ncclInvalidUsage,
                       "inputs.tokens.sizes[0]: must hold all tokens that this rank receives");
         run.rows = run.received;
     }
-    EP_CHECK_NCCL(run_combine(&run, handle, pass));
+    EP_CHECK_NCCL(run_combine(&run, pass));
     ep_sync(env);
     run_check_combine(&run, pass);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     run_close(&run);
 }

@@ -1,73 +1,53 @@
 // The calls of frameworks, in their order, with what they pass and nothing else.
 #include "suites/second/run.h"
 
-// A layer of a model: its routing has memory of its own from its forward pass to its backward one.
-typedef struct {
-    Case test;
-    Run run;
-    RefBuffer memory;
-    ncclEpHandle_t handle;
-} Layer;
-
-static void open_layer(Layer* layer, const EpEnv* env, const Case* test, uint64_t seed) {
-    layer->test = *test;
-    layer->test.memory = &layer->memory;
-    run_open(&layer->run, env, &layer->test, seed);
-}
-
-static void close_layer(Layer* layer) {
-    EP_CHECK_NCCL(ncclEpHandleDestroy(layer->handle));
-    ref_buffer_free(&layer->memory);
-    run_close(&layer->run);
-}
-
 // Counters are told by the update, or with NVTE_EP_FUSED_PREPARE_DISPATCH by the dispatch.
-static void forward(Layer* layer, ncclEpGroup_t group, bool fused) {
-    const Run* run = &layer->run;
-    layer->handle = handle_in_memory(group, &layer->test, NULL);
+static void forward(Run* run, bool fused) {
+    run_init(run);
     run_poison(run);
     Call call;
     call_set(&call, run, NCCL_EP_FWD_PASS);
     const cudaStream_t stream = run->env->stream;
     const ncclEpTensor_t* ids = &call.views[kIds].tensor;
-    EP_CHECK_NCCL(ncclEpUpdateHandle(layer->handle, ids, fused ? NULL : &call.update, stream));
+    EP_CHECK_NCCL(ncclEpUpdateHandle(run->handle, ids, fused ? NULL : &call.update, stream));
     const ncclEpLayoutInfo_t* told = fused ? &call.update : NULL;
-    EP_CHECK_NCCL(ncclEpDispatch(layer->handle, &call.inputs, &call.outputs, told, &call.config, stream));
-    EP_CHECK_NCCL(ncclEpCombine(layer->handle, &call.combine_inputs, &call.combine_outputs, NULL, stream));
+    EP_CHECK_NCCL(ncclEpDispatch(run->handle, &call.inputs, &call.outputs, told, &call.config, stream));
+    EP_CHECK_NCCL(ncclEpCombine(run->handle, &call.combine_inputs, &call.combine_outputs, NULL, stream));
     ep_sync(run->env);
     run_check_dispatch(run, NCCL_EP_FWD_PASS);
     run_check_combine(run, NCCL_EP_FWD_PASS);
 }
 
 // The gradient of the combine is a dispatch, that of the dispatch a combine.
-static void backward(const Layer* layer) {
-    const Run* run = &layer->run;
+static void backward(const Run* run) {
     run_poison(run);
     Call call;
     call_set(&call, run, NCCL_EP_BWD_PASS);
     const cudaStream_t stream = run->env->stream;
-    EP_CHECK_NCCL(ncclEpDispatch(layer->handle, &call.inputs, &call.outputs, NULL, &call.config, stream));
-    EP_CHECK_NCCL(ncclEpCombine(layer->handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config, stream));
+    EP_CHECK_NCCL(ncclEpDispatch(run->handle, &call.inputs, &call.outputs, NULL, &call.config, stream));
+    EP_CHECK_NCCL(ncclEpCombine(run->handle, &call.combine_inputs, &call.combine_outputs, &call.combine_config, stream));
     ep_sync(run->env);
     run_check_dispatch(run, NCCL_EP_BWD_PASS);
     run_check_combine(run, NCCL_EP_BWD_PASS);
 }
 
 // XLA keeps the memory as a value, and TransformerEngine makes another handle for each address: a combine follows at once.
-static void move(Layer* layer, ncclEpGroup_t group) {
-    RefBuffer before = layer->memory;
-    ncclEpHandle_t first = layer->handle;
-    layer->handle = handle_of_copy(group, &layer->test);
-    run_poison(&layer->run);
-    EP_CHECK_NCCL(run_combine(&layer->run, layer->handle, NCCL_EP_FWD_PASS));
-    ep_sync(layer->run.env);
-    run_check_combine(&layer->run, NCCL_EP_FWD_PASS);
+static void move(Run* run) {
+    RefBuffer before = run->memory;
+    ncclEpHandle_t first = run->handle;
+    run_copy(run);
+    run_poison(run);
+    EP_CHECK_NCCL(run_combine(run, NCCL_EP_FWD_PASS));
+    ep_sync(run->env);
+    run_check_combine(run, NCCL_EP_FWD_PASS);
     EP_CHECK_NCCL(ncclEpHandleDestroy(first));
     ref_buffer_free(&before);
 }
 
+// A layer of a model: its routing has memory of its own from its forward pass to its backward one.
 static Case layer_case(const EpEnv* env) {
     Case test = kSmallHt;
+    test.in_memory = true;
     test.kind = kHtZones;
     test.no_offsets = true;
     test.alignment = 4;
@@ -82,15 +62,15 @@ EP_TEST(transformer_engine_moves_its_routings) {
         if (eager) test.recv_rows = 0;
         test.narrow_ids = eager;
         ncclEpGroup_t group = group_of(env, &test);
-        Layer layers[2];
+        Run layers[2];
         for (unsigned i = 0; i < 2; ++i) {
-            open_layer(&layers[i], env, &test, 960 + i);
-            forward(&layers[i], group, i == 1 && !eager);
+            run_open(&layers[i], env, group, &test, 960 + i);
+            forward(&layers[i], i == 1 && !eager);
         }
-        for (unsigned i = 0; i < 2; ++i) move(&layers[i], group);
+        for (unsigned i = 0; i < 2; ++i) move(&layers[i]);
         for (unsigned i = 2; i-- > 0;) {
             backward(&layers[i]);
-            close_layer(&layers[i]);
+            run_close(&layers[i]);
         }
         EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     }
@@ -106,17 +86,17 @@ EP_TEST(megatron_grows_its_capacity) {
         const unsigned capacity = larger ? 64 * (unsigned)env->size : 8;
         test.recv_rows = capacity;
         ncclEpGroup_t group = group_of(env, &test);
-        Layer layers[kLayers];
+        Run layers[kLayers];
         bool fits = true;
         for (unsigned i = 0; i < kLayers; ++i) {
-            open_layer(&layers[i], env, &test, 970 + i);
-            forward(&layers[i], group, false);
-            fits = fits && layers[i].run.received <= capacity;
+            run_open(&layers[i], env, group, &test, 970 + i);
+            forward(&layers[i], false);
+            fits = fits && layers[i].received <= capacity;
         }
         EP_CHECK(fits || !larger);
         for (unsigned i = kLayers; i-- > 0;) {
             backward(&layers[i]);
-            close_layer(&layers[i]);
+            run_close(&layers[i]);
         }
         EP_CHECK_NCCL(ncclEpGroupDestroy(group));
     }
@@ -127,24 +107,19 @@ EP_TEST(sglang_overlaps_two_batches) {
     Case test = kSmallLl;
     test.send_only = true;
     Run runs[2];
-    ncclEpGroup_t groups[2];
-    ncclEpHandle_t handles[2];
     for (unsigned i = 0; i < 2; ++i) {
-        run_open(&runs[i], env, &test, 980 + i);
-        groups[i] = group_of(env, &test);
-        handles[i] = run_route(&runs[i], groups[i]);
+        run_open(&runs[i], env, NULL, &test, 980 + i);
+        run_route(&runs[i]);
         run_poison(&runs[i]);
     }
-    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(run_dispatch(&runs[i], handles[i], NCCL_EP_FWD_PASS));
-    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpComplete(handles[i], NULL, env->stream));
-    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(run_combine(&runs[i], handles[i], NCCL_EP_FWD_PASS));
-    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpComplete(handles[i], NULL, env->stream));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(run_dispatch(&runs[i], NCCL_EP_FWD_PASS));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpComplete(runs[i].handle, NULL, env->stream));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(run_combine(&runs[i], NCCL_EP_FWD_PASS));
+    for (unsigned i = 0; i < 2; ++i) EP_CHECK_NCCL(ncclEpComplete(runs[i].handle, NULL, env->stream));
     ep_sync(env);
     for (unsigned i = 0; i < 2; ++i) {
         run_check_dispatch(&runs[i], NCCL_EP_FWD_PASS);
         run_check_combine(&runs[i], NCCL_EP_FWD_PASS);
-        EP_CHECK_NCCL(ncclEpHandleDestroy(handles[i]));
-        EP_CHECK_NCCL(ncclEpGroupDestroy(groups[i]));
         run_close(&runs[i]);
     }
 }

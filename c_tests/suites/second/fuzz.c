@@ -48,7 +48,7 @@ static void change_field(Call* it) {
                   {&it->combine_inputs.tokens, false}, {&it->combine_inputs.topk_weights, false},
                   {&it->combine_inputs.scales, false}, {&it->combine_outputs.tokens, true},
                   {&it->combine_outputs.topk_weights, true}};
-    const unsigned i = draw(sizeof(fields) / sizeof(fields[0]));
+    const unsigned i = draw(COUNT(fields));
     const unsigned read = draw(kFirstOutput), written = kFirstOutput + draw(kNumTensors - kFirstOutput);
     *fields[i].field = draw(3) ? NULL : &it->views[fields[i].is_output ? written : read].tensor;
 }
@@ -71,7 +71,8 @@ static void change(Call* it) {
     }
 }
 
-static ncclResult_t call_drawn(const Call* it, ncclEpHandle_t handle, const Run* run) {
+static ncclResult_t call_drawn(const Call* it, const Run* run) {
+    ncclEpHandle_t handle = run->handle;
     cudaStream_t stream = run->env->stream;
     switch (draw(is_ll(run->test) ? 2 : 3)) {
         case 0:
@@ -88,9 +89,8 @@ static void fuzz(const EpEnv* env, Case test, uint64_t seed) {
     test.alignment = 4;
     test.recv_rows = (unsigned)env->size * test.max_tokens;
     Run run;
-    run_open(&run, env, &test, seed);
-    ncclEpGroup_t group = group_of(env, &test);
-    ncclEpHandle_t handle = run_route(&run, group);
+    run_open(&run, env, NULL, &test, seed);
+    run_route(&run);
     unsigned refused = 0;
     for (unsigned i = 0; i < kCalls; ++i) {
         Call it;
@@ -98,7 +98,7 @@ static void fuzz(const EpEnv* env, Case test, uint64_t seed) {
         it.config.send_only = it.combine_config.send_only = 0;
         for (unsigned changes = 1 + draw(kMostChanges); changes > 0; --changes) change(&it);
         run_poison(&run);
-        const ncclResult_t result = call_drawn(&it, handle, &run);
+        const ncclResult_t result = call_drawn(&it, &run);
         ep_sync(env);
         if (result == ncclSuccess) continue;
         ++refused;
@@ -108,9 +108,7 @@ static void fuzz(const EpEnv* env, Case test, uint64_t seed) {
     EP_CHECK(refused > kCalls / 4 && refused < kCalls);
     forget_lines();
     run_poison(&run);
-    run_exchange(&run, handle, NCCL_EP_FWD_PASS);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    run_exchange(&run, NCCL_EP_FWD_PASS);
     run_close(&run);
 }
 

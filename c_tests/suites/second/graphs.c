@@ -8,16 +8,11 @@
 
 enum { kReplays = 3 };
 
-typedef struct {
-    const Run* run;
-    ncclEpHandle_t handle;
-} Work;
-
 static void play(void* context) {
-    const Work* work = context;
-    EP_CHECK_NCCL(run_update(work->run, work->handle));
-    EP_CHECK_NCCL(run_dispatch(work->run, work->handle, NCCL_EP_FWD_PASS));
-    EP_CHECK_NCCL(run_combine(work->run, work->handle, NCCL_EP_BWD_PASS));
+    const Run* run = context;
+    EP_CHECK_NCCL(run_update(run));
+    EP_CHECK_NCCL(run_dispatch(run, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(run_combine(run, NCCL_EP_BWD_PASS));
 }
 
 static void check_replay(const EpCaptured* captured, const Run* run) {
@@ -31,40 +26,34 @@ static void check_replay(const EpCaptured* captured, const Run* run) {
 
 static void replay_beside(const EpEnv* env, const Case* test, const Case* other_test) {
     Run run, other;
-    run_open(&run, env, test, 900);
-    run_open(&other, env, other_test, 910);
-    ncclEpGroup_t group = group_of(env, test);
-    const Work work = {&run, handle_without_routing(group, test)};
-    ncclEpHandle_t beside = handle_without_routing(group, other_test);
-    const EpCaptured captured = ep_capture(env->stream, play, (void*)&work);
+    run_open(&run, env, NULL, test, 900);
+    run_open(&other, env, run.group, other_test, 910);
+    run_init(&run);
+    run_init(&other);
+    const EpCaptured captured = ep_capture(env->stream, play, &run);
     for (unsigned i = 0; i < kReplays; ++i) {
         run_renew(&run, 920 + i);
         check_replay(&captured, &run);
         // As often as it shows whether both count alike.
         for (unsigned turn = 0; turn < i; ++turn) {
             run_renew(&other, 930 + turn);
-            EP_CHECK_NCCL(run_update(&other, beside));
+            EP_CHECK_NCCL(run_update(&other));
         }
         if (i > 0) {
             run_check_counters(&other);
-            run_exchange(&other, beside, NCCL_EP_FWD_PASS);
-            run_exchange(&other, beside, NCCL_EP_BWD_PASS);
+            run_exchange(&other, NCCL_EP_FWD_PASS);
+            run_exchange(&other, NCCL_EP_BWD_PASS);
         }
         // Twice with the same ids.
         check_replay(&captured, &run);
     }
     ep_release_captured(&captured);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(work.handle));
-    EP_CHECK_NCCL(ncclEpHandleDestroy(beside));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
-    if (test->memory != NULL) ref_buffer_free(test->memory);
-    run_close(&run);
     run_close(&other);
+    run_close(&run);
 }
 
 EP_TEST(updates_are_captured) {
     if (!ranks_share_a_node()) return;
-    RefBuffer memory;
     Case test = kSmallHt;
     test.max_tokens = 12;
     test.top_k = 3;
@@ -73,7 +62,7 @@ EP_TEST(updates_are_captured) {
     test.recv_rows = (unsigned)env->size * test.max_tokens;
     const Case other = test;
     replay_beside(env, &test, &other);
-    test.memory = &memory;
+    test.in_memory = true;
     test.narrow_ids = true;
     replay_beside(env, &test, &other);
 }
@@ -107,17 +96,14 @@ EP_TEST(updates_by_expert_are_captured) {
 EP_TEST(rows_that_are_counted_first_are_not_captured) {
     const Case test = kSmallHt;
     Run run;
-    run_open(&run, env, &test, 940);
-    ncclEpGroup_t group = group_of(env, &test);
-    ncclEpHandle_t handle = run_route(&run, group);
+    run_open(&run, env, NULL, &test, 940);
+    run_route(&run);
     if (ep_begin_capture(env->stream)) {
-        CHECK_REFUSED(run_dispatch(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage,
+        CHECK_REFUSED(run_dispatch(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage,
                       "stream: must not be captured in a group without max_recv_tokens_per_rank");
         EP_CHECK_CUDA(cudaGraphDestroy(ep_end_capture(env->stream)));
     }
-    run_exchange(&run, handle, NCCL_EP_FWD_PASS);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
+    run_exchange(&run, NCCL_EP_FWD_PASS);
     run_close(&run);
 }
 
@@ -151,7 +137,8 @@ static void route_late(const EpEnv* env, Kind kind) {
     ref_buffer_upload(&ids, all_zero);
     Late late[2];
     for (unsigned i = 0; i < 2; ++i) {
-        late[i] = (Late){handle_without_routing(group, &test), ref_buffer_new(sizeof(int32_t))};
+        late[i].total = ref_buffer_new(sizeof(int32_t));
+        EP_CHECK_NCCL(ncclEpInitHandle(&late[i].handle, group, layout_of(&test), NULL, (int)test.top_k, NULL));
     }
     ep_sync(env);
     const bool is_held = env->rank == 0 && ep_hold_block(1);

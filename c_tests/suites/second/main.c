@@ -120,52 +120,6 @@ ncclEpHandleConfig_t handle_config_of(const Case* test) {
 
 bool ranks_share_a_node(void) { return ep_num_nodes() == 1; }
 
-ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes) {
-    const ncclEpLayout_t layout = layout_of(test);
-    const int top_k = (int)test->top_k;
-    size_t size = 0;
-    const ncclEpHandleConfig_t config = handle_config_of(test);
-    EP_CHECK_NCCL(ncclEpHandleMemSize(group, layout, &config, &size, top_k));
-    *test->memory = ref_buffer_new(size);
-    if (bytes != NULL) ref_buffer_upload(test->memory, bytes);
-    View memory;
-    view_of(&memory, ref_buffer_data(test->memory), ncclUint8, size, 0, 0);
-    ncclEpHandle_t handle = NULL;
-    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout, &config, top_k, &memory.tensor));
-    memset(&memory, kGarbage, sizeof(memory));
-    return handle;
-}
-
-ncclEpHandle_t handle_of_copy(ncclEpGroup_t group, const Case* test) {
-    const RefBuffer before = *test->memory;
-    EP_SCOPED void* bytes = ref_host_new(before.bytes);
-    ep_download(bytes, ref_buffer_data(&before), before.bytes);
-    return handle_in_memory(group, test, bytes);
-}
-
-ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test) {
-    if (test->memory != NULL) return handle_in_memory(group, test, NULL);
-    const ncclEpHandleConfig_t config = handle_config_of(test);
-    ncclEpHandle_t handle = NULL;
-    EP_CHECK_NCCL(ncclEpInitHandle(&handle, group, layout_of(test), &config, (int)test->top_k, NULL));
-    return handle;
-}
-
-ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids,
-                         const ncclEpLayoutInfo_t* info, cudaStream_t stream) {
-    const ncclEpLayout_t layout = layout_of(test);
-    const ncclEpHandleConfig_t config = handle_config_of(test);
-    EP_SCOPED void* old = info != NULL ? old_struct(kLayoutInfo, info, test->generation) : NULL;
-    ncclEpHandle_t handle = NULL;
-    if (test->memory != NULL || test->updated) {
-        handle = handle_without_routing(group, test);
-        EP_CHECK_NCCL(ncclEpUpdateHandle(handle, &ids->tensor, old, stream));
-    } else {
-        EP_CHECK_NCCL(ncclEpCreateHandle(&handle, group, layout, &ids->tensor, old, &config, stream));
-    }
-    return handle;
-}
-
 // Texts are told by NCCL_DEBUG alone, which the library reads before its first line.
 static int g_log = -1;
 

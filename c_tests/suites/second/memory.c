@@ -6,62 +6,49 @@
 // Combined where the bytes of the dispatch are by then.
 EP_TEST(a_combine_works_where_its_memory_is) {
     if (!ranks_share_a_node()) return;
-    RefBuffer memory;
     Run run;
     Case test = kSmallLl;
     test.uneven = true;
-    test.memory = &memory;
+    test.in_memory = true;
     for (test.kind = kLlExperts; test.kind <= kLlRanks; ++test.kind) {
-        run_open(&run, env, &test, 710 + test.kind);
-        ncclEpGroup_t group = group_of(env, &test);
-        ncclEpHandle_t handle = run_route(&run, group);
-        EP_CHECK_NCCL(run_dispatch(&run, handle, NCCL_EP_FWD_PASS));
+        run_open(&run, env, NULL, &test, 710 + test.kind);
+        run_route(&run);
+        EP_CHECK_NCCL(run_dispatch(&run, NCCL_EP_FWD_PASS));
         ep_sync(env);
         run_check_dispatch(&run, NCCL_EP_FWD_PASS);
-        handle = run_move(&run, group, handle);
-        EP_CHECK_NCCL(run_update(&run, handle));  // which low latency keeps on the host
-        EP_CHECK_NCCL(run_combine(&run, handle, NCCL_EP_FWD_PASS));
+        run_move(&run);
+        EP_CHECK_NCCL(run_update(&run));  // which low latency keeps on the host
+        EP_CHECK_NCCL(run_combine(&run, NCCL_EP_FWD_PASS));
         ep_sync(env);
         run_check_combine(&run, NCCL_EP_FWD_PASS);
-        EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-        ref_buffer_free(&memory);
-        EP_CHECK_NCCL(ncclEpGroupDestroy(group));
         run_close(&run);
     }
 }
 
-typedef struct {
-    const Run* run;
-    ncclEpHandle_t handle;
-} Captured;
-
 static void play(void* context) {
-    const Captured* it = context;
-    EP_CHECK_NCCL(run_dispatch(it->run, it->handle, NCCL_EP_FWD_PASS));
-    EP_CHECK_NCCL(run_combine(it->run, it->handle, NCCL_EP_BWD_PASS));
+    const Run* run = context;
+    EP_CHECK_NCCL(run_dispatch(run, NCCL_EP_FWD_PASS));
+    EP_CHECK_NCCL(run_combine(run, NCCL_EP_BWD_PASS));
 }
 
 // A replay goes by what lies in the memory then: nothing of a routing is in the graph. Over several nodes the host
 // reads it.
 EP_TEST(a_graph_follows_the_memory) {
     if (!ranks_share_a_node()) return;
-    RefBuffer home, block;
     Run run;
     Case test = kSmallHt;
     test.recv_rows = (unsigned)env->size * test.max_tokens;
-    test.memory = &home;
-    Case other = test;
-    other.memory = &block;
-    run_open(&run, env, &test, 720);
-    ncclEpGroup_t group = group_of(env, &test);
-    ncclEpHandle_t routed = handle_without_routing(group, &other);
-    const Captured it = {&run, handle_without_routing(group, &test)};
-    const EpCaptured captured = ep_capture(env->stream, play, (void*)&it);
+    test.in_memory = true;
+    run_open(&run, env, NULL, &test, 720);
+    run_init(&run);
+    Run routed = run;  // another handle of the same tensors
+    run_init(&routed);
+    const EpCaptured captured = ep_capture(env->stream, play, &run);
     for (unsigned i = 0; i < 3; ++i) {
         run_renew(&run, 730 + i);
-        EP_CHECK_NCCL(run_update(&run, routed));
-        EP_CHECK_CUDA(cudaMemcpyAsync(ref_buffer_data(&home), ref_buffer_data(&block), home.bytes, cudaMemcpyDefault,
-                                      env->stream));
+        EP_CHECK_NCCL(run_update(&routed));
+        EP_CHECK_CUDA(cudaMemcpyAsync(ref_buffer_data(&run.memory), ref_buffer_data(&routed.memory), run.memory.bytes,
+                                      cudaMemcpyDefault, env->stream));
         ep_sync(env);
         run_poison(&run);
         ep_replay(&captured);
@@ -70,36 +57,30 @@ EP_TEST(a_graph_follows_the_memory) {
         run_check_combine(&run, NCCL_EP_BWD_PASS);
     }
     ep_release_captured(&captured);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(it.handle));
-    EP_CHECK_NCCL(ncclEpHandleDestroy(routed));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(group));
-    ref_buffer_free(&home);
-    ref_buffer_free(&block);
+    run_end_handle(&routed);
     run_close(&run);
 }
 
 // What is no routing of such a handle is not followed: the group fails. `fewer` tokens than it was routed for, if it was.
 static void expect_foreign(const EpEnv* env, Case test, bool is_routed, unsigned fewer) {
-    RefBuffer memory;
     Run run;
-    test.memory = &memory;
-    run_open(&run, env, &test, 740);
-    ncclEpGroup_t group = group_of(env, &test);
-    ncclEpHandle_t handle = is_routed ? run_route(&run, group) : handle_without_routing(group, &test);
-    if (is_routed) handle = run_move(&run, group, handle);
+    test.in_memory = true;
+    run_open(&run, env, NULL, &test, 740);
+    is_routed ? run_route(&run) : run_init(&run);
+    if (is_routed) run_move(&run);
     run.num_tokens -= fewer;
-    if (is_ll(&test)) EP_CHECK_NCCL(run_update(&run, handle));
+    if (is_ll(&test)) EP_CHECK_NCCL(run_update(&run));
     // Another rank may have failed before.
-    (void)run_combine(&run, handle, NCCL_EP_FWD_PASS);
+    (void)run_combine(&run, NCCL_EP_FWD_PASS);
     EP_CHECK_CUDA(cudaStreamSynchronize(env->stream));
     ep_barrier();
     forget_lines();
-    CHECK_REFUSED(run_combine(&run, handle, NCCL_EP_FWD_PASS), ncclInvalidUsage,
+    CHECK_REFUSED(run_combine(&run, NCCL_EP_FWD_PASS), ncclInvalidUsage,
                   "holds no routing of a handle like this one");
     run.num_tokens += fewer;
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    ref_buffer_free(&memory);
-    ncclEpGroupDestroy(group);
+    run_end_handle(&run);
+    (void)ncclEpGroupDestroy(run.own_group);  // it may tell of the failure
+    run.own_group = NULL;
     run_close(&run);
 }
 

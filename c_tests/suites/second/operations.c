@@ -3,29 +3,26 @@
 
 // A group with a handle that routes nothing, and calls of each operation that are right, for tests to change.
 static Run g_run;
-static ncclEpGroup_t g_group;
-static ncclEpHandle_t g_handle;
 static Call it;
 
 static ncclResult_t dispatch(void) {
-    return ncclEpDispatch(g_handle, &it.inputs, &it.outputs, &it.info, &it.config, g_run.env->stream);
+    return ncclEpDispatch(g_run.handle, &it.inputs, &it.outputs, &it.info, &it.config, g_run.env->stream);
 }
 
 static ncclResult_t combine(void) {
-    return ncclEpCombine(g_handle, &it.combine_inputs, &it.combine_outputs, &it.combine_config, g_run.env->stream);
+    return ncclEpCombine(g_run.handle, &it.combine_inputs, &it.combine_outputs, &it.combine_config, g_run.env->stream);
 }
 
 static ncclResult_t update(void) {
-    return ncclEpUpdateHandle(g_handle, &it.views[kIds].tensor, &it.update, g_run.env->stream);
+    return ncclEpUpdateHandle(g_run.handle, &it.views[kIds].tensor, &it.update, g_run.env->stream);
 }
 
 static void reset(void) { call_set(&it, &g_run, NCCL_EP_FWD_PASS); }
 
 static void open_call(const EpEnv* env, Case* test) {
     test->style = kRefNowhere;
-    run_open(&g_run, env, test, 1);
-    g_group = group_of(env, test);
-    g_handle = run_route(&g_run, g_group);
+    run_open(&g_run, env, NULL, test, 1);
+    run_route(&g_run);
     reset();
 }
 
@@ -33,8 +30,6 @@ static void open_call(const EpEnv* env, Case* test) {
 static void close_call(void) {
     ep_sync(g_run.env);
     run_check_untouched(&g_run);
-    EP_CHECK_NCCL(ncclEpHandleDestroy(g_handle));
-    EP_CHECK_NCCL(ncclEpGroupDestroy(g_group));
     run_close(&g_run);
 }
 
@@ -63,18 +58,18 @@ EP_TEST(structs_of_operations_are_checked) {
     REFUSED(combine, it.combine_outputs.magic = 1, no, "outputs.magic");
     REFUSED(combine, it.combine_config.size = 15, no, "config.size");
     REFUSED(combine, it.combine_config.magic = 1, no, "config.magic");
-    CHECK_REFUSED(ncclEpDispatch(g_handle, NULL, &it.outputs, &it.info, NULL, env->stream), no,
+    CHECK_REFUSED(ncclEpDispatch(g_run.handle, NULL, &it.outputs, &it.info, NULL, env->stream), no,
                   "inputs: must not be NULL");
-    CHECK_REFUSED(ncclEpDispatch(g_handle, &it.inputs, NULL, &it.info, NULL, env->stream), no,
+    CHECK_REFUSED(ncclEpDispatch(g_run.handle, &it.inputs, NULL, &it.info, NULL, env->stream), no,
                   "outputs: must not be NULL");
     CHECK_REFUSED(ncclEpDispatch(NULL, &it.inputs, &it.outputs, &it.info, NULL, env->stream), no,
                   "handle: must not be NULL");
-    CHECK_REFUSED(ncclEpCombine(g_handle, NULL, &it.combine_outputs, NULL, env->stream), no,
+    CHECK_REFUSED(ncclEpCombine(g_run.handle, NULL, &it.combine_outputs, NULL, env->stream), no,
                   "inputs: must not be NULL");
-    CHECK_REFUSED(ncclEpCombine(g_handle, &it.combine_inputs, NULL, NULL, env->stream), no,
+    CHECK_REFUSED(ncclEpCombine(g_run.handle, &it.combine_inputs, NULL, NULL, env->stream), no,
                   "outputs: must not be NULL");
     ncclEpCompleteConfig_t complete = {.size = 7, .magic = NCCL_EP_MAGIC};
-    CHECK_REFUSED(ncclEpComplete(g_handle, &complete, env->stream), no, "config.size");
+    CHECK_REFUSED(ncclEpComplete(g_run.handle, &complete, env->stream), no, "config.size");
     close_call();
 }
 
@@ -105,9 +100,9 @@ EP_TEST(what_low_latency_has_not_is_refused) {
     REFUSED(combine, (void)0, usage, "needs a dispatch before its first combine");
     REFUSED(combine, it.combine_outputs.topk_weights = NULL, no, "outputs.topk_weights: is required");
     REFUSED(combine, it.combine_config.pass_direction = NCCL_EP_BWD_PASS, usage, "pass_direction");
-    CHECK_REFUSED(ncclEpDispatch(g_handle, &it.inputs, &it.outputs, NULL, NULL, env->stream), no,
+    CHECK_REFUSED(ncclEpDispatch(g_run.handle, &it.inputs, &it.outputs, NULL, NULL, env->stream), no,
                   "layout_info: is required");
-    EP_CHECK_NCCL(ncclEpComplete(g_handle, NULL, env->stream));
+    EP_CHECK_NCCL(ncclEpComplete(g_run.handle, NULL, env->stream));
     close_call();
 }
 
@@ -178,7 +173,7 @@ EP_TEST(what_high_throughput_has_not_is_refused) {
     REFUSED(combine, it.combine_config.quant_recipe = (ncclEpCombQuant_t)3, no, "quant_recipe: must");
     REFUSED(combine, (it.combine_inputs.size = 0,
                       it.combine_config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4), usage, "NVFP4");
-    EP_CHECK_NCCL(ncclEpComplete(g_handle, NULL, env->stream));
+    EP_CHECK_NCCL(ncclEpComplete(g_run.handle, NULL, env->stream));
     close_call();
 }
 
@@ -244,11 +239,11 @@ EP_TEST(rows_of_an_unbounded_group_are_counted_first) {
 EP_TEST(a_handle_without_a_routing_does_nothing) {
     Case test = kSmallLl;
     open_call(env, &test);
-    ncclEpHandle_t routed = g_handle;
-    EP_CHECK_NCCL(ncclEpInitHandle(&g_handle, g_group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL));
+    ncclEpHandle_t routed = g_run.handle;
+    EP_CHECK_NCCL(ncclEpInitHandle(&g_run.handle, g_run.group, NCCL_EP_LAYOUT_EXPERT_MAJOR, NULL, 2, NULL));
     REFUSED(dispatch, (void)0, ncclInvalidUsage, "handle: has no routing yet");
     REFUSED(combine, (void)0, ncclInvalidUsage, "handle: has no routing yet");
-    EP_CHECK_NCCL(ncclEpHandleDestroy(g_handle));
-    g_handle = routed;
+    EP_CHECK_NCCL(ncclEpHandleDestroy(g_run.handle));
+    g_run.handle = routed;
     close_call();
 }

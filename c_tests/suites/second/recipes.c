@@ -58,14 +58,15 @@ static void open_cast(Cast* cast, const EpEnv* env) {
     ref_buffer_upload(&cast->tokens, tokens);
     View view;
     view_of(&view, ref_buffer_data(&cast->ids), ncclInt64, kTokens, ranks, 0);
-    cast->handle = handle_of(cast->group, &test, &view, NULL, env->stream);
+    EP_CHECK_NCCL(ncclEpCreateHandle(&cast->handle, cast->group, layout_of(&test), &view.tensor, NULL, NULL,
+                                     env->stream));
 }
 
 static void close_cast(Cast* cast) {
     EP_CHECK_NCCL(ncclEpHandleDestroy(cast->handle));
     EP_CHECK_NCCL(ncclEpGroupDestroy(cast->group));
     RefBuffer* buffers[] = {&cast->ids, &cast->tokens, &cast->packed, &cast->scales, &cast->counters};
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); ++i) ref_buffer_free(buffers[i]);
+    for (size_t i = 0; i < COUNT(buffers); ++i) ref_buffer_free(buffers[i]);
 }
 
 static void check_cast(const Cast* cast) {

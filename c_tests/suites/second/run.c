@@ -97,12 +97,13 @@ static void forget_rows(const Run* run) {
     if (run->routing != run->given) ref_routing_free(run->routing);
 }
 
-void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
+void run_open(Run* run, const EpEnv* env, ncclEpGroup_t group, const Case* test, uint64_t seed) {
     const unsigned ranks = (unsigned)env->size, capacity = ranks * test->max_tokens;
     const RefShape shape = {test->local_experts * ranks, test->max_tokens, test->top_k, test->datatype, test->hidden};
     memset(run, 0, sizeof(*run));
     run->env = env;
     run->test = test;
+    run->group = group != NULL ? group : (run->own_group = group_of(env, test));
     run->rank = (unsigned)env->rank;
     run->seed = seed;
     run->given = ref_routing_drawn(ranks, &shape, test->style, test->uneven, seed);
@@ -131,6 +132,8 @@ void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed) {
 }
 
 void run_close(Run* run) {
+    if (run->handle != NULL) run_end_handle(run);
+    if (run->own_group != NULL) EP_CHECK_NCCL(ncclEpGroupDestroy(run->own_group));
     for (unsigned i = 0; i < kNumTensors; ++i) ref_buffer_free(&run->buffers[i]);
     forget_rows(run);
     ref_routing_free(run->given);
@@ -221,37 +224,81 @@ void call_set(Call* call, const Run* run, ncclEpPassDir_t pass) {
     call->config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
 }
 
-ncclEpHandle_t run_move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle) {
-    EP_CHECK_NCCL(ncclEpHandleDestroy(handle));
-    RefBuffer before = *run->test->memory;
-    handle = handle_of_copy(group, run->test);
-    ref_buffer_free(&before);
-    return handle;
+// ---- Handles
+
+// One in memory that has `bytes`, or is new; or in the library's, as the case says.
+static void init_handle(Run* run, const void* bytes) {
+    const Case* test = run->test;
+    const int top_k = (int)test->top_k;
+    const ncclEpHandleConfig_t config = handle_config_of(test);
+    View memory;
+    if (test->in_memory) {
+        size_t size = 0;
+        EP_CHECK_NCCL(ncclEpHandleMemSize(run->group, layout_of(test), &config, &size, top_k));
+        run->memory = ref_buffer_new(size);
+        if (bytes != NULL) ref_buffer_upload(&run->memory, bytes);
+        view_of(&memory, ref_buffer_data(&run->memory), ncclUint8, size, 0, 0);
+    }
+    EP_CHECK_NCCL(ncclEpInitHandle(&run->handle, run->group, layout_of(test), &config, top_k,
+                                   test->in_memory ? &memory.tensor : NULL));
+    memset(&memory, kGarbage, sizeof(memory));
 }
 
-ncclResult_t run_update(const Run* run, ncclEpHandle_t handle) {
+void run_init(Run* run) { init_handle(run, NULL); }
+
+void run_route(Run* run) {
+    const Case* test = run->test;
+    const cudaStream_t stream = run->env->stream;
+    Call call;
+    call_set(&call, run, NCCL_EP_FWD_PASS);
+    const ncclEpTensor_t* ids = &call.views[kIds].tensor;
+    EP_SCOPED void* info = is_ll(test) ? NULL : old_struct(kLayoutInfo, &call.update, test->generation);
+    if (test->in_memory || test->updated) {
+        run_init(run);
+        EP_CHECK_NCCL(ncclEpUpdateHandle(run->handle, ids, info, stream));
+    } else {
+        const ncclEpHandleConfig_t config = handle_config_of(test);
+        EP_CHECK_NCCL(ncclEpCreateHandle(&run->handle, run->group, layout_of(test), ids, info, &config, stream));
+    }
+    memset(&call, kGarbage, sizeof(call));
+    if (is_ll(test)) return;
+    ep_sync(run->env);
+    ref_buffer_poison(&run->buffers[kIds]);
+    run_check_counters(run);
+}
+
+void run_end_handle(Run* run) {
+    EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
+    run->handle = NULL;
+    ref_buffer_free(&run->memory);
+}
+
+void run_copy(Run* run) {
+    const RefBuffer before = run->memory;
+    EP_SCOPED void* bytes = ref_host_new(before.bytes);
+    ep_download(bytes, ref_buffer_data(&before), before.bytes);
+    init_handle(run, bytes);
+}
+
+void run_move(Run* run) {
+    RefBuffer before = run->memory;
+    EP_CHECK_NCCL(ncclEpHandleDestroy(run->handle));
+    run_copy(run);
+    ref_buffer_free(&before);
+}
+
+// ---- Operations
+
+ncclResult_t run_update(const Run* run) {
     Call call;
     call_set(&call, run, NCCL_EP_FWD_PASS);
     EP_SCOPED void* info = is_ll(run->test) ? NULL : old_struct(kLayoutInfo, &call.update, run->test->generation);
-    const ncclResult_t result = ncclEpUpdateHandle(handle, &call.views[kIds].tensor, info, run->env->stream);
+    const ncclResult_t result = ncclEpUpdateHandle(run->handle, &call.views[kIds].tensor, info, run->env->stream);
     memset(&call, kGarbage, sizeof(call));
     return result;
 }
 
-ncclEpHandle_t run_route(const Run* run, ncclEpGroup_t group) {
-    Call call;
-    call_set(&call, run, NCCL_EP_FWD_PASS);
-    const ncclEpLayoutInfo_t* info = is_ll(run->test) ? NULL : &call.update;
-    ncclEpHandle_t handle = handle_of(group, run->test, &call.views[kIds], info, run->env->stream);
-    memset(&call, kGarbage, sizeof(call));
-    if (is_ll(run->test)) return handle;
-    ep_sync(run->env);
-    ref_buffer_poison(&run->buffers[kIds]);
-    run_check_counters(run);
-    return handle;
-}
-
-ncclResult_t run_dispatch(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass) {
+ncclResult_t run_dispatch(const Run* run, ncclEpPassDir_t pass) {
     const Case* test = run->test;
     Call call;
     call_set(&call, run, pass);
@@ -260,32 +307,32 @@ ncclResult_t run_dispatch(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t
     EP_SCOPED void* info = old_struct(kLayoutInfo, &call.info, of_info);
     EP_SCOPED void* config = old_struct(kDispatchConfig, &call.config, test->scaled ? kGeneration5 : test->generation);
     const bool needs_info = is_ll(test) || test->updated || test->global_ids || call.info.expert_counters != NULL;
-    const ncclResult_t result = ncclEpDispatch(handle, &call.inputs, &call.outputs, needs_info ? info : NULL, config,
-                                               run->env->stream);
+    const ncclResult_t result = ncclEpDispatch(run->handle, &call.inputs, &call.outputs, needs_info ? info : NULL,
+                                               config, run->env->stream);
     memset(&call, kGarbage, sizeof(call));
     return result;
 }
 
-ncclResult_t run_combine(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass) {
+ncclResult_t run_combine(const Run* run, ncclEpPassDir_t pass) {
     const Case* test = run->test;
     Call call;
     call_set(&call, run, pass);
     EP_SCOPED void* inputs = old_struct(kCombineInputs, &call.combine_inputs, test->generation);
     EP_SCOPED void* config = old_struct(kCombineConfig, &call.combine_config, test->generation);
     const bool needs_config = is_ll(test) || pass == NCCL_EP_BWD_PASS;
-    const ncclResult_t result = ncclEpCombine(handle, inputs, &call.combine_outputs, needs_config ? config : NULL,
+    const ncclResult_t result = ncclEpCombine(run->handle, inputs, &call.combine_outputs, needs_config ? config : NULL,
                                               run->env->stream);
     memset(&call, kGarbage, sizeof(call));
     return result;
 }
 
-void run_exchange(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass) {
+void run_exchange(const Run* run, ncclEpPassDir_t pass) {
     run_poison(run);
     const ncclEpCompleteConfig_t config = NCCL_EP_COMPLETE_CONFIG_INIT;
-    EP_CHECK_NCCL(run_dispatch(run, handle, pass));
-    EP_CHECK_NCCL(ncclEpComplete(handle, NULL, run->env->stream));
-    EP_CHECK_NCCL(run_combine(run, handle, pass));
-    EP_CHECK_NCCL(ncclEpComplete(handle, &config, run->env->stream));
+    EP_CHECK_NCCL(run_dispatch(run, pass));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream));
+    EP_CHECK_NCCL(run_combine(run, pass));
+    EP_CHECK_NCCL(ncclEpComplete(run->handle, &config, run->env->stream));
     ep_sync(run->env);
     run_check_dispatch(run, pass);
     run_check_combine(run, pass);

@@ -35,6 +35,10 @@ enum { kSpare = 3 };
 typedef struct {
     const EpEnv* env;
     const Case* test;
+    ncclEpGroup_t group;
+    ncclEpGroup_t own_group;  // which ends with the run; NULL if it is the caller's
+    ncclEpHandle_t handle;    // NULL: there is none
+    RefBuffer memory;         // of the handle, if it is the caller's
     unsigned rank, num_tokens;
     uint64_t seed;
     RefRouting* given;
@@ -48,7 +52,8 @@ typedef struct {
     RefBuffer buffers[kNumTensors];
 } Run;
 
-void run_open(Run* run, const EpEnv* env, const Case* test, uint64_t seed);
+// Without a handle yet; in a group of its own if `group` is NULL.
+void run_open(Run* run, const EpEnv* env, ncclEpGroup_t group, const Case* test, uint64_t seed);
 void run_close(Run* run);
 // Other ids and weights for the same tokens, in place.
 void run_renew(Run* run, uint64_t seed);
@@ -70,18 +75,24 @@ typedef struct {
 } Call;
 void call_set(Call* call, const Run* run, ncclEpPassDir_t pass);
 
-// A handle that was routed; in HT its counters are checked, and the caller's ids are gone afterwards.
-ncclEpHandle_t run_route(const Run* run, ncclEpGroup_t group);
-// The handle in memory of the caller at another address, with the bytes of the one before, without an update.
-ncclEpHandle_t run_move(const Run* run, ncclEpGroup_t group, ncclEpHandle_t handle);
+// Makes a handle without a routing.
+void run_init(Run* run);
+// Makes one that is routed; in HT its counters are checked, and the caller's ids are gone afterwards.
+void run_route(Run* run);
+// Destroys the handle.
+void run_end_handle(Run* run);
+// Makes another handle in memory of the caller's that has the bytes of the one before, which stays the caller's to end.
+void run_copy(Run* run);
+// The same, with which the handle before ends.
+void run_move(Run* run);
 // Operations as a program of the case's generation calls them; nothing of what it passes is left afterwards.
-ncclResult_t run_update(const Run* run, ncclEpHandle_t handle);
-ncclResult_t run_dispatch(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);
-ncclResult_t run_combine(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);
+ncclResult_t run_update(const Run* run);
+ncclResult_t run_dispatch(const Run* run, ncclEpPassDir_t pass);
+ncclResult_t run_combine(const Run* run, ncclEpPassDir_t pass);
 
 // What the last ones must have left; counters are poison afterwards.
 void run_check_counters(const Run* run);
 void run_check_dispatch(const Run* run, ncclEpPassDir_t pass);
 void run_check_combine(const Run* run, ncclEpPassDir_t pass);
 // Both operations of a pass, checked.
-void run_exchange(const Run* run, ncclEpHandle_t handle, ncclEpPassDir_t pass);
+void run_exchange(const Run* run, ncclEpPassDir_t pass);

@@ -51,7 +51,7 @@ typedef struct {
     bool narrow_ids;    // 32 bits
     bool global_ids;    // received ones
     bool scaled;        // rows have scales, which are forwarded
-    RefBuffer* memory;  // gets the handle's memory; NULL: it is the library's
+    bool in_memory;     // handles lie in the caller's
 } Case;
 
 // Small ones.
@@ -64,15 +64,6 @@ ncclEpLayout_t layout_of(const Case* test);
 ncclEpHandleConfig_t handle_config_of(const Case* test);
 // Whether handles may lie in memory of callers, and updates be captured: on one node.
 bool ranks_share_a_node(void);
-// A handle without a routing, in memory that has `bytes`, or new memory.
-ncclEpHandle_t handle_in_memory(ncclEpGroup_t group, const Case* test, const void* bytes);
-// One in new memory with the bytes of the case's, which stays the caller's to free.
-ncclEpHandle_t handle_of_copy(ncclEpGroup_t group, const Case* test);
-// The same, or in memory of the library's, as the case says.
-ncclEpHandle_t handle_without_routing(ncclEpGroup_t group, const Case* test);
-// A handle for these ids, as the case says.
-ncclEpHandle_t handle_of(ncclEpGroup_t group, const Case* test, const View* ids, const ncclEpLayoutInfo_t* info,
-                         cudaStream_t stream);
 
 // One check of a refused call: its result, and words of the line that the library logs.
 #define CHECK_REFUSED(call, expected, words) \

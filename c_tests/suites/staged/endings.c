@@ -8,7 +8,7 @@ EP_TEST(handle_destroyed_while_pending) {
     Setup setup = set_up(env);
     RefRun* runs = setup.runs;
     for (unsigned i = 0; i < kRounds; ++i) {
-        RefRun given_up = open_run(env, setup.group);
+        RefRun given_up = open_run(env, runs[0].group);
         send_dispatch(&given_up);
         if (i % 3 == 1) {
             complete_dispatch(&given_up, env->stream);
@@ -31,7 +31,7 @@ STAGED_TEST(handle_destroyed_on_one_rank) {
     enum { kRounds = 12 };
     for (unsigned i = 0; i < kRounds; ++i) {
         const bool combine = i % 3 == 2;
-        RefRun run = open_run(env, setup->group);
+        RefRun run = open_run(env, setup->runs[0].group);
         if (combine) ref_dispatch(&run);
         combine ? send_combine(&run) : send_dispatch(&run);
         if (env->rank == (int)(i % (unsigned)env->size)) {
@@ -56,7 +56,7 @@ STAGED_TEST(ended_in_another_order) {
         send_dispatch(second);
         complete_dispatch(swaps ? second : first, env->stream);
         complete_dispatch(swaps ? first : second, setup->other);
-        REF_SCOPED RefRun given_up = open_run(env, setup->group);
+        REF_SCOPED RefRun given_up = open_run(env, setup->runs[0].group);
         send_dispatch(&given_up);
         if (!swaps) send_dispatch(first);
         EP_CHECK_NCCL(ep_handle_destroy(&given_up.handle));

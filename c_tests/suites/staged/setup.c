@@ -1,10 +1,8 @@
 #include "suites/staged/staged.h"
 
-static RefShape small_shape(const EpEnv* env) { return (RefShape){2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40}; }
-
 RefRun open_run(const EpEnv* env, ncclEpGroup_t group) {
     static unsigned opened;
-    const RefShape shape = small_shape(env);
+    const RefShape shape = {2 * (unsigned)env->size, 12, 3, ncclBfloat16, 40};
     const unsigned n = opened++;
     RefRun run = ref_run_open_with(env, group, &shape, n % 2 == 0 ? kRefMessy : kRefDistinct, n % 3 != 0,
                                    ref_ll(1000 + 1000 * (uint64_t)n));
@@ -13,16 +11,14 @@ RefRun open_run(const EpEnv* env, ncclEpGroup_t group) {
 }
 
 Setup set_up(EpEnv* env) {
-    const RefShape shape = small_shape(env);
-    Setup setup = {.env = env, .group = ref_group_new(env, NCCL_EP_ALGO_LOW_LATENCY, &shape)};
-    for (unsigned r = 0; r < kMaxRuns; ++r) setup.runs[r] = open_run(env, setup.group);
+    Setup setup;
+    for (unsigned r = 0; r < kMaxRuns; ++r) setup.runs[r] = open_run(env, r == 0 ? NULL : setup.runs[0].group);
     EP_REQUIRE_CUDA(cudaStreamCreateWithFlags(&setup.other, cudaStreamNonBlocking));
     return setup;
 }
 
 void tear_down(Setup* setup) {
-    for (unsigned r = 0; r < kMaxRuns; ++r) ref_run_close(&setup->runs[r]);
-    EP_CHECK_NCCL(ncclEpGroupDestroy(setup->group, setup->env->stream));
+    ref_runs_close(setup->runs, kMaxRuns);
     EP_CHECK_CUDA(cudaStreamDestroy(setup->other));
 }
 

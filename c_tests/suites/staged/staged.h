@@ -3,11 +3,9 @@
 
 #include "reference/run.h"
 
-// A group and some handles on it, no two with the same data.
+// Some handles of one group, no two with the same data. The group is the first one's.
 enum { kMaxRuns = 4 };
 typedef struct {
-    const EpEnv* env;
-    ncclEpGroup_t group;
     RefRun runs[kMaxRuns];
     cudaStream_t other;  // a second stream without implicit order
 } Setup;

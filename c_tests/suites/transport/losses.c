@@ -17,7 +17,7 @@ bool talks_to_victim(const DeathRank* self, const Way* way) {
 static bool is_connecting(void) { return strstr(epProbeText(), "which NCCL is still connecting") != NULL; }
 
 void go_on(DeathRank* self) {
-    const double start = seconds_now();
+    const double start = ep_seconds();
     stage("ends the first communicator");
     // NCCL must not free it below that thread, so it stays.
     if (!is_connecting()) EP_CHECK_NCCL(ncclCommAbort(self->env.comm));
@@ -71,13 +71,13 @@ void expect_end_of_stream(const DeathRank* self, double start) {
 
 // Operations of all that are left. Who waits for the victim sees it; the others may see that somebody gave up.
 static void meet_the_loss(DeathRank* self, Way* way) {
-    const double start = seconds_now();
+    const double start = ep_seconds();
     stage("enqueues");
     for (unsigned op = 0; op < kOpsInFlight; ++op) (void)enqueue(way, op, self->env.stream);
     stage("waits for the failure");
     if (talks_to_victim(self, way)) expect_failure(self, way, start);
     expect_end_of_stream(self, start);
-    const double closing = seconds_now();
+    const double closing = ep_seconds();
     stage("closes");
     close_way(way);
     stage("has closed");
@@ -97,7 +97,7 @@ DEATH_CASE(a_rank_is_killed, kVictimDies) {
 void stop_for_good(DeathRank* self) {
     self->shared->passed[self->env.rank] = ep_passed() - self->passed_before;
     self->shared->failed[self->env.rank] = ep_failed() - self->failed_before;
-    atomic_store(&self->shared->lost, seconds_now());
+    atomic_store(&self->shared->lost, ep_seconds());
     raise(SIGSTOP);
 }
 
@@ -116,7 +116,7 @@ DEATH_CASE(a_rank_stops, kVictimStops) {
 static void expect_no_transport(DeathRank* self) {
     wait_for_loss(self);
     Way way;
-    const double start = seconds_now();
+    const double start = ep_seconds();
     stage("opens a transport");
     const int result = open_way(&way, self, &self->env);
     stage("has none");
@@ -150,7 +150,7 @@ DEATH_CASE(a_rank_stops_before_the_creation, kVictimStops) {
 void a_rank_is_lost_in_the_creation(DeathRank* self) {
     Way way;
     meet(self, kReady, self->env.size);
-    double start = seconds_now();
+    double start = ep_seconds();
     stage("opens a transport");
     const int result = open_way(&way, self, &self->env);
     stage(result == 0 ? "has a transport" : "has none");
@@ -160,11 +160,11 @@ void a_rank_is_lost_in_the_creation(DeathRank* self) {
     check_stage_in_time(self, start);
     if (result == 0) {
         wait_for_loss(self);
-        start = seconds_now();
+        start = ep_seconds();
         stage("enqueues");
         (void)enqueue(&way, 1, self->env.stream);
         expect_end_of_stream(self, start);
-        start = seconds_now();
+        start = ep_seconds();
         stage("closes");
         close_way(&way);
         check_stage_in_time(self, start);
@@ -179,7 +179,7 @@ DEATH_CASE(giving_up_ends_what_waits, kVictimLives) {
     EP_REQUIRE(open_way(&way, self, &self->env) == 0);
     exchange_rounds(&way, 1, self->env.stream);
     meet(self, kReady, self->env.size);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     if (self->env.rank == 0 && talks_to_victim(self, &way)) {
         EP_CHECK_EQ_I64(enqueue(&way, 0, self->env.stream), 0);
         epProbeRailAbort(way.rail);

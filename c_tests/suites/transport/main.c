@@ -23,7 +23,7 @@ DEATH_CASE(messages_arrive, kVictimLives) {
     EP_CHECK(is_member(way.forwarded, way.num_forwarded, self->env.rank));
     exchange_rounds(&way, kRounds, self->env.stream);
     EP_CHECK_EQ_I64(epProbeRailFaults(way.rail), 0);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     close_way(&way);
     check_stage_in_time(self, start);
     EP_CHECK_NCCL(ncclCommDestroy(self->env.comm));
@@ -115,7 +115,7 @@ static void lose_in_the_creation(SharedState* shared, int num_ranks, pid_t victi
     while (atomic_load(&shared->arrived[kReady]) < num_ranks) usleep(kPollUs);
     usleep((unsigned)ep_random_below(&g_random, longest_us));
     kill(victim, by);
-    atomic_store(&shared->lost, seconds_now());
+    atomic_store(&shared->lost, ep_seconds());
 }
 
 // A case in which the parent sends this signal.

@@ -44,7 +44,7 @@ DEATH_CASE(a_rank_stops_before_a_replay, kVictimStops) {
     exchange_rounds(&way, 1, stream);
     replay_and_check(&way, graph, stream);
     stop_victim(self);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     stage("launches the graph");
     for (unsigned i = 0; i < kChecked; ++i) EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
     stage("has launched it");
@@ -55,7 +55,7 @@ DEATH_CASE(a_rank_stops_before_a_replay, kVictimStops) {
         if (first) EP_CHECK_STR_CONTAINS(epProbeText(), ", replayed by a graph");
     }
     expect_end_of_stream(self, start);
-    const double closing = seconds_now();
+    const double closing = ep_seconds();
     close_way(&way);
     stage("has closed");
     check_stage_in_time(self, closing);
@@ -75,7 +75,7 @@ static void lose_before_a_long_replay(DeathRank* self, void (*lose)(DeathRank* s
     cudaGraphExec_t graph = capture(&way, kExchanges, stream);
     replay_and_check(&way, graph, stream);
     lose(self);
-    const double start = seconds_now();
+    const double start = ep_seconds();
     EP_CHECK_CUDA(cudaGraphLaunch(graph, stream));
     if (talks_to_victim(self, &way)) expect_failure(self, &way, start);
     self->slack_ms += kExchanges * kMsToAbort;

@@ -127,7 +127,7 @@ static unsigned g_num_stages = 0;
 void stage(const char* name) {
     if (g_num_stages == kMostStages) return;
     g_stages[g_num_stages].name = name;
-    g_stages[g_num_stages++].time = seconds_now();
+    g_stages[g_num_stages++].time = ep_seconds();
 }
 
 void print_stages(const DeathRank* self, double since) {
@@ -135,7 +135,7 @@ void print_stages(const DeathRank* self, double since) {
     for (unsigned i = 0; i < g_num_stages; ++i) {
         fprintf(stderr, "  %+9.3f %s\n", g_stages[i].time - since, g_stages[i].name);
     }
-    fprintf(stderr, "  %+9.3f now; last error: %s\n", seconds_now() - since, epProbeText());
+    fprintf(stderr, "  %+9.3f now; last error: %s\n", ep_seconds() - since, epProbeText());
 }
 
 void check_stage_in_time(const DeathRank* self, double since) {

@@ -9,8 +9,7 @@ use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::boundary::{boundary, store};
-use super::error::{CudaError, cudaError_t};
+use super::error::{CudaError, boundary, cudaError_t, store};
 use super::graph::{Executable, Graph, Owned};
 use super::recording::{self, Mode};
 use super::stream::{cudaHostFn_t, cudaStream_t, resolve};

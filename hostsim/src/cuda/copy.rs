@@ -8,9 +8,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::boundary::boundary;
 use super::device;
-use super::error::{CudaError, cudaError_t};
+use super::error::{CudaError, boundary, cudaError_t};
 use super::heap::{self, Memory, Range};
 use super::queue::{Stream, Ticket};
 use super::recording;

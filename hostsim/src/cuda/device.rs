@@ -11,8 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::boundary::{boundary, store};
-use super::error::{CudaError, cudaError_t};
+use super::error::{CudaError, boundary, cudaError_t, store};
 use super::queue::{Job, Kind, Stream, Ticket, refuse_on_worker};
 
 /// CUDA version that the stand-ins present, in CUDA's own encoding.

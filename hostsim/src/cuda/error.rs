@@ -1,8 +1,12 @@
-//! CUDA error numbers, their names and texts, and the last error of each thread.
+//! CUDA error numbers, their names and texts, the last error of each thread, and what every CUDA entry point does around
+//! its body.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::presence;
 
 pub type cudaError_t = c_int;
 
@@ -73,6 +77,25 @@ pub(crate) fn record(result: Result<(), CudaError>) -> cudaError_t {
             error as cudaError_t
         }
     }
+}
+
+/// Runs the body of one entry point: refuses where a GPU is and in a forked process, keeps panics from unwinding into C,
+/// and records a failure as the thread's last error.
+pub(crate) fn boundary(body: impl FnOnce() -> Result<(), CudaError>) -> cudaError_t {
+    let result = if presence::is_child() {
+        Err(CudaError::InitializationError)
+    } else if presence::permitted() {
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(CudaError::Unknown))
+    } else {
+        Err(CudaError::NoDevice)
+    };
+    record(result)
+}
+
+/// Writes a result through a caller's pointer; NULL is an invalid value.
+pub(crate) fn store<T>(out: Option<&mut T>, value: T) -> Result<(), CudaError> {
+    *out.ok_or(CudaError::InvalidValue)? = value;
+    Ok(())
 }
 
 // SAFETY (this and every other export): the name is CUDA's and this library defines it once.

@@ -7,9 +7,8 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::boundary::{boundary, store};
 use super::device;
-use super::error::{CudaError, cudaError_t};
+use super::error::{CudaError, boundary, cudaError_t, store};
 use super::queue::{Ticket, refuse_on_worker};
 use super::recording::{self, Point};
 use super::stream::{cudaStream_t, resolve};

@@ -3,9 +3,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::boundary::{boundary, store};
 use super::device;
-use super::error::{CudaError, cudaError_t};
+use super::error::{CudaError, boundary, cudaError_t, store};
 use super::heap::{self, Memory, Range};
 use super::recording;
 use super::stream::{cudaStream_t, resolve};

@@ -7,14 +7,12 @@
 //! | [`memory`], [`copy`] | allocation entry points; copies and fills |
 //! | [`stream`], [`device`] | stream entry points; devices, their streams, device-wide synchronisation |
 //! | `recording`, `graph` | captures under way; what they become, and its replays |
-//! | `boundary` | what each entry point does around its body |
 //! | `heap`, `arena` | the register of all memory, with poison and guards |
-//! | `queue`, [`error`] | a stream's worker; error numbers, the calling thread's last error |
+//! | `queue`, [`error`] | a stream's worker; error numbers, the last error, what each entry point does around its body |
 //!
 //! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
 
 mod arena;
-mod boundary;
 pub mod capture;
 pub mod copy;
 pub mod device;

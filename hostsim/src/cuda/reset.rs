@@ -1,8 +1,7 @@
 //! The end of everything on a device.
 #![allow(unsafe_code)]
 
-use super::boundary::boundary;
-use super::error::cudaError_t;
+use super::error::{boundary, cudaError_t};
 use super::{device, event, heap, stream};
 use std::sync::atomic::Ordering;
 

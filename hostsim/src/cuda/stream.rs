@@ -4,9 +4,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::boundary::{boundary, store};
 use super::device;
-use super::error::{CudaError, cudaError_t};
+use super::error::{CudaError, boundary, cudaError_t, store};
 use super::queue::{Kind, Stream};
 use super::recording;
 use crate::handles::Handles;

@@ -12,7 +12,6 @@ use super::datatype::DataType;
 use super::error::{self, Failure, Outcome, ncclResult_t};
 use super::group::{self, Task};
 pub use super::lifetime::*;
-use super::reduce::sum_of;
 use super::transfer::{Direction, Transfer};
 use super::unique_id::Rendezvous;
 pub use super::unique_id::ncclUniqueId;
@@ -100,8 +99,8 @@ pub extern "C" fn ncclAllReduce(
     stream: cudaStream_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let kind = |datatype| {
-            let sum = sum_of(datatype).filter(|_| operator == SUM).map(Kind::AllReduce);
+        let kind = |datatype: DataType| {
+            let sum = datatype.sum().filter(|_| operator == SUM).map(Kind::AllReduce);
             sum.ok_or_else(|| Failure::argument("the stand-ins reduce by ncclSum only, and numbers of 32 or 64 bits"))
         };
         collect(kind, (send, recv), (count, datatype), comm, stream)

@@ -9,10 +9,9 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 
 use super::comm::Comm;
-use super::datatype::DataType;
+use super::datatype::{DataType, Sum};
 use super::error::{Code, Failure, Outcome};
 use super::meeting::{Room, meet};
-use super::reduce::Sum;
 use super::segment::{BANKS, DESCRIPTION, SLOT};
 
 /// Which collective.
@@ -58,7 +57,7 @@ impl Collective {
     pub(crate) fn run(&self, comm: &Comm) -> Outcome<()> {
         comm.delays.sleep();
         self.announce(comm);
-        let bytes = self.count * self.datatype.size();
+        let bytes = self.count * self.datatype.size;
         let mut turn = Turn { comm, collective: self, checked: false };
         for (offset, len) in pieces(bytes, SLOT) {
             self.round(&mut turn, bytes, (offset, len))?;
@@ -121,7 +120,7 @@ impl Collective {
     }
 
     fn words(&self) -> [u64; DESCRIPTION] {
-        [self.kind.number(), self.count as u64, self.datatype as u64]
+        [self.kind.number(), self.count as u64, self.datatype.number as u64]
     }
 
     fn difference(&self, theirs: [u64; DESCRIPTION]) -> String {

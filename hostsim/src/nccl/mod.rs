@@ -11,7 +11,7 @@
 //! | `split`, `comm` | communicators: splitting, one rank's end and its handle |
 //! | `meeting`, `segment` | how ranks meet in a communicator's shared memory |
 //! | `delay` | random delays of operations |
-//! | [`unique_id`], [`error`], `datatype`, `reduce` | ids, result codes, element types, sums |
+//! | [`unique_id`], [`error`], `datatype` | ids, result codes, element types and their sums |
 //!
 //! Imports go down this table only; `tests/circles.rs` of the core fails on a circle.
 
@@ -27,7 +27,6 @@ mod group;
 mod launch;
 mod lifetime;
 mod meeting;
-mod reduce;
 mod segment;
 mod split;
 mod transfer;

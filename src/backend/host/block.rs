@@ -1,11 +1,11 @@
 //! A handle's block in a caller's memory: its header and sections as bytes.
 #![allow(unsafe_code)]
 
-use crate::backend::foreign_state;
+use crate::backend::check_header;
 use crate::backend::host::device::bytes_mut;
 use crate::backend::host::numeric;
 use crate::error::{Error, Result};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS};
+use crate::model::handle_state::{GivenBlock, HEADER_WORDS};
 use std::ops::Range;
 
 /// A block of so many bytes, as an operation on its stream sees it.
@@ -30,11 +30,8 @@ impl<'a> Block<'a> {
     /// The words of the header, if it begins as `expected`.
     pub fn header(&self, expected: &[u32; HEADER_WORDS]) -> Result<Vec<u32>> {
         let words: Vec<u32> = numeric::u32s(self.section(0, HEADER_WORDS * 4)?).collect();
-        let pairs = words.iter().zip(expected).take(COMPARED_WORDS).enumerate();
-        match pairs.into_iter().find(|(_, (got, expected))| got != expected) {
-            Some((word, (got, expected))) => Err(foreign_state(word as u32, *got, *expected)),
-            None => Ok(words),
-        }
+        check_header(&words, expected)?;
+        Ok(words)
     }
 
     /// Stores `from` at `offset`.

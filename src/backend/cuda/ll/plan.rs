@@ -2,7 +2,6 @@
 //!
 //! Pure functions of the group's facts and of an operation's shape.
 
-mod few;
 mod grids;
 
 use crate::backend::cuda::kernels::to_u32;

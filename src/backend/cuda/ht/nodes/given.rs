@@ -12,10 +12,10 @@ use crate::backend::cuda::ht::nodes::rails::Rails;
 use crate::backend::cuda::ht::nodes::zones::bytes_apart;
 use crate::backend::cuda::ht::shared::HtShared;
 use crate::backend::cuda::kernels::to_u32;
-use crate::backend::{HtBackend, foreign_state, opened_again};
+use crate::backend::{HtBackend, check_header, opened_again};
 use crate::error::refusal::{InSequence, Subject};
 use crate::error::{Error, Result};
-use crate::model::handle_state::{COMPARED_WORDS, GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
+use crate::model::handle_state::{GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_ALIGN};
 use crate::model::ops::{HandleForm, HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
@@ -105,11 +105,7 @@ impl GivenHt {
 
     fn handle(&self, words: &[u32]) -> Result<NodesHt> {
         let (group, rails, routing) = (&self.group, &self.rails, self.routing);
-        let expected = group.plan.header(&routing, 0);
-        let pairs = words.iter().zip(&expected).take(COMPARED_WORDS);
-        if let Some((word, (got, expected))) = pairs.enumerate().find(|(_, (got, expected))| got != expected) {
-            return Err(foreign_state(word as u32, *got, *expected));
-        }
+        check_header(words, &group.plan.header(&routing, 0))?;
         let number = |index: usize| words.get(index).copied().unwrap_or(0);
         let (rows, slots) = (number(HEADER_WORDS) as usize, number(HEADER_WORDS + 1));
         let mut rest = words.iter().skip(HEADER_WORDS + 2).map(|&word| word as usize);

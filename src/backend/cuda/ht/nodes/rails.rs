@@ -32,7 +32,7 @@ pub struct Rails {
     /// For a rank that refuses its part of a handle.
     pub spare: Arc<NodesMemory>,
     row_bytes: usize,
-    ids: Mutex<Option<(Arc<Buffer>, usize)>>,
+    ids: Mutex<Vec<(Arc<Buffer>, usize)>>,
     /// The last serve new handles. Earlier ones stay, as operations that use them may outlive their handles.
     banks: Mutex<Vec<Arc<Banks>>>,
     /// As well, of `HtSpreadParams`.
@@ -111,25 +111,26 @@ impl Rails {
 
     /// Memory for `bytes` of rows as they come, where they lie by expert.
     pub fn apart_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
-        let mut all = self.apart.lock();
-        if let Some((present, _)) = all.last().filter(|(_, there)| *there >= bytes) {
-            return Ok(Arc::clone(present));
-        }
-        let bytes = bytes.next_power_of_two();
-        let larger = Arc::new(Buffer::new(&self.memory, bytes)?);
-        all.push((Arc::clone(&larger), bytes));
-        Ok(larger)
+        self.enough(&mut self.apart.lock(), bytes)
     }
 
     /// Memory for `bytes` of other ranks' ids, until the next handle is made.
     pub fn ids_for(&self, bytes: usize) -> Result<Arc<Buffer>> {
         let mut ids = self.ids.lock();
-        if let Some((present, _)) = ids.as_ref().filter(|(_, there)| *there >= bytes) {
+        let found = self.enough(&mut ids, bytes)?;
+        let smaller = ids.len() - 1;
+        ids.drain(..smaller);
+        Ok(found)
+    }
+
+    /// The last of `buffers`, or a new one behind it if that has fewer `bytes`.
+    fn enough(&self, buffers: &mut Vec<(Arc<Buffer>, usize)>, bytes: usize) -> Result<Arc<Buffer>> {
+        if let Some((present, _)) = buffers.last().filter(|(_, there)| *there >= bytes) {
             return Ok(Arc::clone(present));
         }
         let bytes = bytes.next_power_of_two();
         let larger = Arc::new(Buffer::new(&self.memory, bytes)?);
-        *ids = Some((Arc::clone(&larger), bytes));
+        buffers.push((Arc::clone(&larger), bytes));
         Ok(larger)
     }
 }

@@ -217,6 +217,7 @@ template <typename Type, typename Op>
 __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays) {
     if (is_fingerprint_warp(block)) {
         check_fingerprints(block);
+        return;
     }
     uint32_t tokens = block.shape.tokens;
     uint32_t sources = 1;
@@ -226,10 +227,13 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
         sources = relays ? nodes.sources - 1 : sources;
     }
     const uint32_t units = tokens * sources * block.units.count;
-    const uint32_t step = num_warps() * block.receivers.blocks;
+    // Without that warp.
+    const uint32_t step = num_warps() * block.receivers.blocks - 1;
+    const uint32_t turn = block.receivers.unit(first_receive_turn(block));
+    const uint32_t first = turn - (turn < block.receivers.blocks * ((num_warps() - 1) / 2) ? 0 : 1);
     const auto from_queue = [&] { return block.receivers.next_unit(&block.shared.next_receive); };
 #pragma unroll 1
-    for (uint32_t unit = Op::kFromQueue ? from_queue() : block.receivers.unit(first_receive_turn(block)); unit < units;
+    for (uint32_t unit = Op::kFromQueue ? from_queue() : first; unit < units;
          unit = Op::kFromQueue ? from_queue() : unit + step) {
         const Divided pair = divide(unit, block.units.count, block.units.reciprocal);
         SourceToken at = {0, pair.quotient};

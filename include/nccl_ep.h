@@ -52,8 +52,14 @@
 // It has `ncclEpGroupTimeWaits`.
 #define NCCL_EP_HAS_GROUP_TIME_WAITS 1
 
+// It has `ncclEpGroupTimeCombineWaits`.
+#define NCCL_EP_HAS_GROUP_TIME_COMBINE_WAITS 1
+
 // It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 #define NCCL_EP_HAS_MEM 1
+
+// It has `ncclEpHandleWaitNumRecvTokens`.
+#define NCCL_EP_HAS_HANDLE_WAIT_NUM_RECV_TOKENS 1
 
 // It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
 #define NCCL_EP_HAS_HANDLE_UPDATE 1
@@ -485,6 +491,19 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 ncclResult_t ncclEpHandleGetNumRecvTokens(ncclEpHandle_t handle,
                                           unsigned int *num_recv_tokens);
 
+// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as signals,
+// and call again. The deadline of the wait counts from the first of these calls.
+//
+// @param handle          an HT handle
+// @param timeout_ms      milliseconds; 0 looks without waiting
+// @param num_recv_tokens gets the number of rows
+//
+// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure. All
+// else as `ncclEpHandleGetNumRecvTokens`.
+ncclResult_t ncclEpHandleWaitNumRecvTokens(ncclEpHandle_t handle,
+                                           unsigned int timeout_ms,
+                                           unsigned int *num_recv_tokens);
+
 // Sends each token to the ranks that host its experts. Every rank of the group calls it, in the
 // same order of operations. Enqueued on `stream`; the host does not wait, except in the first
 // operation of an LL handle over several nodes, if the other nodes have not made theirs.
@@ -721,7 +740,7 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
 //
 // The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
 // sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
-// ranks may differ. HT operations are not timed.
+// ranks may differ. HT dispatches are not timed.
 //
 // @param ep_group         the group
 // @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
@@ -730,6 +749,20 @@ ncclResult_t ncclEpGroupCountRows(ncclEpGroup_t ep_group,
 // failure's code in a group that has failed.
 ncclResult_t ncclEpGroupTimeWaits(ncclEpGroup_t ep_group,
                                   int64_t *ns_of_source);
+
+// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they need
+// until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows lie. A
+// staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over several
+// nodes HT times the ranks of its node.
+//
+// All else is as of `ncclEpGroupTimeWaits`.
+//
+// @param ep_group         the group
+// @param ns_of_source     int64 `[R]` on the device, also that of `ncclEpGroupTimeWaits`; NULL times no more
+//
+// Returns as `ncclEpGroupTimeWaits`.
+ncclResult_t ncclEpGroupTimeCombineWaits(ncclEpGroup_t ep_group,
+                                         int64_t *ns_of_source);
 
 // Allocates `bytes` of device memory that all ranks of the same node map: an object of the group.
 // Collective, in one order with the group's other memory calls on all ranks; either all ranks get

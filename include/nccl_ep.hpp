@@ -273,8 +273,7 @@ class Group {
     // As ncclEpCreateGroup.
     static Result<Group> create(ncclComm_t comm, const ncclEpGroupConfig_t& config, cudaStream_t stream) {
         ncclEpGroup_t group = nullptr;
-        const ncclResult_t code = ncclEpCreateGroup(&group, comm, &config, stream);
-        if (code != ncclSuccess) return Error(code, "ncclEpCreateGroup");
+        if (auto code = ncclEpCreateGroup(&group, comm, &config, stream)) return Error(code, "ncclEpCreateGroup");
         return Group(group, stream);
     }
 
@@ -297,9 +296,13 @@ class Group {
         return detail::result_of(ncclEpGroupCountRows(group_.get(), rows_of_expert), "ncclEpGroupCountRows");
     }
 
-    // LL dispatches add the nanoseconds that they wait for each source rank to these. As ncclEpGroupTimeWaits.
+    // LL dispatches, and combines, add the nanoseconds that they wait for each rank. As ncclEpGroupTimeWaits and
+    // ncclEpGroupTimeCombineWaits.
     Result<> time_waits(std::int64_t* ns_of_source) const {
         return detail::result_of(ncclEpGroupTimeWaits(group_.get(), ns_of_source), "ncclEpGroupTimeWaits");
+    }
+    Result<> time_combine_waits(std::int64_t* ns_of_rank) const {
+        return detail::result_of(ncclEpGroupTimeCombineWaits(group_.get(), ns_of_rank), "ncclEpGroupTimeCombineWaits");
     }
 
     // For the C functions.
@@ -331,17 +334,15 @@ class Handle {
         const ncclNDTensor_t ids = topk_idx.raw();
         const detail::Descriptors l(locals);
         ncclEpHandle_t handle = nullptr;
-        const ncclResult_t code =
-            ncclEpCreateHandle(&handle, group.get(), &ids, l.data(), l.size(), nullptr, stream, false);
+        const auto code = ncclEpCreateHandle(&handle, group.get(), &ids, l.data(), l.size(), nullptr, stream, false);
         if (code != ncclSuccess) return Error(code, "ncclEpCreateHandle");
         return Handle(handle);
     }
 
     // A handle without a routing, which `update` gives it. As ncclEpHandleOpen: local.
-    static Result<Handle> open(const Group& group, unsigned expert_alignment = 0) {
+    static Result<Handle> open(const Group& group, unsigned alignment = 0) {
         ncclEpHandle_t handle = nullptr;
-        const ncclResult_t code = ncclEpHandleOpen(&handle, group.get(), expert_alignment);
-        if (code != ncclSuccess) return Error(code, "ncclEpHandleOpen");
+        if (auto code = ncclEpHandleOpen(&handle, group.get(), alignment)) return Error(code, "ncclEpHandleOpen");
         return Handle(handle);
     }
 

@@ -228,29 +228,11 @@ fn most_alike(name: &str, names: &[&'static str]) -> Option<&'static str> {
     const FEW: usize = 2;
     let distance_to = |other: &str| {
         let is_same = other.starts_with(name) || name.starts_with(other);
-        if is_same { 0 } else { distance(name, other) }
+        if is_same { 0 } else { strsim::levenshtein(name, other) }
     };
     let own = names.iter().filter(|other| other.starts_with(PREFIX));
     let nearest = own.map(|other| (distance_to(other), *other)).min()?;
     (name != PREFIX && nearest.0 <= FEW).then_some(nearest.1)
-}
-
-/// How many letters to add, leave out or replace to get from one text to the other.
-fn distance(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, letter) in one.bytes().enumerate() {
-        let mut left = index + 1;
-        let mut next = vec![left];
-        for (above, wanted) in row.windows(2).zip(other.bytes()) {
-            if let [diagonal, above] = above {
-                let replaced = diagonal + usize::from(letter != wanted);
-                left = replaced.min(above + 1).min(left + 1);
-                next.push(left);
-            }
-        }
-        row = next;
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -350,7 +332,6 @@ mod tests {
         for known in ["NCCL_EP_TIMEOUT_MS", "NCCL_EP_LIBRARY", "NCCL_EPS", "PATH", "NCCL_EP_HT_EM_AG_SCAN_MODE"] {
             assert_eq!(told(known), None, "{known}");
         }
-        assert_eq!(distance("kitten", "sitting"), 3);
     }
 
     #[test]

@@ -129,12 +129,19 @@ void ep_add_case(EpCase* added) {
     *at = added;
 }
 
+// Whether its name has one of the words behind the program's, if there are some.
+static bool is_wanted(const EpCase* it, int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) {
+        if (strstr(it->name, argv[i]) != NULL) return true;
+    }
+    return argc < 2;
+}
+
 int ep_main(int argc, char** argv) {
     EpEnv env;
     ep_init(&env, &argc, &argv);
-    const char* filter = argc > 1 ? argv[1] : "";
     for (const EpCase* it = g_cases; it != NULL; it = it->next) {
-        if (strstr(it->name, filter) != NULL) run_case(&env, it);
+        if (is_wanted(it, argc, argv)) run_case(&env, it);
     }
     return ep_finish(&env);
 }

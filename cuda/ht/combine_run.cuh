@@ -6,6 +6,27 @@
 
 namespace nccl_ep::ht_combine_impl {
 
+// A warp adds to `waits` how long the first row of each peer takes. It stays marked as there, whoever takes it. `ranks` are
+// those of the peers, NULL on one node.
+__device__ __noinline__ static void time_first_rows(const HtCommon& common, const HtPairs& pairs, uint64_t* waits,
+                                                    const uint32_t* ranks) {
+    const uint64_t begin = globaltimer_ns();
+    wait_for_ranks(
+        common.peers.ranks, [&](uint32_t peer) { return pairs.to_receive[peer] != 0; },
+        [&](uint32_t peer) {
+            const uint32_t first = pairs.received_end[peer] - pairs.to_receive[peer] * common.shape.row_units;
+            const uint64_t arrived = ld_relaxed_sys(own_rings(common).arrival(peer, first));
+            const bool has_come = is_or_follows(packet_epoch(arrived), first + 1);
+            if (has_come) {
+                add_wait(waits, ranks == nullptr ? peer : ranks[peer], begin);
+            }
+            return has_come;
+        },
+        [&](uint32_t peer, uint64_t start) {
+            return keep_waiting(common, {WAIT_STREAMED_ROW, peer, pairs.operation}, start, 0);
+        });
+}
+
 template <typename Type, typename Scope, typename Partials, typename InputRows>
 __device__ void run(const HtCombineParams& params, const Scope& scope, const Partials& partials,
                     const InputRows& input) {
@@ -34,6 +55,10 @@ __device__ void run(const HtCombineParams& params, const Scope& scope, const Par
             fail(common, FAULT_INPUT_ROWS, block.rank(), needed, params.in_rows);
         }
         return;
+    }
+    // The last block receives, and its other warps take what this one leaves.
+    if (params.waits != nullptr && blockIdx.x == gridDim.x - 1 && warp_idx() == num_warps() - 1) {
+        time_first_rows(common, shared.pairs, params.waits, scope.ranks());
     }
     if (!InputRows::kZones && block.receives()) {
         sum_tokens<Type>(block, nullptr);

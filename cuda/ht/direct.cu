@@ -16,7 +16,7 @@ __device__ void run(const HtDispatchParams& params, const HtMapped& mapped, cons
     const auto has_room = [&](uint32_t total) {
         return params.out_rows >= total && rows.scale_rows() >= total && params.routing_rows >= total;
     };
-    const Agreement agreement = agree(params.common, mapped, has_room, agreed);
+    const Agreement agreement = agree(params.common, mapped, has_room, agreed, [] {});
     __syncthreads();
     if (agreement.way == Way::kStraight) {
         run(Block<Rows>{params, mapped, rows, agreed}, memory + HT_MAPPED_SHARED_BYTES);

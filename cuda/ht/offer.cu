@@ -11,7 +11,7 @@ ENTRY(ht_offer) {
     __shared__ uint64_t memory[HT_MAPPED_SHARED_BYTES / sizeof(uint64_t)];
     Agreed& agreed = *reinterpret_cast<Agreed*>(memory);
     // What there is no room for the operation finds.
-    const Agreement agreement = agree(params.common, params.mapped, [](uint32_t) { return true; }, agreed);
+    const Agreement agreement = agree(params.common, params.mapped, [](uint32_t) { return true; }, agreed, [] {});
     if (agreed.failure == 0 && (agreed.total & HT_DISAGREED) == 0) {
         hear_all(params.common, params.mapped, agreement);
     }

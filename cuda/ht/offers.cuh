@@ -195,10 +195,10 @@ __device__ __noinline__ static void note_fallback(const HtMapped& mapped) {
 
 // Makes this rank's offers, and hears the others' if this rank's does not settle the matter. All threads of the grid
 // call it. `has_room(total)` says whether the operation can run here. Where it cannot, or must not, there is no offer,
-// and the way through rings finds out why.
-template <typename HasRoom>
+// and the way through rings finds out why. `watch` is called behind this rank's offers, before others are heard.
+template <typename HasRoom, typename Watch>
 __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped, const HasRoom& has_room,
-                                  Agreed& agreed) {
+                                  Agreed& agreed, Watch watch) {
     if (threadIdx.x == 0) {
         begin_offers(common, mapped, agreed);
     }
@@ -221,6 +221,7 @@ __device__ inline Agreement agree(const HtCommon& common, const HtMapped& mapped
         note_fallback(mapped);
         return {Way::kRings, epoch, false};
     }
+    watch();
     for_each_peer(common, [&](uint32_t peer) { hear_offer(common, mapped, peer, agreed); });
     __syncthreads();
     const Way way = agreed.are_mapped != 0 ? Way::kStraight : Way::kRings;

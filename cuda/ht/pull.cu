@@ -9,13 +9,36 @@
 
 namespace nccl_ep::ht_pull_impl {
 
+// A warp adds to `waits` how long each rank's offer takes.
+__device__ __noinline__ static void time_offers(const HtCommon& common, const HtMapped& mapped, uint32_t epoch,
+                                                uint64_t* waits) {
+    const uint64_t begin = globaltimer_ns();
+    wait_for_ranks(
+        common.peers.ranks, [&](uint32_t rank) { return rank != common.peers.rank && is_active(common.peers, rank); },
+        [&](uint32_t rank) {
+            const uint64_t* offer = offer_in<Own>(common, mapped, own_window(common.peers), rank, epoch);
+            const bool has_come = packet_epoch(ld_relaxed_sys(offer)) == epoch;
+            if (has_come) {
+                add_wait(waits, rank, begin);
+            }
+            return has_come;
+        },
+        [&](uint32_t rank, uint64_t start) { return keep_waiting(common, {WAIT_BEGIN, rank, epoch}, start, 0); });
+}
+
 template <typename Type>
 __device__ void run(const HtPullParams& params) {
     DYNAMIC_SHARED(uint8_t, memory);
     Agreed& agreed = *reinterpret_cast<Agreed*>(memory);
     const HtCommon& common = params.rows.common;
     const auto has_room = [&](uint32_t total) { return params.rows.in_rows >= total; };
-    const Agreement agreement = agree(common, params.mapped, has_room, agreed);
+    uint64_t* const waits = params.rows.waits;
+    const auto watch = [&] {
+        if (waits != nullptr && blockIdx.x == 0 && warp_idx() == num_warps() - 1) {
+            time_offers(common, params.mapped, agreed.epoch, waits);
+        }
+    };
+    const Agreement agreement = agree(common, params.mapped, has_room, agreed, watch);
     __syncthreads();
     if (agreement.way == Way::kStraight) {
         run<Type>(Block{params.rows, params.mapped, agreed}, agreed, memory + HT_MAPPED_SHARED_BYTES);

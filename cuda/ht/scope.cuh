@@ -17,6 +17,8 @@ struct AllRows {
     struct Place {};
 
     __device__ bool is_own() const { return true; }
+    // Those of the peers, unless they have the same numbers.
+    __device__ const uint32_t* ranks() const { return nullptr; }
     __device__ Place place(const HtCommon&, uint32_t) const { return {}; }
     // The row of `token` among `rows`.
     template <typename Byte>
@@ -73,6 +75,7 @@ struct RowsOfStage {
     };
 
     __device__ bool is_own() const { return stage.is_own != 0; }
+    __device__ const uint32_t* ranks() const { return stage.locals; }
     __device__ Place place(const HtCommon& common, uint32_t token) const {
         if (stage.origins == nullptr || token >= common.handle.tokens) {
             return {0, token};

@@ -33,6 +33,7 @@ __device__ __forceinline__ void tell(const Block<Op>& block, const Share& teller
     }
     send_weights(block, tellers);
     if (is_first) {
+        time_begins(block);
         check_fingerprints(block);
     }
 }

@@ -26,6 +26,17 @@ __device__ void send_fingerprint(const Block<Op>& block) {
     }
 }
 
+// Times how long the others take to begin, if somebody wants that; as a staged operation sends only if it waits for their
+// weights.
+template <typename Op>
+__device__ __forceinline__ void time_begins(const Block<Op>& block) {
+    const Op& op = block.op;
+    const bool waits = op.receives() || !(Op::kExact || Op::Layout::kSummed);
+    if (waits && block.params.waits != nullptr) {
+        time_ranks(op.common, op.nodes, op.epoch, op.here().fingerprint(0), block.params.waits);
+    }
+}
+
 // `send` sends some chunks of a token of another rank, or of this one.
 template <typename Op, typename Send>
 __device__ void send_rows(const Block<Op>& block, Send send) {
@@ -91,6 +102,10 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
             send_fingerprint(block);
         }
         tell(block);
+    }
+    // Before this warp sends, and waits for weights itself.
+    if (goes_on && block.receivers.has_this_block() && is_fingerprint_warp(block)) {
+        time_begins(block);
     }
     if (goes_on && op.sends() && block.senders.has_this_block()) {
         send_rows(block, send);

@@ -124,14 +124,13 @@ __device__ inline void report_surplus(const LlCommon& common, const Layout& outp
     fail(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
 }
 
-// Waits for what the sources have notified this rank of. The first block checks what they run, too, and times it.
+// Waits for what the sources have notified this rank of. The first block checks what they run, too.
 template <typename Op>
 __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
     const uint32_t words = local + LL_COUNTS_BESIDE_EXPERTS;
     const uint32_t heard = is_first ? words_of_counts(block) : local + 1;
-    const WaitTimes times(is_first ? block.params.waits : nullptr);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < op.ranks() * words; i += blockDim.x) {
         const Divided at = divide(i, words, block.shape.counts_reciprocal);
@@ -152,7 +151,6 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
         } else if (word == local) {
             // It becomes an address: a peer cannot have more tokens than a rank may have.
             const uint32_t tokens = min(data, block.shape.max_tokens);
-            times.add(source);
             block.tokens_of[source] = tokens;
             atomicMax(&block.shared.most_tokens, tokens);
             if (is_first) {
@@ -164,6 +162,16 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
     }
 }
 
+// Times how long the sources take to notify this rank, if somebody wants that.
+template <typename Op>
+__device__ __forceinline__ void time_sources(const Block<Op>& block) {
+    if (block.params.waits != nullptr && warp_idx() == num_warps() - 1) {
+        const Op& op = block.op;
+        const uint64_t* tokens = op.here().counts(0) + block.shape.local_experts;
+        time_ranks(op.common, op.nodes, op.epoch, tokens, block.params.waits);
+    }
+}
+
 // From the sources' counts: where the rows of each begin, and how many an expert gets in all.
 template <typename Op>
 __device__ void find_begins(const Block<Op>& block) {
@@ -172,6 +180,9 @@ __device__ void find_begins(const Block<Op>& block) {
     const bool is_first = block.receivers.index() == 0;
     if (block.notifies()) {
         __syncthreads();  // the histograms are done with
+    }
+    if (is_first) {
+        time_sources(block);
     }
     hear_sources(block, is_first);
     __syncthreads();

@@ -240,46 +240,6 @@ __device__ __forceinline__ Arrival wait_for_packet_in(const Op& op, const uint64
     return {ok, ok ? packet_data(packet) : 0};
 }
 
-// Why a warp has given up, and what: for the report, once it has left the loops around its waits. A call within such a
-// loop takes registers there, and behind one the compiler takes no warp for whole any more, which makes each vote and
-// shuffle of the loop several times as long.
-struct Late {
-    Awaited awaited;
-    uint32_t fault;
-    uint32_t got;
-    uint64_t waited_ns;
-};
-template <typename Op>
-__device__ __forceinline__ void report_late(const Op& op, const Late& late) {
-    fail(op.common, late.fault, late.awaited, late.awaited.epoch, late.got, late.waited_ns);
-}
-
-// A warp waits for what comes from a rank that has begun the operation; another one notices if it does not. All lanes
-// call `has_come` together and get the same answer. False, with `late` but for what is awaited, if it must be given up.
-template <typename HasCome>
-__device__ __forceinline__ bool wait_as_warp_in(const WaitParams& wait, Late& late, HasCome has_come) {
-    uint64_t start = 0;
-    uint32_t polls = 0;
-#pragma unroll 1
-    while (!has_come()) {
-        spin_hint();
-        if (++polls % kPollsPerCheck != 0) {
-            continue;
-        }
-        // All lanes go by what one has seen.
-        const uint64_t now = shuffle(globaltimer_ns(), 0);
-        const uint32_t failed_rank = shuffle(ld_relaxed_sys(wait.peer_failed), 0);
-        start = start == 0 ? now : start;
-        if (failed_rank != 0 || now - start > wait.timeout_ns || any_lane(has_failed(wait))) {
-            late.fault = failed_rank != 0 ? FAULT_PEER_FAILED : FAULT_TIMEOUT;
-            late.got = failed_rank != 0 ? failed_rank - 1 : 0;
-            late.waited_ns = now - start;
-            return false;
-        }
-    }
-    return true;
-}
-
 // The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before
 // its fingerprint, but nothing orders the two.
 template <typename Op>
@@ -308,6 +268,29 @@ __device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
     if (theirs.ok && theirs.data != op.common.fingerprint) {
         report_difference(op, rank, theirs.data);
     }
+}
+
+// A warp adds to `waits` how long each rank takes to tell one of its counts; `count` is where that of rank 0 comes.
+template <typename Nodes>
+__device__ __noinline__ void time_ranks(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+                                        const uint64_t* count, uint64_t* waits) {
+    const uint64_t begin = globaltimer_ns();
+    const uint32_t counts = common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS;
+    uint64_t packet = 0;
+    wait_for_ranks(
+        nodes.ranks(), [&](uint32_t rank) { return is_active(common.peers, nodes.forwarder_of(rank)); },
+        [&](uint32_t rank) {
+            packet = ld_relaxed_sys(count + rank * counts);
+            const bool has_come = packet_epoch(packet) == epoch;
+            if (has_come) {
+                add_wait(waits, rank, begin);
+            }
+            return has_come;
+        },
+        [&](uint32_t rank, uint64_t start) {
+            const Awaited awaited = {WAIT_BEGIN, rank, epoch};
+            return keep_waiting_in(common, nodes, epoch, awaited, start, packet_epoch(packet));
+        });
 }
 
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call

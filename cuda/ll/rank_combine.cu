@@ -305,6 +305,9 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     const uint32_t counted = count_block(op);
     if (goes_on && op.receives()) {
         if (tells) {
+            if (params.combine.waits != nullptr) {
+                time_ranks(common, op.nodes, op.epoch, op.here().fingerprint(0), params.combine.waits);
+            }
             for (uint32_t peer = lane_idx(); peer < op.peers(); peer += kWarpSize) {
                 if (is_active(common.peers, peer)) {
                     check_fingerprint(op, peer);

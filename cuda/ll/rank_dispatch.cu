@@ -36,12 +36,11 @@ __device__ void clear_ids(const Block<Op>& block, const LlBeside& beside, uint32
 // What a source tells beside its rows. Four, so that threads share them out without a division.
 enum Told : uint32_t { kRowsThatCome, kTokens, kFingerprint, kScalesWord, kNumTold };
 
-// Hears of the sources' tokens and rows. The first block checks what they run, too, and times it.
+// Hears of the sources' tokens and rows. The first block checks what they run, too.
 template <typename Op>
 __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, bool is_first) {
     const Op& op = block.op;
     const uint32_t local = block.shape.local_experts;
-    const WaitTimes times(is_first ? block.params.waits : nullptr);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < op.ranks() * kNumTold; i += blockDim.x) {
         const uint32_t source = i / kNumTold;
@@ -64,7 +63,6 @@ __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, boo
                 block.params.counter[source] = bounded;
             }
         } else if (told == kTokens) {
-            times.add(source);
             block.tokens_of[source] = bounded;
             atomicMax(&block.shared.most_tokens, bounded);
             if (is_first) {
@@ -79,7 +77,11 @@ __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, boo
 template <typename Op>
 __device__ void hear_all(const Block<Op>& block, const LlBeside& beside) {
     __syncthreads();  // the histograms are done with
-    hear_sources_by_rank(block, block.receivers.index() == 0);
+    const bool is_first = block.receivers.index() == 0;
+    if (is_first) {
+        time_sources(block);
+    }
+    hear_sources_by_rank(block, is_first);
     __syncthreads();
     const uint32_t blocks = max(1u, min(block.receivers.blocks, arriving_units(block)));
     if (block.receivers.index() < blocks && block.params.out != nullptr) {

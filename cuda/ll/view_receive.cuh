@@ -34,7 +34,10 @@ template <typename Rows>
 __device__ __forceinline__ void hear_sources(const Block& block) {
     const Op& op = block.op;
     const uint32_t most = block.shape.max_tokens;
-    const WaitTimes times(block.is_first() ? block.dispatch.waits : nullptr);
+    if (block.is_first() && block.dispatch.waits != nullptr) {
+        const uint64_t* tokens = op.here().counts(0) + block.shape.local_experts;
+        time_ranks(op.common, op.nodes, op.epoch, tokens, block.dispatch.waits);
+    }
 #pragma unroll 1
     for (uint32_t source = lane_idx(); source < op.ranks(); source += kWarpSize) {
         uint64_t rows = 0;
@@ -53,7 +56,6 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
             rows = ok ? rows : 0;
             tokens = ok ? tokens : 0;
         }
-        times.add(source);
         // They become addresses.
         const uint32_t num_rows = min(packet_data(rows) & ((1u << kCleanShift) - 1), most);
         const uint32_t num_tokens = min(packet_data(tokens), most);

@@ -128,19 +128,32 @@ __device__ inline bool wait_for_flag(const Common& common, const uint32_t* flag,
         .ok;
 }
 
-// Adds how long this thread has waited for each rank since now, in nanoseconds, unless `total` is NULL.
-struct WaitTimes {
-    uint64_t* total;
-    uint64_t start = total == nullptr ? 0 : globaltimer_ns();
+// Adds to the nanoseconds that this rank has waited for `rank` those since `start`.
+__device__ __forceinline__ void add_wait(uint64_t* waits, uint32_t rank, uint64_t start) {
+    // CUDA has it for this name of the type alone.
+    atomicAdd(reinterpret_cast<unsigned long long*>(waits + rank),
+              static_cast<unsigned long long>(globaltimer_ns() - start));
+}
 
-    __device__ __forceinline__ explicit WaitTimes(uint64_t* total_of_ranks) : total(total_of_ranks) {}
-    __device__ __forceinline__ void add(uint32_t rank) const {
-        if (total != nullptr) {
-            // CUDA has it for this name of the type alone.
-            atomicAdd(reinterpret_cast<unsigned long long*>(total + rank),
-                      static_cast<unsigned long long>(globaltimer_ns() - start));
-        }
+// A warp waits until `has_come(rank)`, in lanes, for all of so many ranks that `is_awaited`. Lanes poll in one loop: what
+// one does behind a loop of its own, such as to look at the clock, may happen when the last has left that.
+template <typename IsAwaited, typename HasCome, typename KeepWaiting>
+__device__ __forceinline__ void wait_for_ranks(uint32_t ranks, IsAwaited is_awaited, HasCome has_come,
+                                               KeepWaiting keep_waiting) {
+#pragma unroll 1
+    for (uint32_t base = 0; base < ranks; base += kWarpSize) {
+        const uint32_t rank = base + lane_idx();
+        bool is_late = rank < ranks && is_awaited(rank);
+        poll_until(
+            [&] {
+                is_late = is_late && !has_come(rank);
+                return !any_lane(is_late);
+            },
+            [&](uint64_t start) {
+                start = is_late ? keep_waiting(rank, start) : start;
+                return any_lane(start == kGivenUp) ? kGivenUp : start;
+            });
     }
-};
+}
 
 }  // namespace nccl_ep

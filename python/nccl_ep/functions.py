@@ -1,4 +1,4 @@
-"""The C functions that the package calls, with their types: one table, no logic."""
+"""The C functions that the package calls, with their types, as one table."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ class Function:
     name: str
     restype: Any
     argtypes: list[Any]
+
+    def bind(self, table: dict[str, Any], library: ctypes.CDLL) -> bool:
+        """Puts it into `table`, if the library has it; whether it does."""
+        try:
+            # Indexing, unlike an attribute, makes a new object, so its types affect no other user.
+            found = library[self.name]
+        except AttributeError:
+            return False
+        found.restype = self.restype
+        found.argtypes = self.argtypes
+        table[self.name] = found
+        return True
 
 
 BASE_FUNCTIONS = [
@@ -74,7 +86,10 @@ EXTRA_FUNCTIONS = [
              [ncclEpGroup_t, ctypes.c_uint, ctypes.POINTER(ncclEpChoice_t)]),
     Function("ncclEpSetSelector", ncclResult_t, [ncclEpGroup_t, ncclEpSelect_t, ctypes.c_void_p]),
     Function("ncclEpGroupCountRows", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
+    Function("ncclEpHandleWaitNumRecvTokens", ncclResult_t,
+             [ncclEpHandle_t, ctypes.c_uint, ctypes.POINTER(ctypes.c_uint)]),
     Function("ncclEpGroupTimeWaits", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
+    Function("ncclEpGroupTimeCombineWaits", ncclResult_t, [ncclEpGroup_t, ctypes.c_void_p]),
     Function("ncclEpHandleOpen", ncclResult_t,
              [ctypes.POINTER(ncclEpHandle_t), ncclEpGroup_t, ctypes.c_uint]),
     Function("ncclEpHandleUpdate", ncclResult_t,

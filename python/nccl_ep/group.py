@@ -284,6 +284,11 @@ class EpGroup(Generic[Mode]):
         Local. Over several nodes waits for the network come before, and are not among them."""
         self._add_to("waits", waits, self.world_size, self.library.ncclEpGroupTimeWaits)
 
+    def time_combine_waits(self, waits: torch.Tensor | None) -> None:
+        """The same of combines: how many nanoseconds each waits until another rank has begun it, too, in high throughput
+        until the first row comes from there. Over several nodes high throughput times the ranks of its own."""
+        self._add_to("waits", waits, self.world_size, self.library.ncclEpGroupTimeCombineWaits)
+
     def _add_to(self, name: str, totals: torch.Tensor | None, length: int, function: Callable[..., None]) -> None:
         address = None
         if totals is not None:

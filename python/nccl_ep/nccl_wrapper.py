@@ -237,6 +237,10 @@ class NCCLLibrary:
         """LL dispatches add the nanoseconds of their waits to int64 [R] there from now on; None ends that."""
         self._call("ncclEpGroupTimeWaits", group, ns_of_source)
 
+    def ncclEpGroupTimeCombineWaits(self, group: Any, ns_of_source: Any) -> None:
+        """The same of combines, LL and HT."""
+        self._call("ncclEpGroupTimeCombineWaits", group, ns_of_source)
+
     def ncclEpGetVersion(self) -> int:
         """The version of libnccl_ep: MAJOR * 10000 + MINOR * 100 + PATCH."""
         version = ctypes.c_int()
@@ -312,6 +316,15 @@ class NCCLLibrary:
         self._call("ncclEpHandleGetNumRecvTokens", handle, ctypes.byref(rows))
         return rows.value
 
+    def ncclEpHandleWaitNumRecvTokens(self, handle: Any, timeout_ms: int) -> int | None:
+        """The same; None if it is not known after so many milliseconds."""
+        rows = ctypes.c_uint()
+        result = self._funcs["ncclEpHandleWaitNumRecvTokens"](handle, timeout_ms, ctypes.byref(rows))
+        if result == 7:  # ncclInProgress
+            return None
+        self._check("ncclEpHandleWaitNumRecvTokens", result)
+        return rows.value
+
     # --- Operations ---------------------------------------------------------------------------
 
     def ncclEpDispatch(self, handle: Any, inputs: Any, num_inputs: int, outputs: Any,
@@ -359,23 +372,11 @@ def _load(path: str) -> tuple[ctypes.CDLL, ctypes.CDLL, dict[str, Any]]:
         raise RuntimeError(f"{path} cannot be loaded: {error}") from error
     table: dict[str, Any] = {}
     for function in functions.BASE_FUNCTIONS:
-        if not _bind(table, base, function):
+        if not function.bind(table, base):
             raise RuntimeError(f"the NCCL that goes with {path} has no {function.name}")
     for function in (*functions.EP_FUNCTIONS, *functions.EXTRA_FUNCTIONS):
-        _bind(table, library, function)
+        function.bind(table, library)
     return library, base, table
-
-
-def _bind(table: dict[str, Any], library: ctypes.CDLL, function: Function) -> bool:
-    try:
-        # Indexing, unlike an attribute, makes a new object, so its types affect no other user.
-        found = library[function.name]
-    except AttributeError:
-        return False
-    found.restype = function.restype
-    found.argtypes = function.argtypes
-    table[function.name] = found
-    return True
 
 
 def _pointer(argument: Any) -> Any:

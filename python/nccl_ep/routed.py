@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nccl_ep.group import EpGroup
 
 
+_LONGEST_WAIT = 100  # milliseconds
+
+
 class Routed(Generic[Mode]):
     """The base of `EpHandle`."""
 
@@ -130,8 +133,10 @@ class Routed(Generic[Mode]):
             if not self.group.max_tokens_per_rank and self.group.runtime.is_capturing(stream):
                 raise RuntimeError("num_recv_tokens: a CUDA graph is captured, whose replays may have other numbers; "
                                    "pass out, with room for all, or make the group with max_tokens_per_rank")
-            ask = self.group.library.ncclEpHandleGetNumRecvTokens
-            self._rows = int(self.group.call(ask, self.handle))
+            ask, rows = self.group.library.ncclEpHandleWaitNumRecvTokens, None
+            while rows is None:  # Python handles Ctrl-C between two steps
+                rows = self.group.call(ask, self.handle, _LONGEST_WAIT)
+            self._rows = int(rows)
         return self._rows
 
     def close(self) -> None:

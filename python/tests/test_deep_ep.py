@@ -216,6 +216,7 @@ def test_low_latency(buffer, world, device, how, hooks):
     problem = Problem(*world, hidden=512, dtype=torch.bfloat16, masked=True, device=device)
     rank, size = world
     stats = torch.ones(problem.num_experts // size, dtype=torch.int32, device=device)
+    waits = torch.zeros(size, dtype=torch.int64, device=device)
     rows, counts, handle, event, hook = buffer.low_latency_dispatch(
         problem.tokens, problem.topk_idx.clone(), _MOST, problem.num_experts, return_recv_hook=hooks,
         cumulative_local_expert_recv_stats=stats, **how)
@@ -247,15 +248,16 @@ def test_low_latency(buffer, world, device, how, hooks):
     out = torch.empty_like(problem.tokens)
     sums, event, hook = buffer.low_latency_combine(
         values.to(torch.bfloat16), problem.topk_idx, problem.weights, handle, out=out,
-        return_recv_hook=hooks)
+        return_recv_hook=hooks, combine_wait_recv_cost_stats=waits)
     if hooks:
         hook()
-    assert sums is out
+    assert sums is out and waits.any() and waits.min() >= 0
     factors = torch.where(problem.topk_idx >= 0, problem.weights, 0.0).sum(dim=1, keepdim=True)
     torch.testing.assert_close(sums.float(), problem.tokens.float() * factors, rtol=0.1, atol=0.05)
+    timed = waits.tolist()
     again = buffer.low_latency_combine(values.to(torch.bfloat16), problem.topk_idx, problem.weights,
                                        handle)[0]
-    assert torch.equal(again, sums)
+    assert torch.equal(again, sums) and waits.tolist() == timed
     buffer.low_latency_dispatch(problem.tokens, problem.topk_idx, _MOST, problem.num_experts)
     with pytest.raises(RuntimeError, match="handle: it has been combined"):
         buffer.low_latency_combine(rows, problem.topk_idx, problem.weights, handle)

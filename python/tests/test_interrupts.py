@@ -21,7 +21,7 @@ HIDDEN = 8
 def is_waiting() -> bool:
     """Whether the main thread waits for other ranks, so that what it called has begun."""
     frame = sys._current_frames()[threading.main_thread().ident]
-    while frame is not None and frame.f_code.co_name not in ("join", "settle"):
+    while frame is not None and frame.f_code.co_name not in ("join", "settle", "_ask_rows"):
         frame = frame.f_back
     return frame is not None
 
@@ -95,3 +95,27 @@ def test_a_group(group, world, late, library, monkeypatch):
         while not made:
             time.sleep(0.001)
         library.ncclEpGroupDestroy(made[0])
+
+
+@pytest.mark.high_throughput
+def test_the_number_of_rows(group, world, device, late, monkeypatch):
+    """Which a dispatch without a bound asks for. Handles are there before it is known, on GPUs of one node."""
+    rank, size = world
+    ep = group(num_experts=size, hidden=HIDDEN, algorithm="ht")
+    ids = torch.arange(2, device=device)[:, None]
+    made = []
+
+    def ask() -> int:
+        if not made:
+            made.append(ep.create_handle(ids))
+        return made[0].num_recv_tokens
+
+    if device.type == "cpu" or "NCCL_HOSTID" in os.environ:
+        made.append(ep.create_handle(ids))
+        if rank == 0:
+            known = time.monotonic() + 0.5
+            wait = NCCLLibrary.ncclEpHandleWaitNumRecvTokens
+            monkeypatch.setattr(NCCLLibrary, "ncclEpHandleWaitNumRecvTokens", lambda library, handle, timeout: (
+                wait(library, handle, timeout) if time.monotonic() > known else time.sleep(timeout / 1000)))
+    late(ask)
+    assert ask() == (size if rank < 2 else 0)

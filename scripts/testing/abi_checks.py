@@ -16,9 +16,10 @@ from testing.step import BUILT, ROOT, Counts, Places, Step
 
 FIRST_RELEASE = ("CreateGroup", "GroupDestroy", "TensorCreate", "TensorDestroy", "CreateHandle",
                  "HandleDestroy", "Dispatch", "Combine", "Complete", "HandleGetNumRecvTokens")
-OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits", "HandleOpen",
-                 "HandleUpdate", "SetChoice", "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister",
-                 "MemInfo", "PoolUse", "PoolAlloc", "PoolFree")
+OWN_ADDITIONS = ("GetVersion", "GetLastError", "GetAsyncError", "GroupCountRows", "GroupTimeWaits",
+                 "GroupTimeCombineWaits", "HandleOpen", "HandleUpdate", "HandleWaitNumRecvTokens", "SetChoice",
+                 "SetSelector", "MemAlloc", "MemFree", "MemRegister", "MemDeregister", "MemInfo", "PoolUse",
+                 "PoolAlloc", "PoolFree")
 
 # Present on every glibc system: no CUDA, no NCCL, no C++ library.
 _ALLOWED_NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d|libgcc_s\.so\.1"

@@ -95,7 +95,7 @@ _RUNS = (
     _Run("test_errors/forked", "test_errors forked", 2, 2),
     _Run("test_errors/captures", "test_errors groups_in_a_capture", 2, 2),
     _Run("test_ll/weights", "test_ll weights_follow rows_are_counted waits_are", 2, 2),
-    _Run("test_ht/gradients", "test_ht gradients_with rows_are_counted", 2, 2),
+    _Run("test_ht/gradients", "test_ht gradients_with rows_are waits_are", 2, 2),
     _Run("test_ll/rank_major", "test_ll rank_major", 2, 3),
     _Run("test_ll/rank_major/exact", "test_ll rank_major_shapes", 3, 2, _EXACT),
     _Run("test_errors/rank_major", "test_errors rank_major", 3, 2),

@@ -28,6 +28,7 @@ use crate::model::ops::{
 use crate::model::tensor::DevPtr;
 use crate::model::topology::Topology;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One rank's side of an open group.
 pub struct OpenGroup {
@@ -147,9 +148,9 @@ pub trait HtBackend: Send + Sync {
     fn combine(&self, op: &HtCombine, stream: Stream) -> Result<()>;
     /// Enqueues that the rows of each local expert are added to `totals`, int64 `[L]`, behind a dispatch.
     fn add_counts(&self, totals: DevPtr, stream: Stream) -> Result<()>;
-    /// Number of rows that dispatch delivers to this rank; may wait for the routing exchange. An error on a handle that
-    /// was opened again: its number is on the device alone.
-    fn num_recv_tokens(&self) -> Result<usize>;
+    /// Number of rows that dispatch delivers to this rank; none if the routing exchange does not end within that time. An
+    /// error on a handle that was opened again: its number is on the device alone.
+    fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>>;
 }
 
 /// A device that groups can be opened on.

@@ -206,6 +206,8 @@ pub struct LlCombine {
     pub out: DevPtr,
     /// How rows of experts are summed; without effect where the caller has.
     pub sums: LlCombineMode,
+    /// As of a dispatch.
+    pub waits: Option<DevPtr>,
     pub launch: Launch,
 }
 
@@ -329,6 +331,8 @@ pub struct HtCombine {
     pub out: DevPtr,
     /// Present in backward combines.
     pub gradients: Option<WeightGradients>,
+    /// As of an LL dispatch.
+    pub waits: Option<DevPtr>,
     pub launch: Launch,
     pub way: HtWay,
 }

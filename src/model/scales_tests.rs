@@ -17,25 +17,6 @@ fn rows_of_any_type_are_forwarded_with_their_scales() {
 }
 
 #[test]
-fn only_scales_that_nobody_sends_make_a_cast() {
-    let casts = [DType::Bfloat16, DType::Float16, DType::Float32];
-    for dtype in DType::ALL {
-        let cast = meaning(&given(dtype, false, Some(DType::Float8E4M3), true));
-        assert_eq!(cast, casts.contains(&dtype).then_some(Meaning::Cast).ok_or(Unclear::NotCastable));
-    }
-    let to = |out| meaning(&given(DType::Bfloat16, false, Some(out), true));
-    for out in DType::ALL {
-        let expected = match out {
-            DType::Float8E4M3 | DType::Uint8 | DType::Int8 => Ok(Meaning::Cast),
-            DType::Float8E5M2 => Err(Unclear::OtherCast),
-            _ => Err(Unclear::OtherType),
-        };
-        assert_eq!(to(out), expected, "{out}");
-    }
-    assert_eq!(meaning(&given(DType::Bfloat16, false, None, true)), Err(Unclear::CastWithoutRows));
-}
-
-#[test]
 fn rows_that_are_not_cast_keep_their_type() {
     assert_eq!(meaning(&given(DType::Bfloat16, true, Some(DType::Float16), true)), Err(Unclear::OtherType));
 }

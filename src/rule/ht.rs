@@ -116,6 +116,7 @@ pub fn combine(facts: &GroupFacts, routing: &Routing, tensors: &CombineTensors<'
         expert_rows: Rows { data: tokens.data(ROW_ALIGN)?, rows },
         out: out.data(ROW_ALIGN)?,
         gradients: gradients(routing, tensors, rows)?,
+        waits: None,
         launch: Launch::default(),
         way: HtWay::default(),
     })

@@ -108,6 +108,7 @@ pub fn combine(
         weights: weights.map(|weights| weights.data(4)).transpose()?,
         out: out.data(ROW_ALIGN)?,
         sums: facts.ll_combine,
+        waits: None,
         launch: Launch::default(),
     })
 }

@@ -33,8 +33,9 @@ pub struct Group {
     staged: Mutex<Staged>,
     /// Address of the running totals of received rows; 0 if there are none.
     totals: AtomicUsize,
-    /// Address of the times that LL dispatches wait; 0 if there are none.
+    /// Addresses of the times that LL dispatches and combines wait; 0 if there are none.
     waits: AtomicUsize,
+    combine_waits: AtomicUsize,
     /// The bank of the next view.
     next_view: Mutex<ViewBank>,
     _with: Option<Arc<dyn Any + Send + Sync>>,
@@ -73,6 +74,7 @@ impl Group {
             staged: Mutex::default(),
             totals: AtomicUsize::new(0),
             waits: AtomicUsize::new(0),
+            combine_waits: AtomicUsize::new(0),
             next_view: Mutex::default(),
             _with: None,
         }
@@ -176,6 +178,13 @@ impl Group {
         Ok(())
     }
 
+    /// The same for combines, LL and HT.
+    pub fn time_combine_waits(&self, waits: Option<DevPtr>) -> Result<()> {
+        self.check_usable()?;
+        store(&self.combine_waits, waits);
+        Ok(())
+    }
+
     /// Where dispatches add their rows.
     pub(super) fn totals(&self) -> Option<DevPtr> {
         load(&self.totals)
@@ -184,6 +193,11 @@ impl Group {
     /// Where LL dispatches add the times that they wait.
     pub(super) fn waits(&self) -> Option<DevPtr> {
         load(&self.waits)
+    }
+
+    /// Where combines do.
+    pub(super) fn combine_waits(&self) -> Option<DevPtr> {
+        load(&self.combine_waits)
     }
 
     pub fn device(&self) -> Arc<dyn Device> {

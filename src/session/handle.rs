@@ -15,6 +15,7 @@ use crate::session::route::{self, Given, Own, Routed};
 use crate::tuning::{Lie, Operation};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A routing of tokens to experts, and its state.
 pub struct Handle {
@@ -210,6 +211,7 @@ impl Handle {
                     view: handle.view,
                     launch: chosen.launch,
                     sums: chosen.sums(routing.top_k, op.sums),
+                    waits: self.group.combine_waits(),
                     ..op
                 };
                 self.start(&mut handle, &LlOp::Combine(op), staged, stream)
@@ -217,6 +219,7 @@ impl Handle {
             ByMode::Ht(ht) => self.with_ht(ht, (Role::TokensOut, tensors.out_tokens), |routed| {
                 let mut op = ht::combine(facts, &routed.routing, tensors)?;
                 (op.launch, op.way) = (chosen.launch, chosen.way);
+                op.waits = self.group.combine_waits();
                 ht::combine_holds(&op, routed.told.get().copied())?;
                 routed.backend.combine(&op, stream)
             }),
@@ -325,25 +328,25 @@ impl Handle {
     }
 
     /// Rows that an HT dispatch can deliver: the bound of the group, or of a routing's slots; in a group without a bound
-    /// the exact number.
-    pub fn num_recv_tokens(&self) -> Result<usize> {
+    /// the exact number, or none if it is not known within that time.
+    pub fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
         match (&self.mode, self.group.facts().recv_rows()) {
-            (ByMode::Ht((_, handle)), Some(rows)) => Ok(match self.form.zones {
+            (ByMode::Ht((_, handle)), Some(rows)) => Ok(Some(match self.form.zones {
                 None => rows,
                 Some(zones) => {
                     let top_k = routed(&handle.read())?.routing.top_k;
                     zones.most(rows, top_k, self.group.facts().local_experts())
                 }
-            }),
-            _ => self.expected_rows(),
+            })),
+            _ => self.expected_rows(within),
         }
     }
 
     /// As [`Handle::received_rows`], by which operations of fewer rows are refused from now on. Not for groups with a
     /// bound: a rank that gets more rows fails there while the operation runs, so the others hear of it.
-    pub fn expected_rows(&self) -> Result<usize> {
-        let rows = self.received_rows()?;
-        if let (ByMode::Ht((_, handle)), None) = (&self.mode, &self.given) {
+    fn expected_rows(&self, within: Duration) -> Result<Option<usize>> {
+        let rows = self.received_rows(within)?;
+        if let (ByMode::Ht((_, handle)), None, Some(rows)) = (&self.mode, &self.given, rows) {
             let _ = routed(&handle.read())?.told.set(rows);
         }
         Ok(rows)
@@ -352,19 +355,19 @@ impl Handle {
     /// The same, or none where only the device knows: in a caller's memory that this handle has not routed.
     pub fn rows_if_known(&self) -> Result<Option<usize>> {
         match &self.given {
-            None => self.expected_rows().map(Some),
-            Some(_) => Ok(self.received_rows().ok()),
+            None => self.expected_rows(Duration::MAX),
+            Some(_) => Ok(self.received_rows(Duration::MAX).ok().flatten()),
         }
     }
 
-    /// The rows that an HT dispatch delivers to this rank. Waits until the routing has been exchanged.
-    pub fn received_rows(&self) -> Result<usize> {
+    /// The rows that an HT dispatch delivers to this rank; none if the routing is not exchanged within that time.
+    pub fn received_rows(&self, within: Duration) -> Result<Option<usize>> {
         let ByMode::Ht((_, handle)) = &self.mode else {
             let (got, expected) = (Algorithm::LowLatency, Algorithm::HighThroughput);
             let refused = Error::usage(Subject::Handle, InSequence::HighThroughputOnly);
             return Err(refused.got(got.name(), expected.name()));
         };
         let handle = handle.read();
-        routed(&handle)?.backend.num_recv_tokens()
+        routed(&handle)?.backend.num_recv_tokens(within)
     }
 }

@@ -3,7 +3,9 @@
 
 use crate::objects::{GUARD, HANDLES, check_out, on_group, on_handle, write_out};
 use crate::read::{self, Tag, TensorSet};
-use crate::types::{cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t};
+use crate::types::{
+    IN_PROGRESS, cudaStream_t, ncclEpGroup_t, ncclEpHandle_t, ncclEpHandleConfig_t, ncclNDTensor_t, ncclResult_t,
+};
 use nccl_ep_abi::refuse;
 use nccl_ep_core::error::{Error, Result};
 use nccl_ep_core::model::group::{Algorithm, GroupFacts, MAX_TOP_K};
@@ -14,6 +16,7 @@ use nccl_ep_core::session::handle::Handle;
 use std::ffi::c_uint;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Creates a handle: one routing of this rank's tokens to experts.
 ///
@@ -232,10 +235,52 @@ pub unsafe extern "C" fn ncclEpHandleGetNumRecvTokens(
     handle: ncclEpHandle_t,
     num_recv_tokens: *mut c_uint,
 ) -> ncclResult_t {
-    on_handle("ncclEpHandleGetNumRecvTokens", handle, |handle| {
-        let count = handle.num_recv_tokens()?;
+    // SAFETY: this function's contract.
+    unsafe { write_num_recv_tokens("ncclEpHandleGetNumRecvTokens", handle, Duration::MAX, num_recv_tokens) }
+}
+
+/// As `ncclEpHandleGetNumRecvTokens`, but waits at most that long: so a program can look at other things, such as signals,
+/// and call again. The deadline of the wait counts from the first of these calls.
+///
+/// @param handle          an HT handle
+/// @param timeout_ms      milliseconds; 0 looks without waiting
+/// @param num_recv_tokens gets the number of rows
+///
+/// Returns `ncclInProgress` if the number is not known yet; `num_recv_tokens` is as before then, and it is no failure. All
+/// else as `ncclEpHandleGetNumRecvTokens`.
+///
+/// # Safety
+/// As of `ncclEpHandleGetNumRecvTokens`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpHandleWaitNumRecvTokens(
+    handle: ncclEpHandle_t,
+    timeout_ms: c_uint,
+    num_recv_tokens: *mut c_uint,
+) -> ncclResult_t {
+    let within = Duration::from_millis(timeout_ms.into());
+    // SAFETY: this function's contract.
+    unsafe { write_num_recv_tokens("ncclEpHandleWaitNumRecvTokens", handle, within, num_recv_tokens) }
+}
+
+/// The body of both: `name`.
+///
+/// # Safety
+/// As theirs.
+unsafe fn write_num_recv_tokens(
+    name: &'static str,
+    handle: ncclEpHandle_t,
+    within: Duration,
+    num_recv_tokens: *mut c_uint,
+) -> ncclResult_t {
+    let mut is_known = true;
+    let code = on_handle(name, handle, |handle| {
+        let Some(count) = handle.num_recv_tokens(within)? else {
+            is_known = false;
+            return Ok(());
+        };
         let count = c_uint::try_from(count).map_err(|_| Error::internal("more received tokens than fit 32 bits"))?;
         // SAFETY: this function's contract.
         unsafe { write_out("num_recv_tokens", num_recv_tokens, count) }
-    })
+    });
+    if code == 0 && !is_known { IN_PROGRESS } else { code }
 }

@@ -37,7 +37,7 @@ pub unsafe extern "C" fn ncclEpGroupCountRows(ep_group: ncclEpGroup_t, rows_of_e
 ///
 /// The kernel itself adds, also in graphs that are captured from now on, which keep the address. Waits overlap, so their
 /// sum means nothing. Over several nodes those for the network's messages come before, and are not among them. Local:
-/// ranks may differ. HT operations are not timed.
+/// ranks may differ. HT dispatches are not timed.
 ///
 /// @param ep_group         the group
 /// @param ns_of_source     int64 `[R]` on the device, as `rows_of_expert` of `ncclEpGroupCountRows`; NULL times no more
@@ -55,7 +55,29 @@ pub unsafe extern "C" fn ncclEpGroupTimeWaits(ep_group: ncclEpGroup_t, ns_of_sou
     })
 }
 
-/// The numbers to which dispatches add, if there are some.
+/// The same for combines, LL and HT: from now on each adds the nanoseconds from when it has told the others what they need
+/// until a rank has begun it, too; in HT until the first row comes from there, or the rank tells where its rows lie. A
+/// staged one does so in both phases: where it waits for weights as it sends, it waits for all ranks then. Over several
+/// nodes HT times the ranks of its node.
+///
+/// All else is as of `ncclEpGroupTimeWaits`.
+///
+/// @param ep_group         the group
+/// @param ns_of_source     int64 `[R]` on the device, also that of `ncclEpGroupTimeWaits`; NULL times no more
+///
+/// Returns as `ncclEpGroupTimeWaits`.
+///
+/// # Safety
+/// `ns_of_source` is NULL or has R elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclEpGroupTimeCombineWaits(ep_group: ncclEpGroup_t, ns_of_source: *mut i64) -> ncclResult_t {
+    GUARD.run("ncclEpGroupTimeCombineWaits", Subject::Nothing, || {
+        let group = GROUPS.resolve(ep_group as usize)?;
+        group.session.time_combine_waits(numbers("ns_of_source", ns_of_source)?)
+    })
+}
+
+/// The numbers to which operations add, if there are some.
 fn numbers(argument: &'static str, at: *mut i64) -> Result<Option<DevPtr>> {
     if !at.is_aligned() {
         let refused = refuse::argument(argument, "must be aligned for its elements");

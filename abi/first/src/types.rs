@@ -10,6 +10,8 @@ use std::mem::MaybeUninit;
 
 /// NCCL's result type; see `nccl.h`.
 pub type ncclResult_t = c_int;
+/// Of a call that has not ended.
+pub(crate) const IN_PROGRESS: ncclResult_t = 7;
 /// NCCL's element type; see `nccl.h`.
 pub type ncclDataType_t = c_uint;
 /// NCCL's communicator; see `nccl.h`.
@@ -38,8 +40,12 @@ pub const NCCL_EP_HAS_CHOICES: c_int = 1;
 pub const NCCL_EP_HAS_GROUP_COUNT_ROWS: c_int = 1;
 /// It has `ncclEpGroupTimeWaits`.
 pub const NCCL_EP_HAS_GROUP_TIME_WAITS: c_int = 1;
+/// It has `ncclEpGroupTimeCombineWaits`.
+pub const NCCL_EP_HAS_GROUP_TIME_COMBINE_WAITS: c_int = 1;
 /// It has `ncclEpMemAlloc` and the other functions of memory that peers map.
 pub const NCCL_EP_HAS_MEM: c_int = 1;
+/// It has `ncclEpHandleWaitNumRecvTokens`.
+pub const NCCL_EP_HAS_HANDLE_WAIT_NUM_RECV_TOKENS: c_int = 1;
 /// It has `ncclEpHandleOpen` and `ncclEpHandleUpdate`.
 pub const NCCL_EP_HAS_HANDLE_UPDATE: c_int = 1;
 

@@ -4,6 +4,7 @@
 use crate::objects::{GUARD, HANDLES, write_out};
 use crate::types::{ncclEpHandle_t, ncclResult_t};
 use std::ffi::c_uint;
+use std::time::Duration;
 
 /// Gets the rows, expert-major the slots, that the last update of an HT handle has found. Waits for it.
 ///
@@ -12,8 +13,9 @@ use std::ffi::c_uint;
 #[unsafe(export_name = "_Z34ncclEpHandle_test_getNumRecvTokensP12ncclEpHandlePj")]
 pub unsafe extern "C" fn num_recv_tokens(handle: ncclEpHandle_t, rows: *mut c_uint) -> ncclResult_t {
     GUARD.look("ncclEpHandle_test_getNumRecvTokens", || {
-        let found = HANDLES.resolve(handle as usize)?.core.received_rows()?;
+        let found = HANDLES.resolve(handle as usize)?.core.received_rows(Duration::MAX)?;
+        let found = found.and_then(|found| u32::try_from(found).ok());
         // SAFETY: this function's contract.
-        unsafe { write_out("rows", rows, u32::try_from(found).unwrap_or(u32::MAX)) }
+        unsafe { write_out("rows", rows, found.unwrap_or(u32::MAX)) }
     })
 }

@@ -164,7 +164,9 @@ FUNCTION(ncclEpGetAsyncError, ncclResult_t, ncclEpGroup_t, ncclResult_t*);
 FUNCTION(ncclEpSetChoice, ncclResult_t, ncclEpGroup_t, unsigned, const ncclEpChoice_t*);
 FUNCTION(ncclEpSetSelector, ncclResult_t, ncclEpGroup_t, ncclEpSelect_t, void*);
 FUNCTION(ncclEpGroupCountRows, ncclResult_t, ncclEpGroup_t, int64_t*);
+FUNCTION(ncclEpHandleWaitNumRecvTokens, ncclResult_t, ncclEpHandle_t, unsigned, unsigned*);
 FUNCTION(ncclEpGroupTimeWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
+FUNCTION(ncclEpGroupTimeCombineWaits, ncclResult_t, ncclEpGroup_t, int64_t*);
 FUNCTION(ncclEpHandleOpen, ncclResult_t, ncclEpHandle_t*, ncclEpGroup_t, unsigned);
 FUNCTION(ncclEpHandleUpdate, ncclResult_t, ncclEpHandle_t, const ncclNDTensor_t*, ncclNDTensor_t* const*, unsigned,
          cudaStream_t);

@@ -13,6 +13,9 @@ void without_a_pause(EpEnv* env, bool ht, unsigned num_runs, unsigned operations
 // Invariant sums: the bits of a combined token do not depend on the rank that is its home, nor on that rank's node.
 void bits_from_any_home(EpEnv* env, bool ht);
 
+// Dispatches, or combines, of a run with a group of its own add how long they wait for each rank, until that ends.
+void waits_are_timed(RefRun* run, bool combine);
+
 // What a selector was told last, and what it chooses.
 typedef struct {
     unsigned asked;  // how often

@@ -127,6 +127,7 @@ EP_TEST(low_latency_agrees_with_the_reference) {
     }
     EP_CHECK(group.async_error().has_value());
     EP_CHECK(group.count_rows(nullptr).has_value() && group.time_waits(nullptr).has_value());
+    EP_CHECK(group.time_combine_waits(nullptr).has_value());
 }
 
 EP_TEST(two_staged_batches_take_turns) {
@@ -309,6 +310,8 @@ EP_TEST(what_was_moved_from_is_empty) {
     EP_CHECK(Refused(group.async_error(), ncclInvalidArgument, "ncclEpGetAsyncError", "ep_group"));
     EP_CHECK(Refused(group.count_rows(nullptr), ncclInvalidArgument, "ncclEpGroupCountRows", "ep_group"));
     EP_CHECK(Refused(group.time_waits(nullptr), ncclInvalidArgument, "ncclEpGroupTimeWaits", "ep_group"));
+    EP_CHECK(
+        Refused(group.time_combine_waits(nullptr), ncclInvalidArgument, "ncclEpGroupTimeCombineWaits", "ep_group"));
     EP_CHECK(Refused(Handle::open(group), ncclInvalidArgument, "ncclEpHandleOpen", "ep_group"));
     EP_CHECK(Refused(handle.update(tensor, {}, env->stream), ncclInvalidArgument, "ncclEpHandleUpdate", "handle"));
     EP_CHECK(group.destroy(env->stream).has_value() && handle.destroy().has_value());

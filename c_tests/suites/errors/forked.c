@@ -40,6 +40,7 @@ static void check_child(Session* session) {
     expect_refused("ncclEpSetSelector", ncclEpSetSelector(group, NULL, NULL));
     expect_refused("ncclEpGroupCountRows", ncclEpGroupCountRows(group, NULL));
     expect_refused("ncclEpGroupTimeWaits", ncclEpGroupTimeWaits(group, NULL));
+    expect_refused("ncclEpGroupTimeCombineWaits", ncclEpGroupTimeCombineWaits(group, NULL));
     ncclNDTensor_t tensor;
     memset(&tensor, 0, sizeof(tensor));
     expect_refused("ncclEpTensorCreate",

@@ -21,6 +21,13 @@ static ncclResult_t num_recv_tokens(void* handle) {
     return result;
 }
 
+static ncclResult_t wait_num_recv_tokens(void* handle) {
+    unsigned count = 77;
+    const ncclResult_t result = ncclEpHandleWaitNumRecvTokens((ncclEpHandle_t)handle, 0, &count);
+    EP_CHECK_EQ_U64(count, 77);
+    return result;
+}
+
 static ncclResult_t update_handle(void* handle) {
     return ncclEpHandleUpdate((ncclEpHandle_t)handle, NULL, NULL, 0, NULL);
 }
@@ -63,6 +70,7 @@ static ncclResult_t set_selector(void* group) { return ncclEpSetSelector((ncclEp
 
 static ncclResult_t count_rows(void* group) { return ncclEpGroupCountRows((ncclEpGroup_t)group, NULL); }
 static ncclResult_t time_waits(void* group) { return ncclEpGroupTimeWaits((ncclEpGroup_t)group, NULL); }
+static ncclResult_t time_combine_waits(void* group) { return ncclEpGroupTimeCombineWaits((ncclEpGroup_t)group, NULL); }
 
 static ncclResult_t memory_alloc(void* group) {
     void* memory = NULL;
@@ -100,6 +108,8 @@ static const ObjectCall kHandleCalls[] = {
     {"ncclEpComplete", complete, "complete-handle-null", "complete-handle-dead", "complete-handle-foreign"},
     {"ncclEpHandleGetNumRecvTokens", num_recv_tokens, "num-recv-handle-null", "num-recv-handle-dead",
      "num-recv-handle-foreign"},
+    {"ncclEpHandleWaitNumRecvTokens", wait_num_recv_tokens, "wait-num-recv-handle-null", "wait-num-recv-handle-dead",
+     "wait-num-recv-handle-foreign"},
     {"ncclEpHandleUpdate", update_handle, "handle-update-null", "handle-update-dead", "handle-update-foreign"},
     {"ncclEpHandleDestroy", destroy_handle, NULL, "handle-destroy-dead", "handle-destroy-foreign"},
 };
@@ -116,6 +126,8 @@ static const ObjectCall kGroupCalls[] = {
      "set-selector-group-foreign"},
     {"ncclEpGroupCountRows", count_rows, "count-rows-group-null", "count-rows-group-dead", "count-rows-group-foreign"},
     {"ncclEpGroupTimeWaits", time_waits, "time-waits-group-null", "time-waits-group-dead", "time-waits-group-foreign"},
+    {"ncclEpGroupTimeCombineWaits", time_combine_waits, "time-combine-waits-group-null",
+     "time-combine-waits-group-dead", "time-combine-waits-group-foreign"},
     {"ncclEpMemAlloc", memory_alloc, "mem-alloc-group-null", "mem-alloc-group-dead", "mem-alloc-group-foreign"},
     {"ncclEpMemFree", memory_free, "mem-free-group-null", "mem-free-group-dead", "mem-free-group-foreign"},
     {"ncclEpMemRegister", memory_register, "mem-register-group-null", "mem-register-group-dead",
@@ -173,11 +185,17 @@ LL_SESSION_TEST(places_for_results) {
     EP_INVALID("time-waits-align", ncclEpGroupTimeWaits(session->group, (int64_t*)0x7f61a7fc5),
                "ncclEpGroupTimeWaits: ns_of_source: must be aligned for its elements "
                "(got 0x7f61a7fc5, expected a multiple of 8)");
+    EP_INVALID("time-combine-waits-align", ncclEpGroupTimeCombineWaits(session->group, (int64_t*)0x7f61a7fc5),
+               "ncclEpGroupTimeCombineWaits: ns_of_source: must be aligned for its elements "
+               "(got 0x7f61a7fc5, expected a multiple of 8)");
     EP_INVALID("handle-open-out-null", ncclEpHandleOpen(NULL, session->group, 0),
                "ncclEpHandleOpen: handle: must not be NULL");
     unsigned count = 77;
     EP_MISUSED("num-recv-ll", ncclEpHandleGetNumRecvTokens(session->handle, &count),
                "ncclEpHandleGetNumRecvTokens: handle: is for high-throughput groups only "
+               "(got low latency, expected high throughput)");
+    EP_MISUSED("wait-num-recv-ll", ncclEpHandleWaitNumRecvTokens(session->handle, 0, &count),
+               "ncclEpHandleWaitNumRecvTokens: handle: is for high-throughput groups only "
                "(got low latency, expected high throughput)");
     EP_CHECK_EQ_U64(count, 77);
 }
@@ -185,6 +203,8 @@ LL_SESSION_TEST(places_for_results) {
 HT_SESSION_TEST(ht_place_for_a_result) {
     EP_INVALID("num-recv-out-null", ncclEpHandleGetNumRecvTokens(session->handle, NULL),
                "ncclEpHandleGetNumRecvTokens: num_recv_tokens: must not be NULL");
+    EP_INVALID("wait-num-recv-out-null", ncclEpHandleWaitNumRecvTokens(session->handle, 1, NULL),
+               "ncclEpHandleWaitNumRecvTokens: num_recv_tokens: must not be NULL");
     unsigned count = 77;
     EP_CHECK_NCCL(ncclEpHandleGetNumRecvTokens(session->handle, &count));
     EP_CHECK_EQ_U64(count, max_recv_rows(session));

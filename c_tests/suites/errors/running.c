@@ -62,6 +62,8 @@ static void check_refuses_work(const Session* session, ncclResult_t code) {
                "ncclEpGroupCountRows: the group has failed: *");
     EP_REFUSED("time-waits-group-failed", ncclEpGroupTimeWaits(session->group, NULL), code,
                "ncclEpGroupTimeWaits: the group has failed: *");
+    EP_REFUSED("time-combine-waits-group-failed", ncclEpGroupTimeCombineWaits(session->group, NULL), code,
+               "ncclEpGroupTimeCombineWaits: the group has failed: *");
     EP_REFUSED("handle-group-failed", make_valid_call(session, kCreateHandle, 0), code,
                "ncclEpCreateHandle: the group has failed: *");
 }

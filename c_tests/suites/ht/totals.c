@@ -1,5 +1,5 @@
-// Running totals of the rows that each local expert receives.
-#include "reference/run.h"
+// Running totals: the rows that each local expert receives, the time that a rank waits.
+#include "suites/both/both.h"
 
 static void expect_totals(const RefRun* run, const int64_t* totals, int64_t dispatches) {
     EP_SCOPED int32_t* counts = ref_host_new(run->local_experts * sizeof(int32_t));
@@ -29,4 +29,10 @@ EP_TEST(rows_are_counted) {
     ref_dispatch_as(&run, kRefCached);
     expect_totals(&run, totals, 3);
     ep_device_free(totals);
+}
+
+EP_TEST(ht_waits_are_timed) {
+    const RefShape shape = {3 * (unsigned)env->size, 16, 4, ncclBfloat16, 64};
+    REF_SCOPED RefRun run = ref_run_open_with(env, NULL, &shape, kRefMessy, false, ref_ht(79));
+    waits_are_timed(&run, true);
 }

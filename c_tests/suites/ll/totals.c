@@ -1,9 +1,6 @@
 // Running totals over dispatches of all kinds: the rows that each local expert receives, the time that a rank waits.
-#define _GNU_SOURCE  // usleep
-#include <unistd.h>
-
 #include "harness/graphs.h"
-#include "harness/nodes.h"
+#include "suites/both/both.h"
 #include "suites/ll/shapes.h"
 
 typedef struct {
@@ -83,50 +80,13 @@ EP_TEST(rows_are_counted) {
     ref_run_close(run);
 }
 
-// A dispatch that the last rank enqueues after the others.
-static void dispatch_late(RefRun* run, RefPass pass) {
-    const bool is_late = run->env->rank == run->env->size - 1;
-    ref_prepare_dispatch(run);
-    if (is_late) {
-        ep_barrier();
-        usleep(60000);
-    }
-    EP_CHECK_NCCL(ref_launch_dispatch(run, pass, run->env->stream));
-    EP_CHECK_NCCL(ncclEpComplete(run->handle, NULL, run->env->stream));
-    if (!is_late) ep_barrier();
-    ep_sync(run->env);
-    ref_check_dispatch(run);
-}
-
-EP_TEST(waits_are_timed) {
+EP_TEST(ll_waits_are_timed) {
     static const Shape kShape = {3, 16, 4, ncclBfloat16, 64, kRefMessy, true};
-    RefRun run = open_shape(env, &kShape, 78);
-    const size_t bytes = (size_t)env->size * sizeof(int64_t);
-    EP_SCOPED int64_t* got = calloc(1, bytes);
-    int64_t* const waits = ep_device_upload(got, bytes);
-    const int64_t* const of_last = &got[env->size - 1];
+    REF_SCOPED RefRun run = open_shape(env, &kShape, 78);
     for (unsigned way = 0; way < 3; ++way) {
         run.by_rank = way > 0;
         run.as_view = way > 1;
-        ref_pair(&run);  // all ranks make the first view together
-        const int64_t before = *of_last;
-        EP_CHECK_NCCL(ncclEpGroupTimeWaits(run.own_group, waits));
-        // On a busy machine some do not begin before the last one.
-        for (unsigned turn = 0; turn < 3; ++turn) {
-            dispatch_late(&run, turn == 1 ? kRefStaged : kRefWhole);
-            ref_combine(&run);
-        }
-        EP_CHECK_NCCL(ncclEpGroupTimeWaits(run.own_group, NULL));
-        ref_pair(&run);
-        ep_download(got, waits, bytes);
-        // Messages of other nodes are waited for before.
-        const bool waited = env->rank != env->size - 1 && ep_num_nodes() == 1;
-        EP_CHECK(*of_last - before > (waited ? 1000000 : -1));
+        waits_are_timed(&run, false);
+        waits_are_timed(&run, true);
     }
-    const int64_t last = *of_last;
-    ref_pair(&run);
-    ep_download(got, waits, bytes);
-    EP_CHECK(*of_last == last);
-    ep_device_free(waits);
-    ref_run_close(&run);
 }

@@ -310,6 +310,8 @@ pub struct HtCombineParams {
     pub out: *mut u8,
     /// `[tokens][columns]`.
     pub out_gradients: *mut f32,
+    /// `[ranks]`, or NULL: the nanoseconds that the rank has waited for each are added.
+    pub waits: *mut u64,
     /// Rows of `rows`.
     pub in_rows: u32,
     /// Columns of both gradients.

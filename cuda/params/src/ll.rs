@@ -237,6 +237,8 @@ pub struct LlCombineParams {
     pub weights: *const f32,
     /// `[tokens]` rows.
     pub out: *mut u8,
+    /// `[ranks]`, or NULL: the nanoseconds that the rank has waited for each are added.
+    pub waits: *mut u64,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -178,18 +177,17 @@ class Buffer(Sharing):
                             ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         """x bfloat16 [L, R*M, H] to weighted sums [T, H], an event and a hook, as in dispatch.
 
-        The ids are those of the dispatch; rows travel as they are also with `use_logfmt`.
+        The ids are those of the dispatch; rows travel as they are also with `use_logfmt`. To
+        `combine_wait_recv_cost_stats`, int64 [R], come the nanoseconds of `EpGroup.time_combine_waits`.
         """
         slot = _slot(handle)
         timing = Timing(self._comm, async_finish, return_recv_hook)
-        if combine_wait_recv_cost_stats is not None:
-            warnings.warn("combine_wait_recv_cost_stats: stay as they are; only dispatches time waits", stacklevel=2)
         if zero_copy:
             if slot.buffer is None:
                 raise ValueError("zero_copy: get_next_low_latency_combine_buffer(handle) comes first")
             x = slot.buffer
         checked_integers("topk_idx", topk_idx, (slot.tokens, slot.handle.top_k), slot.group.device)
-        return low_latency.combine(slot, x, topk_weights, out, timing)
+        return low_latency.combine(slot, x, topk_weights, out, combine_wait_recv_cost_stats, timing)
 
     def get_next_low_latency_combine_buffer(self, handle: Any) -> torch.Tensor:
         """bfloat16 [L, R*M, H], which a combine with `zero_copy` sends."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -71,14 +72,9 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     received: list[Any] = []
 
     def start() -> list[Any]:
-        if waits is not None:
-            pool.group.time_waits(waits)
-        try:
+        with _added_to(waits, pool.group.time_waits):
             received.append(slot.handle.dispatch(slot.padded(x), cast=cast, scales_order="column",
                                                  send_only=timing.staged))
-        finally:
-            if waits is not None:
-                pool.group.time_waits(None)
         return list(received[0])
 
     def count() -> None:
@@ -96,8 +92,21 @@ def dispatch(pool: Pool, x: torch.Tensor, topk_idx: torch.Tensor, cast: CastName
     return rows, result.counts, slot, event, hook
 
 
+@contextlib.contextmanager
+def _added_to(waits: torch.Tensor | None, time: Callable[[torch.Tensor | None], None]) -> Iterator[None]:
+    """Operations that begin meanwhile add their times to `waits`, if that is given."""
+    if waits is None:
+        yield
+        return
+    time(waits)
+    try:
+        yield
+    finally:
+        time(None)
+
+
 def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.Tensor | None,
-            timing: Timing) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+            waits: torch.Tensor | None, timing: Timing) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
     """`Buffer.low_latency_combine`."""
     handle = slot.handle
     device = handle.group.device
@@ -113,8 +122,9 @@ def combine(slot: Slot, x: torch.Tensor, topk_weights: torch.Tensor, out: torch.
     sums: list[torch.Tensor] = []
 
     def start() -> list[Any]:
-        sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,
-                                   send_only=timing.staged))
+        with _added_to(waits, handle.group.time_combine_waits):
+            sums.append(handle.combine(x, slot.padded(weights), out=result if is_whole else None,
+                                       send_only=timing.staged))
         return [result]
 
     def bring() -> None:

@@ -3,6 +3,7 @@
 //! `rule` has checked the tensors that the addresses come from; their extents are the caller's word, as on a GPU.
 #![allow(unsafe_code)]
 
+use crate::backend::host::mailboxes::Received;
 use crate::backend::host::numeric::copy_row;
 use crate::error::Result;
 use crate::model::ops::{IntWidth, Numbers};
@@ -50,6 +51,13 @@ pub fn add_numbers<N: Into<i64>>(numbers: impl IntoIterator<Item = N>, totals: D
         // SAFETY: as said above; the session has checked the alignment, and whoever else writes is this function.
         let total = unsafe { AtomicI64::from_ptr((totals.0 as *mut i64).wrapping_add(place)) };
         total.fetch_add(number.into(), Ordering::Relaxed);
+    }
+}
+
+/// Adds how long each of the messages took to the int64 at `waits`, if somebody wants that.
+pub fn add_waits(messages: &[Received<'_>], waits: Option<DevPtr>) {
+    if let Some(waits) = waits {
+        add_numbers(messages.iter().map(Received::waited_ns), waits);
     }
 }
 

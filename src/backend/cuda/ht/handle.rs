@@ -24,7 +24,9 @@ use crate::model::handle_state::HtSections;
 use crate::model::ops::{HtCombine, HtDispatch, IntWidth, Numbers, Routing, RoutingCounters, RowType, Stream};
 use crate::model::scales::Scaled;
 use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// An HT handle. The results of its creation stay on the device.
 pub struct CudaHt {
@@ -45,6 +47,8 @@ pub struct CudaHt {
     pub counter: Option<DevPtr>,
     pub counters: RoutingCounters,
     pub epoch: u32,
+    /// When somebody has asked for the number of rows first.
+    pub asked: OnceCell<Instant>,
 }
 
 impl CudaHt {
@@ -232,18 +236,14 @@ impl HtBackend for CudaHt {
     }
 
     /// Waits for the kernel that computes it, if need be.
-    fn num_recv_tokens(&self) -> Result<usize> {
-        if self.memory.is_none() {
-            return Err(opened_again());
-        }
-        let rows = self.group.wait_for_routing(|| self.received())?;
-        if self.routing.form.zones.is_none() {
-            return Ok(rows as usize);
-        }
-        let page = self.memory.as_ref().map(|memory| &memory.received);
-        let told = || page.and_then(|page| page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch));
-        let slots = self.group.wait_for_routing(|| Ok(told()))?;
-        Ok(slots.value as usize)
+    fn num_recv_tokens(&self, within: Duration) -> Result<Option<usize>> {
+        let page = &self.memory.as_ref().ok_or_else(opened_again)?.received;
+        let slots = || page.complete(SLOTS_OF_PAGE, |it| it.epoch == self.epoch).map(|it| it.value);
+        let asked = *self.asked.get_or_init(Instant::now);
+        self.group.wait_within(within, asked, || {
+            let rows = self.received()?;
+            Ok(if self.routing.form.zones.is_none() { rows } else { rows.and_then(|_| slots()) }.map(|it| it as usize))
+        })
     }
 }
 

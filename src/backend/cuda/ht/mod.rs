@@ -35,6 +35,7 @@ use crate::log;
 use crate::model::handle_state::{GivenBlock, HandleHome, block_bytes};
 use crate::model::ops::{HandleForm, IntWidth, Numbers, Routing, RoutingCounters, Stream};
 use crate::model::tensor::DevPtr;
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -134,6 +135,7 @@ impl HtGroup {
             counter: wanted.counter,
             counters: wanted.counters,
             epoch,
+            asked: OnceCell::new(),
         })
     }
 

@@ -142,23 +142,37 @@ impl HtShared {
 
     /// Polls for what `found` reads of a handle's routing, which a kernel or the network writes. Their own deadlines
     /// come first if they run at all.
+    pub fn wait_for_routing<T>(&self, found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let found = self.wait_within(Duration::MAX, Instant::now(), found)?;
+        found.ok_or_else(|| Error::internal("a wait that ended early"))
+    }
+
+    /// The same; none where that takes longer than `within`. The deadline counts from `since`.
     ///
     /// The answer comes soon, so this spins at first, then sleeps between polls. No `sched_yield`: under load the
     /// scheduler may not run a thread that yields again for seconds.
-    pub fn wait_for_routing<T>(&self, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    pub fn wait_within<T>(
+        &self,
+        within: Duration,
+        since: Instant,
+        mut found: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let faults = &self.context.faults;
         let start = Instant::now();
         loop {
             if let Some(found) = found()? {
-                return Ok(found);
+                return Ok(Some(found));
             }
             if let Some(fault) = faults.first() {
                 return Err(fault);
             }
-            let waited = start.elapsed();
-            if waited > 2 * faults.timeout {
+            if since.elapsed() > 2 * faults.timeout {
                 let text = "the handle's routing was not exchanged in time";
                 return Err(Error::new(Code::RemoteError, text));
+            }
+            let waited = start.elapsed();
+            if waited >= within {
+                return Ok(None);
             }
             if waited < AWAKE { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
         }
@@ -228,6 +242,7 @@ pub fn combine_params(op: &HtCombine, common: HtCommon, out: &Outputs) -> HtComb
         gradients: op.gradients.map_or(0, |it| it.input.0) as *const f32,
         out: out.rows as *mut u8,
         out_gradients: out.gradients as *mut f32,
+        waits: op.waits.unwrap_or_default().0 as *mut u64,
         in_rows: saturated(op.expert_rows.rows),
         columns: saturated(op.gradients.map_or(0, |it| it.top_k)),
     }

@@ -258,6 +258,7 @@ impl Handle {
             topk_idx: self.ids(),
             weights: kept(part, op.weights.unwrap_or_default()) as *const f32,
             out: kept(part, op.out) as *mut u8,
+            waits: kept(part, op.waits.unwrap_or_default()) as *mut u64,
         }
     }
 

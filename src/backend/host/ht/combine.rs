@@ -2,7 +2,7 @@
 //! ascending rank, node by node (`node_sums`).
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::device::{add_waits, bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ht::route::{Destination, ID_BYTES};
 use crate::backend::host::ht::{Routed, source};
@@ -71,6 +71,7 @@ impl Routed {
 
     pub(super) fn receive_results(&self, op: &HtCombine, epoch: u64) -> Result<()> {
         let messages = self.shared.mailboxes.receive_all(epoch)?;
+        add_waits(&messages, op.waits);
         let columns = op.gradients.map_or(0, |gradients| gradients.top_k);
         let fingerprint = self.fingerprint(Operation::HtCombine, op.row.into());
         let results: Vec<Results<'_>> = messages

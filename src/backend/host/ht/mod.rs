@@ -139,12 +139,12 @@ impl HtBackend for HostHt {
         self.shared.enqueue(Operation::HtDispatch, stream, add, || ())
     }
 
-    fn num_recv_tokens(&self) -> Result<usize> {
+    fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
         let map = self.map.as_ref().ok_or_else(opened_again)?;
-        Ok(match self.routing.form.zones {
+        Ok(Some(match self.routing.form.zones {
             None => map.received(),
             Some(_) => map.zones.total(),
-        })
+        }))
     }
 }
 

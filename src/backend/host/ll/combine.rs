@@ -18,7 +18,7 @@
 //! the order of the combine's ids.
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{bytes, bytes_mut};
+use crate::backend::host::device::{add_waits, bytes, bytes_mut};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::last::{LastDispatch, Placed};
@@ -91,6 +91,7 @@ impl HostLl {
         let epoch = Mailboxes::before(epoch);
         self.shared.mailboxes.post(epoch, &message)?;
         let received = self.shared.mailboxes.receive_all(epoch)?;
+        add_waits(&received, op.waits);
         received
             .iter()
             .enumerate()
@@ -115,6 +116,7 @@ impl HostLl {
     pub(super) fn receive_results(&self, op: &LlCombine, fingerprint: &Fingerprint, epoch: u64) -> Result<()> {
         let tokens = self.routing.tokens;
         let messages = self.shared.mailboxes.receive_all(epoch)?;
+        add_waits(&messages, op.waits);
         let (topk_weights, last) = (self.topk_weights(op)?, self.last(op.layout)?);
         let mut by_token: Vec<Vec<Contribution<'_>>> = vec![Vec::new(); tokens];
         for (source, message) in messages.iter().enumerate() {

@@ -2,11 +2,10 @@
 //! order source rank, token, k. Rank-major (`by_rank`) it posts weights, too.
 #![allow(unsafe_code)]
 
-use crate::backend::host::device::{add_numbers, bytes, bytes_mut, write_counts};
+use crate::backend::host::device::{add_waits, bytes, bytes_mut, write_counts};
 use crate::backend::host::fingerprint::Fingerprint;
 use crate::backend::host::ll::HostLl;
 use crate::backend::host::ll::last::{LastDispatch, Placed};
-use crate::backend::host::mailboxes::Received;
 use crate::backend::host::numeric::{self, copy_row};
 use crate::backend::host::scaled::{self, Incoming, Outgoing};
 use crate::error::refusal::{AmongRanks, Role, Subject};
@@ -46,9 +45,7 @@ impl HostLl {
         // All messages, this rank's own as well, must be there before the first write. Until the send phase has run,
         // perhaps on another stream, earlier work of the caller may still use the output.
         let messages = self.shared.mailboxes.receive_all(epoch)?;
-        if let Some(waits) = op.waits {
-            add_numbers(messages.iter().map(Received::waited_ns), waits);
-        }
+        add_waits(&messages, op.waits);
         // SAFETY: `rule` has checked the tensor `[L, R*M, H]` or `[R, M, H]`; the caller leaves it to the operation.
         let out = unsafe { bytes_mut(op.out, rows * op.row.bytes()) };
         let most = facts.max_tokens.unwrap_or(usize::MAX);

@@ -35,6 +35,7 @@ use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 const ID_BYTES: usize = size_of::<i64>();
 impl Announced {
@@ -164,7 +165,7 @@ impl Creation<'_> {
             Err(error) => return given::forget(block, self.at).map(|()| Err(error)),
         };
         given::store(&handle, block, self.at)?;
-        let received = Some(handle.num_recv_tokens()?);
+        let received = handle.num_recv_tokens(Duration::MAX)?;
         let (group, rails) = (Arc::clone(self.group), Arc::clone(self.rails));
         Ok(Ok(Box::new(GivenHt { group, rails, routing: handle.routing, block, received })))
     }

@@ -19,6 +19,7 @@ use crate::model::handle_state::{GivenBlock, HEADER_WORDS, NUMBER_WORD, SECTION_
 use crate::model::ops::{HandleForm, HtCombine, HtDispatch, Routing, Stream};
 use crate::model::tensor::DevPtr;
 use std::sync::Arc;
+use std::time::Duration;
 
 const WORD: usize = size_of::<u32>();
 /// Instead of a number of slots.
@@ -152,7 +153,7 @@ impl HtBackend for GivenHt {
         self.open(stream)?.add_counts(totals, stream)
     }
 
-    fn num_recv_tokens(&self) -> Result<usize> {
-        self.received.ok_or_else(opened_again)
+    fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
+        self.received.ok_or_else(opened_again).map(Some)
     }
 }

@@ -16,6 +16,7 @@ use crate::model::regions::Regions;
 use crate::model::scales::{ScaleLayout, ScaleTensor, Scaled};
 use crate::model::tensor::DevPtr;
 use std::ptr::null_mut;
+use std::time::Duration;
 
 const ALIGN: usize = 256;
 const WARP: usize = 32;
@@ -140,8 +141,8 @@ impl HtBackend for NodesHt {
         (self.group).add_counts(counts, totals, &self.group.enter(stream)?)
     }
 
-    fn num_recv_tokens(&self) -> Result<usize> {
-        Ok(self.slots.unwrap_or(self.rows))
+    fn num_recv_tokens(&self, _within: Duration) -> Result<Option<usize>> {
+        Ok(Some(self.slots.unwrap_or(self.rows)))
     }
 }
 

@@ -165,7 +165,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
 // Times how long the sources take to notify this rank, if somebody wants that.
 template <typename Op>
 __device__ __forceinline__ void time_sources(const Block<Op>& block) {
-    if (block.params.waits != nullptr && warp_idx() == num_warps() - 1) {
+    if (block.params.waits != nullptr && block.warp == num_warps() - 1) {
         const Op& op = block.op;
         const uint64_t* tokens = op.here().counts(0) + block.shape.local_experts;
         time_ranks(op.common, op.nodes, op.epoch, tokens, block.params.waits);

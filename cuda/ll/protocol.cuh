@@ -272,7 +272,7 @@ __device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
 
 // A warp adds to `waits` how long each rank takes to tell one of its counts; `count` is where that of rank 0 comes.
 template <typename Nodes>
-__device__ __noinline__ void time_ranks(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+__device__ __forceinline__ void time_ranks(const LlCommon& common, const Nodes nodes, uint32_t epoch,
                                         const uint64_t* count, uint64_t* waits) {
     const uint64_t begin = globaltimer_ns();
     const uint32_t counts = common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS;

@@ -14,7 +14,8 @@ _TOKENS = {"a": (0, ((0, 0.25), (2, 0.75))), "b": (0, ((0, 0.5), (1, 0.5))),
 _RANKS, _LOCAL, _MOST_TOKENS, _TOP_K = 2, 2, 2, 2
 _COLOURS = {"a": "#0072b2", "b": "#56b4e9", "c": "#d55e00", "d": "#e69f00"}
 _INK, _FAINT, _FRAME, _PAPER = "#1f2933", "#9aa5b1", "#52606d", "#f5f7fa"
-_ON_DARK = {"a", "c"}  # tokens on whose colours white letters are read best
+_ON_DARK = {"a", "c"}  # tokens on whose colours light letters are read best
+_LIGHT_LETTERS, _DARK_LETTERS = "#fefefe", "#1f2932"  # on tokens, which dark pages leave as they are
 _CELL_W, _CELL_H = 44, 28
 _DPI = 100
 
@@ -50,7 +51,7 @@ class _Sheet:
         self.rectangle(x, y, width, _CELL_H, facecolor=colour,
                        edgecolor=colour if token else _FAINT, linestyle="-" if token else "--")
         self.text(x + width / 2, y + _CELL_H / 2 + 5, content, 13, "center",
-                  color="#ffffff" if token in _ON_DARK else _INK)
+                  color=_INK if not token else _LIGHT_LETTERS if token in _ON_DARK else _DARK_LETTERS)
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
         self.axes.annotate("", xy=end, xytext=start,

@@ -37,6 +37,9 @@ _STYLES = {
     "MSCCL++ EP": ("#009e73", "^"), "MSCCL++ EP, exact order": ("#009e73", "v"),
 }
 _OURS, _OURS_TOO, _FLOOR, _GREY = "#0072b2", "#56b4e9", "#52606d", "#9aa5b1"
+# What a reader with a dark page sees instead; the colours of data serve both.
+_DARK = {"#ffffff": "#0d1117", "#f5f7fa": "#161b22", "#e4e7eb": "#30363d", "#000000": "#e6edf3",
+         "#1f2933": "#e6edf3", "#52606d": "#8b949e"}
 _TIMED = {"graph": "graph", "idle": "idle stream", "queued": "queued", "waited": "host waits",
           "kernel": "kernel"}
 
@@ -87,9 +90,16 @@ def main() -> int:
         figure.savefig(drawn, format="svg",
                        metadata={"Date": None, "Creator": None, "Description": digest})
         file = arguments.out / f"{name}.svg"
-        file.write_text(re.sub(r"\s*\n\s*", " ", drawn.getvalue()).strip() + "\n")
+        file.write_text(re.sub(r"\s*\n\s*", " ", _for_dark_pages(drawn.getvalue())).strip() + "\n")
         print(file)
     return 0
+
+
+def _for_dark_pages(drawn: str) -> str:
+    rules = [f'[style*="{part}: {light}"] {{{part}: {dark} !important}}'
+             for light, dark in _DARK.items() for part in ("fill", "stroke")]
+    rules.append(f'text:not([style*="fill: "]) {{fill: {_DARK["#000000"]}}}')
+    return drawn.replace("</style>", f" @media (prefers-color-scheme: dark) {{{' '.join(rules)}}}</style>", 1)
 
 
 def digests(shown: dict[str, Picture]) -> dict[str, str]:

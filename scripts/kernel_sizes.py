@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What each kernel takes on a GPU: bytes of code, registers, stack and static shared memory, for sm_90.
+"""What each kernel takes on a GPU, for sm_90: bytes of code and, of these, of functions that are not inlined, which run
+after a failure or seldom; registers, stack and static shared memory.
 
 Usage: kernel_sizes.py TARGET [--check]: cargo's target folder, where a release was built with kernels. With --check,
 each kernel must be within its budget of bytes in cuda/budgets.csv, as a kernel's code is a cost (cuda/README.md). Ends
@@ -9,6 +10,7 @@ with "N passed, N failed" then.
 from __future__ import annotations
 
 import argparse
+import collections
 import csv
 import os
 import pathlib
@@ -20,7 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUDGETS = ROOT / "cuda" / "budgets.csv"
 ARCHITECTURE = "sm_90"
 _USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
-_CODE = re.compile(r"\.text\.(\w+)\s+PROGBITS\s+\S+\s+\S+\s+([0-9a-f]+)")
+_CODE = re.compile(r"\[\s*(\d+)\] \.text\.(\w+)\s+PROGBITS\s+\S+\s+\S+\s+([0-9a-f]+)")
+_FUNCTION = re.compile(r":\s+[0-9a-f]+\s+(\d+)\s+FUNC\s+\w+\s+\w+\s.*?\s(\d+) \$")
 
 
 def run(*words: str | pathlib.Path, folder: str | None = None) -> str:
@@ -37,13 +40,17 @@ def images(target: pathlib.Path) -> list[pathlib.Path]:
 
 
 def measure(cuobjdump: str, image: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """By kernel: bytes of code, registers, stack, shared memory."""
+    """By kernel: bytes of code, of functions among them, registers, stack, shared memory."""
     with tempfile.TemporaryDirectory() as folder:
         run(cuobjdump, "-xelf", ARCHITECTURE, image, folder=folder)
         [code] = pathlib.Path(folder).glob(f"*.{ARCHITECTURE}.cubin")
-        sizes = {name: int(size, 16) for name, size in _CODE.findall(run("readelf", "-SW", code))}
+        sections = {name: (number, int(size, 16)) for number, name, size in _CODE.findall(run("readelf", "-SW", code))}
+        called: collections.Counter[str] = collections.Counter()
+        for size, section in _FUNCTION.findall(run("readelf", "-sW", code)):
+            called[section] += int(size)
         usage = {name: tuple(map(int, rest)) for name, *rest in _USAGE.findall(run(cuobjdump, "-res-usage", code))}
-    return {name: (size, *usage[name]) for name, size in sizes.items()}
+    # Each section is a kernel's, with the functions that it calls.
+    return {name: (size, called[section], *usage[name]) for name, (section, size) in sections.items()}
 
 
 def check(kernels: dict[str, tuple[int, ...]]) -> int:
@@ -71,9 +78,9 @@ def main() -> int:
     kernels: dict[str, tuple[int, ...]] = {}
     for image in images(arguments.target.resolve()):
         kernels |= measure(cuobjdump, image)
-    print(f"{'kernel, for ' + ARCHITECTURE:34} {'bytes':>7} {'registers':>9} {'stack':>6} {'shared':>7}")
+    print(f"{'kernel, for ' + ARCHITECTURE:34} {'bytes':>7} {'called':>7} {'registers':>9} {'stack':>6} {'shared':>7}")
     for name, row in sorted(kernels.items()):
-        print(f"{name:34} {row[0]:7} {row[1]:9} {row[2]:6} {row[3]:7}")
+        print(f"{name:34} {row[0]:7} {row[1]:7} {row[2]:9} {row[3]:6} {row[4]:7}")
     return check(kernels) if arguments.check else 0
 
 

@@ -77,6 +77,8 @@ template <typename T>
 __device__ __forceinline__ T* shuffle(T* pointer, uint32_t lane) {
     return reinterpret_cast<T*>(shuffle(reinterpret_cast<unsigned long long>(pointer), lane));
 }
+// warp_idx(), as the compiler knows to be the same in all lanes. All lanes call it.
+__device__ __forceinline__ uint32_t warp_idx_of_all() { return shuffle(warp_idx(), 0); }
 // The value of the lane whose number differs by the bits `lanes`.
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, uint32_t lanes) {

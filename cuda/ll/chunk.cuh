@@ -8,7 +8,7 @@
 // chunk's flag, a packet, and a receiver that finds kSentinel looks there.
 #pragma once
 
-#include "protocol.cuh"
+#include "late.cuh"
 
 namespace nccl_ep {
 

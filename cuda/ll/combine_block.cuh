@@ -68,6 +68,7 @@ struct Block {
     uint32_t* tokens_of;
 
     const LlShape& shape = params.common.shape;
+    uint32_t warp = warp_idx_of_all();
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
     // Of a row.
@@ -76,7 +77,7 @@ struct Block {
     Share receivers = receivers_of(params.common);
 
     // This warp's.
-    __device__ __forceinline__ Addend* addends() const { return shared.addends[warp_idx()]; }
+    __device__ __forceinline__ Addend* addends() const { return shared.addends[warp]; }
 };
 
 // A token of one of this rank's sources.
@@ -136,7 +137,7 @@ __device__ __forceinline__ TopkWeight topk_weight_of(const Block<Op>& block, con
 // One warp of the grid sends the fingerprint of this rank and checks the others' fingerprints.
 template <typename Op>
 __device__ __forceinline__ bool is_fingerprint_warp(const Block<Op>& block) {
-    return block.receivers.index() == 0 && warp_idx() == num_warps() / 2;
+    return block.receivers.index() == 0 && block.warp == num_warps() / 2;
 }
 
 }  // namespace nccl_ep::ll_combine_impl

@@ -27,7 +27,7 @@ __device__ __forceinline__ Share tellers_of(const LlCommon& common) {
 }
 
 __device__ __forceinline__ void tell(const Block<Op>& block, const Share& tellers) {
-    const bool is_first = tellers.index() == 0 && warp_idx() == num_warps() - 1;
+    const bool is_first = tellers.index() == 0 && block.warp == num_warps() - 1;
     if (is_first) {
         send_fingerprint(block);
     }
@@ -43,9 +43,13 @@ __device__ __forceinline__ void receive_few(const Block<Op>& block) {
     const uint32_t units = block.shape.tokens * block.units.count;
     const uint32_t step = num_warps() * block.receivers.blocks;
 #pragma unroll 1
-    for (uint32_t unit = block.receivers.unit(warp_idx()); unit < units; unit += step) {
+    for (uint32_t unit = block.receivers.unit(block.warp); unit < units; unit += step) {
         const Divided at = divide(unit, block.units.count, block.units.reciprocal);
-        receive_unit<Type>(block, {0, at.quotient}, at.remainder);
+        Late late;
+        if (!receive_unit<Type>(block, {0, at.quotient}, at.remainder, late)) {
+            report_late(block.op, late);
+            return;
+        }
     }
 }
 

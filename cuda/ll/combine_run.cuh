@@ -48,7 +48,7 @@ __device__ void send_rows(const Block<Op>& block, Send send) {
     const uint32_t units = most_tokens * block.op.ranks() * block.units.count;
     const uint32_t step = num_warps() * block.senders.blocks;
     // With one token for a block its first warp tells the token's weights, so it begins last.
-    const uint32_t turn = (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
+    const uint32_t turn = (block.warp == 0 ? num_warps() : block.warp) - 1;
 #pragma unroll 1
     for (uint32_t unit = block.senders.unit(turn); unit < units;
          unit = Op::kFromQueue ? block.senders.next_unit(&block.shared.next_send) : unit + step) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void run(const LlCombineParams& params, const Nodes& 
     }
     fill_shared(block, start);
     __syncthreads();
-    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op));
+    bool goes_on = op.begin(shared.start) && (!op.sends() || wait_until_bank_is_free(op, block.warp));
     if constexpr (Op::kSeveral) {
         goes_on = goes_on && (!op.sends() || sources_arrived(op, header)) &&
                   (!op.receives() || sums_arrived(op));

@@ -14,7 +14,7 @@ __device__ void send_weights(const Block<Op>& block, const Share& tellers) {
     const uint32_t tokens = tokens_of_sources(block);
     const uint32_t step = num_warps() * tellers.blocks;
 #pragma unroll 1
-    for (uint32_t index = tellers.unit(warp_idx()); index < tokens; index += step) {
+    for (uint32_t index = tellers.unit(block.warp); index < tokens; index += step) {
         const SourceToken at = token_of_sources(block, index);
         if (Op::kSeveral && !exists(block, at)) {
             continue;

@@ -119,10 +119,10 @@ __device__ __forceinline__ uint8_t* out_row(const Block<Op>& block, const Source
 }
 
 // Adds `count` rows of a token in their order, some at a time, once they have arrived, and makes their slots ready for
-// the bank's next use.
+// the bank's next use. False if they are given up.
 template <typename Type, typename Op>
-__device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t count, const Chunks<Op::kChunks>& chunks,
-                                             Sum<Type, Op::kChunks>& sum) {
+__device__ __forceinline__ bool add_arriving(const Block<Op>& block, uint32_t count, const Chunks<Op::kChunks>& chunks,
+                                             Sum<Type, Op::kChunks>& sum, Late& late) {
     const Op& op = block.op;
     const bool gently = block.shape.tokens > kPollWholeTokens;
 #pragma unroll 1
@@ -131,18 +131,19 @@ __device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t co
         ArrivingRows<Op::kRows, Op::kChunks> rows(count - base, chunks, gently, [&](uint32_t i) {
             return op.here().row(addends[i].index).data;
         });
-        wait_as_warp_in(
-            op,
-            [&] {
-                return rows.poll(gently, [&] {
-                    const uint32_t i = lane_idx() / Op::kChunks;
-                    const uint32_t chunk = chunks.index + lane_idx() % Op::kChunks;
-                    const bool has_flag = i < min(count - base, Op::kRows) && chunk < block.shape.chunks;
-                    uint64_t* flag = op.here().row(addends[has_flag ? i : 0].index).flags + chunk;
-                    return flagged_lanes(op, has_flag ? flag : nullptr).bits;
-                });
-            },
-            [&] { return op.from(op.nodes.rank_of_peer(addends[rows.first_late()].peer), WAIT_ROW); });
+        const bool ok = wait_as_warp_in(op.common.wait, late, [&] {
+            return rows.poll(gently, [&] {
+                const uint32_t i = lane_idx() / Op::kChunks;
+                const uint32_t chunk = chunks.index + lane_idx() % Op::kChunks;
+                const bool has_flag = i < min(count - base, Op::kRows) && chunk < block.shape.chunks;
+                uint64_t* flag = op.here().row(addends[has_flag ? i : 0].index).flags + chunk;
+                return flagged_lanes(op, has_flag ? flag : nullptr).bits;
+            });
+        });
+        if (!ok) {
+            late.awaited = op.from(op.nodes.rank_of_peer(addends[rows.first_late()].peer), WAIT_ROW);
+            return false;
+        }
 #pragma unroll
         for (uint32_t i = 0; i < Op::kRows; ++i) {
             if (base + i < count) {
@@ -156,11 +157,13 @@ __device__ __forceinline__ void add_arriving(const Block<Op>& block, uint32_t co
             }
         }
     }
+    return true;
 }
 
-// One warp sums some chunks of a token and writes them out.
+// One warp sums some chunks of a token and writes them out. False if that is given up.
 template <typename Type, typename Op>
-__device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint32_t number) {
+__device__ __forceinline__ bool receive_unit(const Block<Op>& block, const SourceToken& at, uint32_t number,
+                                             Late& late) {
     const Op& op = block.op;
     const Chunks<Op::kChunks> chunks(block.shape, number);
     const TopkWeight topk = topk_weight_of(block, at);
@@ -175,10 +178,12 @@ __device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint
     }
     sync_warp();
     Sum<Type, Op::kChunks> sum;
-    add_arriving(block, count, chunks, sum);
+    if (!add_arriving(block, count, chunks, sum, late)) {
+        return false;
+    }
     uint8_t* out = out_row(block, at);
     if (out == nullptr) {
-        return;
+        return true;
     }
     if constexpr (Op::kSeveral) {
         if (at.number == 0) {
@@ -186,6 +191,7 @@ __device__ void receive_unit(const Block<Op>& block, const SourceToken& at, uint
         }
     }
     store_sum(sum, out, chunks);
+    return true;
 }
 
 template <typename Op>
@@ -200,14 +206,18 @@ __device__ void check_fingerprints(const Block<Op>& block) {
 }
 
 // Which of a block's units this warp receives first. The last warp begins, as the first ones have more to send.
-__device__ __forceinline__ uint32_t first_receive_turn() { return num_warps() - 1 - warp_idx(); }
+template <typename Op>
+__device__ __forceinline__ uint32_t first_receive_turn(const Block<Op>& block) {
+    return num_warps() - 1 - block.warp;
+}
 
 // The units of a launch: of this rank's tokens or, with `relays`, of those of the ranks that it forwards for, which it
 // sums what its peers return for. One piece of code does both.
 template <typename Type, typename Op>
 __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays) {
-    if (!relays && is_fingerprint_warp(block)) {
+    if (is_fingerprint_warp(block)) {
         check_fingerprints(block);
+        return;
     }
     uint32_t tokens = block.shape.tokens;
     uint32_t sources = 1;
@@ -217,10 +227,13 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
         sources = relays ? nodes.sources - 1 : sources;
     }
     const uint32_t units = tokens * sources * block.units.count;
-    const uint32_t step = num_warps() * block.receivers.blocks;
+    // Without that warp.
+    const uint32_t step = num_warps() * block.receivers.blocks - 1;
+    const uint32_t turn = block.receivers.unit(first_receive_turn(block));
+    const uint32_t first = turn - (turn < block.receivers.blocks * ((num_warps() - 1) / 2) ? 0 : 1);
     const auto from_queue = [&] { return block.receivers.next_unit(&block.shared.next_receive); };
 #pragma unroll 1
-    for (uint32_t unit = Op::kFromQueue ? from_queue() : block.receivers.unit(first_receive_turn()); unit < units;
+    for (uint32_t unit = Op::kFromQueue ? from_queue() : first; unit < units;
          unit = Op::kFromQueue ? from_queue() : unit + step) {
         const Divided pair = divide(unit, block.units.count, block.units.reciprocal);
         SourceToken at = {0, pair.quotient};
@@ -230,7 +243,11 @@ __device__ __forceinline__ void receive_rows(const Block<Op>& block, bool relays
                 continue;
             }
         }
-        receive_unit<Type>(block, at, pair.remainder);
+        Late late;
+        if (!receive_unit<Type>(block, at, pair.remainder, late)) {
+            report_late(block.op, late);
+            return;
+        }
     }
 }
 

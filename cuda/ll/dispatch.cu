@@ -32,8 +32,8 @@ __device__ __forceinline__ void run(const LlDispatchParams& params, const Nodes&
         },
         [](const Block<Op>& block) {
             find_begins(block);
-            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx) {
-                receive_chunk(block, source, token, chunk_idx);
+            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx, Late& late) {
+                return receive_chunk(block, source, token, chunk_idx, late);
             });
         });
 }

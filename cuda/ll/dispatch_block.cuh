@@ -16,6 +16,9 @@ static_assert(sizeof(SharedStorage) + 4 * MAX_PEERS <= LL_STATIC_SHARED_BYTES, "
 // A dispatch of rows of one kind (dispatch_rows.cuh) to an output of one layout.
 template <typename Nodes, typename RowsOfKind, typename LayoutOfOutput = ExpertMajor>
 struct DispatchOperation : Operation<Nodes> {
+    // Whether the compiler is to know that all lanes have the same. With plain rows of many tokens that takes less code, but
+    // longer: D of 64 tokens 7.81 instead of 7.72 (2 H200s).
+    static constexpr bool kSharesWarp = RowsOfKind::kScaled || Nodes::kSeveral || Nodes::kWhole;
     using Rows = RowsOfKind;
     using Layout = LayoutOfOutput;
     using Operation<Nodes>::Operation;
@@ -35,6 +38,7 @@ struct Block {
     uint32_t* per_expert;
 
     const LlShape& shape = params.common.shape;
+    uint32_t warp = Op::kSharesWarp ? warp_idx_of_all() : warp_idx();
     BankSlots bank_slots = {shape, params.common.peers.ranks};
     typename Op::Layout output = {shape, op.ranks()};
     Share senders = senders_of(params.common);

@@ -34,84 +34,74 @@ __device__ __forceinline__ bool begin(const Block<Op>& block, Op& op, const Star
     return op.begin(block.shared.start);
 }
 
-// Each block has some of the entries, the first ones tell a peer of its counts, too.
-__device__ __forceinline__ void notify_few(const Block<Op>& block, const Share& notifiers) {
-    const OwnSource source = block.source(0);
-    const uint32_t entries = source.tokens() * block.shape.top_k;
-    uint32_t per_block = kWarpSize;
-#pragma unroll 1
-    while (per_block * notifiers.blocks < entries) {
-        per_block += kWarpSize;
-    }
-    const BlockOf part = {notifiers.index(), notifiers.blocks};
-    const uint32_t first = min(per_block * part.index, entries);
-    uint32_t* all = part.index < block.op.peers() ? block.per_expert + num_experts(block) : nullptr;
-    count_entries(block, source, first, all);
-    __syncthreads();
-    if (all != nullptr) {
-        notify_counts(block, source, part, all);
-    }
-    if (warp_idx() == 0) {
-        notify_entries(block, source, first, min(first + per_block, entries));
-    }
-}
-
-// Waits for a chunk of (source, token), if it comes here. False if the source has no such token, or after a failure.
+// Waits for a chunk of (source, token), if it comes here; false if that is given up. Where the source has no such token,
+// no entry is here.
 __device__ __forceinline__ bool receive_few(const Block<Op>& block, const UnitOfAll& unit, const BankRow<Own>& from,
-                                            const Chunk& chunk, Received<Op>& received) {
+                                            const Chunk& chunk, Received<Op>& received, bool& is_beyond, Late& late) {
     const Op& op = block.op;
     const bool asks_tokens = lane_idx() == kTokensLane;
     const bool has_entry = lane_idx() < block.shape.top_k;
     const uint64_t* at = asks_tokens ? op.here().counts(unit.rank) + block.shape.local_experts
                                      : op.here().entries(unit.rank, unit.token) + lane_idx();
-    bool is_known = false;
-    bool is_beyond = false;
-    return wait_as_warp_in(
-               op,
-               [&] {
-                   // All are under way together.
-                   const uint64_t packet =
-                       has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
-                   const bool has_come = received.row.poll(op, from, chunk, false);
-                   const bool is_there = packet_epoch(packet) == op.epoch;
-                   is_known = all_lanes(is_there);
-                   is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
-                   received.entry = {packet_data(packet)};
-                   // It becomes an address.
-                   if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
-                       received.entry = EntryWord::elsewhere();
-                   }
-                   return is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
-               },
-               [&] { return op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY); }) &&
-           !is_beyond;
+    return wait_as_warp_in(op.common.wait, late, [&] {
+        // All are under way together.
+        const uint64_t packet = has_entry || asks_tokens ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
+        const bool has_come = received.row.poll(op, from, chunk, false);
+        const bool is_there = packet_epoch(packet) == op.epoch;
+        const bool is_known = all_lanes(is_there);
+        late.awaited = op.from(unit.rank, is_known ? WAIT_ROW : WAIT_ENTRY);
+        is_beyond = any_lane(asks_tokens && is_there && packet_data(packet) <= unit.token);
+        received.entry = {packet_data(packet)};
+        // It becomes an address.
+        if (asks_tokens || received.entry.expert() >= block.shape.local_experts) {
+            received.entry = EntryWord::elsewhere();
+        }
+        return is_beyond || (is_known && (has_come || !any_lane(received.entry.is_here())));
+    });
 }
 
-// The output row of this lane's entry of a token of `source`, or kNowhere.
-__device__ __forceinline__ int32_t out_row_of(const Block<Op>& block, uint32_t source, const EntryWord& entry) {
-    if (!entry.is_here()) {
-        return kNowhere;
-    }
+// Finds the output row of this lane's entry of a token of `source`, or kNowhere; false if that is given up.
+__device__ __forceinline__ bool find_out_row(const Block<Op>& block, uint32_t source, const EntryWord& entry,
+                                             int32_t& row, Late& late) {
+    const Op& op = block.op;
     uint32_t slot = entry.index();
 #pragma unroll 1
     for (uint32_t before = 0; before < source; ++before) {
-        const uint64_t* count = block.op.here().counts(before) + entry.expert();
-        slot += wait_for_packet_in(block.op, count, block.op.from(before, WAIT_COUNTS)).data;
+        late.awaited = op.from(before, WAIT_COUNTS);
+        const uint64_t* at = op.here().counts(before) + entry.expert();
+        uint64_t count = op.packet(0);
+        const bool ok = wait_as_warp_in(op.common.wait, late, [&] {
+            if (entry.is_here()) {
+                count = ld_relaxed_sys(at);
+            }
+            return all_lanes(packet_epoch(count) == op.epoch);
+        });
+        if (!ok) {
+            return false;
+        }
+        slot += packet_data(count);
     }
-    return block.output.row_at(entry.expert(), slot);
+    row = entry.is_here() ? block.output.row_at(entry.expert(), slot) : kNowhere;
+    return true;
 }
 
-// One warp copies a chunk to the token's output rows here, if it has any.
-__device__ __forceinline__ void receive_chunk_few(const Block<Op>& block, const UnitOfAll& unit) {
+// One warp copies a chunk to the token's output rows here, if it has any. False if it is given up.
+__device__ __forceinline__ bool receive_chunk_few(const Block<Op>& block, const UnitOfAll& unit, Late& late) {
     const Op& op = block.op;
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(unit.rank, unit.token));
     const Chunk chunk(block.shape, unit.number);
     Received<Op> received;
-    if (!receive_few(block, unit, from, chunk, received)) {
-        return;
+    bool is_beyond = false;
+    int32_t out_row;
+    if (!receive_few(block, unit, from, chunk, received, is_beyond, late)) {
+        return false;
     }
-    const int32_t out_row = out_row_of(block, unit.rank, received.entry);
-    sync_warp();
+    if (is_beyond) {
+        return true;
+    }
+    if (!find_out_row(block, unit.rank, received.entry, out_row, late)) {
+        return false;
+    }
     if (any_lane(received.entry.is_here())) {
         let_go<ChunkData>(from, chunk);
     }
@@ -122,6 +112,7 @@ __device__ __forceinline__ void receive_chunk_few(const Block<Op>& block, const 
     for (LaneMask left = ballot(out_row >= 0); left.any(); left.drop_first()) {
         block.rows.store(block.params, block.shape, {shuffle(out_row, left.first())}, chunk, received.row.data);
     }
+    return true;
 }
 
 // Nobody knows yet how many tokens the others have.
@@ -129,8 +120,12 @@ __device__ __forceinline__ void receive_all(const Block<Op>& block, const Share&
     const uint32_t units = block.shape.max_tokens * block.op.ranks() * block.shape.chunks;
     const uint32_t step = num_warps() * receivers.blocks;
 #pragma unroll 1
-    for (uint32_t unit = receivers.unit(warp_idx()); unit < units; unit += step) {
-        receive_chunk_few(block, UnitOfAll(block.op, units_of_row<1>(block.shape), unit));
+    for (uint32_t unit = receivers.unit(block.warp); unit < units; unit += step) {
+        Late late;
+        if (!receive_chunk_few(block, UnitOfAll(block.op, units_of_row<1>(block.shape), unit), late)) {
+            report_late(block.op, late);
+            return;
+        }
     }
 }
 
@@ -157,7 +152,7 @@ ENTRY(ll_dispatch_few) {
         clear_histograms(block);
         const bool goes_on = begin(block, op, start);
         if (goes_on) {
-            notify_few(block, notifiers);
+            notify(block, block.source(0), {notifiers.index(), notifiers.blocks});
         }
         advance_epoch(op);
         return;

@@ -117,23 +117,11 @@ __device__ void notify_counts(const Block<Op>& block, const typename Op::Source&
 // Repeated ids give a local expert `total` rows, more than it has slots: the group fails, before anybody sums without
 // those that find none.
 template <typename Layout>
-__device__ __noinline__ void report_surplus(const LlCommon& common, const Layout output, const uint32_t* begins,
-                                            uint32_t rank, uint32_t expert, uint32_t total) {
+__device__ inline void report_surplus(const LlCommon& common, const Layout& output, const uint32_t* begins,
+                                      uint32_t rank, uint32_t expert, uint32_t total) {
     const auto surplus = output.find_surplus(begins, expert, total);
     const uint32_t named = rank * common.shape.local_experts + expert;
-    report_difference(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
-}
-
-// A source's word of the operation, its fingerprint or its scales word, is not that of this rank.
-template <typename Nodes>
-__device__ __noinline__ void report_word(const LlCommon& common, const Nodes nodes, uint32_t epoch, uint32_t source,
-                                         bool is_scales, uint32_t theirs) {
-    if (is_scales) {
-        report_difference(common, FAULT_DIFFERS, {WAIT_BEGIN, source, epoch}, common.fingerprint, common.fingerprint,
-                          theirs);
-    } else {
-        report_fingerprint(common, nodes, epoch, source, theirs);
-    }
+    fail(common, FAULT_EXPERT_ROWS, {named, surplus.source, 0}, common.shape.max_tokens, surplus.rows);
 }
 
 // Waits for what the sources have notified this rank of. The first block checks what they run, too.
@@ -169,7 +157,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
                 block.params.common.handle.tokens_of[source] = tokens;
             }
         } else if (data != (word == local + 1 ? op.common.fingerprint : op.common.scales_word)) {
-            report_word(op.common, op.nodes, op.epoch, source, word != local + 1, data);
+            report_difference(op, source, word == local + 1 ? data : op.common.fingerprint);
         }
     }
 }
@@ -177,7 +165,7 @@ __device__ __forceinline__ void hear_sources(const Block<Op>& block, bool is_fir
 // Times how long the sources take to notify this rank, if somebody wants that.
 template <typename Op>
 __device__ __forceinline__ void time_sources(const Block<Op>& block) {
-    if (block.params.waits != nullptr && warp_idx() == num_warps() - 1) {
+    if (block.params.waits != nullptr && block.warp == num_warps() - 1) {
         const Op& op = block.op;
         const uint64_t* tokens = op.here().counts(0) + block.shape.local_experts;
         time_ranks(op.common, op.nodes, op.epoch, tokens, block.params.waits);
@@ -214,22 +202,24 @@ __device__ void find_begins(const Block<Op>& block) {
     __syncthreads();
 }
 
-// A part of a source's tokens: notifies the peers of their entries, in the first blocks also of the counts.
+// A part of a source's entries: notifies the peers of them, in the first blocks also of the counts.
 template <typename Op>
 __device__ void notify(const Block<Op>& block, const typename Op::Source& source, const BlockOf& part) {
-    const Op& op = block.op;
-    const uint32_t tokens = source.tokens();
-    const uint32_t per_block = (tokens + part.blocks - 1) / part.blocks;
-    const uint32_t first = min(per_block * part.index, tokens) * block.shape.top_k;
-    const uint32_t last = min(per_block * (part.index + 1), tokens) * block.shape.top_k;
-    uint32_t* all = part.index < op.peers() ? block.per_expert + num_experts(block) : nullptr;
+    const uint32_t entries = source.tokens() * block.shape.top_k;
+    uint32_t per_block = kWarpSize;  // as many as a warp takes at once
+#pragma unroll 1
+    while (per_block * part.blocks < entries) {
+        per_block += kWarpSize;
+    }
+    const uint32_t first = min(per_block * part.index, entries);
+    uint32_t* all = part.index < block.op.peers() ? block.per_expert + num_experts(block) : nullptr;
     count_entries(block, source, first, all);
     __syncthreads();
     if (all != nullptr) {
         notify_counts(block, source, part, all);
     }
-    if (warp_idx() == 0) {
-        notify_entries(block, source, first, last);
+    if (block.warp == 0) {
+        notify_entries(block, source, first, min(first + per_block, entries));
     }
 }
 

@@ -12,45 +12,41 @@ struct Received {
     EntryWord entry;
 };
 
-// Waits for a chunk of (source, token), if it comes here.
+// Waits for a chunk of (source, token), if it comes here; false if that is given up.
 template <typename Op, typename Chunk>
-__device__ __forceinline__ void receive(const Block<Op>& block, uint32_t source, uint32_t token,
-                                        const BankRow<Own>& from, const Chunk& chunk, Received<Op>& received) {
+__device__ __forceinline__ bool receive(const Block<Op>& block, uint32_t source, uint32_t token,
+                                        const BankRow<Own>& from, const Chunk& chunk, Received<Op>& received,
+                                        Late& late) {
     const Op& op = block.op;
     const uint64_t* at = op.here().entries(source, token) + lane_idx();
     const bool has_entry = lane_idx() < block.shape.top_k;
     const bool gently = block.shared.most_tokens > kPollWholeTokens;
-    bool is_known = false;
-    received.entry = EntryWord::elsewhere();
-    const bool ok = wait_as_warp_in(
-        op,
-        [&] {
-            // Both are under way together.
-            const uint64_t packet = has_entry ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
-            const bool has_come = received.row.poll(op, from, chunk, gently);
-            is_known = all_lanes(packet_epoch(packet) == op.epoch);
-            received.entry = {packet_data(packet)};
-            // It becomes an address.
-            if (received.entry.expert() >= block.shape.local_experts) {
-                received.entry = EntryWord::elsewhere();
-            }
-            return is_known && (has_come || !any_lane(received.entry.is_here()));
-        },
-        [&] { return op.from(source, is_known ? WAIT_ROW : WAIT_ENTRY); });
-    if (!ok) {
-        received.entry = EntryWord::elsewhere();
-    }
+    return wait_as_warp_in(op.common.wait, late, [&] {
+        // Both are under way together.
+        const uint64_t packet = has_entry ? ld_relaxed_sys(at) : op.packet(EntryWord::kElsewhere);
+        const bool has_come = received.row.poll(op, from, chunk, gently);
+        const bool is_known = all_lanes(packet_epoch(packet) == op.epoch);
+        late.awaited = op.from(source, is_known ? WAIT_ROW : WAIT_ENTRY);
+        received.entry = {packet_data(packet)};
+        // It becomes an address.
+        if (received.entry.expert() >= block.shape.local_experts) {
+            received.entry = EntryWord::elsewhere();
+        }
+        return is_known && (has_come || !any_lane(received.entry.is_here()));
+    });
 }
 
-// One warp copies a chunk of (source, token) to the token's output rows here, if it has any.
+// One warp copies a chunk of (source, token) to the token's output rows here, if it has any. False if it is given up.
 template <typename Op>
-__device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t token,
-                              uint32_t chunk_idx) {
+__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, uint32_t source, uint32_t token,
+                                              uint32_t chunk_idx, Late& late) {
     const Op& op = block.op;
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
     const auto chunk = block.rows.chunk(block.shape, chunk_idx);
     Received<Op> received;
-    receive(block, source, token, from, chunk, received);
+    if (!receive(block, source, token, from, chunk, received, late)) {
+        return false;
+    }
     const EntryWord entry = received.entry;
     if (any_lane(entry.is_here())) {
         let_go<typename Op::Rows::Data>(from, chunk);
@@ -61,7 +57,7 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
         op.rows_of(source, token)[lane_idx()] = out_row;
     }
     if (block.params.out == nullptr) {
-        return;
+        return true;
     }
     const auto target = block.rows.target(block.params, block.output, entry, out_row);
 #pragma unroll 1
@@ -69,21 +65,25 @@ __device__ void receive_chunk(const Block<Op>& block, uint32_t source, uint32_t 
         const auto to = target.of(left.first());
         block.rows.store(block.params, block.shape, to, chunk, received.row.data);
     }
+    return true;
 }
 
-// `take` takes a chunk of (source, token).
+// `take` takes a chunk of (source, token), or says what is late.
 template <typename Op, typename Take>
 __device__ void receive_rows(const Block<Op>& block, Take take) {
     const uint32_t units = arriving_units(block);
     const Share& receivers = block.receivers;
     const uint32_t step = num_warps() * receivers.blocks;
     // The first blocks, and the first warp of each, have notified the peers, so they take chunks last.
-    const uint32_t turn = (warp_idx() == 0 ? num_warps() : warp_idx()) - 1;
+    const uint32_t turn = (block.warp == 0 ? num_warps() : block.warp) - 1;
 #pragma unroll 1
     for (uint32_t unit = (turn + 1) * receivers.blocks - 1 - receivers.index(); unit < units; unit += step) {
         const UnitOfAll arriving(block.op, units_of_row<1>(block.shape), unit);
-        if (arriving.token < block.tokens_of[arriving.rank]) {
-            take(arriving.rank, arriving.token, arriving.number);
+        Late late;
+        if (arriving.token < block.tokens_of[arriving.rank] &&
+            !take(arriving.rank, arriving.token, arriving.number, late)) {
+            report_late(block.op, late);
+            return;
         }
     }
 }

@@ -94,7 +94,7 @@ template <typename Op, typename Begin>
 __device__ __forceinline__ bool send_all(const Block<Op>& block, Begin begin) {
     const bool sends = block.sends() && block.senders.has_this_block();
     Outgoing<Op> outgoing;
-    outgoing.unit = sends ? block.senders.unit(warp_idx()) : ~uint32_t{0};
+    outgoing.unit = sends ? block.senders.unit(block.warp) : ~uint32_t{0};
 #pragma unroll 1
     for (bool has_begun = false;; has_begun = true) {
         fetch(block, outgoing);

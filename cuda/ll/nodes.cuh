@@ -122,6 +122,12 @@ struct SeveralNodes {
 
 // ---- The messages of an operation over several nodes -------------------------------------------
 
+// As other failures (protocol.cuh).
+struct ReportsAsAll {
+    __device__ static void report(const LlCommon& common, uint32_t fault, const Awaited& awaited,
+                                  const uint32_t (&ours)[2], const uint32_t (&theirs)[2]);
+};
+
 // The header of a message of this rank.
 template <typename Op>
 __device__ __forceinline__ MessageHeader header_of_operation(const Op& op, uint32_t tokens) {
@@ -142,7 +148,8 @@ __device__ inline bool sources_arrived(const Op& op, const MessageHeader& first)
     return all_arrived(nodes.sources - 1, [&](uint32_t i) {
         const MessageHeader header = i == threadIdx.x ? first : op.nodes.header(i + 1);
         const uint32_t rank = nodes.rank_of_source[i + 1];
-        return Op::Net::arrived(op.common, header, header_of_operation(op, 0), op.from(rank, WAIT_BEGIN), rank);
+        return Op::Net::template arrived<ReportsAsAll>(op.common, header, header_of_operation(op, 0),
+                                                       op.from(rank, WAIT_BEGIN), rank);
     });
 }
 
@@ -173,7 +180,7 @@ __device__ inline bool sums_arrived(const Op& op) {
         const MessageHeader ours = header_of_operation(op, 0);
         MessageHeader header = ours;
         header.epoch = header_of(op.nodes.returned_message(i + 1)).epoch;
-        return Op::Net::arrived(op.common, header, ours, op.from(rank, WAIT_ROW), rank);
+        return Op::Net::template arrived<ReportsAsAll>(op.common, header, ours, op.from(rank, WAIT_ROW), rank);
     });
 }
 

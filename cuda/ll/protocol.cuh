@@ -87,7 +87,7 @@ struct Operation {
         resume(sends() ? epoch_after(epoch_before) : epoch_before);
         // A receive phase whose send phase never ran, as its graph was not launched: nothing will come.
         const bool is_void = !sends() && start.received == epoch;
-        return start.failed == 0 && !is_void;
+        return all_lanes(start.failed == 0 && !is_void);
     }
 
     // As a function sees it that is told the operation's epoch.
@@ -166,65 +166,78 @@ __device__ inline bool stages_otherwise(const Op& op, uint32_t rank) {
         return false;
     }
     const LlChannelState* states = op.common.channel_state - op.common.channel;
+    // As if a bank began where the window does.
+    const uint64_t* fingerprint = Bank<Own>{op.common, own_window(op.common.peers)}.fingerprint(rank);
     bool has_begun = false;
 #pragma unroll 1  // seldom done
     for (uint32_t channel = 0; channel < LL_CHANNELS; ++channel) {
         const uint32_t next = next_epoch(states[channel]);
-        const Bank<Own> bank = {op.common, own_window(op.common.peers) +
-                                               op.bank_of_channel(channel, next)};
-        const uint64_t fingerprint = ld_acquire_sys(bank.fingerprint(rank));
-        has_begun |= channel != op.common.channel && packet_epoch(fingerprint) == next;
+        const uint64_t packet = ld_acquire_sys(fingerprint + op.bank_of_channel(channel, next) / sizeof(uint64_t));
+        has_begun |= channel != op.common.channel && packet_epoch(packet) == next;
     }
     return has_begun &&
-           packet_epoch(ld_relaxed_sys(op.here().fingerprint(rank))) != op.epoch;
+           packet_epoch(ld_relaxed_sys(fingerprint + op.bank / sizeof(uint64_t))) != op.epoch;
 }
 
-// Reports what differs on a peer, and tells all peers: blocks of this rank that begin later send nothing,
-// not even the fingerprint from which a peer would learn it.
-__device__ __noinline__ static void report_difference(const LlCommon& common, uint32_t fault, const Awaited awaited,
-                                                      uint32_t ours, uint32_t theirs, uint32_t their_scales = 0) {
-    if (report_failure(common.wait, fault, awaited, ours, theirs, 0, common.scales_word, their_scales)) {
-        broadcast_failure(common.peers, common.wait);
+// Reports a failure, and tells all peers unless one of them has told it: blocks of this rank that begin later send
+// nothing, not even the fingerprint from which a peer would learn it.
+__device__ __noinline__ static void fail(const LlCommon& common, uint32_t fault, const Awaited awaited, uint32_t ours,
+                                         uint32_t theirs, uint64_t waited_ns = 0, uint32_t their_scales = 0) {
+    const WaitParams wait = common.wait;
+    if (report_first(wait, fault, awaited, ours, theirs, waited_ns, common.scales_word, their_scales) &&
+        fault != FAULT_PEER_FAILED) {
+        tell_failure(common.peers, wait);
     }
 }
 
-// As nccl_ep::keep_waiting, but notices a peer that stages otherwise before the deadline.
+__device__ __forceinline__ void ReportsAsAll::report(const LlCommon& common, uint32_t fault, const Awaited& awaited,
+                                                     const uint32_t (&ours)[2], const uint32_t (&theirs)[2]) {
+    fail(common, fault, awaited, ours[0], theirs[0], 0, theirs[1]);
+}
+
+// Why a wait for `rank` must be given up: FAULT_NONE if it goes on; `got` becomes the rank that has failed, if one has.
+// A peer that stages otherwise is noticed before the deadline.
+template <typename Op>
+__device__ __forceinline__ uint32_t fault_of_wait(const Op& op, uint32_t rank, uint64_t waited_ns, uint32_t& got) {
+    const WaitParams& wait = op.common.wait;
+    uint32_t fault = waited_ns > wait.timeout_ns ? FAULT_TIMEOUT : FAULT_NONE;
+    const uint32_t failed_rank = ld_relaxed_sys(wait.peer_failed);
+    if (failed_rank != 0) {
+        fault = FAULT_PEER_FAILED;
+        got = failed_rank - 1;
+    }
+    return stages_otherwise(op, rank) ? FAULT_STAGED_DIFFERS : fault;
+}
+
+// As nccl_ep::keep_waiting.
 template <typename Nodes>
 __device__ __noinline__ uint64_t keep_waiting_in(const LlCommon& common, const Nodes nodes, uint32_t epoch,
                                                  const Awaited awaited, uint64_t start, uint32_t got) {
+    if (has_failed(common.wait)) {
+        return kGivenUp;
+    }
     Operation<Nodes> op(common, nodes);
     op.resume(epoch);
-    if (stages_otherwise(op, awaited.peer)) {
-        report_difference(common, FAULT_STAGED_DIFFERS, awaited, 0, 0);
+    const uint64_t now = globaltimer_ns();
+    start = start == 0 ? now : start;
+    const uint32_t fault = fault_of_wait(op, awaited.peer, now - start, got);
+    if (fault == FAULT_NONE) {
+        return start;
     }
-    return keep_waiting(common, awaited, start, got);
-}
-
-// A thread polls until `has_come`; false once it has given up. `got` is what it asks for a report.
-template <typename Op, typename HasCome, typename Got>
-__device__ __forceinline__ bool wait_in(const Op& op, const Awaited& awaited, HasCome has_come, Got got) {
-    return poll_until(has_come, [&](uint64_t start) {
-        return keep_waiting_in(op.common, op.nodes, op.epoch, awaited, start, got());
-    });
+    fail(common, fault, awaited, awaited.epoch, got, now - start);
+    return kGivenUp;
 }
 
 // A thread waits for a packet of the operation.
 template <typename Op>
 __device__ __forceinline__ Arrival wait_for_packet_in(const Op& op, const uint64_t* at, const Awaited& awaited) {
     uint64_t packet;
-    const bool ok = wait_in(
-        op, awaited, [&] { return packet_epoch(packet = ld_relaxed_sys(at)) == op.epoch; },
-        [&] { return packet_epoch(packet); });
+    const bool ok = poll_until(
+        [&] { return packet_epoch(packet = ld_relaxed_sys(at)) == op.epoch; },
+        [&](uint64_t start) {
+            return keep_waiting_in(op.common, op.nodes, op.epoch, awaited, start, packet_epoch(packet));
+        });
     return {ok, ok ? packet_data(packet) : 0};
-}
-
-// A warp waits: all lanes call `has_come` together and get the same answer. `awaited` says for what, when asked.
-template <typename Op, typename HasCome, typename AwaitedOf>
-__device__ __forceinline__ bool wait_as_warp_in(const Op& op, HasCome has_come, AwaitedOf awaited) {
-    return poll_until(has_come, [&](uint64_t start) {
-        start = keep_waiting_in(op.common, op.nodes, op.epoch, awaited(), start, 0);
-        return any_lane(start == kGivenUp) ? kGivenUp : start;
-    });
 }
 
 // The scales of the rows of `rank`, which has begun the operation; for a report. It sends them, if it has any, before
@@ -241,14 +254,11 @@ __device__ inline uint32_t scales_word_of(const Op& op, uint32_t rank) {
     return packet_epoch(packet) == op.epoch ? packet_data(packet) : 0;
 }
 
-// `rank` has begun an operation with another fingerprint, `theirs`.
-template <typename Nodes>
-__device__ __noinline__ void report_fingerprint(const LlCommon& common, const Nodes nodes, uint32_t epoch,
-                                                uint32_t rank, uint32_t theirs) {
-    Operation<Nodes> op(common, nodes);
-    op.resume(epoch);
-    report_difference(common, FAULT_DIFFERS, op.from(rank, WAIT_BEGIN), common.fingerprint, theirs,
-                      scales_word_of(op, rank));
+// `rank` has begun an operation with the fingerprint `theirs`; that or its scales are not this rank's.
+template <typename Op>
+__device__ inline void report_difference(const Op& op, uint32_t rank, uint32_t theirs) {
+    fail(op.common, FAULT_DIFFERS, op.from(rank, WAIT_BEGIN), op.common.fingerprint, theirs, 0,
+         scales_word_of(op, rank));
 }
 
 // Waits until `rank` has begun the operation, and reports it if it runs another one than we do.
@@ -256,13 +266,13 @@ template <typename Op>
 __device__ inline void check_fingerprint(const Op& op, uint32_t rank) {
     const Arrival theirs = wait_for_packet_in(op, op.here().fingerprint(rank), op.from(rank, WAIT_BEGIN));
     if (theirs.ok && theirs.data != op.common.fingerprint) {
-        report_fingerprint(op.common, op.nodes, op.epoch, rank, theirs.data);
+        report_difference(op, rank, theirs.data);
     }
 }
 
 // A warp adds to `waits` how long each rank takes to tell one of its counts; `count` is where that of rank 0 comes.
 template <typename Nodes>
-__device__ __noinline__ void time_ranks(const LlCommon& common, const Nodes nodes, uint32_t epoch,
+__device__ __forceinline__ void time_ranks(const LlCommon& common, const Nodes nodes, uint32_t epoch,
                                         const uint64_t* count, uint64_t* waits) {
     const uint64_t begin = globaltimer_ns();
     const uint32_t counts = common.shape.local_experts + LL_COUNTS_BESIDE_EXPERTS;
@@ -286,31 +296,40 @@ __device__ __noinline__ void time_ranks(const LlCommon& common, const Nodes node
 // Before a staged send: waits until the peers have consumed what was in the bank before. All threads call
 // it. "Or later": once some block of this rank has sent, a peer may have finished the new epoch before the
 // last block of this rank looks.
-template <typename Nodes>
-__device__ __noinline__ bool wait_until_consumed(const LlCommon& common, const Nodes nodes, uint32_t epoch,
-                                                 uint32_t epoch_before) {
-    Operation<Nodes> op(common, nodes);
-    op.resume(epoch);
+template <typename Op>
+__device__ __forceinline__ bool wait_until_consumed(const Op& op, uint32_t warp) {
+    const uint32_t epoch_before = op.epoch_before;
     bool held = false;
-    for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
-        if (!is_active(common.peers, peer)) {
+#pragma unroll 1
+    for (uint32_t peer = warp; peer < op.peers(); peer += num_warps()) {
+        if (!is_active(op.common.peers, peer)) {
             continue;
         }
-        const uint64_t* ack = op.template ack_in<Own>(own_window(common.peers), peer);
+        // All lanes look: behind a call by some of them the compiler takes the warp for whole no more.
+        const uint64_t* ack = op.template ack_in<Own>(own_window(op.common.peers), peer);
+        const Awaited awaited = {WAIT_ACK, op.nodes.rank_of_peer(peer), epoch_before};
+        uint64_t start = 0;
         uint32_t acknowledged;
-        held |= !wait_in(
-            op, {WAIT_ACK, op.nodes.rank_of_peer(peer), epoch_before},
-            [&] { return is_or_follows(acknowledged = packet_epoch(ld_acquire_sys(ack)), epoch_before); },
-            [&] { return acknowledged; });
+#pragma unroll 1
+        for (uint32_t polls = 1;
+             !all_lanes(is_or_follows(acknowledged = packet_epoch(ld_acquire_sys(ack)), epoch_before)); ++polls) {
+            spin_hint();
+            if (polls % kPollsPerCheck == 0) {
+                start = keep_waiting_in(op.common, op.nodes, op.epoch, awaited, start, acknowledged);
+                if (any_lane(start == kGivenUp)) {
+                    held = true;
+                    break;
+                }
+            }
+        }
     }
     return __syncthreads_or(held) == 0;
 }
 
 // All threads call it before they send. Whole operations need not wait.
 template <typename Op>
-__device__ __forceinline__ bool wait_until_bank_is_free(const Op& op) {
-    return op.channel() == LL_WHOLE_CHANNEL ||
-           wait_until_consumed(op.common, op.nodes, op.epoch, op.epoch_before);
+__device__ __forceinline__ bool wait_until_bank_is_free(const Op& op, uint32_t warp) {
+    return op.channel() == LL_WHOLE_CHANNEL || wait_until_consumed(op, warp);
 }
 
 // All threads call it after a barrier, once no thread of the block reads the channel's state any more. Behind the
@@ -326,10 +345,9 @@ __device__ inline void advance_epoch(const Op& op) {
 }
 
 // After a staged receive: the last block tells the peers. All threads call it.
-template <typename Nodes>
-__device__ __noinline__ void acknowledge_staged(const LlCommon& common, const Nodes nodes, uint32_t epoch) {
-    Operation<Nodes> op(common, nodes);
-    op.resume(epoch);
+template <typename Op>
+__device__ __forceinline__ void acknowledge_staged(const Op& op) {
+    const LlCommon& common = op.common;
     __syncthreads();  // the block has read all that it will read
     const uint32_t last = gridDim.x - 1;
     const bool finished_last =
@@ -337,20 +355,21 @@ __device__ __noinline__ void acknowledge_staged(const LlCommon& common, const No
     if (__syncthreads_or(finished_last) == 0 || has_failed(common.wait)) {
         return;
     }
+#pragma unroll 1
     for (uint32_t peer = threadIdx.x; peer < op.peers(); peer += blockDim.x) {
         if (is_active(common.peers, peer)) {
             signal(op.template ack_in<Remote>(window_of(common.peers, peer), common.peers.rank), op.packet(0));
         }
     }
     if (threadIdx.x == 0) {
-        st_relaxed_gpu(&common.channel_state->received, epoch);
+        st_relaxed_gpu(&common.channel_state->received, op.epoch);
     }
 }
 
 template <typename Op>
 __device__ __forceinline__ void acknowledge(const Op& op) {
     if (op.channel() != LL_WHOLE_CHANNEL && op.receives()) {
-        acknowledge_staged(op.common, op.nodes, op.epoch);
+        acknowledge_staged(op);
     }
 }
 

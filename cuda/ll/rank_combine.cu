@@ -244,7 +244,7 @@ __device__ __forceinline__ void receive_all(const Block& block) {
     while (!receive_rows(block, progress)) {
         start = progress.slot == slot ? start : 0;
         slot = progress.slot;
-        progress.is_there = is_flagged(op.common, op.epoch, slot, progress.unit.chunk(block.shape, block.view).index);
+        progress.is_there = is_flagged(op, slot, progress.unit.chunk(block.shape, block.view).index);
         if (!progress.is_there) {
             start = keep_waiting_in(op.common, op.nodes, op.epoch, op.from(progress.peer, WAIT_ROW), start, 0);
             progress.is_there = any_lane(start == kGivenUp);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void run(const LlRankCombineParams& params) {
     }
     const bool goes_on = send_rows(block, [&] {
         __syncthreads();
-        if (!op.begin(shared.start) || (op.sends() && !wait_until_bank_is_free(op))) {
+        if (!op.begin(shared.start) || (op.sends() && !wait_until_bank_is_free(op, warp_idx_of_all()))) {
             return false;
         }
         if (tells && op.sends()) {

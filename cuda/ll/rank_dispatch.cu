@@ -68,11 +68,8 @@ __device__ __forceinline__ void hear_sources_by_rank(const Block<Op>& block, boo
             if (is_first) {
                 block.params.common.handle.tokens_of[source] = bounded;
             }
-        } else if (told == kFingerprint && data != op.common.fingerprint) {
-            report_fingerprint(op.common, op.nodes, op.epoch, source, data);
-        } else if (told == kScalesWord && data != op.common.scales_word) {
-            report_difference(op.common, FAULT_DIFFERS, op.from(source, WAIT_BEGIN), op.common.fingerprint,
-                              op.common.fingerprint, data);
+        } else if (data != (told == kFingerprint ? op.common.fingerprint : op.common.scales_word)) {
+            report_difference(op, source, told == kFingerprint ? data : op.common.fingerprint);
         }
     }
 }
@@ -92,30 +89,38 @@ __device__ void hear_all(const Block<Op>& block, const LlBeside& beside) {
     }
 }
 
-// The ids and weights of a row: lanes have its token's entries.
+// The ids and weights of a row: lanes have its token's entries. False if they are given up.
 template <typename Op>
-__device__ __forceinline__ void receive_beside(const Block<Op>& block, const LlBeside& beside, uint32_t source,
-                                               uint32_t token, EntryWord entry, int32_t row) {
+__device__ __forceinline__ bool receive_beside(const Block<Op>& block, const LlBeside& beside, const uint64_t* weights,
+                                               EntryWord entry, int32_t row, Late& late) {
     const Op& op = block.op;
-    if (lane_idx() < block.shape.top_k) {
+    const bool has_entry = lane_idx() < block.shape.top_k;
+    uint64_t weight = op.packet(0);
+    const bool ok = wait_as_warp_in(op.common.wait, late, [&] {
+        if (has_entry) {
+            weight = ld_relaxed_sys(weights + lane_idx());
+        }
+        return all_lanes(packet_epoch(weight) == op.epoch);
+    });
+    if (ok && has_entry) {
         const uint64_t at = uint64_t(row) * block.shape.top_k + lane_idx();
         store_id(beside, at, entry.is_here() ? static_cast<int32_t>(entry.expert()) : kNowhere);
-        const uint64_t* packet = op.here().weights(source, token, op.ranks()) + lane_idx();
-        const Arrival weight = wait_for_packet_in(op, packet, op.from(source, WAIT_WEIGHT));
-        beside.out_weights[at] = __uint_as_float(weight.data);
+        beside.out_weights[at] = __uint_as_float(packet_data(weight));
     }
-    sync_warp();
+    return ok;
 }
 
-// One warp copies a chunk of (source, token) to the token's output row here, if it has one.
+// One warp copies a chunk of (source, token) to the token's output row here, if it has one. False if it is given up.
 template <typename Op>
-__device__ void receive_chunk(const Block<Op>& block, const LlBeside& beside, uint32_t source, uint32_t token,
-                              uint32_t chunk_idx) {
+__device__ __forceinline__ bool receive_chunk(const Block<Op>& block, const LlBeside& beside, uint32_t source,
+                                              uint32_t token, uint32_t chunk_idx, Late& late) {
     const Op& op = block.op;
     const BankRow<Own> from = op.here().row(block.bank_slots.of_token(source, token));
     const auto chunk = block.rows.chunk(block.shape, chunk_idx);
     Received<Op> received;
-    receive(block, source, token, from, chunk, received);
+    if (!receive(block, source, token, from, chunk, received, late)) {
+        return false;
+    }
     const EntryWord entry = received.entry;
     const LaneMask here = ballot(entry.is_here());
     int32_t row = kNowhere;
@@ -129,7 +134,10 @@ __device__ void receive_chunk(const Block<Op>& block, const LlBeside& beside, ui
             op.rows_of(source, token)[lane_idx()] = lane_idx() == 0 ? row : kNowhere;
         }
         if (is_kept) {
-            receive_beside(block, beside, source, token, entry, row);
+            late.awaited = op.from(source, WAIT_WEIGHT);
+            if (!receive_beside(block, beside, op.here().weights(source, token, op.ranks()), entry, row, late)) {
+                return false;
+            }
         }
     }
     if (is_kept) {
@@ -137,6 +145,7 @@ __device__ void receive_chunk(const Block<Op>& block, const LlBeside& beside, ui
         const auto to = block.rows.target(block.params, block.output, EntryWord::here(source, 0), row);
         block.rows.store(block.params, block.shape, to, chunk, received.row.data);
     }
+    return true;
 }
 
 template <typename Nodes, typename Rows>
@@ -150,8 +159,8 @@ __device__ __forceinline__ void run(const LlRankDispatchParams& params, const No
         },
         [&](const Block<Op>& block) {
             hear_all(block, beside);
-            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx) {
-                receive_chunk(block, beside, source, token, chunk_idx);
+            receive_rows(block, [&](uint32_t source, uint32_t token, uint32_t chunk_idx, Late& late) {
+                return receive_chunk(block, beside, source, token, chunk_idx, late);
             });
         });
 }

@@ -48,7 +48,7 @@ __device__ void count_tokens(const Block<Op>& block, const typename Op::Source& 
     const TokensAtOnce<Op> lanes(block.shape);
     const uint32_t last = all != nullptr ? source.tokens() : first;
 #pragma unroll 1
-    for (uint32_t base = warp_idx() * lanes.tokens; base < last; base += num_warps() * lanes.tokens) {
+    for (uint32_t base = block.warp * lanes.tokens; base < last; base += num_warps() * lanes.tokens) {
         const int32_t expert = expert_of_lane(block, source, base, lanes.has_entry(base, last));
         const int32_t peer = block.op.nodes.peer_of(rank_of_expert(block.shape, expert));
         const bool leads = lanes.same(block.op, peer).first() == lane_idx();
@@ -189,7 +189,7 @@ __device__ void notify_by_rank(const Block<Op>& block, const LlBeside& beside, c
     if (all != nullptr) {
         notify_counts_of_rows(block, source, part, all);
     }
-    if (warp_idx() == 0) {
+    if (block.warp == 0) {
         notify_tokens(block, source, weights_of(block, beside, source), first, last, before);
     }
 }

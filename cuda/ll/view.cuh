@@ -97,16 +97,17 @@ __device__ __forceinline__ void load_owners(const LlView& view, uint32_t (&owner
 // ---- Waits, which are reported as a block ends ----------------------------------------------------
 
 // A wait that a block has given up, in its shared memory.
-struct Late {
-    // Of the first one to be given up: what is awaited, of whom, since when; 0 if there is none.
+struct LateOfBlock {
+    // Of the first one to be given up, a byte each: what is awaited, plus 1; why it was given up; of which rank that
+    // tells; whom it waits for. 0 if there is none.
     uint32_t awaited;
     uint64_t since;
 };
-constexpr uint32_t kAwaitedShift = 16;
+static_assert(MAX_PEERS <= 256, "ranks are bytes there");
 
 // The slow path of each wait of these kernels: whether it must be given up, as nccl_ep::keep_waiting. It calls nothing
 // and reports nothing, as the loops around its calls need the registers.
-__device__ __noinline__ static uint64_t keep_waiting_for(const LlCommon& common, Late& late, uint32_t what,
+__device__ __noinline__ static uint64_t keep_waiting_for(const LlCommon& common, LateOfBlock& late, uint32_t what,
                                                          uint32_t rank, uint32_t epoch, uint64_t start) {
     if (ld_relaxed_cta_shared(&late.awaited) != 0 || has_failed(common.wait)) {
         return kGivenUp;
@@ -115,28 +116,29 @@ __device__ __noinline__ static uint64_t keep_waiting_for(const LlCommon& common,
     op.resume(epoch);
     const uint64_t now = globaltimer_ns();
     start = start == 0 ? now : start;
-    if (stages_otherwise(op, rank) || ld_relaxed_sys(common.wait.peer_failed) != 0 ||
-        now - start > common.wait.timeout_ns) {
-        late.since = start;
-        st_release_cta_shared(&late.awaited, (what + 1) << kAwaitedShift | rank);
-        return kGivenUp;
+    uint32_t got = 0;
+    const uint32_t fault = fault_of_wait(op, rank, now - start, got);
+    if (fault == FAULT_NONE) {
+        return start;
     }
-    return start;
+    late.since = start;
+    st_release_cta_shared(&late.awaited, (what + 1) << 24 | fault << 16 | got << 8 | rank);
+    return kGivenUp;
 }
 
 // A thread reports what it, or another one of its block, has given up. Called as a block ends.
 template <typename Op>
-__device__ __forceinline__ void report_late(const Op& op, const Late& late) {
+__device__ __forceinline__ void report_late(const Op& op, const LateOfBlock& late) {
     const uint32_t awaited = ld_relaxed_cta_shared(&late.awaited);
     if (awaited != 0) {
-        const uint32_t rank = awaited & ((1u << kAwaitedShift) - 1);
-        keep_waiting_in(op.common, op.nodes, op.epoch, {(awaited >> kAwaitedShift) - 1, rank, op.epoch}, late.since, 0);
+        fail(op.common, awaited >> 16 & 0xff, {(awaited >> 24) - 1, awaited & 0xff, op.epoch}, op.epoch,
+             awaited >> 8 & 0xff, globaltimer_ns() - late.since);
     }
 }
 
 // A thread waits until packets of the operation have come, as `has_come` says; false if it has given up.
 template <typename Op, typename HasCome>
-__device__ __forceinline__ bool await(const Op& op, Late& late, uint32_t what, uint32_t rank, HasCome has_come) {
+__device__ __forceinline__ bool await(const Op& op, LateOfBlock& late, uint32_t what, uint32_t rank, HasCome has_come) {
     return poll_until(has_come,
                       [&](uint64_t start) { return keep_waiting_for(op.common, late, what, rank, op.epoch, start); });
 }
@@ -145,10 +147,8 @@ __device__ __forceinline__ bool await(const Op& op, Late& late, uint32_t what, u
 
 // All lanes, after a chunk was stored that has kSentinel in it: signals its flag. `row` is that of the bank of the
 // epoch whose flags the chunk has.
-__device__ __noinline__ static void signal_chunk(const LlCommon& common, uint32_t epoch, uint32_t peer, uint32_t row,
-                                                 uint32_t chunk) {
-    Operation<OneNode> op(common, OneNode{common.peers});
-    op.resume(epoch);
+template <typename Op>
+__device__ __forceinline__ void signal_chunk(const Op& op, uint32_t peer, uint32_t row, uint32_t chunk) {
     sync_warp();
     if (lane_idx() == 0) {
         signal(op.at(peer).row(row).flags + chunk, op.packet(0));
@@ -163,7 +163,7 @@ __device__ __forceinline__ void send_chunk_to(const Op& op, uint32_t peer, Remot
         put(as<Vec16>(to + chunk.lane_byte()), vec);
     }
     if (with_sentinel) {
-        signal_chunk(op.common, op.epoch, peer, row, chunk.index);
+        signal_chunk(op, peer, row, chunk.index);
     }
 }
 
@@ -171,9 +171,8 @@ __device__ __forceinline__ void send_chunk_to(const Op& op, uint32_t peer, Remot
 constexpr uint64_t kIsThere = kGivenUp - 1;
 
 // Whether the flag of a chunk says that it is there; all lanes call it.
-__device__ __noinline__ static bool is_flagged(const LlCommon& common, uint32_t epoch, uint32_t row, uint32_t chunk) {
-    Operation<OneNode> op(common, OneNode{common.peers});
-    op.resume(epoch);
+template <typename Op>
+__device__ __forceinline__ bool is_flagged(const Op& op, uint32_t row, uint32_t chunk) {
     return flagged_lanes(op, lane_idx() == 0 ? op.here().row(row).flags + chunk : nullptr).any();
 }
 
@@ -181,7 +180,7 @@ __device__ __noinline__ static bool is_flagged(const LlCommon& common, uint32_t 
 // row does not come: `row` says whether it may, and whether that is known. After a wait that was given up `vec` holds
 // anything. `gently` pauses between polls.
 template <typename Op, typename Row>
-__device__ __forceinline__ bool await_chunk(const Op& op, Late& late, const uint8_t* from, uint32_t number,
+__device__ __forceinline__ bool await_chunk(const Op& op, LateOfBlock& late, const uint8_t* from, uint32_t number,
                                             const Chunk& chunk, uint32_t rank, bool gently, const Row& row,
                                             Vec16& vec) {
     const bool holds = chunk.holds();
@@ -205,7 +204,7 @@ __device__ __forceinline__ bool await_chunk(const Op& op, Late& late, const uint
             spin_gently();
         }
         if (++polls % kPollsOfChunk == 0 && any_lane(row.is_known())) {
-            start = is_flagged(op.common, op.epoch, number, chunk.index)
+            start = is_flagged(op, number, chunk.index)
                         ? kIsThere
                         : keep_waiting_for(op.common, late, WAIT_ROW, rank, op.epoch, start);
             if (any_lane(start == kGivenUp)) {

@@ -21,7 +21,7 @@ struct SharedStorage {
     uint32_t owner[LL_VIEW_BANKS];
     // Whether the bank of some peer may not be clean.
     uint32_t is_unknown;
-    Late late;
+    LateOfBlock late;
     // Ranks to which the block's token goes.
     uint32_t goes_to[(MAX_PEERS + kRanksOfWord - 1) / kRanksOfWord];
     // By rank: this rank's tokens that go there, those before the block's token and, in the first block, all.
@@ -137,7 +137,7 @@ struct CleanWords {
 
 // Cleans the bank, which rows of an earlier dispatch are in, of lengths of their own; the last block tells the peers.
 // All threads call it.
-__device__ __noinline__ static void clean_bank(const LlCommon& common, const LlView& view, uint32_t epoch) {
+__device__ __forceinline__ void clean_bank(const LlCommon& common, const LlView& view, uint32_t epoch) {
     Op op(common, OneNode{common.peers});
     op.resume(epoch);
     const uint32_t row_bytes = ld_relaxed_gpu(&view.state->row_bytes[view.bank]);
@@ -168,8 +168,8 @@ constexpr uint32_t kOtherRows = ~uint32_t{0};
 
 // Waits until the peers' banks, and this rank's, are clean; cleans this one's if its bank is not. False if that was
 // given up. All threads call it.
-__device__ __noinline__ static bool wait_until_clean(const LlCommon& common, const LlView& view, Late& late,
-                                                     uint32_t epoch, bool is_clean) {
+__device__ __forceinline__ bool wait_until_clean(const LlCommon& common, const LlView& view, LateOfBlock& late,
+                                                 uint32_t epoch, bool is_clean) {
     if (!is_clean) {
         clean_bank(common, view, epoch);
     }

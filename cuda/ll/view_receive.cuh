@@ -10,15 +10,21 @@ using ll_dispatch_impl::store_id;
 
 // Reports a `source` that runs another operation, or has other scales.
 template <typename Rows>
-__device__ __forceinline__ void check_source(const Op& op, uint32_t source) {
-    check_fingerprint(op, source);
-    if constexpr (Rows::kCasts) {
-        const Awaited begin = op.from(source, WAIT_BEGIN);
-        const Arrival theirs = wait_for_packet_in(op, op.here().scales_word(source), begin);
-        if (theirs.ok && theirs.data != op.common.scales_word) {
-            report_difference(op.common, FAULT_DIFFERS, begin, op.common.fingerprint, op.common.fingerprint,
-                              theirs.data);
+__device__ __forceinline__ void check_source(const Block& block, uint32_t source) {
+    const Op& op = block.op;
+    const uint64_t* at = op.here().fingerprint(source);
+    uint64_t theirs;
+    uint64_t scales = op.packet(op.common.scales_word);
+    const bool ok = await(op, block.shared.late, WAIT_BEGIN, source, [&] {
+        theirs = ld_relaxed_sys(at);
+        if constexpr (Rows::kCasts) {
+            scales = ld_relaxed_sys(op.here().scales_word(source));
         }
+        return packet_epoch(theirs) == op.epoch &&
+               (packet_epoch(scales) == op.epoch || packet_data(theirs) != op.common.fingerprint);
+    });
+    if (ok && (packet_data(theirs) != op.common.fingerprint || packet_data(scales) != op.common.scales_word)) {
+        report_difference(op, source, packet_data(theirs));
     }
 }
 
@@ -39,7 +45,7 @@ __device__ __forceinline__ void hear_sources(const Block& block) {
         if (is_active(op.common.peers, source)) {
             // By the block that has least to do.
             if (blockIdx.x == gridDim.x - 1) {
-                check_source<Rows>(op, source);
+                check_source<Rows>(block, source);
             }
             const uint64_t* at = op.here().counts(source);
             const bool ok = await(op, block.shared.late, WAIT_COUNTS, source, [&] {

@@ -20,8 +20,19 @@ __device__ __forceinline__ Byte* body_of(Byte* message) {
     return message + sizeof(MessageHeader);
 }
 
+// How a kernel reports that and tells all peers, if it has no way of its own.
+struct ReportsApart {
+    template <typename Common>
+    __device__ __forceinline__ static void report(const Common& common, uint32_t fault, const Awaited& awaited,
+                                                  const uint32_t (&ours)[2], const uint32_t (&theirs)[2]) {
+        if (report_failure(common.wait, fault, awaited, ours[0], theirs[0], 0, ours[1], theirs[1])) {
+            broadcast_failure(common.peers, common.wait);
+        }
+    }
+};
+
 // Reports that a message is of another operation than `ours`. Not inlined, as that seldom happens.
-template <typename Common>
+template <typename Reports, typename Common>
 __device__ __noinline__ bool refuse_message(const Common& common, const MessageHeader header, const MessageHeader ours,
                                             const Awaited awaited, uint32_t rank) {
     uint32_t fault = FAULT_RAIL_PEER_FAILED;
@@ -40,9 +51,7 @@ __device__ __noinline__ bool refuse_message(const Common& common, const MessageH
         expected = ours.handle;
         got = header.handle;
     }
-    if (report_failure(common.wait, fault, awaited, expected, got, 0, ours.scales_word, header.scales_word)) {
-        broadcast_failure(common.peers, common.wait);
-    }
+    Reports::report(common, fault, awaited, {expected, ours.scales_word}, {got, header.scales_word});
     return false;
 }
 
@@ -58,13 +67,13 @@ struct TwoSided {
     }
 
     // `rank` has sent it, which reports call `awaited.peer`. One of another operation may have the right size, too.
-    template <typename Common>
+    template <typename Reports = ReportsApart, typename Common>
     __device__ static bool arrived(const Common& common, const MessageHeader& header, const MessageHeader& ours,
                                    const Awaited& awaited, uint32_t rank) {
         const uint32_t differs = (header.channel ^ ours.channel) | (header.epoch ^ ours.epoch) |
                                  (header.stage ^ ours.stage) | (header.fingerprint ^ ours.fingerprint) |
                                  (header.scales_word ^ ours.scales_word) | (header.handle ^ ours.handle);
-        return (differs | header.failed) == 0 || refuse_message(common, header, ours, awaited, rank);
+        return (differs | header.failed) == 0 || refuse_message<Reports>(common, header, ours, awaited, rank);
     }
 };
 

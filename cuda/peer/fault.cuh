@@ -14,11 +14,9 @@ struct Awaited {
 
 // Reports FAULT_... to the host if it is the group's first failure, and returns whether it is; later ones
 // are consequences and stay silent. Scales are given where `expected` and `got` describe rows.
-// Not inlined, as nearly every function of a kernel could fail, and hardly any does.
-__device__ __noinline__ static bool report_failure(const WaitParams& wait, uint32_t fault,
-                                      const Awaited& awaited, uint32_t expected, uint32_t got,
-                                      uint64_t waited_ns = 0, uint32_t expected_scales = 0,
-                                      uint32_t got_scales = 0) {
+__device__ __forceinline__ bool report_first(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
+                                             uint32_t expected, uint32_t got, uint64_t waited_ns,
+                                             uint32_t expected_scales, uint32_t got_scales) {
     if (cas_relaxed_gpu(wait.failed, 0, 1) != 0) {
         return false;
     }
@@ -35,7 +33,7 @@ __device__ __noinline__ static bool report_failure(const WaitParams& wait, uint3
 }
 
 // Tells every peer that this rank has failed, so that their waits end.
-__device__ __noinline__ static void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
+__device__ __forceinline__ void tell_failure(const PeerTable& peers, const WaitParams& wait) {
     const uint64_t offset =
         reinterpret_cast<const uint8_t*>(wait.peer_failed) - own_window(peers);
 #pragma unroll 1  // seldom done
@@ -44,6 +42,16 @@ __device__ __noinline__ static void broadcast_failure(const PeerTable& peers, co
             signal(as<uint32_t>(window_of(peers, peer) + offset), peers.rank + 1);
         }
     }
+}
+
+// Both as functions that are not inlined, as nearly every function of a kernel could fail, and hardly any does.
+__device__ __noinline__ static bool report_failure(const WaitParams& wait, uint32_t fault, const Awaited& awaited,
+                                                   uint32_t expected, uint32_t got, uint64_t waited_ns = 0,
+                                                   uint32_t expected_scales = 0, uint32_t got_scales = 0) {
+    return report_first(wait, fault, awaited, expected, got, waited_ns, expected_scales, got_scales);
+}
+__device__ __noinline__ static void broadcast_failure(const PeerTable& peers, const WaitParams& wait) {
+    tell_failure(peers, wait);
 }
 
 // Whether an operation of this rank has failed.

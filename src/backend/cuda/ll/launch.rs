@@ -19,6 +19,8 @@ const SCALED_CHUNK_BYTES: usize = LL_SCALED_CHUNK_VECS as usize * CHUNK_BYTES;
 
 /// Fewest threads of a dispatch block: fewer would count entries for long.
 pub const DISPATCH_LEAST_THREADS: u32 = 5 * 32;
+/// The same of a combine: one warp hears what the ranks run, and takes no rows.
+pub const COMBINE_LEAST_THREADS: u32 = 2 * 32;
 
 /// A line of memory.
 const LINE_BYTES: usize = 128;
@@ -207,7 +209,7 @@ pub struct HandlePlan {
 impl HandlePlan {
     /// The grid of a combine as a call wants it, of a kernel with so many threads at most.
     pub fn combine_asked(&self, launch: Launch, most_threads: u32) -> Grid {
-        self.combine.asked(launch, 1..=most_threads)
+        self.combine.asked(launch, COMBINE_LEAST_THREADS..=most_threads)
     }
 
     /// The sizes of an operation on rows that travel as `row`, which the group's limits bound.

@@ -1,7 +1,7 @@
 //! Grids of LL kernels: how many blocks of how many threads, of which some send.
 
 use crate::backend::cuda::ll::launch::{
-    CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, FewGrids, Grid, at_most, chunks,
+    COMBINE_LEAST_THREADS, CombineKernel, DISPATCH_LEAST_THREADS, DispatchGrid, FewGrids, Grid, at_most, chunks,
 };
 use crate::backend::cuda::ll::plan::LlPlan;
 use crate::backend::cuda::params::ll::{
@@ -132,7 +132,7 @@ impl LlPlan {
             _ => LL_COMBINE_MANY_THREADS,
         };
         if let Some(choice) = self.measured(Operation::LlCombine, tokens, multiprocessors) {
-            return Grid::chosen(choice, 1..=most_threads);
+            return Grid::chosen(choice, COMBINE_LEAST_THREADS..=most_threads);
         }
         if self.forwarders.nodes > 1 {
             let blocks = at_most(4 * tokens, multiprocessors);
